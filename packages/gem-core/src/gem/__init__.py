@@ -1,0 +1,47 @@
+"""GEM-core: environments, token-exact rollouts and advantage maths for LLM agents."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gem import errors
+from gem.core import ContentPart, Env, Info, Observation, Step, Wrapper
+from gem.registry import EnvSpec, list_envs, make, register, spec
+
+if TYPE_CHECKING:
+    from gem.vector import make_vec
+
+__version__ = "0.1.0"
+
+# gem-llm, the original GEM, installs the same import name; a mixture of both breaks in odd ways.
+if Path(__file__).with_name("envs").joinpath("registration.py").exists():
+    raise ImportError(
+        "gem-llm (the original GEM) is installed in the same place as gem-core and both are named "
+        "'gem'; run: pip uninstall -y gem-llm gem-core && pip install gem-core"
+    )
+
+__all__ = [
+    "ContentPart",
+    "Env",
+    "EnvSpec",
+    "Info",
+    "Observation",
+    "Step",
+    "Wrapper",
+    "errors",
+    "list_envs",
+    "make",
+    "make_vec",
+    "register",
+    "spec",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # Vector environments return numpy arrays; whoever does not use them does not pay its import.
+    if name == "make_vec":
+        from gem.vector import make_vec
+
+        return make_vec
+    raise AttributeError(f"module 'gem' has no attribute {name!r}")

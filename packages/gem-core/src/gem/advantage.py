@@ -1,0 +1,320 @@
+"""Turn-level returns and advantages: pure functions over one table of turns.
+
+`TurnTable` holds a batch of episodes, one row a turn. Every function takes the table and returns
+float64 arrays with one value a turn, in the table's order:
+
+- `returns`: discounted reward-to-go `G[turns]`;
+- `reinforce`, `rebn`, `grpo`, `rloo`: advantages `A[turns]`;
+- `gae`: advantages and value targets;
+- `advantages`: the same by name, as adapters call them.
+
+Discounting acts per turn, never per token. Turns of invalid episodes (lost to infrastructure)
+take no part in any statistic and have advantage and return 0. No function ever returns NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gem.errors import ConfigurationError
+
+Floats: TypeAlias = NDArray[np.float64]
+AllReduce: TypeAlias = Callable[[Floats], Floats]
+"""Element-wise sum over data-parallel ranks; every rank gets the result."""
+
+ADVANTAGES = ("reinforce", "rebn", "grpo", "rloo", "gae")
+"""Names that `advantages` accepts."""
+
+MIN_STD = 1e-6
+"""Below this standard deviation a batch or group carries no signal: its advantages are 0."""
+
+MAX_MAGNITUDE = 1e150
+"""Largest reward or value accepted: sums of squares stay finite, so no result can be NaN."""
+
+
+@dataclass(frozen=True)
+class TurnTable:
+    """A batch of episodes as columns; the turns of an episode are contiguous and in order."""
+
+    episode: NDArray[np.int64]
+    """Episode number, `[turns]`."""
+    turn: NDArray[np.int64]
+    """Index of the turn within its episode, from 0, `[turns]`."""
+    group: NDArray[np.int64]
+    """Number shared by episodes of the same task (GRPO, RLOO), `[turns]`."""
+    reward: Floats
+    """Environment reward of the turn, `[turns]`."""
+    valid: NDArray[np.bool_]
+    """False for episodes lost to infrastructure, `[turns]`."""
+    lengths: NDArray[np.int64]
+    """Number of turns of each episode, `[episodes]`; may be 0."""
+    value: Floats | None = None
+    """Critic's estimate before the turn (at the last prompt token), `[turns]`."""
+
+    @classmethod
+    def build(
+        cls,
+        rewards: Sequence[Sequence[float]],
+        *,
+        groups: Sequence[int] | None = None,
+        valid: Sequence[bool] | None = None,
+        values: Sequence[Sequence[float]] | None = None,
+    ) -> TurnTable:
+        """Make a table from per-episode lists.
+
+        Args:
+            rewards: `rewards[episode][turn]`; an episode may have no turn.
+            groups: Group of each episode; by default every episode is its own.
+            valid: Whether each episode counts; by default all do.
+            values: `values[episode][turn]`, shaped like `rewards`.
+
+        Raises:
+            ConfigurationError: Lengths differ, or a valid turn's reward or value is not finite or
+                above `MAX_MAGNITUDE`.
+        """
+        episodes = len(rewards)
+        for name, column in (("groups", groups), ("valid", valid), ("values", values)):
+            if column is not None and len(column) != episodes:
+                raise ConfigurationError(
+                    f"{name} has {len(column)} entries for {episodes} episodes"
+                )
+        lengths = np.array([len(r) for r in rewards], dtype=np.int64)
+        if values is not None:
+            for index, (r, v) in enumerate(zip(rewards, values, strict=True)):
+                if len(r) != len(v):
+                    raise ConfigurationError(
+                        f"episode {index} has {len(r)} rewards but {len(v)} values"
+                    )
+        episode = np.repeat(np.arange(episodes, dtype=np.int64), lengths)
+        starts = np.cumsum(lengths) - lengths
+        group_of = np.arange(episodes) if groups is None else np.asarray(groups)
+        valid_of = np.ones(episodes, np.bool_) if valid is None else np.asarray(valid, np.bool_)
+        table = cls(
+            episode=episode,
+            turn=np.arange(len(episode), dtype=np.int64) - starts[episode],
+            group=group_of[episode].astype(np.int64),
+            reward=_flatten(rewards),
+            valid=valid_of[episode],
+            lengths=lengths,
+            value=None if values is None else _flatten(values),
+        )
+        table._check_finite()
+        return table
+
+    def __len__(self) -> int:
+        return len(self.reward)
+
+    def split(self, per_turn: Floats) -> list[list[float]]:
+        """Cut an array `[turns]` into one list an episode, in order."""
+        cuts = np.cumsum(self.lengths)[:-1]
+        return [part.tolist() for part in np.split(per_turn, cuts)] if len(self.lengths) else []
+
+    def _check_finite(self) -> None:
+        for name, column in (("reward", self.reward), ("value", self.value)):
+            if column is None:
+                continue
+            # The negated comparison is also true for NaN.
+            bad = np.flatnonzero(self.valid & ~(np.abs(column) <= MAX_MAGNITUDE))
+            if len(bad):
+                i = bad[0]
+                raise ConfigurationError(
+                    f"{name} of episode {self.episode[i]}, turn {self.turn[i]} is {column[i]}; "
+                    f"it must be finite and at most {MAX_MAGNITUDE:g} in size"
+                )
+
+
+def returns(table: TurnTable, gamma: float) -> Floats:
+    """Discounted reward-to-go `G_t = r_t + gamma * G_{t+1}` within each episode, `[turns]`.
+
+    An episode contributes nothing beyond its last turn, whether it terminated or was truncated.
+
+    Raises:
+        ConfigurationError: `gamma` is outside [0, 1].
+    """
+    _check_unit("gamma", gamma)
+    result = np.where(table.valid, table.reward, 0.0)
+    last = _is_last(table)
+    # One vectorised step per turn index, from the longest episode's end to its start.
+    for rows in _rows_by_turn(table):
+        rows = rows[~last[rows]]
+        result[rows] += gamma * result[rows + 1]
+    return result
+
+
+def reinforce(table: TurnTable, gamma: float) -> Floats:
+    """REINFORCE without baseline: the return itself (Williams, 1992)."""
+    return returns(table, gamma)
+
+
+def _local(x: Floats) -> Floats:
+    return x
+
+
+def rebn(table: TurnTable, gamma: float, all_reduce: AllReduce = _local) -> Floats:
+    """REINFORCE with Return Batch Normalisation (arXiv 2510.01051, section 3).
+
+    `A = (G - mean) / std` over all valid turns of the whole batch: float64, two passes, population
+    standard deviation. A batch with `std < MIN_STD` has advantage 0 everywhere.
+
+    Args:
+        table: The turns of this data-parallel rank.
+        gamma: Discount per turn.
+        all_reduce: Reduction over ranks; by default there is one rank.
+    """
+    g = returns(table, gamma)
+    return _normalise(g, table.valid, all_reduce)
+
+
+def grpo(table: TurnTable, scale: bool = True) -> Floats:
+    """Group-relative advantage (arXiv 2402.03300, equation 4 with outcome supervision).
+
+    `A = (R - mean_group) / std_group` with the undiscounted episode return R and the population
+    standard deviation over the valid episodes of the group; every turn of an episode shares it.
+    A group with `std < MIN_STD`, such as a group of one, has advantage 0. A group must not be
+    split over data-parallel ranks.
+
+    Args:
+        table: Turns of whole groups.
+        scale: False leaves out the division (Dr. GRPO, arXiv 2503.20783).
+    """
+    total, groups = _episode_returns(table)
+    result = np.zeros_like(total)
+    for members in groups:
+        values = total[members]
+        everyone = np.ones(len(values), np.bool_)
+        result[members] = _normalise(values, everyone, _local) if scale else _centre(values)
+    return result[table.episode]
+
+
+def rloo(table: TurnTable) -> Floats:
+    """REINFORCE leave-one-out (arXiv 2402.14740): `R` minus the mean of the group's others.
+
+    A group with one valid episode has advantage 0. A group must not be split over ranks.
+    """
+    total, groups = _episode_returns(table)
+    result = np.zeros_like(total)
+    for members in groups:
+        n = len(members)
+        if n > 1:
+            values = total[members]
+            result[members] = _centre(values) * (n / (n - 1))
+    return result[table.episode]
+
+
+def gae(table: TurnTable, gamma: float, lam: float) -> tuple[Floats, Floats]:
+    """Generalised advantage estimation over turns (arXiv 1506.02438, equation 16).
+
+    `delta_t = r_t + gamma * V_{t+1} - V_t` and `A_t = delta_t + gamma * lam * A_{t+1}`, where V
+    after the last turn is 0 (no bootstrapping, neither on termination nor on truncation).
+
+    Returns:
+        `(A[turns], A + V [turns])`: advantages, not normalised, and targets for the critic.
+
+    Raises:
+        ConfigurationError: The table has no values, or `gamma` or `lam` is outside [0, 1].
+    """
+    if table.value is None:
+        raise ConfigurationError("gae needs a value for every turn; the table has none")
+    _check_unit("gamma", gamma)
+    _check_unit("lam", lam)
+    value = np.where(table.valid, table.value, 0.0)
+    advantage = np.where(table.valid, table.reward, 0.0) - value
+    last = _is_last(table)
+    for rows in _rows_by_turn(table):
+        rows = rows[~last[rows]]
+        advantage[rows] += gamma * value[rows + 1] + gamma * lam * advantage[rows + 1]
+    return advantage, advantage + value
+
+
+def advantages(
+    name: str,
+    table: TurnTable,
+    *,
+    gamma: float,
+    lam: float = 1.0,
+    all_reduce: AllReduce = _local,
+) -> tuple[Floats, Floats]:
+    """Return `(advantages[turns], returns[turns])` of the estimator `name`.
+
+    The second array is what a critic is trained towards for `gae` and the discounted return for
+    the others. `grpo` and `rloo` use the undiscounted episode return and ignore `gamma`.
+
+    Args:
+        name: One of `ADVANTAGES`.
+        table: The turns of this rank.
+        gamma: Discount per turn.
+        lam: GAE's lambda; the others ignore it.
+        all_reduce: Reduction over data-parallel ranks for `rebn`.
+
+    Raises:
+        ConfigurationError: Unknown name, or a parameter is out of range.
+    """
+    if name == "gae":
+        return gae(table, gamma, lam)
+    g = returns(table, gamma)
+    if name == "reinforce":
+        return g.copy(), g
+    if name == "rebn":
+        return _normalise(g, table.valid, all_reduce), g
+    if name == "grpo":
+        return grpo(table), g
+    if name == "rloo":
+        return rloo(table), g
+    raise ConfigurationError(f"unknown advantage {name!r}; known: {', '.join(ADVANTAGES)}")
+
+
+def _normalise(x: Floats, valid: NDArray[np.bool_], all_reduce: AllReduce) -> Floats:
+    chosen = x[valid]
+    n, total = all_reduce(np.array([float(len(chosen)), chosen.sum()]))
+    result = np.zeros_like(x)
+    if n == 0:
+        return result
+    centred = chosen - total / n
+    std = np.sqrt(all_reduce(np.array([(centred * centred).sum()]))[0] / n)
+    if std < MIN_STD:
+        return result
+    result[valid] = centred / std
+    return result
+
+
+def _centre(x: Floats) -> Floats:
+    # The mean of equal numbers may be off by a rounding error; their deviation must be exactly 0.
+    return np.zeros_like(x) if np.ptp(x) == 0 else x - x.mean()
+
+
+def _episode_returns(table: TurnTable) -> tuple[Floats, list[NDArray[np.int64]]]:
+    """Undiscounted return of every episode, and the valid episodes of every group."""
+    episodes = len(table.lengths)
+    total = np.bincount(table.episode, weights=table.reward, minlength=episodes)
+    first = table.turn == 0
+    index, group = table.episode[first & table.valid], table.group[first & table.valid]
+    order = np.argsort(group, kind="stable")
+    cuts = np.flatnonzero(np.diff(group[order])) + 1
+    return total, [members for members in np.split(index[order], cuts) if len(members)]
+
+
+def _is_last(table: TurnTable) -> NDArray[np.bool_]:
+    last = np.ones(len(table), np.bool_)
+    last[:-1] = table.episode[1:] != table.episode[:-1]
+    return last
+
+
+def _rows_by_turn(table: TurnTable) -> list[NDArray[np.int64]]:
+    """Row numbers grouped by turn index, last index first."""
+    order = np.argsort(table.turn, kind="stable")
+    cuts = np.flatnonzero(np.diff(table.turn[order])) + 1
+    return [rows for rows in reversed(np.split(order, cuts)) if len(rows)]
+
+
+def _flatten(per_episode: Sequence[Sequence[float]]) -> Floats:
+    return np.array([x for episode in per_episode for x in episode], dtype=np.float64)
+
+
+def _check_unit(name: str, value: float) -> None:
+    if not 0.0 <= value <= 1.0:
+        raise ConfigurationError(f"{name} must be within [0, 1], got {value!r}")

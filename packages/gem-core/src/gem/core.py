@@ -1,0 +1,295 @@
+"""The environment contract: `Env`, `Wrapper`, the five-value step, complete observations."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import secrets
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar
+
+from gem.errors import ConfigurationError, ResetNeededError
+from gem.seeding import stream
+
+if TYPE_CHECKING:
+    from gem.registry import EnvSpec
+
+
+class ContentPart(TypedDict, total=False):
+    """One part of a multi-modal observation, in the form chat templates take.
+
+    `{"type": "text", "text": str}` or `{"type": "image", "image": <path, bytes or PIL image>}`.
+    """
+
+    type: str
+    text: str
+    image: Any
+
+
+Observation: TypeAlias = "str | list[ContentPart]"
+Info: TypeAlias = dict[str, Any]
+Step: TypeAlias = tuple[Observation, float, bool, bool, Info]
+EnvT = TypeVar("EnvT", bound="Env")
+
+# Separates the stream that `sample_random_action` draws from from the episode's own stream.
+_ACTION_STREAM = 1
+
+
+class Env:
+    """A multi-turn text environment.
+
+    Subclasses implement `reset` (calling `super().reset(seed=seed)` first) and `step`. They draw
+    randomness from `self.rng` only. Everything an episode needs to continue lives in instance
+    attributes, so that `snapshot`, `restore` and `spawn` work without further code; data shared
+    by all instances (word lists, data sets) belongs at module level.
+
+    Attributes:
+        spec: The registered id and parameters this instance was made from; None when constructed
+            directly.
+        rng: Random stream of the current episode; replaced by every `reset`.
+    """
+
+    spec: EnvSpec | None = None
+
+    def __init__(self, *, seed: int | None = None) -> None:
+        """Set the seed of the first `reset` that is not given one.
+
+        Args:
+            seed: Base seed; None draws one from the operating system at the first `reset`.
+        """
+        self._base_seed = _checked_seed(seed)
+        self._episode = -1
+        self._rng: random.Random | None = None
+        self._action_rng: random.Random | None = None
+
+    @property
+    def rng(self) -> random.Random:
+        """The random stream of the current episode.
+
+        Raises:
+            ResetNeededError: `reset` was never called.
+        """
+        if self._rng is None:
+            raise ResetNeededError(f"{type(self).__name__}: call reset() before anything else")
+        return self._rng
+
+    @property
+    def action_rng(self) -> random.Random:
+        """The stream that `sample_random_action` draws from; never influences the episode."""
+        if self._action_rng is None:
+            if self._base_seed is None or self._episode < 0:
+                raise ResetNeededError(f"{type(self).__name__}: call reset() before anything else")
+            self._action_rng = stream(self._base_seed, self._episode, _ACTION_STREAM)
+        return self._action_rng
+
+    @property
+    def episode_key(self) -> tuple[int, int]:
+        """`(base seed, episode index)` of the current episode: enough to play it again."""
+        if self._base_seed is None or self._episode < 0:
+            raise ResetNeededError(f"{type(self).__name__}: call reset() before anything else")
+        return self._base_seed, self._episode
+
+    def reset(self, seed: int | None = None, **options: Any) -> tuple[Observation, Info]:
+        """Begin an episode.
+
+        Args:
+            seed: With an integer, the episode is the first one of that seed. With None, it is the
+                next episode of the seed given last (to `reset` or the constructor).
+            **options: Environment-specific choices for this episode, documented per environment.
+
+        Returns:
+            `(observation, info)`: all the policy needs to act (instructions, board, request), and
+            diagnostics that it must not need.
+        """
+        if seed is not None:
+            self._base_seed = _checked_seed(seed)
+            self._episode = 0
+        else:
+            if self._base_seed is None:
+                self._base_seed = secrets.randbits(63)
+            self._episode += 1
+        self._rng = stream(*self.episode_key)
+        self._action_rng = None
+        return "", {}
+
+    def step(self, action: str) -> Step:
+        """Play one turn with the policy's whole text as the action.
+
+        Returns:
+            `(observation, reward, terminated, truncated, info)`. `terminated`: the task ended;
+            `truncated`: a limit ended it; never both. A bad action is part of the game and gets a
+            reward and a message.
+
+        Raises:
+            ResetNeededError: The episode has not begun or is over.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must implement step()")
+
+    def close(self) -> None:
+        """Release what the environment holds (processes, files, connections); safe to repeat."""
+
+    def render(self) -> str:
+        """Return the current state as text for a person."""
+        raise NotImplementedError(f"{type(self).__name__} has no render()")
+
+    def sample_random_action(self) -> str:
+        """Return a valid random action; does not change the episode."""
+        raise NotImplementedError(f"{type(self).__name__} has no sample_random_action()")
+
+    def oracle_action(self) -> str:
+        """Return the next action of a policy that wins whenever the game can be won.
+
+        The policy knows the rules and what was observed, never the hidden state.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no oracle_action()")
+
+    def snapshot(self) -> bytes:
+        """Return the complete state, random streams included.
+
+        The bytes are a pickle: restore only what your own processes made.
+        """
+        state = {k: v for k, v in self.__dict__.items() if k != "spec"}
+        return pickle.dumps(state, protocol=5)
+
+    def restore(self, state: bytes) -> None:
+        """Continue from `snapshot`: the same actions give the same episode, bit for bit."""
+        spec = self.__dict__.get("spec")
+        self.__dict__.clear()
+        self.__dict__.update(pickle.loads(state))
+        if spec is not None:
+            self.spec = spec
+
+    def spawn(self: EnvT, same_state: bool = False, seed: int | None = None) -> EnvT:
+        """Return a new environment with the same parameters.
+
+        Args:
+            same_state: The child continues this very episode, and its later episodes, exactly
+                like this environment. Otherwise it must be `reset` before use.
+            seed: Base seed of a child that does not share the state.
+
+        Raises:
+            ConfigurationError: Both `same_state` and `seed` were given.
+        """
+        if same_state and seed is not None:
+            raise ConfigurationError(f"spawn(same_state=True) takes no seed, got seed={seed!r}")
+        child = type(self).__new__(type(self))
+        child.restore(self.snapshot())
+        if self.spec is not None:
+            child.spec = self.spec
+        if not same_state:
+            Env.__init__(child, seed=seed)
+        return child
+
+    @property
+    def unwrapped(self) -> Env:
+        """The innermost environment."""
+        return self
+
+    def __enter__(self: EnvT) -> EnvT:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        name = self.spec.id if self.spec is not None else ""
+        return f"<{type(self).__name__} {name}>" if name else f"<{type(self).__name__}>"
+
+
+class Wrapper(Env):
+    """An environment around another one; everything not overridden is the inner environment's.
+
+    Attributes are looked up on the inner environment whenever they are asked for, never copied.
+    """
+
+    def __init__(self, env: Env) -> None:
+        self.env = env
+
+    def __getattr__(self, name: str) -> Any:
+        # Reached only when normal lookup fails. `env` itself must not recurse (unpickling).
+        if name == "env":
+            raise AttributeError(name)
+        return getattr(self.env, name)
+
+    @property
+    def spec(self) -> EnvSpec | None:  # type: ignore[override]
+        """The inner environment's spec."""
+        return self.env.spec
+
+    @property
+    def rng(self) -> random.Random:
+        """The inner environment's random stream."""
+        return self.env.rng
+
+    @property
+    def action_rng(self) -> random.Random:
+        """The inner environment's action stream."""
+        return self.env.action_rng
+
+    @property
+    def episode_key(self) -> tuple[int, int]:
+        """The inner environment's `(base seed, episode index)`."""
+        return self.env.episode_key
+
+    def reset(self, seed: int | None = None, **options: Any) -> tuple[Observation, Info]:
+        """Reset the inner environment; every option is passed on."""
+        return self.env.reset(seed=seed, **options)
+
+    def step(self, action: str) -> Step:
+        """Step the inner environment."""
+        return self.env.step(action)
+
+    def close(self) -> None:
+        """Close the inner environment."""
+        self.env.close()
+
+    def render(self) -> str:
+        """Render the inner environment."""
+        return self.env.render()
+
+    def sample_random_action(self) -> str:
+        """Sample from the inner environment."""
+        return self.env.sample_random_action()
+
+    def oracle_action(self) -> str:
+        """Ask the inner environment's oracle."""
+        return self.env.oracle_action()
+
+    def snapshot(self) -> bytes:
+        """Return the wrapper's own attributes together with the inner snapshot."""
+        own = {k: v for k, v in self.__dict__.items() if k != "env"}
+        return pickle.dumps((own, self.env.snapshot()), protocol=5)
+
+    def restore(self, state: bytes) -> None:
+        """Restore the wrapper's own attributes and the inner environment."""
+        own, inner = pickle.loads(state)
+        env = self.env
+        self.__dict__.clear()
+        self.__dict__.update(own)
+        self.env = env
+        env.restore(inner)
+
+    def spawn(self: EnvT, same_state: bool = False, seed: int | None = None) -> EnvT:
+        """Spawn the inner environment and wrap it alike."""
+        child = type(self).__new__(type(self))
+        inner = self.env.spawn(same_state=same_state, seed=seed)  # type: ignore[attr-defined]
+        own = pickle.dumps({k: v for k, v in self.__dict__.items() if k != "env"}, protocol=5)
+        child.__dict__.update(pickle.loads(own))
+        child.env = inner  # type: ignore[attr-defined]
+        return child
+
+    @property
+    def unwrapped(self) -> Env:
+        """The innermost environment."""
+        return self.env.unwrapped
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}{self.env!r}>"
+
+
+def _checked_seed(seed: int | None) -> int | None:
+    if seed is None:
+        return None
+    try:
+        return int(seed.__index__())
+    except AttributeError:
+        raise ConfigurationError(f"seed must be an integer or None, got {seed!r}") from None

@@ -1,0 +1,139 @@
+"""Environment ids: register, make and list them; third parties join through `gem.envs`."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any
+
+from gem.core import Env
+from gem.errors import ConfigurationError, UnknownEnvError, UnknownParameterError
+
+ENTRY_POINT_GROUP = "gem.envs"
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """What an id stands for."""
+
+    id: str
+    """Registered name, such as `game:GuessTheNumber-v0-easy`."""
+    entry_point: str | Callable[..., Env]
+    """`"package.module:Class"`, imported at the first `make`, or a callable that returns an Env."""
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Parameters given to the entry point."""
+
+
+_registry: dict[str, EnvSpec] = {}
+_loaded = False
+
+
+def register(id: str, entry_point: str | Callable[..., Env], **kwargs: Any) -> None:
+    """Register an environment id.
+
+    Args:
+        id: New id; by convention `family:Name-v<version>[-variant]`.
+        entry_point: `"module:Class"` (imported lazily) or a callable returning an `Env`.
+        **kwargs: Default parameters of this id.
+
+    Raises:
+        ConfigurationError: The id is taken or the entry point is malformed.
+    """
+    if id in _registry:
+        raise ConfigurationError(f"environment id {id!r} is already registered")
+    if isinstance(entry_point, str):
+        module, _, attribute = entry_point.partition(":")
+        if not module or not attribute:
+            raise ConfigurationError(
+                f"entry_point of {id!r} must be 'module:Class' or a callable, got {entry_point!r}"
+            )
+    elif not callable(entry_point):
+        raise ConfigurationError(
+            f"entry_point of {id!r} must be 'module:Class' or a callable, got {entry_point!r}"
+        )
+    _registry[id] = EnvSpec(id, entry_point, dict(kwargs))
+
+
+def list_envs(prefix: str = "") -> list[str]:
+    """Return all registered ids that start with `prefix`, sorted."""
+    _load()
+    return sorted(name for name in _registry if name.startswith(prefix))
+
+
+def spec(id: str) -> EnvSpec:
+    """Return the spec of an id.
+
+    Raises:
+        UnknownEnvError: The id is not registered; the message suggests the nearest ones.
+    """
+    _load()
+    try:
+        return _registry[id]
+    except KeyError:
+        raise UnknownEnvError(_unknown_message(id)) from None
+
+
+def make(id: str, **overrides: Any) -> Env:
+    """Make the environment `id`.
+
+    Args:
+        id: A registered id; `gem.list_envs()` has them all.
+        **overrides: Parameters that replace or complete those of the id, `seed` among them.
+
+    Raises:
+        UnknownEnvError: No such id.
+        UnknownParameterError: The environment has no such parameter.
+        ConfigurationError: A parameter value is not allowed.
+    """
+    env_spec = spec(id)
+    kwargs = {**env_spec.kwargs, **overrides}
+    entry_point = env_spec.entry_point
+    if isinstance(entry_point, str):
+        module, _, attribute = entry_point.partition(":")
+        entry_point = getattr(import_module(module), attribute)
+    check_parameters(id, entry_point, kwargs)
+    env: Env = entry_point(**kwargs)
+    env.unwrapped.spec = EnvSpec(id, env_spec.entry_point, kwargs)
+    return env
+
+
+def check_parameters(id: str, entry_point: Callable[..., Env], kwargs: Mapping[str, Any]) -> None:
+    """Reject keywords that `entry_point` does not take, naming those it does.
+
+    Raises:
+        UnknownParameterError: At least one keyword is unknown.
+    """
+    parameters = inspect.signature(entry_point).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return
+    unknown = [name for name in kwargs if name not in parameters]
+    if unknown:
+        raise UnknownParameterError(
+            f"{id} has no parameter {', '.join(map(repr, unknown))}; "
+            f"it has {', '.join(sorted(parameters))}"
+        )
+
+
+def _unknown_message(id: str) -> str:
+    ids = list(_registry)
+    by_folded = {name.casefold(): name for name in ids}
+    near = difflib.get_close_matches(id.casefold(), by_folded, n=3, cutoff=0.6)
+    hint = f"did you mean {', '.join(by_folded[n] for n in near)}?" if near else ""
+    return f"unknown environment id {id!r}; {hint or 'gem.list_envs() names all ids'}"
+
+
+def _load() -> None:
+    """Register the built-in ids and those of installed packages, once per process."""
+    global _loaded
+    if _loaded:
+        return
+    _loaded = True
+    from gem.envs import register_all
+
+    register_all()
+    for entry in entry_points(group=ENTRY_POINT_GROUP):
+        entry.load()()

@@ -1,0 +1,128 @@
+"""What to play: a `Task` is one seeded episode, a `TaskSet` a run of consecutive seeds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, overload
+from urllib.parse import parse_qsl, quote
+
+from gem.core import Env
+from gem.errors import ConfigurationError
+from gem.registry import make
+
+URI_SCHEME = "gem:"
+_RESERVED = ("n", "seed")
+
+
+@dataclass(frozen=True)
+class Task:
+    """One episode to play: the same task is the same episode in every trainer."""
+
+    env_id: str
+    """Registered environment id."""
+    seed: int
+    """Seed given to `reset`."""
+    params: Mapping[str, Any] = field(default_factory=dict)
+    """Parameters given to `make`."""
+
+    def make(self) -> Env:
+        """Make the environment (not yet reset)."""
+        return make(self.env_id, **self.params)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-ready mapping."""
+        return {"env_id": self.env_id, "seed": self.seed, "params": dict(self.params)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Task:
+        """Rebuild from `to_dict`."""
+        return cls(data["env_id"], int(data["seed"]), dict(data["params"]))
+
+
+@dataclass(frozen=True)
+class TaskSet(Sequence[Task]):
+    """`n` tasks of one environment with the seeds `seed`, `seed + 1`, ..."""
+
+    env_id: str
+    n: int
+    seed: int = 0
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.n < 1:
+            raise ConfigurationError(f"a task set needs n >= 1, got n={self.n}")
+
+    @classmethod
+    def parse(cls, uri: str) -> TaskSet:
+        """Parse `gem:<env id>?n=64&seed=0&<parameter>=<value>...`.
+
+        `n` (default 1) and `seed` (default 0) are the task set's; every other key is an
+        environment parameter. Values are read as JSON where they are JSON (`4`, `true`, `null`),
+        else as text.
+
+        Raises:
+            ConfigurationError: Not such a URI, a repeated key, or `n`/`seed` not an integer.
+        """
+        if not uri.startswith(URI_SCHEME) or not uri[len(URI_SCHEME) :].partition("?")[0]:
+            raise ConfigurationError(
+                f"a task URI is gem:<env id>?n=<tasks>&seed=<first seed>&<parameter>=<value>, "
+                f"got {uri!r}"
+            )
+        env_id, _, query = uri[len(URI_SCHEME) :].partition("?")
+        try:
+            pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
+        except ValueError as error:
+            raise ConfigurationError(f"task URI {uri!r}: {error}") from None
+        values: dict[str, Any] = {}
+        for key, text in pairs:
+            if key in values:
+                raise ConfigurationError(f"task URI {uri!r} names {key!r} twice")
+            values[key] = _scalar(text)
+        numbers = {}
+        for key, default in zip(_RESERVED, (1, 0), strict=True):
+            numbers[key] = values.pop(key, default)
+            if type(numbers[key]) is not int:
+                raise ConfigurationError(
+                    f"task URI {uri!r}: {key} must be an integer, got {numbers[key]!r}"
+                )
+        return cls(env_id, numbers["n"], numbers["seed"], values)
+
+    @property
+    def uri(self) -> str:
+        """The URI that `parse` reads back."""
+        query = {"n": self.n, "seed": self.seed, **self.params}
+        parts = (f"{quote(k)}={quote(_text(v))}" for k, v in query.items())
+        return f"{URI_SCHEME}{self.env_id}?{'&'.join(parts)}"
+
+    def __len__(self) -> int:
+        return self.n
+
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Task]: ...
+    def __getitem__(self, index: int | slice) -> Task | list[Task]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(self.n))]
+        if not -self.n <= index < self.n:
+            raise IndexError(f"task {index} of {self.n}")
+        return Task(self.env_id, self.seed + index % self.n, self.params)
+
+    def __iter__(self) -> Iterator[Task]:
+        return (self[i] for i in range(self.n))
+
+
+def _scalar(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def _text(value: Any) -> str:
+    # A string that would parse as JSON keeps its quotes so that parse(uri) returns the string.
+    if isinstance(value, str) and _scalar(value) == value:
+        return value
+    return json.dumps(value)

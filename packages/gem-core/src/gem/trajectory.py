@@ -1,0 +1,273 @@
+"""What a rollout leaves behind: turns, trajectories and the training rows made from them.
+
+- `Turn`: one exchange: what the environment said, the exact token ids, the reward.
+- `Failure`: why an episode must not count (infrastructure, never the policy's fault).
+- `Drift`: where an append-only token stream differs from a fresh rendering of the conversation.
+- `Trajectory`: one episode; `sequences()` makes its training rows, `to_json` a line of text.
+- `Sequence`: one training row: prompt, response, mask, log-probs and where each turn lies in it.
+- `turn_table`: the bridge to `gem.advantage`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from gem.core import Observation
+from gem.errors import ConfigurationError
+from gem.tasks import Task
+
+if TYPE_CHECKING:
+    from gem.advantage import TurnTable
+
+StopReason: TypeAlias = Literal["stop", "length"]
+"""Why sampling a turn ended: the model closed its turn, or a token limit cut it."""
+
+EpisodeEnd: TypeAlias = Literal["terminated", "truncated", "turn_budget", "token_budget", "failed"]
+"""Why an episode ended: the first two by the environment, the next two by the rollout's budget."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One exchange between environment and policy."""
+
+    observation: Observation
+    """What the environment said before the policy acted."""
+    context_ids: list[int]
+    """Prompt tokens this turn added: the whole prompt if `fresh`, else what follows the last
+    response."""
+    fresh: bool
+    """The prompt starts anew instead of extending the previous prompt and response."""
+    response_ids: list[int]
+    """Token ids exactly as sampled; empty if the model said nothing."""
+    logprobs: list[float] | None
+    """Sampling log-probability of each response token; None if the engine reported none."""
+    text: str
+    """The response as given to `step`."""
+    reward: float
+    terminated: bool
+    truncated: bool
+    stop_reason: StopReason
+    info: dict[str, Any] = field(default_factory=dict)
+    """The JSON scalars of the environment's info."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why an episode takes no part in any statistic or gradient."""
+
+    kind: Literal["infra", "prompt_too_long"]
+    """`infra`: the environment crashed or hung; `prompt_too_long`: no room for the first turn."""
+    message: str
+    attempts: int
+    """Times the episode was tried, each with a new environment."""
+
+
+@dataclass(frozen=True)
+class Drift:
+    """A place where re-rendering the conversation would not give the tokens that were used."""
+
+    kind: Literal["tokens", "text"]
+    """`tokens`: same text, other tokens (the model spelled it its own way). `text`: the template
+    renders earlier messages differently (it drops earlier thinking, for instance)."""
+    turn: int
+    """The turn in whose tokens the first difference lies."""
+    position: int
+    """Index of the first differing token."""
+
+
+@dataclass(frozen=True)
+class TurnSpan:
+    """Where a turn's sampled tokens lie in a row's response: `[start, end)`, maybe empty."""
+
+    turn: int
+    start: int
+    end: int
+
+
+@dataclass
+class Sequence:
+    """One training row; `response_ids`, `mask` and `logprobs` have one entry a token."""
+
+    prompt_ids: list[int]
+    """The prompt before the first sampled token."""
+    response_ids: list[int]
+    """Sampled tokens and, between them, environment tokens."""
+    mask: list[int]
+    """1 on sampled tokens, 0 on environment tokens."""
+    logprobs: list[float] | None
+    """Sampling log-probabilities, 0.0 on environment tokens; None if any turn has none."""
+    spans: list[TurnSpan]
+    """The turns of this row, in order."""
+
+    def _append(self, ids: list[int], mask: int, logprobs: list[float] | None) -> None:
+        self.response_ids.extend(ids)
+        self.mask.extend([mask] * len(ids))
+        if self.logprobs is None or logprobs is None:
+            self.logprobs = None
+        else:
+            self.logprobs.extend(logprobs)
+
+    def spread(self, per_turn: SequenceOf[float]) -> list[float]:
+        """Put each turn's value on all of its sampled tokens, 0.0 elsewhere, `[response]`.
+
+        Args:
+            per_turn: One value per turn of the whole episode.
+        """
+        out = [0.0] * len(self.response_ids)
+        for span in self.spans:
+            out[span.start : span.end] = [float(per_turn[span.turn])] * (span.end - span.start)
+        return out
+
+    def token_rewards(self, per_turn: SequenceOf[float]) -> list[float]:
+        """Put each turn's reward on its last sampled token, `[response]`.
+
+        The reward of an empty turn goes where the turn would be: on the next token, or on the
+        last one of the row, so that nothing is lost. Values add up where two turns meet.
+
+        Args:
+            per_turn: One reward per turn of the whole episode.
+        """
+        out = [0.0] * len(self.response_ids)
+        for span in self.spans:
+            place = span.end - 1 if span.end > span.start else span.start
+            if out:
+                out[min(place, len(out) - 1)] += float(per_turn[span.turn])
+        return out
+
+
+@dataclass
+class Trajectory:
+    """One episode as it was played."""
+
+    task: Task
+    turns: list[Turn] = field(default_factory=list)
+    group: int = 0
+    """Shared by the episodes of one task in a batch."""
+    end: EpisodeEnd = "terminated"
+    final_observation: Observation | None = None
+    """What the environment said last; the policy did not answer it."""
+    failure: Failure | None = None
+    """Set: the episode is void and its turns must not be used."""
+    drift: list[Drift] = field(default_factory=list)
+    policy_version: tuple[int, int] | None = None
+    """Oldest and newest weights version that sampled a turn, where the engine tells."""
+
+    @property
+    def valid(self) -> bool:
+        """Whether the episode counts."""
+        return self.failure is None
+
+    @property
+    def rewards(self) -> list[float]:
+        """Reward of each turn."""
+        return [turn.reward for turn in self.turns]
+
+    @property
+    def total_reward(self) -> float:
+        """Undiscounted return."""
+        return sum(self.rewards)
+
+    @property
+    def success(self) -> bool:
+        """What the environment said of the last turn (`info["success"]`)."""
+        return bool(self.turns and self.turns[-1].info.get("success", False))
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Number of tokens the policy sampled."""
+        return sum(len(turn.response_ids) for turn in self.turns)
+
+    def sequences(self) -> list[Sequence]:
+        """Return the training rows.
+
+        Turns whose prompt extends the previous prompt and response share a row; a new row starts
+        where the prefix breaks. An append-only context gives one row per episode, every other
+        context one row per turn.
+        """
+        rows: list[Sequence] = []
+        for index, turn in enumerate(self.turns):
+            if turn.fresh or not rows:
+                rows.append(Sequence(list(turn.context_ids), [], [], [], []))
+            else:
+                rows[-1]._append(turn.context_ids, 0, [0.0] * len(turn.context_ids))
+            start = len(rows[-1].response_ids)
+            rows[-1]._append(turn.response_ids, 1, turn.logprobs)
+            rows[-1].spans.append(TurnSpan(index, start, len(rows[-1].response_ids)))
+        return rows
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-ready mapping."""
+        return {
+            "task": self.task.to_dict(),
+            "group": self.group,
+            "end": self.end,
+            "turns": [asdict(turn) for turn in self.turns],
+            "final_observation": self.final_observation,
+            "failure": None if self.failure is None else asdict(self.failure),
+            "drift": [asdict(d) for d in self.drift],
+            "policy_version": self.policy_version,
+        }
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Trajectory:
+        """Rebuild from `to_dict`.
+
+        Raises:
+            ConfigurationError: A field is missing or unknown; the message names it.
+        """
+        try:
+            version = data["policy_version"]
+            return cls(
+                task=Task.from_dict(data["task"]),
+                group=data["group"],
+                end=data["end"],
+                turns=[Turn(**turn) for turn in data["turns"]],
+                final_observation=data["final_observation"],
+                failure=None if data["failure"] is None else Failure(**data["failure"]),
+                drift=[Drift(**d) for d in data["drift"]],
+                policy_version=None if version is None else (version[0], version[1]),
+            )
+        except (KeyError, TypeError) as error:
+            raise ConfigurationError(f"not a recorded trajectory: {error}") from error
+
+    def to_json(self) -> str:
+        """Return one line of JSON (no line break inside)."""
+        return json.dumps(self.to_dict(), separators=(",", ":"), ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, line: str) -> Trajectory:
+        """Rebuild from `to_json`.
+
+        Raises:
+            ConfigurationError: The line is not a recorded trajectory.
+        """
+        try:
+            data = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ConfigurationError(f"not a recorded trajectory: {error}") from error
+        return cls.from_dict(data)
+
+
+def turn_table(
+    trajectories: Iterable[Trajectory],
+    values: SequenceOf[SequenceOf[float]] | None = None,
+) -> TurnTable:
+    """Make the table of turns that `gem.advantage` works on.
+
+    Args:
+        trajectories: A batch; failed episodes are kept as invalid rows.
+        values: Critic's value of each turn, `values[episode][turn]`.
+    """
+    from gem.advantage import TurnTable
+
+    batch = list(trajectories)
+    return TurnTable.build(
+        [t.rewards for t in batch],
+        groups=[t.group for t in batch],
+        valid=[t.valid for t in batch],
+        values=values,
+    )
