@@ -290,7 +290,8 @@ def _centre(x: Floats) -> Floats:
 def _episode_returns(table: TurnTable) -> tuple[Floats, list[NDArray[np.int64]]]:
     """Undiscounted return of every episode, and the valid episodes of every group."""
     episodes = len(table.lengths)
-    total = np.bincount(table.episode, weights=table.reward, minlength=episodes)
+    total: Floats = np.zeros(episodes)
+    np.add.at(total, table.episode, table.reward)
     first = table.turn == 0
     index, group = table.episode[first & table.valid], table.group[first & table.valid]
     order = np.argsort(group, kind="stable")

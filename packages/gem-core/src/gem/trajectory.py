@@ -236,7 +236,7 @@ class Trajectory:
 
     def to_json(self) -> str:
         """Return one line of JSON (no line break inside)."""
-        return json.dumps(self.to_dict(), separators=(",", ":"), ensure_ascii=False)
+        return json.dumps(self.to_dict(), separators=(",", ":"))
 
     @classmethod
     def from_json(cls, line: str) -> Trajectory:

@@ -1,0 +1,21 @@
+"""From text to tokens: contexts, token transcripts and the drivers that play episodes."""
+
+from gem.rollout.collect import BatchSampler, play_batch
+from gem.rollout.context import Context, make_context
+from gem.rollout.play import Budget, Episode, Request, Sample, Sampler, play
+from gem.rollout.tokens import ChatFormat, TokenTranscript
+
+__all__ = [
+    "BatchSampler",
+    "Budget",
+    "ChatFormat",
+    "Context",
+    "Episode",
+    "Request",
+    "Sample",
+    "Sampler",
+    "TokenTranscript",
+    "make_context",
+    "play",
+    "play_batch",
+]

@@ -1,0 +1,119 @@
+"""What the policy is shown: one growing conversation, or one prompt per turn.
+
+- `chat` (default): append-only messages; one growing token sequence per episode.
+- `concat`: one user message with every observation so far.
+- `concat_with_action`: the same with the policy's responses between the observations.
+- `window:k`: the first observation (the instructions) and the last k exchanges.
+
+All four show the newest observation and put nothing after the generation prompt. Each text is
+encoded once; responses enter later prompts with the ids that were sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from gem.core import Observation
+from gem.errors import ConfigurationError
+from gem.rollout.tokens import ChatFormat, TokenTranscript, text_of
+from gem.trajectory import Drift
+
+
+class Prompt(NamedTuple):
+    """What a context adds before the next turn."""
+
+    ids: list[int]
+    """New prompt tokens: the whole prompt if `fresh`, else what follows the last response."""
+    fresh: bool
+
+
+class Context(Protocol):
+    """Turns observations and responses of one episode into prompts."""
+
+    def start(self, observation: Observation) -> Prompt:
+        """Return the first prompt."""
+
+    def extend(self, response_ids: Sequence[int], observation: Observation) -> Prompt:
+        """Take a response and the observation that followed; return the next prompt."""
+
+    def finish(self, last_response_ids: Sequence[int] | None) -> list[Drift]:
+        """Take the last response unless `extend` had it; report where rendering would differ."""
+
+
+class ChatContext:
+    """Append-only messages."""
+
+    def __init__(self, chat: ChatFormat) -> None:
+        self._transcript = TokenTranscript(chat)
+
+    def start(self, observation: Observation) -> Prompt:
+        """Return the rendered first user message."""
+        return Prompt(self._transcript.start(observation), fresh=True)
+
+    def extend(self, response_ids: Sequence[int], observation: Observation) -> Prompt:
+        """Return the bridge to the next response."""
+        self._transcript.respond(response_ids)
+        return Prompt(self._transcript.observe(observation), fresh=False)
+
+    def finish(self, last_response_ids: Sequence[int] | None) -> list[Drift]:
+        """Compare the transcript with a fresh rendering."""
+        if last_response_ids is not None:
+            self._transcript.respond(last_response_ids)
+        return self._transcript.drift()
+
+
+class ConcatContext:
+    """One user message per turn, put together from pieces that were encoded once."""
+
+    def __init__(self, chat: ChatFormat, *, actions: bool, window: int | None = None) -> None:
+        self._chat = chat
+        self._actions = actions
+        self._window = window
+        self._head, self._tail = chat.frame()
+        self._newline = chat.encode_text("\n")
+        self._first: list[int] = []
+        self._exchanges: list[list[int]] = []
+
+    def start(self, observation: Observation) -> Prompt:
+        """Return the prompt with the first observation."""
+        self._first = self._chat.encode_text(text_of(observation) + "\n")
+        return self._prompt()
+
+    def extend(self, response_ids: Sequence[int], observation: Observation) -> Prompt:
+        """Return a new prompt with this exchange at its end."""
+        piece = self._chat.encode_text(text_of(observation) + "\n")
+        if self._actions:
+            piece = [*self._chat.content_ids(response_ids), *self._newline, *piece]
+        self._exchanges.append(piece)
+        if self._window is not None:
+            del self._exchanges[: -self._window]
+        return self._prompt()
+
+    def finish(self, last_response_ids: Sequence[int] | None) -> list[Drift]:
+        """Every prompt is its own sequence: nothing can drift apart."""
+        return []
+
+    def _prompt(self) -> Prompt:
+        body = [i for piece in (self._first, *self._exchanges) for i in piece]
+        return Prompt([*self._head, *body, *self._tail], fresh=True)
+
+
+def make_context(name: str, chat: ChatFormat) -> Context:
+    """Make the context called `name` for one episode.
+
+    Raises:
+        ConfigurationError: Unknown name, or `window:k` without a positive integer.
+    """
+    if name == "chat":
+        return ChatContext(chat)
+    if name == "concat":
+        return ConcatContext(chat, actions=False)
+    if name == "concat_with_action":
+        return ConcatContext(chat, actions=True)
+    kind, _, size = name.partition(":")
+    if kind == "window" and size.isdecimal() and int(size) > 0:
+        return ConcatContext(chat, actions=True, window=int(size))
+    raise ConfigurationError(
+        f"unknown context {name!r}; known: chat, concat, concat_with_action, window:<k> (k >= 1)"
+    )

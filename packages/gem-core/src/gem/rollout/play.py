@@ -1,0 +1,320 @@
+"""Play one episode: a state machine without input or output, and its asynchronous driver."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import math
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from gem.core import Env, Info, Observation, Step
+from gem.errors import (
+    ConfigurationError,
+    MissingExtraError,
+    RolloutError,
+    UnknownEnvError,
+    UnknownParameterError,
+)
+from gem.rollout.context import make_context
+from gem.rollout.tokens import ChatFormat
+from gem.tasks import Task
+from gem.trajectory import EpisodeEnd, Failure, StopReason, Trajectory, Turn
+
+logger = logging.getLogger(__name__)
+
+# Enough for blocking environments to wait side by side; threads start only when needed.
+_ENV_THREADS = 256
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Token and turn limits of an episode."""
+
+    turn_tokens: int
+    """Most tokens sampled in one turn."""
+    response_tokens: int
+    """Most tokens appended to a fresh prompt: with the `chat` context, everything sampled and
+    observed after the first prompt."""
+    prompt_tokens: int
+    """Most tokens of a fresh prompt."""
+    turns: int | None = None
+    """Most turns, besides the environment's own limit."""
+
+    def __post_init__(self) -> None:
+        for name in ("turn_tokens", "response_tokens", "prompt_tokens", "turns"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigurationError(f"budget {name} must be at least 1, got {value}")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a sampler is asked for."""
+
+    episode: int
+    """Number of the episode within the batch; the same for all of its turns."""
+    prompt_ids: list[int]
+    """The whole prompt."""
+    new_ids: list[int]
+    """The prompt's end that this episode's sampler has not been given and did not sample itself:
+    all of it if `fresh`."""
+    fresh: bool
+    """Nothing of earlier requests of this episode is a prefix."""
+    max_tokens: int
+    """Most tokens to sample."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a sampler answers."""
+
+    token_ids: list[int]
+    """Exactly the sampled ids, the closing token included."""
+    logprobs: list[float] | None
+    """Log-probability of each id under the sampling policy, or None."""
+    stop_reason: StopReason
+    version: int | None = None
+    """Version of the weights that sampled, if the engine counts them."""
+
+
+Sampler: TypeAlias = Callable[[Request], Awaitable[Sample]]
+
+
+class Episode:
+    """One episode between an environment and a sampler, neither of which it calls.
+
+    The driver resets the environment and calls `begin`; then, while `request` is not None, it
+    samples, passes the sample to `receive`, steps the environment with the returned text and
+    passes the result to `advance`.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        chat: ChatFormat,
+        *,
+        context: str = "chat",
+        budget: Budget,
+        group: int = 0,
+        index: int = 0,
+    ) -> None:
+        self._chat = chat
+        self._context_name = context
+        self._budget = budget
+        self._index = index
+        self.request: Request | None = None
+        """What to sample next; None before `begin`, between `receive` and `advance`, and after
+        the end."""
+        self.trajectory = Trajectory(task, group=group)
+
+    def begin(self, observation: Observation, info: Info) -> None:
+        """Take the environment's reset; also used to start over with a fresh environment."""
+        self.trajectory = Trajectory(self.trajectory.task, group=self.trajectory.group)
+        self._context = make_context(self._context_name, self._chat)
+        self._observation = observation
+        self._row_length = 0
+        self._ids: list[int] = []
+        ids, fresh = self._context.start(observation)
+        if len(ids) > self._budget.prompt_tokens:
+            self.fail(
+                Failure(
+                    "prompt_too_long",
+                    f"the first prompt of {self.trajectory.task.env_id} has {len(ids)} tokens, "
+                    f"prompt_tokens allows {self._budget.prompt_tokens}",
+                    attempts=1,
+                )
+            )
+            return
+        self._ask(ids, fresh)
+
+    def receive(self, sample: Sample) -> str:
+        """Take the sampled tokens; return the text to step the environment with.
+
+        Raises:
+            RolloutError: Nothing was asked for, or the sample breaks the request.
+        """
+        if self.request is None:
+            raise RolloutError("Episode.receive: no request is open")
+        n = len(sample.token_ids)
+        if n > self.request.max_tokens:
+            raise RolloutError(f"sampler returned {n} tokens of {self.request.max_tokens} allowed")
+        if sample.logprobs is not None and len(sample.logprobs) != n:
+            raise RolloutError(f"sampler returned {n} tokens, {len(sample.logprobs)} log-probs")
+        self._sample, self._asked, self.request = sample, self.request, None
+        self._text: str = self._chat.decode(sample.token_ids)
+        return self._text
+
+    def advance(self, step: Step) -> None:
+        """Take the environment's answer to the last response.
+
+        Raises:
+            ValueError: The answer is not a step (the environment is broken).
+        """
+        observation, reward, terminated, truncated, info = step
+        reward = float(reward)
+        if not math.isfinite(reward):
+            raise ValueError(f"environment returned reward {reward}")
+        sample, trajectory = self._sample, self.trajectory
+        trajectory.turns.append(
+            Turn(
+                observation=self._observation,
+                context_ids=self._asked.new_ids,
+                fresh=self._asked.fresh,
+                response_ids=list(sample.token_ids),
+                logprobs=None if sample.logprobs is None else list(sample.logprobs),
+                text=self._text,
+                reward=reward,
+                terminated=bool(terminated),
+                truncated=bool(truncated),
+                stop_reason=sample.stop_reason,
+                info=_scalars(info),
+            )
+        )
+        if sample.version is not None:
+            oldest = trajectory.policy_version or (sample.version, sample.version)
+            trajectory.policy_version = (
+                min(oldest[0], sample.version),
+                max(oldest[1], sample.version),
+            )
+        self._observation = observation
+        self._ids = [*self._asked.prompt_ids, *sample.token_ids]
+        self._row_length += len(sample.token_ids)
+        if terminated or truncated:
+            self._finish("terminated" if terminated else "truncated")
+        elif self._budget.turns is not None and len(trajectory.turns) >= self._budget.turns:
+            self._finish("turn_budget")
+        else:
+            ids, fresh = self._context.extend(sample.token_ids, observation)
+            room = self._budget.response_tokens - (0 if fresh else self._row_length + len(ids))
+            if room < 1 or (fresh and len(ids) > self._budget.prompt_tokens):
+                self._finish("token_budget", responded=True)
+            else:
+                self._ask(ids, fresh)
+
+    def fail(self, failure: Failure) -> None:
+        """End the episode as void."""
+        self.request = None
+        self.trajectory.end = "failed"
+        self.trajectory.failure = failure
+
+    def _ask(self, ids: list[int], fresh: bool) -> None:
+        self._row_length = 0 if fresh else self._row_length + len(ids)
+        self.request = Request(
+            episode=self._index,
+            prompt_ids=list(ids) if fresh else [*self._ids, *ids],
+            new_ids=ids,
+            fresh=fresh,
+            max_tokens=min(
+                self._budget.turn_tokens, self._budget.response_tokens - self._row_length
+            ),
+        )
+
+    def _finish(self, end: EpisodeEnd, responded: bool = False) -> None:
+        self.trajectory.end = end
+        self.trajectory.final_observation = self._observation
+        last = None if responded else self._sample.token_ids
+        self.trajectory.drift = self._context.finish(last)
+
+
+async def play(
+    task: Task,
+    sampler: Sampler,
+    chat: ChatFormat,
+    *,
+    budget: Budget,
+    context: str = "chat",
+    group: int = 0,
+    make_env: Callable[[Task], Env] = Task.make,
+    retries: int = 1,
+    step_timeout_s: float | None = None,
+    executor: Executor | None = None,
+) -> Trajectory:
+    """Play one episode with an asynchronous sampler.
+
+    The environment runs in a thread, so that a slow one never blocks the event loop. If it raises
+    or exceeds `step_timeout_s`, the episode starts over with a new environment; after `retries`
+    such attempts it is returned with a `Failure` instead of a made-up reward.
+
+    Args:
+        task: The episode to play.
+        sampler: Called once per turn; what it raises ends the episode and reaches the caller.
+        chat: The model's chat format.
+        budget: Token and turn limits.
+        context: What the policy is shown, see `gem.rollout.context`.
+        group: Stored in the trajectory (GRPO).
+        make_env: Makes the environment of a task.
+        retries: Further attempts after an environment failed.
+        step_timeout_s: Limit of one `reset` or `step` in seconds. The thread of an environment
+            that hangs cannot be ended and is left behind.
+        executor: Runs the environment; by default a shared pool of threads.
+
+    Raises:
+        ConfigurationError: The task names an unknown environment or parameter.
+    """
+    loop = asyncio.get_running_loop()
+    pool = executor or _shared_threads()
+
+    async def run(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        call = functools.partial(function, *args, **kwargs)
+        return await asyncio.wait_for(loop.run_in_executor(pool, call), step_timeout_s)
+
+    episode = Episode(task, chat, context=context, budget=budget, group=group)
+    failure = ""
+    for _ in range(retries + 1):
+        env: Env | None = None
+        try:
+            with blames_env():
+                env = await run(make_env, task)
+                observation, info = await run(env.reset, seed=task.seed)
+            episode.begin(observation, info)
+            while episode.request is not None:
+                text = episode.receive(await sampler(episode.request))
+                with blames_env():
+                    episode.advance(await run(env.step, text))
+            return episode.trajectory
+        except EnvFailedError as error:
+            failure = str(error)
+        finally:
+            if env is not None:
+                pool.submit(close_env, env)
+    episode.fail(Failure("infra", failure, attempts=retries + 1))
+    return episode.trajectory
+
+
+class EnvFailedError(Exception):
+    """An environment raised or exceeded its time limit."""
+
+
+@contextlib.contextmanager
+def blames_env() -> Iterator[None]:
+    """Turn what an environment raises into `EnvFailedError`; wrong configuration passes."""
+    try:
+        yield
+    except (ConfigurationError, MissingExtraError, UnknownEnvError, UnknownParameterError):
+        raise
+    except asyncio.TimeoutError as error:
+        raise EnvFailedError(f"environment exceeded its time limit {error}".rstrip()) from error
+    except Exception as error:
+        raise EnvFailedError(f"{type(error).__name__}: {error}") from error
+
+
+def close_env(env: Env) -> None:
+    """Close an environment that is no longer needed; a failure to do so loses nothing."""
+    try:
+        env.close()
+    except Exception:
+        logger.warning("closing %r failed", env, exc_info=True)
+
+
+@functools.cache
+def _shared_threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_ENV_THREADS, thread_name_prefix="gem-env")
+
+
+def _scalars(info: Info) -> dict[str, Any]:
+    return {k: v for k, v in info.items() if v is None or isinstance(v, bool | int | float | str)}

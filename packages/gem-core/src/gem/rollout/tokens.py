@@ -1,0 +1,295 @@
+"""Text becomes tokens here, once: the chat format of a model and the append-only transcript."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from gem.core import Observation
+from gem.errors import ConfigurationError, RolloutError
+from gem.trajectory import Drift
+
+# Stand for messages' contents while the template around them is cut out. Plain letters: no
+# template trims, escapes or interprets them.
+_RESPONSE = "GemResponseMark"
+_OBSERVATION = "GemObservationMark"
+
+
+class Tokenizer(Protocol):
+    """The part of a Hugging Face tokenizer that rollouts use."""
+
+    chat_template: Any
+    eos_token_id: Any
+    all_special_ids: Any
+    added_tokens_decoder: Any
+
+    def apply_chat_template(self, conversation: Any, **kwargs: Any) -> Any:
+        """Render messages."""
+
+    def encode(self, text: str, **kwargs: Any) -> Any:
+        """Text to ids."""
+
+    def decode(self, token_ids: Any, **kwargs: Any) -> Any:
+        """Ids to text."""
+
+
+class ChatFormat:
+    """A model's chat template and tokenizer, reduced to what a rollout needs.
+
+    Environment text never turns into control tokens: where an observation spells one (because it
+    quotes the policy, for instance), it is encoded as ordinary text.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        system_prompt: str | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Examine the template.
+
+        Args:
+            tokenizer: Any Hugging Face tokenizer with a chat template.
+            system_prompt: Text of a system message before everything else.
+            template_kwargs: Further arguments of `apply_chat_template`, such as
+                `{"enable_thinking": False}`.
+
+        Raises:
+            ConfigurationError: No chat template, or one that cannot be used turn by turn.
+        """
+        if not getattr(tokenizer, "chat_template", None):
+            name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
+            raise ConfigurationError(
+                f"the tokenizer of {name!r} has no chat template; choose a model that has one or "
+                "set tokenizer.chat_template (for base models, ChatML usually fits)"
+            )
+        self.tokenizer = tokenizer
+        self._system = [] if system_prompt is None else [_message("system", system_prompt)]
+        self._template_kwargs = dict(template_kwargs or {})
+        special = {int(i) for i in tokenizer.all_special_ids}
+        special |= {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+        self._special_ids = frozenset(special)
+        spelled = (self.decode([i], control=True) for i in special)
+        self._special_texts = tuple(text for text in spelled if text)
+        first = self.bridge("x", closed=False)[0]
+        self._closing_id = first if first in special else None
+        ids = (self._closing_id, tokenizer.eos_token_id)
+        self.stop_ids: frozenset[int] = frozenset(int(i) for i in ids if i is not None)
+        """Tokens at which a sampler must end the turn."""
+
+    def decode(self, ids: Sequence[int], *, control: bool = False) -> str:
+        """Return the text of a response as the environment gets it.
+
+        Bytes that do not form a character become U+FFFD.
+
+        Args:
+            ids: Token ids.
+            control: Spell control tokens out instead of leaving them out.
+        """
+        text = self.tokenizer.decode(
+            list(ids), skip_special_tokens=not control, clean_up_tokenization_spaces=False
+        )
+        return str(text)
+
+    def prompt(self, observation: Observation) -> list[int]:
+        """Return the ids of a conversation's beginning, ready for the policy's first turn."""
+        text = text_of(observation)
+        if not self._spells_special(text):
+            return self._encode(self._render([*self._system, _message("user", text)]))
+        before, after = self.frame()
+        return [*before, *self.encode_text(text), *after]
+
+    def frame(self) -> tuple[list[int], list[int]]:
+        """Return the ids before and after the content of a single user message."""
+        rendered = self._render([*self._system, _message("user", _OBSERVATION)])
+        before, after = _cut(rendered, _OBSERVATION)
+        return self._encode(before), self._encode(after)
+
+    def bridge(self, observation: Observation, *, closed: bool) -> list[int]:
+        """Return the ids between a response and the next one.
+
+        That is: the end of the assistant's message, the observation as a user message, and the
+        beginning of the assistant's next message. The cost of rendering depends on this
+        observation alone, not on the length of the conversation.
+
+        Args:
+            observation: What the environment said.
+            closed: The response already ends with the token that closes a message.
+        """
+        text = text_of(observation)
+        marked = self._spells_special(text)
+        conversation = [
+            *self._system,
+            _message("user", "x"),
+            _message("assistant", _RESPONSE),
+            _message("user", _OBSERVATION if marked else text),
+        ]
+        _, rendered = _cut(self._render(conversation), _RESPONSE)
+        if marked:
+            before, after = _cut(rendered, _OBSERVATION)
+            ids = [*self._encode(before), *self.encode_text(text), *self._encode(after)]
+        else:
+            ids = self._encode(rendered)
+        return ids[1:] if closed else ids
+
+    def is_closed(self, response_ids: Sequence[int]) -> bool:
+        """Return whether a response ends with the token that closes a message."""
+        return (
+            self._closing_id is not None
+            and len(response_ids) > 0
+            and response_ids[-1] == self._closing_id
+        )
+
+    def content_ids(self, response_ids: Sequence[int]) -> list[int]:
+        """Return the response without control tokens, ids otherwise untouched."""
+        return [i for i in response_ids if i not in self._special_ids]
+
+    def encode_text(self, text: str) -> list[int]:
+        """Encode environment text on its own; control tokens it spells stay ordinary text."""
+        if not self._spells_special(text):
+            return self._encode(text)
+        ids = self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+        return [int(i) for i in ids]
+
+    def render(self, observations: Sequence[Observation], texts: Sequence[str]) -> str:
+        """Render a conversation afresh, up to the generation prompt.
+
+        Args:
+            observations: One more than `texts`.
+            texts: The responses between the observations.
+        """
+        messages = list(self._system)
+        for observation, text in zip(observations, [*texts, None], strict=True):
+            messages.append(_message("user", text_of(observation)))
+            if text is not None:
+                messages.append(_message("assistant", text))
+        return self._render(messages)
+
+    def _spells_special(self, text: str) -> bool:
+        return any(token in text for token in self._special_texts)
+
+    def _render(self, messages: Sequence[Any]) -> str:
+        try:
+            return str(
+                self.tokenizer.apply_chat_template(
+                    list(messages),
+                    tokenize=False,
+                    add_generation_prompt=True,
+                    **self._template_kwargs,
+                )
+            )
+        except Exception as error:
+            # Templates are programs: whatever they raise, the cure is another template.
+            raise ConfigurationError(
+                f"the chat template cannot render roles {[m['role'] for m in messages]}: {error}"
+            ) from error
+
+    def _encode(self, text: str) -> list[int]:
+        return [int(i) for i in self.tokenizer.encode(text, add_special_tokens=False)]
+
+
+class TokenTranscript:
+    """The ids of one append-only conversation: what was sampled is kept exactly as sampled."""
+
+    def __init__(self, chat: ChatFormat) -> None:
+        self._chat = chat
+        self._observations: list[Observation] = []
+        self._responses: list[list[int]] = []
+        self._starts: list[int] = []
+        self.ids: list[int] = []
+        """Everything so far: prompt, responses, bridges."""
+
+    def start(self, observation: Observation) -> list[int]:
+        """Begin with the first observation; return the prompt's ids."""
+        self._observations.append(observation)
+        self.ids = self._chat.prompt(observation)
+        return list(self.ids)
+
+    def respond(self, response_ids: Sequence[int]) -> None:
+        """Append a response as sampled; empty and cut responses are fine."""
+        self._starts.append(len(self.ids))
+        self._responses.append(list(response_ids))
+        self.ids.extend(response_ids)
+
+    def observe(self, observation: Observation) -> list[int]:
+        """Append the bridge to the next turn; return its ids.
+
+        A response that was cut off is closed here: its closing tokens belong to the bridge.
+
+        Raises:
+            RolloutError: No response was appended since the last observation.
+        """
+        if len(self._responses) != len(self._observations):
+            raise RolloutError("TokenTranscript.observe: a response must come first")
+        closed = self._chat.is_closed(self._responses[-1])
+        ids = self._chat.bridge(observation, closed=closed)
+        self._observations.append(observation)
+        self.ids.extend(ids)
+        return ids
+
+    def drift(self) -> list[Drift]:
+        """Return every turn where re-rendering or re-encoding would have changed the ids.
+
+        Encodes each response once and renders the conversation once: linear in its length.
+        """
+        chat, found = self._chat, []
+        texts = [chat.decode(ids) for ids in self._responses]
+        for turn, text in enumerate(texts):
+            body, fresh = self._body(turn), chat.encode_text(text)
+            if fresh != body:
+                pairs = zip(body, fresh, strict=False)
+                same = next((i for i, (a, b) in enumerate(pairs) if a != b), len(body))
+                found.append(Drift("tokens", turn, self._starts[turn] + min(same, len(fresh))))
+        rendered = chat.render(self._observations[: len(texts)], texts[:-1])
+        position = 0
+        for turn, text in enumerate(texts):
+            header = self._text_before(turn)
+            place = rendered.find(header, position)
+            if place != position:
+                blamed = max(turn - 1, 0)
+                found.append(Drift("text", blamed, self._starts[blamed]))
+            if place < 0:
+                break
+            position = place + len(header)
+            if rendered.startswith(text, position):
+                position += len(text)
+        return sorted(found, key=lambda d: (d.turn, d.position))
+
+    def _body(self, turn: int) -> list[int]:
+        ids = self._responses[turn]
+        return ids[:-1] if self._chat.is_closed(ids) else ids
+
+    def _text_before(self, turn: int) -> str:
+        """What the template put between the previous response's content and this response."""
+        begin = 0 if turn == 0 else self._starts[turn - 1] + len(self._body(turn - 1))
+        return self._chat.decode(self.ids[begin : self._starts[turn]], control=True)
+
+
+def text_of(observation: Observation) -> str:
+    """Return the text of an observation.
+
+    Raises:
+        ConfigurationError: It has image parts, which text-only chat formats cannot show.
+    """
+    if isinstance(observation, str):
+        return observation
+    other = sorted({str(part.get("type")) for part in observation} - {"text"})
+    if other:
+        raise ConfigurationError(
+            f"observation has parts of type {', '.join(other)}; this chat format shows text only"
+        )
+    return "".join(part["text"] for part in observation)
+
+
+def _message(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+def _cut(rendered: str, mark: str) -> tuple[str, str]:
+    before, found, after = rendered.partition(mark)
+    if not found:
+        raise ConfigurationError(
+            "the chat template changes or drops message contents; it cannot be used turn by turn"
+        )
+    return before, after
