@@ -1,0 +1,52 @@
+"""Metrics of a batch of episodes, under the same names in every trainer."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from gem.trajectory import Trajectory
+
+
+def episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Summarise a batch; failed episodes are counted and enter nothing else.
+
+    Args:
+        trajectories: All episodes of an iteration or an evaluation.
+
+    Returns:
+        `episodes` (valid ones), `failed_episodes`, `turns_total`, `sampled_tokens` and, over the
+        valid episodes: `success_rate`, `return_mean` and `return_std` (undiscounted return,
+        population standard deviation), `turns_mean`, `tokens_per_episode` (sampled),
+        `format_error_rate` (episodes with a format error), `truncated_rate` (ended by the
+        environment's limit or a budget), `drift_rate` (episodes that re-rendering would have
+        changed), and `length_stop_rate` (turns cut by a token limit). Without a valid episode the
+        means are left out.
+    """
+    valid = [t for t in trajectories if t.valid]
+    turns = [turn for t in valid for turn in t.turns]
+    metrics = {
+        "episodes": float(len(valid)),
+        "failed_episodes": float(len(trajectories) - len(valid)),
+        "turns_total": float(len(turns)),
+        "sampled_tokens": float(sum(t.sampled_tokens for t in valid)),
+    }
+    if not valid:
+        return metrics
+    n = len(valid)
+    returns = [t.total_reward for t in valid]
+    metrics.update(
+        success_rate=sum(t.success for t in valid) / n,
+        return_mean=statistics.fmean(returns),
+        return_std=statistics.pstdev(returns),
+        turns_mean=len(turns) / n,
+        tokens_per_episode=metrics["sampled_tokens"] / n,
+        format_error_rate=sum(
+            any(turn.info.get("format_error", False) for turn in t.turns) for t in valid
+        )
+        / n,
+        truncated_rate=sum(t.end != "terminated" for t in valid) / n,
+        drift_rate=sum(bool(t.drift) for t in valid) / n,
+        length_stop_rate=sum(turn.stop_reason == "length" for turn in turns) / max(len(turns), 1),
+    )
+    return metrics

@@ -1,0 +1,187 @@
+"""The record that every trainer leaves: `run.json`, `metrics.jsonl`, `episodes.jsonl`.
+
+- `run.json`: what was run (free-form; `gem-bench` writes the RunSpec, parity and versions).
+- `metrics.jsonl`: a line per iteration and split:
+  `{"iteration": int, "split": "train" | "eval:<name>", "time_s": float, <metric>: float, ...}`.
+  Iterations count from 0; the metrics of a batch are those of the policy that sampled it.
+  `time_s` is seconds since the recorder was opened.
+- `episodes.jsonl`: a line per episode:
+  `{"iteration": int, "split": str, "advantages": [per turn], "trajectory": {...}}`.
+
+Lines are written whole and flushed, so a run that dies leaves a readable record.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gem.errors import RecordError
+from gem.trajectory import Trajectory
+
+RUN, METRICS, EPISODES = "run.json", "metrics.jsonl", "episodes.jsonl"
+
+
+class Recorder:
+    """Writes the record of one run into a folder."""
+
+    def __init__(self, folder: str | Path) -> None:
+        """Create the folder; an existing record is continued, without a line that was cut off.
+
+        Raises:
+            RecordError: The folder cannot be created or written.
+        """
+        self.folder = Path(folder)
+        self._began = time.monotonic()
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for name in (METRICS, EPISODES):
+                _drop_torn_line(self.folder / name)
+        except OSError as error:
+            raise RecordError(f"cannot use the record folder {self.folder}: {error}") from error
+
+    def start(self, meta: Mapping[str, Any]) -> None:
+        """Write `run.json`, replacing an earlier one as a whole.
+
+        Raises:
+            RecordError: It cannot be written.
+        """
+        path = self.folder / RUN
+        partial = path.with_suffix(".partial")
+        try:
+            partial.write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
+            partial.replace(path)
+        except OSError as error:
+            raise RecordError(f"cannot write {path}: {error}") from error
+
+    def metrics(self, iteration: int, values: Mapping[str, float], split: str = "train") -> None:
+        """Append the metrics of an iteration; values that are not finite are written as null.
+
+        Raises:
+            RecordError: The line cannot be written; earlier lines stay readable.
+        """
+        line: dict[str, Any] = {"iteration": iteration, "split": split}
+        line["time_s"] = round(time.monotonic() - self._began, 3)
+        line |= {k: float(v) if math.isfinite(v) else None for k, v in values.items()}
+        self._append(METRICS, [json.dumps(line)])
+
+    def episodes(
+        self,
+        iteration: int,
+        trajectories: Sequence[Trajectory],
+        advantages: Sequence[Sequence[float]] | None = None,
+        split: str = "train",
+    ) -> None:
+        """Append episodes with the advantage of each turn (None where there is none).
+
+        Raises:
+            RecordError: They cannot be written; earlier lines stay readable.
+        """
+        lines = []
+        for index, trajectory in enumerate(trajectories):
+            line = {
+                "iteration": iteration,
+                "split": split,
+                "advantages": None if advantages is None else list(advantages[index]),
+                "trajectory": trajectory.to_dict(),
+            }
+            lines.append(json.dumps(line, separators=(",", ":")))
+        self._append(EPISODES, lines)
+
+    def _append(self, name: str, lines: Sequence[str]) -> None:
+        path = self.folder / name
+        try:
+            with path.open("ab") as file:
+                end = file.tell()
+                try:
+                    file.write("".join(f"{line}\n" for line in lines).encode())
+                    file.flush()
+                except OSError:
+                    file.truncate(end)
+                    raise
+        except OSError as error:
+            raise RecordError(
+                f"cannot write {path}: {error}; what was recorded before is intact"
+            ) from error
+
+
+@dataclass(frozen=True)
+class EpisodeRecord:
+    """One line of `episodes.jsonl`."""
+
+    iteration: int
+    split: str
+    advantages: list[float] | None
+    trajectory: Trajectory
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A run's record as read from its folder."""
+
+    folder: Path
+    meta: dict[str, Any]
+    metrics: list[dict[str, Any]]
+
+    def episodes(self) -> Iterator[EpisodeRecord]:
+        """Yield the recorded episodes in order, one at a time."""
+        for line in _lines(self.folder / EPISODES):
+            trajectory = Trajectory.from_dict(line["trajectory"])
+            yield EpisodeRecord(line["iteration"], line["split"], line["advantages"], trajectory)
+
+
+def read_run(folder: str | Path) -> RunRecord:
+    """Read a record, also of a run that is still going on or died.
+
+    A last line that was cut off is left out. Missing files are empty.
+
+    Raises:
+        RecordError: The folder holds no record, or a line other than the last is damaged.
+    """
+    folder = Path(folder)
+    run = folder / RUN
+    if not run.exists() and not (folder / METRICS).exists():
+        raise RecordError(f"{folder} holds no run: neither {RUN} nor {METRICS} is there")
+    try:
+        meta = json.loads(run.read_text(encoding="utf-8")) if run.exists() else {}
+    except (OSError, json.JSONDecodeError) as error:
+        raise RecordError(f"cannot read {run}: {error}") from error
+    return RunRecord(folder, meta, list(_lines(folder / METRICS)))
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith("\n"):
+                return
+            if not line.strip():
+                continue
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError as error:
+                raise RecordError(f"{path}, line {number}: {error}") from error
+
+
+def _drop_torn_line(path: Path) -> None:
+    if not path.exists():
+        return
+    with path.open("rb+") as file:
+        size = file.seek(0, 2)
+        end = size
+        while end > 0:
+            begin = max(end - 65536, 0)
+            file.seek(begin)
+            newline = file.read(end - begin).rfind(b"\n")
+            if newline >= 0:
+                end = begin + newline + 1
+                break
+            end = begin
+        if end != size:
+            file.truncate(end)
