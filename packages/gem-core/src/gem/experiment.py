@@ -5,9 +5,9 @@
 - `Launch`: a trainer's native command with its environment and files.
 - `Adapter`: what an entry point of the group `gem.adapters` provides.
 
-`python -m gem.experiment NAME --run-dir DIR [--cpu]` reads a RunSpec as JSON from standard input and
-writes the `Launch` of adapter NAME as JSON. Trainers live in virtual environments of their own;
-this is how a program in another one asks them for their command.
+`python -m gem.experiment NAME --run-dir DIR [--cpu]` reads a RunSpec as JSON from standard input
+and writes the `Launch` of adapter NAME as JSON. Trainers live in virtual environments of their
+own; this is how a program in another one asks them for their command.
 """
 
 from __future__ import annotations
@@ -275,7 +275,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def _build(part: type[PartT], data: Any, path: str) -> PartT:
     if not isinstance(data, Mapping):
-        raise ConfigurationError(f"{path or 'the spec'} must be a table, got {data!r}")
+        name = path.rstrip(".") or "the spec"
+        raise ConfigurationError(f"{name} must be a table, got {data!r}")
     hints = typing.get_type_hints(part)
     fields = {f.name: f for f in dataclasses.fields(part)}  # type: ignore[arg-type]
     for key in data:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -136,4 +137,13 @@ def _load() -> None:
 
     register_all()
     for entry in entry_points(group=ENTRY_POINT_GROUP):
-        entry.load()()
+        try:
+            entry.load()()
+        except Exception as error:
+            # One broken package must not take everybody's environments away.
+            warnings.warn(
+                f"the environments of entry point {entry.name} = {entry.value} are missing: "
+                f"{type(error).__name__}: {error}",
+                RuntimeWarning,
+                stacklevel=2,
+            )

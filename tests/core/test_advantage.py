@@ -1,0 +1,243 @@
+"""Returns and advantages: values worked out by hand, and properties that hold for every batch."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from gem import advantage
+from gem.advantage import ADVANTAGES, MIN_STD, TurnTable
+from gem.errors import ConfigurationError
+
+# Two tasks, two episodes each: a win in three turns, a format error, a win at once, a draw.
+REWARDS = [[0.0, 0.0, 1.0], [0.0, -0.1], [1.0], [0.5, 0.0]]
+GROUPS = [0, 0, 1, 1]
+
+reward = st.floats(-10, 10).map(lambda x: round(x, 3))
+episode = st.lists(reward, min_size=1, max_size=6)
+batch = st.lists(episode, min_size=1, max_size=8)
+
+
+def all_estimators(table: TurnTable, **kwargs: Any) -> dict[str, list[list[float]]]:
+    return {
+        name: table.split(advantage.advantages(name, table, gamma=0.9, lam=0.8, **kwargs)[0])
+        for name in ADVANTAGES
+        if name != "gae" or table.value is not None
+    }
+
+
+def nearly(a: Any, b: Any) -> bool:
+    return bool(np.allclose(np.concatenate(a), np.concatenate(b), rtol=1e-9, atol=1e-9))
+
+
+def test_returns_by_hand() -> None:
+    table = TurnTable.build(REWARDS)
+    g = table.split(advantage.returns(table, 0.5))
+    assert g == [[0.25, 0.5, 1.0], [-0.05, -0.1], [1.0], [0.5, 0.0]]
+    assert table.split(advantage.reinforce(table, 0.5)) == g
+
+
+def test_rebn_by_hand() -> None:
+    table = TurnTable.build([[1.0, 1.0], [3.0]])
+    # gamma 1: G = 2, 1, 3; mean 2; population variance 2/3.
+    scale = math.sqrt(1.5)
+    assert table.split(advantage.rebn(table, 1.0)) == [[0.0, -scale], [scale]]
+
+
+def test_grpo_and_rloo_by_hand() -> None:
+    table = TurnTable.build([[1.0, 0.0], [0.0], [0.5], [4.0]], groups=[0, 0, 0, 1])
+    # Group 0: R = 1, 0, 0.5; mean 0.5; population std sqrt(1/6). Group 1 is alone.
+    a = 0.5 / math.sqrt(1 / 6)
+    assert nearly(table.split(advantage.grpo(table)), [[a, a], [-a], [0.0], [0.0]])
+    assert nearly(
+        table.split(advantage.grpo(table, scale=False)), [[0.5, 0.5], [-0.5], [0.0], [0.0]]
+    )
+    # Leave-one-out means: 0.25, 0.75, 0.5.
+    assert nearly(table.split(advantage.rloo(table)), [[0.75, 0.75], [-0.75], [0.0], [0.0]])
+
+
+def test_gae_by_hand() -> None:
+    table = TurnTable.build([[0.0, 1.0]], values=[[0.5, 0.25]])
+    advantages, targets = advantage.gae(table, gamma=0.9, lam=0.5)
+    second = 1.0 - 0.25
+    first = 0.0 + 0.9 * 0.25 - 0.5 + 0.9 * 0.5 * second
+    assert advantages.tolist() == pytest.approx([first, second], abs=1e-15)
+    assert targets.tolist() == pytest.approx([first + 0.5, 1.0], abs=1e-15)
+
+
+@given(batch)
+def test_gae_with_lambda_one_is_return_minus_value(rewards: list[list[float]]) -> None:
+    values = [[0.1 * t for t in range(len(r))] for r in rewards]
+    table = TurnTable.build(rewards, values=values)
+    advantages, targets = advantage.gae(table, gamma=0.9, lam=1.0)
+    np.testing.assert_allclose(targets, advantage.returns(table, 0.9), atol=1e-9)
+    assert table.value is not None
+    np.testing.assert_allclose(advantages, targets - table.value, atol=1e-9)
+
+
+@given(batch, st.sampled_from([0.0, 0.5, 0.9, 1.0]))
+def test_returns_match_the_recursion(rewards: list[list[float]], gamma: float) -> None:
+    table = TurnTable.build(rewards)
+    expected = []
+    for r in rewards:
+        g, column = 0.0, []
+        for x in reversed(r):
+            g = x + gamma * g
+            column.append(g)
+        expected.append(column[::-1])
+    assert table.split(advantage.returns(table, gamma)) == expected
+
+
+@given(batch)
+def test_rebn_has_mean_zero_and_population_std_one(rewards: list[list[float]]) -> None:
+    table = TurnTable.build(rewards)
+    g = advantage.returns(table, 0.9).tolist()
+    assume(statistics.pstdev(g) > 1e-3)
+    a = advantage.rebn(table, 0.9)
+    assert a.mean() == pytest.approx(0.0, abs=1e-9)
+    assert a.std(ddof=0) == pytest.approx(1.0, rel=1e-9)
+    mean, std = statistics.fmean(g), statistics.pstdev(g)
+    np.testing.assert_allclose(a, [(x - mean) / std for x in g], rtol=1e-6, atol=1e-9)
+
+
+@given(batch, st.randoms(use_true_random=False))
+def test_the_order_of_episodes_does_not_matter(rewards: list[list[float]], random: Any) -> None:
+    groups = [i // 2 for i in range(len(rewards))]
+    values = [[0.3] * len(r) for r in rewards]
+    order = list(range(len(rewards)))
+    random.shuffle(order)
+    straight = all_estimators(TurnTable.build(rewards, groups=groups, values=values))
+    shuffled = all_estimators(
+        TurnTable.build(
+            [rewards[i] for i in order],
+            groups=[groups[i] for i in order],
+            values=[values[i] for i in order],
+        )
+    )
+    for name in ADVANTAGES:
+        assert nearly([straight[name][i] for i in order], shuffled[name]), name
+
+
+@given(batch, st.lists(episode, max_size=3))
+def test_invalid_episodes_change_nothing_and_get_nothing(
+    rewards: list[list[float]], lost: list[list[float]]
+) -> None:
+    groups = [i // 2 for i in range(len(rewards))]
+    alone = all_estimators(TurnTable.build(rewards, groups=groups))
+    broken = [[math.nan, *r] for r in lost]
+    mixed = all_estimators(
+        TurnTable.build(
+            broken + rewards,
+            groups=[0] * len(lost) + groups,
+            valid=[False] * len(lost) + [True] * len(rewards),
+        )
+    )
+    for name, per_episode in mixed.items():
+        assert nearly([[0.0], *per_episode[len(lost) :]], [[0.0], *alone[name]]), name
+        assert not np.any(np.concatenate([[0.0], *per_episode[: len(lost)]])), name
+
+
+@given(batch)
+def test_episodes_without_turns_change_nothing(rewards: list[list[float]]) -> None:
+    groups = [i // 2 for i in range(len(rewards))]
+    alone = all_estimators(TurnTable.build(rewards, groups=groups))
+    padded = all_estimators(TurnTable.build([[], *rewards, []], groups=[0, *groups, 9]))
+    for name in padded:
+        assert padded[name] == [[], *alone[name], []]
+
+
+@pytest.mark.parametrize("constant", [-0.1, 0.0, 0.1, 0.3, 1.0, 1e9, -1e150])
+@pytest.mark.parametrize("episodes", [1, 8, 16, 128])
+def test_equal_returns_give_exactly_zero(constant: float, episodes: int) -> None:
+    table = TurnTable.build([[constant]] * episodes, groups=[i // 4 for i in range(episodes)])
+    for name in ("rebn", "grpo", "rloo"):
+        if abs(constant) <= 1e6 or name == "rloo" or episodes == 1:
+            a, _ = advantage.advantages(name, table, gamma=0.9)
+            assert not a.any(), name
+    assert not advantage.grpo(table, scale=False).any()
+    assert np.isfinite(advantage.rebn(table, 0.9)).all()
+
+
+@given(st.lists(st.lists(st.floats(-1e149, 1e149), min_size=1, max_size=3), min_size=1))
+def test_extreme_rewards_never_give_nan_or_infinity(rewards: list[list[float]]) -> None:
+    table = TurnTable.build(rewards, groups=[i // 2 for i in range(len(rewards))])
+    for name in ("reinforce", "rebn", "grpo", "rloo"):
+        for column in advantage.advantages(name, table, gamma=1.0):
+            assert np.isfinite(column).all(), name
+
+
+def test_a_spread_below_the_threshold_carries_no_signal() -> None:
+    tiny = [[0.0], [MIN_STD]]
+    table = TurnTable.build(tiny, groups=[0, 0])
+    assert not advantage.rebn(table, 1.0).any()
+    assert not advantage.grpo(table).any()
+    clear = TurnTable.build([[0.0], [4 * MIN_STD]], groups=[0, 0])
+    assert advantage.rebn(clear, 1.0).tolist() == pytest.approx([-1.0, 1.0])
+
+
+@given(batch, st.integers(1, 4))
+def test_data_parallel_shards_give_the_whole_batchs_rebn(
+    rewards: list[list[float]], ranks: int
+) -> None:
+    whole = TurnTable.build(rewards)
+    expected = whole.split(advantage.rebn(whole, 0.9))
+    shards = [TurnTable.build(rewards[r::ranks]) for r in range(ranks)]
+    # Lockstep ranks: run each until its k-th reduction, sum, go on; here by replaying.
+    totals: list[np.ndarray[Any, Any]] = []
+    while True:
+        partial: list[np.ndarray[Any, Any]] = []
+        results = []
+        for shard in shards:
+            calls = 0
+
+            def reduce(x: Any) -> Any:
+                nonlocal calls
+                calls += 1
+                if calls <= len(totals):
+                    return totals[calls - 1]
+                if calls == len(totals) + 1:
+                    partial.append(x)
+                return x
+
+            results.append(shard.split(advantage.rebn(shard, 0.9, reduce)))
+        if not partial:
+            break
+        totals.append(np.sum(partial, axis=0))
+    assert len(totals) == 2
+    for rank in range(ranks):
+        if results[rank]:
+            assert nearly(results[rank], expected[rank::ranks])
+
+
+def test_wrong_input_is_named() -> None:
+    with pytest.raises(ConfigurationError, match="reward of episode 1, turn 2 is nan"):
+        TurnTable.build([[0.0], [0.0, 1.0, math.nan]])
+    with pytest.raises(ConfigurationError, match="value of episode 0, turn 0 is inf"):
+        TurnTable.build([[0.0]], values=[[math.inf]])
+    with pytest.raises(ConfigurationError, match="at most 1e\\+150"):
+        TurnTable.build([[1e151]])
+    with pytest.raises(ConfigurationError, match="groups has 1 entries for 2 episodes"):
+        TurnTable.build([[0.0], [1.0]], groups=[0])
+    with pytest.raises(ConfigurationError, match="episode 0 has 1 rewards but 2 values"):
+        TurnTable.build([[0.0]], values=[[0.0, 0.0]])
+    table = TurnTable.build([[0.0]])
+    with pytest.raises(ConfigurationError, match=r"gamma must be within \[0, 1\], got 1.5"):
+        advantage.returns(table, 1.5)
+    with pytest.raises(ConfigurationError, match="needs a value for every turn"):
+        advantage.gae(table, 0.9, 0.9)
+    with pytest.raises(ConfigurationError, match="unknown advantage 'ppo'; known: reinforce"):
+        advantage.advantages("ppo", table, gamma=0.9)
+
+
+def test_an_empty_batch_is_fine() -> None:
+    table = TurnTable.build([])
+    for name in ("reinforce", "rebn", "grpo", "rloo"):
+        a, g = advantage.advantages(name, table, gamma=0.9)
+        assert len(a) == len(g) == 0
+    assert table.split(advantage.rebn(table, 0.9)) == []
