@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
-
 from gem import advantage
 from gem.advantage import ADVANTAGES, MIN_STD, TurnTable
 from gem.errors import ConfigurationError
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 # Two tasks, two episodes each: a win in three turns, a format error, a win at once, a draw.
 REWARDS = [[0.0, 0.0, 1.0], [0.0, -0.1], [1.0], [0.5, 0.0]]
@@ -152,16 +151,14 @@ def test_episodes_without_turns_change_nothing(rewards: list[list[float]]) -> No
         assert padded[name] == [[], *alone[name], []]
 
 
-@pytest.mark.parametrize("constant", [-0.1, 0.0, 0.1, 0.3, 1.0, 1e9, -1e150])
+@pytest.mark.parametrize("constant", [-0.1, 0.0, 0.1, 0.3, 1.0, 1e9 / 3, -1e150 / 3])
 @pytest.mark.parametrize("episodes", [1, 8, 16, 128])
 def test_equal_returns_give_exactly_zero(constant: float, episodes: int) -> None:
     table = TurnTable.build([[constant]] * episodes, groups=[i // 4 for i in range(episodes)])
     for name in ("rebn", "grpo", "rloo"):
-        if abs(constant) <= 1e6 or name == "rloo" or episodes == 1:
-            a, _ = advantage.advantages(name, table, gamma=0.9)
-            assert not a.any(), name
+        a, _ = advantage.advantages(name, table, gamma=0.9)
+        assert not a.any(), name
     assert not advantage.grpo(table, scale=False).any()
-    assert np.isfinite(advantage.rebn(table, 0.9)).all()
 
 
 @given(st.lists(st.lists(st.floats(-1e149, 1e149), min_size=1, max_size=3), min_size=1))

@@ -33,6 +33,9 @@ ADVANTAGES = ("reinforce", "rebn", "grpo", "rloo", "gae")
 MIN_STD = 1e-6
 """Below this standard deviation a batch or group carries no signal: its advantages are 0."""
 
+ROUNDING = 1e-12
+"""So is a standard deviation below this fraction of the mean: it is rounding error."""
+
 MAX_MAGNITUDE = 1e150
 """Largest reward or value accepted: sums of squares stay finite, so no result can be NaN."""
 
@@ -274,9 +277,11 @@ def _normalise(x: Floats, valid: NDArray[np.bool_], all_reduce: AllReduce) -> Fl
     result = np.zeros_like(x)
     if n == 0:
         return result
-    centred = chosen - total / n
+    mean = total / n
+    centred = chosen - mean
     std = np.sqrt(all_reduce(np.array([(centred * centred).sum()]))[0] / n)
-    if std < MIN_STD:
+    # The mean of equal numbers may be off by a rounding error, which must not be blown up to 1.
+    if std < max(MIN_STD, ROUNDING * abs(mean)):
         return result
     result[valid] = centred / std
     return result

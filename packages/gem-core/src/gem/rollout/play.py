@@ -268,13 +268,13 @@ async def play(
     for _ in range(retries + 1):
         env: Env | None = None
         try:
-            with blames_env():
+            with blames_env(step_timeout_s):
                 env = await run(make_env, task)
                 observation, info = await run(env.reset, seed=task.seed)
             episode.begin(observation, info)
             while episode.request is not None:
                 text = episode.receive(await sampler(episode.request))
-                with blames_env():
+                with blames_env(step_timeout_s):
                     episode.advance(await run(env.step, text))
             return episode.trajectory
         except EnvFailedError as error:
@@ -291,14 +291,19 @@ class EnvFailedError(Exception):
 
 
 @contextlib.contextmanager
-def blames_env() -> Iterator[None]:
-    """Turn what an environment raises into `EnvFailedError`; wrong configuration passes."""
+def blames_env(limit_s: float | None = None) -> Iterator[None]:
+    """Turn what an environment raises into `EnvFailedError`; wrong configuration passes.
+
+    Args:
+        limit_s: Time limit to name in the message, in seconds.
+    """
     try:
         yield
     except (ConfigurationError, MissingExtraError, UnknownEnvError, UnknownParameterError):
         raise
     except asyncio.TimeoutError as error:
-        raise EnvFailedError(f"environment exceeded its time limit {error}".rstrip()) from error
+        limit = "" if limit_s is None else f" of {limit_s:g} s"
+        raise EnvFailedError(f"environment exceeded its time limit{limit}") from error
     except Exception as error:
         raise EnvFailedError(f"{type(error).__name__}: {error}") from error
 

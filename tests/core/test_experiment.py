@@ -1,0 +1,127 @@
+"""The RunSpec: what it accepts, how it refuses, and the way to a trainer's command."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from gem import experiment
+from gem.errors import ConfigurationError
+from gem.experiment import Knob, Launch, RunSpec
+from gem.tasks import Task
+
+SPEC: dict[str, Any] = {
+    "name": "guess",
+    "env": {"id": "game:GuessTheNumber-v0-easy", "params": {"hint": "range"}, "seed": 100},
+    "policy": {"model": "tiny", "prompt_tokens": 64, "response_tokens": 256, "turn_tokens": 8},
+    "algorithm": {"advantage": "rebn", "gamma": 0.9},
+    "optimizer": {"lr": 1e-3},
+    "training": {"iterations": 3, "tasks": 2, "group_size": 4},
+    "eval": [{"name": "same", "id": "game:GuessTheNumber-v0-easy"}],
+}
+
+
+def changed(path: str, value: Any) -> dict[str, Any]:
+    data = copy.deepcopy(SPEC)
+    *tables, key = path.split(".")
+    inner = data
+    for table in tables:
+        inner = inner.setdefault(table, {})
+    inner[key] = value
+    return data
+
+
+def test_a_spec_reads_back() -> None:
+    spec = RunSpec.from_mapping(SPEC)
+    assert spec.algorithm.clip == 0.2
+    assert spec.optimizer.lr == 1e-3
+    assert RunSpec.from_mapping(json.loads(json.dumps(spec.to_mapping()))) == spec
+
+
+def test_every_iteration_plays_new_seeds() -> None:
+    spec = RunSpec.from_mapping(SPEC)
+    tasks = [t for k in range(3) for t in spec.train_tasks(k)]
+    assert tasks == [Task(spec.env.id, s, {"hint": "range"}) for s in range(100, 106)]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("algorithm.gama", 0.9, "unknown key 'algorithm.gama'; did you mean 'gamma'"),
+        ("nonsense", 1, "unknown key 'nonsense'; known: algorithm"),
+        ("algorithm.gamma", 1.5, r"algorithm.gamma must be at most 1, got 1.5"),
+        ("algorithm.gamma", "high", "algorithm.gamma must be of type float, got 'high'"),
+        ("algorithm.gamma", True, "algorithm.gamma must be of type float, got True"),
+        ("algorithm.gamma", float("nan"), "algorithm.gamma must be at least 0, got nan"),
+        ("algorithm.advantage", "ppo", "algorithm.advantage must be one of reinforce, rebn"),
+        ("optimizer.lr", 0, "optimizer.lr must be above 0, got 0.0"),
+        ("training.tasks", 0, "training.tasks must be at least 1, got 0"),
+        ("training.tasks", 1.0, "training.tasks must be of type int, got 1.0"),
+        ("policy.turns", 0, "policy.turns must be at least 1"),
+        ("policy.model", None, "policy.model must be of type str, got None"),
+        ("env", 3, "env must be a table, got 3"),
+        ("env.params", 3, "env.params must be a table, got 3"),
+        ("eval", {"name": "x"}, "eval must be an array of tables"),
+        ("eval", [{"name": "x"}], r"missing key 'eval\[0\].id' \(registered environment id\)"),
+    ],
+)
+def test_a_wrong_key_or_value_is_named(path: str, value: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        RunSpec.from_mapping(changed(path, value))
+
+
+def test_a_missing_table_is_named() -> None:
+    data = {k: v for k, v in SPEC.items() if k != "optimizer"}
+    with pytest.raises(ConfigurationError, match="missing key 'optimizer'"):
+        RunSpec.from_mapping(data)
+
+
+def test_a_launch_reads_back() -> None:
+    launch = Launch(
+        ["python", "-m", "x"], {"A": "1"}, ["B"], {"f": "text"}, [Knob("a", "matched", "b=1")]
+    )
+    assert Launch.from_json(launch.to_json()) == launch
+
+
+class FakeAdapter:
+    """Stands for an installed adapter; the real ones are tested in their own environments."""
+
+    def compile(self, spec: RunSpec, *, run_dir: Any, cpu: bool) -> Launch:
+        return Launch(["echo", spec.name, str(run_dir), str(cpu)])
+
+
+def test_the_command_line_compiles_a_spec(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Any
+) -> None:
+    class Entry:
+        name = "fake"
+
+        @staticmethod
+        def load() -> Any:
+            return FakeAdapter()
+
+    import io
+
+    monkeypatch.setattr(experiment, "entry_points", lambda group: [Entry])
+    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(SPEC)))
+    assert experiment.main(["fake", "--run-dir", str(tmp_path), "--cpu"]) == 0
+    launch = Launch.from_json(capsys.readouterr().out)
+    assert launch.argv == ["echo", "guess", str(tmp_path), "True"]
+
+
+def test_a_missing_adapter_says_how_to_install_it() -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "gem.experiment", "nowhere", "--run-dir", "."],
+        input=json.dumps(SPEC),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert result.returncode == 2
+    assert "pip install gem-nowhere" in result.stderr
+    assert "Traceback" not in result.stderr
