@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from gem.errors import ConfigurationError, RecordError
 from gem.metrics import episode_metrics
-from gem.record import EPISODES, METRICS, Recorder, read_run
+from gem.record import EPISODES, METRICS, Recorder, TrainedRow, read_run
 from gem.testing.golden import golden_batch, golden_turn_rows
 from gem.trajectory import Drift, Trajectory, turn_table
 
@@ -128,7 +128,8 @@ def test_a_record_reads_back(tmp_path: Path) -> None:
     batch = golden_batch()
     advantages = [[0.5] * len(t.turns) for t in batch]
     recorder.metrics(0, {"success_rate": 0.25, "loss": math.nan})
-    recorder.episodes(0, batch, advantages)
+    row = TrainedRow([3, 4], [5, 6], [1, 0], [0.5, 0.0], [1.0, 0.0])
+    recorder.episodes(0, batch, advantages, rows=[[row]] * len(batch))
     recorder.metrics(1, {"success_rate": 0.5}, split="eval:easy")
     recorder.episodes(1, batch[:1], split="eval:easy")
     run = read_run(tmp_path / "a" / "run")
@@ -142,7 +143,8 @@ def test_a_record_reads_back(tmp_path: Path) -> None:
     episodes = list(run.episodes())
     assert [e.trajectory for e in episodes] == [*batch, batch[0]]
     assert episodes[0].advantages == [0.5, 0.5, 0.5]
-    assert episodes[-1].advantages is None
+    assert episodes[0].rows == [row]
+    assert episodes[-1].advantages is episodes[-1].rows is None
 
 
 def test_a_line_cut_off_by_a_crash_loses_only_itself(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@
   Iterations count from 0; the metrics of a batch are those of the policy that sampled it.
   `time_s` is seconds since the recorder was opened.
 - `episodes.jsonl`: a line per episode:
-  `{"iteration": int, "split": str, "advantages": [per turn], "trajectory": {...}}`.
+  `{"iteration": int, "split": str, "advantages": [per turn], "rows": [...], "trajectory": {...}}`,
+  where `rows` is what the trainer itself trains on (`TrainedRow`), if it was asked to show it.
 
 Lines are written whole and flushed, so a run that dies leaves a readable record.
 """
@@ -17,7 +18,7 @@ import json
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,21 @@ from gem.errors import RecordError
 from gem.trajectory import Trajectory
 
 RUN, METRICS, EPISODES = "run.json", "metrics.jsonl", "episodes.jsonl"
+
+
+@dataclass(frozen=True)
+class TrainedRow:
+    """One training row as read back from the trainer's own tensors, one entry a token."""
+
+    prompt_ids: list[int]
+    """Without padding."""
+    response_ids: list[int]
+    mask: list[int]
+    """1 where the loss counts the token, `[response]`."""
+    rewards: list[float]
+    """Token-level rewards, `[response]`."""
+    advantages: list[float]
+    """Token-level advantages, `[response]`."""
 
 
 class Recorder:
@@ -76,8 +92,16 @@ class Recorder:
         trajectories: Sequence[Trajectory],
         advantages: Sequence[Sequence[float]] | None = None,
         split: str = "train",
+        rows: Sequence[Sequence[TrainedRow]] | None = None,
     ) -> None:
-        """Append episodes with the advantage of each turn (None where there is none).
+        """Append episodes.
+
+        Args:
+            iteration: Number of the batch.
+            trajectories: Its episodes.
+            advantages: Advantage of each turn, `advantages[episode][turn]`.
+            split: `train` or `eval:<name>`.
+            rows: What the trainer trains on, `rows[episode][row]`.
 
         Raises:
             RecordError: They cannot be written; earlier lines stay readable.
@@ -88,6 +112,7 @@ class Recorder:
                 "iteration": iteration,
                 "split": split,
                 "advantages": None if advantages is None else list(advantages[index]),
+                "rows": None if rows is None else [asdict(row) for row in rows[index]],
                 "trajectory": trajectory.to_dict(),
             }
             lines.append(json.dumps(line, separators=(",", ":")))
@@ -117,6 +142,7 @@ class EpisodeRecord:
     iteration: int
     split: str
     advantages: list[float] | None
+    rows: list[TrainedRow] | None
     trajectory: Trajectory
 
 
@@ -131,8 +157,14 @@ class RunRecord:
     def episodes(self) -> Iterator[EpisodeRecord]:
         """Yield the recorded episodes in order, one at a time."""
         for line in _lines(self.folder / EPISODES):
-            trajectory = Trajectory.from_dict(line["trajectory"])
-            yield EpisodeRecord(line["iteration"], line["split"], line["advantages"], trajectory)
+            rows = line.get("rows")
+            yield EpisodeRecord(
+                iteration=line["iteration"],
+                split=line["split"],
+                advantages=line["advantages"],
+                rows=None if rows is None else [TrainedRow(**row) for row in rows],
+                trajectory=Trajectory.from_dict(line["trajectory"]),
+            )
 
 
 def read_run(folder: str | Path) -> RunRecord:

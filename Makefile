@@ -1,0 +1,49 @@
+# `make` prints the targets. Python environments are built under .venvs/, their third-party parts
+# are cached in $GEM_CACHE (default ~/.cache/gem-core).
+
+PYTHON ?= python3.11
+VENVS := $(PYTHON) packages/gem-cpu/src/gem_cpu/venvs.py build
+DEV := .venvs/dev/bin/python
+VERL := .venvs/verl/bin/python
+BENCH := $(DEV) -m gem_bench
+RUNS ?= runs
+MODEL ?= tiny
+SEEDS ?= 0 1 2
+
+.DEFAULT_GOAL := help
+.PHONY: help
+help: ## Print this list
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
+
+# Environments
+
+.PHONY: env-dev env-verl
+env-dev: ## Environment for development, the reference trainer and gem-bench
+	@$(VENVS) dev
+env-verl: ## Environment with real verl and vLLM, both for CPU
+	@$(VENVS) verl
+
+# The product
+
+.PHONY: demo
+demo: env-dev env-verl ## One experiment in the reference trainer and in real verl; ends in runs/demo/report.html
+	$(BENCH) run recipes/guess-easy.toml --to reference --cpu --out $(RUNS)/demo/reference --set policy.model=$(MODEL)
+	$(BENCH) run recipes/guess-easy.toml --to verl --cpu --out $(RUNS)/demo/verl --set policy.model=$(MODEL)
+	$(BENCH) compare $(RUNS)/demo/reference $(RUNS)/demo/verl
+	$(BENCH) report $(RUNS)/demo/reference $(RUNS)/demo/verl --out $(RUNS)/demo/report.html
+
+# Checks
+
+.PHONY: lint types test test-dev test-verl conformance
+lint: env-dev ## Style and formatting
+	$(DEV) -m ruff check .
+	$(DEV) -m ruff format --check .
+types: env-dev ## Static types of all packages
+	$(DEV) -m mypy packages/gem-core/src packages/gem-bench/src packages/gem-cpu/src packages/gem-verl/src
+test: test-dev test-verl ## Unit, property and installation tests, conformance L0
+test-dev: env-dev
+	$(DEV) -m pytest -q -n 2 -m "not slow" tests/core tests/bench tests/cpu tests/packages
+test-verl: env-verl
+	GEM_CPU=1 $(VERL) -m pytest -q -m "not slow" tests/verl tests/conformance
+conformance: env-dev env-verl ## Run reference and real verl, compare them (levels L1 to L3)
+	$(DEV) -m pytest -q tests/conformance -m slow
