@@ -1,0 +1,124 @@
+"""Every package builds a wheel and installs from it into an environment that has nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("gem-core", "gem-bench", "gem-cpu", "gem-verl")
+IMPORT_EVERYTHING = """
+import importlib, json, pkgutil, sys, {name} as package
+found = [package.__name__]
+for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+    if not module.name.endswith("__main__"):
+        found.append(module.name)
+        importlib.import_module(module.name)
+print(json.dumps(found))
+"""
+
+
+def run(*command: str | Path, **kwargs: object) -> subprocess.CompletedProcess[str]:
+    result = subprocess.run(
+        [str(word) for word in command],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+        **kwargs,  # type: ignore[call-overload]
+    )
+    return result  # type: ignore[no-any-return]
+
+
+def checked(*command: str | Path) -> str:
+    result = run(*command)
+    assert result.returncode == 0, f"{command}\n{result.stdout}\n{result.stderr}"
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("wheels")
+    for name in PACKAGES:
+        source = ROOT / "packages" / name
+        checked(sys.executable, "-m", "build", "-w", "-n", "-o", folder, source)
+    found = {w.name.split("-")[0].replace("_", "-"): w for w in folder.glob("*.whl")}
+    assert sorted(found) == sorted(PACKAGES)
+    return found
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Path:
+    """The Python of a new environment without anything but pip."""
+    checked(sys.executable, "-m", "venv", tmp_path / "env")
+    return tmp_path / "env" / "bin" / "python"
+
+
+def install(python: Path, *what: str | Path) -> None:
+    for attempt in range(3):
+        result = run(python, "-m", "pip", "install", "-q", *what)
+        if result.returncode == 0:
+            return
+        assert attempt < 2, result.stderr
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_a_wheel_carries_its_licence_and_types(wheels: dict[str, Path], name: str) -> None:
+    names = zipfile.ZipFile(wheels[name]).namelist()
+    assert any(n.endswith("/LICENSE") for n in names)
+    assert any(n.endswith("/py.typed") for n in names)
+    assert not any("test_" in n or "__pycache__" in n for n in names)
+
+
+def test_gem_core_installs_alone_with_at_most_five_distributions(
+    wheels: dict[str, Path], empty: Path
+) -> None:
+    before = {d["name"] for d in json.loads(checked(empty, "-m", "pip", "list", "--format=json"))}
+    install(empty, wheels["gem-core"])
+    after = {d["name"] for d in json.loads(checked(empty, "-m", "pip", "list", "--format=json"))}
+    assert "gem-core" in after - before
+    assert len(after - before) <= 5
+    modules = json.loads(checked(empty, "-c", IMPORT_EVERYTHING.format(name="gem")))
+    assert "gem.rollout.play" in modules
+    checked(empty, "-m", "gem", "check", "game:GuessTheNumber-v0-easy")
+
+
+def test_importing_gem_loads_nothing_but_the_standard_library(
+    wheels: dict[str, Path], empty: Path
+) -> None:
+    install(empty, wheels["gem-core"])
+    program = (
+        "import sys, gem; gem.make('game:Wordle-v0').reset(seed=0); "
+        "print([m for m in sys.modules if m.split('.')[0] not in "
+        "(*sys.stdlib_module_names, 'gem', '__main__', '__mp_main__') "
+        "and not m.startswith(('_', 'sitecustomize'))])"
+    )
+    assert checked(empty, "-c", program).strip() == "[]"
+
+
+def test_gem_bench_installs_with_gem_core_alone(wheels: dict[str, Path], empty: Path) -> None:
+    install(empty, wheels["gem-core"], wheels["gem-bench"])
+    assert "usage: gem-bench" in checked(empty, "-m", "gem_bench", "--help")
+
+
+def test_gem_cpu_installs_with_gem_core_alone(wheels: dict[str, Path], empty: Path) -> None:
+    install(empty, wheels["gem-core"], wheels["gem-cpu"])
+    checked(empty, "-c", "import gem_cpu")
+
+
+def test_an_adapter_without_its_trainer_says_what_to_install(
+    wheels: dict[str, Path], empty: Path
+) -> None:
+    install(empty, wheels["gem-core"])
+    install(empty, "--no-deps", wheels["gem-verl"])
+    result = run(empty, "-m", "gem_verl.doctor")
+    assert result.returncode != 0
+    output = result.stdout + result.stderr
+    assert "Traceback" not in output
+    assert "verl" in output
+    assert "pip install" in output
