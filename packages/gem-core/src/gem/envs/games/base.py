@@ -1,0 +1,235 @@
+"""What all turn-limited text games share: boxed moves, turn counting, messages, ends."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from gem.core import Env, Info, Step
+from gem.errors import ConfigurationError, ResetNeededError, UnknownParameterError
+
+Move = TypeVar("Move")
+T = TypeVar("T")
+
+SUCCESS_REWARD = 1.0
+FORMAT_ERROR_REWARD = -0.1
+
+_BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
+_OUT_OF_TURNS = "You have reached the maximum number of turns."
+
+
+class Outcome(NamedTuple):
+    """What one parsed move led to."""
+
+    feedback: str
+    """What the player is told about the move, beginning with its turn."""
+    reward: float = 0.0
+    won: bool = False
+    valid: bool = True
+    """False when the rules do not allow the move; it costs a turn all the same."""
+
+
+class Game(Env, Generic[Move]):
+    r"""A game of text turns in which the last readable `\boxed{...}` is the move.
+
+    Subclasses set the parameters of the episode, `max_turns` among them, in `_start` and
+    implement the other underscore methods. Every step's info has the keys `success`,
+    `format_error` and `invalid_action`, all bool.
+
+    Attributes:
+        turn: Turns taken in this episode.
+        max_turns: Turns of this episode; set by `reset`.
+    """
+
+    request = "Enter your guess."
+    """Last line of every observation after which the player is to move."""
+
+    turn: int
+    max_turns: int
+
+    def __init__(self, *, format_error_ends: bool = True, seed: int | None = None) -> None:
+        r"""Store what is common to all games.
+
+        Args:
+            format_error_ends: Whether an action without a readable `\boxed{...}` ends the
+                episode; otherwise it costs a turn. Its reward is -0.1 either way.
+            seed: Seed of the first `reset` that is not given one.
+        """
+        super().__init__(seed=seed)
+        self.format_error_ends = flag("format_error_ends", format_error_ends)
+        self._over = True
+
+    def reset(self, seed: int | None = None, **options: Any) -> tuple[str, Info]:
+        """Begin an episode; there are no options.
+
+        Raises:
+            UnknownParameterError: An option was given.
+        """
+        if options:
+            raise UnknownParameterError(
+                f"{type(self).__name__}.reset has no option {', '.join(map(repr, options))}"
+            )
+        super().reset(seed=seed)
+        self.turn = 0
+        self._start()
+        self._over = False
+        return _lines(self._instructions(), self._board(), self.request), {}
+
+    def step(self, action: str) -> Step:
+        """Play one turn; see `Env.step`."""
+        if self._over:
+            raise ResetNeededError(
+                f"{type(self).__name__}: the episode has not begun or is over; call reset()"
+            )
+        if not isinstance(action, str):
+            raise TypeError(f"action must be a str, got {type(action).__name__}")
+        self.turn += 1
+        move = self._last_move(action)
+        if move is None:
+            return self._format_error()
+        feedback, reward, won, valid = outcome = self._play(move)
+        truncated = not won and self.turn >= self.max_turns
+        if truncated:
+            reward += self._final_reward(outcome)
+        self._over = won or truncated
+        last = _OUT_OF_TURNS if truncated else "" if won else self.request
+        info = {"success": won, "format_error": False, "invalid_action": not valid}
+        return _lines(feedback, self._board(), last), reward, won, truncated, info
+
+    def render(self) -> str:
+        """Return the turn, what the player knows so far, and the board."""
+        self._need_reset()
+        title = f"{type(self).__name__}, turn {self.turn} of {self.max_turns}"
+        return _lines(title, self._state(), self._board())
+
+    def sample_random_action(self) -> str:
+        """Return a random legal move; after the end, any readable one."""
+        self._need_reset()
+        return boxed(self._random_move())
+
+    def oracle_action(self) -> str:
+        """Return the next move of a policy that knows the rules and what was observed."""
+        self._need_reset()
+        return boxed(self._oracle_move())
+
+    def _need_reset(self) -> None:
+        """Raise `ResetNeededError` before the first `reset`."""
+        _ = self.episode_key
+
+    def _last_move(self, action: str) -> Move | None:
+        for content in reversed(_BOXED.findall(action)):
+            move = self._parse(content.strip())
+            if move is not None:
+                return move
+        return None
+
+    def _format_error(self) -> Step:
+        feedback = (
+            f"At turn {self.turn}, you did not provide a valid guess. "
+            f"Expected {self._expected()}, for example {self._example()}."
+        )
+        truncated = not self.format_error_ends and self.turn >= self.max_turns
+        self._over = self.format_error_ends or truncated
+        last = _OUT_OF_TURNS if truncated else "" if self._over else self.request
+        info = {"success": False, "format_error": True, "invalid_action": False}
+        observation = _lines(feedback, self._board(), last)
+        return observation, FORMAT_ERROR_REWARD, self.format_error_ends, truncated, info
+
+    def _start(self) -> None:
+        """Draw the parameters left open and the secret, from `self.rng` alone."""
+        raise NotImplementedError
+
+    def _instructions(self) -> str:
+        """Return the rules, without the request."""
+        raise NotImplementedError
+
+    def _expected(self) -> str:
+        """Return what a readable move is, to follow the word `Expected`."""
+        raise NotImplementedError
+
+    def _example(self) -> str:
+        """Return a readable boxed move that tells nothing about the secret."""
+        raise NotImplementedError
+
+    def _parse(self, content: str) -> Move | None:
+        """Return the move in a box's stripped content, None if it cannot be read."""
+        raise NotImplementedError
+
+    def _play(self, move: Move) -> Outcome:
+        """Apply a move; `self.turn` already counts it."""
+        raise NotImplementedError
+
+    def _board(self) -> str:
+        """Return the current board, empty for games that have none."""
+        return ""
+
+    def _final_reward(self, outcome: Outcome) -> float:
+        """Return what is added to the reward when the last turn did not win."""
+        return 0.0
+
+    def _state(self) -> str:
+        """Return one line for `render`: what the player knows so far."""
+        raise NotImplementedError
+
+    def _random_move(self) -> object:
+        """Return a legal move drawn from `self.action_rng`; any move when none is legal."""
+        raise NotImplementedError
+
+    def _oracle_move(self) -> object:
+        """Return the next move of a policy that wins whenever the game can be won."""
+        raise NotImplementedError
+
+
+def _lines(feedback: str, board: str, last: str) -> str:
+    return "\n".join([text for text in (feedback, board, last) if text])
+
+
+def boxed(content: object) -> str:
+    r"""Return `\boxed{content}`."""
+    return f"\\boxed{{{content}}}"
+
+
+def flag(name: str, value: Any) -> bool:
+    """Check a boolean parameter.
+
+    Raises:
+        ConfigurationError: Not a bool.
+    """
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"{name} must be True or False, got {value!r}")
+    return value
+
+
+def choice(name: str, value: Any, allowed: tuple[T, ...]) -> T:
+    """Check a parameter that is one of a few values.
+
+    Raises:
+        ConfigurationError: None of them.
+    """
+    for candidate in allowed:
+        if value == candidate:
+            return candidate
+    raise ConfigurationError(
+        f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}"
+    )
+
+
+def integer(name: str, value: Any, low: int, high: int) -> int:
+    """Check an integer parameter with inclusive limits; numpy integers are taken too.
+
+    Raises:
+        ConfigurationError: Not an integer, or outside the limits.
+    """
+    try:
+        number = int(value.__index__()) if not isinstance(value, bool) else None
+    except AttributeError:
+        number = None
+    if number is None or not low <= number <= high:
+        raise ConfigurationError(f"{name} must be an integer from {low} to {high}, got {value!r}")
+    return number
+
+
+def optional(check: Callable[..., T], name: str, value: Any, *limits: Any) -> T | None:
+    """Apply `check` unless the value is None, which means: drawn at every reset."""
+    return None if value is None else check(name, value, *limits)

@@ -1,0 +1,194 @@
+"""Mastermind: find a secret code from counts of right and misplaced numbers."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from itertools import permutations, product
+from operator import eq
+
+from gem.envs.games.base import Game, Outcome, boxed, flag, integer, optional
+from gem.errors import ConfigurationError
+
+Code = tuple[int, ...]
+
+_CODE = re.compile(r"[0-9]{1,9}(?:[\s,]+[0-9]{1,9})*")
+_SEPARATORS = re.compile(r"[\s,]+")
+_MAX_LENGTH = 20
+_MAX_NUMBERS = 99
+_MAX_TURNS = 10**6
+
+# `(code_length, num_numbers, max_turns)`: one is drawn when a parameter is left open.
+_CANDIDATES = ((2, 4, 10), (4, 6, 20), (4, 8, 30))
+
+
+class Mastermind(Game[Code]):
+    """A secret code of numbers from 1 to `num_numbers`.
+
+    A black peg is a right number in the right place, a white peg a right number in the wrong
+    place. Reward: every black peg beyond the best guess so far pays `1 / code_length`, so a won
+    game sums to 1.0.
+
+    Attributes:
+        code_length, num_numbers: Parameters of this episode.
+        code: The secret.
+        history: `(guess, black, white)` of every valid guess so far.
+        best: Most black pegs of one guess so far.
+    """
+
+    def __init__(
+        self,
+        code_length: int | None = 4,
+        num_numbers: int | None = 6,
+        duplicate_numbers: bool = False,
+        max_turns: int | None = 20,
+        *,
+        format_error_ends: bool = True,
+        seed: int | None = None,
+    ) -> None:
+        """Set the parameters; those that are None are drawn together at every reset.
+
+        Args:
+            code_length: Numbers in the code; drawn from 2 and 4.
+            num_numbers: Numbers go from 1 to this; drawn from 4, 6 and 8.
+            duplicate_numbers: Whether the code may hold a number twice. Guesses always may.
+            max_turns: Guesses allowed; drawn from 10, 20 and 30.
+            format_error_ends: See `Game`.
+            seed: Seed of the first `reset` that is not given one.
+
+        Raises:
+            ConfigurationError: A value is not allowed, or the code is longer than there are
+                numbers to fill it without duplicates.
+        """
+        super().__init__(format_error_ends=format_error_ends, seed=seed)
+        self.duplicate_numbers = flag("duplicate_numbers", duplicate_numbers)
+        given = (
+            optional(integer, "code_length", code_length, 1, _MAX_LENGTH),
+            optional(integer, "num_numbers", num_numbers, 1, _MAX_NUMBERS),
+            optional(integer, "max_turns", max_turns, 1, _MAX_TURNS),
+        )
+        self._candidates = list(
+            dict.fromkeys(
+                (
+                    drawn[0] if given[0] is None else given[0],
+                    drawn[1] if given[1] is None else given[1],
+                    drawn[2] if given[2] is None else given[2],
+                )
+                for drawn in _CANDIDATES
+            )
+        )
+        if not self.duplicate_numbers:
+            self._candidates = [c for c in self._candidates if c[0] <= c[1]]
+        if not self._candidates:
+            raise ConfigurationError(
+                f"code_length must be at most num_numbers unless duplicate_numbers=True, "
+                f"got code_length={code_length!r} and num_numbers={num_numbers!r}"
+            )
+
+    def _start(self) -> None:
+        drawn = self.rng.choice(self._candidates)
+        self.code_length, self.num_numbers, self.max_turns = drawn
+        numbers = range(1, self.num_numbers + 1)
+        draw = self.rng.choices if self.duplicate_numbers else self.rng.sample
+        self.code = tuple(draw(numbers, k=self.code_length))
+        self.history: dict[Code, tuple[int, int]] = {}
+        self.best = 0
+
+    def _instructions(self) -> str:
+        allowed = "allowed" if self.duplicate_numbers else "not allowed"
+        return (
+            "You are playing Mastermind.\n"
+            f"You have to guess the secret code of {self.code_length} numbers within "
+            f"{self.max_turns} turns.\n"
+            f"The code consists of numbers from 1 to {self.num_numbers} (inclusive). "
+            f"Duplicate numbers are {allowed}.\n"
+            "After you enter your guess, it is marked with black and white pegs: a black peg is a "
+            "correct number in the correct position, a white peg is a correct number in the wrong "
+            "position.\n"
+            "After thinking, format your final answer inside \\boxed{...}, "
+            f"for example, {self._example()}."
+        )
+
+    def _expected(self) -> str:
+        return f"{self.code_length} numbers inside \\boxed{{}}"
+
+    def _example(self) -> str:
+        return boxed(" ".join(str(i % self.num_numbers + 1) for i in range(self.code_length)))
+
+    def _parse(self, content: str) -> Code | None:
+        if not _CODE.fullmatch(content):
+            return None
+        return tuple(map(int, _SEPARATORS.split(content)))
+
+    def _play(self, move: Code) -> Outcome:
+        said = f"At turn {self.turn}, you guessed"
+        if len(move) != self.code_length:
+            return Outcome(
+                f"{said} {len(move)} number(s), but the code has {self.code_length}.", valid=False
+            )
+        guess = " ".join(map(str, move))
+        if min(move) < 1 or max(move) > self.num_numbers:
+            return Outcome(
+                f"{said} {guess}, which has numbers outside the range 1 to {self.num_numbers}.",
+                valid=False,
+            )
+        if move in self.history:
+            return Outcome(f"{said} {guess}, which has been already guessed before.", valid=False)
+        black, white = self.history[move] = pegs(move, self.code)
+        reward = max(0, black - self.best) / self.code_length
+        self.best = max(self.best, black)
+        if black == self.code_length:
+            return Outcome(
+                f"Congratulations! You guessed the correct code {guess} in {self.turn} turns.",
+                reward,
+                won=True,
+            )
+        return Outcome(
+            f"{said} {guess}. This guess receives {black} black peg(s) and {white} white peg(s).",
+            reward,
+        )
+
+    def _state(self) -> str:
+        guesses = ", ".join(
+            f"{' '.join(map(str, guess))} ({black} black, {white} white)"
+            for guess, (black, white) in self.history.items()
+        )
+        return f"{self.code_length} of 1 to {self.num_numbers}; guesses: {guesses or 'none'}"
+
+    def _random_move(self) -> str:
+        numbers = range(1, self.num_numbers + 1)
+        draw = self.action_rng.choices if self.duplicate_numbers else self.action_rng.sample
+        move = tuple(draw(numbers, k=self.code_length))
+        while move in self.history and len(self.history) < self._codes():
+            move = tuple(draw(numbers, k=self.code_length))
+        return " ".join(map(str, move))
+
+    def _codes(self) -> int:
+        """Return how many codes there are."""
+        if self.duplicate_numbers:
+            return int(self.num_numbers**self.code_length)
+        return math.perm(self.num_numbers, self.code_length)
+
+    def _oracle_move(self) -> str:
+        # The first code that agrees with every answer so far; slow for very many codes.
+        for code in self._all_codes():
+            if all(pegs(guess, code) == answer for guess, answer in self.history.items()):
+                return " ".join(map(str, code))
+        raise RuntimeError("no code agrees with the answers")
+
+    def _all_codes(self) -> Iterator[Code]:
+        numbers = range(1, self.num_numbers + 1)
+        if self.duplicate_numbers:
+            return product(numbers, repeat=self.code_length)
+        return permutations(numbers, self.code_length)
+
+
+def pegs(guess: Code, code: Code) -> tuple[int, int]:
+    """Return `(black, white)` pegs of a guess; both codes have the same length."""
+    black = sum(map(eq, guess, code))
+    left = list(code)
+    for number in guess:
+        if number in left:
+            left.remove(number)
+    return black, len(code) - len(left) - black

@@ -1,0 +1,195 @@
+"""Wordle: find a secret word from green, yellow and missing letters."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+
+from gem.envs.games.base import SUCCESS_REWARD, Game, Outcome, boxed, flag, integer, optional
+
+_LETTERS = re.compile(r"[A-Za-z]+(?:[\s,]+[A-Za-z]+)*")
+_SEPARATORS = re.compile(r"[\s,]+")
+_MAX_TURNS = 10**6
+LENGTHS = (3, 7)
+"""Shortest and longest words of the bundled list."""
+
+
+@cache
+def words(length: int) -> tuple[str, ...]:
+    """Return the bundled words of one length, upper case, in alphabetical order."""
+    text = files("gem").joinpath("data/words.txt").read_text(encoding="ascii")
+    return tuple(word.upper() for word in text.split() if len(word) == length)
+
+
+class Wordle(Game[str]):
+    """A secret word of common English; a guess may be any string of letters.
+
+    Feedback marks each letter G (right place), Y (elsewhere in the word) or X (not in the word);
+    a letter is marked as often as the secret has it. Reward: every position that becomes green
+    for the first time pays `0.5 / word_length`, the win 0.5: a won game sums to 1.0.
+
+    Attributes:
+        word_length: Letters of this episode's word.
+        secret: The word, upper case.
+        history: Feedback of every valid guess so far, in order.
+        green: Positions (0-based) that were green so far.
+    """
+
+    def __init__(
+        self,
+        word_length: int | None = 5,
+        max_turns: int | None = 20,
+        *,
+        require_word: bool = False,
+        format_error_ends: bool = True,
+        seed: int | None = None,
+    ) -> None:
+        """Set the parameters; those that are None are drawn at every reset.
+
+        Args:
+            word_length: Letters of the word, 3 to 7; drawn from 3 to 5.
+            max_turns: Guesses allowed; five times the word length when None.
+            require_word: Whether a guess must be in the bundled word list; any other guess is
+                then an invalid action.
+            format_error_ends: See `Game`.
+            seed: Seed of the first `reset` that is not given one.
+
+        Raises:
+            ConfigurationError: A value is not allowed.
+        """
+        super().__init__(format_error_ends=format_error_ends, seed=seed)
+        self._given_length = optional(integer, "word_length", word_length, *LENGTHS)
+        self._given_turns = optional(integer, "max_turns", max_turns, 1, _MAX_TURNS)
+        self.require_word = flag("require_word", require_word)
+
+    def _start(self) -> None:
+        length = self._given_length
+        self.word_length = self.rng.randint(3, 5) if length is None else length
+        turns = self._given_turns
+        self.max_turns = 5 * self.word_length if turns is None else turns
+        self.secret = self.rng.choice(words(self.word_length))
+        self.history: dict[str, str] = {}
+        self.green: set[int] = set()
+
+    def _instructions(self) -> str:
+        return (
+            "You are playing Wordle.\n"
+            f"You have to guess the secret {self.word_length}-letter word within "
+            f"{self.max_turns} turns.\n"
+            "After you enter your guess, it is marked as follows:\n"
+            "  - G (green): correct letter in the correct position\n"
+            "  - Y (yellow): letter exists in the word but in the wrong position\n"
+            "  - X (wrong): letter is not in the word\n"
+            "After thinking, format your final answer inside \\boxed{...}, "
+            f"for example, {self._example()}."
+        )
+
+    def _expected(self) -> str:
+        return f"a word of {self.word_length} letters inside \\boxed{{}}"
+
+    def _example(self) -> str:
+        return boxed(words(self.word_length)[0])
+
+    def _parse(self, content: str) -> str | None:
+        return _SEPARATORS.sub("", content).upper() if _LETTERS.fullmatch(content) else None
+
+    def _play(self, move: str) -> Outcome:
+        said = f"At turn {self.turn}, you guessed"
+        if len(move) != self.word_length:
+            return Outcome(
+                f"{said} {len(move)} letter(s), but the secret word has {self.word_length}.",
+                valid=False,
+            )
+        if self.require_word and move not in _word_set(self.word_length):
+            return Outcome(f"{said} {move}, which is not in the word list.", valid=False)
+        if move in self.history:
+            return Outcome(f"{said} {move}, which has been already guessed before.", valid=False)
+        marks = self.history[move] = mark(move, self.secret)
+        fresh = {i for i, m in enumerate(marks) if m == "G"} - self.green
+        self.green |= fresh
+        reward = 0.5 * SUCCESS_REWARD * len(fresh) / self.word_length
+        if move == self.secret:
+            return Outcome(
+                f"Congratulations! You guessed the secret word {move} in {self.turn} turns.",
+                reward + 0.5 * SUCCESS_REWARD,
+                won=True,
+            )
+        return Outcome(f"{said} {move}.\nFeedback:\n{move}\n{marks}", reward)
+
+    def _state(self) -> str:
+        guesses = ", ".join(f"{guess} {marks}" for guess, marks in self.history.items())
+        return f"{self.word_length} letters; guesses: {guesses or 'none'}"
+
+    def _random_move(self) -> str:
+        choices = words(self.word_length)
+        move = self.action_rng.choice(choices)
+        # Guesses outside the list only make the loop end sooner than it must.
+        while move in self.history and len(self.history) < len(choices):
+            move = self.action_rng.choice(choices)
+        return move
+
+    def _oracle_move(self) -> str:
+        return next_guess(self.word_length, self.history, self.require_word)
+
+
+@cache
+def _word_set(length: int) -> frozenset[str]:
+    return frozenset(words(length))
+
+
+def mark(guess: str, secret: str) -> str:
+    """Return the feedback `G`, `Y` or `X` per letter; both words have the same length."""
+    left = [s for g, s in zip(guess, secret, strict=True) if g != s]
+    marks = ""
+    for g, s in zip(guess, secret, strict=True):
+        if g == s:
+            marks += "G"
+        elif g in left:
+            left.remove(g)
+            marks += "Y"
+        else:
+            marks += "X"
+    return marks
+
+
+def next_guess(length: int, history: Mapping[str, str], require_word: bool) -> str:
+    """Return a guess that narrows down the words agreeing with `history` (guess to feedback)."""
+    if not history:
+        return _first_guess(length, require_word)
+    possible = [w for w in words(length) if all(mark(g, w) == m for g, m in history.items())]
+    return splitting_guess(possible, require_word)
+
+
+@cache
+def _first_guess(length: int, require_word: bool) -> str:
+    return splitting_guess(words(length), require_word)
+
+
+def splitting_guess(possible: Sequence[str], require_word: bool) -> str:
+    """Return a guess after which few of the `possible` words (at least one) remain.
+
+    A family such as CAT, HAT, MAT would cost one guess a word if only possible words were tried.
+    So the best of them competes with a guess made of the letters that tell the words apart best:
+    one that occurs in half of them halves them.
+    """
+    if len(possible) <= 2:
+        return possible[0]
+    length = len(possible[0])
+    occurrences = Counter(letter for word in possible for letter in set(word))
+    value = {letter: min(n, len(possible) - n) for letter, n in occurrences.items()}
+
+    def told_apart(word: str) -> int:
+        return sum(value.get(letter, 0) for letter in set(word))
+
+    def largest_group(guess: str) -> int:
+        return max(Counter(mark(guess, word) for word in possible).values())
+
+    hit = max(possible, key=told_apart)
+    if require_word:
+        probe = max(words(length), key=told_apart)
+    else:
+        probe = "".join(sorted(value, key=lambda c: (-value[c], c))[:length]).ljust(length, hit[0])
+    return min(hit, probe, key=largest_group)
