@@ -1,0 +1,230 @@
+"""Build the virtual environments of this repository: `venvs.py build NAME`.
+
+Runs with a bare Python and nothing installed. The third-party packages of an environment are
+installed once into a cache outside the clone, `<cache>/venvs/<name>-<hash>`, where the hash covers
+the requirements and the Python version. `.venvs/<name>` in the clone is a thin environment on top:
+it sees the cached packages and has our own packages installed in editable form. Building again is
+a matter of milliseconds unless something changed.
+
+    python3.11 packages/gem-cpu/src/gem_cpu/venvs.py build dev
+    .venvs/dev/bin/python -m pytest
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+REQUIREMENTS = Path(__file__).with_name("requirements")
+ATTEMPTS = 3
+MARKER = "complete"
+
+
+class BuildError(Exception):
+    """An environment cannot be built; the message says why and where to look."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One environment of the repository."""
+
+    packages: tuple[str, ...]
+    """Our packages, installed without their dependencies (the requirements pin those)."""
+    python: tuple[tuple[int, int], ...]
+    """Python versions for which the requirements hold."""
+
+
+SPECS = {
+    "dev": Spec(("gem-core", "gem-bench", "gem-cpu", "gem-verl"), ((3, 11),)),
+    "verl": Spec(("gem-core", "gem-verl", "gem-cpu"), ((3, 11),)),
+}
+
+
+def build(name: str, *, repository: Path, cache: Path, venvs: Path) -> Path:
+    """Build environment `name`; return its folder.
+
+    Args:
+        name: One of `SPECS`.
+        repository: The clone whose `packages/` are installed.
+        cache: Where third-party packages are kept.
+        venvs: Folder for the thin environment.
+
+    Raises:
+        BuildError: Wrong Python version, or an installation failed `ATTEMPTS` times.
+    """
+    spec = SPECS[name]
+    if sys.version_info[:2] not in spec.python:
+        known = ", ".join(f"{major}.{minor}" for major, minor in spec.python)
+        raise BuildError(
+            f"environment {name!r} needs Python {known}, this is {platform.python_version()}; "
+            f"run this file with python{known.split(', ')[0]}"
+        )
+    began = time.monotonic()
+    base = _third_party(REQUIREMENTS / f"{name}.txt", cache / "venvs")
+    thin = venvs / name
+    stamp = _stamp(base, repository, spec)
+    if _read(thin / MARKER) == stamp:
+        print(f"{name}: {thin} is up to date")
+        return thin
+    _thin(base, thin, [repository / "packages" / package for package in spec.packages])
+    (thin / MARKER).write_text(stamp, encoding="utf-8")
+    print(f"{name}: {thin} built in {time.monotonic() - began:.1f} s")
+    return thin
+
+
+def _third_party(requirements: Path, venvs: Path) -> Path:
+    """Install the third-party packages unless they are in the cache; return their environment."""
+    key = [requirements.read_text(encoding="utf-8"), sys.version, platform.platform(), sys.prefix]
+    digest = hashlib.sha256("\n".join(key).encode()).hexdigest()[:12]
+    base = venvs / f"{requirements.stem}-{digest}"
+    if (base / MARKER).exists():
+        return base
+    venvs.mkdir(parents=True, exist_ok=True)
+    with _locked(base.with_suffix(".lock")):
+        if (base / MARKER).exists():
+            return base
+        began = time.monotonic()
+        print(f"{requirements.stem}: installing third-party packages into {base} ...", flush=True)
+        log = base.with_suffix(".log")
+        log.unlink(missing_ok=True)
+        # What a broken attempt left behind is worth nothing: start over.
+        _run([sys.executable, "-m", "venv", "--clear", str(base)], log)
+        python = str(base / "bin" / "python")
+        pip = [python, "-m", "pip", "--disable-pip-version-check", "--no-input", "--retries", "5"]
+        lines = requirements.read_text(encoding="utf-8").splitlines()
+        # PyTorch comes alone and first, so that no other package decides which build is taken.
+        torch = [line for line in lines if line.startswith("torch==")]
+        _retry([*pip, "install", "-q", *torch, "-c", str(requirements)], log)
+        _retry([*pip, "install", "-q", "--no-deps", "-r", str(requirements)], log)
+        _check_torch(python, log)
+        (base / MARKER).write_text(requirements.name, encoding="utf-8")
+        print(f"{requirements.stem}: installed in {time.monotonic() - began:.0f} s", flush=True)
+    return base
+
+
+def _thin(base: Path, thin: Path, packages: list[Path]) -> None:
+    """Make an environment that sees the packages of `base` and has ours installed."""
+    log = base.with_suffix(".log")
+    _run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(thin)], log)
+    site = _site_packages(thin)
+    # addsitedir, unlike a plain path, also honours the .pth files of the cached packages.
+    (site / "third_party.pth").write_text(
+        f"import site; site.addsitedir({str(_site_packages(base))!r})\n", encoding="utf-8"
+    )
+    editable = [argument for package in packages for argument in ("-e", str(package))]
+    pip = [str(base / "bin" / "python"), "-m", "pip", "--python", str(thin / "bin" / "python")]
+    quiet = ["-q", "--disable-pip-version-check", "--no-deps", "--no-build-isolation"]
+    _run([*pip, "install", *quiet, *editable], log)
+    for source in sorted((base / "bin").iterdir()):
+        _copy_command(source, thin / "bin" / source.name, base, thin)
+
+
+def _copy_command(source: Path, target: Path, base: Path, thin: Path) -> None:
+    """Give the thin environment a command of the cached one, run by its own Python."""
+    own = ("python", "activate", "Activate", "pip")
+    if target.exists() or source.is_dir() or source.name.startswith(own):
+        return
+    text = source.read_bytes()
+    if text.startswith(b"#!"):
+        target.write_bytes(text.replace(str(base / "bin").encode(), str(thin / "bin").encode()))
+        target.chmod(0o755)
+    else:
+        target.symlink_to(source)
+
+
+def _stamp(base: Path, repository: Path, spec: Spec) -> str:
+    """Everything that decides what a thin environment holds, as text."""
+    projects = [repository / "packages" / name / "pyproject.toml" for name in spec.packages]
+    return json.dumps([str(base), [[str(p), p.read_text(encoding="utf-8")] for p in projects]])
+
+
+def _check_torch(python: str, log: Path) -> None:
+    """Refuse a CUDA build of PyTorch: gigabytes that a CPU environment cannot use."""
+    code = "import torch; raise SystemExit(torch.version.cuda is not None)"
+    if subprocess.run([python, "-c", code], check=False).returncode:
+        raise BuildError(
+            "pip chose a CUDA build of PyTorch (or one that does not import). Tell pip where CPU "
+            "builds are, for example by setting PIP_EXTRA_INDEX_URL to PyTorch's own CPU index, "
+            f"and run this again. Log: {log}"
+        )
+
+
+def _site_packages(venv: Path) -> Path:
+    major, minor = sys.version_info[:2]
+    return venv / "lib" / f"python{major}.{minor}" / "site-packages"
+
+
+def _retry(command: list[str], log: Path) -> None:
+    """Run a command that needs the network, again if it fails."""
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            _run(command, log)
+        except BuildError:
+            if attempt == ATTEMPTS:
+                raise
+            print(f"  attempt {attempt} of {ATTEMPTS} failed, trying again", flush=True)
+            time.sleep(10 * attempt)
+        else:
+            return
+
+
+def _run(command: list[str], log: Path) -> None:
+    with log.open("a", encoding="utf-8") as output:
+        output.write(f"$ {' '.join(command)}\n")
+        output.flush()
+        done = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=False)
+    if done.returncode:
+        tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-25:]
+        raise BuildError("\n".join([*tail, f"failed: {' '.join(command)}", f"whole log: {log}"]))
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Let one process at a time build the same environment."""
+    with path.open("w", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _read(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8") if path.exists() else None
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Build an environment; exit status 1 and the end of the log if that fails."""
+    repository = Path(__file__).resolve().parents[4]
+    default = os.environ.get("GEM_CACHE") or Path.home() / ".cache" / "gem-core"
+    parser = argparse.ArgumentParser(prog="venvs.py", description=__doc__.partition("\n")[0])
+    commands = parser.add_subparsers(required=True, metavar="build")
+    builder = commands.add_parser("build", help="build an environment, or bring it up to date")
+    builder.add_argument("name", choices=sorted(SPECS))
+    builder.add_argument("--cache", type=Path, default=Path(default), help="default: %(default)s")
+    builder.add_argument("--venvs", type=Path, default=repository / ".venvs")
+    args = parser.parse_args(argv)
+    try:
+        build(
+            args.name,
+            repository=repository,
+            cache=args.cache.absolute(),
+            venvs=args.venvs.absolute(),
+        )
+    except BuildError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

