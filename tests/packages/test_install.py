@@ -23,16 +23,10 @@ print(json.dumps(found))
 """
 
 
-def run(*command: str | Path, **kwargs: object) -> subprocess.CompletedProcess[str]:
-    result = subprocess.run(
-        [str(word) for word in command],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-        **kwargs,  # type: ignore[call-overload]
+def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(word) for word in command], capture_output=True, text=True, timeout=600, check=False
     )
-    return result  # type: ignore[no-any-return]
 
 
 def checked(*command: str | Path) -> str:
