@@ -1,0 +1,155 @@
+"""Advantages and transcripts: speed against the naive way of doing the same, in one table.
+
+python benchmarks/core.py [--tokenizer PATH]
+
+Needs transformers for the transcript rows; without --tokenizer a small byte-level one is made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+from gem.advantage import TurnTable, gae, grpo, rebn
+from gem.rollout import ChatFormat, TokenTranscript
+
+TURNS = 100_000
+
+
+def best_of(function: Callable[[], Any], repeats: int = 7) -> float:
+    """Shortest of several runs, in milliseconds."""
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - began)
+    return 1e3 * min(times)
+
+
+def naive_rebn(rewards: list[list[float]], gamma: float) -> list[list[float]]:
+    """The formula with Python lists."""
+    returns = []
+    for episode in rewards:
+        g, column = 0.0, []
+        for r in reversed(episode):
+            g = r + gamma * g
+            column.append(g)
+        returns.append(column[::-1])
+    flat = [g for column in returns for g in column]
+    mean = math.fsum(flat) / len(flat)
+    std = math.sqrt(math.fsum((g - mean) ** 2 for g in flat) / len(flat))
+    return [[(g - mean) / std for g in column] for column in returns]
+
+
+def advantage_rows() -> None:
+    rng = random.Random(0)
+    rewards: list[list[float]] = []
+    while sum(map(len, rewards)) < TURNS:
+        rewards.append([rng.random() for _ in range(rng.randint(1, 20))])
+    table = TurnTable.build(rewards, groups=[i // 8 for i in range(len(rewards))], values=rewards)
+    naive = best_of(lambda: naive_rebn(rewards, 0.9), repeats=3)
+    print(f"{'advantages of ' + format(len(table), ',') + ' turns':44} {'ms':>10}")
+    print(f"{'  ReBN, Python lists (baseline)':44} {naive:10.1f}")
+    print(f"{'  gem.advantage.rebn':44} {best_of(lambda: rebn(table, 0.9)):10.1f}")
+    print(f"{'  gem.advantage.grpo':44} {best_of(lambda: grpo(table)):10.1f}")
+    print(f"{'  gem.advantage.gae':44} {best_of(lambda: gae(table, 0.9, 0.95)):10.1f}")
+    build = best_of(lambda: TurnTable.build(rewards))
+    print(f"{'  TurnTable.build from lists':44} {build:10.1f}")
+
+
+class Counting:
+    """A tokenizer that counts the characters rendered and encoded through it."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.characters = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    def apply_chat_template(self, conversation: Any, **kwargs: Any) -> Any:
+        rendered = self._tokenizer.apply_chat_template(conversation, **kwargs)
+        self.characters += len(rendered)
+        return rendered
+
+    def encode(self, text: str, **kwargs: Any) -> Any:
+        self.characters += len(text)
+        return self._tokenizer.encode(text, **kwargs)
+
+
+def small_tokenizer() -> Any:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(["guess higher lower user assistant"], trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|im_end|>")
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    return tokenizer
+
+
+def transcript_rows(tokenizer: Any) -> None:
+    observation = "At turn 7, you guessed 12, and the target number is higher than 12. " * 2
+    response = tokenizer.encode("I think the answer is \\boxed{12}", add_special_tokens=False)
+    response.append(tokenizer.eos_token_id)
+    print(f"\n{'prompts of one episode':44} {'characters':>10} {'ms':>10}")
+    for turns in (10, 20, 40, 80):
+        naive, ours = Counting(tokenizer), Counting(tokenizer)
+
+        def rerender(counting: Any = naive, turns: int = turns) -> None:
+            messages = [{"role": "user", "content": observation}]
+            for _ in range(turns):
+                text = counting.apply_chat_template(
+                    messages, tokenize=False, add_generation_prompt=True
+                )
+                counting.encode(text, add_special_tokens=False)
+                said = counting.decode(response, skip_special_tokens=True)
+                messages.append({"role": "assistant", "content": said})
+                messages.append({"role": "user", "content": observation})
+
+        def append(counting: Any = ours, turns: int = turns) -> None:
+            transcript = TokenTranscript(ChatFormat(counting))
+            transcript.start(observation)
+            for _ in range(turns - 1):
+                transcript.respond(response)
+                transcript.observe(observation)
+
+        for name, function, counting in (
+            (f"  {turns} turns, rendered anew (baseline)", rerender, naive),
+            (f"  {turns} turns, TokenTranscript", append, ours),
+        ):
+            function()
+            characters = counting.characters
+            print(f"{name:44} {characters:10,} {best_of(function, 3):10.1f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokenizer", help="path of a Hugging Face tokenizer")
+    args = parser.parse_args()
+    advantage_rows()
+    if args.tokenizer:
+        from transformers import AutoTokenizer
+
+        transcript_rows(AutoTokenizer.from_pretrained(args.tokenizer))
+    else:
+        transcript_rows(small_tokenizer())
+
+
+if __name__ == "__main__":
+    main()
