@@ -1,0 +1,229 @@
+"""The command line: `gem-bench compile | run | compare | plot | report`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from gem.errors import GemError
+from gem.experiment import RunSpec
+from gem_bench import __version__
+from gem_bench.runspec import flatten, load_spec
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Returns:
+        0 when all went well; 1 if a run failed, 124 if it took too long, 130 if it was
+        interrupted; 2 if what was asked for is impossible, with a message on standard error.
+    """
+    args = _parser().parse_args(argv)
+    command: Callable[[argparse.Namespace], int] = args.call
+    try:
+        return command(args)
+    except GemError as error:
+        print(f"gem-bench: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # Whoever reads our output has enough; do not fail again while flushing at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _compile(args: argparse.Namespace) -> int:
+    from gem_bench.adapters import compile_launch
+    from gem_bench.models import resolve_model
+    from gem_bench.parity import command_text, parity_text
+
+    spec = _spec(args)
+    model = resolve_model(spec.policy.model)
+    resolved = replace(spec, policy=replace(spec.policy, model=model))
+    run_dir = args.out or Path("runs", f"{spec.name}-{args.to}")
+    launch = compile_launch(
+        args.to, resolved, run_dir=run_dir, cpu=args.cpu, python=args.python
+    ).launch
+    if args.json:
+        print(launch.to_json())
+        return 0
+    print(command_text(launch))
+    for name in launch.files:
+        print(f"\nneeds the file {run_dir / name} (`gem-bench run` writes it)")
+    print(f"\n{parity_text(flatten(resolved), launch.parity)}")
+    return 0
+
+
+def _run(args: argparse.Namespace) -> int:
+    from gem_bench.run import STATUSES, run
+
+    outcome = run(
+        _spec(args),
+        trainer=args.to,
+        run_dir=args.out,
+        cpu=args.cpu,
+        python=args.python,
+        overwrite=args.overwrite,
+        timeout_s=args.timeout,
+    )
+    print(f"{args.to}: {outcome.status}: {outcome.message}", file=sys.stderr)
+    return STATUSES[outcome.status]
+
+
+def _compare(args: argparse.Namespace) -> int:
+    from gem_bench.compare import RENDERERS, compare
+    from gem_bench.series import load_runs
+
+    print(RENDERERS[args.format](compare(load_runs(args.runs), window=args.window)))
+    return 0
+
+
+def _plot(args: argparse.Namespace) -> int:
+    from gem_bench.plot import plot
+    from gem_bench.series import load_runs
+
+    svg = plot(load_runs(args.runs), metrics=args.metrics, x=args.x, window=args.window)
+    return _write(args.out, svg)
+
+
+def _report(args: argparse.Namespace) -> int:
+    from gem_bench.report import report
+    from gem_bench.series import load_runs
+
+    html = report(
+        load_runs(args.runs), window=args.window, episodes=args.episodes, tokenizer=args.tokenizer
+    )
+    return _write(args.out, html)
+
+
+def _write(path: Path, text: str) -> int:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise GemError(f"cannot write {path}: {error}") from error
+    print(f"{path} ({len(text.encode()) / 1024:,.0f} kB)")
+    return 0
+
+
+def _spec(args: argparse.Namespace) -> RunSpec:
+    spec = load_spec(args.spec, args.set)
+    return spec if args.seed is None else replace(spec, seed=args.seed)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gem-bench", description="One experiment, many trainers: run, record, compare."
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    p = _command(commands, "compile", _compile, "print a trainer's native command and its parity")
+    _spec_arguments(p)
+    p.add_argument("--out", type=Path, help="run folder (default: runs/<name>-<trainer>)")
+    p.add_argument("--json", action="store_true", help="print the command as JSON")
+
+    p = _command(commands, "run", _run, "run an experiment with a trainer's own launcher")
+    _spec_arguments(p)
+    p.add_argument("--out", type=Path, required=True, help="run folder")
+    p.add_argument("--overwrite", action="store_true", help="replace a run that is in the folder")
+    p.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="end the run after that")
+
+    p = _command(commands, "compare", _compare, "compare runs in a table")
+    _runs_arguments(p)
+    p.add_argument("--format", choices=("text", "markdown", "json"), default="text")
+
+    p = _command(commands, "plot", _plot, "draw learning curves as an SVG picture")
+    _runs_arguments(p)
+    p.add_argument("--out", type=Path, required=True, help="the SVG file")
+    p.add_argument(
+        "--metrics",
+        type=lambda text: text.split(","),
+        default=["success_rate", "return_mean"],
+        help="comma-separated metrics, a panel each (default: success_rate,return_mean)",
+    )
+    p.add_argument("--x", choices=("iteration", "tokens", "time"), default="iteration")
+
+    p = _command(commands, "report", _report, "write curves, tables and episodes as one HTML file")
+    _runs_arguments(p)
+    p.add_argument("--out", type=Path, required=True, help="the HTML file")
+    p.add_argument(
+        "--episodes",
+        type=_count,
+        default=96,
+        help="most episodes of a run that are put into the report (default: %(default)s)",
+    )
+    p.add_argument(
+        "--tokenizer", type=Path, help="folder with tokenizer.json (default: the model's)"
+    )
+    return parser
+
+
+def _command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    call: Callable[[argparse.Namespace], int],
+    help: str,
+) -> argparse.ArgumentParser:
+    parser = commands.add_parser(name, help=help, description=help[0].upper() + help[1:] + ".")
+    parser.set_defaults(call=call)
+    return parser
+
+
+def _spec_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("spec", type=Path, help="RunSpec, a TOML file")
+    parser.add_argument("--to", required=True, metavar="TRAINER", help="reference, verl, ...")
+    parser.add_argument("--seed", type=_count, help="replaces the spec's `seed`")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="change a setting, such as algorithm.gamma=0.9; can be repeated",
+    )
+    parser.add_argument("--cpu", action="store_true", help="run without a GPU")
+    parser.add_argument(
+        "--python",
+        type=Path,
+        help="Python of the trainer's environment (default: .venvs/<trainer>, else this one)",
+    )
+
+
+def _runs_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run folders")
+    parser.add_argument(
+        "--window",
+        type=_positive,
+        default=20,
+        help="iterations that results are averaged over (default: %(default)s)",
+    )
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise ValueError(text)
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise ValueError(text)
+    return value
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError(text)
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,172 @@
+"""Ask a trainer's adapter for its native command, wherever that adapter is installed.
+
+- `compile_launch`: RunSpec in, the trainer's command with its environment and parity out.
+- `ReferenceAdapter`: the adapter of the reference trainer, which is part of this package.
+
+Trainers pin conflicting versions, so each may live in a virtual environment of its own, by
+convention `.venvs/<name>`. Its Python is then asked through `python -m gem.experiment`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from gem.errors import ConfigurationError, GemError, MissingExtraError, UnsupportedVersionError
+from gem.experiment import ENTRY_POINT_GROUP, Knob, Launch, RunSpec, find_adapter
+from gem_bench.runspec import flatten
+
+VENVS = ".venvs"
+COMPILE_TIMEOUT_S = 300
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A trainer's command and the Python environment that it belongs to."""
+
+    launch: Launch
+    python: Path
+    """Interpreter of the trainer's environment."""
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables the command is started with: ours, changed as the launch says."""
+        env = {k: v for k, v in os.environ.items() if k not in self.launch.unset}
+        # The launcher's own subprocesses must find the commands of its environment, not of ours.
+        env["PATH"] = os.pathsep.join([str(self.python.parent), env.get("PATH", os.defpath)])
+        if self.python.parent.parent.joinpath("pyvenv.cfg").exists():
+            env["VIRTUAL_ENV"] = str(self.python.parent.parent)
+        return env | self.launch.env
+
+
+def compile_launch(
+    trainer: str, spec: RunSpec, *, run_dir: Path, cpu: bool = False, python: Path | None = None
+) -> Compiled:
+    """Return the native command with which `trainer` runs `spec`.
+
+    Args:
+        trainer: Name of an adapter: `reference`, `verl`, ...
+        spec: The experiment.
+        run_dir: Folder where the run will leave its record.
+        cpu: Use the settings that let the trainer run without a GPU.
+        python: Interpreter of the environment in which the adapter is installed. Default: that of
+            `.venvs/<trainer>` in this folder or a parent, else this one.
+
+    Raises:
+        ConfigurationError: The adapter is not installed, or the trainer cannot run this spec.
+        UnsupportedVersionError: The trainer is missing or of an unsupported version.
+    """
+    python = python or find_python(trainer)
+    run_dir = run_dir.absolute()
+    if python is not None and not _is_this(python):
+        return Compiled(_ask(python, trainer, spec, run_dir, cpu), python)
+    if trainer not in installed_adapters():
+        raise ConfigurationError(_not_installed(trainer))
+    try:
+        launch = find_adapter(trainer).compile(spec, run_dir=run_dir, cpu=cpu)
+    except (UnsupportedVersionError, MissingExtraError) as error:
+        raise type(error)(f"{error}{_in_a_clone(trainer)}") from error
+    return Compiled(launch, Path(sys.executable))
+
+
+def installed_adapters() -> list[str]:
+    """Return the names of the adapters installed in this environment."""
+    return sorted({entry.name for entry in entry_points(group=ENTRY_POINT_GROUP)})
+
+
+def find_python(trainer: str) -> Path | None:
+    """Return the interpreter of `.venvs/<trainer>` in the current folder or a parent, if any."""
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        python = folder / VENVS / trainer / "bin" / "python"
+        if python.exists():
+            return python
+    return None
+
+
+def _is_this(python: Path) -> bool:
+    # Virtual environments share one binary: what tells them apart is the folder it is called from.
+    return python.absolute().parent.parent == Path(sys.prefix).absolute()
+
+
+def _ask(python: Path, trainer: str, spec: RunSpec, run_dir: Path, cpu: bool) -> Launch:
+    command = [str(python), "-m", "gem.experiment", trainer, "--run-dir", str(run_dir)]
+    try:
+        answer = subprocess.run(
+            [*command, *(["--cpu"] if cpu else [])],
+            input=json.dumps(spec.to_mapping()),
+            capture_output=True,
+            text=True,
+            timeout=COMPILE_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigurationError(f"cannot ask {python} for the command: {error}") from error
+    if answer.returncode == 2:  # the adapter refused; its message is meant for the user
+        raise ConfigurationError(f"{answer.stderr.strip()} (said by {python})")
+    try:
+        if answer.returncode:
+            raise ValueError(f"exit status {answer.returncode}")
+        # A trainer that prints while it is imported must not spoil the answer: it comes last.
+        return Launch.from_json(answer.stdout.strip().rpartition("\n")[2])
+    except (ValueError, TypeError, KeyError) as error:
+        tail = "\n".join((answer.stderr or answer.stdout).strip().splitlines()[-15:])
+        raise GemError(
+            f"{' '.join(command)} did not answer with a command ({error}). "
+            f"Is gem-core installed in that environment? Its last words:\n{tail}"
+        ) from error
+
+
+def _not_installed(trainer: str) -> str:
+    known = ", ".join(installed_adapters()) or "none"
+    return (
+        f"no adapter for trainer {trainer!r}: neither here (installed: {known}) nor in "
+        f"{VENVS}/{trainer}. Install it with `pip install gem-{trainer}`{_in_a_clone(trainer)}"
+    )
+
+
+def _in_a_clone(trainer: str) -> str:
+    return f"; in a clone of the repository: `make env-{trainer}`"
+
+
+class ReferenceAdapter:
+    """Starts `gem_bench.reference`; it is the definition, so every setting is matched."""
+
+    trainer = "gem-bench"
+    supported = ">=0.1"
+    venv = "dev"
+
+    def compile(self, spec: RunSpec, *, run_dir: Path, cpu: bool) -> Launch:
+        """Return the reference trainer's command.
+
+        Raises:
+            ConfigurationError: The reference trainer does not do what the spec asks for.
+            MissingExtraError: torch or transformers is not installed.
+        """
+        missing = [m for m in ("torch", "transformers") if importlib.util.find_spec(m) is None]
+        if missing:
+            raise MissingExtraError(
+                f"the reference trainer needs {' and '.join(missing)}: "
+                "pip install 'gem-bench[reference]'"
+            )
+        from gem_bench.reference import check_supported
+
+        check_supported(spec)
+        spec_file = run_dir / "spec.json"
+        argv = [sys.executable, "-m", "gem_bench.reference"]
+        argv += ["--spec", str(spec_file), "--record", str(run_dir)]
+        if cpu:
+            argv += ["--device", "cpu"]
+        return Launch(
+            argv=argv,
+            files={spec_file.name: json.dumps(spec.to_mapping(), indent=2) + "\n"},
+            parity=[Knob(key, "matched", "by definition") for key in flatten(spec)],
+        )
+
+
+reference = ReferenceAdapter()

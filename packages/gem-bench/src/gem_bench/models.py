@@ -1,0 +1,60 @@
+"""Turn `policy.model` of a RunSpec into something every trainer can load."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+
+from gem.errors import ConfigurationError, MissingExtraError
+
+SMALL_MODELS = {"tiny": "gem_cpu.tiny_model", "smollm2": "gem_cpu.smollm2"}
+
+
+def resolve_model(model: str) -> str:
+    """Return a folder or hub name for `policy.model`.
+
+    Args:
+        model: `tiny` or `smollm2` (made, or fetched from the cache, by gem-cpu), the path of a
+            folder, or a name on the model hub, which is returned as it is.
+
+    Raises:
+        ConfigurationError: The path is no folder, or the folder holds no model or no chat template.
+        MissingExtraError: A small model is asked for and gem-cpu is not installed.
+    """
+    if model in SMALL_MODELS:
+        try:
+            maker = importlib.import_module(SMALL_MODELS[model])
+        except ModuleNotFoundError as error:
+            raise MissingExtraError(
+                f"policy.model {model!r} is made by gem-cpu, and {error.name!r} is not installed: "
+                "pip install gem-cpu torch transformers"
+            ) from error
+        return str(maker.ensure())
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        _check(folder)
+        return str(folder.absolute())
+    # A hub name is `name` or `owner/name`; anything else can only have been meant as a path.
+    if model.startswith((".", "/", "~")) or model.count("/") > 1:
+        raise ConfigurationError(
+            f"policy.model: no folder {model!r}; give the folder of a model, a hub name, "
+            f"{' or '.join(map(repr, SMALL_MODELS))}"
+        )
+    return model
+
+
+def _check(folder: Path) -> None:
+    if not (folder / "config.json").exists():
+        raise ConfigurationError(f"policy.model: {folder} holds no model (no config.json)")
+    if (folder / "chat_template.jinja").exists() or (folder / "chat_template.json").exists():
+        return
+    try:
+        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"policy.model: {folder} has no tokenizer: {error}") from error
+    if not config.get("chat_template"):
+        raise ConfigurationError(
+            f"policy.model: the tokenizer in {folder} has no chat template, so it cannot say where "
+            "a turn begins and ends; use an instruction-tuned model or add chat_template.jinja"
+        )

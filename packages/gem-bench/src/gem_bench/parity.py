@@ -1,0 +1,54 @@
+"""Show how faithfully a trainer realises an experiment."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gem.experiment import Knob, Launch
+
+STATUSES = ("unmatched", "emulated", "matched")
+
+
+def parity_text(settings: Mapping[str, Any], parity: Sequence[Knob]) -> str:
+    """Return the parity report: what is not matched first.
+
+    Args:
+        settings: The experiment's settings by dotted key.
+        parity: One entry a setting.
+    """
+    lines = []
+    for status in STATUSES:
+        knobs = [knob for knob in parity if knob.status == status]
+        lines.append(f"{status} ({len(knobs)})" + ("" if knobs else ": none"))
+        named = [(_setting(knob.name, settings), knob.how) for knob in knobs]
+        width = min(max((len(name) for name, _ in named), default=0), 44)
+        lines += [f"  {name:<{width}}  {how}".rstrip() for name, how in named]
+    known = {knob.name for knob in parity}
+    silent = [name for name in settings if name not in known]
+    if silent:
+        lines.append(f"not reported by the adapter ({len(silent)}): {', '.join(silent)}")
+    return "\n".join(lines)
+
+
+def command_text(launch: Launch) -> str:
+    """Return the command as it can be pasted into a shell, a setting a line."""
+    unset = [f"-u {shlex.quote(name)}" for name in launch.unset]
+    env = [f"{name}={shlex.quote(value)}" for name, value in sorted(launch.env.items())]
+    program, *words = map(shlex.quote, launch.argv)
+    if words[:1] == ["-m"]:  # `python -m module` belongs together
+        program, words = " ".join([program, *words[:2]]), words[2:]
+    arguments: list[str] = []
+    for word in words:
+        is_value = not word.startswith("-") and arguments and arguments[-1].startswith("-")
+        if is_value and " " not in arguments[-1]:
+            arguments[-1] += f" {word}"
+        else:
+            arguments.append(word)
+    prefix = ["env", *unset, *env] if unset or env else []
+    return " \\\n  ".join([*prefix, program, *arguments])
+
+
+def _setting(name: str, settings: Mapping[str, Any]) -> str:
+    return f"{name} = {settings[name]!r}" if name in settings else name

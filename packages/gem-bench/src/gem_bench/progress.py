@@ -1,0 +1,125 @@
+"""Show how a run is going, from the metrics that it records."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import sys
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any, TextIO
+
+from gem.record import METRICS
+
+_RECENT = 10
+"""Iterations that a shown value is averaged over."""
+_LINES = 12
+"""About how many lines a run prints where there is no terminal."""
+
+
+class Tail:
+    """Reads the complete lines that are appended to a run's metrics file."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path = run_dir / METRICS
+        self._offset = 0
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return the lines added since the last call; one still being written is left alone."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                block = file.read()
+        except FileNotFoundError:
+            return []
+        whole = block[: block.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return [json.loads(line) for line in whole.splitlines() if line.strip()]
+
+
+class Progress:
+    """Turns metrics into one live line on a terminal, or into about a dozen lines in a log."""
+
+    def __init__(self, name: str, iterations: int, output: TextIO | None = None) -> None:
+        """Begin.
+
+        Args:
+            name: Shown first, such as the trainer's.
+            iterations: How many the run will have.
+            output: Where to write; standard error by default.
+        """
+        self._name = name
+        self.iterations = iterations
+        self._output = output or sys.stderr
+        self._live = self._output.isatty()
+        self._every = max(1, math.ceil(iterations / _LINES))
+        self._began = time.monotonic()
+        self._recent: deque[dict[str, Any]] = deque(maxlen=_RECENT)
+        self._shown = 0
+        self.done = 0
+        """Iterations recorded so far."""
+
+    def update(self, lines: list[dict[str, Any]]) -> None:
+        """Take in new lines of metrics and show them."""
+        for line in lines:
+            if line["split"] != "train":
+                continue
+            self._recent.append(line)
+            self.done = line["iteration"] + 1
+            if not self._live and (self.done % self._every == 0 or self.done == 1):
+                self._output.write(self.status() + "\n")
+                self._output.flush()
+        if self._live:
+            text = self.status()
+            # Blanks wipe out what a longer line left behind.
+            self._output.write(f"\r{text:<{self._shown}}")
+            self._output.flush()
+            self._shown = len(text)
+
+    def close(self) -> None:
+        """Leave the live line standing."""
+        if self._live and self._shown:
+            self._output.write("\n")
+            self._output.flush()
+
+    def status(self) -> str:
+        """Return the line."""
+        elapsed = time.monotonic() - self._began
+        if not self._recent:
+            return f"{self._name}  starting  {clock(elapsed)}"
+        parts = [self._name, f"{self.done}/{self.iterations}"]
+        for label, key in (("success", "success_rate"), ("return", "return_mean")):
+            parts.append(f"{label} {self._mean(key)}")
+        parts.append(f"turns {self._mean('turns_mean', 1)}")
+        rate = self._tokens_per_s()
+        parts.append(f"{rate:,.0f} tok/s" if rate is not None else "- tok/s")
+        parts.append(f"{clock(elapsed)} elapsed")
+        per_iteration = self._seconds_per_iteration()
+        if per_iteration is not None and self.done < self.iterations:
+            parts.append(f"ETA {clock(per_iteration * (self.iterations - self.done))}")
+        return "  ".join(parts)
+
+    def _mean(self, key: str, digits: int = 3) -> str:
+        known = [line[key] for line in self._recent if line.get(key) is not None]
+        return f"{statistics.fmean(known):.{digits}f}" if known else "-"
+
+    def _seconds_per_iteration(self) -> float | None:
+        times = [line["time_s"] for line in self._recent]
+        return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None
+
+    def _tokens_per_s(self) -> float | None:
+        """Sampled tokens per second of wall time, updates and all."""
+        first, *rest = self._recent
+        seconds = rest[-1]["time_s"] - first["time_s"] if rest else 0.0
+        if seconds <= 0:
+            return None
+        return float(sum(line.get("sampled_tokens") or 0 for line in rest)) / seconds
+
+
+def clock(seconds: float) -> str:
+    """Return `m:ss` or `h:mm:ss`."""
+    minutes, s = divmod(round(seconds), 60)
+    hours, m = divmod(minutes, 60)
+    return f"{hours}:{m:02d}:{s:02d}" if hours else f"{m}:{s:02d}"

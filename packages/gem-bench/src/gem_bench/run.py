@@ -1,0 +1,265 @@
+"""Run an experiment with a trainer's own launcher and record how it went.
+
+`run` resolves the model, compiles the command, starts it, shows its progress, and ends all of its
+processes however the run ends. `run.json` says what was run from the start, and at the end how it
+went; the trainer writes `metrics.jsonl` and `episodes.jsonl`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal, TextIO
+
+from gem.errors import ConfigurationError, RecordError
+from gem.experiment import Launch, RunSpec
+from gem.record import EPISODES, METRICS, RUN, Recorder
+from gem_bench.adapters import Compiled, compile_launch
+from gem_bench.models import resolve_model
+from gem_bench.processes import Family
+from gem_bench.progress import Progress, Tail, clock
+from gem_bench.provenance import git_commit, machine, versions
+
+LOG = "trainer.log"
+STATUSES = {"finished": 0, "failed": 1, "timeout": 124, "interrupted": 130}
+"""How a run can end, and the exit status of `gem-bench run`."""
+_POLL_S = 0.25
+_LAST_LINES = 25
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    status: Literal["finished", "failed", "timeout", "interrupted"]
+    message: str
+    """One or more lines for the user; the end of the log is in it if the run failed."""
+    iterations: int
+    """Iterations recorded."""
+
+
+def run(
+    spec: RunSpec,
+    *,
+    trainer: str,
+    run_dir: Path,
+    cpu: bool = False,
+    python: Path | None = None,
+    overwrite: bool = False,
+    timeout_s: float | None = None,
+    grace_s: float = 10.0,
+    output: TextIO | None = None,
+) -> Outcome:
+    """Run `spec` with `trainer`.
+
+    Args:
+        spec: The experiment; `policy.model` may be `tiny` or `smollm2`.
+        trainer: Name of an adapter.
+        run_dir: Folder for record, log and the launcher's files.
+        cpu: Use the settings that let the trainer run without a GPU.
+        python: Interpreter of the trainer's environment; see `compile_launch`.
+        overwrite: Remove an earlier record from the folder instead of refusing to use it.
+        timeout_s: End the run after this many seconds.
+        grace_s: Seconds that processes have to end in good order before they are killed.
+        output: Where progress is shown; standard error by default.
+
+    Raises:
+        ConfigurationError: The run cannot be started as asked; nothing was started.
+        RecordError: The record cannot be written.
+    """
+    output = output or sys.stderr
+    clear(run_dir, overwrite=overwrite)
+    seconds: dict[str, float] = {}
+    with _timed(seconds, "model"):
+        resolved = resolve_model(spec.policy.model)
+    with _timed(seconds, "compile"):
+        compiled = compile_launch(
+            trainer,
+            replace(spec, policy=replace(spec.policy, model=resolved)),
+            run_dir=run_dir,
+            cpu=cpu,
+            python=python,
+        )
+    recorder = Recorder(run_dir)
+    _write_files(run_dir, compiled.launch)
+    meta: dict[str, Any] = {
+        "trainer": trainer,
+        "status": "running",
+        "spec": spec.to_mapping(),
+        "model": resolved,
+        "cpu": cpu,
+        "command": compiled.launch.argv,
+        "environment": compiled.launch.env,
+        "unset": compiled.launch.unset,
+        "parity": [asdict(knob) for knob in compiled.launch.parity],
+        "versions": versions(compiled.python, [trainer, f"gem-{trainer}"]),
+        "git": git_commit(),
+        "machine": machine(),
+        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "seconds": seconds,
+    }
+    recorder.start(meta)
+    outcome = _supervise(
+        compiled,
+        Progress(trainer, spec.training.iterations, output),
+        run_dir=run_dir,
+        timeout_s=timeout_s,
+        grace_s=grace_s,
+        seconds=seconds,
+    )
+    ended = {"status": outcome.status, "iterations": outcome.iterations, "seconds": seconds}
+    recorder.start(meta | ended)
+    return outcome
+
+
+def clear(run_dir: Path, *, overwrite: bool) -> None:
+    """Make sure that a folder holds no record.
+
+    Raises:
+        ConfigurationError: It holds one and `overwrite` is false.
+        RecordError: It cannot be removed.
+    """
+    there = [name for name in (RUN, METRICS, EPISODES) if (run_dir / name).exists()]
+    if there and not overwrite:
+        raise ConfigurationError(
+            f"{run_dir} already holds a run ({', '.join(there)}); choose another folder, or "
+            "replace it with --overwrite"
+        )
+    for name in there:
+        try:
+            (run_dir / name).unlink()
+        except OSError as error:
+            raise RecordError(f"cannot remove {run_dir / name}: {error}") from error
+
+
+def _write_files(run_dir: Path, launch: Launch) -> None:
+    for name, content in launch.files.items():
+        path = run_dir / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content, encoding="utf-8")
+        except OSError as error:
+            raise RecordError(f"cannot write {path}: {error}") from error
+
+
+def _supervise(
+    compiled: Compiled,
+    progress: Progress,
+    *,
+    run_dir: Path,
+    timeout_s: float | None,
+    grace_s: float,
+    seconds: dict[str, float],
+) -> Outcome:
+    """Start the command and stay with it until it and all it started have ended."""
+    env = compiled.environment()
+    program, *arguments = compiled.launch.argv
+    found = shutil.which(program, path=env["PATH"])
+    if found is None:
+        raise ConfigurationError(
+            f"the trainer's command {program!r} is not on the PATH of {compiled.python.parent}"
+        )
+    log_path = run_dir / LOG
+    began = time.monotonic()
+    tail = Tail(run_dir)
+    stop: Literal["interrupted", "timeout"] | None = None
+    with contextlib.ExitStack() as stack:
+        try:
+            log = stack.enter_context(log_path.open("wb"))
+            signals = stack.enter_context(_signals())
+            family = Family([found, *arguments], env=env, log=log)
+        except OSError as error:
+            raise ConfigurationError(f"cannot start {found}: {error}") from error
+        try:
+            while family.launcher.poll() is None and stop is None:
+                time.sleep(_POLL_S)
+                family.note()
+                progress.update(tail.read())
+                if progress.done:
+                    seconds.setdefault("start_up", round(time.monotonic() - began, 2))
+                if signals:
+                    stop = "interrupted"
+                elif timeout_s is not None and time.monotonic() - began > timeout_s:
+                    stop = "timeout"
+        finally:
+            code = family.launcher.returncode
+            # Whoever presses Ctrl-C a second time does not want to wait for good order.
+            family.end(grace_s=grace_s, hurry=lambda: len(signals) > 1)
+            progress.update(tail.read())
+            progress.close()
+    seconds["command"] = round(time.monotonic() - began, 2)
+    seconds["total"] = round(sum(seconds.get(k, 0.0) for k in ("model", "compile", "command")), 2)
+    took = f"{progress.done} of {progress.iterations} iterations in {clock(seconds['command'])}"
+    return _judge(code, stop, progress, took, log_path)
+
+
+def _judge(
+    code: int | None,
+    stop: Literal["interrupted", "timeout"] | None,
+    progress: Progress,
+    took: str,
+    log: Path,
+) -> Outcome:
+    """Say how a run ended; `code` is None if the launcher had to be ended."""
+    if stop == "interrupted":
+        return Outcome(stop, f"interrupted after {took}; its processes are ended", progress.done)
+    if stop == "timeout":
+        return Outcome(stop, _with_log(f"out of time after {took}", log), progress.done)
+    if code:
+        return Outcome("failed", _with_log(f"{_exit(code)} after {took}", log), progress.done)
+    if progress.done < progress.iterations:
+        why = f"the trainer ended without an error, but recorded only {took}"
+        return Outcome("failed", _with_log(why, log), progress.done)
+    return Outcome("finished", f"{took}; log: {log}", progress.done)
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Collect SIGINT, SIGTERM and SIGHUP instead of dying of them."""
+    received: list[int] = []
+
+    def collect(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+
+    wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, collect) for number in wanted}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
+    began = time.monotonic()
+    yield
+    seconds[stage] = round(time.monotonic() - began, 2)
+
+
+def _exit(code: int) -> str:
+    if code >= 0:
+        return f"the trainer ended with exit status {code}"
+    name = signal.Signals(-code).name
+    hint = " (by the kernel, for lack of memory?)" if name == "SIGKILL" else ""
+    return f"the trainer was killed by {name}{hint}"
+
+
+def _with_log(message: str, log: Path) -> str:
+    """Add the last lines of a log and where it is."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - 65536))
+            lines = file.read().decode("utf-8", errors="replace").splitlines()[-_LAST_LINES:]
+    except OSError as error:
+        lines = [f"(the log cannot be read: {error})"]
+    shown = "\n".join(f"  | {line}" for line in lines) or "  | (it said nothing)"
+    return f"{message}\n{shown}\nwhole log: {log}\nwhat was recorded so far is readable"

@@ -1,0 +1,141 @@
+"""Read a RunSpec from a TOML file, with overrides from a command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import tomllib
+
+from gem.errors import ConfigurationError
+from gem.experiment import RunSpec
+
+
+def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> RunSpec:
+    """Read and check a RunSpec.
+
+    Args:
+        path: A TOML file.
+        overrides: `key=value` with a dotted key (`algorithm.gamma=0.9`, `eval.0.episodes=16`) and
+            a value in TOML's notation; a value that is not TOML is a string.
+
+    Raises:
+        ConfigurationError: The file cannot be read, is not TOML or is not a RunSpec, or an
+            override is malformed; the message names the file and the key.
+    """
+    path = Path(path)
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigurationError(f"no RunSpec at {path}") from None
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{path}: cannot be read as TOML: {error}") from error
+    try:
+        for override in overrides:
+            _apply(data, override)
+        return RunSpec.from_mapping(data)
+    except ConfigurationError as error:
+        changed = f" (with {', '.join(overrides)})" if overrides else ""
+        raise ConfigurationError(f"{path}{changed}: {error}") from error
+
+
+def flatten(spec: RunSpec) -> dict[str, Any]:
+    """Return a spec's settings under their dotted keys, `{"algorithm.gamma": 0.9, ...}`."""
+    return dict(_leaves(spec.to_mapping(), ""))
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """Documentation of one setting."""
+
+    name: str
+    type: str
+    default: str
+    """In TOML's notation; `required` where there is none."""
+    help: str
+
+
+def reference_keys() -> list[Key]:
+    """Return every key that a RunSpec can have, in order, from the definition itself."""
+    return list(_keys(RunSpec, ""))
+
+
+def _apply(data: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key.strip():
+        raise ConfigurationError(f"override {override!r} must be key=value")
+    *parents, last = key.strip().split(".")
+    place: Any = data
+    for parent in parents:
+        if isinstance(place, list):
+            place = place[_index(place, parent, override)]
+        elif isinstance(place, dict):
+            place = place.setdefault(parent, {})
+        else:
+            raise ConfigurationError(f"override {override!r}: {parent!r} is not in a table")
+    if isinstance(place, list):
+        place[_index(place, last, override)] = _toml_value(text)
+    elif isinstance(place, dict):
+        place[last] = _toml_value(text)
+    else:
+        raise ConfigurationError(f"override {override!r}: {last!r} is not in a table")
+
+
+def _index(array: list[Any], text: str, override: str) -> int:
+    if not text.isdecimal() or int(text) >= len(array):
+        raise ConfigurationError(
+            f"override {override!r}: {text!r} is not an entry of an array of {len(array)}"
+        )
+    return int(text)
+
+
+def _toml_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text.strip()
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _leaves(item, f"{path}.{key}" if path else key)
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _leaves(item, f"{path}.{index}")
+    else:
+        yield path, value
+
+
+def _keys(part: type[Any], path: str) -> Iterator[Key]:
+    hints = typing.get_type_hints(part)
+    for field in dataclasses.fields(part):
+        hint = hints[field.name]
+        if dataclasses.is_dataclass(hint):
+            yield from _keys(typing.cast(type[Any], hint), f"{path}{field.name}.")
+        elif typing.get_origin(hint) is tuple:
+            yield from _keys(typing.get_args(hint)[0], f"{path}{field.name}[].")
+        else:
+            yield Key(path + field.name, _type_name(hint), _default(field), field.metadata["help"])
+
+
+def _type_name(hint: Any) -> str:
+    if typing.get_origin(hint) is types.UnionType:
+        return _type_name(typing.get_args(hint)[0])
+    if typing.get_origin(hint) is not None:
+        return "table"
+    return {str: "string", int: "integer", float: "number", bool: "boolean"}[hint]
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    if field.default_factory is not dataclasses.MISSING:
+        return "{}"
+    if field.default is dataclasses.MISSING:
+        return "required"
+    if field.default is None:
+        return "none"
+    return f'"{field.default}"' if isinstance(field.default, str) else f"{field.default:_}"

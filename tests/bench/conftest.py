@@ -1,0 +1,160 @@
+"""A trainer that is installed like a real one but only pretends to train.
+
+It stands for the boundary to real launchers, which the end-to-end tests start for real.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gem.experiment import RunSpec
+
+SPEC = """\
+name = "{name}"
+
+[env]
+id = "game:GuessTheNumber-v0-easy"
+
+[policy]
+model = "some/model"
+prompt_tokens = 64
+response_tokens = 128
+turn_tokens = 16
+
+[algorithm]
+advantage = "rebn"
+gamma = 0.9
+
+[optimizer]
+lr = 1e-3
+
+[training]
+iterations = {iterations}
+tasks = 2
+"""
+
+# The name of the experiment decides what the launcher does.
+FAKE_TRAINER = """
+import os, pathlib, signal, subprocess, sys, time
+
+class Adapter:
+    trainer, supported, venv = "fake", ">=1", "fake"
+
+    def compile(self, spec, *, run_dir, cpu):
+        from gem.errors import ConfigurationError, UnsupportedVersionError
+        from gem.experiment import Knob, Launch
+
+        if spec.name == "refused":
+            raise ConfigurationError("algorithm.gamma: fake cannot discount")
+        if spec.name == "old":
+            raise UnsupportedVersionError("fake 0.3 is installed, gem-fake supports >=1")
+        return Launch(
+            argv=["missing-command"] if spec.name == "missing" else
+                 [sys.executable, __file__, spec.name, str(run_dir), str(spec.training.iterations)],
+            env={"FAKE": "a b", "PYTHONUNBUFFERED": "1"},
+            unset=["CUDA_VISIBLE_DEVICES"],
+            files={"conf/fake.yaml": "lr: 1\\n"},
+            parity=[Knob("algorithm.gamma", "matched", "fake.gamma"),
+                    Knob("optimizer.lr", "emulated", "warm-up of 0 steps"),
+                    Knob("seed", "unmatched", "fake has no seed")],
+        )
+
+adapter = Adapter()
+
+def main(mode, run_dir, iterations):
+    from gem.record import Recorder
+
+    print("fake trainer starts", os.environ["FAKE"], "CUDA_VISIBLE_DEVICES" in os.environ)
+    run_dir = pathlib.Path(run_dir)
+    if mode == "orphans":
+        # A child in a session of its own, whose parent ends at once: an orphan daemon.
+        sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+        code = ("import pathlib, subprocess\\n"
+                f"p = subprocess.Popen({sleep!r}, start_new_session=True)\\n"
+                f"pathlib.Path({str(run_dir)!r}, 'orphan.pid').write_text(str(p.pid))")
+        subprocess.run([sys.executable, "-c", code], start_new_session=True, check=True)
+    if mode == "stubborn":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    recorder = Recorder(run_dir)
+    for i in range(int(iterations)):
+        recorder.metrics(i, {"success_rate": i / 10, "return_mean": 0.5, "turns_mean": 3.0,
+                             "sampled_tokens": 100.0, "episodes": 2.0})
+        if i == 2 and mode == "crash":
+            raise RuntimeError("worker 3 died: tensor shapes differ")
+        if i == 2 and mode == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if i == 2 and mode == "short":
+            return
+        if i == 2 and mode in ("hang", "stubborn"):
+            (run_dir / "hanging").write_text(str(os.getpid()))
+            time.sleep(600)
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
+"""
+
+
+@pytest.fixture
+def fake_site(tmp_path: Path) -> Path:
+    """A folder for `sys.path` in which the distribution `gem-fake` is installed."""
+    site = tmp_path / "site"
+    info = site / "gem_fake-1.2.dist-info"
+    info.mkdir(parents=True)
+    (site / "fake_trainer.py").write_text(FAKE_TRAINER)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: gem-fake\nVersion: 1.2\n")
+    (info / "entry_points.txt").write_text("[gem.adapters]\nfake = fake_trainer:adapter\n")
+    return site
+
+
+@pytest.fixture
+def fake_installed(fake_site: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The fake trainer, installed in this process."""
+    monkeypatch.syspath_prepend(str(fake_site))
+    yield fake_site
+    sys.modules.pop("fake_trainer", None)
+
+
+@pytest.fixture
+def spec_file(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a RunSpec of the given name and returns its path."""
+
+    def write(name: str = "fine", iterations: int = 6) -> Path:
+        path = tmp_path / f"{name}.toml"
+        path.write_text(SPEC.format(name=name, iterations=iterations))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def gem_bench(fake_site: Path, tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
+    """Starts `gem-bench` as a user would, in an empty folder, with the fake trainer installed."""
+
+    def start(*args: object, **options: Any) -> subprocess.Popen[str]:
+        path = os.pathsep.join([str(fake_site), os.environ.get("PYTHONPATH", "")])
+        return subprocess.Popen(
+            [sys.executable, "-m", "gem_bench", *map(str, args)],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "0"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            **options,
+        )
+
+    return start
+
+
+@pytest.fixture
+def small_spec() -> RunSpec:
+    """A RunSpec with defaults wherever there are any."""
+    import tomllib
+
+    return RunSpec.from_mapping(tomllib.loads(SPEC.format(name="small", iterations=6)))

@@ -1,0 +1,222 @@
+"""Running a trainer: how a run ends, what it leaves behind, and that nothing outlives it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gem.record import read_run
+from gem_bench.processes import _processes, _processes_by_ps
+
+Start = Callable[..., subprocess.Popen[str]]
+WriteSpec = Callable[..., Path]
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=60)
+    return process.returncode, out, err
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 30
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} did not appear"
+        time.sleep(0.02)
+
+
+def runs(pid: int) -> bool:
+    return any(process.pid == pid for process in _processes())
+
+
+def meta(out: Path) -> dict[str, Any]:
+    return dict(read_run(out).meta)
+
+
+def test_a_run_leaves_a_record_that_says_what_was_run(
+    gem_bench: Start, spec_file: WriteSpec, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    code, _, err = finish(gem_bench("run", spec_file(), "--to", "fake", "--out", out, "--seed", 7))
+    assert code == 0, err
+    run = meta(out)
+    assert run["status"] == "finished"
+    assert run["iterations"] == 6
+    assert run["spec"]["seed"] == 7
+    assert run["model"] == "some/model"
+    assert run["versions"]["gem-fake"] == "1.2"
+    assert {"name": "seed", "status": "unmatched", "how": "fake has no seed"} in run["parity"]
+    assert run["machine"]["cores"] == os.cpu_count()
+    assert {"model", "compile", "start_up", "command", "total"} == set(run["seconds"])
+    assert [line["iteration"] for line in read_run(out).metrics] == list(range(6))
+    assert (out / "conf" / "fake.yaml").read_text() == "lr: 1\n"
+
+
+def test_the_launcher_gets_the_environment_that_the_adapter_asked_for(
+    gem_bench: Start, spec_file: WriteSpec, tmp_path: Path
+) -> None:
+    finish(gem_bench("run", spec_file(), "--to", "fake", "--out", tmp_path / "out"))
+    assert "fake trainer starts a b False" in (tmp_path / "out" / "trainer.log").read_text()
+
+
+def test_progress_without_a_terminal_is_a_few_plain_lines(
+    gem_bench: Start, spec_file: WriteSpec, tmp_path: Path
+) -> None:
+    spec = spec_file(iterations=100)
+    _, _, err = finish(gem_bench("run", spec, "--to", "fake", "--out", tmp_path / "out"))
+    lines = [line for line in err.splitlines() if "/100" in line]
+    assert 5 <= len(lines) <= 15
+    assert "success" in lines[-1]
+    assert "return 0.500" in lines[-1]
+    assert "turns 3.0" in lines[-1]
+    assert "\r" not in err
+
+
+def test_a_crash_shows_the_end_of_the_log_and_where_it_is(
+    gem_bench: Start, spec_file: WriteSpec, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    code, _, err = finish(gem_bench("run", spec_file("crash"), "--to", "fake", "--out", out))
+    assert code == 1
+    assert "exit status 1 after 3 of 6 iterations" in err
+    assert "worker 3 died: tensor shapes differ" in err
+    assert str(out / "trainer.log") in err
+    assert meta(out)["status"] == "failed"
+    assert len(read_run(out).metrics) == 3
+
+
+def test_a_killed_trainer_is_reported_with_its_signal(
+    gem_bench: Start, spec_file: WriteSpec, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    code, _, err = finish(gem_bench("run", spec_file("killed"), "--to", "fake", "--out", out))
+    assert code == 1
+    assert "killed by SIGKILL" in err
+    assert len(read_run(out).metrics) == 3
+
+
+def test_a_trainer_that_stops_early_without_an_error_has_failed(
+    gem_bench: Start, spec_file: WriteSpec, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    code, _, err = finish(gem_bench("run", spec_file("short"), "--to", "fake", "--out", out))
+    assert code == 1
+    assert "recorded only 3 of 6 iterations" in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_ends_the_trainer_and_keeps_the_record(
+    gem_bench: Start, spec_file: WriteSpec, tmp_path: Path, number: signal.Signals
+) -> None:
+    out = tmp_path / "out"
+    process = gem_bench("run", spec_file("hang"), "--to", "fake", "--out", out)
+    wait_for(out / "hanging")
+    process.send_signal(number)
+    code, _, err = finish(process)
+    assert code == 130
+    assert "interrupted after 3 of 6 iterations" in err
+    assert not runs(int((out / "hanging").read_text()))
+    assert meta(out)["status"] == "interrupted"
+    assert len(read_run(out).metrics) == 3
+
+
+def test_a_second_interrupt_kills_a_trainer_that_ignores_the_first(
+    gem_bench: Start, spec_file: WriteSpec, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    process = gem_bench("run", spec_file("stubborn"), "--to", "fake", "--out", out)
+    wait_for(out / "hanging")
+    process.send_signal(signal.SIGINT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(1.5)
+    assert runs(int((out / "hanging").read_text()))
+    process.send_signal(signal.SIGINT)
+    code, _, _ = finish(process)
+    assert code == 130
+    assert not runs(int((out / "hanging").read_text()))
+
+
+def test_a_run_that_takes_too_long_is_ended(
+    gem_bench: Start, spec_file: WriteSpec, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    spec = spec_file("hang")
+    code, _, err = finish(gem_bench("run", spec, "--to", "fake", "--out", out, "--timeout", 2))
+    assert code == 124
+    assert "out of time" in err
+    assert not runs(int((out / "hanging").read_text()))
+    assert meta(out)["status"] == "timeout"
+
+
+def test_daemons_that_left_the_process_group_do_not_outlive_the_run(
+    gem_bench: Start, spec_file: WriteSpec, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    code, _, err = finish(gem_bench("run", spec_file("orphans"), "--to", "fake", "--out", out))
+    assert code == 0, err
+    assert not runs(int((out / "orphan.pid").read_text()))
+
+
+def test_a_folder_that_holds_a_run_is_only_used_again_when_told_so(
+    gem_bench: Start, spec_file: WriteSpec, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    command = ("run", spec_file(), "--to", "fake", "--out", out)
+    assert finish(gem_bench(*command))[0] == 0
+    code, _, err = finish(gem_bench(*command))
+    assert code == 2
+    assert "already holds a run" in err
+    assert "--overwrite" in err
+    assert finish(gem_bench(*command, "--overwrite"))[0] == 0
+    assert len(read_run(out).metrics) == 6
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("refused", "algorithm.gamma: fake cannot discount"),
+        ("old", "fake 0.3 is installed, gem-fake supports >=1"),
+        ("missing", "'missing-command' is not on the PATH"),
+    ],
+)
+def test_what_cannot_be_started_is_said_before_anything_starts(
+    gem_bench: Start, spec_file: WriteSpec, tmp_path: Path, name: str, words: str
+) -> None:
+    code, _, err = finish(gem_bench("run", spec_file(name), "--to", "fake", "--out", "out"))
+    assert code == 2
+    assert words in err
+    assert not (tmp_path / "out" / "metrics.jsonl").exists()
+
+
+def test_an_unwritable_run_folder_is_named(
+    gem_bench: Start, spec_file: WriteSpec, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    code, _, err = finish(gem_bench("run", spec_file(), "--to", "fake", "--out", "file/out"))
+    assert code == 2
+    assert "file/out" in err
+
+
+def test_metrics_are_read_while_the_last_line_is_still_being_written(tmp_path: Path) -> None:
+    from gem_bench.progress import Tail
+
+    tail = Tail(tmp_path)
+    assert tail.read() == []
+    path = tmp_path / "metrics.jsonl"
+    first, second = (json.dumps({"iteration": i}) + "\n" for i in range(2))
+    path.write_text(first + second[:6])
+    assert tail.read() == [{"iteration": 0}]
+    path.write_text(first + second)
+    assert tail.read() == [{"iteration": 1}]
+
+
+def test_processes_are_found_without_proc_too() -> None:
+    assert os.getpid() in {process.pid for process in _processes_by_ps()}
+    assert os.getpid() in {process.pid for process in _processes()}
