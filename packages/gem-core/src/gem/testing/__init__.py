@@ -1,0 +1,8 @@
+"""For authors of environments and adapters: the environment checker, golden trajectories."""
+
+from __future__ import annotations
+
+from gem.testing.checker import CheckReport, CheckResult, check_env
+from gem.testing.golden import golden_batch, golden_turn_rows
+
+__all__ = ["CheckReport", "CheckResult", "check_env", "golden_batch", "golden_turn_rows"]
