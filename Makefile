@@ -25,12 +25,27 @@ env-verl: ## Environment with real verl and vLLM, both for CPU
 
 # The product
 
-.PHONY: demo
+.PHONY: demo compare-seeds compare-soft
 demo: env-dev env-verl ## One experiment in the reference trainer and in real verl; ends in runs/demo/report.html
-	$(BENCH) run recipes/guess-easy.toml --to reference --cpu --out $(RUNS)/demo/reference --set policy.model=$(MODEL)
-	$(BENCH) run recipes/guess-easy.toml --to verl --cpu --out $(RUNS)/demo/verl --set policy.model=$(MODEL)
+	$(BENCH) run recipes/guess-easy.toml --to reference --cpu --overwrite --out $(RUNS)/demo/reference --set policy.model=$(MODEL)
+	$(BENCH) run recipes/guess-easy.toml --to verl --cpu --overwrite --out $(RUNS)/demo/verl --set policy.model=$(MODEL)
 	$(BENCH) compare $(RUNS)/demo/reference $(RUNS)/demo/verl
 	$(BENCH) report $(RUNS)/demo/reference $(RUNS)/demo/verl --out $(RUNS)/demo/report.html
+	$(BENCH) plot $(RUNS)/demo/reference $(RUNS)/demo/verl --out $(RUNS)/demo/curves.svg
+
+compare-seeds: env-dev env-verl ## Conformance L4: three seeds, sampled, in the reference and in verl
+	@set -e; for seed in $(SEEDS); do for trainer in reference verl; do \
+	  $(BENCH) run recipes/guess-easy.toml --to $$trainer --cpu --seed $$seed --set env.seed=$${seed}000000 \
+	    --overwrite --out $(RUNS)/seeds/$$trainer-$$seed; done; done
+	$(BENCH) compare $(RUNS)/seeds/*
+	$(BENCH) report $(RUNS)/seeds/* --out $(RUNS)/seeds/report.html
+
+compare-soft: env-dev env-verl ## REINFORCE, GRPO and ReBN on a never negative reward, in the reference and in verl
+	@set -e; for seed in $(SEEDS); do for trainer in reference verl; do for advantage in reinforce grpo rebn; do \
+	  $(BENCH) run recipes/guess-easy-soft.toml --to $$trainer --cpu --seed $$seed --set env.seed=$${seed}000000 \
+	    --set algorithm.advantage=$$advantage --overwrite --out $(RUNS)/soft/$$trainer-$$advantage-$$seed; done; done; done
+	$(BENCH) compare $(RUNS)/soft/*
+	$(BENCH) report $(RUNS)/soft/* --out $(RUNS)/soft/report.html
 
 # Checks
 
