@@ -1,0 +1,90 @@
+"""Deliberate defects for a real verl run: `VERL_USE_EXTERNAL_MODULES=breaks GEM_BREAK=<name>`.
+
+verl imports the module in every one of its processes. Each defect is one that adapters have had;
+the conformance levels must notice it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from gem import advantage
+from gem.advantage import TurnTable
+from gem.trajectory import Sequence, Trajectory
+
+
+def gamma() -> None:
+    """Discount with 1.0 whatever was configured."""
+    original = advantage.returns
+
+    def undiscounted(table: TurnTable, gamma: float) -> Any:
+        return original(table, 1.0)
+
+    advantage.returns = undiscounted
+
+
+def std_ddof() -> None:
+    """Normalise by the unbiased standard deviation."""
+
+    def unbiased(x: Any, valid: Any, all_reduce: Any) -> Any:
+        result = np.zeros_like(x)
+        if valid.sum() > 1 and x[valid].std() > 1e-6:
+            result[valid] = (x[valid] - x[valid].mean()) / x[valid].std(ddof=1)
+        return result
+
+    advantage._normalise = unbiased
+
+
+def mask_shifted() -> None:
+    """Shift the mask by one token."""
+    original = Trajectory.sequences
+
+    def shifted(self: Trajectory) -> list[Sequence]:
+        rows = original(self)
+        for row in rows:
+            row.mask = [0, *row.mask[:-1]]
+        return rows
+
+    Trajectory.sequences = shifted  # type: ignore[method-assign]
+
+
+def reward_misplaced() -> None:
+    """Put rewards on the first instead of the last token of a turn."""
+
+    def misplaced(self: Sequence, per_turn: Any) -> list[float]:
+        out = [0.0] * len(self.response_ids)
+        for span in self.spans:
+            out[min(span.start, len(out) - 1)] += float(per_turn[span.turn])
+        return out
+
+    Sequence.token_rewards = misplaced  # type: ignore[method-assign]
+
+
+def no_weight_sync() -> None:
+    """Let the engine go on with the weights it began with."""
+    from verl.checkpoint_engine import base
+
+    manager = base.CheckpointEngineManager
+    original = manager.update_weights
+
+    def only_first(self: Any, global_steps: int | None = None) -> Any:
+        return {} if global_steps else original(self, global_steps)
+
+    manager.update_weights = only_first
+
+
+BREAKS: dict[str, tuple[Callable[[], None], str]] = {
+    "gamma": (gamma, "L0"),
+    "std_ddof": (std_ddof, "L0"),
+    "mask_shifted": (mask_shifted, "L1"),
+    "reward_misplaced": (reward_misplaced, "L1"),
+    "no_weight_sync": (no_weight_sync, "L3"),
+}
+"""Defects by name, and the level that must notice."""
+
+if "GEM_BREAK" in os.environ:
+    BREAKS[os.environ["GEM_BREAK"]][0]()
