@@ -20,7 +20,7 @@ _GIB = 2**30
 
 
 class _CpuDevice(types.ModuleType):
-    """`torch.cpu` in the shape of `torch.cuda`: verl expects one device module for all platforms."""
+    """`torch.cpu` in the shape of `torch.cuda`: verl expects one for all platforms."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.cpu, name)

@@ -1,0 +1,141 @@
+"""verl's dataset hook: seeded tasks of an environment instead of a parquet file.
+
+    data.custom_cls.path=pkg://gem_verl.dataset data.custom_cls.name=GemDataset
+    data.train_files='"gem:game:GuessTheNumber-v0?n=4096&seed=0"' data.shuffle=False
+
+The text is a `gem.tasks.TaskSet` URI; a list of URIs is played one after the other. With
+`data.shuffle=False` iteration k trains on the tasks `k * train_batch_size` and following. For
+validation, `#name=<metric name>&temperature=<t>` may follow a URI: the name takes the place of the
+environment id in verl's metrics, the temperature that of `val_kwargs.temperature`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qsl, quote
+
+from omegaconf import OmegaConf
+from torch.utils.data import Dataset
+
+from gem.errors import ConfigurationError
+from gem.tasks import Task, TaskSet
+from gem_verl.settings import check_config
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A task set and how it is to be validated on."""
+
+    tasks: TaskSet
+    name: str
+    """Name in verl's metrics."""
+    temperature: float | None = None
+    """Sampling temperature instead of the configured one; 0 is greedy."""
+
+    @classmethod
+    def parse(cls, text: str) -> Source:
+        """Parse `<task set URI>[#name=...&temperature=...]`.
+
+        Raises:
+            ConfigurationError: It is malformed; the message names the part.
+        """
+        uri, _, fragment = text.partition("#")
+        tasks = TaskSet.parse(uri)
+        options = dict(parse_qsl(fragment, keep_blank_values=True))
+        name = options.pop("name", tasks.env_id)
+        temperature = options.pop("temperature", None)
+        try:
+            value = None if temperature is None else float(temperature)
+        except ValueError:
+            value = -1.0
+        if options or not name or (value is not None and value < 0):
+            raise ConfigurationError(
+                f"{text!r}: after '#' may stand name=<text> and temperature=<number >= 0>"
+            )
+        return cls(tasks, name, value)
+
+    @property
+    def text(self) -> str:
+        """What `parse` reads back."""
+        options = f"name={quote(self.name)}"
+        if self.temperature is not None:
+            options += f"&temperature={self.temperature!r}"
+        return f"{self.tasks.uri}#{options}"
+
+
+class GemDataset(Dataset[dict[str, Any]]):
+    """One row per task, in order."""
+
+    def __init__(
+        self,
+        data_files: str | Sequence[str],
+        tokenizer: Any = None,
+        processor: Any = None,
+        config: Any = None,
+        max_samples: int = -1,
+    ) -> None:
+        """Check the run's configuration and make one environment of each source.
+
+        verl builds the datasets before anything expensive, so that what cannot work ends here.
+
+        Args:
+            data_files: One URI or several.
+            tokenizer: Unused: prompts are rendered where episodes are played.
+            processor: Unused.
+            config: verl's `data` table, a part of the whole configuration.
+            max_samples: Number of rows to keep; -1 keeps all.
+
+        Raises:
+            ConfigurationError: See `Source.parse` and `gem_verl.settings.check_config`.
+            UnknownEnvError: No such environment.
+            UnknownParameterError: The environment has no such parameter.
+        """
+        files = [data_files] if isinstance(data_files, str) else list(data_files)
+        self.sources = [Source.parse(str(text)) for text in files]
+        self._ends: list[int] = []
+        for source in self.sources:
+            source.tasks[0].make().close()
+            self._ends.append((self._ends[-1] if self._ends else 0) + len(source.tasks))
+        total = self._ends[-1]
+        self._n = total if max_samples < 0 else min(total, max_samples)
+        if OmegaConf.is_config(config):
+            check_config(config._get_root())
+            if config.shuffle:
+                logger.warning(
+                    "data.shuffle=True: tasks are trained on in random order; set "
+                    "data.shuffle=False for the order of their seeds"
+                )
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if not 0 <= index < self._n:
+            raise IndexError(f"row {index} of {self._n}")
+        number = next(i for i, end in enumerate(self._ends) if index < end)
+        source = self.sources[number]
+        task = source.tasks[index - (self._ends[number] - len(source.tasks))]
+        return {
+            "raw_prompt": [{"role": "user", "content": task.env_id}],
+            "index": index,
+            "data_source": source.name,
+            "reward_model": {"style": "env", "ground_truth": ""},
+            "gem_task": encode_task(task, source.temperature),
+        }
+
+
+def encode_task(task: Task, temperature: float | None = None) -> str:
+    """Pack a task into a dataset column."""
+    return json.dumps({**task.to_dict(), "temperature": temperature})
+
+
+def decode_task(text: str) -> tuple[Task, float | None]:
+    """Unpack `encode_task`: the task and its own sampling temperature, if it has one."""
+    data = json.loads(text)
+    return Task.from_dict(data), data["temperature"]

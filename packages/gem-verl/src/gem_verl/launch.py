@@ -1,0 +1,422 @@
+"""gem-bench's hook: a RunSpec becomes verl's own command, `python -m verl.trainer.main_ppo ...`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from gem.errors import ConfigurationError
+from gem.experiment import Knob, Launch, RunSpec
+from gem.tasks import TaskSet
+from gem_verl import SUPPORTED_VERL, check_verl
+from gem_verl.dataset import Source
+
+_LOGIT_FLOATS = 2**28
+"""Most logits in one forward pass: 1 GiB as fp32."""
+
+CPU_ENV = {
+    "GEM_CPU": "1",
+    # verl imports this first in every process; it makes the platform known that the next line asks
+    # for. See docs/verl.md for what such a run leaves untested.
+    "VERL_USE_EXTERNAL_MODULES": "gem_cpu.verl_plugin",
+    "VERL_PLATFORM": "cpu",
+    "VERL_ENGINE_DEVICE": "cuda",  # selects verl's FSDP engine; nothing touches CUDA
+    "VLLM_TARGET_DEVICE": "cpu",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+    "OMP_NUM_THREADS": "1",
+    "TORCHDYNAMO_DISABLE": "1",
+    "RAY_memory_monitor_refresh_ms": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+"""Environment of a run without a GPU."""
+
+CPU_UNSET = ["CUDA_VISIBLE_DEVICES", "RAY_ADDRESS"]
+"""Variables that a run without a GPU must not see, not even empty."""
+
+
+class VerlAdapter:
+    """Compiles RunSpecs for verl."""
+
+    trainer = "verl"
+    supported = SUPPORTED_VERL
+    venv = "verl"
+
+    def compile(self, spec: RunSpec, *, run_dir: Path, cpu: bool) -> Launch:
+        """Return verl's command for a spec; see `gem.experiment.Adapter`.
+
+        Raises:
+            ConfigurationError: verl cannot run this spec; the message names the key.
+            MissingExtraError: verl is not installed.
+            UnsupportedVersionError: verl is of an unsupported version.
+        """
+        check_verl()
+        _check(spec)
+        settings: dict[str, Any] = {
+            **_data(spec),
+            **_model(spec),
+            **_actor(spec),
+            **_rollout(spec),
+            **_trainer(spec, run_dir),
+        }
+        if spec.algorithm.advantage == "gae":
+            settings |= _critic(spec)
+        if spec.training.precision == "fp32":
+            settings |= _fp32(spec)
+        env = {"HYDRA_FULL_ERROR": "1", "RAY_DEDUP_LOGS": "0"}
+        if cpu:
+            settings |= _cpu(spec, run_dir)
+            env |= CPU_ENV | {"TORCH_EXTENSIONS_DIR": str(run_dir / "torch_extensions")}
+        if Path(spec.policy.model).exists():
+            env["HF_HUB_OFFLINE"] = "1"
+        overrides = [f"{key}={_value(value)}" for key, value in settings.items()]
+        return Launch(
+            argv=["python", "-m", "verl.trainer.main_ppo", *overrides],
+            env=env,
+            unset=CPU_UNSET if cpu else [],
+            parity=list(_parity(spec)),
+        )
+
+
+adapter = VerlAdapter()
+
+
+def _check(spec: RunSpec) -> None:
+    """Refuse what verl would silently do differently."""
+    training, algorithm = spec.training, spec.algorithm
+    if training.tasks % algorithm.minibatches:
+        raise ConfigurationError(
+            f"algorithm.minibatches: verl cuts a batch between tasks; {training.tasks} tasks "
+            f"(training.tasks) do not divide into {algorithm.minibatches} minibatches"
+        )
+    if algorithm.minibatches > 1 and spec.policy.context != "chat":
+        raise ConfigurationError(
+            "algorithm.minibatches: with a row per turn verl cuts minibatches through episodes; "
+            f"set it to 1 for policy.context={spec.policy.context!r}, got {algorithm.minibatches}"
+        )
+    names = [part.name for part in spec.eval]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigurationError(f"eval: two evaluations are called {name!r}")
+
+
+def _data(spec: RunSpec) -> dict[str, Any]:
+    size = spec.training
+    train = TaskSet(spec.env.id, size.iterations * size.tasks, spec.env.seed, spec.env.params)
+    # verl wants validation data even if it never validates.
+    evals = [
+        Source(TaskSet(e.id, e.episodes, e.seed, e.params), e.name, e.temperature).text
+        for e in spec.eval
+    ] or [Source(TaskSet(train.env_id, 1, train.seed, train.params), "none").text]
+    return {
+        "data.custom_cls.path": "pkg://gem_verl.dataset",
+        "data.custom_cls.name": "GemDataset",
+        "data.train_files": train.uri,
+        "data.val_files": evals,
+        "data.shuffle": False,
+        "data.seed": spec.seed,
+        "data.train_batch_size": size.tasks,
+        "data.max_prompt_length": spec.policy.prompt_tokens,
+        "data.max_response_length": spec.policy.response_tokens,
+        "data.dataloader_num_workers": 0,
+    }
+
+
+def _model(spec: RunSpec) -> dict[str, Any]:
+    return {
+        "actor_rollout_ref.model.path": spec.policy.model,
+        # Flash attention is an extra that not every machine has; PyTorch's own always works.
+        "+actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
+        "actor_rollout_ref.model.use_remove_padding": False,
+    }
+
+
+def _actor(spec: RunSpec) -> dict[str, Any]:
+    algorithm, actor = spec.algorithm, "actor_rollout_ref.actor"
+    return {
+        "algorithm.adv_estimator": f"gem_{algorithm.advantage}",
+        "algorithm.gamma": algorithm.gamma,
+        "algorithm.lam": algorithm.lam,
+        f"{actor}.strategy": "fsdp2",
+        f"{actor}.fsdp_config.strategy": "fsdp2",
+        f"{actor}.fsdp_config.seed": spec.seed,
+        f"{actor}.ppo_mini_batch_size": _mini_batch(spec),
+        f"{actor}.ppo_epochs": algorithm.epochs,
+        f"{actor}.shuffle": False,
+        f"{actor}.use_dynamic_bsz": True,
+        f"{actor}.ppo_max_token_len_per_gpu": _forward_tokens(spec),
+        f"{actor}.clip_ratio": algorithm.clip,
+        f"{actor}.clip_ratio_low": algorithm.clip,
+        f"{actor}.clip_ratio_high": algorithm.clip,
+        # No second clip of bad actions, which the plain surrogate does not have.
+        f"{actor}.clip_ratio_c": 1e9,
+        f"{actor}.loss_agg_mode": {
+            "token-mean": "token-mean",
+            "row-mean-token-sum": "seq-mean-token-sum",
+        }[algorithm.loss_aggregation],
+        f"{actor}.entropy_coeff": algorithm.entropy_coef,
+        f"{actor}.use_kl_loss": algorithm.kl_coef > 0,
+        f"{actor}.kl_loss_coef": algorithm.kl_coef,
+        **_optimizer(f"{actor}.optim", spec, spec.optimizer.lr),
+    }
+
+
+def _optimizer(table: str, spec: RunSpec, lr: float) -> dict[str, Any]:
+    o = spec.optimizer
+    return {
+        f"{table}.optimizer": "AdamW",
+        f"{table}.lr": lr,
+        f"{table}.betas": [o.beta1, o.beta2],
+        f"+{table}.override_optimizer_config.eps": o.eps,
+        f"{table}.weight_decay": o.weight_decay,
+        f"{table}.clip_grad": o.grad_clip,
+        f"{table}.lr_scheduler_type": "constant",
+        f"{table}.lr_warmup_steps": 0,
+    }
+
+
+def _critic(spec: RunSpec) -> dict[str, Any]:
+    return {
+        "critic.enable": True,
+        "critic.strategy": "fsdp2",
+        "critic.fsdp.strategy": "fsdp2",
+        "critic.fsdp.seed": spec.seed,
+        "critic.model.path": spec.policy.model,
+        "critic.model.tokenizer_path": spec.policy.model,
+        "+critic.model.override_config.attn_implementation": "sdpa",
+        "critic.model.use_remove_padding": False,
+        "critic.ppo_max_token_len_per_gpu": _forward_tokens(spec),
+        "critic.cliprange_value": spec.algorithm.value_clip,
+        "critic.loss_agg_mode": "token-mean",  # of one token per turn: a mean over turns
+        **_optimizer("critic.optim", spec, spec.algorithm.value_lr),
+    }
+
+
+def _rollout(spec: RunSpec) -> dict[str, Any]:
+    rollout, policy = "actor_rollout_ref.rollout", spec.policy
+    length = policy.prompt_tokens + policy.response_tokens
+    settings = {
+        f"{rollout}.name": "vllm",
+        f"{rollout}.agent.default_agent_loop": "gem",
+        f"{rollout}.n": spec.training.group_size,
+        f"{rollout}.temperature": spec.sampling.temperature,
+        f"{rollout}.top_p": spec.sampling.top_p,
+        f"{rollout}.top_k": spec.sampling.top_k,
+        f"{rollout}.seed": spec.seed,
+        f"{rollout}.tensor_model_parallel_size": 1,
+        f"{rollout}.max_model_len": length,
+        f"{rollout}.max_num_batched_tokens": max(8192, length),
+        f"{rollout}.calculate_log_probs": True,
+        f"{rollout}.log_prob_use_dynamic_bsz": True,
+        f"{rollout}.log_prob_max_token_len_per_gpu": _forward_tokens(spec),
+        f"{rollout}.val_kwargs.temperature": 1.0,  # each evaluation has its own
+        "reward.num_workers": 1,  # rewards come from environments
+        "+gem.context": policy.context,
+        "+gem.turn_tokens": policy.turn_tokens,
+        "+gem.seed": spec.seed,
+    }
+    if policy.turns is not None:
+        settings["+gem.turns"] = policy.turns
+    if policy.system_prompt is not None:
+        settings["+gem.system_prompt"] = policy.system_prompt
+    return settings
+
+
+def _trainer(spec: RunSpec, run_dir: Path) -> dict[str, Any]:
+    every = [part.every for part in spec.eval]
+    return {
+        "+gem.record_dir": str(run_dir),
+        "trainer.v1.trainer_mode": "gem_sync",
+        "trainer.total_training_steps": spec.training.iterations,
+        "trainer.total_epochs": 1,
+        "trainer.n_gpus_per_node": 1,
+        "trainer.nnodes": 1,
+        "trainer.val_before_train": bool(every),
+        "trainer.test_freq": math.gcd(*every) if every else -1,
+        "trainer.save_freq": -1,
+        "trainer.resume_mode": "disable",
+        "trainer.logger": ["console"],
+        "trainer.project_name": "gem",
+        "trainer.experiment_name": spec.name,
+        "trainer.default_local_dir": str(run_dir / "checkpoints"),
+        "hydra.run.dir": str(run_dir / "hydra"),
+    }
+
+
+def _fp32(spec: RunSpec) -> dict[str, Any]:
+    engines = ["actor_rollout_ref.actor.fsdp_config"]
+    engines += ["actor_rollout_ref.ref.fsdp_config"] if spec.algorithm.kl_coef else []
+    engines += ["critic.fsdp"] if spec.algorithm.advantage == "gae" else []
+    settings: dict[str, Any] = {
+        f"+{engine}.mixed_precision.{part}_dtype": "fp32"
+        for engine in engines
+        for part in ("param", "reduce", "buffer")
+    }
+    return settings | {"actor_rollout_ref.rollout.dtype": "float32"}
+
+
+def _cpu(spec: RunSpec, run_dir: Path) -> dict[str, Any]:
+    rollout, ray = "actor_rollout_ref.rollout", "ray_kwargs.ray_init"
+    # Ray's sockets live below this folder and their paths must stay under 108 characters.
+    short = hashlib.sha256(str(run_dir).encode()).hexdigest()[:8]
+    episodes = spec.training.tasks * spec.training.group_size
+    settings = {
+        "trainer.device": "cpu",
+        "actor_rollout_ref.actor.fsdp_config.use_torch_compile": False,
+        "actor_rollout_ref.model.enable_gradient_checkpointing": False,
+        f"{rollout}.enforce_eager": True,
+        f"{rollout}.free_cache_engine": False,
+        f"+{rollout}.enable_sleep_mode": False,
+        f"{rollout}.checkpoint_engine.update_weights_bucket_megabytes": 16,
+        f"{rollout}.agent.num_workers": 1,
+        f"{rollout}.max_num_seqs": min(episodes, 256),
+        "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
+        # A cluster of its own, with a slot that verl takes for its one accelerator.
+        f"+{ray}.address": "local",
+        f"{ray}.num_cpus": 10,
+        f"+{ray}.num_gpus": 1,
+        f"+{ray}.object_store_memory": 500_000_000,
+        f"+{ray}.include_dashboard": False,
+        f"+{ray}._temp_dir": str(Path(tempfile.gettempdir()) / f"gem-{short}"),
+    }
+    if spec.algorithm.kl_coef:
+        settings["actor_rollout_ref.ref.fsdp_config.use_torch_compile"] = False
+    if spec.algorithm.advantage == "gae":
+        settings["critic.fsdp.use_torch_compile"] = False
+        settings["critic.model.enable_gradient_checkpointing"] = False
+    return settings
+
+
+def _mini_batch(spec: RunSpec) -> int:
+    """verl's minibatch size in tasks; its rows are `group_size` times as many."""
+    if spec.policy.context == "chat":
+        return spec.training.tasks // spec.algorithm.minibatches
+    # Rows are turns. verl fills batches up to a multiple of this: one that no batch exceeds
+    # makes one update per batch out of them.
+    return spec.training.tasks * _most_turns(spec)
+
+
+def _most_turns(spec: RunSpec) -> int:
+    if spec.policy.turns is None:
+        raise ConfigurationError(
+            f"policy.turns: with policy.context={spec.policy.context!r} every turn is a row, and "
+            "verl needs to know how many there can be; set it to the environment's limit"
+        )
+    return spec.policy.turns
+
+
+def _forward_tokens(spec: RunSpec) -> int:
+    """Tokens per forward pass, such that the logits stay below a gigabyte."""
+    vocabulary = 2**17
+    config = Path(spec.policy.model) / "config.json"
+    if config.exists():
+        vocabulary = json.loads(config.read_text(encoding="utf-8")).get("vocab_size", vocabulary)
+    longest = spec.policy.prompt_tokens + spec.policy.response_tokens
+    return max(min(_LOGIT_FLOATS // vocabulary, 65_536), longest)
+
+
+def _value(value: Any) -> str:
+    """Write a value in hydra's override grammar."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value)
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, list):
+        return f"[{','.join(_value(item) for item in value)}]"
+    if re.fullmatch(r"[A-Za-z/][\w/.-]*", str(value)) and value not in ("null", "true", "false"):
+        return str(value)
+    # Backslashes are escapes only before a quote, and `${` would start an interpolation.
+    text = str(value).replace("${", "\\${")
+    text = re.sub(r'(\\*)("|$)', lambda m: m[1] * 2 + ('\\"' if m[2] else ""), text)
+    return f'"{text}"'
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _leaves(item, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _leaves(item, f"{path}.{index}")
+    else:
+        yield path
+
+
+_HOW = {
+    "name": "trainer.experiment_name",
+    "seed": "gem.seed: every turn is sampled with a seed of its own; other random numbers than in "
+    "other trainers",
+    "env": "data.train_files, data.shuffle=False",
+    "eval": "data.val_files",
+    "policy.model": "actor_rollout_ref.model.path",
+    "policy.prompt_tokens": "data.max_prompt_length",
+    "policy.response_tokens": "data.max_response_length",
+    "policy.turn_tokens": "gem.turn_tokens",
+    "policy.turns": "gem.turns",
+    "policy.context": "gem.context",
+    "policy.system_prompt": "gem.system_prompt",
+    "sampling": "actor_rollout_ref.rollout",
+    "algorithm.advantage": "algorithm.adv_estimator",
+    "algorithm.gamma": "algorithm.gamma, per turn",
+    "algorithm.lam": "algorithm.lam, per turn",
+    "algorithm.clip": "actor.clip_ratio, actor.clip_ratio_c=1e9 (no dual clip)",
+    "algorithm.epochs": "actor.ppo_epochs",
+    "algorithm.minibatches": "actor.ppo_mini_batch_size",
+    "algorithm.loss_aggregation": "actor.loss_agg_mode",
+    "algorithm.kl_coef": "actor.kl_loss_coef",
+    "algorithm.entropy_coef": "actor.entropy_coeff",
+    "algorithm.value_lr": "critic.optim.lr",
+    "algorithm.value_clip": "critic.cliprange_value, trained where turns begin",
+    "optimizer": "actor.optim",
+    "training.iterations": "trainer.total_training_steps",
+    "training.tasks": "data.train_batch_size",
+    "training.group_size": "actor_rollout_ref.rollout.n",
+    "training.precision": "fsdp_config.mixed_precision, rollout.dtype",
+}
+
+
+def _parity(spec: RunSpec) -> Iterator[Knob]:
+    """Say of every setting how it reaches verl."""
+    departures = dict(_departures(spec))
+    for name in _leaves(spec.to_mapping()):
+        if name in departures:
+            yield departures.pop(name)
+        else:
+            how = _HOW.get(name) or _HOW[name.split(".")[0]]
+            yield Knob(name, "matched", how)
+    yield from departures.values()
+
+
+def _departures(spec: RunSpec) -> Iterator[tuple[str, Knob]]:
+    def knob(name: str, status: Any, how: str) -> tuple[str, Knob]:
+        return name, Knob(name, status, how)
+
+    algorithm = spec.algorithm
+    if spec.sampling.top_k != 1:
+        yield knob("seed", "emulated", _HOW["seed"])
+    if algorithm.kl_coef:
+        how = "as a term of the loss (k3 estimator), not of the reward"
+        yield knob("algorithm.kl_coef", "emulated", how)
+    if algorithm.loss_aggregation == "row-mean-token-sum" and spec.policy.context != "chat":
+        how = "verl counts the rows it fills batches up with: the loss is scaled down"
+        yield knob("algorithm.loss_aggregation", "emulated", how)
+    if algorithm.advantage == "gae":
+        how = "a random linear layer, where the reference starts from zero"
+        yield knob("critic's initial head", "unmatched", how)
+    if spec.training.precision == "bf16":
+        how = "autocast in training, bf16 weights in rollouts"
+        yield knob("training.precision", "emulated", how)
+    common = math.gcd(*(part.every for part in spec.eval))
+    for index, part in enumerate(spec.eval):
+        if part.every != common:
+            how = f"verl evaluates on everything at once: every {common} iterations"
+            yield knob(f"eval.{index}.every", "emulated", how)

@@ -1,0 +1,159 @@
+"""The `gem` table of a verl configuration, and which verl configurations can work with GEM.
+
+Users add keys with hydra's plus sign, `+gem.turn_tokens=64`; all have defaults.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from gem.errors import ConfigurationError
+from gem.rollout import Budget
+
+GEM_MODES = ("gem_sync", "gem_colocate_async")
+"""Values of `trainer.v1.trainer_mode` that `gem_verl.trainer` registers."""
+
+MODES = ("sync", "colocate_async", *GEM_MODES)
+"""Values of `trainer.v1.trainer_mode` that work with GEM rollouts."""
+
+MAX_FAILED_FRACTION = 0.1
+"""Default of `gem.max_failed_fraction`."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Keys of the `gem` table."""
+
+    context: str = "chat"
+    """What the policy is shown: `chat`, `concat`, `concat_with_action`, `window:<k>`."""
+    system_prompt: str | None = None
+    """Text of a system message before everything else."""
+    turn_tokens: int | None = None
+    """Most tokens sampled in one turn; by default all of `data.max_response_length`."""
+    turns: int | None = None
+    """Most turns of an episode, besides the environment's own limit."""
+    retries: int = 1
+    """Further attempts, each with a new environment, after an environment failed."""
+    step_timeout_s: float | None = None
+    """Limit of one environment reset or step in seconds."""
+    seed: int | None = None
+    """Seed every sampled turn on its own, so that the order of requests does not matter."""
+    max_failed_fraction: float = MAX_FAILED_FRACTION
+    """Share of failed episodes in a batch above which the run stops."""
+    record_dir: str | None = None
+    """Folder for `gem.record` files; needs a `gem_*` trainer mode."""
+    poll_interval_s: float = 0.1
+    """How often a `gem_*` trainer looks for finished episodes (verl: 2 s)."""
+
+    @classmethod
+    def from_config(cls, config: Any) -> Settings:
+        """Read the `gem` table of a whole verl configuration.
+
+        Raises:
+            ConfigurationError: A key is unknown or its value is of the wrong type or range.
+        """
+        table: Mapping[str, Any] = config.get("gem") or {}
+        known = {field.name: field for field in fields(cls)}
+        for key in table:
+            if key not in known:
+                near = difflib.get_close_matches(str(key), known, n=1)
+                hint = f"did you mean gem.{near[0]}?" if near else f"known: {', '.join(known)}"
+                raise ConfigurationError(f"unknown key gem.{key}; {hint}")
+        settings = cls(**{str(key): table[key] for key in table})
+        settings._check()
+        return settings
+
+    def _check(self) -> None:
+        types = {"str": str, "int": int, "float": (int, float)}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            name, _, optional = str(field.type).partition(" | ")
+            if value is None and optional:
+                continue
+            if isinstance(value, bool) or not isinstance(value, types[name]):
+                raise ConfigurationError(f"gem.{field.name} must be of type {name}, got {value!r}")
+        for key, least in (("turn_tokens", 1), ("turns", 1), ("retries", 0), ("seed", 0)):
+            value = getattr(self, key)
+            if value is not None and value < least:
+                raise ConfigurationError(f"gem.{key} must be at least {least}, got {value}")
+        for key in ("step_timeout_s", "poll_interval_s"):
+            value = getattr(self, key)
+            if value is not None and value <= 0:
+                raise ConfigurationError(f"gem.{key} must be above 0, got {value}")
+        if not 0 <= self.max_failed_fraction <= 1:
+            raise ConfigurationError(
+                f"gem.max_failed_fraction must be within [0, 1], got {self.max_failed_fraction}"
+            )
+
+    def budget(self, config: Any) -> Budget:
+        """Return the limits of an episode, of which verl's own keys set the lengths."""
+        rollout = config.actor_rollout_ref.rollout
+        return Budget(
+            turn_tokens=min(self.turn_tokens or rollout.response_length, rollout.response_length),
+            response_tokens=rollout.response_length,
+            prompt_tokens=rollout.prompt_length,
+            turns=self.turns,
+        )
+
+
+def rows_per_turn(config: Any, agent: str | None = None) -> bool:
+    """Whether an episode may become several training rows.
+
+    Args:
+        config: A whole verl configuration.
+        agent: Name of the agent loop; by default the configured one.
+    """
+    agent = agent or config.actor_rollout_ref.rollout.agent.default_agent_loop
+    return agent == "gem_turns" or Settings.from_config(config).context != "chat"
+
+
+def check_config(config: Any) -> Settings:
+    """Return the settings of a verl configuration that GEM rollouts can work with.
+
+    Raises:
+        ConfigurationError: The combination would train on something else than asked for; the
+            message says why and what to choose instead.
+    """
+    settings = Settings.from_config(config)
+    trainer, algorithm = config.trainer, config.algorithm
+    mode = trainer.v1.trainer_mode
+    estimator = str(algorithm.adv_estimator)
+    if not trainer.use_v1:
+        raise ConfigurationError(
+            "trainer.use_v1=False: verl's legacy trainer replaces the reward of each turn by one "
+            "number per episode; leave trainer.use_v1=True"
+        )
+    if mode not in MODES:
+        reason = (
+            "it computes advantages on parts of a batch, so that statistics over the whole batch "
+            "are not what they say"
+            if mode == "separate_async"
+            else "it is not known to gem-verl"
+        )
+        raise ConfigurationError(
+            f"trainer.v1.trainer_mode={mode}: {reason}; choose one of {', '.join(MODES)}"
+        )
+    own = mode in GEM_MODES
+    suggestion = "set trainer.v1.trainer_mode=gem_sync"
+    if settings.record_dir is not None and not own:
+        raise ConfigurationError(f"gem.record_dir: trainer_mode={mode} cannot record; {suggestion}")
+    if rows_per_turn(config) and not own:
+        raise ConfigurationError(
+            f"one training row per turn needs to know which rows belong to an episode, which "
+            f"trainer_mode={mode} does not pass on; {suggestion}"
+        )
+    if estimator == "gem_gae" and not (own and config.critic.enable):
+        raise ConfigurationError(
+            f"algorithm.adv_estimator=gem_gae needs the critic's values: {suggestion} and "
+            "critic.enable=True"
+        )
+    correction = algorithm.get("rollout_correction") or {}
+    if correction.get("rollout_rs") and estimator.startswith("gem_") and not own:
+        raise ConfigurationError(
+            "algorithm.rollout_correction.rollout_rs removes tokens from the mask by which turns "
+            f"are found; {suggestion}"
+        )
+    return settings

@@ -1,0 +1,330 @@
+"""verl's trainer hook: modes `gem_sync` and `gem_colocate_async`.
+
+Both are verl's own trainers with five methods extended. They let estimators know the rows of each
+episode, its rewards and the critic's values; train the critic where turns begin; leave failed
+episodes out of verl's statistics and stop when too many fail; log `gem/*` metrics; and write a
+`gem.record` where `gem.record_dir` says. This is the only module that touches TransferQueue.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transfer_queue as tq
+import verl
+from omegaconf import OmegaConf
+from tensordict import TensorDict
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
+from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+
+from gem.errors import RolloutError, UnsupportedVersionError
+from gem.metrics import episode_metrics
+from gem.record import RUN, Recorder, TrainedRow
+from gem.trajectory import Trajectory, TurnSpan
+from gem_verl import SUPPORTED_VERL, __version__
+from gem_verl.advantage import Batch, EpisodeRows, check_failures, given
+from gem_verl.settings import check_config
+
+SEAMS = {
+    "_build_replay_buffer": ["self"],
+    "_balance_batch": ["self", "batch", "metrics", "logging_prefix", "keep_minibatch"],
+    "_compute_advantage": ["self", "batch", "metrics"],
+    "_update_critic": ["self", "batch", "metrics"],
+    "_compute_metrics": ["self", "batch", "metrics", "timing_raw", "global_steps", "epoch"],
+    "_val_metrics_update": [
+        *("self", "data_sources", "sample_uids", "reward_extra_infos_dict", "sample_turns"),
+        "expected_acc_counts",
+    ],
+}
+"""Methods of verl's trainer that are extended here, with their parameters."""
+
+RECORDED = {
+    "loss": "actor/pg_loss",
+    "grad_norm": "actor/grad_norm",
+    "entropy": "actor/entropy",
+    "lr": "actor/lr",
+    "kl": "actor/kl_loss",
+    "clip_fraction": "actor/pg_clipfrac",
+    "value_loss": "critic/vf_loss",
+    "value_grad_norm": "critic/grad_norm",
+    "logprob_difference_max": "training/rollout_probs_diff_max",
+}
+"""Names in the record, and in verl's metrics."""
+
+RECORDED_TIMES = {"rollout_s": "gen", "sync_s": "update_weights", "step_s": "step"}
+_UPDATE_TIMES = ("old_log_prob", "ref", "values", "adv", "update_critic", "update_actor")
+
+
+def check_seams() -> None:
+    """Make sure that verl's trainer still has the methods extended here.
+
+    Raises:
+        UnsupportedVersionError: A method is missing or has other parameters.
+    """
+    for name, parameters in SEAMS.items():
+        method = getattr(PPOTrainer, name, None)
+        found = None if method is None else list(inspect.signature(method).parameters)
+        if found != parameters:
+            raise UnsupportedVersionError(
+                f"gem-verl {__version__} extends PPOTrainer.{name}({', '.join(parameters)}), but "
+                f"verl {verl.__version__} has {found}; supported is verl {SUPPORTED_VERL}"
+            )
+
+
+@dataclass
+class _Episode:
+    """An episode of the current batch."""
+
+    key: tuple[str, int]
+    """verl's prompt id, and the number of the session within it."""
+    order: tuple[int, int]
+    """Row of the dataset, and the session: the same order in every run."""
+    rows: list[tuple[int, int]]
+    """`(index within the episode, row of the batch)`."""
+    trajectory: Trajectory | None
+    spans: dict[int, list[TurnSpan]]
+    """Turns by row of the batch."""
+    failed: str | None
+
+
+class _GemTrainer(PPOTrainer):  # type: ignore[misc]
+    """What both modes add to verl's trainers."""
+
+    def __init__(self, config: Any) -> None:
+        self._settings = check_config(config)
+        self._recorder: Recorder | None = None
+        if self._settings.record_dir is not None:
+            self._recorder = Recorder(self._settings.record_dir)
+            # A launcher that knows more about the run has already written it.
+            if not (self._recorder.folder / RUN).exists():
+                self._recorder.start(
+                    {
+                        "trainer": "verl",
+                        "versions": {"verl": verl.__version__, "gem-verl": __version__},
+                        "config": OmegaConf.to_container(config, resolve=True),
+                    }
+                )
+        self._episodes: list[_Episode] = []
+        self._failed = 0
+        self._advantages: list[list[float]] = []
+        super().__init__(config)
+
+    def _build_replay_buffer(self) -> Any:
+        buffer = super()._build_replay_buffer()
+        buffer.poll_interval = self._settings.poll_interval_s
+        return buffer
+
+    def _balance_batch(
+        self,
+        batch: Any,
+        metrics: dict[str, Any],
+        logging_prefix: str = "global_seqlen",
+        keep_minibatch: bool = False,
+    ) -> Any:
+        """Fill up and reorder the batch as verl does, then find out which rows belong together."""
+        batch = super()._balance_batch(batch, metrics, logging_prefix, keep_minibatch)
+        data = tq.kv_batch_get(
+            keys=batch.keys,
+            partition_id=batch.partition_id,
+            select_fields=["extra_fields", "index"],
+        )
+        padding = [bool(tag.get("is_padding", False)) for tag in batch.tags]
+        self._episodes = _group(
+            batch.keys, padding, _column(data["extra_fields"]), _column(data["index"])
+        )
+        for episode in self._episodes:
+            if episode.failed is not None:
+                # verl leaves rows with this tag out of its statistics.
+                for _, row in episode.rows:
+                    batch.tags[row]["is_padding"] = True
+        self._check_complete()
+        return batch
+
+    def _check_complete(self) -> None:
+        """Stop if episodes are missing or too many failed."""
+        config = self.config
+        expected = config.data.train_batch_size // self.parameter_sync_step
+        expected *= config.actor_rollout_ref.rollout.n
+        missing = max(expected - len(self._episodes), 0)
+        reasons = [e.failed for e in self._episodes if e.failed is not None]
+        if missing:
+            reasons.insert(0, f"{missing} never arrived (verl's log has the reasons)")
+        valid = [e.failed is None for e in self._episodes] + [False] * missing
+        limit = self._settings.max_failed_fraction
+        self._failed = check_failures(
+            valid, limit, f"Among the reasons: {'; '.join(dict.fromkeys(reasons[:3]))}"
+        )
+
+    def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        """Let the estimators of this package see episodes and values."""
+        known = Batch([_episode_rows(episode) for episode in self._episodes])
+        fields = ["values"] if self.use_critic else []
+        fields += ["rm_scores"] if self.config.algorithm.use_kl_in_reward else []
+        if fields:
+            data = tq.kv_batch_get(
+                keys=batch.keys, partition_id=batch.partition_id, select_fields=fields
+            ).to_padded_tensor()
+            known.values, known.scores = data.get("values"), data.get("rm_scores")
+        with given(known):
+            batch = super()._compute_advantage(batch, metrics)
+        self._advantages = known.advantages or []
+        return batch
+
+    def _update_critic(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        """Train the critic of `gem_gae` where turns begin; its other outputs mean nothing."""
+        if self.config.algorithm.adv_estimator != "gem_gae":
+            return super()._update_critic(batch, metrics)
+        keys, partition, fields = batch.keys, batch.partition_id, ["response_mask", "loss_mask"]
+        masks = tq.kv_batch_get(keys=keys, partition_id=partition, select_fields=fields)
+        trained = masks["response_mask"].unbind()
+        starts = [torch.zeros_like(mask) for mask in trained]
+        for episode in self._episodes:
+            for row, spans in episode.spans.items():
+                for span in spans:
+                    if span.end > span.start:
+                        starts[row][span.start] = trained[row][span.start]
+        nested = torch.nested.as_nested_tensor(starts, layout=torch.jagged)
+        changed = TensorDict(dict.fromkeys(fields, nested), batch_size=len(starts))
+        tq.kv_batch_put(keys=keys, partition_id=partition, fields=changed)
+        try:
+            return super()._update_critic(batch, metrics)
+        finally:
+            tq.kv_batch_put(keys=keys, partition_id=partition, fields=masks)
+
+    def _compute_metrics(
+        self,
+        batch: Any,
+        metrics: dict[str, Any],
+        timing_raw: dict[str, float],
+        global_steps: int,
+        epoch: int,
+    ) -> None:
+        super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
+        played = [e.trajectory for e in self._episodes if e.trajectory is not None]
+        values = episode_metrics(played)
+        values["failed_episodes"] = float(self._failed)
+        metrics.update({f"gem/{name}": value for name, value in values.items()})
+        if self._recorder is None:
+            return
+        values |= {ours: float(metrics[name]) for ours, name in RECORDED.items() if name in metrics}
+        values |= {ours: timing_raw[n] for ours, n in RECORDED_TIMES.items() if n in timing_raw}
+        values["update_s"] = sum(timing_raw.get(name, 0.0) for name in _UPDATE_TIMES)
+        if values.get("rollout_s"):
+            values["tokens_per_s"] = values["sampled_tokens"] / values["rollout_s"]
+        # Step k of verl trains on what k - 1 updates have made.
+        self._recorder.metrics(global_steps - 1, values)
+        rows = self._trained_rows(batch) if os.environ.get("GEM_RECORD_ROWS") == "1" else None
+        kept = [i for i, e in enumerate(self._episodes) if e.trajectory is not None]
+        self._recorder.episodes(
+            global_steps - 1,
+            played,
+            [self._advantages[i] for i in kept] if self._advantages else None,
+            rows=None if rows is None else [rows[i] for i in kept],
+        )
+
+    def _trained_rows(self, batch: Any) -> list[list[TrainedRow]]:
+        """Read back what was trained on, `[episode][row]`."""
+        fields = ["prompts", "responses", "response_mask", "rm_scores", "advantages"]
+        data = tq.kv_batch_get(
+            keys=batch.keys, partition_id=batch.partition_id, select_fields=fields
+        )
+        columns = [[row.tolist() for row in data[name].unbind()] for name in fields]
+        rows = [TrainedRow(*entries) for entries in zip(*columns, strict=True)]
+        return [[rows[row] for _, row in episode.rows] for episode in self._episodes]
+
+    def _val_metrics_update(
+        self,
+        data_sources: list[str],
+        sample_uids: list[str],
+        reward_extra_infos_dict: dict[str, list[Any]],
+        sample_turns: list[int],
+        expected_acc_counts: dict[tuple[str, str], int] | None = None,
+    ) -> dict[str, Any]:
+        """Record each validation set under its name; verl's own metrics stay as they are."""
+        for reward in reward_extra_infos_dict["reward"]:
+            if reward != reward:
+                raise RolloutError(
+                    "an agent loop failed during validation; its error is in the log"
+                )
+        played: dict[str, list[Trajectory]] = {}
+        texts = reward_extra_infos_dict.get("trajectory", [])
+        for name, text in zip(data_sources, texts, strict=False):
+            if text is not None:
+                played.setdefault(name, []).append(Trajectory.from_json(text))
+        for name, episodes in played.items():
+            episodes.sort(key=lambda episode: episode.group)
+            if self._recorder is not None:
+                split = f"eval:{name}"
+                self._recorder.metrics(self.global_steps, episode_metrics(episodes), split)
+                self._recorder.episodes(self.global_steps, episodes, split=split)
+        metrics: dict[str, Any] = super()._val_metrics_update(
+            data_sources,
+            sample_uids,
+            reward_extra_infos_dict,
+            sample_turns,
+            expected_acc_counts=expected_acc_counts,
+        )
+        return metrics
+
+
+class GemTrainerSync(_GemTrainer, PPOTrainerSync):  # type: ignore[misc]
+    """`trainer.v1.trainer_mode=gem_sync`."""
+
+    # verl branches on the name of the mode: this one must be treated as its own.
+    trainer_mode = property(lambda self: "sync", lambda self, value: None)
+
+
+class GemTrainerColocateAsync(_GemTrainer, PPOTrainerColocateAsync):  # type: ignore[misc]
+    """`trainer.v1.trainer_mode=gem_colocate_async`."""
+
+    trainer_mode = property(lambda self: "colocate_async", lambda self, value: None)
+
+
+check_seams()
+register_trainer("gem_sync")(GemTrainerSync)
+register_trainer("gem_colocate_async")(GemTrainerColocateAsync)
+
+
+def _group(
+    keys: list[str], padding: list[bool], extra_fields: list[Any], index: list[Any]
+) -> list[_Episode]:
+    """Collect rows into episodes, in an order that does not depend on which arrived first."""
+    episodes: dict[tuple[str, int], _Episode] = {}
+    for row, key in enumerate(keys):
+        if padding[row]:
+            continue
+        uid, session, number = key.rsplit("_", 2)
+        known = extra_fields[row]["gem"]
+        if known["broken"]:
+            raise RolloutError(f"an agent loop failed: {known['failed']}")
+        name = (uid, int(session))
+        if name not in episodes:
+            order = (int(index[row]), int(session))
+            episodes[name] = _Episode(name, order, [], None, {}, known["failed"])
+        episode = episodes[name]
+        episode.rows.append((int(number), row))
+        episode.spans[row] = [TurnSpan(*span) for span in known["spans"]]
+        text = extra_fields[row]["reward_extra_info"].get("trajectory")
+        if text is not None:
+            episode.trajectory = Trajectory.from_json(text)
+    for episode in episodes.values():
+        episode.rows.sort()
+    return sorted(episodes.values(), key=lambda episode: (episode.order, episode.key))
+
+
+def _episode_rows(episode: _Episode) -> EpisodeRows:
+    valid = episode.failed is None and episode.trajectory is not None
+    rewards = episode.trajectory.rewards if valid and episode.trajectory is not None else []
+    rows = [(row, episode.spans[row]) for _, row in episode.rows]
+    return EpisodeRows(episode.key[0], rows, rewards, valid=valid)
+
+
+def _column(values: Any) -> list[Any]:
+    """Return a non-tensor column as a plain list, whichever of its types TransferQueue chose."""
+    plain = values.tolist() if hasattr(values, "tolist") else list(values)
+    return [getattr(value, "data", value) for value in plain]
