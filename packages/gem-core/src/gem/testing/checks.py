@@ -82,12 +82,7 @@ def midway(subject: Subject, seed: int) -> tuple[Env, list[str]]:
 def check_contract(subject: Subject) -> str:
     """Return types, flags, errors before the beginning and after the end."""
     env = subject.factory()
-    try:
-        env.step("")
-    except ResetNeededError:
-        pass
-    else:
-        raise FaultError("step() before reset() must raise ResetNeededError")
+    _require_refusal(env, "before reset()")
     steps = 0
     for seed in _SEEDS:
         observation, info = env.reset(seed=seed)
@@ -106,11 +101,7 @@ def check_contract(subject: Subject) -> str:
                 require(not wrong, f"sample_random_action() gave {action!r}, info has {flag}")
             done = step[2] or step[3]
         if done:
-            try:
-                env.step(action)
-            except ResetNeededError:
-                continue
-            raise FaultError("step() after the end must raise ResetNeededError")
+            _require_refusal(env, "after the end")
     require(isinstance(env.render(), str), "render() must return a str")
     env.close()
     env.close()
@@ -119,6 +110,16 @@ def check_contract(subject: Subject) -> str:
     except TypeError:
         return f"{steps} steps"
     raise FaultError("the constructor must reject unknown keywords (it took no_such_parameter=0)")
+
+
+def _require_refusal(env: Env, when: str) -> None:
+    try:
+        env.step("")
+    except ResetNeededError:
+        return
+    except Exception as error:
+        raise FaultError(f"step() {when} must raise ResetNeededError, not {error!r}") from error
+    raise FaultError(f"step() {when} must raise ResetNeededError, it went on")
 
 
 def _require_observation(observation: Any, where: str) -> None:
