@@ -5,7 +5,10 @@ It stands for the boundary to real launchers, which the end-to-end tests start f
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,8 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomllib
 
 from gem.experiment import RunSpec
+from gem.metrics import episode_metrics
+from gem.record import Recorder
+from gem.tasks import Task
+from gem.trajectory import Trajectory, Turn
 
 SPEC = """\
 name = "{name}"
@@ -155,6 +163,103 @@ def gem_bench(fake_site: Path, tmp_path: Path) -> Callable[..., subprocess.Popen
 @pytest.fixture
 def small_spec() -> RunSpec:
     """A RunSpec with defaults wherever there are any."""
-    import tomllib
-
     return RunSpec.from_mapping(tomllib.loads(SPEC.format(name="small", iterations=6)))
+
+
+@pytest.fixture
+def byte_model(tmp_path: Path) -> Path:
+    """A folder with the tokenizer of a model that knows bytes and two special tokens."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    other = [byte for byte in range(256) if byte not in printable]
+    vocabulary = {chr(byte): byte for byte in printable}
+    vocabulary |= {chr(256 + i): byte for i, byte in enumerate(other)}
+    folder = tmp_path / "byte-model"
+    folder.mkdir()
+    special = [{"id": 256, "content": "<|im_start|>"}, {"id": 257, "content": "<|im_end|>"}]
+    tokenizer = {
+        "added_tokens": special,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "ByteLevel"}]},
+        "decoder": {"type": "ByteLevel"},
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return folder
+
+
+@pytest.fixture
+def make_run(tmp_path: Path, byte_model: Path, small_spec: RunSpec) -> Callable[..., Path]:
+    """Writes the record of a run that gets better, as a trainer would."""
+
+    def write(
+        trainer: str = "reference",
+        *,
+        seed: int = 0,
+        iterations: int = 12,
+        skill: float = 0.05,
+        episodes: int = 8,
+        advantage: str = "rebn",
+        secret: str = "7",
+        model: Path = byte_model,
+    ) -> Path:
+        folder = tmp_path / "runs" / f"{trainer}-{advantage}-{seed}"
+        algorithm = dataclasses.replace(small_spec.algorithm, advantage=advantage)
+        spec = dataclasses.replace(small_spec, seed=seed, algorithm=algorithm)
+        recorder = Recorder(folder)
+        recorder.start(
+            {
+                "trainer": trainer,
+                "status": "finished",
+                "spec": spec.to_mapping(),
+                "model": str(model),
+                "parity": [
+                    {"name": "algorithm.gamma", "status": "matched", "how": "gamma"},
+                    {"name": "optimizer.eps", "status": "unmatched", "how": f"{trainer} fixes it"},
+                ],
+                "seconds": {"command": 60.0, "start_up": 5.0},
+            }
+        )
+        rng = random.Random(f"{trainer} {seed} {advantage}")
+        for iteration in range(iterations):
+            chance = min(0.3 + skill * iteration, 1.0)
+            batch = [_episode(i, rng, chance, secret) for i in range(episodes)]
+            advantages = [[t.total_reward - 0.5] * len(t.turns) for t in batch]
+            recorder.metrics(iteration, {**episode_metrics(batch), "loss": 0.1, "grad_norm": 1.0})
+            recorder.episodes(iteration, batch, advantages)
+        return folder
+
+    return write
+
+
+def _episode(index: int, rng: random.Random, chance: float, secret: str) -> Trajectory:
+    turns = []
+    for k in range(rng.randint(1, 4)):
+        action = rng.choice("123456789")
+        said = "Guess a number from 1 to 10." if k == 0 else "higher ↑"
+        bridge = [] if k == 0 else [10]
+        context = [*bridge, 256, *f"user\n{said}".encode(), 257, 10, 256, *b"assistant\n"]
+        turns.append(
+            Turn(
+                observation=said,
+                context_ids=context,
+                fresh=k == 0,
+                response_ids=[*action.encode(), 257],
+                logprobs=[-0.7, -0.01],
+                text=action,
+                reward=0.0,
+                terminated=False,
+                truncated=False,
+                stop_reason="stop",
+                info={"success": False, "format_error": False},
+            )
+        )
+    won = rng.random() < chance
+    turns[-1] = dataclasses.replace(
+        turns[-1], reward=float(won), terminated=True, info={"success": won, "format_error": False}
+    )
+    return Trajectory(
+        task=Task("game:GuessTheNumber-v0-easy", index // 4, {"secret": secret}),
+        turns=turns,
+        group=index // 4,
+        end="terminated",
+        final_observation="You won." if won else "You lost.",
+    )

@@ -165,7 +165,7 @@ class ReferenceAdapter:
         return Launch(
             argv=argv,
             files={spec_file.name: json.dumps(spec.to_mapping(), indent=2) + "\n"},
-            parity=[Knob(key, "matched", "by definition") for key in flatten(spec)],
+            parity=[Knob(key, "matched", "by definition") for key in flatten(spec.to_mapping())],
         )
 
 

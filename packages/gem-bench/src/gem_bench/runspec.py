@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +43,9 @@ def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> RunSpec:
         raise ConfigurationError(f"{path}{changed}: {error}") from error
 
 
-def flatten(spec: RunSpec) -> dict[str, Any]:
-    """Return a spec's settings under their dotted keys, `{"algorithm.gamma": 0.9, ...}`."""
-    return dict(_leaves(spec.to_mapping(), ""))
+def flatten(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a spec's mapping under dotted keys, `{"algorithm.gamma": 0.9, ...}`."""
+    return dict(_leaves(spec, ""))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,229 @@
+"""Draw learning curves as one static SVG picture, for light and dark pages.
+
+A thin line is a run, the thick one the mean of the runs of a group, the band its 95 % interval
+(Student's t over runs). A group with one run shows the run as recorded, and smoothed.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from gem.errors import ConfigurationError
+from gem_bench.series import METRICS, TRAIN, X_AXES, Group, smooth
+from gem_bench.stats import over_runs
+
+COLORS = (
+    ("#2563c9", "#6ea8ff"),
+    ("#d1580b", "#ff9d5c"),
+    ("#16866a", "#4fd1aa"),
+    ("#8a4bc4", "#c79bf2"),
+    ("#b3261e", "#ff8f87"),
+    ("#7a6a00", "#dcc640"),
+)
+"""Light and dark variant for each group; told apart by colour-blind readers too."""
+RATES = ("success_rate", "format_error_rate", "truncated_rate", "drift_rate", "length_stop_rate")
+_POINTS = 120
+"""Where runs with different tokens or seconds at each iteration are averaged."""
+
+
+_WIDTH, _HEIGHT, _GAP, _LEGEND, _MARGIN = 460, 300, 40, 44, 14
+_LEFT, _TOP, _BOTTOM = 44, 30, 44
+"""Room inside a panel for tick labels, name and axis name."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One curve without gaps, `x` ascending."""
+
+    x: list[float]
+    y: list[float]
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """What is drawn for one group in one panel."""
+
+    runs: list[Line]
+    mean: Line
+    low: list[float]
+    high: list[float]
+
+
+def plot(
+    groups: Sequence[Group], *, metrics: Sequence[str], x: str = "iteration", window: int = 20
+) -> str:
+    """Return an SVG picture with a panel a metric.
+
+    Args:
+        groups: As read by `load_runs`.
+        metrics: Names of training metrics.
+        x: One of `X_AXES`.
+        window: Iterations of the trailing mean.
+
+    Raises:
+        ConfigurationError: A metric is recorded in none of the runs.
+    """
+    panels = []
+    for index, metric in enumerate(metrics):
+        drawings = [drawing(group, metric, x, window) for group in groups]
+        if not any(drawings):
+            known = {name for g in groups for r in g.runs for name in r.curves[TRAIN].columns}
+            raise ConfigurationError(
+                f"no run recorded {metric!r}; recorded: {', '.join(sorted(known))}"
+            )
+        place = f"translate({index * (_WIDTH + _GAP)} {_LEGEND})"
+        panels.append(f'<g transform="{place}">{_panel(drawings, metric, x)}</g>')
+    width = len(metrics) * (_WIDTH + _GAP) - _GAP + 2 * _MARGIN
+    height = _LEGEND + _HEIGHT + 2 * _MARGIN
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" role="img" '
+        f'viewBox="{-_MARGIN} {-_MARGIN} {width} {height}" font-family="system-ui, sans-serif" '
+        f'font-size="13"><title>{escape(_title(groups, metrics, x))}</title>'
+        f"<style>{_style(len(groups))}</style>"
+        f'<rect class="paper" x="{-_MARGIN}" y="{-_MARGIN}" width="{width}" height="{height}"/>'
+        f"{_legend(groups)}{''.join(panels)}</svg>\n"
+    )
+
+
+def drawing(group: Group, metric: str, x: str, window: int) -> Drawing | None:
+    """Return what to draw for a group, or None if no run of it recorded the metric."""
+    curves = [run.curves[TRAIN] for run in group.runs if TRAIN in run.curves]
+    raw = [line for c in curves if (line := _line(c.x(x), c.column(metric))).x]
+    if not raw:
+        return None
+    smoothed = [Line(line.x, [v for v in smooth(line.y, window) if v is not None]) for line in raw]
+    if len(raw) == 1:
+        return Drawing(raw, smoothed[0], [], [])
+    begin, end = max(line.x[0] for line in raw), min(line.x[-1] for line in raw)
+    if x == "iteration":
+        grid = [v for v in smoothed[0].x if begin <= v <= end]
+    else:
+        grid = [begin + (end - begin) * i / (_POINTS - 1) for i in range(_POINTS)]
+    estimates = [over_runs([interpolate(line, at) for line in smoothed]) for at in grid]
+    floor, ceiling = (0.0, 1.0) if metric in RATES else (-math.inf, math.inf)
+    return Drawing(
+        smoothed,
+        Line(grid, [e.mean for e in estimates]),
+        [max(e.low, floor) for e in estimates],
+        [min(e.high, ceiling) for e in estimates],
+    )
+
+
+def interpolate(line: Line, x: float) -> float:
+    """Return the line's value at `x`; beyond its ends, that of the nearest end."""
+    after = bisect_right(line.x, x)
+    if after == 0:
+        return line.y[0]
+    if after == len(line.x):
+        return line.y[-1]
+    x0, x1 = line.x[after - 1], line.x[after]
+    share = (x - x0) / (x1 - x0)
+    return line.y[after - 1] * (1 - share) + line.y[after] * share
+
+
+def ticks(low: float, high: float, most: int = 6) -> list[float]:
+    """Return round numbers that cover the range between them, at most `most + 1`."""
+    if high <= low:
+        room = abs(low) / 2 or 1.0
+        low, high = low - room, high + room
+    rough = (high - low) / most
+    power = 10 ** math.floor(math.log10(rough))
+    step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= rough * (1 - 1e-9))
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [i * step for i in range(first, last + 1)]
+
+
+def tick_label(value: float, step: float) -> str:
+    """Write a tick with as many digits as its step needs; thousands and millions shortened."""
+    for unit, size in (("M", 1e6), ("k", 1e3)):
+        if abs(step) >= size / 10 and abs(value) >= size:
+            return f"{value / size:g}{unit}"
+    digits = max(0, -math.floor(math.log10(step) + 1e-9)) if step < 1 else 0
+    digits += not math.isclose(step * 10**digits, round(step * 10**digits))
+    return f"{value:.{digits}f}"
+
+
+def _line(x: list[float], y: Sequence[float | None]) -> Line:
+    points = [(a, b) for a, b in zip(x, y, strict=True) if b is not None]
+    return Line([a for a, _ in points], [b for _, b in points])
+
+
+def _panel(drawings: Sequence[Drawing | None], metric: str, x: str) -> str:
+    shown = [d for d in drawings if d is not None]
+    lines = [line for d in shown for line in [d.mean, *d.runs]]
+    values = [y for line in lines for y in line.y] + [v for d in shown for v in d.low + d.high]
+    if metric in RATES:
+        values += [0.0, 1.0]
+    ys = ticks(min(values), max(values))
+    end = max(d.mean.x[-1] for d in shown) or 1.0
+    xs = [v for v in ticks(0.0, end) if v <= end * 1.001]
+
+    def px(v: float) -> float:
+        return _LEFT + v / end * (_WIDTH - _LEFT)
+
+    def py(v: float) -> float:
+        return _HEIGHT - _BOTTOM - (v - ys[0]) / (ys[-1] - ys[0]) * (_HEIGHT - _BOTTOM - _TOP)
+
+    def path(x: Sequence[float], y: Sequence[float]) -> str:
+        return " ".join(f"{px(a):.1f},{py(b):.1f}" for a, b in zip(x, y, strict=True))
+
+    out = [_text("name", 0, 14, METRICS.get(metric, metric))]
+    for y in ys:
+        out.append(_text("tick", _LEFT - 8, py(y) + 4, tick_label(y, ys[1] - ys[0]), "end"))
+        out.append(
+            f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH}" y1="{py(y):.1f}" y2="{py(y):.1f}"/>'
+        )
+    for v in xs:
+        label = tick_label(v, xs[1] - xs[0])
+        out.append(_text("tick", px(v), _HEIGHT - _BOTTOM + 18, label, "middle"))
+    out.append(_text("tick", (_LEFT + _WIDTH) / 2, _HEIGHT - 4, X_AXES[x], "middle"))
+    for index, d in enumerate(drawings):
+        if d is not None and d.low:
+            outline = f"{path(d.mean.x, d.high)} {path(d.mean.x[::-1], d.low[::-1])}"
+            out.append(f'<polygon class="band g{index}" points="{outline}"/>')
+    for index, d in enumerate(drawings):
+        if d is not None:
+            thin = f'<polyline class="run g{index}" points="'
+            out += [f'{thin}{path(run.x, run.y)}"/>' for run in d.runs]
+    for index, d in enumerate(drawings):
+        if d is not None:
+            out.append(f'<polyline class="mean g{index}" points="{path(d.mean.x, d.mean.y)}"/>')
+    return "".join(out)
+
+
+def _text(kind: str, x: float, y: float, text: str, anchor: str = "start") -> str:
+    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
+    return f'<text class="{kind}" {place}>{escape(text)}</text>'
+
+
+def _legend(groups: Sequence[Group]) -> str:
+    out, x = [], 0
+    for index, group in enumerate(groups):
+        runs = f" ({len(group.runs)} seeds)" if len(group.runs) > 1 else ""
+        out.append(f'<line class="mean g{index}" x1="{x}" x2="{x + 22}" y1="10" y2="10"/>')
+        out.append(_text("name", x + 30, 14, group.label + runs))
+        x += 62 + int(7.4 * len(group.label + runs))
+    return "".join(out)
+
+
+def _style(groups: int) -> str:
+    light = "".join(f".g{i}{{--c:{COLORS[i % len(COLORS)][0]}}}" for i in range(groups))
+    dark = "".join(f".g{i}{{--c:{COLORS[i % len(COLORS)][1]}}}" for i in range(groups))
+    return (
+        ".paper{fill:#fff}.name{fill:#1c2430;font-weight:600}.tick{fill:#5b6675;font-size:12px}"
+        ".grid{stroke:#e3e7ed}.mean{fill:none;stroke:var(--c);stroke-width:2.6;"
+        "stroke-linejoin:round;stroke-linecap:round}"
+        ".run{fill:none;stroke:var(--c);stroke-width:1;opacity:.35}"
+        f".band{{fill:var(--c);opacity:.14}}{light}"
+        "@media(prefers-color-scheme:dark){.paper{fill:#0f141b}.name{fill:#e6ebf2}"
+        f".tick{{fill:#9aa6b5}}.grid{{stroke:#26303d}}{dark}}}"
+    )
+
+
+def _title(groups: Sequence[Group], metrics: Sequence[str], x: str) -> str:
+    names = " and ".join(METRICS.get(m, m) for m in metrics)
+    return f"{names} over {X_AXES[x]}: {', '.join(g.label for g in groups)}"

@@ -1,0 +1,241 @@
+"""Write one self-contained HTML file: learning curves, tables, and episodes to read."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from gem.record import EpisodeRecord
+from gem_bench import sections
+from gem_bench.compare import compare
+from gem_bench.plot import COLORS, RATES, plot
+from gem_bench.series import METRICS, TRAIN, X_AXES, Curve, Group, Run
+from gem_bench.stats import t_quantile
+from gem_bench.tokens import find_tokenizer, token_bytes
+
+_AT_ONCE = 8
+"""Episodes that are shown of one iteration: neighbours, so that a group stays together."""
+_MOST_TOKENS = 200_000
+"""Most tokens shown of a run; keeps the file small when episodes are long."""
+
+
+def report(
+    groups: Sequence[Group],
+    *,
+    window: int = 20,
+    episodes: int = 96,
+    tokenizer: Path | None = None,
+) -> str:
+    """Return the report as HTML that needs nothing else, no network either.
+
+    Args:
+        groups: As read by `load_runs`.
+        window: Iterations that results are averaged over, and the smoothing at first sight.
+        episodes: Most episodes of a run that can be read in the report: evenly spaced iterations
+            of training, and the last evaluations. Less if they are long.
+        tokenizer: Folder with `tokenizer.json`; by default that of each run's model. Without
+            one, turns are shown as text.
+    """
+    comparison = compare(groups, window=window)
+    vocabularies = _Vocabularies(tokenizer)
+    shown = [
+        _episode(record, g, r, vocabularies, run)
+        for g, group in enumerate(groups)
+        for r, run in enumerate(group.runs)
+        for record in _sample(run, episodes)
+    ]
+    names = list(dict.fromkeys(str(group.settings.get("name", "")) for group in groups))
+    title = ", ".join(name for name in names if name) or "runs"
+    data = {
+        "window": window,
+        "axes": X_AXES,
+        "metrics": METRICS,
+        "rates": RATES,
+        "t": {n: t_quantile(n - 1) for n in range(2, 1 + max(len(g.runs) for g in groups))},
+        "groups": [_group(group, index) for index, group in enumerate(groups)],
+        "vocabularies": vocabularies.used(),
+        "episodes": shown,
+    }
+    static = plot(groups, metrics=[_first_metric(groups)], window=window)
+    return _fill(
+        _template("report.html"),
+        {
+            "title": escape(title),
+            "css": _template("report.css"),
+            "js": _template("report.js"),
+            "summary": sections.summary(groups),
+            "cards": sections.cards(comparison.rows),
+            "table": sections.numbers(comparison),
+            "parity": sections.parity(groups),
+            "settings": sections.settings(groups),
+            "picture": static,
+            "data": _json(data),
+        },
+    )
+
+
+class _Vocabularies:
+    """The tokens that occur in a report, each stored once per tokenizer."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._all: list[dict[int, bytes]] = []
+        self._used: list[set[int]] = []
+        self._index: dict[Path, int] = {}
+
+    def index(self, run: Run) -> int | None:
+        """Return the number of a run's vocabulary, or None if there is no tokenizer."""
+        folder = self._folder or find_tokenizer(str(run.record.meta.get("model", "")))
+        if folder is None:
+            return None
+        if folder not in self._index:
+            self._index[folder] = len(self._all)
+            self._all.append(token_bytes(folder))
+            self._used.append(set())
+        return self._index[folder]
+
+    def note(self, index: int, ids: Sequence[int]) -> None:
+        """Remember that these tokens occur."""
+        self._used[index].update(ids)
+
+    def used(self) -> list[dict[int, str]]:
+        """Return the tokens that occur, byte by byte as the characters U+0000 to U+00FF."""
+        return [
+            {i: tokens.get(i, f"<{i}>".encode()).decode("latin-1") for i in sorted(used)}
+            for tokens, used in zip(self._all, self._used, strict=True)
+        ]
+
+
+def _sample(run: Run, most: int) -> list[EpisodeRecord]:
+    """Choose episodes to read: neighbours from evenly spaced iterations, the last evaluations."""
+    wanted: dict[tuple[str, int], int] = {}
+    evaluations = [split for split in run.curves if split != TRAIN]
+    for split in evaluations:
+        wanted[split, run.curves[split].iterations[-1]] = _AT_ONCE
+    iterations = run.curves[TRAIN].iterations if TRAIN in run.curves else []
+    times = min(len(iterations), max(most // _AT_ONCE - len(evaluations), 1))
+    for i in range(times):
+        place = round(i * (len(iterations) - 1) / max(times - 1, 1))
+        wanted[TRAIN, iterations[place]] = _AT_ONCE
+    chosen: dict[tuple[str, int], list[EpisodeRecord]] = defaultdict(list)
+    for record in run.record.episodes():
+        key = (record.split, record.iteration)
+        if len(chosen[key]) < wanted.get(key, 0):
+            chosen[key].append(record)
+    out, tokens = [], 0
+    for record in [record for key in wanted for record in chosen[key]][:most]:
+        turns = record.trajectory.turns
+        tokens += sum(len(turn.context_ids) + len(turn.response_ids) for turn in turns)
+        if tokens > _MOST_TOKENS:
+            break
+        out.append(record)
+    return sorted(out, key=lambda r: (r.split, r.iteration))
+
+
+def _episode(
+    record: EpisodeRecord, group: int, run: int, vocabularies: _Vocabularies, source: Run
+) -> dict[str, Any]:
+    t = record.trajectory
+    vocabulary = vocabularies.index(source)
+    turns = []
+    for turn in t.turns:
+        if vocabulary is not None:
+            vocabularies.note(vocabulary, turn.context_ids + turn.response_ids)
+        turns.append(
+            {
+                "context": turn.context_ids if vocabulary is not None else [],
+                "response": turn.response_ids if vocabulary is not None else [],
+                "logprobs": _rounded(turn.logprobs),
+                "observation": _text(turn.observation) if vocabulary is None else "",
+                "text": turn.text if vocabulary is None else "",
+                "fresh": turn.fresh,
+                "reward": turn.reward,
+                "stop": turn.stop_reason,
+                "flags": [key for key, value in turn.info.items() if value is True],
+            }
+        )
+    return {
+        "group": group,
+        "run": run,
+        "iteration": record.iteration,
+        "split": record.split,
+        "vocabulary": vocabulary,
+        "task": f"{t.task.env_id}, seed {t.task.seed}",
+        "member": t.group,
+        "success": t.success,
+        "valid": t.valid,
+        "return": t.total_reward,
+        "end": t.end if t.failure is None else f"failed: {t.failure.message}",
+        "drift": len(t.drift),
+        "advantages": _rounded(record.advantages),
+        "turns": turns,
+        "last": "" if t.final_observation is None else _text(t.final_observation),
+    }
+
+
+def _text(observation: Any) -> str:
+    if isinstance(observation, str):
+        return observation
+    return "".join(part.get("text", f"[{part['type']}]") for part in observation)
+
+
+def _group(group: Group, index: int) -> dict[str, Any]:
+    return {
+        "label": group.label,
+        "color": COLORS[index % len(COLORS)],
+        "gamma": group.settings.get("algorithm.gamma", 1.0),
+        "runs": [
+            {
+                "name": f"seed {run.seed}" if run.seed is not None else run.folder.name,
+                "splits": {split: _curve(curve) for split, curve in run.curves.items()},
+            }
+            for run in group.runs
+        ],
+    }
+
+
+def _curve(curve: Curve) -> dict[str, Any]:
+    return {
+        "iteration": curve.iterations,
+        "tokens": curve.tokens,
+        "time": _rounded(curve.seconds),
+        "columns": {name: _rounded(values) for name, values in curve.columns.items()},
+    }
+
+
+def _rounded(values: Sequence[float | None] | None) -> list[float | None] | None:
+    """Five significant digits are more than a picture can show; JSON has no infinity."""
+    if values is None:
+        return None
+    return [None if v is None or not math.isfinite(v) else float(f"{v:.5g}") for v in values]
+
+
+def _first_metric(groups: Sequence[Group]) -> str:
+    curves = [run.curves[TRAIN] for group in groups for run in group.runs if TRAIN in run.curves]
+    recorded = {name for curve in curves for name in curve.columns}
+    return next(name for name in (*METRICS, *sorted(recorded)) if name in recorded)
+
+
+def _json(data: Any) -> str:
+    # "<" could end the script element that holds the data.
+    return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+def _template(name: str) -> str:
+    return files("gem_bench").joinpath("templates", name).read_text(encoding="utf-8")
+
+
+def _fill(template: str, parts: dict[str, str]) -> str:
+    """Replace each `{{name}}` once, without looking into what was put in."""
+    pieces = template.split("{{")
+    out = [pieces[0]]
+    for piece in pieces[1:]:
+        name, _, rest = piece.partition("}}")
+        out += [parts[name], rest]
+    return "".join(out)

@@ -1,0 +1,129 @@
+"""The parts of the report that are plain HTML: results at a glance, tables, parity, settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from gem.experiment import Knob
+from gem_bench.compare import Comparison, Row, number, remarks, table
+from gem_bench.parity import STATUSES
+from gem_bench.progress import clock
+from gem_bench.series import Group
+
+
+def summary(groups: Sequence[Group]) -> str:
+    """Say in one sentence what is learned."""
+    s = next((group.settings for group in groups if group.settings), None)
+    if s is None:
+        return "No settings are recorded."
+    prefix = "env.params."
+    parameters = [f"{k.removeprefix(prefix)}={v}" for k, v in s.items() if k.startswith(prefix)]
+    env = s["env.id"] + (f" ({', '.join(parameters)})" if parameters else "")
+    estimators = dict.fromkeys(g.settings.get("algorithm.advantage", "?") for g in groups)
+    episodes = s["training.tasks"] * s["training.group_size"]
+    return escape(
+        f"Model {s['policy.model']} learns {env} with {', '.join(estimators)}, γ = "
+        f"{s['algorithm.gamma']:g}: {s['training.iterations']} iterations of {episodes} episodes, "
+        f"learning rate {s['optimizer.lr']:g}, {s['training.precision']}."
+    )
+
+
+def cards(rows: Sequence[Row]) -> str:
+    """Show each group's final success and what it cost."""
+    return "".join(_card(row, index) for index, row in enumerate(rows))
+
+
+def _card(row: Row, index: int) -> str:
+    final = f"{row.final.mean:.3f}" if row.final else "–"
+    interval = f"{row.final.low:.3f} – {row.final.high:.3f}" if row.final else ""
+    facts = [
+        f"best {row.best.mean:.3f}" if row.best else "",
+        f"{row.episodes:,.0f} episodes",
+        f"{clock(row.wall_s)} wall" if row.wall_s is not None else "",
+        f"{number(row.iteration_s, 2)} s/iteration" if row.iteration_s is not None else "",
+        f"{len(row.folders)} runs" if len(row.folders) > 1 else "",
+    ]
+    return (
+        f'<article class="card g{index}"><h3>{escape(row.label)}</h3>'
+        f'<p class="big">{final}<small>{interval}</small></p>'
+        "<p>final success and its 95 % interval</p>"
+        f'<p class="facts">{" · ".join(filter(None, facts))}</p></article>'
+    )
+
+
+def numbers(comparison: Comparison) -> str:
+    """The comparison table and how to read it."""
+    heading, *rows = table(comparison)
+    head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in heading)
+    body = []
+    for index, (label, *cells) in enumerate(rows):
+        name = f'<th scope="row"><i class="dot"></i>{escape(label)}</th>'
+        values = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+        body.append(f'<tr class="g{index}">{name}{values}</tr>')
+    notes = "".join(f"<li>{escape(line)}</li>" for line in remarks(comparison))
+    return (
+        f'<div class="scroll"><table class="numbers"><thead><tr>{head}</tr></thead>'
+        f'<tbody>{"".join(body)}</tbody></table></div><ul class="notes">{notes}</ul>'
+    )
+
+
+def parity(groups: Sequence[Group]) -> str:
+    """A row per setting, a column per group; what is matched everywhere is folded away."""
+    knobs = [{k.name: k for run in group.runs for k in run.parity} for group in groups]
+    names = list(dict.fromkeys(name for known in knobs for name in known))
+    if not names:
+        return "<p>No parity report is recorded.</p>"
+    names.sort(key=lambda name: min(_rank(known.get(name)) for known in knobs))
+    matched: list[list[str]] = []
+    other: list[list[str]] = []
+    for name in names:
+        row = [name, *(_knob(known.get(name)) for known in knobs)]
+        everywhere = all(_rank(known.get(name)) == STATUSES.index("matched") for known in knobs)
+        (matched if everywhere else other).append(row)
+    labels = [group.label for group in groups]
+    first = _settings_table(labels, other) if other else "<p>Everything is matched.</p>"
+    if not matched:
+        return first
+    return (
+        f"{first}<details><summary>Settings matched everywhere: {len(matched)}</summary>"
+        f"{_settings_table(labels, matched)}</details>"
+    )
+
+
+def settings(groups: Sequence[Group]) -> str:
+    """Every setting of the experiment; rows that differ between groups stand out."""
+    keys = list(dict.fromkeys(key for group in groups for key in group.settings))
+    if not keys:
+        return "<p>No settings are recorded.</p>"
+    rows, differing = [], set()
+    for key in keys:
+        values = [group.settings.get(key) for group in groups]
+        rows.append([key, *(f"<code>{escape(str(value))}</code>" for value in values)])
+        if any(value != values[0] for value in values):
+            differing.add(key)
+    return _settings_table([group.label for group in groups], rows, differing)
+
+
+def _settings_table(
+    labels: Sequence[str], rows: Sequence[Sequence[str]], differing: set[str] | None = None
+) -> str:
+    head = "".join(f'<th scope="col">{escape(label)}</th>' for label in ["setting", *labels])
+    body = []
+    for name, *cells in rows:
+        mark = ' class="differs"' if differing and name in differing else ""
+        values = "".join(f"<td>{cell}</td>" for cell in cells)
+        body.append(f'<tr{mark}><th scope="row"><code>{escape(name)}</code></th>{values}</tr>')
+    return (
+        f'<div class="scroll"><table><thead><tr>{head}</tr></thead>'
+        f"<tbody>{''.join(body)}</tbody></table></div>"
+    )
+
+
+def _knob(knob: Knob | None) -> str:
+    status, how = (knob.status, knob.how) if knob else ("unknown", "not reported")
+    return f'<span class="status {status}">{status}</span> {escape(how)}'
+
+
+def _rank(knob: Knob | None) -> int:
+    return STATUSES.index(knob.status) if knob else 0

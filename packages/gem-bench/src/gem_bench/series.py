@@ -1,0 +1,217 @@
+"""Read runs and put those together that differ in nothing but the seed.
+
+- `Run`: one run folder, with its training curve and its evaluations as columns of numbers.
+- `Group`: the runs of one trainer and one experiment; the unit of every table and picture.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from gem.errors import RecordError
+from gem.experiment import Knob
+from gem.record import RunRecord, read_run
+from gem_bench.runspec import flatten
+
+TRAIN = "train"
+X_AXES = {
+    "iteration": "iteration",
+    "tokens": "tokens sampled",
+    "time": "seconds since the record was opened",
+}
+METRICS = {
+    "success_rate": "success rate",
+    "return_mean": "return",
+    "turns_mean": "turns per episode",
+    "tokens_per_episode": "sampled tokens per episode",
+    "format_error_rate": "episodes with a format error",
+    "truncated_rate": "truncated episodes",
+    "loss": "loss",
+    "grad_norm": "gradient norm",
+    "entropy": "entropy (nats per token)",
+}
+"""Metrics with a readable name; others are shown under their own."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Metrics of one split of one run, a column per metric, `[points]`."""
+
+    iterations: list[int]
+    tokens: list[float]
+    """Tokens that were sampled for training before each point."""
+    seconds: list[float]
+    columns: dict[str, list[float | None]]
+
+    def column(self, metric: str) -> list[float | None]:
+        """Return a metric; None where the trainer did not record it."""
+        return self.columns.get(metric, [None] * len(self.iterations))
+
+    def x(self, axis: str) -> list[float]:
+        """Return one of `X_AXES`."""
+        if axis == "iteration":
+            return [float(i) for i in self.iterations]
+        return self.tokens if axis == "tokens" else self.seconds
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run, read from its folder."""
+
+    record: RunRecord
+    spec: Mapping[str, Any]
+    """The experiment's settings by dotted key; empty if the folder does not tell."""
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return self.record.folder
+
+    @property
+    def trainer(self) -> str:
+        """The trainer's name, or the folder's if it is not known."""
+        return str(self.record.meta.get("trainer") or self.folder.name)
+
+    @property
+    def seed(self) -> int | None:
+        """The spec's seed."""
+        return self.spec.get("seed")
+
+    @property
+    def status(self) -> str:
+        """How the run ended; `unknown` if the folder does not tell."""
+        return str(self.record.meta.get("status", "unknown"))
+
+    @property
+    def parity(self) -> list[Knob]:
+        """The adapter's parity report."""
+        return [Knob(**knob) for knob in self.record.meta.get("parity", [])]
+
+    @property
+    def seconds(self) -> float | None:
+        """Wall time from the start of the launcher to its end."""
+        known = self.record.meta.get("seconds", {}).get("command")
+        if known is not None:
+            return float(known)
+        return self.curves[TRAIN].seconds[-1] if TRAIN in self.curves else None
+
+    @cached_property
+    def curves(self) -> dict[str, Curve]:
+        """A curve per split: `train`, `eval:<name>`."""
+        lines: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        for line in self.record.metrics:
+            lines[line["split"]].append(line)
+        train = lines.get(TRAIN, [])
+        sampled = accumulate((line.get("sampled_tokens") or 0.0 for line in train), initial=0.0)
+        before = dict(zip((line["iteration"] for line in train), sampled, strict=False))
+        total = sum(line.get("sampled_tokens") or 0.0 for line in train)
+        return {split: _curve(rows, before, total) for split, rows in lines.items()}
+
+    def total(self, metric: str) -> float:
+        """Sum of a training metric over the run."""
+        column = self.curves[TRAIN].column(metric) if TRAIN in self.curves else []
+        return sum(value for value in column if value is not None)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in the seed only."""
+
+    label: str
+    runs: list[Run]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What the runs have in common, by dotted key, without the seed."""
+
+    @property
+    def trainer(self) -> str:
+        """Their trainer."""
+        return self.runs[0].trainer
+
+
+def load_runs(folders: Sequence[Path]) -> list[Group]:
+    """Read run folders and group them, in the order given.
+
+    Raises:
+        RecordError: A folder holds no run, or nothing has been recorded in any of them.
+    """
+    runs = [_read(folder) for folder in folders]
+    if not any(run.record.metrics for run in runs):
+        raise RecordError(f"nothing is recorded yet in {', '.join(map(str, folders))}")
+    groups: dict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        groups[json.dumps([run.trainer, _settings(run)], sort_keys=True)].append(run)
+    members = list(groups.values())
+    labels = _labels([(m[0].trainer, _settings(m[0])) for m in members])
+    return [Group(label, m, _settings(m[0])) for label, m in zip(labels, members, strict=True)]
+
+
+def differences(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return the settings that are not the same everywhere: key, value in each.
+
+    Settings of which nothing is known (no `run.json`) are left out of the comparison.
+    """
+    known = [s for s in settings if s]
+    keys = dict.fromkeys(key for s in known for key in s)
+    return {
+        key: [s.get(key) for s in settings]
+        for key in keys
+        if any(s.get(key) != known[0].get(key) for s in known)
+    }
+
+
+def smooth(values: Sequence[float | None], window: int) -> list[float | None]:
+    """Return the trailing mean over up to `window` points, without those that are None."""
+    out: list[float | None] = []
+    for end in range(1, len(values) + 1):
+        known = [v for v in values[max(0, end - window) : end] if v is not None]
+        out.append(sum(known) / len(known) if known and values[end - 1] is not None else None)
+    return out
+
+
+def _read(folder: Path) -> Run:
+    record = read_run(folder)
+    return Run(record, flatten(record.meta.get("spec", {})))
+
+
+def _settings(run: Run) -> dict[str, Any]:
+    return {key: value for key, value in run.spec.items() if key != "seed"}
+
+
+def _curve(rows: list[dict[str, Any]], before: Mapping[int, float], total: float) -> Curve:
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = {
+        name: [row.get(name) for row in rows]
+        for name in names
+        if name not in ("iteration", "split", "time_s")
+    }
+    return Curve(
+        [row["iteration"] for row in rows],
+        # An evaluation after the last batch has an iteration that no batch has.
+        [before.get(row["iteration"], total) for row in rows],
+        [row["time_s"] for row in rows],
+        columns,
+    )
+
+
+def _labels(groups: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
+    """Name each group by its trainer and the settings in which groups differ."""
+    differing = differences([settings for _, settings in groups])
+    # A name is there to tell experiments apart; the estimator is what is compared most.
+    leading = [key for key in ("algorithm.advantage", "name") if key in differing]
+    labels = [trainer for trainer, _ in groups]
+    for key in [*leading, *(k for k in differing if k not in leading)]:
+        if len(set(labels)) == len(labels):
+            break
+        short = key if key not in leading else ""
+        for i, (_, settings) in enumerate(groups):
+            if key in settings:
+                value = settings[key]
+                labels[i] += f", {short.rpartition('.')[2]} {value}" if short else f", {value}"
+    return labels

@@ -1,0 +1,398 @@
+"use strict";
+const data = JSON.parse(document.getElementById("data").textContent);
+const $ = (id) => document.getElementById(id);
+const dark = matchMedia("(prefers-color-scheme: dark)");
+
+/** Create an element: el("p.hint", {title: "..."}, "text", child, ...). */
+function el(kind, attributes = {}, ...children) {
+  const [tag, ...classes] = kind.split(".");
+  const node = document.createElement(tag);
+  node.className = classes.join(" ");
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  node.append(...children);
+  return node;
+}
+function svg(tag, attributes = {}, text = "") {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  node.textContent = text;
+  return node;
+}
+const number = (v, digits = 3) => (v === null || v === undefined ? "–" : v.toFixed(digits));
+const short = (v) => {
+  const size = Math.abs(v);
+  if (size !== 0 && (size < 0.001 || size >= 1e6)) return v.toExponential(2);
+  return size >= 1000 ? Math.round(v).toLocaleString("en") : String(+v.toPrecision(4));
+};
+
+const colours = el("style");
+document.head.append(colours);
+function paint() {
+  const variant = dark.matches ? 1 : 0;
+  colours.textContent = data.groups.map((g, i) => `.g${i}{--c:${g.color[variant]}}`).join("");
+}
+dark.addEventListener("change", paint);
+paint();
+
+// Learning curves.
+
+const view = { axis: "iteration", split: "train", window: data.window, shown: data.groups.map(() => true) };
+const splits = [...new Set(data.groups.flatMap((g) => g.runs.flatMap((r) => Object.keys(r.splits))))];
+if (!splits.includes(view.split)) view.split = splits[0];
+
+/** Trailing mean over up to `window` points; [x, y] pairs in and out. */
+function smooth(points, window) {
+  let sum = 0;
+  return points.map(([x, y], i) => {
+    sum += y - (i >= window ? points[i - window][1] : 0);
+    return [x, sum / Math.min(i + 1, window)];
+  });
+}
+function at(points, x) {
+  let low = 0, high = points.length - 1;
+  if (x <= points[0][0]) return points[0][1];
+  if (x >= points[high][0]) return points[high][1];
+  while (high - low > 1) {
+    const middle = (low + high) >> 1;
+    if (points[middle][0] <= x) low = middle; else high = middle;
+  }
+  const [x0, y0] = points[low], [x1, y1] = points[high];
+  return y0 + ((x - x0) / (x1 - x0)) * (y1 - y0);
+}
+/** What to draw for a group: thin runs, thick mean, band. */
+function drawing(group, metric) {
+  const raw = [];
+  for (const run of group.runs) {
+    const curve = run.splits[view.split];
+    const column = curve && curve.columns[metric];
+    if (!column) continue;
+    const points = curve[view.axis].map((x, i) => [x, column[i]]).filter(([, y]) => y !== null);
+    if (points.length) raw.push(points);
+  }
+  if (!raw.length) return null;
+  // An evaluation is a measurement of its own; neighbours say little about it.
+  const window = view.split === "train" ? view.window : 1;
+  const runs = raw.map((points) => smooth(points, window));
+  if (runs.length === 1) return { runs: window > 1 ? raw : [], mean: runs[0], band: null };
+  const begin = Math.max(...runs.map((r) => r[0][0])), end = Math.min(...runs.map((r) => r.at(-1)[0]));
+  const grid = view.axis === "iteration"
+    ? runs[0].map(([x]) => x).filter((x) => x >= begin && x <= end)
+    : Array.from({ length: 160 }, (_, i) => begin + ((end - begin) * i) / 159);
+  const rate = data.rates.includes(metric);
+  const mean = [], band = [];
+  for (const x of grid) {
+    const ys = runs.map((r) => at(r, x)), n = ys.length;
+    const m = ys.reduce((a, b) => a + b) / n;
+    const deviation = Math.sqrt(ys.reduce((a, y) => a + (y - m) ** 2, 0) / (n - 1));
+    const half = (data.t[n] * deviation) / Math.sqrt(n);
+    mean.push([x, m]);
+    band.push([x, rate ? Math.max(0, m - half) : m - half, rate ? Math.min(1, m + half) : m + half]);
+  }
+  return { runs, mean, band };
+}
+function ticks(low, high, most) {
+  if (high <= low) { const room = Math.abs(low) / 2 || 1; low -= room; high += room; }
+  const rough = (high - low) / most, power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 2.5, 5, 10].map((m) => m * power).find((s) => s >= rough * (1 - 1e-9));
+  const out = [];
+  for (let i = Math.floor(low / step + 1e-9); i <= Math.ceil(high / step - 1e-9); i++) out.push(+(i * step).toPrecision(12));
+  return out;
+}
+function tickLabel(v) {
+  if (Math.abs(v) >= 1e6) return `${+(v / 1e6).toPrecision(4)}M`;
+  if (Math.abs(v) >= 1e4) return `${+(v / 1e3).toPrecision(4)}k`;
+  return v !== 0 && Math.abs(v) < 0.001 ? v.toExponential(0) : String(v);
+}
+
+class Panel {
+  static width = 560; static height = 300; static left = 46; static right = 10; static top = 8; static bottom = 44;
+
+  constructor(metric, choices) {
+    this.metric = metric;
+    this.title = el("h3");
+    this.root = el("div.panel", {}, this.title);
+    if (choices) {
+      const select = el("select", { "aria-label": "Metric of this panel" });
+      for (const name of choices) select.append(new Option(data.metrics[name] || name, name));
+      select.addEventListener("change", () => { this.metric = select.value; this.draw(); });
+      this.title.append(select);
+    } else this.title.textContent = data.metrics[metric] || metric;
+    this.svg = svg("svg", { viewBox: `0 0 ${Panel.width} ${Panel.height}`, tabindex: 0, role: "img" });
+    this.root.append(this.svg);
+    this.svg.addEventListener("pointermove", (e) => pointAt(this.fromPixel(e), this));
+    this.svg.addEventListener("pointerleave", () => pointAt(null));
+    this.svg.addEventListener("blur", () => pointAt(null));
+    this.svg.addEventListener("keydown", (e) => {
+      const step = { ArrowLeft: -1, ArrowRight: 1 }[e.key];
+      if (!step || !this.first) return;
+      e.preventDefault();
+      const xs = this.first.mean.map(([x]) => x);
+      const now = pointed === null ? (step > 0 ? -1 : xs.length) : xs.findIndex((x) => x >= pointed);
+      pointAt(xs[Math.min(Math.max(now + step, 0), xs.length - 1)], this);
+    });
+  }
+  fromPixel(event) {
+    const box = this.svg.getBoundingClientRect();
+    const x = ((event.clientX - box.left) / box.width) * Panel.width;
+    const share = (x - Panel.left) / (Panel.width - Panel.left - Panel.right);
+    return Math.min(Math.max(share, 0), 1) * this.end;
+  }
+  px(x) { return Panel.left + (x / this.end) * (Panel.width - Panel.left - Panel.right); }
+  py(y) {
+    const [low, high] = [this.ys[0], this.ys.at(-1)];
+    return Panel.height - Panel.bottom - ((y - low) / (high - low)) * (Panel.height - Panel.bottom - Panel.top);
+  }
+  path(points) { return points.map(([x, y]) => `${this.px(x).toFixed(1)},${this.py(y).toFixed(1)}`).join(" "); }
+
+  draw() {
+    this.drawings = data.groups.map((g, i) => (view.shown[i] ? drawing(g, this.metric) : null));
+    const known = this.drawings.filter(Boolean);
+    this.first = known[0];
+    this.svg.replaceChildren();
+    this.root.hidden = !known.length && !this.title.querySelector("select");
+    this.svg.setAttribute("aria-label", this.describe());
+    if (!known.length) { this.end = null; return; }
+    const values = known.flatMap((d) => [d.mean, ...d.runs].flatMap((p) => p.map(([, y]) => y)).concat((d.band || []).flatMap(([, a, b]) => [a, b])));
+    if (data.rates.includes(this.metric)) values.push(0, 1);
+    this.ys = ticks(values.reduce((a, b) => Math.min(a, b)), values.reduce((a, b) => Math.max(a, b)), 6);
+    this.end = Math.max(...known.map((d) => d.mean.at(-1)[0])) || 1;
+    const { width, height, left, right, bottom } = Panel;
+    for (const y of this.ys) {
+      this.svg.append(svg("line", { class: "grid", x1: left, x2: width - right, y1: this.py(y), y2: this.py(y) }));
+      this.svg.append(svg("text", { x: left - 8, y: this.py(y) + 4, "text-anchor": "end" }, tickLabel(y)));
+    }
+    for (const x of ticks(0, this.end, 7)) {
+      if (x > this.end * 1.001) continue;
+      this.svg.append(svg("text", { x: this.px(x), y: height - bottom + 18, "text-anchor": "middle" }, tickLabel(x)));
+    }
+    this.svg.append(svg("text", { x: (left + width) / 2, y: height - 6, "text-anchor": "middle" }, data.axes[view.axis]));
+    const each = (draw) => this.drawings.forEach((d, i) => d && draw(d, i));
+    each((d, i) => {
+      if (!d.band) return;
+      const outline = [...d.band.map(([x, , high]) => [x, high]), ...d.band.map(([x, low]) => [x, low]).reverse()];
+      this.svg.append(svg("polygon", { class: `band g${i}`, points: this.path(outline) }));
+    });
+    each((d, i) => d.runs.forEach((r) => this.svg.append(svg("polyline", { class: `run g${i}`, points: this.path(r) }))));
+    each((d, i) => this.svg.append(svg("polyline", { class: `mean g${i}`, points: this.path(d.mean) })));
+    this.cross = svg("g");
+    this.svg.append(this.cross);
+  }
+  describe() {
+    const lines = this.drawings.map((d, i) => d && `${data.groups[i].label}: ${short(d.mean[0][1])} to ${short(d.mean.at(-1)[1])}`);
+    return `${data.metrics[this.metric] || this.metric} over ${data.axes[view.axis]}. ${lines.filter(Boolean).join("; ")}`;
+  }
+  /** The nearest drawn point of each group at x. */
+  values(x) {
+    return this.drawings.map((d) => {
+      if (!d) return null;
+      const index = d.mean.reduce((best, [px], i) => (Math.abs(px - x) < Math.abs(d.mean[best][0] - x) ? i : best), 0);
+      return { x: d.mean[index][0], y: d.mean[index][1], band: d.band && d.band[index] };
+    });
+  }
+  mark(x) {
+    if (!this.cross) return;
+    this.cross.replaceChildren();
+    if (x === null || !this.end || x > this.end) return;
+    this.cross.append(svg("line", { class: "cross", x1: this.px(x), x2: this.px(x), y1: Panel.top, y2: Panel.height - Panel.bottom }));
+    this.values(x).forEach((v, i) => v && this.cross.append(svg("circle", { class: `mark g${i}`, cx: this.px(v.x), cy: this.py(v.y), r: 4.5 })));
+  }
+}
+
+let pointed = null;
+function pointAt(x, panel) {
+  pointed = x;
+  panels.forEach((p) => p.mark(x));
+  const tip = $("tooltip");
+  tip.hidden = x === null || !panel || !panel.end;
+  if (tip.hidden) return;
+  tip.replaceChildren(el("b", {}, `${data.axes[view.axis]} ${short(view.axis === "iteration" ? Math.round(x) : x)}`));
+  panel.values(x).forEach((v, i) => {
+    if (!v) return;
+    const interval = v.band ? `  [${short(v.band[1])}, ${short(v.band[2])}]` : "";
+    tip.append(el(`div.g${i}`, {}, el("i.dot"), `${data.groups[i].label}  ${short(v.y)}${interval}`));
+  });
+  const box = panel.svg.getBoundingClientRect();
+  const left = box.left + scrollX + (panel.px(x) / Panel.width) * box.width;
+  const room = document.documentElement.clientWidth + scrollX - tip.offsetWidth - 12;
+  tip.style.left = `${left + 16 > room ? Math.max(left - tip.offsetWidth - 16, 8) : left + 16}px`;
+  tip.style.top = `${box.top + scrollY + 16}px`;
+}
+
+const recorded = [...new Set(data.groups.flatMap((g) => g.runs.flatMap((r) => Object.values(r.splits).flatMap((s) => Object.keys(s.columns)))))];
+const leading = ["success_rate", "return_mean", "turns_mean"].filter((m) => recorded.includes(m));
+const others = recorded.filter((m) => !leading.includes(m));
+const panels = leading.map((m) => new Panel(m));
+if (others.length) panels.push(new Panel(["entropy", "grad_norm", "loss"].find((m) => others.includes(m)) || others[0], others));
+for (const p of panels) {
+  $("panels").append(p.root);
+  const select = p.title.querySelector("select");
+  if (select) select.value = p.metric;
+}
+const redraw = () => panels.forEach((p) => p.draw());
+
+for (const [axis, name] of [["iteration", "Iteration"], ["tokens", "Tokens"], ["time", "Time"]]) {
+  const button = el("button", { type: "button", "aria-pressed": axis === view.axis, title: data.axes[axis] }, name);
+  button.addEventListener("click", () => {
+    view.axis = axis;
+    for (const b of $("axis").children) b.setAttribute("aria-pressed", b === button);
+    redraw();
+  });
+  $("axis").append(button);
+}
+for (const split of splits) $("split").append(new Option(split === "train" ? "training" : split.replace("eval:", "evaluation: "), split));
+$("split").value = view.split;
+$("split-label").hidden = splits.length < 2;
+$("split").addEventListener("change", () => { view.split = $("split").value; redraw(); });
+const slider = $("smoothing");
+slider.value = view.window;
+const showWindow = () => { $("smoothing-value").textContent = view.window === 1 ? "off" : `${view.window} iterations`; };
+slider.addEventListener("input", () => { view.window = +slider.value; showWindow(); redraw(); });
+view.window = +slider.value;
+showWindow();
+data.groups.forEach((group, i) => {
+  const seeds = group.runs.length > 1 ? ` (${group.runs.length} seeds)` : "";
+  const button = el(`button.g${i}`, { type: "button", "aria-pressed": true }, el("i.dot"), group.label + seeds);
+  button.addEventListener("click", () => {
+    view.shown[i] = !view.shown[i];
+    button.setAttribute("aria-pressed", view.shown[i]);
+    redraw();
+  });
+  $("legend").append(button);
+});
+redraw();
+
+// Episodes.
+
+const episodes = data.episodes;
+let current = null;
+const runName = (e) => {
+  const group = data.groups[e.group];
+  return group.runs.length > 1 ? `${group.label}, ${group.runs[e.run].name}` : group.label;
+};
+const flags = (e) => e.turns.flatMap((t) => t.flags.filter((f) => f !== "success"));
+const fill = (select, entries) => {
+  for (const [value, name] of entries) select.append(new Option(name, value));
+};
+fill($("episode-run"), [["", "all"], ...new Map(episodes.map((e) => [`${e.group}.${e.run}`, runName(e)]))]);
+fill($("episode-iteration"), [["", "all"], ...[...new Map(episodes.map((e) => [`${e.split} ${e.iteration}`, e]))]
+  .sort(([, a], [, b]) => (a.split === b.split ? a.iteration - b.iteration : a.split === "train" ? -1 : 1))
+  .map(([key, e]) => [key, e.split === "train" ? e.iteration : `${e.split.replace("eval:", "")} ${e.iteration}`])]);
+
+function wanted(e) {
+  const run = $("episode-run").value, iteration = $("episode-iteration").value, outcome = $("episode-outcome").value;
+  return (!run || run === `${e.group}.${e.run}`)
+    && (!iteration || iteration === `${e.split} ${e.iteration}`)
+    && (outcome !== "success" || e.success) && (outcome !== "failure" || !e.success)
+    && (outcome !== "flagged" || flags(e).length > 0 || !e.valid);
+}
+function list() {
+  const shown = episodes.filter(wanted);
+  const box = $("episode-list");
+  box.replaceChildren(...shown.map((e) => {
+    const index = episodes.indexOf(e);
+    const option = el(`div.g${e.group}`, { role: "option", id: `episode-${index}`, "aria-selected": false },
+      el("span", {}, `${e.split === "train" ? "iteration" : e.split} ${e.iteration}`),
+      el(e.success ? "span.won" : "span.lost", {}, !e.valid ? "failed" : e.success ? "success" : "no success"),
+      el("small", {}, `${runName(e)} · ${e.turns.length} turns · return ${number(e.return, 2)}`));
+    option.addEventListener("click", () => select(e));
+    return option;
+  }));
+  if (!shown.length) box.append(el("p", {}, episodes.length ? "No episode matches." : "No episodes are recorded."));
+  select(shown.includes(current) ? current : shown[0]);
+}
+function select(e) {
+  current = e;
+  for (const option of $("episode-list").querySelectorAll("[role=option]")) {
+    const chosen = e && option.id === `episode-${episodes.indexOf(e)}`;
+    option.setAttribute("aria-selected", chosen);
+    if (chosen) {
+      $("episode-list").setAttribute("aria-activedescendant", option.id);
+      // Scrolls the list alone; scrollIntoView would move the page too.
+      const box = $("episode-list"), top = option.offsetTop - box.offsetTop;
+      if (top < box.scrollTop || top + option.offsetHeight > box.scrollTop + box.clientHeight) box.scrollTop = top - box.clientHeight / 2;
+    }
+  }
+  show(e);
+}
+$("episode-list").addEventListener("keydown", (event) => {
+  const step = { ArrowUp: -1, ArrowDown: 1 }[event.key];
+  if (!step) return;
+  event.preventDefault();
+  const shown = episodes.filter(wanted);
+  const next = shown[shown.indexOf(current) + step];
+  if (next) select(next);
+});
+
+/** Join tokens until they are whole characters: [{text, ids, from}]. */
+function pieces(ids, vocabulary) {
+  const strict = new TextDecoder("utf-8", { fatal: true }), loose = new TextDecoder();
+  const out = [];
+  let bytes = [], from = 0;
+  ids.forEach((id, i) => {
+    const token = vocabulary[id];
+    for (let k = 0; k < token.length; k++) bytes.push(token.charCodeAt(k));
+    const block = new Uint8Array(bytes);
+    let text = null;
+    try { text = strict.decode(block); } catch { if (i === ids.length - 1 || i - from >= 3) text = loose.decode(block); }
+    if (text === null) return;
+    out.push({ text, ids: ids.slice(from, i + 1), from });
+    bytes = []; from = i + 1;
+  });
+  return out;
+}
+const advantageScale = Math.max(1e-9, ...episodes.flatMap((e) => (e.advantages || []).map(Math.abs)));
+const tint = (v) => `--tint:var(${v >= 0 ? "--plus" : "--minus"});--a:${(0.08 + 0.72 * Math.min(1, Math.abs(v))).toFixed(3)}`;
+function colour(mode, advantage, logprob) {
+  if (mode === "advantage" && advantage !== null) return tint(advantage / advantageScale);
+  // -5 nats is a probability below 1 %.
+  if (mode === "logprob" && logprob !== null) return tint(Math.max(logprob, -5) / 5);
+  return "";
+}
+function scale() {
+  const mode = $("episode-colour").value, box = $("scale");
+  box.hidden = mode === "mask";
+  const stops = mode === "advantage" ? [-1, -0.5, 0, 0.5, 1] : [-1, -0.5, 0];
+  const [low, high] = mode === "advantage" ? [`−${short(advantageScale)}`, `+${short(advantageScale)}`] : ["−5 nats", "0"];
+  const blocks = stops.map((v) => `rgb(var(${v >= 0 ? "--plus" : "--minus"}) / ${v === 0 ? 0.08 : 0.08 + 0.72 * Math.abs(v)})`);
+  box.replaceChildren(low, el("i", { style: `background:linear-gradient(90deg,${blocks.join(",")})` }), high);
+}
+function show(e) {
+  const box = $("episode");
+  scale();
+  if (!e) { box.replaceChildren(); return; }
+  const group = data.groups[e.group];
+  box.replaceChildren(
+    el("h3", {}, `${runName(e)}: ${e.split === "train" ? "iteration" : e.split} ${e.iteration}, `,
+      el(e.success ? "span.won" : "span.lost", {}, e.success ? "success" : "no success")),
+    el("p", {}, `${e.task} · group ${e.member} · return ${number(e.return)} · ended: ${e.end}${e.drift ? ` · ${e.drift} places where re-rendering would give other tokens` : ""}`));
+  const mode = $("episode-colour").value;
+  let toGo = 0;
+  const returns = e.turns.map((t) => t.reward).reverse().map((r) => (toGo = r + group.gamma * toGo)).reverse();
+  e.turns.forEach((t, k) => {
+    const advantage = e.advantages ? e.advantages[k] : null;
+    const meta = el("div.meta", {}, el("span", {}, "reward ", el("strong", {}, number(t.reward))),
+      el("span", {}, "return to go ", el("strong", {}, number(returns[k]))));
+    if (advantage !== null) meta.append(el("span", {}, "advantage ", el("strong", {}, (advantage > 0 ? "+" : "") + number(advantage))));
+    if (t.stop === "length") meta.append(el("span.flag", {}, "cut by the token limit"));
+    for (const flag of t.flags) if (flag !== "success") meta.append(el("span.flag", {}, flag.replaceAll("_", " ")));
+    if (t.fresh && k > 0) meta.append(el("span", {}, "new prompt"));
+    const text = el("div.tokens");
+    if (e.vocabulary === null) {
+      text.append(el("span.env", {}, t.observation + "\n"), el("span.act", { style: colour(mode, advantage, null) }, t.text));
+    } else {
+      const vocabulary = data.vocabularies[e.vocabulary];
+      const special = (s) => (/^<\|.*\|>$/.test(s) ? ".special" : "");
+      for (const p of pieces(t.context, vocabulary)) text.append(el(`span.env${special(p.text)}`, { title: `token ${p.ids.join(" ")}, mask 0` }, p.text));
+      for (const p of pieces(t.response, vocabulary)) {
+        const logprob = t.logprobs ? t.logprobs[p.from] : null;
+        const title = `token ${p.ids.join(" ")}, mask 1${logprob === null ? "" : `, log-probability ${number(logprob)}`}${advantage === null ? "" : `, advantage ${number(advantage)}`}`;
+        text.append(el(`span.act${special(p.text)}`, { title, style: colour(mode, advantage, logprob) }, p.text));
+      }
+    }
+    box.append(el("div.turn", {}, el("b", {}, String(k + 1)), el("div", {}, meta, text)));
+  });
+  if (e.last) box.append(el("div.turn", {}, el("b", {}, "end"), el("div.tokens", {}, el("span.env", {}, e.last))));
+}
+for (const id of ["episode-run", "episode-iteration", "episode-outcome"]) $(id).addEventListener("change", list);
+$("episode-colour").addEventListener("change", () => show(current));
+list();
