@@ -56,6 +56,8 @@ class Key:
     type: str
     default: str
     """In TOML's notation; `required` where there is none."""
+    allowed: str
+    """Range or choices; empty if there is no limit."""
     help: str
 
 
@@ -120,7 +122,13 @@ def _keys(part: type[Any], path: str) -> Iterator[Key]:
         elif typing.get_origin(hint) is tuple:
             yield from _keys(typing.get_args(hint)[0], f"{path}{field.name}[].")
         else:
-            yield Key(path + field.name, _type_name(hint), _default(field), field.metadata["help"])
+            yield Key(
+                path + field.name,
+                _type_name(hint),
+                _default(field),
+                _allowed(field.metadata),
+                field.metadata["help"],
+            )
 
 
 def _type_name(hint: Any) -> str:
@@ -139,3 +147,10 @@ def _default(field: dataclasses.Field[Any]) -> str:
     if field.default is None:
         return "none"
     return f'"{field.default}"' if isinstance(field.default, str) else f"{field.default:_}"
+
+
+def _allowed(limits: Mapping[str, Any]) -> str:
+    if limits["choices"]:
+        return ", ".join(limits["choices"])
+    signs = (("least", "≥"), ("above", ">"), ("most", "≤"))
+    return ", ".join(f"{sign} {limits[k]:g}" for k, sign in signs if limits[k] is not None)

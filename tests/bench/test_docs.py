@@ -1,0 +1,45 @@
+"""The documentation says what the code does."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from gem_bench.__main__ import _parser
+from gem_bench.run import STATUSES
+from gem_bench.runspec import reference_keys
+
+DOCS = Path(__file__).parents[2] / "docs" / "bench.md"
+
+
+def settings_table() -> str:
+    """The table of settings as it must stand in the documentation."""
+    lines = ["| key | type | default | allowed | meaning |", "|---|---|---|---|---|"]
+    for key in reference_keys():
+        default = key.default if key.default in ("required", "none") else f"`{key.default}`"
+        lines.append(f"| `{key.name}` | {key.type} | {default} | {key.allowed} | {key.help} |")
+    return "\n".join(lines)
+
+
+def test_every_setting_is_documented_as_it_is_defined() -> None:
+    documented = DOCS.read_text(encoding="utf-8").partition("<!-- settings")[2]
+    table = documented.partition("-->\n")[2].partition("\n<!-- /settings -->")[0]
+    assert table == settings_table()
+
+
+def test_every_command_and_long_option_is_documented() -> None:
+    text = DOCS.read_text(encoding="utf-8")
+    commands = next(
+        action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction)
+    )
+    for name, parser in commands.choices.items():
+        assert f"gem-bench {name}" in text
+        for action in parser._actions:
+            for option in action.option_strings:
+                if option.startswith("--") and option not in ("--help", "--json"):
+                    assert option in text, f"{name} {option}"
+
+
+def test_every_exit_status_of_a_run_is_documented() -> None:
+    text = DOCS.read_text(encoding="utf-8")
+    assert all(f"| {status} |" in text for status in STATUSES.values())

@@ -1,0 +1,235 @@
+"""The picture and the report: what is in them, and that they need nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gem.errors import ConfigurationError
+from gem_bench.plot import drawing, interpolate, plot, tick_label, ticks
+from gem_bench.report import report
+from gem_bench.series import load_runs
+from gem_bench.tokens import find_tokenizer, token_bytes
+
+SVG = "{http://www.w3.org/2000/svg}"
+VOID = {"meta", "link", "input", "br"}
+
+
+class Page(HTMLParser):
+    """Collects what the tests ask about and checks that every element is closed."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.references: list[str] = []
+        self.data: Any = None
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in VOID:
+            self.open.append(tag)
+        self.references += [v or "" for k, v in attrs if k in ("src", "href", "xlink:href")]
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.references += [v or "" for k, v in attrs if k in ("src", "href", "xlink:href")]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open[-1:] == ["script"] and self.data is None:
+            self.data = json.loads(data)
+
+
+@pytest.fixture
+def runs(make_run: Callable[..., Path]) -> list[Path]:
+    """Two trainers, two seeds each."""
+    return [make_run(trainer, seed=seed) for trainer in ("reference", "verl") for seed in range(2)]
+
+
+def lines(svg: str, kind: str) -> list[ElementTree.Element]:
+    shapes = ElementTree.fromstring(svg).iter()
+    return [s for s in shapes if s.tag != f"{SVG}line" and kind in s.get("class", "").split()]
+
+
+def test_the_picture_has_a_mean_a_band_and_thin_runs_for_each_trainer(runs: list[Path]) -> None:
+    svg = plot(load_runs(runs), metrics=["success_rate", "turns_mean"], window=4)
+    for group in ("g0", "g1"):
+        counts = {
+            kind: sum(group in shape.get("class", "") for shape in lines(svg, kind))
+            for kind in ("mean", "band", "run")
+        }
+        assert counts == {"mean": 2, "band": 2, "run": 4}  # two panels
+
+
+def test_every_point_of_the_picture_lies_inside_it(runs: list[Path]) -> None:
+    svg = plot(load_runs(runs), metrics=["success_rate"], x="tokens")
+    root = ElementTree.fromstring(svg)
+    left, top, width, height = map(float, root.get("viewBox", "").split())
+    points = [
+        tuple(map(float, pair.split(",")))
+        for kind in ("mean", "band", "run")
+        for shape in lines(svg, kind)
+        for pair in shape.get("points", "").split()
+    ]
+    assert points
+    assert all(left <= x <= left + width and top <= y <= top + height for x, y in points)
+
+
+def test_a_metric_that_nobody_recorded_is_refused_with_those_that_are(runs: list[Path]) -> None:
+    with pytest.raises(ConfigurationError, match="'sucess_rate'; recorded: .*success_rate"):
+        plot(load_runs(runs), metrics=["sucess_rate"])
+
+
+def test_runs_with_different_tokens_are_averaged_where_they_overlap(runs: list[Path]) -> None:
+    group = load_runs(runs)[0]
+    drawn = drawing(group, "success_rate", "tokens", 1)
+    assert drawn is not None
+    ends = [run.curves["train"].tokens[-1] for run in group.runs]
+    assert drawn.mean.x[-1] == min(ends)
+    middle = drawn.mean.x[60]
+    expected = sum(interpolate(line, middle) for line in drawn.runs) / len(drawn.runs)
+    assert drawn.mean.y[60] == pytest.approx(expected)
+    assert drawn.low[60] <= drawn.mean.y[60] <= drawn.high[60]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1.0]),
+        (0, 119, [0, 20, 40, 60, 80, 100, 120]),
+        (-0.13, 0.97, [-0.2, 0, 0.2, 0.4, 0.6, 0.8, 1.0]),
+        (2, 2, [1, 1.5, 2, 2.5, 3]),
+    ],
+)
+def test_ticks_are_round_and_cover_the_range(
+    low: float, high: float, expected: list[float]
+) -> None:
+    assert ticks(low, high) == pytest.approx(expected)
+
+
+def test_tick_labels_have_the_digits_of_their_step() -> None:
+    labels = [tick_label(v, s) for v, s in [(0.2, 0.2), (0.25, 0.25), (3, 1), (20_000, 5_000)]]
+    assert labels == ["0.2", "0.25", "3", "20k"]
+
+
+def test_the_report_holds_the_curves_of_both_trainers(runs: list[Path]) -> None:
+    page = Page(report(load_runs(runs)))
+    assert [group["label"] for group in page.data["groups"]] == ["reference", "verl"]
+    for group in page.data["groups"]:
+        assert len(group["runs"]) == 2
+        for run in group["runs"]:
+            column = run["splits"]["train"]["columns"]["success_rate"]
+            assert len(column) == 12
+            assert column[-1] > column[0]
+
+
+def test_the_report_needs_nothing_from_elsewhere(runs: list[Path]) -> None:
+    html = report(load_runs(runs))
+    references = Page(html).references
+    assert [r for r in references if not r.startswith(("#", "data:"))] == []
+    assert re.findall(r"@import|url\(", html) == []
+    assert "default-src 'none'" in html
+
+
+def test_episodes_can_be_read_token_by_token(runs: list[Path]) -> None:
+    data = Page(report(load_runs(runs))).data
+    episode = data["episodes"][0]
+    turn = episode["turns"][0]
+    vocabulary = data["vocabularies"][episode["vocabulary"]]
+    said = "".join(vocabulary[str(token)] for token in turn["context"])
+    assert (
+        said == "<|im_start|>user\nGuess a number from 1 to 10.<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert vocabulary[str(turn["response"][-1])] == "<|im_end|>"
+    assert len(turn["logprobs"]) == len(turn["response"])
+    assert len(episode["advantages"]) == len(episode["turns"])
+
+
+def test_without_a_tokenizer_the_turns_text_is_shown(make_run: Callable[..., Path]) -> None:
+    data = Page(report(load_runs([make_run(model=Path("some/model"))]))).data
+    assert data["vocabularies"] == []
+    assert data["episodes"][0]["turns"][0]["observation"] == "Guess a number from 1 to 10."
+
+
+def test_a_tokenizer_can_be_named(make_run: Callable[..., Path], byte_model: Path) -> None:
+    run = make_run(model=Path("some/model"))
+    data = Page(report(load_runs([run]), tokenizer=byte_model)).data
+    assert data["episodes"][0]["vocabulary"] == 0
+    with pytest.raises(ConfigurationError, match=r"nowhere/tokenizer\.json"):
+        report(load_runs([run]), tokenizer=Path("nowhere"))
+
+
+def test_the_number_of_episodes_is_bounded_and_spread_over_training(
+    make_run: Callable[..., Path],
+) -> None:
+    run = make_run(iterations=30, episodes=20)
+    data = Page(report(load_runs([run]), episodes=24)).data
+    iterations = [episode["iteration"] for episode in data["episodes"]]
+    assert iterations == [0] * 8 + [14] * 8 + [29] * 8
+    assert Page(report(load_runs([run]), episodes=0)).data["episodes"] == []
+
+
+def test_text_from_an_environment_cannot_break_the_page(make_run: Callable[..., Path]) -> None:
+    hostile = "</script><script>alert(1)</script><!--"
+    run = make_run(hostile, secret=hostile)
+    html = report(load_runs([run]))
+    assert "<script>alert" not in html
+    assert Page(html).data["groups"][0]["label"] == hostile
+
+
+def test_parity_and_settings_are_in_the_report(runs: list[Path]) -> None:
+    html = report(load_runs(runs))
+    assert "verl fixes it" in html
+    assert "Settings matched everywhere: 1" in html
+    assert "<code>algorithm.gamma</code>" in html
+
+
+def test_byte_level_tokens_are_bytes_and_special_tokens_text(byte_model: Path) -> None:
+    tokens = token_bytes(byte_model)
+    assert b"".join(tokens[byte] for byte in "a é\n↑".encode()) == "a é\n↑".encode()
+    assert tokens[257] == b"<|im_end|>"
+
+
+def test_sentencepiece_tokens_show_their_spaces_and_bytes(tmp_path: Path) -> None:
+    vocabulary = {"▁number": 0, "<0x0A>": 1, "s": 2}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}}))
+    assert token_bytes(tmp_path) == {0: b" number", 1: b"\n", 2: b"s"}
+
+
+def test_the_tokens_are_those_of_a_real_tokenizer(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
+    bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=300,
+        show_progress=False,
+        special_tokens=["<|im_end|>"],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+    )
+    bpe.train_from_iterator(["guess a number, higher: naïve 日本語\n"] * 9, trainer)
+    bpe.save(str(tmp_path / "tokenizer.json"))
+    text = "higher: 日本語 ↑ 🎲 naïve\n<|im_end|>"
+    tokens = token_bytes(tmp_path)
+    assert b"".join(tokens[i] for i in bpe.encode(text).ids).decode() == text
+
+
+def test_a_hub_model_is_looked_up_in_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    folder = tmp_path / "hub" / "models--Qwen--Qwen3-1.7B-Base" / "snapshots" / "abc"
+    folder.mkdir(parents=True)
+    assert find_tokenizer("Qwen/Qwen3-1.7B-Base") is None
+    (folder / "tokenizer.json").write_text("{}")
+    assert find_tokenizer("Qwen/Qwen3-1.7B-Base") == folder

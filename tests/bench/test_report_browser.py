@@ -1,0 +1,179 @@
+"""The report in a real browser: both curves are drawn, controls work, nothing is complained of."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gem_bench.report import report
+from gem_bench.series import load_runs
+
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
+)
+FLAGS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync "
+    "--disable-background-networking --disable-component-update --enable-logging=stderr "
+    "--virtual-time-budget=5000 --window-size=1300,1000 --dump-dom"
+)
+pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no Chromium on this machine")
+
+
+@pytest.fixture
+def browse(tmp_path: Path) -> Callable[..., tuple[dict[str, Any], list[str]]]:
+    """Opens HTML, runs a script in it; returns what the script returns and all console lines."""
+
+    def open_page(html: str, script: str) -> tuple[dict[str, Any], list[str]]:
+        probe = (
+            "<script>const out = document.createElement('pre'); out.id = 'probe';"
+            f"out.textContent = JSON.stringify((() => {{ {script} }})());"
+            "document.body.append(out);</script></body>"
+        )
+        page = tmp_path / "page.html"
+        page.write_text(html.replace("</body>", probe), encoding="utf-8")
+        done = subprocess.run(
+            [CHROMIUM, *FLAGS.split(), f"--user-data-dir={tmp_path / 'profile'}", page.as_uri()],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
+        found = re.search(r'<pre id="probe">(.*?)</pre>', done.stdout, re.DOTALL)
+        console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+        assert found is not None, f"the script did not run: {console}"
+        return json.loads(unescape(found[1])), console
+
+    return open_page
+
+
+@pytest.fixture
+def html(make_run: Callable[..., Path]) -> str:
+    """The report of two trainers with two seeds each."""
+    folders = [make_run(t, seed=seed) for t in ("reference", "verl") for seed in range(2)]
+    return report(load_runs(folders))
+
+
+def test_both_curves_are_drawn_and_the_console_stays_empty(browse: Any, html: str) -> None:
+    result, console = browse(
+        html,
+        """
+        const panel = document.querySelector(".panel svg");
+        const box = panel.getBoundingClientRect();
+        return {
+            means: [...panel.querySelectorAll(".mean")].map(
+                (line) => ({group: line.classList[1], width: line.getBoundingClientRect().width})),
+            bands: panel.querySelectorAll(".band").length,
+            width: box.width,
+            label: panel.getAttribute("aria-label"),
+            panels: document.querySelectorAll(".panel:not([hidden])").length,
+            overflow: document.documentElement.scrollWidth - innerWidth,
+        };
+        """,
+    )
+    assert console == []
+    assert [mean["group"] for mean in result["means"]] == ["g0", "g1"]
+    assert all(mean["width"] > 0.8 * result["width"] for mean in result["means"])
+    assert result["bands"] == 2
+    assert result["panels"] == 4
+    assert "reference: " in result["label"]
+    assert result["overflow"] <= 0
+
+
+def test_pointing_at_a_panel_shows_the_values_of_both_trainers(browse: Any, html: str) -> None:
+    result, console = browse(
+        html,
+        """
+        const panel = document.querySelector(".panel svg"), box = panel.getBoundingClientRect();
+        panel.dispatchEvent(new PointerEvent("pointermove",
+            {clientX: box.left + box.width / 2, clientY: box.top + 50, bubbles: true}));
+        const tip = document.getElementById("tooltip");
+        const text = [...tip.children].map((line) => line.textContent), hidden = tip.hidden;
+        panel.dispatchEvent(new PointerEvent("pointerleave"));
+        return {text, hidden, after: tip.hidden};
+        """,
+    )
+    assert console == []
+    assert not result["hidden"]
+    assert result["text"][0].startswith("iteration ")
+    assert re.fullmatch(r"reference  0\.\d+  \[\S+, \S+\]", result["text"][1])
+    assert result["text"][2].startswith("verl  0.")
+    assert result["after"]
+
+
+def test_axis_smoothing_and_legend_redraw_the_curves(browse: Any, html: str) -> None:
+    result, console = browse(
+        html,
+        """
+        const points = () => document.querySelector(".panel .mean").getAttribute("points");
+        const seen = [points()];
+        const slider = document.getElementById("smoothing");
+        slider.value = 1; slider.dispatchEvent(new Event("input"));
+        seen.push(points());
+        document.querySelectorAll("#axis button")[1].click();
+        seen.push(points());
+        document.querySelector("#legend button").click();
+        const left = [...document.querySelector(".panel svg").querySelectorAll(".mean")];
+        return {seen, left: left.map((line) => line.classList[1])};
+        """,
+    )
+    assert console == []
+    assert len(set(result["seen"])) == 3
+    assert result["left"] == ["g1"]
+
+
+def test_episodes_are_filtered_and_coloured_by_advantage(browse: Any, html: str) -> None:
+    result, console = browse(
+        html,
+        """
+        const choose = (id, value) => {
+            const select = document.getElementById(id);
+            select.value = value;
+            select.dispatchEvent(new Event("change"));
+        };
+        const options = () => [...document.querySelectorAll("#episode-list [role=option]")];
+        const all = options().length;
+        choose("episode-run", "1.0");
+        choose("episode-outcome", "success");
+        const verdict = (o) => o.querySelector(".won, .lost").textContent;
+        const verdicts = [...new Set(options().map(verdict))];
+        const token = document.querySelector("#episode .act");
+        const colour = getComputedStyle(token).backgroundColor;
+        const spans = [...document.querySelectorAll("#episode .tokens span")];
+        const text = spans.map((s) => s.textContent);
+        choose("episode-colour", "mask");
+        const plain = getComputedStyle(document.querySelector("#episode .act")).backgroundColor;
+        return {all, some: options().length, verdicts, colour, plain, text: text.join(""),
+                title: token.title, heading: document.querySelector("#episode h3").textContent};
+        """,
+    )
+    assert console == []
+    assert 0 < result["some"] < result["all"]
+    assert result["verdicts"] == ["success"]
+    assert result["heading"].startswith("verl, seed 0")
+    assert result["colour"] != result["plain"]
+    assert "mask 1" in result["title"]
+    assert "advantage 0.500" in result["title"]
+    assert "Guess a number from 1 to 10.<|im_end|>" in result["text"]
+
+
+def test_characters_that_span_tokens_are_shown_whole(browse: Any, html: str) -> None:
+    result, _ = browse(
+        html,
+        "return {text: document.body.innerText, pieces: pieces([226, 134, 145], data.vocabularies[0])};",
+    )
+    assert result["pieces"][0]["text"] == "↑"
+    assert "�" not in result["text"]
+
+
+def test_this_test_would_notice_a_complaint(browse: Any, html: str) -> None:
+    _, console = browse(html, 'console.error("broken"); return {};')
+    assert len(console) == 1
+    assert "broken" in console[0]

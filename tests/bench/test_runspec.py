@@ -1,0 +1,93 @@
+"""Reading RunSpecs: every mistake is answered with the file and the key it is in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gem.errors import ConfigurationError
+from gem_bench.runspec import flatten, load_spec
+
+RECIPES = sorted(Path(__file__).parents[2].joinpath("recipes").glob("*.toml"))
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_is_a_valid_spec_named_after_its_file(path: Path) -> None:
+    assert load_spec(path).name == path.stem
+
+
+def test_overrides_replace_settings_and_keep_their_type(spec_file: Callable[..., Path]) -> None:
+    spec = load_spec(
+        spec_file(),
+        [
+            "algorithm.gamma=0.5",
+            "training.tasks=4",
+            "policy.model=another/model",
+            'policy.system_prompt="Be brief."',
+            "env.params.hint=range",
+            "env.params.soft_reward=true",
+        ],
+    )
+    assert spec.algorithm.gamma == 0.5
+    assert spec.training.tasks == 4
+    assert spec.policy.model == "another/model"
+    assert spec.policy.system_prompt == "Be brief."
+    assert spec.env.params == {"hint": "range", "soft_reward": True}
+
+
+def test_an_override_reaches_into_an_array(tmp_path: Path, spec_file: Callable[..., Path]) -> None:
+    path = spec_file()
+    with path.open("a") as file:
+        file.write('\n[[eval]]\nname = "greedy"\nid = "game:Wordle-v0"\nepisodes = 64\n')
+    assert load_spec(path, ["eval.0.episodes=8"]).eval[0].episodes == 8
+    with pytest.raises(ConfigurationError, match=r"'1' is not an entry of an array of 1"):
+        load_spec(path, ["eval.1.episodes=8"])
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("algorithm.gama=0.9", "unknown key 'algorithm.gama'; did you mean 'gamma'"),
+        ("algorithm.gamma=1.5", "algorithm.gamma must be at most 1, got 1.5"),
+        ("training.tasks=2.5", "training.tasks must be of type int, got 2.5"),
+        ("training.tasks=0", "training.tasks must be at least 1"),
+        ("algorithm.advantage=ppo", "algorithm.advantage must be one of"),
+        ("optimizer=fast", "optimizer must be a table"),
+        ("algorithm.gamma", "must be key=value"),
+        ("algorithm.gamma.x=1", "'x' is not in a table"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_its_file(
+    spec_file: Callable[..., Path], override: str, message: str
+) -> None:
+    path = spec_file()
+    with pytest.raises(ConfigurationError) as error:
+        load_spec(path, [override])
+    assert message in str(error.value)
+    assert str(path) in str(error.value)
+
+
+def test_a_missing_key_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "spec.toml"
+    path.write_text('name = "x"\n[env]\nid = "game:Wordle-v0"\n')
+    with pytest.raises(ConfigurationError, match="missing key 'policy"):
+        load_spec(path)
+
+
+def test_broken_toml_is_named_with_file_and_line(tmp_path: Path) -> None:
+    path = tmp_path / "spec.toml"
+    path.write_text('name = "x"\nseed = = 3\n')
+    with pytest.raises(ConfigurationError, match=r"spec\.toml: .*line 2"):
+        load_spec(path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="no RunSpec at .*nowhere"):
+        load_spec(tmp_path / "nowhere.toml")
+
+
+def test_flattening_names_every_setting_by_its_dotted_key() -> None:
+    mapping = {"a": 1, "b": {"c": None, "d": {}}, "e": [{"f": "x"}, {"f": "y"}]}
+    assert flatten(mapping) == {"a": 1, "b.c": None, "e.0.f": "x", "e.1.f": "y"}
