@@ -1,12 +1,8 @@
 """verl on CPU: a platform for verl's registry and three small repairs.
 
-verl imports this module in every process when told to (its own variable; it is read before its
-plugins are loaded, so that these already find the platform):
-
-    VERL_USE_EXTERNAL_MODULES=gem_cpu.verl_plugin VERL_PLATFORM=cpu GEM_CPU=1
-
-Without `GEM_CPU=1` nothing happens. The platform goes through verl's extension point; the repairs
-replace one function each:
+verl loads this module in every process (entry point `verl.plugins`); without `GEM_CPU=1` it does
+nothing. `VERL_PLATFORM=cpu` makes verl use the platform, which goes through verl's own extension
+point. The repairs replace one function each:
 
 - `torch.distributed.init_process_group`: verl asks for the backend `cpu:gloo,cpu:gloo`, which
   names the device twice.

@@ -207,7 +207,6 @@ def _turn_values(episode: EpisodeRows, values: Tensor) -> list[float]:
 
 
 def _register(name: str) -> Callable[..., tuple[Tensor, Tensor]]:
-    @register_adv_est(PREFIX + name)  # type: ignore[untyped-decorator]
     def estimator(
         token_level_rewards: Tensor,
         response_mask: Tensor,
@@ -217,6 +216,7 @@ def _register(name: str) -> Callable[..., tuple[Tensor, Tensor]]:
     ) -> tuple[Tensor, Tensor]:
         return estimate(name, token_level_rewards, response_mask, config, index)
 
+    register_adv_est(PREFIX + name)(estimator)
     return estimator
 
 

@@ -21,10 +21,7 @@ _LOGIT_FLOATS = 2**28
 """Most logits in one forward pass: 1 GiB as fp32."""
 
 CPU_ENV = {
-    "GEM_CPU": "1",
-    # verl imports this first in every process; it makes the platform known that the next line asks
-    # for. See docs/verl.md for what such a run leaves untested.
-    "VERL_USE_EXTERNAL_MODULES": "gem_cpu.verl_plugin",
+    "GEM_CPU": "1",  # see docs/verl.md for what gem-cpu replaces and what that leaves untested
     "VERL_PLATFORM": "cpu",
     "VERL_ENGINE_DEVICE": "cuda",  # selects verl's FSDP engine; nothing touches CUDA
     "VLLM_TARGET_DEVICE": "cpu",

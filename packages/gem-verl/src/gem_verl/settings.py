@@ -67,7 +67,7 @@ class Settings:
         return settings
 
     def _check(self) -> None:
-        types = {"str": str, "int": int, "float": (int, float)}
+        types: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (int, float)}
         for field in fields(self):
             value = getattr(self, field.name)
             name, _, optional = str(field.type).partition(" | ")

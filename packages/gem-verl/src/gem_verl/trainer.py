@@ -9,6 +9,7 @@ episodes out of verl's statistics and stop when too many fail; log `gem/*` metri
 from __future__ import annotations
 
 import inspect
+import math
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -126,7 +127,7 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
         logging_prefix: str = "global_seqlen",
         keep_minibatch: bool = False,
     ) -> Any:
-        """Fill up and reorder the batch as verl does, then find out which rows belong together."""
+        """Fill up and order the batch, and find out which rows belong together."""
         batch = super()._balance_batch(batch, metrics, logging_prefix, keep_minibatch)
         data = tq.kv_batch_get(
             keys=batch.keys,
@@ -137,6 +138,15 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
         self._episodes = _group(
             batch.keys, padding, _column(data["extra_fields"]), _column(data["index"])
         )
+        if self.resource_pool_manager.get_n_gpus() == 1:
+            # Nothing to balance: the same order in every run makes the same sums.
+            order = [row for episode in self._episodes for _, row in episode.rows]
+            order += [row for row, padded in enumerate(padding) if padded]
+            batch.reorder(order)
+            place = {old: new for new, old in enumerate(order)}
+            for episode in self._episodes:
+                episode.rows = [(number, place[row]) for number, row in episode.rows]
+                episode.spans = {place[row]: spans for row, spans in episode.spans.items()}
         for episode in self._episodes:
             if episode.failed is not None:
                 # verl leaves rows with this tag out of its statistics.
@@ -246,11 +256,8 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
         expected_acc_counts: dict[tuple[str, str], int] | None = None,
     ) -> dict[str, Any]:
         """Record each validation set under its name; verl's own metrics stay as they are."""
-        for reward in reward_extra_infos_dict["reward"]:
-            if reward != reward:
-                raise RolloutError(
-                    "an agent loop failed during validation; its error is in the log"
-                )
+        if any(math.isnan(reward) for reward in reward_extra_infos_dict["reward"]):
+            raise RolloutError("an agent loop failed during validation; its error is in the log")
         played: dict[str, list[Trajectory]] = {}
         texts = reward_extra_infos_dict.get("trajectory", [])
         for name, text in zip(data_sources, texts, strict=False):
