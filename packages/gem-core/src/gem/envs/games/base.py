@@ -181,8 +181,11 @@ class Game(Env, Generic[Move]):
         raise NotImplementedError
 
 
-def _lines(feedback: str, board: str, last: str) -> str:
-    return "\n".join([text for text in (feedback, board, last) if text])
+def _lines(text: str, *more: str) -> str:
+    for line in more:
+        if line:
+            text = f"{text}\n{line}"
+    return text
 
 
 def boxed(content: object) -> str:
