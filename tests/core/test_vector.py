@@ -257,12 +257,12 @@ def test_a_reset_that_fails_is_tried_again_with_the_same_seed() -> None:
     env = vector()
     broken: Any = env.envs[1]
     broken.broken_resets = 1
-    observations, infos = env.reset()
+    observations, infos = env.reset(seed=9)
     assert infos[1]["failure"].message.startswith("environment 1 failed in reset(): OSError")
     assert observations[1] == ""
     observations, rewards, _, truncated, infos = env.step(["a"] * 3)
     assert observations[0] == "left 1"
-    assert observations[1] == vector().reset()[0][1]
+    assert observations[1] == vector(seed=9).reset()[0][1]
     assert (rewards[1], truncated[1], infos[1]) == (0.0, False, {"episode": 0})
 
 
