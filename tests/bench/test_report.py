@@ -109,6 +109,8 @@ def test_runs_with_different_tokens_are_averaged_where_they_overlap(runs: list[P
         (0, 119, [0, 20, 40, 60, 80, 100, 120]),
         (-0.13, 0.97, [-0.2, 0, 0.2, 0.4, 0.6, 0.8, 1.0]),
         (2, 2, [1, 1.5, 2, 2.5, 3]),
+        (0, 0, [-1, -0.5, 0, 0.5, 1]),
+        (-2.0000000000000004, -2, [-3, -2.5, -2, -1.5, -1]),
     ],
 )
 def test_ticks_are_round_and_cover_the_range(

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from gem_bench.plot import ticks
 from gem_bench.report import report
 from gem_bench.series import load_runs
 
@@ -167,10 +168,20 @@ def test_episodes_are_filtered_and_coloured_by_advantage(browse: Any, html: str)
 def test_characters_that_span_tokens_are_shown_whole(browse: Any, html: str) -> None:
     result, _ = browse(
         html,
-        "return {text: document.body.innerText, pieces: pieces([226, 134, 145], data.vocabularies[0])};",
+        """
+        const arrow = pieces([226, 134, 145], data.vocabularies[0]);
+        return {text: document.body.innerText, arrow};
+        """,
     )
-    assert result["pieces"][0]["text"] == "↑"
+    assert result["arrow"] == [{"text": "↑", "ids": [226, 134, 145], "from": 0}]
     assert "�" not in result["text"]
+
+
+def test_report_and_picture_have_the_same_ticks(browse: Any, html: str) -> None:
+    ranges = [(0, 1), (-0.13, 0.97), (0, 12_345_678), (2, 2), (0, 0), (-2.0000000000000004, -2)]
+    result, _ = browse(html, f"return {json.dumps(ranges)}.map(([a, b]) => ticks(a, b, 6));")
+    for (low, high), drawn in zip(ranges, result, strict=True):
+        assert drawn == pytest.approx(ticks(low, high))
 
 
 def test_this_test_would_notice_a_complaint(browse: Any, html: str) -> None:

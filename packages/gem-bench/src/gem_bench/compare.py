@@ -191,7 +191,7 @@ def remarks(comparison: Comparison) -> list[str]:
         "wilson": "Wilson over the episodes of one run; seeds vary more",
     }
     lines = [
-        f"Success is that of sampled training episodes, averaged over {comparison.window} "
+        f"Success is that of sampled training episodes, averaged over (up to) {comparison.window} "
         "iterations; in brackets the 95 % interval "
         f"({'; '.join(how[m] for m in sorted(methods)) or 'none'}). Counts are per run."
     ]

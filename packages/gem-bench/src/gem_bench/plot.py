@@ -127,7 +127,8 @@ def interpolate(line: Line, x: float) -> float:
 
 def ticks(low: float, high: float, most: int = 6) -> list[float]:
     """Return round numbers that cover the range between them, at most `most + 1`."""
-    if high <= low:
+    # What varies by less than a thousandth is as good as constant.
+    if high - low <= 1e-3 * max(abs(low), abs(high)):
         room = abs(low) / 2 or 1.0
         low, high = low - room, high + room
     rough = (high - low) / most

@@ -258,8 +258,11 @@ def _with_log(message: str, log: Path) -> str:
     try:
         with log.open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - 65536))
-            lines = file.read().decode("utf-8", errors="replace").splitlines()[-_LAST_LINES:]
+            text = file.read().decode("utf-8", errors="replace")
+        # Of a progress bar, which overwrites its line again and again, the last state is enough.
+        shown = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")]
+        lines = [line for line in shown if line.strip()][-_LAST_LINES:]
     except OSError as error:
         lines = [f"(the log cannot be read: {error})"]
-    shown = "\n".join(f"  | {line}" for line in lines) or "  | (it said nothing)"
-    return f"{message}\n{shown}\nwhole log: {log}\nwhat was recorded so far is readable"
+    end = "\n".join(f"  | {line}" for line in lines) or "  | (it said nothing)"
+    return f"{message}\n{end}\nwhole log: {log}\nwhat was recorded so far is readable"

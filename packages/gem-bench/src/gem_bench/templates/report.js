@@ -91,7 +91,9 @@ function drawing(group, metric) {
   return { runs, mean, band };
 }
 function ticks(low, high, most) {
-  if (high <= low) { const room = Math.abs(low) / 2 || 1; low -= room; high += room; }
+  // What varies by less than a thousandth is as good as constant.
+  const size = Math.max(Math.abs(low), Math.abs(high));
+  if (high - low <= 1e-3 * size) { const room = Math.abs(low) / 2 || 1; low -= room; high += room; }
   const rough = (high - low) / most, power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 2.5, 5, 10].map((m) => m * power).find((s) => s >= rough * (1 - 1e-9));
   const out = [];
@@ -340,7 +342,7 @@ function pieces(ids, vocabulary) {
   });
   return out;
 }
-const advantageScale = Math.max(1e-9, ...episodes.flatMap((e) => (e.advantages || []).map(Math.abs)));
+const advantageScale = Math.max(0, ...episodes.flatMap((e) => (e.advantages || []).map(Math.abs))) || 1;
 const tint = (v) => `--tint:var(${v >= 0 ? "--plus" : "--minus"});--a:${(0.08 + 0.72 * Math.min(1, Math.abs(v))).toFixed(3)}`;
 function colour(mode, advantage, logprob) {
   if (mode === "advantage" && advantage !== null) return tint(advantage / advantageScale);
@@ -364,7 +366,7 @@ function show(e) {
   box.replaceChildren(
     el("h3", {}, `${runName(e)}: ${e.split === "train" ? "iteration" : e.split} ${e.iteration}, `,
       el(e.success ? "span.won" : "span.lost", {}, e.success ? "success" : "no success")),
-    el("p", {}, `${e.task} · group ${e.member} · return ${number(e.return)} · ended: ${e.end}${e.drift ? ` · ${e.drift} places where re-rendering would give other tokens` : ""}`));
+    el("p", {}, `${e.task} · group ${e.member} · return ${number(e.return)} · ended: ${e.end}${e.drift ? ` · re-rendering would differ in places: ${e.drift}` : ""}`));
   const mode = $("episode-colour").value;
   let toGo = 0;
   const returns = e.turns.map((t) => t.reward).reverse().map((r) => (toGo = r + group.gamma * toGo)).reverse();
