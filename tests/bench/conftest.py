@@ -96,6 +96,9 @@ def main(mode, run_dir, iterations):
                              "sampled_tokens": 100.0, "episodes": 2.0})
         if i == 2 and mode == "crash":
             raise RuntimeError("worker 3 died: tensor shapes differ")
+        if i == 2 and mode == "disk-full":
+            (run_dir / "run.partial").symlink_to("/dev/full")
+            raise OSError(28, "No space left on device", "metrics.jsonl")
         if i == 2 and mode == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         if i == 2 and mode == "short":

@@ -14,19 +14,19 @@ from typing import Any
 import pytest
 
 from gem.record import read_run
-from gem_bench.processes import _processes, _processes_by_ps
+from gem_bench.processes import Family, _processes, _processes_by_ps
 
 Start = Callable[..., subprocess.Popen[str]]
 WriteSpec = Callable[..., Path]
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=120)
     return process.returncode, out, err
 
 
 def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not path.exists():
         assert time.monotonic() < deadline, f"{path} did not appear"
         time.sleep(0.02)
@@ -34,6 +34,11 @@ def wait_for(path: Path) -> None:
 
 def runs(pid: int) -> bool:
     return any(process.pid == pid for process in _processes())
+
+
+def command_lines() -> list[str]:
+    answer = subprocess.run(["ps", "-A", "-o", "args="], capture_output=True, text=True, check=True)
+    return answer.stdout.splitlines()
 
 
 def meta(out: Path) -> dict[str, Any]:
@@ -102,6 +107,19 @@ def test_a_killed_trainer_is_reported_with_its_signal(
     assert len(read_run(out).metrics) == 3
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_full_disk_is_reported_and_what_was_recorded_stays_readable(
+    gem_bench: Start, spec_file: WriteSpec, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    code, _, err = finish(gem_bench("run", spec_file("disk-full"), "--to", "fake", "--out", out))
+    assert code == 1
+    assert "No space left on device: 'metrics.jsonl'" in err
+    assert f"cannot write {out / 'run.json'}" in err
+    assert len(read_run(out).metrics) == 3
+    assert meta(out)["status"] == "running"
+
+
 def test_a_trainer_that_stops_early_without_an_error_has_failed(
     gem_bench: Start, spec_file: WriteSpec, tmp_path: Path
 ) -> None:
@@ -151,7 +169,7 @@ def test_a_run_that_takes_too_long_is_ended(
     code, _, err = finish(gem_bench("run", spec, "--to", "fake", "--out", out, "--timeout", 2))
     assert code == 124
     assert "out of time" in err
-    assert not runs(int((out / "hanging").read_text()))
+    assert not [line for line in command_lines() if str(out) in line]
     assert meta(out)["status"] == "timeout"
 
 
@@ -202,6 +220,23 @@ def test_an_unwritable_run_folder_is_named(
     code, _, err = finish(gem_bench("run", spec_file(), "--to", "fake", "--out", "file/out"))
     assert code == 2
     assert "file/out" in err
+
+
+def test_a_daemon_that_hides_its_environment_is_known_by_descent(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    hide = f"setsid env -i sleep 600 & echo $! > {pid_file}; exec sleep 600"
+    with (tmp_path / "log").open("wb") as log:
+        family = Family(["sh", "-c", hide], env=dict(os.environ), log=log)
+    wait_for(pid_file)
+    daemon = int(pid_file.read_text())
+    while daemon not in family.alive():  # noticed as a child ...
+        time.sleep(0.02)
+    family.launcher.kill()
+    family.launcher.wait()
+    assert runs(daemon)
+    assert family.alive() == [daemon]  # ... and remembered as an orphan
+    family.end(grace_s=5)
+    assert not runs(daemon)
 
 
 def test_metrics_are_read_while_the_last_line_is_still_being_written(tmp_path: Path) -> None:

@@ -116,7 +116,11 @@ def run(
         seconds=seconds,
     )
     ended = {"status": outcome.status, "iterations": outcome.iterations, "seconds": seconds}
-    recorder.start(meta | ended)
+    try:
+        recorder.start(meta | ended)
+    except RecordError as error:
+        # How the run ended must be said even if the disk is full.
+        return replace(outcome, status="failed", message=f"{outcome.message}\n{error}")
     return outcome
 
 
