@@ -136,3 +136,9 @@ def test_a_run_that_did_not_record_its_rows_does_not_pass(tmp_path: Path) -> Non
         f.level for f in compare_runs(record(tmp_path / "a"), read_run(tmp_path / "b"), ALGORITHM)
     }
     assert {"L0", "L1"} <= levels
+
+
+def test_updates_without_any_gradient_prove_nothing(tmp_path: Path) -> None:
+    a, b = (record(tmp_path / name, grad_norm=0.0, loss=0.0) for name in "ab")
+    [finding] = compare_runs(a, b, ALGORITHM)
+    assert (finding.level, finding.where) == ("L2", "an update with a gradient")
