@@ -23,6 +23,7 @@ from gem.errors import ConfigurationError, RecordError
 from gem.experiment import Launch, RunSpec
 from gem.record import EPISODES, METRICS, RUN, Recorder
 from gem_bench.adapters import Compiled, compile_launch
+from gem_bench.logs import explain
 from gem_bench.models import resolve_model
 from gem_bench.processes import Family
 from gem_bench.progress import Progress, Tail, clock
@@ -32,7 +33,6 @@ LOG = "trainer.log"
 STATUSES = {"finished": 0, "failed": 1, "timeout": 124, "interrupted": 130}
 """How a run can end, and the exit status of `gem-bench run`."""
 _POLL_S = 0.25
-_LAST_LINES = 25
 
 
 @dataclass(frozen=True)
@@ -216,12 +216,12 @@ def _judge(
     if stop == "interrupted":
         return Outcome(stop, f"interrupted after {took}; its processes are ended", progress.done)
     if stop == "timeout":
-        return Outcome(stop, _with_log(f"out of time after {took}", log), progress.done)
+        return Outcome(stop, explain(f"out of time after {took}", log), progress.done)
     if code:
-        return Outcome("failed", _with_log(f"{_exit(code)} after {took}", log), progress.done)
+        return Outcome("failed", explain(f"{_exit(code)} after {took}", log), progress.done)
     if progress.done < progress.iterations:
         why = f"the trainer ended without an error, but recorded only {took}"
-        return Outcome("failed", _with_log(why, log), progress.done)
+        return Outcome("failed", explain(why, log), progress.done)
     return Outcome("finished", f"{took}; log: {log}", progress.done)
 
 
@@ -255,18 +255,3 @@ def _exit(code: int) -> str:
     name = signal.Signals(-code).name
     hint = " (by the kernel, for lack of memory?)" if name == "SIGKILL" else ""
     return f"the trainer was killed by {name}{hint}"
-
-
-def _with_log(message: str, log: Path) -> str:
-    """Add the last lines of a log and where it is."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - 65536))
-            text = file.read().decode("utf-8", errors="replace")
-        # Of a progress bar, which overwrites its line again and again, the last state is enough.
-        shown = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")]
-        lines = [line for line in shown if line.strip()][-_LAST_LINES:]
-    except OSError as error:
-        lines = [f"(the log cannot be read: {error})"]
-    end = "\n".join(f"  | {line}" for line in lines) or "  | (it said nothing)"
-    return f"{message}\n{end}\nwhole log: {log}\nwhat was recorded so far is readable"
