@@ -11,6 +11,7 @@ import pytest
 
 from gem.errors import RecordError
 from gem.record import Recorder
+from gem_bench.__main__ import main
 from gem_bench.compare import RENDERERS, compare
 from gem_bench.series import load_runs, smooth
 from gem_bench.stats import over_episodes, over_runs, t_quantile
@@ -172,8 +173,6 @@ def test_smoothing_is_a_trailing_mean_that_skips_gaps() -> None:
 def test_the_command_compares_folders(
     make_run: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from gem_bench.__main__ import main
-
     folders = [str(make_run(trainer)) for trainer in ("reference", "verl")]
     assert main(["compare", *folders]) == 0
     out = capsys.readouterr().out
@@ -181,3 +180,12 @@ def test_the_command_compares_folders(
     assert out.splitlines()[3].startswith("verl")
     assert main(["compare", "nowhere"]) == 2
     assert "nowhere holds no run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("window", ["0", "-3", "many"])
+def test_a_wrong_option_says_what_is_allowed(
+    window: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["compare", "runs/a", "--window", window])
+    assert "must be an integer from 1 on" in capsys.readouterr().err

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from gem.errors import ConfigurationError
+from gem.record import Recorder
 from gem_bench.plot import drawing, interpolate, plot, tick_label, ticks
 from gem_bench.report import report
 from gem_bench.series import load_runs
@@ -179,6 +180,20 @@ def test_the_number_of_episodes_is_bounded_and_spread_over_training(
     iterations = [episode["iteration"] for episode in data["episodes"]]
     assert iterations == [0] * 8 + [14] * 8 + [29] * 8
     assert Page(report(load_runs([run]), episodes=0)).data["episodes"] == []
+
+
+def test_runs_that_only_evaluated_or_have_just_begun_are_shown_too(
+    make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "run.json").write_text('{"trainer": "verl", "status": "running"}')
+    recorder = Recorder(tmp_path / "evaluated")
+    recorder.metrics(0, {"success_rate": 0.5, "episodes": 4.0}, "eval:greedy")
+    page = Page(report(load_runs([tmp_path / "begun", tmp_path / "evaluated"])))
+    assert [group["runs"][0]["splits"].keys() for group in page.data["groups"]] == [
+        {}.keys(),
+        {"eval:greedy": 0}.keys(),
+    ]
 
 
 def test_text_from_an_environment_cannot_break_the_page(make_run: Callable[..., Path]) -> None:

@@ -154,7 +154,7 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--out", type=Path, required=True, help="the HTML file")
     p.add_argument(
         "--episodes",
-        type=_count,
+        type=_integer(0),
         default=96,
         help="most episodes of a run that are put into the report (default: %(default)s)",
     )
@@ -178,7 +178,7 @@ def _command(
 def _spec_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("spec", type=Path, help="RunSpec, a TOML file")
     parser.add_argument("--to", required=True, metavar="TRAINER", help="reference, verl, ...")
-    parser.add_argument("--seed", type=_count, help="replaces the spec's `seed`")
+    parser.add_argument("--seed", type=_integer(0), help="replaces the spec's `seed`")
     parser.add_argument(
         "--set",
         action="append",
@@ -198,31 +198,29 @@ def _runs_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run folders")
     parser.add_argument(
         "--window",
-        type=_positive,
+        type=_integer(1),
         default=20,
         help="iterations that results are averaged over (default: %(default)s)",
     )
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not value > 0:
-        raise ValueError(text)
+        raise argparse.ArgumentTypeError(f"must be a number above 0, got {text!r}")
     return value
 
 
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise ValueError(text)
-    return value
+def _integer(least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"must be an integer from {least} on, got {text!r}")
+        return int(text)
 
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise ValueError(text)
-    return value
+    return parse
 
 
 if __name__ == "__main__":

@@ -71,7 +71,8 @@ def plot(
     for index, metric in enumerate(metrics):
         drawings = [drawing(group, metric, x, window) for group in groups]
         if not any(drawings):
-            known = {name for g in groups for r in g.runs for name in r.curves[TRAIN].columns}
+            curves = [r.curves[TRAIN] for g in groups for r in g.runs if TRAIN in r.curves]
+            known = {name for curve in curves for name in curve.columns}
             raise ConfigurationError(
                 f"no run recorded {metric!r}; recorded: {', '.join(sorted(known))}"
             )

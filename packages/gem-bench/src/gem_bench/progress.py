@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import statistics
 import sys
 import time
@@ -72,7 +73,8 @@ class Progress:
                 self._output.write(self.status() + "\n")
                 self._output.flush()
         if self._live:
-            text = self.status()
+            # A line that wraps could not be overwritten.
+            text = self.status()[: shutil.get_terminal_size().columns - 1]
             # Blanks wipe out what a longer line left behind.
             self._output.write(f"\r{text:<{self._shown}}")
             self._output.flush()

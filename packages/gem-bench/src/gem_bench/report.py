@@ -62,7 +62,6 @@ def report(
         "vocabularies": vocabularies.used(),
         "episodes": shown,
     }
-    static = plot(groups, metrics=[_first_metric(groups)], window=window)
     return _fill(
         _template("report.html"),
         {
@@ -74,7 +73,7 @@ def report(
             "table": sections.numbers(comparison),
             "parity": sections.parity(groups),
             "settings": sections.settings(groups),
-            "picture": static,
+            "picture": _picture(groups, window),
             "data": _json(data),
         },
     )
@@ -216,10 +215,11 @@ def _rounded(values: Sequence[float | None] | None) -> list[float | None] | None
     return [None if v is None or not math.isfinite(v) else float(f"{v:.5g}") for v in values]
 
 
-def _first_metric(groups: Sequence[Group]) -> str:
+def _picture(groups: Sequence[Group], window: int) -> str:
+    """A static picture for readers without JavaScript."""
     curves = [run.curves[TRAIN] for group in groups for run in group.runs if TRAIN in run.curves]
-    recorded = {name for curve in curves for name in curve.columns}
-    return next(name for name in (*METRICS, *sorted(recorded)) if name in recorded)
+    metric = next((m for m in METRICS if any(m in curve.columns for curve in curves)), None)
+    return plot(groups, metrics=[metric], window=window) if metric is not None else ""
 
 
 def _json(data: Any) -> str:
