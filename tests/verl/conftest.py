@@ -1,0 +1,115 @@
+"""What the tests of gem-verl share: verl's real configuration, a tokenizer, a scripted server."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# test_launch.py, test_settings.py and test_doctor.py hold parts that work without verl.
+if importlib.util.find_spec("verl") is None:
+    collect_ignore_glob = ["test_*.py"]
+else:
+    with warnings.catch_warnings():
+        # verl warns of each of its engines that is not installed.
+        warnings.simplefilter("ignore")
+        import verl.trainer.ppo.v1  # noqa: F401
+
+Compose = Callable[[Sequence[str]], Any]
+
+
+@pytest.fixture(scope="session")
+def compose() -> Compose:
+    """verl's whole configuration with overrides, as its launcher makes it."""
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from verl.trainer import main_ppo
+
+    folder = Path(main_ppo.__file__).with_name("config")
+
+    def make(overrides: Sequence[str]) -> Any:
+        with initialize_config_dir(str(folder), version_base=None):
+            return hydra_compose("ppo_trainer", overrides=list(overrides))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Any:
+    """A byte-level tokenizer with ChatML."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    bpe.train_from_iterator(
+        ["guess the number"],
+        trainers.BpeTrainer(
+            vocab_size=259,
+            special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=bpe, eos_token="<|im_end|>", pad_token="<|endoftext|>"
+    )
+    made.chat_template = (
+        "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
+        "{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
+    )
+    return made
+
+
+@dataclass
+class Answer:
+    """verl's `TokenOutput`, as far as it is read."""
+
+    token_ids: list[int]
+    log_probs: list[float] | None
+    stop_reason: str = "completed"
+    extra_fields: dict[str, Any] = field(default_factory=dict)
+
+
+class ScriptedServer:
+    """Stands in for verl's server client: answers with texts in order, remembers what it got.
+
+    The real client is exercised by test_real_runs.py.
+    """
+
+    def __init__(self, tokenizer: Any, texts: Sequence[str], delay_s: float = 0.0) -> None:
+        self.tokenizer = tokenizer
+        self.texts = list(texts)
+        self.delay_s = delay_s
+        self.requests: list[dict[str, Any]] = []
+        self.version = 0
+
+    async def generate(
+        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]
+    ) -> Answer:
+        await asyncio.sleep(self.delay_s)
+        text = self.texts[len(self.requests) % len(self.texts)]
+        self.requests.append(
+            {"id": request_id, "prompt_ids": list(prompt_ids), "params": sampling_params}
+        )
+        ids = [*self.tokenizer.encode(text), self.tokenizer.eos_token_id]
+        ids = ids[: sampling_params["max_tokens"]]
+        self.version += 1
+        return Answer(
+            ids,
+            [-0.5 - i for i in range(len(ids))],
+            extra_fields={"min_global_steps": self.version, "max_global_steps": self.version},
+        )
+
+
+@pytest.fixture
+def server(tokenizer: Any) -> Callable[..., ScriptedServer]:
+    """Make a server from the texts it answers with."""
+    return lambda texts, **kwargs: ScriptedServer(tokenizer, texts, **kwargs)

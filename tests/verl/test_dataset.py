@@ -1,0 +1,99 @@
+"""The dataset: seeded tasks in order, checked before anything expensive starts."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+from verl.trainer.ppo.utils import create_rl_dataset, create_rl_sampler
+
+from gem.errors import ConfigurationError, UnknownEnvError, UnknownParameterError
+from gem.tasks import Task, TaskSet
+from gem_verl.dataset import GemDataset, Source, decode_task
+
+GAME = "game:GuessTheNumber-v0-easy"
+DATA = [
+    "data.custom_cls.path=pkg://gem_verl.dataset",
+    "data.custom_cls.name=GemDataset",
+    "actor_rollout_ref.rollout.name=vllm",
+]
+
+
+def tasks(dataset: GemDataset) -> list[Task]:
+    return [decode_task(dataset[i]["gem_task"])[0] for i in range(len(dataset))]
+
+
+def test_rows_are_the_task_sets_tasks_in_order() -> None:
+    uri = f"gem:{GAME}?n=3&seed=5&hint=range"
+    dataset = GemDataset(uri)
+    assert tasks(dataset) == list(TaskSet.parse(uri))
+    assert [dataset[i]["index"] for i in range(3)] == [0, 1, 2]
+
+
+def test_several_uris_follow_each_other() -> None:
+    dataset = GemDataset([f"gem:{GAME}?n=2", "gem:game:Mastermind-v0?n=1&seed=9"])
+    assert [(t.env_id, t.seed) for t in tasks(dataset)] == [
+        (GAME, 0),
+        (GAME, 1),
+        ("game:Mastermind-v0", 9),
+    ]
+
+
+def test_max_samples_keeps_the_first() -> None:
+    assert [t.seed for t in tasks(GemDataset(f"gem:{GAME}?n=9", max_samples=2))] == [0, 1]
+
+
+def test_validation_names_and_temperatures_follow_the_uri() -> None:
+    dataset = GemDataset([f"gem:{GAME}?n=1#name=easy&temperature=0", f"gem:{GAME}?n=1"])
+    assert [dataset[i]["data_source"] for i in range(2)] == ["easy", GAME]
+    assert [decode_task(dataset[i]["gem_task"])[1] for i in range(2)] == [0.0, None]
+
+
+@pytest.mark.parametrize("temperature", [None, 0.0, 0.7])
+def test_a_source_reads_back_what_it_writes(temperature: float | None) -> None:
+    source = Source(TaskSet(GAME, 4, 1, {"hint": "range"}), "a & b = c", temperature)
+    assert Source.parse(source.text) == source
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("train.parquet", ConfigurationError),
+        (f"gem:{GAME}?n=2#temperature=cold", ConfigurationError),
+        (f"gem:{GAME}?n=2#size=3", ConfigurationError),
+        ("gem:game:GuessTheNumbr-v0", UnknownEnvError),
+        (f"gem:{GAME}?colour=red", UnknownParameterError),
+        (f"gem:{GAME}?hint=none", ConfigurationError),
+    ],
+)
+def test_what_cannot_be_played_is_refused_at_once(text: str, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        GemDataset(text)
+
+
+def test_a_row_outside_is_an_index_error() -> None:
+    with pytest.raises(IndexError):
+        GemDataset(f"gem:{GAME}?n=2")[2]
+
+
+def test_verl_makes_the_dataset_and_iterates_it_in_order(compose: Any, tokenizer: Any) -> None:
+    config = compose([*DATA, f'data.train_files="gem:{GAME}?n=6&seed=3"', "data.shuffle=False"])
+    OmegaConf.resolve(config)
+    dataset = create_rl_dataset(config.data.train_files, config.data, tokenizer, None)
+    order = list(create_rl_sampler(config.data, dataset))
+    assert [tasks(dataset)[i].seed for i in order] == [3, 4, 5, 6, 7, 8]
+
+
+def test_shuffling_is_said_aloud(compose: Any, caplog: pytest.LogCaptureFixture) -> None:
+    config = compose([*DATA, "data.shuffle=True"])
+    with caplog.at_level(logging.WARNING):
+        GemDataset(f"gem:{GAME}?n=2", config=config.data)
+    assert "data.shuffle=False" in caplog.text
+
+
+def test_a_run_that_cannot_work_ends_when_the_dataset_is_made(compose: Any) -> None:
+    config = compose([*DATA, "trainer.v1.trainer_mode=separate_async"])
+    with pytest.raises(ConfigurationError, match="separate_async"):
+        GemDataset(f"gem:{GAME}?n=2", config=config.data)

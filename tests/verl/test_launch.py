@@ -1,0 +1,209 @@
+"""The command for verl: every key exists in verl's real configuration and says what was meant."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from gem.errors import ConfigurationError, UnsupportedVersionError
+from gem.experiment import Launch, RunSpec, find_adapter
+from gem_verl import launch
+from gem_verl.dataset import GemDataset, decode_task
+from gem_verl.settings import check_config
+
+SPEC: dict[str, Any] = {
+    "name": "test",
+    "seed": 3,
+    "env": {"id": "game:GuessTheNumber-v0-easy", "params": {"hint": "range"}, "seed": 100},
+    "policy": {
+        "model": "some/model",
+        "prompt_tokens": 96,
+        "response_tokens": 200,
+        "turn_tokens": 16,
+    },
+    "algorithm": {"advantage": "rebn", "gamma": 0.9, "clip": 0.3},
+    "optimizer": {"lr": 1e-3, "beta2": 0.99, "eps": 1e-7, "weight_decay": 0.1, "grad_clip": 0.5},
+    "training": {"iterations": 5, "tasks": 8, "group_size": 4},
+}
+
+
+def spec(**tables: Any) -> RunSpec:
+    data = {key: dict(value) if isinstance(value, dict) else value for key, value in SPEC.items()}
+    for table, values in tables.items():
+        data[table] = {**data.get(table, {}), **values} if isinstance(values, dict) else values
+    return RunSpec.from_mapping(data)
+
+
+def compiled(run: RunSpec, *, cpu: bool = True) -> Launch:
+    return find_adapter("verl").compile(run, run_dir=Path("/runs/a b"), cpu=cpu)
+
+
+def configured(compose: Any, run: RunSpec, *, cpu: bool = True) -> Any:
+    """verl's configuration as its launcher would get it; an unknown key raises."""
+    argv = compiled(run, cpu=cpu).argv
+    assert argv[:3] == ["python", "-m", "verl.trainer.main_ppo"]
+    config = compose([arg for arg in argv[3:] if not arg.startswith("hydra.")])
+    OmegaConf.resolve(config)
+    return config
+
+
+FORMS = {
+    "plain": spec(),
+    "gae": spec(algorithm={"advantage": "gae", "lam": 0.95}),
+    "kl": spec(algorithm={"kl_coef": 0.01}),
+    "bf16": spec(training={"precision": "bf16"}),
+    "concat": spec(policy={"context": "concat", "turns": 4}),
+    "minibatches": spec(algorithm={"minibatches": 2, "epochs": 2}),
+    "eval": spec(
+        eval=[
+            {"name": "a", "id": "game:Mastermind-v0", "episodes": 4, "every": 4, "temperature": 0},
+            {"name": "b", "id": "game:GuessTheNumber-v0", "episodes": 2, "every": 6},
+        ]
+    ),
+}
+
+
+@pytest.mark.parametrize("cpu", [True, False], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("form", FORMS)
+def test_every_key_exists_in_verls_configuration(compose: Any, form: str, cpu: bool) -> None:
+    check_config(configured(compose, FORMS[form], cpu=cpu))
+
+
+def test_a_wrong_key_would_be_noticed(compose: Any) -> None:
+    with pytest.raises(Exception, match="train_batch_sizes"):
+        compose(["data.train_batch_sizes=1"])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_setting_has_its_parity(form: str) -> None:
+    run = FORMS[form]
+    names = [knob.name for knob in compiled(run).parity]
+    assert len(names) == len(set(names))
+    assert set(launch._leaves(run.to_mapping())) <= set(names)
+    assert all(knob.how for knob in compiled(run).parity)
+
+
+def test_a_greedy_fp32_run_is_matched_in_everything() -> None:
+    parity = compiled(spec(sampling={"top_k": 1})).parity
+    assert [knob for knob in parity if knob.status != "matched"] == []
+
+
+def test_what_verl_does_differently_is_said() -> None:
+    def departures(run: RunSpec) -> dict[str, str]:
+        return {k.name: k.status for k in compiled(run).parity if k.status != "matched"}
+
+    assert departures(FORMS["plain"]) == {"seed": "emulated"}
+    assert departures(FORMS["gae"])["critic's initial head"] == "unmatched"
+    assert departures(FORMS["kl"])["algorithm.kl_coef"] == "emulated"
+    assert departures(FORMS["bf16"])["training.precision"] == "emulated"
+    assert set(departures(FORMS["eval"])) == {"seed", "eval.0.every", "eval.1.every"}
+
+
+def test_the_learning_problem_arrives(compose: Any) -> None:
+    config = configured(compose, spec(sampling={"top_k": 1}))
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    assert config.algorithm.adv_estimator == "gem_rebn"
+    assert (config.algorithm.gamma, config.algorithm.lam) == (0.9, 1.0)
+    assert (actor.clip_ratio_low, actor.clip_ratio_high) == (0.3, 0.3)
+    optim = actor.optim
+    assert (optim.lr, optim.weight_decay, optim.clip_grad) == (1e-3, 0.1, 0.5)
+    assert list(optim.betas) == [0.9, 0.99]
+    assert optim.override_optimizer_config.eps == 1e-7
+    assert (rollout.n, rollout.temperature, rollout.top_p, rollout.top_k) == (4, 1.0, 1.0, 1)
+    assert (config.data.train_batch_size, actor.ppo_mini_batch_size) == (8, 8)
+    assert config.trainer.total_training_steps == 5
+    assert config.gem.turn_tokens == 16
+    assert config.gem.record_dir == "/runs/a b"
+
+
+def test_iteration_k_trains_on_the_specs_tasks(compose: Any) -> None:
+    run = spec()
+    config = configured(compose, run)
+    dataset = GemDataset(config.data.train_files, config=config.data)
+    tasks = [decode_task(dataset[i]["gem_task"])[0] for i in range(len(dataset))]
+    assert tasks == [task for k in range(5) for task in run.train_tasks(k)]
+    assert not config.data.shuffle
+
+
+def test_evaluations_keep_names_seeds_and_temperatures(compose: Any) -> None:
+    config = configured(compose, FORMS["eval"])
+    dataset = GemDataset(config.data.val_files, config=config.data)
+    rows = [dataset[i] for i in range(len(dataset))]
+    assert [row["data_source"] for row in rows] == ["a"] * 4 + ["b"] * 2
+    assert [decode_task(row["gem_task"])[1] for row in rows] == [0.0] * 4 + [1.0] * 2
+    assert decode_task(rows[0]["gem_task"])[0].seed == 1_000_000
+    assert config.trainer.test_freq == math.gcd(4, 6)
+    assert config.trainer.val_before_train
+
+
+def test_without_evaluations_verl_never_validates(compose: Any) -> None:
+    config = configured(compose, spec())
+    assert (config.trainer.val_before_train, config.trainer.test_freq) == (False, -1)
+
+
+def test_rows_per_turn_make_one_update(compose: Any) -> None:
+    config = configured(compose, FORMS["concat"])
+    rows = config.actor_rollout_ref.actor.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n
+    assert rows == 8 * 4 * 4  # tasks, episodes of each, turns of each
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ({"algorithm": {"minibatches": 3}}, "algorithm.minibatches"),
+        ({"policy": {"context": "concat"}}, "policy.turns"),
+        (
+            {"policy": {"context": "concat", "turns": 2}, "algorithm": {"minibatches": 2}},
+            "minibatches through episodes",
+        ),
+        (
+            {
+                "eval": [
+                    {"name": "x", "id": "game:Wordle-v0"},
+                    {"name": "x", "id": "game:Wordle-v0"},
+                ]
+            },
+            "called 'x'",
+        ),
+    ],
+)
+def test_what_verl_cannot_do_is_refused(tables: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        compiled(spec(**tables))
+
+
+def test_an_unsupported_verl_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gem_verl.version", lambda name: "0.8.0")
+    with pytest.raises(UnsupportedVersionError, match="0.8.0"):
+        compiled(spec())
+
+
+def test_a_run_without_a_gpu_says_so_in_its_environment() -> None:
+    cpu, gpu = compiled(spec()), compiled(spec(), cpu=False)
+    assert cpu.env["GEM_CPU"] == "1"
+    assert "CUDA_VISIBLE_DEVICES" in cpu.unset
+    assert not {"GEM_CPU", "VERL_PLATFORM"} & gpu.env.keys()
+    assert gpu.unset == []
+
+
+def test_large_vocabularies_get_smaller_forward_passes(tmp_path: Path) -> None:
+    def tokens(vocabulary: int) -> int:
+        (tmp_path / "config.json").write_text(f'{{"vocab_size": {vocabulary}}}')
+        return launch._forward_tokens(spec(policy={"model": str(tmp_path)}))
+
+    assert tokens(512) == 65_536
+    assert tokens(2**17) == 2048
+    assert tokens(2**28) == 96 + 200  # one row must fit
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=40))
+def test_any_system_prompt_survives_the_command_line(compose: Any, text: str) -> None:
+    config = configured(compose, spec(policy={"system_prompt": text}))
+    assert config.gem.system_prompt == text

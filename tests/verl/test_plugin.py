@@ -1,0 +1,135 @@
+"""The plugin says aloud what verl would hide; the doctor says it in words."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import gem_verl
+from gem.errors import MissingExtraError, UnsupportedVersionError
+from gem_verl import check_verl, doctor, plugin, trainer
+
+REGISTERED = """
+import sys, verl
+assert "gem_verl.plugin" in sys.modules, "verl did not load the plugin"
+early = [m for m in ("gem_verl.advantage", "gem_verl.rollout") if m in sys.modules]
+assert not early, f"{early} loaded before they are needed"
+from verl.experimental.agent_loop.agent_loop import _agent_loop_registry
+from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
+from verl.trainer.ppo.v1 import get_trainer_cls
+assert {"gem", "gem_turns"} <= set(_agent_loop_registry)
+assert {"gem_rebn", "gem_grpo", "gem_gae"} <= set(ADV_ESTIMATOR_REGISTRY)
+print(get_trainer_cls("gem_sync").__name__, get_trainer_cls("gem_colocate_async").__name__)
+"""
+
+
+def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def test_importing_verl_registers_everything_where_it_is_needed() -> None:
+    done = python(REGISTERED)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[-2:] == ["GemTrainerSync", "GemTrainerColocateAsync"]
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Pretend that verl is installed in another version, or not at all."""
+
+    def pretend(found: str | None) -> None:
+        def version(name: str) -> str:
+            if found is None:
+                raise importlib.metadata.PackageNotFoundError(name)
+            return found
+
+        monkeypatch.setattr(gem_verl, "version", version)
+        monkeypatch.setattr(plugin, "FAILED", {})
+
+    return pretend
+
+
+@pytest.mark.parametrize("found", ["0.8.0", "0.9.0", "0.10.0"])
+def test_an_unsupported_verl_is_named_with_the_supported_ones(installed: Any, found: str) -> None:
+    installed(found)
+    with pytest.raises(UnsupportedVersionError, match=rf"verl {found} .* supports verl >=0.9.1"):
+        check_verl()
+
+
+@pytest.mark.parametrize("found", ["0.9.1", "0.9.7", "0.9.2.dev1"])
+def test_supported_versions_pass(installed: Any, found: str) -> None:
+    installed(found)
+    assert check_verl() == found
+
+
+def test_a_missing_verl_is_said_with_the_command_that_installs_it(installed: Any) -> None:
+    installed(None)
+    with pytest.raises(MissingExtraError, match="pip install"):
+        check_verl()
+
+
+def test_the_plugin_warns_of_an_unsupported_verl(installed: Any) -> None:
+    installed("0.8.0")
+    with pytest.warns(plugin.GemVerlWarning, match=r"not active .*verl 0.8.0"):
+        plugin.load()
+    assert set(plugin.FAILED) == set(plugin.HOOKS.values())
+
+
+def test_a_hook_that_cannot_be_imported_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugin, "FAILED", {})
+    with pytest.warns(plugin.GemVerlWarning, match="gem_verl.nothing.*No module named"):
+        plugin.load_hook("gem_verl.nothing")
+    assert set(plugin.FAILED) == {"gem_verl.nothing"}
+
+
+def test_a_changed_trainer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def changed(self: Any, batch: Any) -> None: ...
+
+    monkeypatch.setattr(trainer.PPOTrainer, "_compute_advantage", changed)
+    with pytest.raises(UnsupportedVersionError, match=r"_compute_advantage\(self, batch, metrics"):
+        trainer.check_seams()
+
+
+def test_the_doctor_finds_this_installation_well() -> None:
+    findings = list(doctor.examine())
+    assert [passed for passed, _ in findings] == [True] * len(doctor.CHECKS), findings
+    assert "gem_sync" in findings[3][1]
+
+
+def test_the_doctor_ends_with_the_first_problem(installed: Any, capsys: Any) -> None:
+    installed("0.8.0")
+    assert doctor.main() == 1
+    [line] = capsys.readouterr().out.splitlines()
+    assert line.startswith("PROBLEM") and "0.8.0" in line
+
+
+def test_the_doctor_notices_that_plugins_are_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", "none")
+    with pytest.raises(doctor.ProblemError, match="VERL_USE_EXTERNAL_PLUGINS=none"):
+        doctor.check_entry_point()
+
+
+def test_the_doctor_notices_a_package_that_is_only_on_the_path(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: [])
+    with pytest.raises(doctor.ProblemError, match="not installed"):
+        doctor.check_entry_point()
+
+
+def test_the_doctor_passes_on_why_a_hook_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugin, "FAILED", {"gem_verl.rollout": "ImportError: no such name"})
+    with pytest.raises(doctor.ProblemError, match="gem_verl.rollout: ImportError"):
+        doctor.check_loaded()

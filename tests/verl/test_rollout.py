@@ -1,0 +1,290 @@
+"""Agent loops: real episodes, a scripted server in place of the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from verl.experimental.agent_loop.agent_loop import DictConfigWrap, _agent_loop_registry
+from verl.utils.import_utils import load_class_from_fqn
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+from gem import Env, register
+from gem.core import Step
+from gem.tasks import Task
+from gem.trajectory import Trajectory
+from gem_verl.dataset import encode_task
+from gem_verl.rollout import GemAgentLoopOutput
+
+GATE = threading.Event()
+
+
+class Scripted(Env):
+    """Rewards 0.25 a turn; `"end"` ends it with reward 1, `"crash"` raises, `"wait"` blocks."""
+
+    def reset(self, seed: int | None = None, **options: Any) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed)
+        return f"start {seed}", {}
+
+    def step(self, action: str) -> Step:
+        if action == "crash":
+            raise OSError("sandbox gone")
+        if action == "wait":
+            GATE.wait(10)
+        done = action == "end"
+        return f"you said {action}", 1.0 if done else 0.25, done, False, {"success": done}
+
+
+register("test:Scripted-v0", Scripted)
+
+BASE = [
+    "actor_rollout_ref.rollout.name=vllm",
+    "actor_rollout_ref.rollout.agent.default_agent_loop=gem",
+    "algorithm.adv_estimator=gem_rebn",
+    "trainer.v1.trainer_mode=gem_sync",
+    "data.max_prompt_length=100",
+    "data.max_response_length=400",
+]
+
+
+class World:
+    """One agent-loop worker."""
+
+    def __init__(self, compose: Any, tokenizer: Any, overrides: Sequence[str] = ()) -> None:
+        self.config = compose([*BASE, *overrides])
+        OmegaConf.resolve(self.config)
+        self.tokenizer = tokenizer
+
+    async def run(
+        self, server: Any, agent: str = "gem", **columns: Any
+    ) -> list[GemAgentLoopOutput]:
+        cls = load_class_from_fqn(_agent_loop_registry[agent]["_target_"])
+        loop = cls(
+            trainer_config=DictConfigWrap(self.config),
+            server_manager=server,
+            tokenizer=self.tokenizer,
+            processor=None,
+            dataset_cls=None,
+            data_config=DictConfigWrap(self.config.data),
+        )
+        row = {
+            "gem_task": encode_task(Task("test:Scripted-v0", 7)),
+            "index": 3,
+            "session_id": 0,
+            "global_steps": 5,
+        }
+        params = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "logprobs": True}
+        output = await loop.run(params, **(row | columns))
+        return output if isinstance(output, list) else [output]
+
+    def play(self, server: Any, agent: str = "gem", **columns: Any) -> list[GemAgentLoopOutput]:
+        return asyncio.run(self.run(server, agent, **columns))
+
+
+@pytest.fixture
+def world(compose: Any, tokenizer: Any) -> World:
+    return World(compose, tokenizer)
+
+
+def transcript(output: GemAgentLoopOutput) -> Trajectory:
+    return Trajectory.from_json(output.extra_fields["reward_extra_info"]["trajectory"])
+
+
+def test_an_episode_is_one_row_with_each_turns_reward_on_its_last_token(
+    world: World, server: Any, tokenizer: Any
+) -> None:
+    [row] = world.play(server(["a", "bc", "end"]))
+    assert len(row.response_ids) == len(row.response_mask) == len(row.token_rewards)
+    runs = "".join(map(str, row.response_mask)).split("0")
+    assert [len(run) for run in runs if run] == [2, 3, 4]
+    ends = [i for i, token in enumerate(row.response_ids) if row.token_rewards[i]]
+    assert [row.token_rewards[i] for i in ends] == [0.25, 0.25, 1.0]
+    assert all(row.response_ids[i] == tokenizer.eos_token_id for i in ends)
+    assert all(row.response_mask[i] == 1 for i in ends)
+    assert row.reward_score == 1.5
+    assert row.num_turns == 3
+    assert row.extra_fields["reward_extra_info"]["acc"] == 1.0
+
+
+def test_every_prompt_extends_the_tokens_before_it(world: World, server: Any) -> None:
+    s = server(["a", "bc", "end"])
+    [row] = world.play(s)
+    whole = row.prompt_ids + row.response_ids
+    for request in s.requests:
+        assert request["prompt_ids"] == whole[: len(request["prompt_ids"])]
+
+
+def test_all_turns_of_an_episode_go_to_one_server(world: World, server: Any) -> None:
+    s = server(["a", "end"])
+    world.play(s)
+    world.play(s)
+    first, second, *others = [request["id"] for request in s.requests]
+    assert first == second
+    assert first not in others
+
+
+def test_log_probabilities_stay_with_their_tokens(world: World, server: Any) -> None:
+    [row] = world.play(server(["a", "end"]))
+    pairs = zip(row.response_mask, row.response_logprobs, strict=True)
+    assert [p for m, p in pairs if m] == [-0.5, -1.5, -0.5, -1.5, -2.5, -3.5]
+    assert {p for m, p in zip(row.response_mask, row.response_logprobs, strict=True) if not m} == {
+        0
+    }
+
+
+def test_the_oldest_and_newest_weights_are_reported(world: World, server: Any) -> None:
+    [row] = world.play(server(["a", "b", "end"]))
+    assert row.extra_fields["min_global_steps"] == 1
+    assert row.extra_fields["max_global_steps"] == 3
+
+
+def test_a_turn_cut_by_its_limit_is_closed_and_flagged(
+    compose: Any, tokenizer: Any, server: Any
+) -> None:
+    world = World(compose, tokenizer, ["+gem.turn_tokens=3", "+gem.turns=2"])
+    s = server(["long answer", "end"])
+    [row] = world.play(s)
+    assert [request["params"]["max_tokens"] for request in s.requests] == [3, 3]
+    trajectory = transcript(row)
+    assert [turn.stop_reason for turn in trajectory.turns] == ["length", "length"]
+    closing = row.response_ids[3]
+    assert closing == tokenizer.eos_token_id
+    assert row.response_mask[3] == 0
+
+
+def test_the_server_is_told_where_messages_end(world: World, server: Any, tokenizer: Any) -> None:
+    s = server(["end"])
+    world.play(s)
+    assert s.requests[0]["params"]["stop_token_ids"] == [tokenizer.eos_token_id]
+
+
+def test_gem_turns_makes_a_row_of_every_turn(world: World, server: Any) -> None:
+    [whole] = world.play(server(["a", "bc", "end"]))
+    rows = world.play(server(["a", "bc", "end"]), "gem_turns")
+    assert [sum(row.response_mask) for row in rows] == [2, 3, 4]
+    assert [row.token_rewards[-1] for row in rows] == [0.25, 0.25, 1.0]
+    tokens = whole.prompt_ids + whole.response_ids
+    for row in rows:
+        full = row.prompt_ids + row.response_ids
+        assert full == tokens[: len(full)]
+    assert [row.final for row in rows] == [False, False, True]
+
+
+def test_a_context_with_a_prompt_per_turn_makes_a_row_per_turn(
+    compose: Any, tokenizer: Any, server: Any
+) -> None:
+    world = World(compose, tokenizer, ["+gem.context=concat"])
+    assert len(world.play(server(["a", "b", "end"]))) == 3
+
+
+def test_rows_per_turn_are_refused_where_episodes_would_be_torn_apart(
+    compose: Any, tokenizer: Any, server: Any
+) -> None:
+    world = World(compose, tokenizer, ["trainer.v1.trainer_mode=sync"])
+    [row] = world.play(server(["end"]), "gem_turns")
+    assert math.isnan(row.token_rewards[0])
+    assert "gem_sync" in row.extra_fields["gem"]["failed"]
+
+
+def test_a_crashing_environment_voids_its_episode(world: World, server: Any) -> None:
+    s = server(["a", "crash"])
+    [row] = world.play(s)
+    assert len(s.requests) == 4  # two attempts
+    assert row.response_mask == [0]
+    assert row.token_rewards == [0.0]
+    assert "sandbox gone" in row.extra_fields["gem"]["failed"]
+    assert row.extra_fields["reward_extra_info"]["acc"] is None
+    assert not transcript(row).valid
+
+
+def test_an_error_of_the_server_is_never_a_missing_row(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Dead:
+        async def generate(self, **kwargs: Any) -> Any:
+            raise ConnectionError("engine died")
+
+    with caplog.at_level(logging.ERROR):
+        [row] = world.play(Dead())
+    assert row.extra_fields["gem"]["broken"]
+    assert math.isnan(row.reward_score)
+    assert "engine died" in caplog.text
+
+
+def test_rows_of_all_kinds_have_the_same_fields(world: World, server: Any) -> None:
+    rows = [
+        *world.play(server(["a", "end"])),
+        *world.play(server(["crash"])),
+        *world.play(server(["a", "end"]), "gem_turns"),
+    ]
+    dicts = [row.as_dict() for row in rows]
+    assert len({frozenset(d) for d in dicts}) == 1
+    assert len({frozenset(d["extra_fields"]) for d in dicts}) == 1
+    stored = list_of_dict_to_tensordict(dicts)  # what verl does with them
+    assert len(stored) == len(rows)
+    for d in dicts:
+        assert d["rm_scores"].dtype == d["rollout_log_probs"].dtype == torch.float32
+        assert d["rm_scores"].shape == d["responses"].shape == d["response_mask"].shape
+
+
+def test_only_the_last_row_of_an_episode_carries_its_transcript(world: World, server: Any) -> None:
+    rows = world.play(server(["a", "b", "end"]), "gem_turns")
+    kept = ["trajectory" in row.as_dict()["extra_fields"]["reward_extra_info"] for row in rows]
+    assert kept == [False, False, True]
+    assert transcript(rows[-1]).rewards == [0.25, 0.25, 1.0]
+
+
+def test_a_blocking_environment_does_not_block_other_episodes(world: World, server: Any) -> None:
+    async def both() -> list[str]:
+        GATE.clear()
+        finished = []
+
+        async def play(name: str, texts: list[str]) -> None:
+            await world.run(server(texts))
+            finished.append(name)
+            GATE.set()  # lets the blocked one go on
+
+        await asyncio.gather(play("slow", ["wait", "end"]), play("fast", ["a", "b", "end"]))
+        return finished
+
+    assert asyncio.run(both()) == ["fast", "slow"]
+
+
+def test_a_seed_decides_every_turn_on_its_own(compose: Any, tokenizer: Any, server: Any) -> None:
+    world = World(compose, tokenizer, ["+gem.seed=1"])
+
+    def seeds(**columns: Any) -> list[int]:
+        s = server(["a", "end"])
+        world.play(s, **columns)
+        return [request["params"]["seed"] for request in s.requests]
+
+    first = seeds()
+    assert first == seeds()
+    assert len({*first, *seeds(session_id=1), *seeds(global_steps=6)}) == 6
+
+
+def test_a_validation_row_can_bring_its_own_temperature(world: World, server: Any) -> None:
+    s = server(["end"])
+    world.play(s, gem_task=encode_task(Task("test:Scripted-v0", 7), 0.0))
+    assert s.requests[0]["params"]["temperature"] == 0.0
+
+
+def test_a_system_prompt_is_shown(compose: Any, tokenizer: Any, server: Any) -> None:
+    world = World(compose, tokenizer, ['+gem.system_prompt="be brief"'])
+    [row] = world.play(server(["end"]))
+    assert "be brief" in tokenizer.decode(row.prompt_ids)
+
+
+def test_the_stock_trainer_gets_no_transcripts(compose: Any, tokenizer: Any, server: Any) -> None:
+    world = World(compose, tokenizer, ["trainer.v1.trainer_mode=sync"])
+    [row] = world.play(server(["end"]))
+    assert "trajectory" not in row.extra_fields["reward_extra_info"]
+    json.dumps(row.extra_fields)  # plain data only

@@ -1,0 +1,59 @@
+"""Which configurations of verl are accepted, and what is said of the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gem.errors import ConfigurationError
+from gem_verl.settings import Settings, check_config
+
+BASE = [
+    "actor_rollout_ref.rollout.name=vllm",
+    "actor_rollout_ref.rollout.agent.default_agent_loop=gem",
+    "algorithm.adv_estimator=gem_rebn",
+]
+
+
+@pytest.mark.parametrize("mode", ["sync", "colocate_async", "gem_sync", "gem_colocate_async"])
+def test_these_trainer_modes_work(compose: Any, mode: str) -> None:
+    assert check_config(compose([*BASE, f"trainer.v1.trainer_mode={mode}"])) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        (["trainer.v1.trainer_mode=separate_async"], "parts of a batch"),
+        (["trainer.v1.trainer_mode=sink"], "not known to gem-verl"),
+        (["trainer.use_v1=False"], "one number per episode"),
+        (["+gem.record_dir=/tmp/x"], "cannot record; set trainer.v1.trainer_mode=gem_sync"),
+        (["+gem.context=concat"], "one training row per turn"),
+        (["actor_rollout_ref.rollout.agent.default_agent_loop=gem_turns"], "row per turn"),
+        (["algorithm.adv_estimator=gem_gae"], "needs the critic's values"),
+        (
+            ["algorithm.adv_estimator=gem_gae", "trainer.v1.trainer_mode=gem_sync"],
+            "critic.enable=True",
+        ),
+        (["algorithm.rollout_correction.rollout_rs=token_k1"], "removes tokens from the mask"),
+        (["+gem.turn_token=4"], "did you mean gem.turn_tokens"),
+        (["+gem.turn_tokens=0"], "gem.turn_tokens must be at least 1, got 0"),
+        (["+gem.turn_tokens=many"], "gem.turn_tokens must be of type int, got 'many'"),
+        (["+gem.step_timeout_s=0"], "gem.step_timeout_s must be above 0"),
+        (["+gem.max_failed_fraction=2"], "within"),
+        (["+gem.retries=true"], "gem.retries must be of type int, got True"),
+    ],
+)
+def test_what_would_not_do_as_told_is_refused(
+    compose: Any, overrides: list[str], reason: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=reason):
+        check_config(compose([*BASE, *overrides]))
+
+
+def test_budgets_come_from_verls_own_lengths(compose: Any) -> None:
+    config = compose([*BASE, "data.max_prompt_length=96", "data.max_response_length=200"])
+    budget = Settings.from_config(config).budget(config)
+    assert (budget.prompt_tokens, budget.response_tokens, budget.turn_tokens) == (96, 200, 200)
+    config = compose([*BASE, "data.max_response_length=200", "+gem.turn_tokens=16"])
+    assert Settings.from_config(config).budget(config).turn_tokens == 16
