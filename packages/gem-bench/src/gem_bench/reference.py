@@ -19,23 +19,26 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import tomllib
 import torch
+from torch import Tensor, nn
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, DynamicCache
+
 from gem.advantage import advantages
 from gem.errors import ConfigurationError, GemError
 from gem.experiment import RunSpec, SamplingPart
 from gem.metrics import episode_metrics
-from gem.record import Recorder
+from gem.record import Recorder, TrainedRow
 from gem.rollout import ChatFormat, Request, Sample, play_batch
 from gem.seeding import stream
 from gem.tasks import Task
+from gem.trajectory import Sequence as TokenRow
 from gem.trajectory import Trajectory, turn_table
-from torch import Tensor, nn
-from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from gem_bench.models import resolve_model
+from gem_bench.runspec import load_spec
 
 
 class CachedSampler:
@@ -164,6 +167,8 @@ class Row:
 
     episode: int
     """Index of the episode in the batch."""
+    tokens: TokenRow
+    """What the rollout left."""
     ids: list[int]
     """Prompt and response."""
     sampled: list[int]
@@ -188,6 +193,7 @@ def training_rows(trajectories: Sequence[Trajectory]) -> list[Row]:
             rows.append(
                 Row(
                     episode,
+                    tokens,
                     tokens.prompt_ids + tokens.response_ids,
                     sampled=[position for position, _ in where],
                     turn=[turn for _, turn in where],
@@ -195,6 +201,24 @@ def training_rows(trajectories: Sequence[Trajectory]) -> list[Row]:
                 )
             )
     return rows
+
+
+def trained_rows(
+    rows: Sequence[Row], trajectories: Sequence[Trajectory], advantage: list[list[float]]
+) -> list[list[TrainedRow]]:
+    """What the loss sees of each row, `[episode][row]`, for comparison with other trainers."""
+    shown: list[list[TrainedRow]] = [[] for _ in trajectories]
+    for row in rows:
+        start, n = len(row.tokens.prompt_ids), len(row.tokens.response_ids)
+        mask, per_token = [0] * n, [0.0] * n
+        for position, turn in zip(row.sampled, row.turn, strict=True):
+            mask[position - start] = 1
+            per_token[position - start] = advantage[row.episode][turn]
+        rewards = row.tokens.token_rewards(trajectories[row.episode].rewards)
+        shown[row.episode].append(
+            TrainedRow(row.ids[:start], row.ids[start:], mask, rewards, per_token)
+        )
+    return shown
 
 
 def chunks(rows: Sequence[Row], max_tokens: int) -> Iterator[list[Row]]:
@@ -521,6 +545,7 @@ def _train(
             report(iteration, f"eval:{part.name}", metrics)
 
     algorithm, size = spec.algorithm, spec.training.group_size
+    show_rows = os.environ.get("GEM_RECORD_ROWS") == "1"
     for iteration in range(spec.training.iterations):
         evaluate(iteration)
         tasks = [task for task in spec.train_tasks(iteration) for _ in range(size)]
@@ -538,7 +563,8 @@ def _train(
         metrics |= learner.update(rows, per_episode, table.split(target))
         metrics |= {"lr": spec.optimizer.lr, "update_s": time.perf_counter() - began}
         recorder.metrics(iteration, metrics)
-        recorder.episodes(iteration, episodes, per_episode)
+        shown = trained_rows(rows, episodes, per_episode) if show_rows else None
+        recorder.episodes(iteration, episodes, per_episode, rows=shown)
         report(iteration, "train", metrics)
     evaluate(spec.training.iterations)
     return learner
@@ -566,18 +592,22 @@ def _say_nothing(iteration: int, split: str, metrics: dict[str, float]) -> None:
     pass
 
 
-def load_spec(path: Path) -> RunSpec:
-    """Read a RunSpec from a `.toml` or `.json` file.
+def read_spec(path: Path) -> RunSpec:
+    """Read a RunSpec from a `.toml` or `.json` file, with a model that can be loaded.
 
     Raises:
-        ConfigurationError: The file cannot be read or is not a RunSpec.
+        ConfigurationError: The file cannot be read, is not a RunSpec, or names no model.
+        MissingExtraError: A model made by gem-cpu is asked for and gem-cpu is not installed.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-        data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"cannot read the spec {path}: {error}") from error
-    return RunSpec.from_mapping(data)
+    if path.suffix == ".json":
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"cannot read the spec {path}: {error}") from error
+        spec = RunSpec.from_mapping(data)
+    else:
+        spec = load_spec(path)
+    return replace(spec, policy=replace(spec.policy, model=resolve_model(spec.policy.model)))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -600,7 +630,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{iteration:5d} {split}  {numbers}", flush=True)
 
     try:
-        spec = load_spec(args.spec)
+        spec = read_spec(args.spec)
         learner = train(spec, args.record, device=args.device, report=report)
         if args.save is not None:
             learner.policy.save_pretrained(args.save)

@@ -23,7 +23,8 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -280,21 +281,23 @@ def cache_folder(cache: str | Path | None = None) -> Path:
     return Path(root) / "models"
 
 
-def save_atomically(target: Path, write: Callable[[Path], None]) -> Path:
-    """Let `write` fill a folder that appears as `target` when it is complete, or not at all."""
+def make_once(target: Path, write: Callable[[Path], None]) -> Path:
+    """Return `target`; if it is not there, let `write` fill a folder that then becomes it.
+
+    It appears complete or not at all. A second process that wants it waits for the first.
+    """
+    from filelock import FileLock
+
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    try:
-        write(partial)
-        partial.chmod(0o755)
-        try:
-            partial.rename(target)
-        except OSError:
-            # Another process finished first; its result is as good.
-            if not target.is_dir():
-                raise
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    with FileLock(target.with_suffix(".lock")):
+        if not target.is_dir():
+            partial = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+            try:
+                write(partial)
+                partial.chmod(0o755)
+                partial.rename(target)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
     return target
 
 
@@ -303,8 +306,8 @@ def ensure(
 ) -> Path:
     """Return the folder of the tiny model, making it if it is not in the cache.
 
-    The name carries a hash of the recipe, the game's texts, the token layout of a few episodes
-    and the library versions. Making it takes about a minute.
+    The name carries a hash of the recipe, this file, the game's texts, the token layout of a few
+    episodes and the library versions. Making it takes about a minute of one core.
 
     Args:
         cache: Cache folder, see `cache_folder`.
@@ -316,6 +319,7 @@ def ensure(
     tokenizer = train_tokenizer(texts, recipe.vocabulary, recipe.max_positions)
     inputs = {
         "recipe": asdict(recipe),
+        "code": hashlib.sha256(Path(__file__).read_bytes()).hexdigest(),
         "texts": hashlib.sha256(json.dumps(texts).encode()).hexdigest(),
         "layout": [
             (r.prompt_ids, r.response_ids, r.mask)
@@ -325,37 +329,56 @@ def ensure(
     }
     key = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
     target = cache_folder(cache) / f"tiny-{key}"
-    if target.is_dir():
-        return target
 
     def write(folder: Path) -> None:
-        model = new_model(recipe)
-        careful = cloning_rows(recipe, tokenizer, 1.0, recipe.careful_episodes)
-        clone(
-            model,
-            careful,
-            steps=recipe.careful_steps,
-            batch=recipe.batch,
-            lr=recipe.lr,
-            seed=recipe.seed,
-            progress="tiny model, 1 of 2: careful play" if progress else None,
-        )
-        unskilled = cloning_rows(recipe, tokenizer, recipe.consistent, recipe.unskilled_episodes)
-        loss = clone(
-            model,
-            unskilled,
-            steps=recipe.unskilled_steps,
-            batch=recipe.batch,
-            lr=recipe.lr / 2,
-            seed=recipe.seed,
-            progress="tiny model, 2 of 2: unskilled play" if progress else None,
-        )
+        # Sums over threads round differently: one thread gives the same model everywhere.
+        with _one_thread():
+            model, loss = _warm_started(recipe, tokenizer, progress)
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         about = {"recipe": asdict(recipe), "versions": inputs["versions"], "loss": loss}
         (folder / "gem_model.json").write_text(json.dumps(about, indent=2) + "\n")
 
-    return save_atomically(target, write)
+    return make_once(target, write)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _warm_started(recipe: Recipe, tokenizer: Any, progress: bool) -> tuple[Any, float]:
+    """Return the model and its last cloning loss."""
+    model, loss = new_model(recipe), 0.0
+    parts = (
+        ("careful", 1.0, recipe.careful_episodes, recipe.careful_steps, recipe.lr),
+        (
+            "unskilled",
+            recipe.consistent,
+            recipe.unskilled_episodes,
+            recipe.unskilled_steps,
+            recipe.lr / 2,
+        ),
+    )
+    for number, (name, consistent, episodes, steps, lr) in enumerate(parts, 1):
+        title = f"tiny model, {number} of {len(parts)}: {name} play"
+        loss = clone(
+            model,
+            cloning_rows(recipe, tokenizer, consistent, episodes),
+            steps=steps,
+            batch=recipe.batch,
+            lr=lr,
+            seed=recipe.seed,
+            progress=title if progress else None,
+        )
+    return model, loss
 
 
 def main(argv: list[str] | None = None) -> int:
