@@ -104,10 +104,12 @@ def test_the_reference_trainer_is_an_adapter_that_matches_every_setting(
 ) -> None:
     pytest.importorskip("transformers")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert "reference" in installed_adapters()
     launch = compile_launch("reference", small_spec, run_dir=tmp_path, cpu=True).launch
     assert launch.argv[1:3] == ["-m", "gem_bench.reference"]
     assert launch.argv[-2:] == ["--device", "cpu"]
+    assert launch.env == {"OMP_NUM_THREADS": "1"}
     assert RunSpec.from_mapping(json.loads(launch.files["spec.json"])) == small_spec
     assert {knob.status for knob in launch.parity} == {"matched"}
     assert {"algorithm.gamma", "optimizer.lr", "seed"} <= {knob.name for knob in launch.parity}

@@ -160,10 +160,15 @@ class ReferenceAdapter:
         spec_file = run_dir / "spec.json"
         argv = [sys.executable, "-m", "gem_bench.reference"]
         argv += ["--spec", str(spec_file), "--record", str(run_dir)]
+        env = {}
         if cpu:
             argv += ["--device", "cpu"]
+            # One thread is fastest for the small models that a CPU can train, above all when
+            # other programs run too; results then do not depend on the number of cores either.
+            env["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
         return Launch(
             argv=argv,
+            env=env,
             files={spec_file.name: json.dumps(spec.to_mapping(), indent=2) + "\n"},
             parity=[Knob(key, "matched", "by definition") for key in flatten(spec.to_mapping())],
         )
