@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import functools
 import importlib.util
 import warnings
 from collections.abc import Callable, Sequence
@@ -33,11 +35,12 @@ def compose() -> Compose:
 
     folder = Path(main_ppo.__file__).with_name("config")
 
-    def make(overrides: Sequence[str]) -> Any:
+    @functools.cache
+    def composed(overrides: tuple[str, ...]) -> Any:
         with initialize_config_dir(str(folder), version_base=None):
             return hydra_compose("ppo_trainer", overrides=list(overrides))
 
-    return make
+    return lambda overrides: copy.deepcopy(composed(tuple(overrides)))
 
 
 @pytest.fixture(scope="session")

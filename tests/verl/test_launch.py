@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
@@ -202,8 +203,19 @@ def test_large_vocabularies_get_smaller_forward_passes(tmp_path: Path) -> None:
     assert tokens(2**28) == 96 + 200  # one row must fit
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(text=st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=40))
-def test_any_system_prompt_survives_the_command_line(compose: Any, text: str) -> None:
+@pytest.mark.parametrize("text", ["$x {y} $", 'a "b\\" c\\', "line\nbreak, [x]: {y} = 'z'", "null"])
+def test_any_system_prompt_survives_the_launcher(compose: Any, text: str) -> None:
     config = configured(compose, spec(policy={"system_prompt": text}))
     assert config.gem.system_prompt == text
+
+
+@given(st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=40))
+def test_any_text_survives_the_override_grammar(text: str) -> None:
+    assume("${" not in text)
+    override = OverridesParser.create().parse_override(f"key={launch._value(text)}")
+    assert override.value() == text
+
+
+def test_text_that_verl_would_read_as_a_reference_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="reference to another key"):
+        compiled(spec(policy={"system_prompt": "cost: ${price}"}))

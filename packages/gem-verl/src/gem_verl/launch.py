@@ -20,6 +20,8 @@ from gem_verl.dataset import Source
 _LOGIT_FLOATS = 2**28
 """Most logits in one forward pass: 1 GiB as fp32."""
 
+_WORDS = ("null", "true", "false", "nan", "inf")  # not text to hydra unless quoted
+
 CPU_ENV = {
     "GEM_CPU": "1",  # see docs/verl.md for what gem-cpu replaces and what that leaves untested
     "VERL_PLATFORM": "cpu",
@@ -329,10 +331,12 @@ def _value(value: Any) -> str:
         return repr(value)
     if isinstance(value, list):
         return f"[{','.join(_value(item) for item in value)}]"
-    if re.fullmatch(r"[A-Za-z/][\w/.-]*", str(value)) and value not in ("null", "true", "false"):
-        return str(value)
-    # Backslashes are escapes only before a quote, and `${` would start an interpolation.
-    text = str(value).replace("${", "\\${")
+    text = str(value)
+    if "${" in text:
+        raise ConfigurationError(f"verl would take '${{' for a reference to another key: {text!r}")
+    if re.fullmatch(r"[A-Za-z/][A-Za-z0-9_/.-]*", text) and text.lower() not in _WORDS:
+        return text
+    # Backslashes are escapes only before a quote.
     text = re.sub(r'(\\*)("|$)', lambda m: m[1] * 2 + ('\\"' if m[2] else ""), text)
     return f'"{text}"'
 

@@ -1,0 +1,154 @@
+"""Three steps of real verl on CPU for each way of using it; about two minutes each."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gem.experiment import RunSpec
+from gem.record import read_run
+from gem_verl.launch import adapter
+
+pytestmark = pytest.mark.slow
+
+TIMEOUT_S = 900
+STEPS = 3
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model that vLLM can run on CPU (heads of 32)."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    folder = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=320,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        max_position_embeddings=2048,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def run(model: Path, folder: Path, advantage: str, *overrides: str) -> str:
+    """Train, and return the log."""
+    spec = RunSpec.from_mapping(
+        {
+            "name": "smoke",
+            # Formats are never right: the episode must go on for there to be several turns.
+            "env": {
+                "id": "game:GuessTheNumber-v0-easy",
+                "params": {"prompt": "short", "format_error_ends": False},
+            },
+            "policy": {
+                "model": str(model),
+                "prompt_tokens": 300,
+                "response_tokens": 900,
+                "turn_tokens": 8,
+            },
+            "algorithm": {"advantage": advantage, "gamma": 0.9, "lam": 0.95},
+            "optimizer": {"lr": 1e-3},
+            "training": {"iterations": STEPS, "tasks": 4, "group_size": 2},
+            "eval": [{"name": "other", "id": "game:Mastermind-v0", "episodes": 3, "every": 2}],
+        }
+    )
+    folder.mkdir()
+    launch = adapter.compile(spec, run_dir=folder, cpu=True)
+    env = {k: v for k, v in os.environ.items() if k not in launch.unset}
+    env |= launch.env | {"GEM_RECORD_ROWS": "1"}
+    log = folder / "log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, *launch.argv[1:], *overrides],
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=env,
+            cwd=folder,
+            start_new_session=True,
+        )
+        try:
+            status = process.wait(TIMEOUT_S)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    text = log.read_text(encoding="utf-8", errors="replace")
+    assert status == 0, text[-4000:]
+    assert f"step:{STEPS} " in text
+    return text
+
+
+def check_record(folder: Path, rows_per_episode: int) -> None:
+    record = read_run(folder)
+    train = [m for m in record.metrics if m["split"] == "train"]
+    assert [m["iteration"] for m in train] == list(range(STEPS))
+    assert [m["iteration"] for m in record.metrics if m["split"] == "eval:other"] == [0, 2, 3]
+    assert all(m["episodes"] == 8 and m["failed_episodes"] == 0 for m in train)
+    assert all(m["grad_norm"] > 0 for m in train)
+    # The engine's log-probabilities are those of the trained weights, on the same tokens.
+    assert all(m["logprob_difference_max"] < 1e-5 for m in train)
+    episodes = [e for e in record.episodes() if e.split == "train"]
+    assert len(episodes) == STEPS * 8
+    assert {len(e.trajectory.turns) for e in episodes} == {4}
+    for episode in episodes:
+        assert episode.rows is not None and len(episode.rows) == rows_per_episode
+        assert sum(sum(row.mask) for row in episode.rows) == episode.trajectory.sampled_tokens
+        assert sum(map(sum, (row.rewards for row in episode.rows))) == pytest.approx(
+            episode.trajectory.total_reward, abs=1e-6
+        )
+    seeds = [e.trajectory.task.seed for e in episodes]
+    assert seeds == [seed for seed in range(STEPS * 4) for _ in range(2)]
+
+
+def test_verls_own_sync_trainer(model: Path, tmp_path: Path) -> None:
+    text = run(model, tmp_path / "run", "rebn", "trainer.v1.trainer_mode=sync", "~gem.record_dir")
+    assert "val-core/other/acc/mean@1" in text
+    assert "critic/advantages/max:" in text
+
+
+def test_verls_own_asynchronous_trainer(model: Path, tmp_path: Path) -> None:
+    mode = "trainer.v1.trainer_mode=colocate_async"
+    assert "gem_verl" in run(model, tmp_path / "run", "grpo", mode, "~gem.record_dir")
+
+
+def test_turn_level_gae_with_verls_critic(model: Path, tmp_path: Path) -> None:
+    run(model, tmp_path / "run", "gae")
+    check_record(tmp_path / "run", rows_per_episode=1)
+    assert all(
+        m["value_grad_norm"] > 0
+        for m in read_run(tmp_path / "run").metrics
+        if m["split"] == "train"
+    )
+
+
+def test_a_row_per_turn(model: Path, tmp_path: Path) -> None:
+    run(
+        model,
+        tmp_path / "run",
+        "rebn",
+        "actor_rollout_ref.rollout.agent.default_agent_loop=gem_turns",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=16",
+    )
+    check_record(tmp_path / "run", rows_per_episode=4)
+
+
+def test_our_asynchronous_trainer(model: Path, tmp_path: Path) -> None:
+    run(model, tmp_path / "run", "rebn", "trainer.v1.trainer_mode=gem_colocate_async")
+    record = read_run(tmp_path / "run")
+    assert [m["iteration"] for m in record.metrics if m["split"] == "train"] == list(range(STEPS))
