@@ -66,7 +66,15 @@ def run(model: Path, folder: Path, advantage: str, *overrides: str) -> str:
             "algorithm": {"advantage": advantage, "gamma": 0.9, "lam": 0.95},
             "optimizer": {"lr": 1e-3},
             "training": {"iterations": STEPS, "tasks": 4, "group_size": 2},
-            "eval": [{"name": "other", "id": "game:Mastermind-v0", "episodes": 3, "every": 2}],
+            "eval": [
+                {
+                    "name": "other",
+                    "id": "game:GuessTheNumber-v0",
+                    "params": {"prompt": "short"},
+                    "episodes": 3,
+                    "every": 2,
+                }
+            ],
         }
     )
     folder.mkdir()

@@ -255,7 +255,7 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
         sample_turns: list[int],
         expected_acc_counts: dict[tuple[str, str], int] | None = None,
     ) -> dict[str, Any]:
-        """Record each validation set under its name; verl's own metrics stay as they are."""
+        """Record each validation set under its name and stop if too many of its episodes failed."""
         if any(math.isnan(reward) for reward in reward_extra_infos_dict["reward"]):
             raise RolloutError("an agent loop failed during validation; its error is in the log")
         played: dict[str, list[Trajectory]] = {}
@@ -265,6 +265,12 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
                 played.setdefault(name, []).append(Trajectory.from_json(text))
         for name, episodes in played.items():
             episodes.sort(key=lambda episode: episode.group)
+            reasons = dict.fromkeys(e.failure.message for e in episodes if e.failure is not None)
+            check_failures(
+                [episode.valid for episode in episodes],
+                self._settings.max_failed_fraction,
+                f"Validation {name!r}. Among the reasons: {'; '.join(list(reasons)[:3])}",
+            )
             if self._recorder is not None:
                 split = f"eval:{name}"
                 self._recorder.metrics(self.global_steps, episode_metrics(episodes), split)

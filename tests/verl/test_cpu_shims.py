@@ -1,0 +1,74 @@
+"""gem-cpu's shims for verl and vLLM act when asked to, and only then."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+PLATFORM = """
+import importlib.metadata, verl
+from verl.plugin.platform import PlatformRegistry, get_platform
+from verl.utils import model
+print("cpu" in PlatformRegistry.registered_names())
+print(model.load_valuehead_model.__module__)
+print(get_platform().device_name)
+"""
+
+VLLM = """
+from vllm.plugins import load_general_plugins
+load_general_plugins()
+from vllm.model_executor.layers import utils
+print(utils.dispatch_cpu_unquantized_gemm.__module__)
+"""
+
+
+def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    known = {k: v for k, v in os.environ.items() if not k.startswith(("GEM_CPU", "VERL_"))}
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        env={**known, **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def test_verl_gets_a_platform_and_a_critic_that_need_no_gpu() -> None:
+    done = python(PLATFORM, GEM_CPU="1", VERL_PLATFORM="cpu")
+    assert done.stdout.split()[-3:] == ["True", "gem_cpu.verl_platform", "cpu"], done.stderr
+    assert done.stderr.count("Not tested:") == 1
+
+
+def test_verl_is_left_alone_without_being_asked() -> None:
+    done = python(PLATFORM)
+    assert done.stdout.split()[-3:-1] == ["False", "verl.utils.model"], done.stderr
+    assert "Not tested:" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("environment", "module"),
+    [
+        ({"GEM_CPU": "1"}, "gem_cpu.vllm_plugin"),
+        ({}, "vllm.model_executor.layers.utils"),
+    ],
+)
+def test_vllm_keeps_its_weights_only_when_asked(environment: dict[str, str], module: str) -> None:
+    done = python(VLLM, VLLM_TARGET_DEVICE="cpu", **environment)
+    assert done.stdout.split()[-1] == module, done.stderr
+
+
+def test_weights_stay_loadable() -> None:
+    """A layer prepared by the plugin computes with whatever its weight holds now."""
+    import torch
+
+    from gem_cpu.vllm_plugin import _plain_linear
+
+    layer = torch.nn.Linear(2, 1, bias=False)
+    _plain_linear(layer, remove_weight=True)
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([[2.0, 3.0]]))
+    assert layer.cpu_linear(torch.ones(1, 2), layer.weight, None).item() == 5.0
