@@ -65,7 +65,7 @@ class Recipe:
     hidden: int = 64
     layers: int = 2
     max_positions: int = 2048
-    consistent: float = 0.3
+    consistent: float = 0.2
     """Share of the unskilled player's guesses that respect the hints; the others ignore them."""
     careful_episodes: int = 2048
     careful_steps: int = 350

