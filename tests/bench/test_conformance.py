@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from gem.advantage import advantages
 from gem.experiment import AlgorithmPart
 from gem.record import Recorder, RunRecord, TrainedRow, read_run

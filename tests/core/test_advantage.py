@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
 from gem import advantage
 from gem.advantage import ADVANTAGES, MIN_STD, TurnTable
 from gem.errors import ConfigurationError
-from hypothesis import assume, given
-from hypothesis import strategies as st
 
 # Two tasks, two episodes each: a win in three turns, a format error, a win at once, a draw.
 REWARDS = [[0.0, 0.0, 1.0], [0.0, -0.1], [1.0], [0.5, 0.0]]

@@ -6,9 +6,12 @@ import pickle
 import random
 from typing import Any
 
-import gem
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import gem
 from gem import registry
 from gem.core import Env, Wrapper
 from gem.errors import (
@@ -19,8 +22,6 @@ from gem.errors import (
 )
 from gem.seeding import env_seed, stream
 from gem.tasks import Task, TaskSet
-from hypothesis import given
-from hypothesis import strategies as st
 
 
 class Dice(Env):

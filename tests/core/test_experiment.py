@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 import pytest
+
 from gem import experiment
 from gem.errors import ConfigurationError
 from gem.experiment import Knob, Launch, RunSpec

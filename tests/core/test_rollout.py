@@ -8,6 +8,9 @@ import time
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
 from gem.core import Env
 from gem.errors import ConfigurationError, RolloutError, UnknownEnvError
 from gem.rollout import (
@@ -21,8 +24,6 @@ from gem.rollout import (
 )
 from gem.tasks import Task
 from gem.trajectory import Trajectory
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 BUDGET = Budget(turn_tokens=64, response_tokens=4096, prompt_tokens=4096)
 TASK = Task("test:Echo-v0", seed=3)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from gem.errors import ConfigurationError, RecordError
 from gem.metrics import episode_metrics
 from gem.record import EPISODES, METRICS, Recorder, TrainedRow, read_run

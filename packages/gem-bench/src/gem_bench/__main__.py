@@ -144,8 +144,8 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--metrics",
         type=lambda text: text.split(","),
-        default=["success_rate", "return_mean"],
-        help="comma-separated metrics, a panel each (default: success_rate,return_mean)",
+        default=["success_rate", "turns_mean"],
+        help="comma-separated metrics, a panel each (default: success_rate,turns_mean)",
     )
     p.add_argument("--x", choices=("iteration", "tokens", "time"), default="iteration")
 

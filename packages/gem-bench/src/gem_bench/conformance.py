@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
 from gem.advantage import advantages
 from gem.experiment import AlgorithmPart
 from gem.record import EpisodeRecord, RunRecord, TrainedRow
