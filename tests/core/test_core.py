@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pickle
 import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -216,6 +218,27 @@ def test_installed_packages_add_ids_through_the_entry_point_group(
     monkeypatch.setattr(registry, "_loaded", False)
     monkeypatch.setattr(registry, "entry_points", lambda group: [Entry] * (group == "gem.envs"))
     assert "thirdparty:Dice-v0" in gem.list_envs()
+
+
+def test_threads_wait_until_all_ids_are_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    import gem.envs
+
+    started, original = threading.Event(), gem.envs.register_all
+
+    def slow() -> None:
+        gem.list_envs()  # a package may look at the ids while it registers its own
+        started.set()
+        threading.Event().wait(0.2)
+        original()
+
+    monkeypatch.setattr(registry, "_registry", {})
+    monkeypatch.setattr(registry, "_loaded", False)
+    monkeypatch.setattr(gem.envs, "register_all", slow)
+    with ThreadPoolExecutor(8) as threads:
+        first = threads.submit(gem.list_envs)
+        assert started.wait(30)
+        others = [threads.submit(gem.list_envs, "game:") for _ in range(7)]
+        assert all("game:Wordle-v0" in f.result(30) for f in [first, *others])
 
 
 @given(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import threading
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -31,6 +32,8 @@ class EnvSpec:
 
 _registry: dict[str, EnvSpec] = {}
 _loaded = False
+_loading = False
+_load_lock = threading.RLock()
 
 
 def register(id: str, entry_point: str | Callable[..., Env], **kwargs: Any) -> None:
@@ -128,11 +131,26 @@ def _unknown_message(id: str) -> str:
 
 
 def _load() -> None:
-    """Register the built-in ids and those of installed packages, once per process."""
-    global _loaded
+    """Register the built-in ids and those of installed packages, once per process.
+
+    Environments are made in many threads at once: the others wait until all ids are there.
+    """
+    global _loaded, _loading
     if _loaded:
         return
-    _loaded = True
+    with _load_lock:
+        # The thread that loads may come here again, from a package that looks at the ids.
+        if _loaded or _loading:
+            return
+        _loading = True
+        try:
+            _register_everything()
+            _loaded = True
+        finally:
+            _loading = False
+
+
+def _register_everything() -> None:
     from gem.envs import register_all
 
     register_all()
