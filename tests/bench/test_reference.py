@@ -325,6 +325,10 @@ def test_the_critic_reads_the_last_prompt_token_of_each_turn(
     learner = learner_of(spec)
     episodes = rollout(learner, spec, 6)
     assert learner.critic is not None
+    # It starts as a copy of the policy's layers.
+    policy = learner.policy.base_model.state_dict()
+    for name, weight in learner.critic.trunk.state_dict().items():
+        assert torch.equal(weight, policy[name])
     with torch.no_grad():
         learner.critic.head.weight.normal_(generator=torch.Generator().manual_seed(0))
     values = learner.values(reference.training_rows(episodes), [len(t.turns) for t in episodes])
@@ -376,6 +380,7 @@ def test_every_estimator_trains_and_records(
     ]
     assert all(moved)
     run = read_run(tmp_path)
+    assert RunSpec.from_mapping(run.meta["spec"]) == spec
     assert [(m["iteration"], m["split"]) for m in run.metrics] == [(0, "train"), (1, "train")]
     for line in run.metrics:
         assert line["episodes"] == 8
@@ -484,6 +489,16 @@ def test_settings_that_would_be_ignored_are_refused(
     for key, spec in cases.items():
         with pytest.raises(ConfigurationError, match=key):
             reference.train(spec, tmp_path / "record", device="cpu")
+
+
+def test_a_second_run_is_not_mixed_into_the_record_of_the_first(
+    make_spec: Callable[..., RunSpec], tmp_path: Path
+) -> None:
+    spec = make_spec(training__iterations=1)
+    reference.train(spec, tmp_path, device="cpu")
+    with pytest.raises(ConfigurationError, match="record of another run"):
+        reference.train(spec, tmp_path, device="cpu")
+    assert len(read_run(tmp_path).metrics) == 1
 
 
 def test_a_model_without_a_chat_template_is_refused(

@@ -31,7 +31,7 @@ from gem.advantage import advantages
 from gem.errors import ConfigurationError, GemError
 from gem.experiment import RunSpec, SamplingPart
 from gem.metrics import episode_metrics
-from gem.record import Recorder, TrainedRow
+from gem.record import METRICS, RUN, Recorder, TrainedRow
 from gem.rollout import ChatFormat, Request, Sample, play_batch
 from gem.seeding import stream
 from gem.tasks import Task
@@ -458,7 +458,8 @@ def train(
 
     Args:
         spec: The experiment; `spec.policy.model` is a local folder or a hub name.
-        record: Folder for `run.json`, `metrics.jsonl` and `episodes.jsonl`.
+        record: Folder for `metrics.jsonl` and `episodes.jsonl`, and for `run.json` unless whoever
+            started the run has written it.
         device: `auto` (CUDA if there is one), `cpu`, `cuda` or `cuda:<n>`.
         forward_tokens: Most tokens, padding included, in one forward pass of an update. Limits
             memory; changes results by rounding only.
@@ -469,17 +470,23 @@ def train(
 
     Raises:
         ConfigurationError: The spec asks for something this trainer does not do, or the model
-            cannot be used; the message names the key.
+            cannot be used (the message names the key), or `record` holds another run.
         GemError: A whole batch of episodes failed.
     """
     check_supported(spec)
+    if (Path(record) / METRICS).exists():
+        raise ConfigurationError(f"{record} holds the record of another run; choose a new folder")
+    recorder = Recorder(record)
+    if not (recorder.folder / RUN).exists():
+        about = {"trainer": "reference", "spec": spec.to_mapping(), "model": spec.policy.model}
+        recorder.start(about)
     place = torch.device(
         device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     )
     deterministic = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
-        return _train(spec, Recorder(record), place, forward_tokens, report or _say_nothing)
+        return _train(spec, recorder, place, forward_tokens, report or _say_nothing)
     finally:
         torch.use_deterministic_algorithms(deterministic)
 
