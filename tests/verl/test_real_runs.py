@@ -31,7 +31,7 @@ def model(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     torch.manual_seed(0)
     config = Qwen3Config(
-        vocab_size=320,
+        vocab_size=len(tokenizer),  # verl never samples what the tokenizer does not know
         hidden_size=64,
         intermediate_size=128,
         num_hidden_layers=2,
