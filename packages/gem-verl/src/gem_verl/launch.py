@@ -271,6 +271,9 @@ def _cpu(spec: RunSpec, run_dir: Path) -> dict[str, Any]:
         "actor_rollout_ref.actor.fsdp_config.use_torch_compile": False,
         "actor_rollout_ref.model.enable_gradient_checkpointing": False,
         f"{rollout}.enforce_eager": True,
+        # vLLM rewinds the generator of a seeded request that it prefills in parts, which random
+        # generators of CPUs cannot do.
+        f"{rollout}.enable_chunked_prefill": False,
         f"{rollout}.free_cache_engine": False,
         f"+{rollout}.enable_sleep_mode": False,
         f"{rollout}.checkpoint_engine.update_weights_bucket_megabytes": 16,
