@@ -34,10 +34,14 @@ TIMINGS = {"time_s", "rollout_s", "update_s", "tokens_per_s"}
 
 
 class CrashesOnOddSeeds(GuessTheNumber):
-    """Breaks in the first turn of every episode with an odd seed."""
+    """Breaks in a chosen turn of every episode with an odd seed."""
+
+    def __init__(self, *args: Any, breaks_in: int = 1, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.breaks_in = breaks_in
 
     def step(self, action: str) -> Step:
-        if self.episode_key[0] % 2:
+        if self.turn == self.breaks_in and self.episode_key[0] % 2:
             raise RuntimeError("the lamp went out")
         return super().step(action)
 
@@ -429,13 +433,16 @@ def test_failed_episodes_take_part_in_nothing(
     learner_of: Callable[..., reference.Learner],
     tmp_path: Path,
 ) -> None:
-    spec = make_spec(env__id=CRASHING, training__iterations=1, training__group_size=1)
+    spec = make_spec(env__id=CRASHING, training__iterations=1, training__tasks=8)
     reference.train(spec, tmp_path, device="cpu")
     run = read_run(tmp_path)
     episodes = list(run.episodes())
-    assert [e.trajectory.valid for e in episodes] == [True, False, True, False]
-    assert run.metrics[0]["failed_episodes"] == 2
-    assert run.metrics[0]["episodes"] == 2
+    failed = [e for e in episodes if not e.trajectory.valid]
+    # They broke in their second turn: the first one must not be trained on either.
+    assert failed
+    assert all(len(e.trajectory.turns) == 1 for e in failed)
+    assert run.metrics[0]["failed_episodes"] == len(failed)
+    assert run.metrics[0]["episodes"] == 16 - len(failed)
 
     # The same update from the surviving episodes alone.
     learner = learner_of(spec)
@@ -452,7 +459,9 @@ def test_failed_episodes_take_part_in_nothing(
 def test_a_batch_without_a_surviving_episode_stops_the_run(
     make_spec: Callable[..., RunSpec], tmp_path: Path
 ) -> None:
-    spec = make_spec(env__id=CRASHING, env__seed=1, training__tasks=1)
+    spec = make_spec(
+        env__id=CRASHING, env__seed=1, env__params={**PARAMS, "breaks_in": 0}, training__tasks=1
+    )
     with pytest.raises(GemError, match="all 2 episodes of a batch failed.*the lamp went out"):
         reference.train(spec, tmp_path, device="cpu")
 
