@@ -49,7 +49,7 @@ compare-soft: env-dev env-verl ## REINFORCE, GRPO and ReBN on a never negative r
 
 # Checks
 
-.PHONY: lint types test test-dev test-verl conformance e2e
+.PHONY: lint types test test-dev test-verl conformance conformance-breaks e2e
 lint: env-dev ## Style and formatting
 	$(DEV) -m ruff check .
 	$(DEV) -m ruff format --check .
@@ -61,7 +61,9 @@ test-dev: env-dev
 test-verl: env-verl
 	GEM_CPU=1 $(VERL) -m pytest -q -m "not slow" tests/verl tests/conformance
 conformance: env-dev env-verl ## Run reference and real verl, compare them (levels L1 to L3)
-	$(DEV) -m pytest -q tests/conformance -m slow
+	$(DEV) -m pytest -q tests/conformance -m "slow and not breaks"
+conformance-breaks: env-dev env-verl ## Build one defect after the other into real verl; each must be noticed
+	$(DEV) -m pytest -q tests/conformance -m breaks
 e2e: env-dev env-verl ## Real verl in each way of using it, a few steps each, and the example file
 	$(VERL) -m pytest -q tests/verl -m slow
 	PATH="$(CURDIR)/.venvs/verl/bin:$$PATH" MODEL="$$($(DEV) -m gem_cpu.tiny_model)" \

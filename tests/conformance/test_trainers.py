@@ -62,6 +62,7 @@ def test_a_real_trainer_conforms_to_the_reference(
     assert len({m["return_mean"] for m in train}) > 3
 
 
+@pytest.mark.breaks
 @pytest.mark.parametrize("name", breaks.BREAKS)
 def test_a_broken_trainer_does_not(name: str, reference: Path, tmp_path: Path) -> None:
     """The same run of real verl with one defect built in is told apart at the right level."""
