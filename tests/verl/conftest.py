@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-# test_launch.py, test_settings.py and test_doctor.py hold parts that work without verl.
+# Everything here needs the environment that `make env-verl` builds.
 if importlib.util.find_spec("verl") is None:
     collect_ignore_glob = ["test_*.py"]
 else:

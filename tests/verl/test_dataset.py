@@ -11,7 +11,8 @@ from verl.trainer.ppo.utils import create_rl_dataset, create_rl_sampler
 
 from gem.errors import ConfigurationError, UnknownEnvError, UnknownParameterError
 from gem.tasks import Task, TaskSet
-from gem_verl.dataset import GemDataset, Source, decode_task
+from gem_verl.dataset import GemDataset
+from gem_verl.source import Source, decode_task
 
 GAME = "game:GuessTheNumber-v0-easy"
 DATA = [

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +18,9 @@ from omegaconf import OmegaConf
 from gem.errors import ConfigurationError, UnsupportedVersionError
 from gem.experiment import Launch, RunSpec, find_adapter
 from gem_verl import launch
-from gem_verl.dataset import GemDataset, decode_task
+from gem_verl.dataset import GemDataset
 from gem_verl.settings import check_config
+from gem_verl.source import decode_task
 
 SPEC: dict[str, Any] = {
     "name": "test",
@@ -177,6 +181,31 @@ def test_rows_per_turn_make_one_update(compose: Any) -> None:
 def test_what_verl_cannot_do_is_refused(tables: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         compiled(spec(**tables))
+
+
+def test_a_missing_verl_is_said_in_words() -> None:
+    """In an environment without verl and all it brings, the adapter still loads and says so."""
+    code = """
+import sys
+for name in ("verl", "torch", "omegaconf", "tensordict", "packaging"):
+    sys.modules[name] = None
+import gem_verl
+def version(name):
+    raise gem_verl.PackageNotFoundError(name)
+gem_verl.version = version
+from gem.experiment import main
+sys.exit(main(["verl", "--run-dir", "x"]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        input=json.dumps(spec().to_mapping()),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "verl is not installed; install it with: pip install" in done.stderr
 
 
 def test_an_unsupported_verl_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,8 +21,8 @@ from gem import Env, register
 from gem.core import Step
 from gem.tasks import Task
 from gem.trajectory import Trajectory
-from gem_verl.dataset import encode_task
 from gem_verl.rollout import GemAgentLoopOutput
+from gem_verl.source import encode_task
 
 GATE = threading.Event()
 

@@ -11,62 +11,17 @@ environment id in verl's metrics, the temperature that of `val_kwargs.temperatur
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
-from urllib.parse import parse_qsl, quote
 
 from omegaconf import OmegaConf
 from torch.utils.data import Dataset
 
-from gem.errors import ConfigurationError
-from gem.tasks import Task, TaskSet
 from gem_verl.settings import check_config
+from gem_verl.source import Source, encode_task
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Source:
-    """A task set and how it is to be validated on."""
-
-    tasks: TaskSet
-    name: str
-    """Name in verl's metrics."""
-    temperature: float | None = None
-    """Sampling temperature instead of the configured one; 0 is greedy."""
-
-    @classmethod
-    def parse(cls, text: str) -> Source:
-        """Parse `<task set URI>[#name=...&temperature=...]`.
-
-        Raises:
-            ConfigurationError: It is malformed; the message names the part.
-        """
-        uri, _, fragment = text.partition("#")
-        tasks = TaskSet.parse(uri)
-        options = dict(parse_qsl(fragment, keep_blank_values=True))
-        name = options.pop("name", tasks.env_id)
-        temperature = options.pop("temperature", None)
-        try:
-            value = None if temperature is None else float(temperature)
-        except ValueError:
-            value = -1.0
-        if options or not name or (value is not None and value < 0):
-            raise ConfigurationError(
-                f"{text!r}: after '#' may stand name=<text> and temperature=<number >= 0>"
-            )
-        return cls(tasks, name, value)
-
-    @property
-    def text(self) -> str:
-        """What `parse` reads back."""
-        options = f"name={quote(self.name)}"
-        if self.temperature is not None:
-            options += f"&temperature={self.temperature!r}"
-        return f"{self.tasks.uri}#{options}"
 
 
 class GemDataset(Dataset[dict[str, Any]]):
@@ -128,14 +83,3 @@ class GemDataset(Dataset[dict[str, Any]]):
             "reward_model": {"style": "env", "ground_truth": ""},
             "gem_task": encode_task(task, source.temperature),
         }
-
-
-def encode_task(task: Task, temperature: float | None = None) -> str:
-    """Pack a task into a dataset column."""
-    return json.dumps({**task.to_dict(), "temperature": temperature})
-
-
-def decode_task(text: str) -> tuple[Task, float | None]:
-    """Unpack `encode_task`: the task and its own sampling temperature, if it has one."""
-    data = json.loads(text)
-    return Task.from_dict(data), data["temperature"]

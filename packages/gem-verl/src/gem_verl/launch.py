@@ -15,7 +15,7 @@ from gem.errors import ConfigurationError
 from gem.experiment import Knob, Launch, RunSpec
 from gem.tasks import TaskSet
 from gem_verl import SUPPORTED_VERL, check_verl
-from gem_verl.dataset import Source
+from gem_verl.source import Source
 
 _LOGIT_FLOATS = 2**28
 """Most logits in one forward pass: 1 GiB as fp32."""
