@@ -49,6 +49,9 @@ class Env:
     """
 
     spec: EnvSpec | None = None
+    oracle_success: float = 1.0
+    """Share of starts that `oracle_action` wins; below 1 only where chance or the turn limit
+    decides, which the environment's docstring then explains."""
 
     def __init__(self, *, seed: int | None = None) -> None:
         """Set the seed of the first `reset` that is not given one.

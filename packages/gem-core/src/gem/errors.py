@@ -31,6 +31,14 @@ class MissingExtraError(GemError, ImportError):
     """An optional dependency is not installed; the message names the command that installs it."""
 
 
+class UnreachableError(GemError, ConnectionError):
+    """A server or hub that the environment needs does not answer; the message names it."""
+
+
+class DataError(GemError, ValueError):
+    """Task data cannot be read; the message names the source, the row and the column."""
+
+
 class UnsupportedVersionError(GemError, RuntimeError):
     """A trainer is installed in a version outside the supported range; both are named."""
 

@@ -16,6 +16,8 @@ SUCCESS_REWARD = 1.0
 FORMAT_ERROR_REWARD = -0.1
 
 _BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
+_SEPARATORS = re.compile(r"[\s,]+")
+_INTEGERS = re.compile(r"[+-]?[0-9]{1,18}(?:[\s,]+[+-]?[0-9]{1,18})*")
 _OUT_OF_TURNS = "You have reached the maximum number of turns."
 
 
@@ -28,6 +30,8 @@ class Outcome(NamedTuple):
     won: bool = False
     valid: bool = True
     """False when the rules do not allow the move; it costs a turn all the same."""
+    lost: bool = False
+    """The game is over without a win."""
 
 
 class Game(Env, Generic[Move]):
@@ -44,6 +48,8 @@ class Game(Env, Generic[Move]):
 
     request = "Enter your guess."
     """Last line of every observation after which the player is to move."""
+    action_name = "guess"
+    """What the game calls an action."""
 
     turn: int
     max_turns: int
@@ -88,14 +94,15 @@ class Game(Env, Generic[Move]):
         move = self._last_move(action)
         if move is None:
             return self._format_error()
-        feedback, reward, won, valid = outcome = self._play(move)
-        truncated = not won and self.turn >= self.max_turns
+        feedback, reward, won, valid, lost = outcome = self._play(move)
+        ended = won or lost
+        truncated = not ended and self.turn >= self.max_turns
         if truncated:
             reward += self._final_reward(outcome)
-        self._over = won or truncated
-        last = _OUT_OF_TURNS if truncated else "" if won else self.request
+        self._over = ended or truncated
+        last = _OUT_OF_TURNS if truncated else "" if ended else self.request
         info = {"success": won, "format_error": False, "invalid_action": not valid}
-        return _lines(feedback, self._board(), last), reward, won, truncated, info
+        return _lines(feedback, self._board(), last), reward, ended, truncated, info
 
     def render(self) -> str:
         """Return the turn, what the player knows so far, and the board."""
@@ -126,7 +133,7 @@ class Game(Env, Generic[Move]):
 
     def _format_error(self) -> Step:
         feedback = (
-            f"At turn {self.turn}, you did not provide a valid guess. "
+            f"At turn {self.turn}, you did not provide a valid {self.action_name}. "
             f"Expected {self._expected()}, for example {self._example()}."
         )
         truncated = not self.format_error_ends and self.turn >= self.max_turns
@@ -191,6 +198,22 @@ def _lines(text: str, *more: str) -> str:
 def boxed(content: object) -> str:
     r"""Return `\boxed{content}`."""
     return f"\\boxed{{{content}}}"
+
+
+def integers(content: str) -> tuple[int, ...] | None:
+    """Return the integers of a box, None if there is anything else.
+
+    They are separated by any mix of whitespace and commas and have at most 18 digits each: more
+    than any board needs, and short enough to be echoed.
+    """
+    if not _INTEGERS.fullmatch(content):
+        return None
+    return tuple(map(int, _SEPARATORS.split(content)))
+
+
+def fields(content: str) -> list[str]:
+    """Return what a box holds between whitespace and commas."""
+    return [field for field in _SEPARATORS.split(content) if field]
 
 
 def flag(name: str, value: Any) -> bool:

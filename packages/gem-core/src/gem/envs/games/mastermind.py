@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
 from itertools import permutations, product
 from operator import eq
 
-from gem.envs.games.base import Game, Outcome, boxed, flag, integer, optional
+from gem.envs.games.base import Game, Outcome, boxed, flag, integer, integers, optional
 from gem.errors import ConfigurationError
 
 Code = tuple[int, ...]
 
-_CODE = re.compile(r"[0-9]{1,9}(?:[\s,]+[0-9]{1,9})*")
-_SEPARATORS = re.compile(r"[\s,]+")
 _MAX_LENGTH = 20
 _MAX_NUMBERS = 99
 _MAX_TURNS = 10**6
@@ -117,9 +114,7 @@ class Mastermind(Game[Code]):
         return boxed(" ".join(str(i % self.num_numbers + 1) for i in range(self.code_length)))
 
     def _parse(self, content: str) -> Code | None:
-        if not _CODE.fullmatch(content):
-            return None
-        return tuple(map(int, _SEPARATORS.split(content)))
+        return integers(content)
 
     def _play(self, move: Code) -> Outcome:
         said = f"At turn {self.turn}, you guessed"
