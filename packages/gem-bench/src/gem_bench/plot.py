@@ -25,6 +25,8 @@ COLORS = (
     ("#7a6a00", "#dcc640"),
 )
 """Light and dark variant for each group; told apart by colour-blind readers too."""
+DASHES = ("none", "9 7", "3 6", "14 5 3 5", "1 6", "6 3")
+"""Dash pattern for each group: where curves coincide, as they should, both are seen."""
 RATES = ("success_rate", "format_error_rate", "truncated_rate", "drift_rate", "length_stop_rate")
 _POINTS = 120
 """Where runs with different tokens or seconds at each iteration are averaged."""
@@ -213,12 +215,15 @@ def _legend(groups: Sequence[Group]) -> str:
 
 
 def _style(groups: int) -> str:
-    light = "".join(f".g{i}{{--c:{COLORS[i % len(COLORS)][0]}}}" for i in range(groups))
+    light = "".join(
+        f".g{i}{{--c:{COLORS[i % len(COLORS)][0]};--d:{DASHES[i % len(DASHES)]}}}"
+        for i in range(groups)
+    )
     dark = "".join(f".g{i}{{--c:{COLORS[i % len(COLORS)][1]}}}" for i in range(groups))
     return (
         ".paper{fill:#fff}.name{fill:#1c2430;font-weight:600}.tick{fill:#5b6675;font-size:12px}"
         ".grid{stroke:#e3e7ed}.mean{fill:none;stroke:var(--c);stroke-width:2.6;"
-        "stroke-linejoin:round;stroke-linecap:round}"
+        "stroke-dasharray:var(--d);stroke-linejoin:round;stroke-linecap:round}"
         ".run{fill:none;stroke:var(--c);stroke-width:1;opacity:.35}"
         f".band{{fill:var(--c);opacity:.14}}{light}"
         "@media(prefers-color-scheme:dark){.paper{fill:#0f141b}.name{fill:#e6ebf2}"

@@ -29,7 +29,7 @@ const colours = el("style");
 document.head.append(colours);
 function paint() {
   const variant = dark.matches ? 1 : 0;
-  colours.textContent = data.groups.map((g, i) => `.g${i}{--c:${g.color[variant]}}`).join("");
+  colours.textContent = data.groups.map((g, i) => `.g${i}{--c:${g.color[variant]};--d:${g.dash}}`).join("");
 }
 dark.addEventListener("change", paint);
 paint();
