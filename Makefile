@@ -36,14 +36,14 @@ demo: env-dev env-verl ## One experiment in the reference trainer and in real ve
 
 compare-seeds: env-dev env-verl ## Conformance L4: three seeds, sampled, in the reference and in verl
 	@set -e; for seed in $(SEEDS); do for trainer in $(TRAINERS); do \
-	  $(BENCH) run recipes/guess-easy.toml --to $$trainer --cpu --seed $$seed --set env.seed=$${seed}000000 \
+	  $(BENCH) run recipes/guess-easy.toml --to $$trainer --cpu --seed $$seed --set env.seed=$$(($$seed * 1000000)) \
 	    --overwrite --out $(RUNS)/seeds/$$trainer-$$seed; done; done
 	$(BENCH) compare $(RUNS)/seeds/*/
 	$(BENCH) report $(RUNS)/seeds/*/ --out $(RUNS)/seeds/report.html
 
 compare-soft: env-dev env-verl ## REINFORCE, GRPO and ReBN on a never negative reward, in the reference and in verl
 	@set -e; for seed in $(SEEDS); do for trainer in $(TRAINERS); do for advantage in reinforce grpo rebn; do \
-	  $(BENCH) run recipes/guess-easy-soft.toml --to $$trainer --cpu --seed $$seed --set env.seed=$${seed}000000 \
+	  $(BENCH) run recipes/guess-easy-soft.toml --to $$trainer --cpu --seed $$seed --set env.seed=$$(($$seed * 1000000)) \
 	    --set algorithm.advantage=$$advantage --overwrite --out $(RUNS)/soft/$$trainer-$$advantage-$$seed; done; done; done
 	$(BENCH) compare $(RUNS)/soft/*/
 	$(BENCH) report $(RUNS)/soft/*/ --out $(RUNS)/soft/report.html
