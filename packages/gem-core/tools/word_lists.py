@@ -19,15 +19,14 @@ _LEVELS = (10, 20, 35)
 _WORD = re.compile("[a-z]{3,12}")
 # Vulgar, sexual or insulting words do not belong into a training task's vocabulary. They are
 # matched as whole words and with these endings.
-_REMOVED = (
-    "anal anus arse ass bastard bitch booby bugger chink clitoris cock condom crap damn damnation "
-    "darky dyke erotic fag faggot fagot fart genocide gypsy halfbreed harlot horny idiot idiotic "
-    "imbecile incest incestuous kinky lynch masturbate masturbation midget molest mongrel moron "
-    "moronic naked nakedness negro nipple nude nudity orgasm pansy penis poop porn pornography "
-    "prick pricking prostitute prostitution pussy queer rape rapist retard savage semen sex sexual "
-    "sexually sexy slag slave slut sodomy sperm suicidal suicide testicle tit vagina vaginal "
-    "whore"
-).split()
+_REMOVED = """
+    anal anus arse ass bastard bitch booby bugger chink clitoris cock condom crap damn damnation
+    darky dyke erotic fag faggot fagot fart genocide gypsy halfbreed harlot horny idiot idiotic
+    imbecile incest incestuous kinky lynch masturbate masturbation midget molest mongrel moron
+    moronic naked nakedness negro nipple nude nudity orgasm pansy penis poop porn pornography
+    prick pricking prostitute prostitution pussy queer rape rapist retard savage semen sex sexual
+    sexually sexy slag slave slut sodomy sperm suicidal suicide testicle tit vagina vaginal whore
+"""
 _ENDINGS = ("", "s", "es", "d", "ed", "r", "er", "ing")
 
 
@@ -43,7 +42,7 @@ def scowl(folder: Path, levels: tuple[int, ...] = _LEVELS) -> set[str]:
 
 def removed() -> set[str]:
     """Return the words that no list may hold."""
-    return {word + ending for word in _REMOVED for ending in _ENDINGS}
+    return {word + ending for word in _REMOVED.split() for ending in _ENDINGS}
 
 
 def main() -> None:

@@ -6,9 +6,9 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib.resources import files
 
 from gem.envs.games.base import SUCCESS_REWARD, Game, Outcome, boxed, flag, integer, optional
+from gem.envs.games.words import words_of_length
 
 _LETTERS = re.compile(r"[A-Za-z]+(?:[\s,]+[A-Za-z]+)*")
 _SEPARATORS = re.compile(r"[\s,]+")
@@ -19,9 +19,8 @@ LENGTHS = (3, 7)
 
 @cache
 def words(length: int) -> tuple[str, ...]:
-    """Return the bundled words of one length, upper case, in alphabetical order."""
-    text = files("gem").joinpath("data/words.txt").read_text(encoding="ascii")
-    return tuple(word.upper() for word in text.split() if len(word) == length)
+    """Return the common words of one length, upper case, in alphabetical order."""
+    return tuple(word.upper() for word in words_of_length(False, length))
 
 
 class Wordle(Game[str]):
