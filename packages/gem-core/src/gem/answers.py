@@ -1,0 +1,153 @@
+"""Answer formats: one object tells the policy how to answer and reads its answer accordingly."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+# A backslash takes the character after it along: `\{` opens nothing.
+_BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
+_FENCE = re.compile(r"```[^\s`]*[^\S\n]*\n(.*?)```", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class AnswerFormat:
+    """How an answer is marked in a reply.
+
+    `extract(f"... {wrap(answer)} ...") == answer` for every answer that can be marked at all: for
+    instance, one with unbalanced braces cannot be boxed.
+    """
+
+    name: str
+    """The format's identifier, for parameters and messages."""
+    instruction: str
+    """One sentence for the prompt that tells the policy how to mark its answer."""
+    reader: Callable[[str], str | None]
+    template: str
+    """A reply with `{}` in place of the answer."""
+
+    def extract(self, reply: str) -> str | None:
+        """Return the marked answer without surrounding whitespace, None if none is marked.
+
+        Linear in the length of the reply, whatever it holds.
+        """
+        answer = self.reader(reply)
+        return None if answer is None else answer.strip()
+
+    def wrap(self, answer: object) -> str:
+        """Return the shortest reply that gives this answer."""
+        return self.template.replace("{}", str(answer), 1)
+
+
+def _boxed(reply: str) -> str | None:
+    r"""Return the content of the last `\boxed{...}`, None if its brace is never closed."""
+    start = -1
+    for found in _BOX.finditer(reply):
+        start = found.end()
+    if start < 0:
+        return None
+    depth = 1
+    for brace in _BRACES.finditer(reply, start):
+        depth += {"{": 1, "}": -1}.get(brace[0], 0)
+        if depth == 0:
+            return reply[start : brace.start()]
+    return None
+
+
+def _fenced(reply: str) -> str | None:
+    """Return the last fenced code block whose fence ends its line."""
+    content = None
+    for block in _FENCE.finditer(reply):
+        content = block[1]
+    return content
+
+
+def _tagged(reply: str) -> str | None:
+    """Return the content of the last `<answer>...</answer>`."""
+    end = reply.rfind("</answer>")
+    start = reply.rfind("<answer>", 0, max(end, 0))
+    return None if start < 0 else reply[start + len("<answer>") : end]
+
+
+def _boxed_after_thinking(reply: str) -> str | None:
+    """Return the boxed answer after the one and only `</think>`."""
+    _, *answers = reply.split("</think>")
+    return _boxed(answers[0]) if len(answers) == 1 else None
+
+
+def _tagged_after_thinking(reply: str) -> str | None:
+    """Return what the tag after `</think>` holds, or the box within it if there is one."""
+    if "</think> <answer>" not in reply:
+        return None
+    content = _tagged(reply)
+    if content is None or not _BOX.search(content):
+        return content
+    return _boxed(content)
+
+
+def _boxed_in_tag(reply: str) -> str | None:
+    """Return the boxed answer in the last `<answer>` tag."""
+    content = _tagged(reply)
+    return None if content is None else _boxed(content)
+
+
+BOXED = AnswerFormat(
+    "boxed",
+    "After thinking, give your final answer inside \\boxed{}.",
+    _boxed,
+    "\\boxed{{}}",
+)
+r"""The last `\boxed{...}` is the answer; nothing is, if the last one is left open."""
+
+FENCED_CODE = AnswerFormat(
+    "fenced_code",
+    "After thinking, give your complete program in one fenced code block that begins with "
+    "```python on a line of its own.",
+    _fenced,
+    "```python\n{}\n```",
+)
+"""The last fenced code block is the answer."""
+
+ANSWER_TAG = AnswerFormat(
+    "answer_tag",
+    "Think first, inside <think> </think>, then give only your final answer inside "
+    "<answer> </answer>.",
+    _tagged,
+    "<answer>{}</answer>",
+)
+"""The last `<answer>` tag is the answer; the thinking before it is not asked for by the reader."""
+
+THINK_BOXED = AnswerFormat(
+    "think_boxed",
+    "Think first and end your thinking with one </think>, then give your final answer inside "
+    "\\boxed{}.",
+    _boxed_after_thinking,
+    "</think> \\boxed{{}}",
+)
+"""A box after exactly one `</think>`, as the R1 models write it."""
+
+THINK_ANSWER_TAG = AnswerFormat(
+    "think_answer_tag",
+    "Think first, inside <think> </think>, then write one space and give your final answer inside "
+    "<answer> </answer>.",
+    _tagged_after_thinking,
+    "</think> <answer>{}</answer>",
+)
+"""A tag right after the thinking; a box inside it is taken off."""
+
+ANSWER_TAG_BOXED = AnswerFormat(
+    "answer_tag_boxed",
+    "Think first, inside <think> </think>, then give your final answer as "
+    "<answer> \\boxed{} </answer>.",
+    _boxed_in_tag,
+    "<answer> \\boxed{{}} </answer>",
+)
+"""A box inside the last `<answer>` tag, as Open-Reasoner-Zero asks for it."""
+
+FORMATS = {
+    form.name: form
+    for form in (BOXED, FENCED_CODE, ANSWER_TAG, THINK_BOXED, THINK_ANSWER_TAG, ANSWER_TAG_BOXED)
+}
+"""Every format by its name."""

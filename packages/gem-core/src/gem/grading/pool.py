@@ -1,0 +1,272 @@
+"""Killable worker processes for computations that may never end."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import weakref
+from typing import Any, NamedTuple
+
+from gem.errors import ConfigurationError, UnreachableError
+
+_START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from gem.grading import worker; worker.serve(*sys.argv[2:])"  # noqa: E501
+
+
+class Reply(NamedTuple):
+    """What became of one call."""
+
+    value: Any
+    """What the function returned; None after a failure."""
+    failure: str | None = None
+    """`timeout`; `crash` (the process ended, for instance out of memory); or the text of the
+    exception that the function raised, beginning with its class."""
+
+
+class WorkerPool:
+    """A bounded number of processes that each answer one call at a time.
+
+    Processes start when first needed, by a fresh interpreter (never by forking, so threads of this
+    process do no harm), and stay for later calls. A call that reaches its time limit, or is
+    interrupted, has its process killed; the next call starts another one. All methods may be used
+    from any thread. After `os.fork` the child begins with no processes and leaves the parent's
+    alone. At exit all processes end; they also end by themselves when this process is gone.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        workers: int | None = None,
+        *,
+        memory_mb: int = 2048,
+        start_timeout_s: float = 120.0,
+    ) -> None:
+        """Set up; nothing is started.
+
+        Args:
+            target: The function to call, as `module:name`; its arguments and what it returns must
+                be JSON. A function `warm_up` in that module is called once in each process.
+            workers: Most processes at a time; None: half the cores, at least 2, at most 8.
+            memory_mb: Address space of each process, where the platform can limit it.
+            start_timeout_s: Limit on starting a process, importing the target included. It does
+                not count towards a call's own limit.
+
+        Raises:
+            ConfigurationError: A value is not allowed.
+        """
+        if workers is None:
+            workers = min(8, max(2, (os.cpu_count() or 1) // 2))
+        if workers < 1:
+            raise ConfigurationError(f"workers must be at least 1, got {workers!r}")
+        if ":" not in target:
+            raise ConfigurationError(f"target must be 'module:function', got {target!r}")
+        self.target = target
+        self.workers = workers
+        self._memory_mb = memory_mb
+        self._start_timeout_s = start_timeout_s
+        self._begin()
+        _watch(self)
+
+    def call(self, *args: Any, timeout_s: float) -> Reply:
+        """Call the function in a worker.
+
+        Args:
+            *args: Arguments that JSON can carry.
+            timeout_s: Wall-clock limit of the function, not counting the wait for a free worker
+                (bounded by the limits of the calls before) or its start.
+
+        Raises:
+            UnreachableError: No worker can be started.
+        """
+        request = json.dumps(args).encode() + b"\n"
+        with self._slots:
+            worker = self._idle_worker()
+            finished = False
+            try:
+                line, timed_out = worker.exchange(request, timeout_s)
+                finished = line.endswith(b"\n") and not timed_out
+            finally:
+                # Not finished: failed, too late, or interrupted here by an exception.
+                self._give_back(worker, finished)
+        if line.endswith(b"\n"):
+            answer = json.loads(line)
+            return Reply(answer.get("value"), answer.get("error"))
+        return Reply(None, "timeout" if timed_out else "crash")
+
+    async def acall(self, *args: Any, timeout_s: float) -> Reply:
+        """Like `call`, without blocking the event loop."""
+        return await asyncio.to_thread(self.call, *args, timeout_s=timeout_s)
+
+    def close(self) -> None:
+        """End all processes; a later call starts new ones. Safe to repeat."""
+        with self._lock:
+            workers, self._all, self._idle = self._all, set(), []
+        for worker in workers:
+            worker.end()
+
+    def pids(self) -> list[int]:
+        """Return the process ids of the living workers."""
+        with self._lock:
+            return [worker.process.pid for worker in self._all if worker.alive()]
+
+    def _begin(self) -> None:
+        self._slots = threading.BoundedSemaphore(self.workers)
+        self._lock = threading.Lock()
+        self._idle: list[_Worker] = []
+        self._all: set[_Worker] = set()
+
+    def _idle_worker(self) -> _Worker:
+        with self._lock:
+            while self._idle:
+                worker = self._idle.pop()
+                if worker.alive():
+                    return worker
+                self._all.discard(worker)
+                worker.end()
+        worker = _Worker(self.target, self._memory_mb)
+        with self._lock:
+            self._all.add(worker)
+        try:
+            worker.await_start(self._start_timeout_s)
+        except BaseException:
+            self._give_back(worker, False)
+            raise
+        return worker
+
+    def _give_back(self, worker: _Worker, reusable: bool) -> None:
+        with self._lock:
+            # A worker that `close` has taken out meanwhile is ended there.
+            if worker not in self._all:
+                return
+            if reusable:
+                self._idle.append(worker)
+                return
+            self._all.discard(worker)
+        worker.end()
+
+    def _forget(self) -> None:
+        """Begin anew in a forked child, without touching the parent's processes."""
+        for worker in list(self._all):
+            worker.forget()
+        self._begin()
+
+
+class _Worker:
+    """One process, and the pipe to it."""
+
+    def __init__(self, target: str, memory_mb: int) -> None:
+        command = [sys.executable, "-c", _START, json.dumps(sys.path), target, str(memory_mb)]
+        try:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                bufsize=0,
+            )
+        except OSError as error:
+            raise UnreachableError(f"cannot start a worker ({sys.executable}): {error}") from error
+        self._target = target
+
+    def await_start(self, timeout_s: float) -> None:
+        line, timed_out = self.exchange(b"", timeout_s)
+        answer = json.loads(line) if line.endswith(b"\n") else {}
+        if answer.get("value") != "ready":
+            how = f"not ready after {timeout_s:g} s" if timed_out else "its process ended"
+            raise UnreachableError(
+                f"cannot start a worker for {self._target}: {answer.get('error', how)}"
+            )
+
+    def exchange(self, request: bytes, timeout_s: float) -> tuple[bytes, bool]:
+        """Return the answer's line and whether the limit was reached; partial if it was cut."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        expired = threading.Event()
+
+        def expire() -> None:
+            expired.set()
+            self.process.kill()
+
+        # Killing the process ends the blocking read: this works on every platform, in every thread.
+        timer = threading.Timer(timeout_s, expire)
+        timer.daemon = True
+        timer.start()
+        line = bytearray()
+        try:
+            with contextlib.suppress(OSError):
+                view = memoryview(request)
+                while view:
+                    view = view[self.process.stdin.write(view) :]
+                while not line.endswith(b"\n"):
+                    part = self.process.stdout.read(1 << 16)
+                    if not part:
+                        break
+                    line += part
+        finally:
+            timer.cancel()
+        return bytes(line), expired.is_set()
+
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._close_pipes()
+
+    def forget(self) -> None:
+        # Open pipes would keep the parent's worker from noticing that the parent is gone. The
+        # return code stands for one that only the parent can know.
+        self._close_pipes()
+        self.process.returncode = 0
+
+    def _close_pipes(self) -> None:
+        for stream in (self.process.stdin, self.process.stdout):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+
+
+_pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
+_shared: dict[str, WorkerPool] = {}
+_shared_lock = threading.Lock()
+_watching = False
+
+
+def shared(target: str) -> WorkerPool:
+    """Return this process's pool for a function, made at the first call."""
+    pool = _shared.get(target)
+    if pool is None:
+        with _shared_lock:
+            pool = _shared.get(target)
+            if pool is None:
+                pool = _shared[target] = WorkerPool(target)
+    return pool
+
+
+def _watch(pool: WorkerPool) -> None:
+    """Have the pool closed at exit and forgotten in forked children."""
+    global _watching
+    _pools.add(pool)
+    if not _watching:
+        _watching = True
+        atexit.register(_close_all)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=_forget_all)
+
+
+def _close_all() -> None:
+    for pool in list(_pools):
+        pool.close()
+
+
+def _forget_all() -> None:
+    global _shared_lock
+    # Another thread may have held it at the moment of the fork.
+    _shared_lock = threading.Lock()
+    for pool in list(_pools):
+        pool._forget()

@@ -1,0 +1,64 @@
+"""The process behind a `WorkerPool`: one JSON line in, one out."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+# Seconds of CPU that one call may use at most, should the parent be gone and kill nothing.
+_CPU_S = 600
+
+
+def serve(target: str, memory_mb: str) -> None:
+    """Answer calls of `module:function` from stdin on stdout until stdin ends."""
+    # Whatever the function prints must not get between the answers.
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    module_name, _, name = target.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+        function: Callable[..., Any] = getattr(module, name)
+        getattr(module, "warm_up", lambda: None)()
+    except Exception as error:
+        _send(answers, {"error": f"{type(error).__name__}: {error}"})
+        return
+    _limit_memory(int(memory_mb) * 1024 * 1024)
+    _send(answers, {"value": "ready"})
+    for line in sys.stdin.buffer:
+        _limit_cpu()
+        try:
+            answer = {"value": function(*json.loads(line))}
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        _send(answers, answer)
+
+
+def _send(stream: Any, answer: dict[str, Any]) -> None:
+    data = memoryview(json.dumps(answer).encode() + b"\n")
+    while data:
+        data = data[stream.write(data) :]
+
+
+def _limit_memory(size: int) -> None:
+    try:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (size, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    except (ImportError, OSError, ValueError):
+        pass  # A platform without this limit, or one that is tighter already.
+
+
+def _limit_cpu() -> None:
+    try:
+        import resource
+
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+        limit = int(used.ru_utime + used.ru_stime) + _CPU_S
+        resource.setrlimit(resource.RLIMIT_CPU, (limit, hard))
+    except (ImportError, OSError, ValueError):
+        pass

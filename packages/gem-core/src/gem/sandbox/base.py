@@ -1,0 +1,66 @@
+"""The executor interface: a program and its limits in, what it did out."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gem.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one run may use; every executor enforces all of them where the platform lets it.
+
+    Raises:
+        ConfigurationError: A limit is not positive.
+    """
+
+    wall_s: float = 10.0
+    """Seconds until the program and everything it started is killed."""
+    memory_mb: int = 1024
+    """Address space of the program."""
+    output_bytes: int = 1 << 20
+    """Bytes kept of each output stream; a program that writes more may be stopped."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not value > 0:
+                raise ConfigurationError(f"{name} must be positive, got {value!r}")
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a program did. A failing or killed program is a result, not an exception."""
+
+    stdout: str
+    """Decoded as UTF-8, undecodable bytes replaced; cut at the output limit, as stderr is."""
+    stderr: str
+    exit_code: int
+    """Negative: the number of the signal that ended it."""
+    seconds: float
+    """Wall time from start to end."""
+    limit_hit: str | None = None
+    """`time`, `memory` or `output` when that limit ended or cut the run."""
+
+
+class Executor(ABC):
+    """Runs Python programs. Instances can be used from several threads at once, and pickled."""
+
+    isolates: ClassVar[frozenset[str]] = frozenset()
+    """What the program is kept from, out of `files` (reading and writing the user's),
+    `network`, `processes` (seeing and signalling others)."""
+
+    @abstractmethod
+    def run(self, code: str, stdin: str = "", limits: Limits = Limits()) -> Result:
+        """Run a program to its end or to a limit.
+
+        Raises:
+            UnreachableError: The program could not be started at all; no fault of the program.
+        """
+
+    async def arun(self, code: str, stdin: str = "", limits: Limits = Limits()) -> Result:
+        """Like `run`, without blocking the event loop."""
+        return await asyncio.to_thread(self.run, code, stdin, limits)

@@ -1,0 +1,109 @@
+"""The executor without isolation: an ordinary child process with resource limits."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import BinaryIO
+
+from gem.errors import UnreachableError
+from gem.sandbox.base import Executor, Limits, Result
+
+# Sets limits, then becomes the interpreter. A limit that the platform lacks is left out.
+_START = 'ulimit -v "$1" 2>/dev/null; ulimit -f "$2" 2>/dev/null; shift 2; exec "$@"'
+
+
+class SubprocessExecutor(Executor):
+    """UNSAFE: the program runs as your own user, with your files and your network.
+
+    Only for programs that you would run yourself. It has a private folder, an environment without
+    your variables, a session of its own that is killed as a whole, and the time, memory and
+    output limits (time only, where there is no POSIX shell).
+    """
+
+    def run(self, code: str, stdin: str = "", limits: Limits = Limits()) -> Result:  # noqa: B008
+        """Run a program; see `Executor.run`."""
+        with tempfile.TemporaryDirectory(prefix="gem-run-", ignore_cleanup_errors=True) as name:
+            folder = Path(name)
+            (folder / "program.py").write_bytes(_encoded(code))
+            (folder / "stdin").write_bytes(_encoded(stdin))
+            with (
+                (folder / "stdin").open("rb") as source,
+                (folder / "stdout").open("w+b") as out,
+                (folder / "stderr").open("w+b") as err,
+            ):
+                began = time.perf_counter()
+                exit_code, timed_out = _run(folder, (source, out, err), limits)
+                seconds = time.perf_counter() - began
+                stdout, cut_out = _read(out, limits.output_bytes)
+                stderr, cut_err = _read(err, limits.output_bytes)
+        limit_hit = None
+        if timed_out:
+            limit_hit = "time"
+        elif cut_out or cut_err:
+            limit_hit = "output"
+        elif exit_code and stderr.rstrip().rpartition("\n")[2].startswith("MemoryError"):
+            limit_hit = "memory"
+        return Result(stdout, stderr, exit_code, seconds, limit_hit)
+
+
+def _run(
+    folder: Path, streams: tuple[BinaryIO, BinaryIO, BinaryIO], limits: Limits
+) -> tuple[int, bool]:
+    """Return the exit code, and whether the time limit ended the program."""
+    program = [sys.executable, "-I", "-X", "utf8", str(folder / "program.py")]
+    shell = shutil.which("sh")
+    if shell is not None:
+        # One block more than the limit, so that output exactly at the limit is not cut.
+        sizes = [str(limits.memory_mb * 1024), str(limits.output_bytes // 512 + 1)]
+        program = [shell, "-c", _START, "sh", *sizes, *program]
+    source, out, err = streams
+    kept = {name: os.environ[name] for name in ("PATH", "SYSTEMROOT") if name in os.environ}
+    environment = {**kept, "HOME": str(folder), "TMPDIR": str(folder)}
+    try:
+        process = subprocess.Popen(
+            program,
+            stdin=source,
+            stdout=out,
+            stderr=err,
+            cwd=folder,
+            env=environment,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise UnreachableError(f"cannot start {program[0]}: {error}") from error
+    timed_out = False
+    try:
+        process.wait(limits.wall_s)
+    except subprocess.TimeoutExpired:
+        timed_out = True
+    finally:
+        _kill_group(process)
+        process.wait()
+    return process.returncode, timed_out
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill what the program started along with it."""
+    if hasattr(os, "killpg"):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+    else:
+        process.kill()
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "replace")
+
+
+def _read(stream: BinaryIO, limit: int) -> tuple[str, bool]:
+    stream.seek(0)
+    data = stream.read(limit + 1)
+    return data[:limit].decode("utf-8", "replace"), len(data) > limit
