@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import random
 import re
+import socket
 import sys
 import textwrap
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +21,22 @@ import pytest
 import gem
 from gem.core import Step
 from gem.envs.games.guess_the_number import GuessTheNumber
-from gem.errors import ConfigurationError, UnknownEnvError, UnknownParameterError
+from gem.errors import (
+    ConfigurationError,
+    MissingExtraError,
+    ResetNeededError,
+    UnknownEnvError,
+    UnknownParameterError,
+    UnreachableError,
+)
 from gem.testing import CheckReport, check_env
-from gem.testing.checks import CHECKS
+from gem.testing.checker import CHECKS
+from gem.testing.elsewhere import OtherProcess
+from gem.testing.suite import check_many, to_json
 
-NAMES = [check.__name__.removeprefix("check_") for check in CHECKS]
+NAMES = [check.name for check in CHECKS]
+# One id of each game: the variants differ in size, and `python -m gem check --all` has them all.
+GAMES = [id for id in gem.list_envs("game:") if id.endswith("-v0")]
 
 
 def failures(report: CheckReport) -> dict[str, str]:
@@ -31,10 +47,11 @@ def make_guess(**parameters: Any) -> GuessTheNumber:
     return GuessTheNumber(min_number=1, max_number=10, max_turns=4, **parameters)
 
 
-@pytest.mark.parametrize("env_id", gem.list_envs("game:"))
-def test_built_in_environments_pass_every_check(env_id: str) -> None:
-    report = check_env(env_id)
-    assert [(r.name, r.status) for r in report.results] == [(name, "passed") for name in NAMES]
+@pytest.mark.parametrize("env_id", GAMES)
+def test_built_in_games_pass_every_check(env_id: str) -> None:
+    report = check_env(env_id, episodes=8, cpu_s=0.05)
+    assert [r.name for r in report.results] == NAMES
+    assert failures(report) == {}
 
 
 @pytest.mark.parametrize(
@@ -197,6 +214,151 @@ class Parrot(GuessTheNumber):
         return (f"You said {action}. {observation}", *rest)  # type: ignore[return-value]
 
 
+class Historian(GuessTheNumber):
+    """Glues everything said before to each observation."""
+
+    def reset(self, seed: int | None = None, **options: Any) -> Any:
+        self.told = ""
+        return super().reset(seed=seed, **options)
+
+    def step(self, action: str) -> Step:
+        observation, *rest = super().step(action)
+        self.told += observation
+        return (self.told, *rest)  # type: ignore[return-value]
+
+
+class ThreadLocal(GuessTheNumber):
+    """Plays another game in every thread."""
+
+    def _start(self) -> None:
+        super()._start()
+        if threading.current_thread() is not threading.main_thread():
+            self.target = 11 - self.target
+
+
+class MoodyGrader(GuessTheNumber):
+    """Pays a little for every second look at a guess."""
+
+    looks = 0
+
+    def step(self, action: str) -> Step:
+        observation, reward, *rest = super().step(action)
+        MoodyGrader.looks += 1
+        return (observation, reward + 1e-6 * (MoodyGrader.looks % 2), *rest)  # type: ignore[return-value]
+
+
+class Calls(GuessTheNumber):
+    """Asks a server when it is made."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        with socket.socket() as connection, contextlib.suppress(OSError):
+            connection.connect(("127.0.0.1", 9))
+
+
+class Overpays(GuessTheNumber):
+    """Pays two for a win."""
+
+    def _play(self, move: int) -> Any:
+        outcome = super()._play(move)
+        return outcome._replace(reward=2 * outcome.reward)
+
+
+class Consoles(GuessTheNumber):
+    """Pays as much for losing as for winning."""
+
+    def _final_reward(self, outcome: Any) -> float:
+        return 1.0
+
+
+class Secretive(GuessTheNumber):
+    """Does not say where it looks for the answer."""
+
+    def _instructions(self) -> str:
+        return "Guess a number."
+
+
+class BadExample(GuessTheNumber):
+    """Shows an example that it cannot read."""
+
+    def _example(self) -> str:
+        return "\\boxed{one}"
+
+
+class TakesAnything(GuessTheNumber):
+    """Any box wins, whatever is in it."""
+
+    def _parse(self, content: str) -> int | None:
+        number = super()._parse(content)
+        return self.target if number is None else number
+
+
+class Boastful(Impossible):
+    """Says that its oracle wins more often than it does."""
+
+    oracle_success = 0.9
+
+
+class Modest(Impossible):
+    """Says how often its oracle wins."""
+
+    oracle_success = 0.3
+
+
+class Question(gem.Env):
+    """A single question, the answer at one place of it, or at any."""
+
+    place: int | None = -1
+
+    def __init__(self, *, seed: int | None = None) -> None:
+        super().__init__(seed=seed)
+        self._over = True
+
+    def reset(self, seed: int | None = None, **options: Any) -> Any:
+        super().reset(seed=seed)
+        numbers = self.rng.sample(range(100), 9)
+        self.answer = numbers[self.place] if self.place is not None else max(numbers)
+        self._over = False
+        return f"Say one in \\boxed{{}}: {' '.join(map(str, numbers))}", {}
+
+    def step(self, action: str) -> Step:
+        if self._over:
+            raise ResetNeededError("call reset()")
+        self._over = True
+        boxes = re.findall(r"\\boxed\{(\d+)\}", action)
+        won = bool(boxes) and boxes[-1] == str(self.answer)
+        info = {"success": won, "format_error": not boxes, "invalid_action": False}
+        return "", float(won), True, False, info
+
+    def render(self) -> str:
+        return "a question"
+
+    def sample_random_action(self) -> str:
+        return f"\\boxed{{{self.action_rng.randrange(100)}}}"
+
+    def oracle_action(self) -> str:
+        return f"The answer is \\boxed{{{self.answer}}}"
+
+
+class Largest(Question):
+    """The answer is the largest number, wherever it is."""
+
+    place = None
+
+
+class FromSource(GuessTheNumber):
+    """Its data is elsewhere; a sample is here."""
+
+    def __init__(self, source: str = "hub", *, seed: int | None = None) -> None:
+        super().__init__(1, 10, 4, seed=seed)
+        self.source = source
+
+    def _start(self) -> None:
+        if self.source != "sample":
+            raise UnreachableError("no hub")
+        super()._start()
+
+
 class UsesGlobalRandom(GuessTheNumber):
     """Draws the secret from the global generator."""
 
@@ -236,6 +398,16 @@ class SeedsGlobalNumpy(GuessTheNumber):
         (Spoiler, "degenerate", "(echo|prompt copy) policy wins 1.00"),
         (Fragile, "bad_input", "ValueError"),
         (Parrot, "bad_input", "too long"),
+        (ThreadLocal, "threads", "plays other episodes"),
+        (MoodyGrader, "grading", "differently each time"),
+        (Forgetful, "replay", "expected"),
+        (Calls, "network", "constructor connects to.*127.0.0.1:9"),
+        (Overpays, "rewards", "a step pays 2"),
+        (Consoles, "rewards", "a lost episode pays 1"),
+        (Secretive, "agreement", "which the prompt does not name"),
+        (BadExample, "agreement", "own example.*one.*format error"),
+        (TakesAnything, "degenerate", "format only policy wins 1.00"),
+        (Boastful, "oracle", "wins 0.* it says 0.90"),
         (UsesGlobalRandom, "global_rng", "generator of `random`"),
         (SeedsGlobalNumpy, "global_rng", "generator of numpy"),
     ],
@@ -243,11 +415,59 @@ class SeedsGlobalNumpy(GuessTheNumber):
 def test_each_fault_is_caught_by_its_check(
     env: type[GuessTheNumber], check: str, message: str
 ) -> None:
-    report = check_env(env, min_number=1, max_number=10, max_turns=4)
+    report = check_env(env, only=[check], min_number=1, max_number=10, max_turns=4)
     assert not report.passed
     (result,) = [r for r in report.results if r.name == check]
     assert result.status == "failed"
     assert re.search(message, result.detail), result.detail
+
+
+def result(report: CheckReport, name: str) -> Any:
+    return next(r for r in report.results if r.name == name)
+
+
+def test_observations_must_not_repeat_the_whole_history() -> None:
+    options = {"only": ["observations"], "min_number": 1, "max_number": 100, "max_turns": 60}
+    assert "observations grow from" in failures(check_env(Historian, **options))["observations"]
+    assert check_env(GuessTheNumber, **options).passed
+
+
+def test_an_oracle_that_names_its_share_of_wins_may_lose() -> None:
+    report = check_env(Modest, min_number=1, max_number=10, max_turns=4)
+    assert failures(report) == {}
+    assert "oracle_success 0.30" in result(report, "oracle").detail
+
+
+def test_the_answer_may_be_in_a_prompt_but_not_always_at_one_place() -> None:
+    detail = failures(check_env(Question))["leak"]
+    assert re.fullmatch("always giving token (13|-1) of the prompt wins 1.00 of .*", detail)
+    assert failures(check_env(Largest)) == {}
+
+
+def test_an_answer_need_not_be_in_the_prompts_form_alone_to_count() -> None:
+    class OnlyBare(Largest):
+        def step(self, action: str) -> Step:
+            return super().step(action if not action.startswith("\\boxed") else "")
+
+        def sample_random_action(self) -> str:
+            return f"I say {super().sample_random_action()}"
+
+    assert (
+        "alone is not the answer" in failures(check_env(OnlyBare, only=["agreement"]))["agreement"]
+    )
+
+
+def test_slow_environments_play_fewer_episodes_but_at_least_four() -> None:
+    class Slow(GuessTheNumber):
+        def _start(self) -> None:
+            super()._start()
+            began = time.process_time()
+            while time.process_time() - began < 0.005:
+                pass
+
+    options = {"only": ["oracle"], "min_number": 1, "max_number": 10, "max_turns": 4}
+    report = check_env(Slow, episodes=100, cpu_s=0.001, **options)
+    assert result(report, "oracle").detail.startswith("won 4 of 4")
 
 
 @pytest.fixture
@@ -269,7 +489,21 @@ def module_of_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             class ProcessId(GuessTheNumber):
                 def _start(self):
                     super()._start()
-                    self.target = 1 + (self.target + os.getpid()) % 10
+                    here = os.getpid() == int(os.environ["TEST_PROCESS"])
+                    self.target = 1 + (self.target + here) % 10
+
+
+            class Dies(GuessTheNumber):
+                def _start(self):
+                    super()._start()
+                    if os.getpid() != int(os.environ["TEST_PROCESS"]):
+                        os._exit(7)
+
+
+            class Prints(GuessTheNumber):
+                def _start(self):
+                    super()._start()
+                    print("{}", flush=True)
 
 
             class Sound(GuessTheNumber):
@@ -284,14 +518,24 @@ def module_of_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     sys.modules.pop("faulty_envs")
 
 
-def test_another_process_must_play_the_same_episodes(module_of_faults: Any) -> None:
-    def outcome(env: Any) -> Any:
-        return next(r for r in check_env(env).results if r.name == "processes")
+def test_another_process_must_play_the_same_episodes(
+    module_of_faults: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEST_PROCESS", str(os.getpid()))
+    with OtherProcess() as other:
 
-    assert outcome(module_of_faults.Sound).status == "passed"
-    for env in (module_of_faults.HashOrder, module_of_faults.ProcessId):
-        assert outcome(env).status == "failed"
-        assert "other episodes" in outcome(env).detail
+        def outcome(name: str) -> Any:
+            env = getattr(module_of_faults, name)
+            return result(check_env(env, only=["processes"], other=other), "processes")
+
+        assert outcome("Sound").status == "passed"
+        for name in ("HashOrder", "ProcessId"):
+            assert outcome(name).status == "failed"
+            assert "other episodes" in outcome(name).detail
+        assert "died with status 7" in outcome("Dies").detail
+        # One that died, or that prints, spoils nothing for the others.
+        assert outcome("Prints").status == "passed"
+        assert outcome("Sound").status == "passed"
 
 
 def test_what_cannot_be_checked_is_skipped_with_a_reason() -> None:
@@ -299,8 +543,18 @@ def test_what_cannot_be_checked_is_skipped_with_a_reason() -> None:
         def oracle_action(self) -> str:
             raise NotImplementedError
 
-    report = check_env(lambda **p: Sibling(1, 10, 4, **p))
+    class OneStart(Sibling):
+        def _start(self) -> None:
+            self.low = self.min_number = 1
+            self.high = self.max_number = 10
+            self.max_turns = 4
+            self.target = 3
+            self.guesses = []
+
+    report = check_env(lambda **p: OneStart(1, 10, 4, **p), episodes=4)
     skipped = {r.name: r.detail for r in report.results if r.status == "skipped"}
+    assert list(skipped) == ["variety", "processes", "oracle"]
+    assert skipped["variety"] == "it draws nothing: all episodes start alike"
     assert "cannot be pickled" in skipped["processes"]
     assert skipped["oracle"] == "no oracle_action()"
 
@@ -328,6 +582,8 @@ def test_misuse_of_the_checker_is_raised() -> None:
         check_env("game:Wordle-v0", size=3)
     with pytest.raises(ConfigurationError, match="max_turns"):
         check_env("game:Wordle-v0", max_turns=0)
+    with pytest.raises(ConfigurationError, match="only must name checks.*'luck'"):
+        check_env("game:Wordle-v0", only=["luck"])
 
 
 def test_the_callers_global_generators_survive_a_check() -> None:
@@ -336,8 +592,8 @@ def test_the_callers_global_generators_survive_a_check() -> None:
     expected = random.random(), np.random.rand()
     random.seed(11)
     np.random.seed(11)
-    check_env(make_guess, episodes=4)
-    check_env(UsesGlobalRandom, episodes=1)
+    check_env(make_guess, episodes=4, only=["global_rng"])
+    check_env(UsesGlobalRandom, episodes=1, only=["global_rng"])
     random.seed(11)
     np.random.seed(11)
     check_env("game:GuessTheNumber-v0-easy", episodes=4)
@@ -351,7 +607,75 @@ def test_a_report_is_a_table_and_json() -> None:
     assert "checks failed" in table[0]
     assert len(table) == 1 + len(NAMES)
     data = json.loads(report.to_json())
-    assert data["env"] == "BothFlags"
-    assert data["passed"] is False
+    assert data["target"] == "BothFlags"
+    assert data["verdict"] == "fail"
     assert [r["name"] for r in data["results"]] == NAMES
-    assert {r["status"] for r in data["results"]} <= {"passed", "failed", "skipped"}
+    assert {r["verdict"] for r in data["results"]} <= {"pass", "fail", "skip"}
+    contract = data["results"][0]
+    assert contract["check_id"] == "runtime.state_contract"
+    assert (contract["level"], contract["lane"], contract["severity"]) == (2, "local", "fail")
+
+
+def test_every_check_has_an_id_of_its_own() -> None:
+    ids = [check.id for check in CHECKS]
+    assert len(set(ids)) == len(ids)
+    assert all(id.split(".")[0] in ("runtime", "semantic", "gem") for id in ids)
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ids of environments that cannot run here, beside one that can and one that is broken."""
+    gem.list_envs()
+    monkeypatch.setattr("gem.registry._registry", dict(gem.registry._registry))
+
+    def lacks_an_extra(*, seed: int | None = None) -> GuessTheNumber:
+        raise MissingExtraError("pip install 'gem-core[math]'")
+
+    class Offline(GuessTheNumber):
+        def reset(self, seed: int | None = None, **options: Any) -> Any:
+            raise UnreachableError("hub.example does not answer")
+
+    gem.register("test:Extra-v0", lacks_an_extra)
+    gem.register("test:Offline-v0", Offline)
+    gem.register("test:Source-v0", FromSource)
+    gem.register("test:Missing-v0", "no_such_module:Env")
+    gem.register("test:Faulty-v0", BothFlags, min_number=1, max_number=10, max_turns=4)
+
+
+def test_what_cannot_run_here_is_named_with_the_reason(registered: None) -> None:
+    ids = gem.list_envs("test:")
+    outcomes = {o.env: o for o in check_many(ids, episodes=4, cpu_s=0.01)}
+    assert list(outcomes) == ids
+    assert outcomes["test:Extra-v0"].not_run == "MissingExtraError: pip install 'gem-core[math]'"
+    assert "hub.example does not answer" in outcomes["test:Offline-v0"].not_run
+    assert outcomes["test:Source-v0"].report is not None
+    assert outcomes["test:Source-v0"].report.passed
+    missing = outcomes["test:Missing-v0"].report
+    assert missing is not None
+    assert "no_such_module" in failures(missing)["make"]
+    document = json.loads(to_json(list(outcomes.values())))
+    assert document["verdict"] == "fail"
+    assert document["policy_version"] == "severity-v2"
+    assert document["bounds"] == {"max_oracle_tolerance": 0.1, "min_floor_margin": 0.1}
+    assert [r["target"] for r in document["not_run"]] == ["test:Extra-v0", "test:Offline-v0"]
+    verdicts = {r["target"]: r["verdict"] for r in document["reports"]}
+    assert verdicts == {
+        "test:Faulty-v0": "fail",
+        "test:Missing-v0": "fail",
+        "test:Source-v0": "pass",
+    }
+
+
+def test_several_jobs_report_the_same_in_the_same_order() -> None:
+    ids = ["game:Wordle-v0-easy", "game:GuessTheNumber-v0-easy", "game:Mastermind-v0-easy"]
+
+    def told(jobs: int) -> Any:
+        outcomes = check_many(ids, jobs=jobs, episodes=4, cpu_s=10)
+        reports = [outcome.report for outcome in outcomes]
+        return [
+            [(r.name, r.status, r.detail) for r in report.results if r.name != "throughput"]
+            for report in reports
+            if report is not None
+        ]
+
+    assert told(2) == told(1)

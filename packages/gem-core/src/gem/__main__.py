@@ -1,4 +1,4 @@
-"""The command line: list environments, play one, check some."""
+"""The command line: list environments, play one, check some, replay recorded episodes."""
 
 from __future__ import annotations
 
@@ -8,22 +8,26 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gem.core import Env, Observation
 from gem.errors import ConfigurationError, GemError
-from gem.registry import list_envs, make
+from gem.registry import list_envs, make, spec
+
+if TYPE_CHECKING:
+    from gem.record import EpisodeRecord
 
 _EXAMPLES = """examples:
   python -m gem list game:
   python -m gem play game:GuessTheNumber-v0-easy --param hint=range
   python -m gem play game:Wordle-v0 --policy oracle
   python -m gem check --all --json report.json
+  python -m gem replay runs/demo/verl --verify
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; return the exit status: 0 fine, 1 checks failed or no match, 2 misuse."""
+    """Run one command; return the exit status: 0 fine, 1 failed or no match, 2 misuse."""
     parser = argparse.ArgumentParser(
         prog="python -m gem",
         description=__doc__,
@@ -50,9 +54,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     checker.add_argument("ids", nargs="*", metavar="id", help="environment ids")
     checker.add_argument("--all", action="store_true", help="check every registered id")
     checker.add_argument("--episodes", type=_positive, default=32, help="per policy (default: 32)")
+    checker.add_argument(
+        "--cpu-s",
+        type=float,
+        default=0.25,
+        metavar="S",
+        help="CPU seconds per policy; slow environments play fewer episodes (default: 0.25)",
+    )
+    checker.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="CHECK",
+        help="run this check alone; repeatable",
+    )
+    checker.add_argument("--jobs", type=_positive, default=1, metavar="N", help="processes")
     checker.add_argument("--json", metavar="FILE", help="also write the reports to FILE")
     _add_param(checker)
     checker.set_defaults(run=_check)
+
+    replayer = commands.add_parser("replay", help="show recorded episodes, or play them again")
+    replayer.add_argument("file", metavar="FILE", help="an episodes.jsonl, or a run's folder")
+    replayer.add_argument("--episode", type=int, metavar="N", help="only this one, from 0")
+    replayer.add_argument(
+        "--verify", action="store_true", help="play the actions again and compare every step"
+    )
+    replayer.add_argument(
+        "--keep-going", action="store_true", help="do not stop at the first difference"
+    )
+    replayer.set_defaults(run=_replay)
 
     arguments = parser.parse_args(argv)
     try:
@@ -162,27 +192,118 @@ def _shown(observation: Observation) -> str:
 
 def _check(arguments: argparse.Namespace) -> int:
     # Only this command pays for it.
-    from gem.testing import check_env
+    from gem.testing.suite import check_many, to_json
 
     ids = list_envs() if arguments.all else arguments.ids
     if not ids:
         raise ConfigurationError("check needs at least one id, or --all")
     params = _params(arguments.param)
+    for id in ids:
+        _ = spec(id)
+        if params:
+            make(id, **params).close()
     if arguments.json:
         # Fails now, not after all the checks, where nothing can be written.
         Path(arguments.json).touch()
-    reports = []
-    for id in ids:
-        report = check_env(id, episodes=arguments.episodes, **params)
-        print(report, flush=True)
-        reports.append(report)
+    outcomes = []
+    options = {
+        "episodes": arguments.episodes,
+        "cpu_s": arguments.cpu_s,
+        "only": arguments.only,
+    }
+    for outcome in check_many(ids, jobs=arguments.jobs, params=params, **options):
+        outcomes.append(outcome)
+        report = outcome.report
+        if report is None:
+            print(f"{outcome.env}: not run: {outcome.not_run}", flush=True)
+        elif len(ids) == 1:
+            print(report, flush=True)
+        else:
+            print(report.head if report.passed else f"{report.head}\n{report.table('failed')}")
+            sys.stdout.flush()
     if arguments.json:
-        text = ",\n".join(report.to_json() for report in reports)
-        Path(arguments.json).write_text(f"[{text}]\n", encoding="utf-8")
+        Path(arguments.json).write_text(to_json(outcomes), encoding="utf-8")
+    reports = [outcome.report for outcome in outcomes if outcome.report is not None]
     failed = [report.env for report in reports if not report.passed]
+    if len(ids) > 1:
+        passed, idle = len(reports) - len(failed), len(outcomes) - len(reports)
+        print(f"{passed} ok, {len(failed)} failed, {idle} not run")
     if failed:
         print(f"{len(failed)} of {len(reports)} failed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    from gem.record import EPISODES, read_episodes
+
+    path = Path(arguments.file)
+    path = path / EPISODES if path.is_dir() else path
+    if not path.exists():
+        raise ConfigurationError(f"{path} does not exist")
+    verified, failed, different = 0, 0, 0
+    seen = 0
+    for number, record in enumerate(read_episodes(path)):
+        seen += 1
+        if arguments.episode is not None and number != arguments.episode:
+            continue
+        if not arguments.verify:
+            _show_episode(number, record)
+            if arguments.episode is None:
+                return 0
+            continue
+        if not record.trajectory.valid:
+            failed += 1
+            continue
+        verified += 1
+        complaint = _complaint(record)
+        if complaint:
+            different += 1
+            task = record.trajectory.task
+            print(f"episode {number}, {task.env_id}, seed {task.seed}: {complaint}")
+            if not arguments.keep_going:
+                break
+    if arguments.episode is not None and not 0 <= arguments.episode < seen:
+        raise ConfigurationError(f"{path} has {seen} episodes, there is no {arguments.episode}")
+    if arguments.verify:
+        skipped = f", {failed} failed ones not compared" if failed else ""
+        print(f"{verified - different} of {verified} episodes are the same again{skipped}")
+    return 1 if different else 0
+
+
+def _complaint(record: EpisodeRecord) -> str:
+    """Return what is wrong with a recorded episode, "" if it is the same again."""
+    from gem.replay import difference
+
+    was, now = record.fingerprint, record.trajectory.fingerprint
+    if was is not None and (was.key, was.outcome) != (now.key, now.outcome):
+        return f"the record was changed: its fingerprint is {was}, its content's {now}"
+    found = difference(record.trajectory)
+    if found is None:
+        return ""
+    old = was is not None and was.version != now.version
+    return f"{found}" + (f"\n  recorded by gem-core {was.version}" if was and old else "")
+
+
+def _show_episode(number: int, record: EpisodeRecord) -> None:
+    trajectory = record.trajectory
+    task = trajectory.task
+    params = "".join(f", {name}={value!r}" for name, value in task.params.items())
+    print(f"episode {number}: {task.env_id}, seed {task.seed}{params}")
+    for turn in trajectory.turns:
+        print(
+            _printable(f"\n{_shown(turn.observation)}\n\n> {turn.text}\n[reward {turn.reward:g}]")
+        )
+    if trajectory.final_observation is not None:
+        print(_printable(f"\n{_shown(trajectory.final_observation)}"))
+    why = f": {trajectory.failure.message}" if trajectory.failure else ""
+    turns, total = len(trajectory.turns), trajectory.total_reward
+    print(_printable(f"\n{trajectory.end} after {turns} turn(s), return {total:g}{why}"))
+    print(f"fingerprint {trajectory.fingerprint}")
+
+
+def _printable(text: str) -> str:
+    # A policy may say what no terminal can show, such as half a surrogate pair.
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 if __name__ == "__main__":

@@ -6,8 +6,9 @@
   Iterations count from 0; the metrics of a batch are those of the policy that sampled it.
   `time_s` is seconds since the recorder was opened.
 - `episodes.jsonl`: a line per episode:
-  `{"iteration": int, "split": str, "advantages": [per turn], "rows": [...], "trajectory": {...}}`,
-  where `rows` is what the trainer itself trains on (`TrainedRow`), if it was asked to show it.
+  `{"iteration": int, "split": str, "advantages": [per turn], "rows": [...], "trajectory": {...},
+  "fingerprint": str}`, where `rows` is what the trainer itself trains on (`TrainedRow`), if it was
+  asked to show it. `python -m gem replay` plays the episodes again.
 
 Lines are written whole and flushed, so a run that dies leaves a readable record.
 """
@@ -22,7 +23,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gem.errors import RecordError
+from gem.errors import ConfigurationError, RecordError
+from gem.fingerprint import Fingerprint
 from gem.trajectory import Trajectory
 
 RUN, METRICS, EPISODES = "run.json", "metrics.jsonl", "episodes.jsonl"
@@ -114,6 +116,7 @@ class Recorder:
                 "advantages": None if advantages is None else list(advantages[index]),
                 "rows": None if rows is None else [asdict(row) for row in rows[index]],
                 "trajectory": trajectory.to_dict(),
+                "fingerprint": str(trajectory.fingerprint),
             }
             lines.append(json.dumps(line, separators=(",", ":")))
         self._append(EPISODES, lines)
@@ -144,6 +147,8 @@ class EpisodeRecord:
     advantages: list[float] | None
     rows: list[TrainedRow] | None
     trajectory: Trajectory
+    fingerprint: Fingerprint | None = None
+    """Taken when the episode was recorded; None in older records."""
 
 
 @dataclass(frozen=True)
@@ -156,15 +161,7 @@ class RunRecord:
 
     def episodes(self) -> Iterator[EpisodeRecord]:
         """Yield the recorded episodes in order, one at a time."""
-        for line in _lines(self.folder / EPISODES):
-            rows = line.get("rows")
-            yield EpisodeRecord(
-                iteration=line["iteration"],
-                split=line["split"],
-                advantages=line["advantages"],
-                rows=None if rows is None else [TrainedRow(**row) for row in rows],
-                trajectory=Trajectory.from_dict(line["trajectory"]),
-            )
+        yield from read_episodes(self.folder / EPISODES)
 
 
 def read_run(folder: str | Path) -> RunRecord:
@@ -184,6 +181,31 @@ def read_run(folder: str | Path) -> RunRecord:
     except (OSError, json.JSONDecodeError) as error:
         raise RecordError(f"cannot read {run}: {error}") from error
     return RunRecord(folder, meta, list(_lines(folder / METRICS)))
+
+
+def read_episodes(path: str | Path) -> Iterator[EpisodeRecord]:
+    """Yield the episodes of an `episodes.jsonl`, one at a time; nothing if there is no such file.
+
+    A last line that was cut off is left out.
+
+    Raises:
+        RecordError: A line other than the last is damaged.
+    """
+    path = Path(path)
+    for number, line in enumerate(_lines(path), 1):
+        try:
+            rows, taken = line.get("rows"), line.get("fingerprint")
+            record = EpisodeRecord(
+                iteration=line["iteration"],
+                split=line["split"],
+                advantages=line["advantages"],
+                rows=None if rows is None else [TrainedRow(**row) for row in rows],
+                trajectory=Trajectory.from_dict(line["trajectory"]),
+                fingerprint=None if taken is None else Fingerprint.parse(taken),
+            )
+        except (AttributeError, KeyError, TypeError, ConfigurationError) as error:
+            raise RecordError(f"{path}, episode {number}: not an episode: {error}") from error
+        yield record
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

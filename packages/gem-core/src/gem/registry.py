@@ -29,6 +29,14 @@ class EnvSpec:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Parameters given to the entry point."""
 
+    def load(self) -> Callable[..., Env]:
+        """Return the callable behind the entry point; imports its module."""
+        if not isinstance(self.entry_point, str):
+            return self.entry_point
+        module, _, attribute = self.entry_point.partition(":")
+        loaded: Callable[..., Env] = getattr(import_module(module), attribute)
+        return loaded
+
 
 _registry: dict[str, EnvSpec] = {}
 _loaded = False
@@ -95,10 +103,7 @@ def make(id: str, **overrides: Any) -> Env:
     """
     env_spec = spec(id)
     kwargs = {**env_spec.kwargs, **overrides}
-    entry_point = env_spec.entry_point
-    if isinstance(entry_point, str):
-        module, _, attribute = entry_point.partition(":")
-        entry_point = getattr(import_module(module), attribute)
+    entry_point = env_spec.load()
     check_parameters(id, entry_point, kwargs)
     env: Env = entry_point(**kwargs)
     env.unwrapped.spec = EnvSpec(id, env_spec.entry_point, kwargs)

@@ -22,6 +22,7 @@ from gem.tasks import Task
 
 if TYPE_CHECKING:
     from gem.advantage import TurnTable
+    from gem.fingerprint import Fingerprint
 
 StopReason: TypeAlias = Literal["stop", "length"]
 """Why sampling a turn ended: the model closed its turn, or a token limit cut it."""
@@ -181,6 +182,13 @@ class Trajectory:
         """Number of tokens the policy sampled."""
         return sum(len(turn.response_ids) for turn in self.turns)
 
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """Which episode this is and what came of it, see `gem.fingerprint`."""
+        from gem.fingerprint import fingerprint
+
+        return fingerprint(self)
+
     def sequences(self) -> list[Sequence]:
         """Return the training rows.
 
@@ -200,13 +208,16 @@ class Trajectory:
         return rows
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a JSON-ready mapping."""
+        """Return a JSON-ready mapping, in which a hash stands for the bytes of an image."""
         return {
             "task": self.task.to_dict(),
             "group": self.group,
             "end": self.end,
-            "turns": [asdict(turn) for turn in self.turns],
-            "final_observation": self.final_observation,
+            "turns": [
+                {**asdict(turn), "observation": _recordable(turn.observation)}
+                for turn in self.turns
+            ],
+            "final_observation": _recordable(self.final_observation),
             "failure": None if self.failure is None else asdict(self.failure),
             "drift": [asdict(d) for d in self.drift],
             "policy_version": self.policy_version,
@@ -250,6 +261,14 @@ class Trajectory:
         except json.JSONDecodeError as error:
             raise ConfigurationError(f"not a recorded trajectory: {error}") from error
         return cls.from_dict(data)
+
+
+def _recordable(observation: Observation | None) -> Any:
+    if observation is None or isinstance(observation, str):
+        return observation
+    from gem.fingerprint import canonical
+
+    return canonical(observation)
 
 
 def turn_table(

@@ -2,23 +2,74 @@
 
     print(check_env("game:GuessTheNumber-v0-easy"))
 
-A fault of the environment is reported, never raised.
+A fault of the environment is reported, never raised. Checks that mean the same as one of OpenEnv's
+list (policy `severity-v2`) are reported under its id, level, lane and severity as well; those of
+its hub lane that an oracle lets us decide here are decided here.
 """
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import json
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from gem import registry
 from gem.core import Env
-from gem.errors import GemError
-from gem.testing.checks import CHECKS, SkipCheck, Subject, describe
+from gem.errors import ConfigurationError, GemError, MissingExtraError, UnreachableError
+from gem.testing import checks, scores
+from gem.testing.elsewhere import OtherProcess
+from gem.testing.playing import play, random_policy
+from gem.testing.subject import SkipCheck, Subject, describe, seeds_for
 
 Status: TypeAlias = Literal["passed", "failed", "skipped"]
+Severity: TypeAlias = Literal["fail", "warn", "advisory"]
+Lane: TypeAlias = Literal["local", "hub"]
+
+
+class Check(NamedTuple):
+    """A check as it is reported."""
+
+    name: str
+    id: str
+    """OpenEnv's id where it has such a check, else one that begins with `gem.`"""
+    run: Callable[[Subject], str]
+    """Returns what was measured; raises `FaultError` or `SkipCheck`."""
+    level: int = 2
+    """1 looks at what is declared, 2 runs it, 3 asks what it means, 4 takes statistics."""
+    severity: Severity = "fail"
+    lane: Lane = "local"
+
+
+CHECKS: tuple[Check, ...] = (
+    Check("contract", "runtime.state_contract", checks.check_contract),
+    Check("observations", "runtime.observation_schema", checks.check_observations),
+    Check("rewards", "runtime.reward_well_formed", scores.check_rewards),
+    Check("determinism", "runtime.episode_determinism", checks.check_determinism),
+    Check("variety", "runtime.seed_control", checks.check_variety),
+    Check("processes", "semantic.verifier_portability", checks.check_processes, 3),
+    Check("threads", "runtime.episode_isolation", checks.check_threads),
+    Check("vector", "gem.vector_isolation", checks.check_vector),
+    Check("snapshot", "gem.fork_equality", checks.check_snapshot),
+    Check("pickle", "gem.pickle", checks.check_pickle),
+    Check("replay", "semantic.replayability", checks.check_replay, 3),
+    Check("grading", "semantic.verifier_determinism", checks.check_grading, 3),
+    Check("agreement", "gem.prompt_grader_agreement", scores.check_agreement, 3),
+    Check("oracle", "semantic.oracle_max", scores.check_oracle, 3),
+    Check("random", "semantic.floor_gap", scores.check_random, 3),
+    Check("degenerate", "semantic.canary_floor", scores.check_degenerate, 3),
+    Check("leak", "semantic.no_solution_leakage", scores.check_leak, 3),
+    Check("bad_input", "gem.bad_input", checks.check_bad_input),
+    Check("global_rng", "gem.global_rng", checks.check_global_rng),
+    Check("network", "runtime.network_policy", checks.check_network),
+    Check("throughput", "gem.throughput", scores.check_throughput, severity="advisory"),
+)
+"""All checks, in the order in which they are reported."""
+
+_STARTUP = Check("make", "runtime.startup", lambda subject: "")
 
 
 @dataclass(frozen=True)
@@ -29,6 +80,19 @@ class CheckResult:
     status: Status
     detail: str = ""
     """What was measured, or what went wrong and where."""
+    check: Check = field(default=_STARTUP, repr=False, compare=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-ready mapping with OpenEnv's fields."""
+        return {
+            "check_id": self.check.id,
+            "name": self.name,
+            "level": self.check.level,
+            "lane": self.check.lane,
+            "severity": self.check.severity,
+            "verdict": {"passed": "pass", "failed": "fail", "skipped": "skip"}[self.status],
+            "detail": self.detail,
+        }
 
 
 @dataclass(frozen=True)
@@ -40,18 +104,40 @@ class CheckReport:
 
     @property
     def passed(self) -> bool:
-        """Whether no check failed."""
-        return all(result.status != "failed" for result in self.results)
+        """Whether no check failed that is more than advice."""
+        return not self.failures
+
+    @property
+    def failures(self) -> list[CheckResult]:
+        """The results that an environment must not have."""
+        return [r for r in self.results if r.status == "failed" and r.check.severity == "fail"]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return `{"target", "verdict", "results": [...]}`, ready for JSON."""
+        return {
+            "target": self.env,
+            "verdict": "pass" if self.passed else "fail",
+            "results": [result.to_dict() for result in self.results],
+        }
 
     def to_json(self) -> str:
-        """Return `{"env", "passed", "results": [{"name", "status", "detail"}]}` as JSON."""
-        return json.dumps({"env": self.env, "passed": self.passed, **asdict(self)})
+        """Return `to_dict` as JSON."""
+        return json.dumps(self.to_dict())
+
+    @property
+    def head(self) -> str:
+        """One line: the id and whether it passed."""
+        failed = len(self.failures)
+        verdict = f"{failed} of {len(self.results)} checks failed" if failed else "ok"
+        return f"{self.env}: {verdict}"
+
+    def table(self, status: Status | None = None) -> str:
+        """Return a line per result, of one status or of all."""
+        rows = [r for r in self.results if status is None or r.status == status]
+        return "\n".join(f"  {r.name:<12} {r.status:<8} {r.detail}".rstrip() for r in rows)
 
     def __str__(self) -> str:
-        failed = sum(result.status == "failed" for result in self.results)
-        head = f"{self.env}: {f'{failed} of {len(self.results)} checks failed' if failed else 'ok'}"
-        rows = [f"  {r.name:<12} {r.status:<8} {r.detail}".rstrip() for r in self.results]
-        return "\n".join([head, *rows])
+        return f"{self.head}\n{self.table()}"
 
 
 def check_env(
@@ -59,6 +145,10 @@ def check_env(
     *,
     episodes: int = 32,
     max_steps: int = 200,
+    cpu_s: float = 1.0,
+    max_return: float = 1.0,
+    only: Collection[str] = (),
+    other: OtherProcess | None = None,
     **params: Any,
 ) -> CheckReport:
     """Check an environment.
@@ -68,11 +158,22 @@ def check_env(
             be pickled are checked in another process.
         episodes: Episodes per policy in the checks that compare success rates.
         max_steps: Longest episode that is played.
+        cpu_s: CPU seconds per policy in these checks; where they are used up fewer episodes are
+            played, at least four.
+        max_return: Most that an episode may pay.
+        only: Names of the checks to run; all of them if empty.
+        other: The process that plays the same episodes, if many environments share one.
         **params: Parameters given to the id or the function.
 
     Raises:
-        GemError: The id or a parameter is wrong.
+        GemError: The id or a parameter is wrong, or what the environment needs is missing.
     """
+    unknown = set(only) - {check.name for check in CHECKS}
+    if unknown:
+        raise ConfigurationError(
+            f"only must name checks ({', '.join(check.name for check in CHECKS)}), "
+            f"got {', '.join(sorted(map(repr, unknown)))}"
+        )
     factory: Callable[..., Env]
     if isinstance(env, str):
         name, factory = env, partial(_make, registry.spec(env), **params)
@@ -84,8 +185,23 @@ def check_env(
         raise
     except Exception as error:
         return CheckReport(name, [CheckResult("make", "failed", describe(error))])
-    subject = Subject(factory, episodes, max_steps)
-    return CheckReport(name, [_run(check, subject) for check in CHECKS])
+    try:
+        play(factory(), random_policy, max_steps, 0)
+        seeds = seeds_for(factory)
+    except (MissingExtraError, UnreachableError):
+        raise
+    except Exception:
+        # Whatever else is wrong is the business of the checks.
+        seeds = range(4)
+    with contextlib.ExitStack() as stack:
+        if other is None:
+            other = stack.enter_context(OtherProcess())
+        subject = Subject(factory, episodes, max_steps, cpu_s, max_return, seeds, other)
+        chosen = [check for check in CHECKS if not only or check.name in only]
+        if any(check.run is checks.check_processes for check in chosen):
+            # It plays while the first checks run here.
+            other.ask(subject)
+        return CheckReport(name, [_run(check, subject) for check in chosen])
 
 
 def _make(spec: registry.EnvSpec, /, **params: Any) -> Env:
@@ -95,11 +211,21 @@ def _make(spec: registry.EnvSpec, /, **params: Any) -> Env:
     return registry.make(spec.id, **params)
 
 
-def _run(check: Callable[[Subject], str], subject: Subject) -> CheckResult:
-    name = check.__name__.removeprefix("check_")
+def _run(check: Check, subject: Subject) -> CheckResult:
     try:
-        return CheckResult(name, "passed", check(subject))
+        return CheckResult(check.name, "passed", check.run(subject), check)
     except SkipCheck as skip:
-        return CheckResult(name, "skipped", str(skip))
+        return CheckResult(check.name, "skipped", str(skip), check)
     except Exception as error:
-        return CheckResult(name, "failed", describe(error))
+        return CheckResult(check.name, "failed", describe(error), check)
+
+
+def offline_parameters(id: str) -> dict[str, Any]:
+    """Return the parameters with which an id needs neither a download nor a sandbox.
+
+    Data comes from the bundled sample. Programs are the sample's own and the checker's junk, so
+    that they may run without isolation.
+    """
+    known = inspect.signature(registry.spec(id).load()).parameters
+    offline = {"source": "sample", "executor": "subprocess"}
+    return {name: value for name, value in offline.items() if name in known}

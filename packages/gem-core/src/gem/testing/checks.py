@@ -1,72 +1,42 @@
-"""The checks: each plays an environment and raises `FaultError` where it breaks a promise."""
+"""Checks of the contract: each plays an environment and raises `FaultError` where it breaks it."""
 
 from __future__ import annotations
 
+import contextlib
 import math
-import os
 import pickle
 import random
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import threading
+from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
-from gem.core import Env, Observation
+from gem.core import Env
 from gem.errors import ResetNeededError
+from gem.replay import difference
 from gem.seeding import env_seed, stream
+from gem.tasks import Task
 from gem.testing.playing import (
-    Policy,
+    answer_like,
     digest,
     facts,
-    oracle_policy,
     play,
     random_policy,
+    recorded,
     replay,
     shown,
     transcript,
 )
+from gem.testing.subject import FaultError, SkipCheck, Subject, describe, require
+from gem.trajectory import Trajectory
 
-# A degenerate policy may be luckier than random play by this much, and random play must stay this
-# far below certain success.
-_MARGIN = 0.1
 # Longest answer to any action: feedback must not echo a policy's whole text.
 _MAX_OBSERVATION = 20_000
-_SUBPROCESS_TIMEOUT_S = 120
-_SEEDS = range(4)
-
-
-class FaultError(Exception):
-    """The environment breaks a promise."""
-
-
-class SkipCheck(Exception):  # noqa: N818
-    """The environment does not make this promise."""
-
-
-@dataclass(frozen=True)
-class Subject:
-    """What is checked, and how much of it."""
-
-    factory: Callable[..., Env]
-    """Makes the environment; further keywords are further parameters."""
-    episodes: int
-    """Episodes per policy where success rates are compared."""
-    max_steps: int
-    """Longest episode played."""
-
-
-def describe(error: Exception) -> str:
-    """Return an error on one line."""
-    text = " ".join(str(error).split())
-    text = text if isinstance(error, FaultError) else f"{type(error).__name__}: {text}"
-    return text if len(text) <= 300 else text[:297] + "..."
-
-
-def require(condition: bool, message: str) -> None:
-    """Raise `FaultError` unless the condition holds."""
-    if not condition:
-        raise FaultError(message)
+# The last observations of an episode may be longer than the first ones by this factor and length:
+# boards and lists of guesses grow, a history glued to each observation grows without end.
+_GROWTH = (3, 1_000)
+_THREADS = 3
 
 
 def midway(subject: Subject, seed: int) -> tuple[Env, list[str]]:
@@ -84,7 +54,7 @@ def check_contract(subject: Subject) -> str:
     env = subject.factory()
     _require_refusal(env, "before reset()")
     steps = 0
-    for seed in _SEEDS:
+    for seed in subject.seeds:
         observation, info = env.reset(seed=seed)
         _require_observation(observation, f"reset(seed={seed})")
         require(bool(shown(observation)), f"reset(seed={seed}) returned an empty observation")
@@ -149,10 +119,94 @@ def _require_step(step: Any, where: str) -> None:
         require(isinstance(info.get(key, False), bool), f"{where}: info[{key!r}] must be a bool")
 
 
+def check_observations(subject: Subject) -> str:
+    """Observations stay bounded while an episode goes on, and the last one does not repeat them."""
+    longest = max(subject.random.episodes, key=lambda episode: len(episode.steps))
+    lengths = [len(shown(observation)) for observation in longest.observations[1:]]
+    if len(lengths) >= 8:
+        quarter = len(lengths) // 4
+        early, late = sum(lengths[:quarter]) / quarter, sum(lengths[-quarter:]) / quarter
+        require(
+            late <= _GROWTH[0] * early + _GROWTH[1],
+            f"observations grow from {early:.0f} to {late:.0f} characters in {len(lengths)} turns",
+        )
+    first = len(shown(longest.first))
+    return f"reset {first}, then at most {max(lengths, default=0)} characters"
+
+
+def check_replay(subject: Subject) -> str:
+    """An episode as a rollout records it, written and read, is the same again."""
+    for seed in subject.seeds:
+        episode = play(subject.factory(), random_policy, subject.max_steps, seed)
+        trajectory = recorded(episode, Task("checked", seed))
+        again = Trajectory.from_json(trajectory.to_json())
+        require(
+            again.fingerprint == trajectory.fingerprint,
+            f"seed {seed}: the fingerprint is another one after writing and reading",
+        )
+        found = difference(again, lambda task: subject.factory())
+        require(found is None, f"seed {seed}: {found}")
+    return f"{len(subject.seeds)} episodes, the last one {trajectory.fingerprint.outcome[:8]}"
+
+
+def check_grading(subject: Subject) -> str:
+    """The same action in the same state is answered alike every time."""
+    env = subject.factory()
+    for seed in subject.seeds:
+        env.reset(seed=seed)
+        state = env.snapshot()
+        actions = [env.sample_random_action(), ""]
+        with contextlib.suppress(NotImplementedError):
+            actions.append(env.oracle_action())
+        for action in actions:
+            answers = []
+            for _ in range(3):
+                env.restore(state)
+                answers.append(facts(env.step(action)))
+            same = answers[0] == answers[1] == answers[2]
+            require(same, f"seed {seed}: {action!r:.60} is answered differently each time")
+    return "3 times each"
+
+
+_connections: list[str] = []
+_listening = threading.Event()
+
+
+@cache
+def _listen() -> None:
+    """Note connections while `_listening` is set; an audit hook cannot be removed again."""
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if not _listening.is_set():
+            return
+        if event == "socket.connect" and isinstance(arguments[1], tuple):
+            _connections.append(f"{arguments[1][0]}:{arguments[1][1]}")
+        elif event == "socket.getaddrinfo":
+            _connections.append(str(arguments[0]))
+
+    sys.addaudithook(hook)
+
+
+def check_network(subject: Subject) -> str:
+    """The constructor asks nobody; whom the episode asks is told."""
+    _listen()
+    _connections.clear()
+    _listening.set()
+    try:
+        env = subject.factory()
+        require(not _connections, f"the constructor connects to {_connections}")
+        play(env, random_policy, 3, 0)
+    finally:
+        _listening.clear()
+    if _connections:
+        raise SkipCheck(f"needs the network: {', '.join(sorted(set(_connections)))}")
+    return "no connection"
+
+
 def check_determinism(subject: Subject) -> str:
     """Same seed and actions, same episode: interleaved with others, whoever seeds `random`."""
     one, two, other = subject.factory(), subject.factory(), subject.factory()
-    for seed in _SEEDS:
+    for seed in subject.seeds:
         expected = play(one, random_policy, subject.max_steps, seed)
         first, _ = two.reset(seed=seed)
         other.reset(seed=seed + 1)
@@ -163,14 +217,15 @@ def check_determinism(subject: Subject) -> str:
                 other.reset()
             same = facts(two.step(action)) == facts(step)
             require(same, f"seed {seed}, turn {turn + 1}: same seed and actions, other step")
-    return "4 seeds, interleaved"
+    return f"{len(subject.seeds)} seeds, interleaved"
 
 
 def check_variety(subject: Subject) -> str:
     """Different seeds give different episodes under the same actions."""
-    actions = play(subject.factory(), random_policy, subject.max_steps, 0).actions
+    actions = subject.random.episodes[0].actions
     seen = set()
-    for seed in range(subject.episodes):
+    seeds = range(len(subject.random.episodes))
+    for seed in seeds:
         env = subject.factory()
         first, _ = env.reset(seed=seed)
         told: list[Any] = [shown(first)]
@@ -180,39 +235,41 @@ def check_variety(subject: Subject) -> str:
             if step[2] or step[3]:
                 break
         seen.add(repr(told))
-    require(len(seen) > 1, f"{subject.episodes} seeds gave one and the same episode")
-    return f"{len(seen)} different episodes in {subject.episodes} seeds"
+    if len(seen) == 1 and env.rng.getstate() == stream(*env.episode_key).getstate():
+        raise SkipCheck("it draws nothing: all episodes start alike")
+    require(len(seen) > 1, f"{len(seeds)} seeds gave one and the same episode")
+    return f"{len(seen)} different episodes in {len(seeds)} seeds"
 
 
 def check_processes(subject: Subject) -> str:
     """A process with another hash seed plays the same episodes."""
-    try:
-        payload = pickle.dumps(subject)
-    except Exception as error:
-        raise SkipCheck(f"the function that makes it cannot be pickled: {error}") from None
-    paths = os.pathsep.join(path for path in sys.path if path)
-    seeds = {os.environ.get("PYTHONHASHSEED", ""), "101", "202"}
-    child = subprocess.run(
-        [sys.executable, "-c", "from gem.testing.checks import child; child()"],
-        input=payload,
-        capture_output=True,
-        timeout=_SUBPROCESS_TIMEOUT_S,
-        check=False,
-        env={**os.environ, "PYTHONPATH": paths, "PYTHONHASHSEED": max(seeds)},
-    )
-    if child.returncode != 0:
-        lines = child.stderr.decode(errors="replace").strip().splitlines()
-        raise FaultError(f"another process failed: {lines[-1] if lines else child.returncode}")
-    here = digest(transcript(subject.factory(), _SEEDS, subject.max_steps))
-    there = child.stdout.decode().strip()
+    if subject.other is None:
+        raise SkipCheck("no other process was asked")
+    there = subject.other.answer()
+    here = digest(transcript(subject.factory(), subject.seeds, subject.max_steps))
     require(here == there, "another process plays other episodes (hash order, time, process id?)")
     return f"transcript {here[:8]}"
 
 
-def child() -> None:
-    """Play the pickled subject of standard input; print the digest of its transcript."""
-    subject: Subject = pickle.load(sys.stdin.buffer)
-    sys.stdout.write(digest(transcript(subject.factory(), _SEEDS, subject.max_steps)))
+def check_threads(subject: Subject) -> str:
+    """Threads that play at the same time play the same episodes."""
+    expected = digest(transcript(subject.factory(), subject.seeds, subject.max_steps))
+    found: list[str] = []
+
+    def work() -> None:
+        try:
+            found.append(digest(transcript(subject.factory(), subject.seeds, subject.max_steps)))
+        except Exception as error:
+            found.append(describe(error))
+
+    threads = [threading.Thread(target=work) for _ in range(_THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for one in found:
+        require(one == expected, f"a thread beside others plays other episodes: {one}")
+    return f"{_THREADS} threads, transcript {expected[:8]}"
 
 
 def check_vector(subject: Subject) -> str:
@@ -242,7 +299,7 @@ def check_vector(subject: Subject) -> str:
 
 def check_snapshot(subject: Subject) -> str:
     """Snapshot, restore and spawn continue bit for bit, the following episode included."""
-    for seed in _SEEDS:
+    for seed in subject.seeds:
         env, rest = midway(subject, seed)
         state = env.snapshot()
         child = env.spawn(same_state=True)
@@ -255,106 +312,39 @@ def check_snapshot(subject: Subject) -> str:
         env.restore(state)
         again = replay(env, rest), shown(env.reset()[0])
         require(again == expected, f"seed {seed}: restore() continues differently")
-    return "4 seeds: restore, restore elsewhere, spawn"
+    return f"{len(subject.seeds)} seeds: restore, restore elsewhere, spawn"
 
 
 def check_pickle(subject: Subject) -> str:
     """A pickled environment continues bit for bit."""
-    for seed in _SEEDS:
+    for seed in subject.seeds:
         env, rest = midway(subject, seed)
         copy = pickle.loads(pickle.dumps(env))
         require(replay(copy, rest) == replay(env, rest), f"seed {seed}: continues differently")
     return f"{len(pickle.dumps(env))} bytes"
 
 
-def check_oracle(subject: Subject) -> str:
-    """The oracle wins every start, and acts on what was observed alone."""
-    env = subject.factory()
-    known: dict[Any, tuple[str, int]] = {}
-    turns = 0
-    for seed in range(subject.episodes):
-        try:
-            episode = play(env, oracle_policy, subject.max_steps, seed)
-        except NotImplementedError:
-            raise SkipCheck("no oracle_action()") from None
-        require(episode.success, f"lost seed {seed} after {len(episode.steps)} turns")
-        turns = max(turns, len(episode.steps))
-        history: tuple[str, ...] = (shown(episode.first),)
-        for action, step in zip(episode.actions, episode.steps, strict=True):
-            first_action, first_seed = known.setdefault(history, (action, seed))
-            require(
-                action == first_action,
-                f"knows more than it observed: seeds {first_seed} and {seed} look the same up to "
-                f"turn {len(history) // 2 + 1}, yet it plays {first_action!r} and {action!r}",
-            )
-            history = (*history, action, shown(step[0]))
-    return f"won {subject.episodes} of {subject.episodes}, at most {turns} turns"
-
-
-def _success_rate(subject: Subject, policy: Policy) -> float:
-    env = subject.factory()
-    seeds = range(subject.episodes)
-    return sum(play(env, policy, subject.max_steps, s).success for s in seeds) / subject.episodes
-
-
-def check_random(subject: Subject) -> str:
-    """Random play leaves something to learn."""
-    rate = _success_rate(subject, random_policy)
-    require(rate <= 1 - _MARGIN, f"random play already wins {rate:.2f} of the episodes")
-    return f"random play wins {rate:.2f}"
-
-
-def check_degenerate(subject: Subject) -> str:
-    """Policies that do not play win no more often than random play."""
-    constant = play(subject.factory(), random_policy, 1, 12345).actions[0]
-    prompt = ""
-
-    def copy_of_prompt(env: Env, observation: Observation) -> str:
-        nonlocal prompt
-        prompt = prompt or shown(observation)
-        return prompt
-
-    policies: dict[str, Policy] = {
-        "null": lambda env, observation: "",
-        "constant": lambda env, observation: constant,
-        "echo": lambda env, observation: shown(observation),
-        "prompt copy": copy_of_prompt,
-    }
-    by_chance = _success_rate(subject, random_policy)
-    rates = []
-    for name, policy in policies.items():
-        wins = 0
-        for seed in range(subject.episodes):
-            prompt = ""
-            wins += play(subject.factory(), policy, subject.max_steps, seed).success
-        rate = wins / subject.episodes
-        require(
-            rate <= by_chance + _MARGIN,
-            f"the {name} policy wins {rate:.2f} of the episodes, random play {by_chance:.2f}",
-        )
-        rates.append(f"{name} {rate:.2f}")
-    return ", ".join(rates)
-
-
-def _bad_inputs() -> Iterator[str]:
+def _bad_inputs(example: str) -> Iterator[str]:
     yield from ("", " \n\t", "\\boxed{", "\\boxed{}", "\\boxed{ }", "}{", "\\boxed{\\boxed{1}}")
     yield from ("\x00", "\\boxed{\x00}", "\ud800", "\\boxed{\udfff}", "\\boxed{٣}", "\\boxed{²}")
     yield from ("\\boxed{" + "9" * 10_000 + "}", "\\boxed{" + "a" * 100_000 + "}", "x" * 100_000)
     yield from ("\\boxed{-0}", "\\boxed{1e9}", "\\boxed{nan}", "\\boxed{" * 1_000, "\\boxed{ß}")
+    yield from ("\\boxed{" + "7" * 1_000_000 + "}", "\x00" * 1_000_000)
     yield from ("\\boxed{" + "1 " * 50_000 + "}", "\\boxed{" + ", " * 50_000 + "}", "{" * 10_000)
     rng = stream(0)
     for _ in range(100):
         noise = rng.randbytes(rng.randint(1, 40))
         text = noise.decode(("utf-8", "latin-1")[rng.randrange(2)], "surrogateescape")
-        yield f"\\boxed{{{text}}}" if rng.random() < 0.5 else text
+        yield answer_like(example, text) if rng.random() < 0.5 else text
 
 
 def check_bad_input(subject: Subject) -> str:
     """Whatever a policy says is answered with a proper step."""
     env = subject.factory()
+    example = subject.random.episodes[0].actions[0]
     done = True
     n = 0
-    for n, action in enumerate(_bad_inputs(), start=1):
+    for n, action in enumerate(_bad_inputs(example), start=1):
         if done:
             env.reset(seed=n)
         try:
@@ -378,7 +368,7 @@ def check_global_rng(subject: Subject) -> str:
             np.random.seed(seed)
             ours, ours_np = random.getstate(), np.random.get_state(legacy=True)
             env = subject.factory()
-            transcripts.append(transcript(env, _SEEDS, subject.max_steps))
+            transcripts.append(transcript(env, subject.seeds, subject.max_steps))
             env.snapshot()
             env.close()
             require(random.getstate() == ours, "the global generator of `random` was used")
@@ -389,20 +379,3 @@ def check_global_rng(subject: Subject) -> str:
         random.setstate(before)
         np.random.set_state(before_np)
     return "random, numpy"
-
-
-CHECKS: tuple[Callable[[Subject], str], ...] = (
-    check_contract,
-    check_determinism,
-    check_variety,
-    check_processes,
-    check_vector,
-    check_snapshot,
-    check_pickle,
-    check_oracle,
-    check_random,
-    check_degenerate,
-    check_bad_input,
-    check_global_rng,
-)
-"""All checks, in the order in which they are reported."""

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import os
+import re
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, TypeAlias
 
 from gem.core import Env, Observation, Step
+from gem.fingerprint import canonical
+from gem.tasks import Task
+from gem.trajectory import EpisodeEnd, Trajectory, Turn
 
 Policy: TypeAlias = Callable[[Env, Observation], str]
 """The action for an environment that has just shown an observation."""
+
+# However slow an environment is, this many episodes are played.
+_FEWEST_EPISODES = 4
 
 
 @dataclass
@@ -29,10 +39,57 @@ class Episode:
     @property
     def success(self) -> bool:
         """What the last info says; without such a key, whether the last reward is positive."""
-        if not self.steps:
-            return False
-        _, reward, _, _, info = self.steps[-1]
-        return bool(info.get("success", info.get("correct", reward > 0)))
+        return bool(self.steps) and won(self.steps[-1])
+
+    @property
+    def total_reward(self) -> float:
+        """Undiscounted return."""
+        return sum(step[1] for step in self.steps)
+
+    @property
+    def observations(self) -> list[Observation]:
+        """All observations, the one of `reset` first."""
+        return [self.first, *(step[0] for step in self.steps)]
+
+
+@dataclass
+class Score:
+    """Episodes of one policy."""
+
+    episodes: list[Episode] = field(default_factory=list)
+    floors: list[float] = field(default_factory=list)
+    """`oracle_success` of each start."""
+
+    @property
+    def wins(self) -> int:
+        """Number of episodes won."""
+        return sum(episode.success for episode in self.episodes)
+
+    @property
+    def decided(self) -> int:
+        """Number of episodes that came to an end."""
+        return sum(episode.done for episode in self.episodes)
+
+    @property
+    def rate(self) -> float:
+        """Share of all episodes that was won."""
+        return self.wins / len(self.episodes)
+
+    @property
+    def mean_return(self) -> float:
+        """Mean undiscounted return."""
+        return math.fsum(episode.total_reward for episode in self.episodes) / len(self.episodes)
+
+    @property
+    def steps(self) -> int:
+        """Number of steps taken."""
+        return sum(len(episode.steps) for episode in self.episodes)
+
+
+def won(step: Step) -> bool:
+    """Whether a last step says that the episode was won."""
+    info = step[4]
+    return bool(info.get("success", info.get("correct", step[1] > 0)))
 
 
 def random_policy(env: Env, observation: Observation) -> str:
@@ -58,9 +115,81 @@ def play(env: Env, policy: Policy, max_steps: int, seed: int | None = None) -> E
     return episode
 
 
-def replay(env: Env, actions: list[str]) -> list[Any]:
+def score(
+    env: Env,
+    policy: Policy,
+    episodes: int,
+    max_steps: int,
+    cpu_s: float = math.inf,
+    total_steps: float = math.inf,
+) -> Score:
+    """Play the episodes of the seeds 0, 1, ...
+
+    Args:
+        env: What is played.
+        policy: Who plays it.
+        episodes: How often.
+        max_steps: Longest episode.
+        cpu_s: CPU seconds after which no episode is begun, once there are four.
+        total_steps: Steps after which no episode is begun.
+    """
+    began = cpu_time()
+    result = Score()
+    for seed in range(episodes):
+        spent = len(result.episodes) >= _FEWEST_EPISODES and cpu_time() - began > cpu_s
+        if spent or result.steps >= total_steps:
+            break
+        result.episodes.append(play(env, policy, max_steps, seed))
+        result.floors.append(float(env.unwrapped.oracle_success))
+    return result
+
+
+def cpu_time() -> float:
+    """Return CPU seconds of this process and of the children that it has waited for."""
+    times = os.times()
+    return time.process_time() + times.children_user + times.children_system
+
+
+def replay(env: Env, actions: Iterable[str]) -> list[Any]:
     """Return what given actions lead to."""
     return [facts(env.step(action)) for action in actions]
+
+
+def recorded(episode: Episode, task: Task) -> Trajectory:
+    """Return an episode as a rollout would record it, without tokens."""
+    turns: list[Turn] = []
+    for action, before, step in zip(
+        episode.actions, episode.observations, episode.steps, strict=False
+    ):
+        _, reward, terminated, truncated, _ = step
+        turns.append(
+            Turn(
+                observation=before,
+                context_ids=[],
+                fresh=not turns,
+                response_ids=[],
+                logprobs=None,
+                text=action,
+                reward=float(reward),
+                terminated=terminated,
+                truncated=truncated,
+                stop_reason="stop",
+            )
+        )
+    end: EpisodeEnd = "turn_budget"
+    if episode.done:
+        end = "terminated" if episode.steps[-1][2] else "truncated"
+    return Trajectory(task, turns, end=end, final_observation=episode.observations[-1])
+
+
+def answer_like(example: str, content: str) -> str:
+    """Return `content` in the form in which the action `example` gives its answer."""
+    if "\\boxed{" in example:
+        return f"\\boxed{{{content}}}"
+    if "<answer>" in example:
+        return f"<answer>{content}</answer>"
+    fence = re.search(r"^```.*$", example, re.MULTILINE)
+    return f"{fence[0]}\n{content}\n```" if fence else content
 
 
 def shown(observation: Observation) -> str:
@@ -71,10 +200,17 @@ def shown(observation: Observation) -> str:
 
 
 def facts(step: Step) -> Any:
-    """Return a step as plain values; of the info, its scalars in order of their keys."""
+    """Return a step as plain values; of the info, its scalars in order of their keys.
+
+    Measured times, whose key ends with `seconds`, are no part of what an episode is.
+    """
     observation, reward, terminated, truncated, info = step
-    scalars = {k: v for k, v in info.items() if isinstance(v, bool | int | float | str)}
-    return shown(observation), float(reward), terminated, truncated, sorted(scalars.items())
+    scalars = {
+        k: v
+        for k, v in info.items()
+        if isinstance(v, bool | int | float | str) and not k.endswith("seconds")
+    }
+    return canonical(observation), float(reward), terminated, truncated, sorted(scalars.items())
 
 
 def transcript(env: Env, seeds: range, max_steps: int) -> list[Any]:
@@ -83,7 +219,8 @@ def transcript(env: Env, seeds: range, max_steps: int) -> list[Any]:
     for seed in seeds:
         for given in (seed, None):
             episode = play(env, random_policy, max_steps, given)
-            episodes.append((shown(episode.first), [facts(step) for step in episode.steps]))
+            told = [facts(step) for step in episode.steps]
+            episodes.append((canonical(episode.first), told))
     return episodes
 
 

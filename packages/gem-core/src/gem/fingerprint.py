@@ -1,0 +1,113 @@
+"""Fingerprints: two short hashes that say which episode was played and what came of it.
+
+Reproducibility in one sentence: an equal `key` means an equal `outcome`. The text that is hashed is
+JSON with sorted keys, so that a fingerprint is the same on every platform.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gem import __version__
+from gem.core import Observation
+from gem.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from gem.trajectory import Trajectory
+
+_DIGEST_BYTES = 12
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """What an episode was asked and what it answered."""
+
+    version: str
+    """Version of gem-core that played it; no part of the hashes."""
+    key: str
+    """Hash of environment id (its version, `-v0`, included), parameters, seed and actions."""
+    outcome: str
+    """Hash of observations, rewards and flags."""
+
+    def __str__(self) -> str:
+        return f"{self.version}:{self.key}:{self.outcome}"
+
+    @classmethod
+    def parse(cls, text: str) -> Fingerprint:
+        """Read what `str` writes.
+
+        Raises:
+            ConfigurationError: Not a fingerprint.
+        """
+        parts = text.split(":")
+        if len(parts) != 3 or not all(parts):
+            raise ConfigurationError(f"a fingerprint is <version>:<key>:<outcome>, got {text!r}")
+        return cls(*parts)
+
+
+def fingerprint(trajectory: Trajectory) -> Fingerprint:
+    """Return the fingerprint of an episode.
+
+    An episode that a budget cut short has one too. Two episodes are comparable if both hashes
+    cover the same turns, which equal keys imply.
+
+    Raises:
+        ConfigurationError: A parameter of the task cannot be written as JSON.
+    """
+    task, turns = trajectory.task, trajectory.turns
+    actions = [turn.text for turn in turns]
+    # Adding 0.0 makes a zero of either sign the same zero.
+    told: list[Any] = [
+        [canonical(turn.observation), float(turn.reward) + 0.0, turn.terminated, turn.truncated]
+        for turn in turns
+    ]
+    if trajectory.final_observation is not None:
+        told.append(canonical(trajectory.final_observation))
+    return Fingerprint(
+        __version__,
+        _digest([task.env_id, dict(task.params), task.seed, actions]),
+        _digest(told),
+    )
+
+
+def canonical(observation: Observation) -> str | list[dict[str, str]]:
+    """Return an observation as JSON values, in which a hash stands for the bytes of an image."""
+    if isinstance(observation, str):
+        return observation
+    parts = []
+    for part in observation:
+        if part.get("type") == "text":
+            parts.append({"type": "text", "text": part.get("text", "")})
+        else:
+            parts.append({"type": str(part.get("type")), "blake2b": _image_digest(part)})
+    return parts
+
+
+def _image_digest(part: Mapping[str, Any]) -> str:
+    if "blake2b" in part:
+        return str(part["blake2b"])
+    image: Any = part.get("image")
+    if isinstance(image, bytes | bytearray):
+        return blake2b(image, digest_size=_DIGEST_BYTES).hexdigest()
+    if isinstance(image, str | Path):
+        return blake2b(Path(image).read_bytes(), digest_size=_DIGEST_BYTES).hexdigest()
+    if hasattr(image, "tobytes"):
+        # A picture in memory: its size is not in its pixels.
+        pixels = f"{getattr(image, 'mode', '')}{getattr(image, 'size', '')}".encode()
+        return blake2b(pixels + image.tobytes(), digest_size=_DIGEST_BYTES).hexdigest()
+    raise ConfigurationError(
+        f"an image of an observation is a path, bytes or a PIL image, got {type(image).__name__}"
+    )
+
+
+def _digest(value: Any) -> str:
+    try:
+        text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    except TypeError as error:
+        raise ConfigurationError(f"no fingerprint of what is not JSON: {error}") from error
+    return blake2b(text.encode("ascii"), digest_size=_DIGEST_BYTES).hexdigest()

@@ -1,0 +1,99 @@
+"""Playing recorded episodes again, to see whether the environment still answers the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from gem.core import Env, Observation
+from gem.errors import ConfigurationError, MissingExtraError, UnreachableError
+from gem.fingerprint import canonical
+from gem.tasks import Task
+from gem.trajectory import Trajectory
+
+What: TypeAlias = Literal["observation", "reward", "terminated", "truncated", "exception"]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first place where an episode was not the same again."""
+
+    turn: int
+    """Number of turns taken before it; 0 is the observation that `reset` returned."""
+    what: What
+    expected: Any
+    """What was recorded."""
+    found: Any
+    """What happened now."""
+
+    def __str__(self) -> str:
+        expected, found = self.expected, self.found
+        if isinstance(expected, str) and isinstance(found, str):
+            expected, found = _around(expected, found)
+        where = f"turn {self.turn}, {self.what}"
+        return f"{where}\n  expected {_clip(expected)}\n  found    {_clip(found)}"
+
+
+def difference(
+    trajectory: Trajectory, make_env: Callable[[Task], Env] = Task.make
+) -> Difference | None:
+    """Play the recorded actions and return the first difference, None if there is none.
+
+    Episodes that a budget cut short are compared as far as they go. What an episode looks like
+    that infrastructure ended depends on what failed: nothing of it is compared.
+
+    Args:
+        trajectory: A recorded episode.
+        make_env: Makes the environment of its task.
+
+    Raises:
+        GemError: The environment cannot be made or reached.
+    """
+    if trajectory.failure is not None:
+        return None
+    turn = 0
+    with make_env(trajectory.task) as env:
+        try:
+            observation, _ = env.reset(seed=trajectory.task.seed)
+            for turn, recorded in enumerate(trajectory.turns):
+                if not same(recorded.observation, observation):
+                    return Difference(turn, "observation", recorded.observation, observation)
+                observation, reward, terminated, truncated, _ = env.step(recorded.text)
+                pairs: tuple[tuple[What, Any, Any], ...] = (
+                    ("reward", recorded.reward, float(reward)),
+                    ("terminated", recorded.terminated, terminated),
+                    ("truncated", recorded.truncated, truncated),
+                )
+                for what, expected, found in pairs:
+                    if expected != found:
+                        return Difference(turn + 1, what, expected, found)
+        except (ConfigurationError, MissingExtraError, UnreachableError):
+            raise
+        except Exception as error:
+            return Difference(turn, "exception", None, f"{type(error).__name__}: {error}")
+    last = trajectory.final_observation
+    if last is not None and not same(last, observation):
+        return Difference(len(trajectory.turns), "observation", last, observation)
+    return None
+
+
+def same(one: Observation, other: Observation) -> bool:
+    """Whether two observations agree, images by their bytes."""
+    return canonical(one) == canonical(other)
+
+
+def _around(one: str, other: str, before: int = 40) -> tuple[str, str]:
+    """Return both texts from shortly before their first difference."""
+    place = next(
+        (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
+        min(len(one), len(other)),
+    )
+    start = max(0, place - before)
+    lead = "..." if start else ""
+    return lead + one[start:], lead + other[start:]
+
+
+def _clip(value: Any, length: int = 160) -> str:
+    text = repr(value)
+    return text if len(text) <= length else text[: length - 3] + "..."

@@ -1,0 +1,301 @@
+"""Checks of success rates: the oracle wins, policies that do not play do not."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from gem.core import Env, Observation
+from gem.testing.playing import Policy, Score, answer_like, random_policy, shown
+from gem.testing.playing import won as is_won
+from gem.testing.subject import FaultError, SkipCheck, Subject, require
+
+MAX_ORACLE_TOLERANCE = 0.1
+"""An oracle that need not win every start may win this much less often than it says."""
+MIN_FLOOR_MARGIN = 0.1
+"""The oracle wins this much more often than random play, and no degenerate policy wins this much
+more often than random play."""
+COIN = 0.5
+"""Chance of naming the right one of two answers that the prompt names; no leak."""
+
+# Where a rate decides that looks too high, this many times as many episodes decide.
+_CONFIRM = 4
+_TOKEN = re.compile(r"[+-]?\d+(?:[./]\d+)?|[^\W\d_]+")
+_MAX_TOKENS = 48
+
+
+def check_oracle(subject: Subject) -> str:
+    """The oracle wins the share of starts that the environment names, and only by what it saw."""
+    score = subject.oracle
+    if not score.decided:
+        raise SkipCheck(f"no episode ends within {subject.max_steps} turns")
+    decided = [
+        (seed, episode, floor)
+        for seed, (episode, floor) in enumerate(zip(score.episodes, score.floors, strict=True))
+        if episode.done
+    ]
+    for seed, episode, floor in decided:
+        lost = floor == 1 and not episode.success
+        require(not lost, f"lost seed {seed} after {len(episode.steps)} turns")
+    n = len(decided)
+    floor = sum(floor for _, _, floor in decided) / n
+    rate = score.wins / n
+    tolerance = max(MAX_ORACLE_TOLERANCE, 2 * _noise(floor, n)) if floor < 1 else 0
+    require(rate >= floor - tolerance, f"wins {rate:.2f} of the episodes, it says {floor:.2f}")
+    _require_honesty(score)
+    turns = max(len(episode.steps) for _, episode, _ in decided)
+    short = f", {len(score.episodes) - n} not ended" if n < len(score.episodes) else ""
+    named = f", oracle_success {floor:.2f}" if floor < 1 else ""
+    return f"won {score.wins} of {n}{short}, at most {turns} turns{named}"
+
+
+def _require_honesty(score: Score) -> None:
+    known: dict[Any, tuple[str, int]] = {}
+    for seed, episode in enumerate(score.episodes):
+        history: tuple[str, ...] = (shown(episode.first),)
+        for action, step in zip(episode.actions, episode.steps, strict=True):
+            first_action, first_seed = known.setdefault(history, (action, seed))
+            require(
+                action == first_action,
+                f"knows more than it observed: seeds {first_seed} and {seed} look the same up to "
+                f"turn {len(history) // 2 + 1}, yet it plays {first_action!r} and {action!r}",
+            )
+            history = (*history, action, shown(step[0]))
+
+
+def check_random(subject: Subject) -> str:
+    """Random play leaves something to learn."""
+    score = subject.random
+    ceiling = 1.0
+    try:
+        oracle = subject.oracle
+    except SkipCheck:
+        pass
+    else:
+        if oracle.decided and not oracle.wins and max(oracle.floors) == 0:
+            best, by_chance = oracle.mean_return, score.mean_return
+            require(best > by_chance, f"the oracle earns {best:.2f}, random play {by_chance:.2f}")
+            return f"random play earns {by_chance:.2f}, the oracle {best:.2f}, nobody wins"
+        # The share of starts that can be won; the oracle itself is the next check's business.
+        ceiling = sum(oracle.floors) / len(oracle.floors)
+        ceiling = max(ceiling, oracle.wins / max(1, oracle.decided))
+    if score.rate > ceiling - MIN_FLOOR_MARGIN:
+        score = subject.measure(random_policy, times=_CONFIRM)
+        require(
+            score.rate <= ceiling - MIN_FLOOR_MARGIN,
+            f"random play already wins {score.rate:.2f} of the episodes",
+        )
+    return f"random play wins {score.rate:.2f}"
+
+
+def check_degenerate(subject: Subject) -> str:
+    """Policies that do not play win no more often than random play."""
+    rates = []
+    for name, make_policy in _degenerate_policies(subject).items():
+        by_chance, score = subject.random, subject.measure(make_policy())
+        if score.rate > by_chance.rate + MIN_FLOOR_MARGIN:
+            by_chance = subject.measure(random_policy, times=_CONFIRM)
+            score = subject.measure(make_policy(), times=_CONFIRM)
+            n = min(len(score.episodes), len(by_chance.episodes))
+            noise = 2 * math.sqrt(2) * _noise((score.rate + by_chance.rate) / 2, n)
+            require(
+                score.rate <= by_chance.rate + MIN_FLOOR_MARGIN + noise,
+                f"the {name} policy wins {score.rate:.2f} of the episodes, "
+                f"random play {by_chance.rate:.2f}",
+            )
+        rates.append(f"{name} {score.rate:.2f}")
+    return ", ".join(rates)
+
+
+def _degenerate_policies(subject: Subject) -> dict[str, Callable[[], Policy]]:
+    constant = subject.random.episodes[0].actions[0]
+    junk = answer_like(constant, "?")
+
+    def prompt_copier() -> Policy:
+        prompt: Observation = ""
+        rng: object = None
+
+        def copy(env: Env, observation: Observation) -> str:
+            nonlocal prompt, rng
+            if env.rng is not rng:
+                prompt, rng = observation, env.rng
+            return shown(prompt)
+
+        return copy
+
+    return {
+        "null": lambda: lambda env, observation: "",
+        "constant": lambda: lambda env, observation: constant,
+        "echo": lambda: lambda env, observation: shown(observation),
+        "prompt copy": prompt_copier,
+        "format only": lambda: lambda env, observation: junk,
+    }
+
+
+def check_leak(subject: Subject) -> str:
+    """Giving numbers and words of the prompt as the answer wins no more often than chance.
+
+    In an environment of several turns they are given one after the other. In one of a single turn
+    the answer may be in the prompt, but not always at the same place.
+    """
+    single = all(len(episode.steps) == 1 for episode in subject.random.episodes)
+    floor = max(subject.random.rate, COIN if single else 0.0) + MIN_FLOOR_MARGIN
+    for times in (1, _CONFIRM):
+        places, in_turn, n = _token_wins(subject, times, single)
+        rate = max(places.values(), default=0) / n if single else in_turn / n
+        noise = 2 * _noise(rate, n) if times > 1 else 0.0
+        if rate <= floor + noise:
+            return f"tokens of the prompt win {rate:.2f}"
+    what = "giving tokens of the prompt"
+    if single:
+        place = max(places, key=lambda p: places[p])
+        what = f"always giving token {place + 1 if place >= 0 else place} of the prompt"
+    raise FaultError(f"{what} wins {rate:.2f} of the episodes")
+
+
+def _token_wins(subject: Subject, times: int, single: bool) -> tuple[dict[int, int], int, int]:
+    """Return wins by place in the prompt (negative: from its end), wins in turn, episodes."""
+    env = subject.factory()
+    example = subject.random.episodes[0].actions[0]
+    places: dict[int, int] = {}
+    in_turn = 0
+    episodes = min(times * subject.episodes, times * len(subject.random.episodes))
+    n = 0
+    began = time.process_time()
+    for n in range(1, episodes + 1):
+        observation, _ = env.reset(seed=n - 1)
+        tokens = list(dict.fromkeys(_TOKEN.findall(shown(observation))))
+        if len(tokens) > _MAX_TOKENS:
+            tokens = tokens[: _MAX_TOKENS // 2] + tokens[-_MAX_TOKENS // 2 :]
+        state = env.snapshot()
+        readable = []
+        for place, token in enumerate(tokens):
+            env.restore(state)
+            step = env.step(answer_like(example, token))
+            if not step[4].get("format_error", False):
+                readable.append(token)
+            if is_won(step) and (step[2] or step[3]):
+                for at in (place, place - len(tokens)):
+                    places[at] = places.get(at, 0) + 1
+        if not single and readable:
+            env.restore(state)
+            in_turn += _won_in_turn(env, example, readable, subject.max_steps)
+        if n >= 4 and time.process_time() - began > times * subject.cpu_s:
+            break
+    return places, in_turn, n
+
+
+def _won_in_turn(env: Env, example: str, tokens: list[str], max_steps: int) -> bool:
+    for turn in range(max_steps):
+        step = env.step(answer_like(example, tokens[turn % len(tokens)]))
+        if step[2] or step[3]:
+            return is_won(step)
+    return False
+
+
+def check_rewards(subject: Subject) -> str:
+    """No episode pays more than it may, and no lost one pays more than the best won one."""
+    scores = [subject.random]
+    with contextlib.suppress(SkipCheck):
+        scores.append(subject.oracle)
+    episodes = [episode for score in scores for episode in score.episodes]
+    paid = [step[1] for episode in episodes for step in episode.steps]
+    limit = subject.max_return + 1e-9
+    require(max(map(abs, paid)) <= limit, f"a step pays {max(paid, key=abs)}")
+    returns = [episode.total_reward for episode in episodes]
+    require(max(returns) <= limit, f"an episode pays {max(returns):g} > {subject.max_return:g}")
+    won = [episode.total_reward for episode in episodes if episode.success]
+    lost = [episode.total_reward for episode in episodes if episode.done and not episode.success]
+    if won and lost:
+        best, consolation = max(won), max(lost)
+        require(
+            consolation < best,
+            f"a lost episode pays {consolation:g}, the best won one {best:g}",
+        )
+    return f"returns from {min(returns):g} to {max(returns):g}"
+
+
+def check_agreement(subject: Subject) -> str:
+    """The prompt names the form that the grader reads, and that form alone suffices."""
+    env = subject.factory()
+    for seed in subject.seeds:
+        observation, _ = env.reset(seed=seed)
+        prompt = shown(observation)
+        state = env.snapshot()
+        for example in _examples(prompt):
+            env.restore(state)
+            info = env.step(example)[4]
+            require(
+                not info.get("format_error", False),
+                f"seed {seed}: the prompt's own example {example!r:.60} is a format error",
+            )
+        env.restore(state)
+        try:
+            action = env.oracle_action()
+        except NotImplementedError:
+            action = env.sample_random_action()
+        form, named, bare = _form(action)
+        require(
+            not named or any(name in prompt.casefold() for name in named),
+            f"seed {seed}: the answer is read from {form}, which the prompt does not name",
+        )
+        env.restore(state)
+        whole = env.step(action)
+        env.restore(state)
+        alone = env.step(bare)
+        require(
+            alone[1:4] == whole[1:4],
+            f"seed {seed}: {bare!r:.60} alone is not the answer that {action!r:.60} is",
+        )
+    return f"the answer is read from {form}"
+
+
+def _examples(prompt: str) -> Iterator[str]:
+    """Yield the boxed examples of a prompt; empty boxes and dots are no examples."""
+    for content in dict.fromkeys(re.findall(r"\\boxed\{([^{}]*)\}", prompt)):
+        if content.strip(" .…") and not re.fullmatch(r"<.*>|your.*", content.strip(), re.I):
+            yield f"\\boxed{{{content}}}"
+
+
+def _form(action: str) -> tuple[str, tuple[str, ...], str]:
+    """Return the form of an answer, what prompts call it, and the answer in that form alone."""
+    start = action.rfind("\\boxed")
+    if start >= 0:
+        return "\\boxed{}", ("\\boxed",), action[start:]
+    start, end = action.rfind("<answer>"), action.rfind("</answer>")
+    if 0 <= start < end:
+        return "<answer>", ("<answer>",), action[start : end + len("</answer>")]
+    start, end = action.find("```"), action.rfind("```")
+    if 0 <= start < end:
+        return "a code block", ("```", "code block", "fenced"), action[start : end + 3]
+    return "the whole text", (), action
+
+
+def check_throughput(subject: Subject) -> str:
+    """How fast it is, for information."""
+    env = subject.factory()
+    steps, stepping, resetting, resets = 0, 0.0, 0.0, 0
+    began = time.process_time()
+    while time.process_time() - began < min(0.05, subject.cpu_s) or not steps:
+        seed = resets % len(subject.random.episodes)
+        actions = subject.random.episodes[seed].actions
+        start = time.process_time()
+        env.reset(seed=seed)
+        middle = time.process_time()
+        for action in actions:
+            env.step(action)
+        end = time.process_time()
+        resetting, stepping = resetting + middle - start, stepping + end - middle
+        steps, resets = steps + len(actions), resets + 1
+    rate = steps / max(stepping, 1e-9)
+    return f"{rate:,.0f} steps per CPU second, {1e3 * resetting / resets:.2g} ms a reset"
+
+
+def _noise(rate: float, n: int) -> float:
+    """Return the standard error of a rate measured in `n` episodes."""
+    rate = min(max(rate, 1 / (n + 1)), n / (n + 1))
+    return math.sqrt(rate * (1 - rate) / n)

@@ -1,0 +1,104 @@
+"""What the checks look at, and the words in which they report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from gem.core import Env
+from gem.testing.playing import (
+    Policy,
+    Score,
+    cpu_time,
+    oracle_policy,
+    random_policy,
+    score,
+)
+
+if TYPE_CHECKING:
+    from gem.testing.elsewhere import OtherProcess
+
+# A start that costs more CPU seconds than this is checked for half as many seeds.
+_SLOW_S = 0.03
+
+
+class FaultError(Exception):
+    """The environment breaks a promise."""
+
+
+class SkipCheck(Exception):  # noqa: N818
+    """The environment does not make this promise, or it cannot be decided here."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is checked, and how much of it."""
+
+    factory: Callable[..., Env]
+    """Makes the environment; further keywords are further parameters."""
+    episodes: int = 32
+    """Episodes per policy where success rates are compared."""
+    max_steps: int = 200
+    """Longest episode played."""
+    cpu_s: float = 1.0
+    """CPU seconds per policy: where they are used up fewer episodes are played, at least four."""
+    max_return: float = 1.0
+    """Most that an episode may pay."""
+    seeds: range = range(4)
+    """Seeds of the episodes that are compared step by step."""
+    other: OtherProcess | None = None
+    """Has been asked to play the same episodes."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what another process needs to play the same episodes."""
+        kept = ("factory", "episodes", "max_steps", "cpu_s", "max_return", "seeds")
+        return {name: getattr(self, name) for name in kept}
+
+    def measure(self, policy: Policy, *, times: int = 1) -> Score:
+        """Return the score of a policy, of `times` as many episodes as usual."""
+        return score(
+            self.factory(), policy, times * self.episodes, self.max_steps, times * self.cpu_s
+        )
+
+    @cached_property
+    def random(self) -> Score:
+        """The score of random play."""
+        return self.measure(random_policy)
+
+    @cached_property
+    def oracle(self) -> Score:
+        """The score of the oracle.
+
+        Raises:
+            SkipCheck: There is none.
+        """
+        try:
+            return self.measure(oracle_policy)
+        except NotImplementedError:
+            raise SkipCheck("no oracle_action()") from None
+
+
+def seeds_for(factory: Callable[..., Env]) -> range:
+    """Return the seeds to compare step by step: fewer for an environment that is slow to start."""
+    env = factory()
+    env.reset(seed=0)
+    began = cpu_time()
+    env.reset(seed=1)
+    slow = cpu_time() - began > _SLOW_S
+    env.close()
+    return range(2) if slow else range(4)
+
+
+def describe(error: Exception) -> str:
+    """Return an error on one line."""
+    text = " ".join(str(error).split())
+    text = text if isinstance(error, FaultError) else f"{type(error).__name__}: {text}"
+    return text if len(text) <= 300 else text[:297] + "..."
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise `FaultError` unless the condition holds."""
+    if not condition:
+        raise FaultError(message)

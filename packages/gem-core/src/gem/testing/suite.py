@@ -1,0 +1,115 @@
+"""Checking many environments: what can run offline is checked, what cannot is named.
+
+for outcome in check_many(gem.list_envs()):
+    print(outcome.env, outcome.report or outcome.not_run)
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+from gem import __version__
+from gem.errors import GemError, MissingExtraError, UnreachableError
+from gem.testing import scores
+from gem.testing.checker import CheckReport, CheckResult, check_env, offline_parameters
+from gem.testing.elsewhere import OtherProcess
+from gem.testing.subject import describe
+
+POLICY_VERSION = "severity-v2"
+"""Version of OpenEnv's list that the ids, levels, lanes and severities are taken from."""
+REPORT_SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one environment."""
+
+    env: str
+    report: CheckReport | None
+    """None if it could not run here."""
+    not_run: str = ""
+    """Why not."""
+    seconds: float = 0.0
+    """Wall-clock time."""
+
+
+def check_many(
+    ids: Sequence[str], *, jobs: int = 1, params: Mapping[str, Any] | None = None, **options: Any
+) -> Iterator[Outcome]:
+    """Check environments, in their order.
+
+    Dataset environments get their bundled sample and programs run without isolation, unless
+    `params` says otherwise.
+
+    Args:
+        ids: Registered ids.
+        jobs: Processes that check side by side.
+        params: Parameters of all environments.
+        **options: See `check_env`.
+    """
+    check = partial(_check, params=dict(params or {}), options=options)
+    if jobs == 1:
+        with OtherProcess() as other:
+            for id in ids:
+                yield check(id, other=other)
+        return
+    # Fresh interpreters: an environment's threads must not be forked.
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=spawn) as pool:
+        yield from pool.map(check, ids)
+
+
+@cache
+def _other_of_this_process() -> OtherProcess:
+    return OtherProcess()
+
+
+def _check(
+    id: str,
+    *,
+    params: dict[str, Any],
+    options: dict[str, Any],
+    other: OtherProcess | None = None,
+) -> Outcome:
+    began = time.perf_counter()
+    other = other or _other_of_this_process()
+    report: CheckReport | None = None
+    reason = ""
+    try:
+        given = {**offline_parameters(id), **params}
+        report = check_env(id, other=other, **options, **given)
+    except (MissingExtraError, UnreachableError) as error:
+        reason = describe(error)
+    except (GemError, ImportError, AttributeError) as error:
+        report = CheckReport(id, [CheckResult("make", "failed", describe(error))])
+    return Outcome(id, report, reason, time.perf_counter() - began)
+
+
+def to_json(outcomes: Sequence[Outcome]) -> str:
+    """Return the outcomes as JSON, with the fields of OpenEnv's reports."""
+    reports = [outcome.report for outcome in outcomes if outcome.report is not None]
+    document = {
+        "report_schema_version": REPORT_SCHEMA_VERSION,
+        "policy_version": POLICY_VERSION,
+        "gem_core": __version__,
+        "levels_run": [2, 3],
+        "bounds": {
+            "max_oracle_tolerance": scores.MAX_ORACLE_TOLERANCE,
+            "min_floor_margin": scores.MIN_FLOOR_MARGIN,
+        },
+        "verdict": "pass" if all(report.passed for report in reports) else "fail",
+        "reports": [report.to_dict() for report in reports],
+        "not_run": [
+            {"target": outcome.env, "reason": outcome.not_run}
+            for outcome in outcomes
+            if outcome.report is None
+        ],
+    }
+    return json.dumps(document, indent=1) + "\n"
