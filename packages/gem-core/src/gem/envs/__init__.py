@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gem.envs.dataset_ids import COMPOSITE, DATASETS, GENERATORS
 from gem.envs.games import GAMES
 from gem.registry import register
 
@@ -11,3 +12,8 @@ def register_all() -> None:
     for name, (entry_point, variants) in GAMES.items():
         for suffix, parameters in variants.items():
             register(f"game:{name}-v0{suffix}", f"gem.envs.games.{entry_point}", **parameters)
+    for name, (entry_point, parameters) in DATASETS.items():
+        register(name, f"gem.envs.{entry_point}", **parameters)
+    for name in GENERATORS:
+        extra = {"config": COMPOSITE} if name == "composite" else {}
+        register(f"rg:{name}", "gem.envs.reasoning_gym:ReasoningGymEnv", name=name, **extra)

@@ -1,0 +1,144 @@
+"""Code: programs that are run against tests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from gem import sandbox
+from gem.answers import FENCED_CODE, AnswerFormat
+from gem.core import Info, Observation
+from gem.envs.datasets import DatasetEnv, Grade, positive
+from gem.envs.games.base import flag, integer
+from gem.errors import DataError
+from gem.grading import code as grader
+from gem.sources import Row, Source
+
+_STDIN = "Write a complete Python program that reads standard input and prints to standard output."
+_CALLED = "Write a Python function named `{name}`; the tests call it."
+_CHECKED = "Write Python code that defines what the problem asks for; the tests use it."
+
+
+class CodeEnv(DatasetEnv):
+    """Programming problems; 1.0 for a program that passes all tests, else 0.0.
+
+    Tests are in one of the forms that `gem.grading.code.grade` takes: mostly a mapping, or its
+    JSON, with the lists `inputs` and `outputs`, and perhaps `fn_name`. Above `max_tests`, those
+    with the longest inputs are run. `info` has `score` too.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        executor: sandbox.Executor | str | None = None,
+        split: str | None = None,
+        sample: str = "code",
+        question_column: str = "problem",
+        tests_column: str = "tests",
+        solution_column: str = "solution",
+        answer_format: AnswerFormat | str = FENCED_CODE,
+        max_tests: int = 12,
+        timeout_s: float = 10.0,
+        partial: bool = False,
+        eval: bool = False,
+        format_error_reward: float = -0.1,
+        seed: int | None = None,
+    ) -> None:
+        """Store the parameters; see `DatasetEnv` for those not listed.
+
+        Args:
+            source: Rows with a problem and tests.
+            executor: What runs the programs; see `gem.sandbox`.
+            split: Split of a hub data set.
+            sample: Sample that `source="sample"` stands for.
+            question_column: Column with the problem.
+            tests_column: Column with the tests.
+            solution_column: Column with a right program, if there is one; only the oracle uses it.
+            answer_format: How to answer: one of `gem.answers` or its name.
+            max_tests: Most tests that are run.
+            timeout_s: Longest time for one test.
+            partial: Pay the share of the tests passed.
+            eval: Rows in order.
+            format_error_reward: Reward of a reply without a program.
+            seed: Seed of the first `reset` that is not given one.
+
+        Raises:
+            ConfigurationError: A value is not allowed.
+        """
+        super().__init__(
+            source,
+            split=split,
+            sample=sample,
+            question_column=question_column,
+            answer_column=tests_column,
+            answer_format=answer_format,
+            eval=eval,
+            format_error_reward=format_error_reward,
+            seed=seed,
+        )
+        self.executor = executor
+        self.solution_column = solution_column
+        self.max_tests = integer("max_tests", max_tests, 1, 10**6)
+        self.timeout_s = positive("timeout_s", timeout_s)
+        self.partial = flag("partial", partial)
+
+    def reset(self, seed: int | None = None, **options: Any) -> tuple[Observation, Info]:
+        """Show a problem; see `SingleTurnEnv.reset`.
+
+        Raises:
+            ConfigurationError: There is no executor for the programs.
+        """
+        # A missing sandbox must show before a model has written anything.
+        sandbox.resolve(self.executor)
+        return super().reset(seed=seed, **options)
+
+    def _observe(self) -> Observation:
+        row = self._row()
+        question = self._cell(row, self.question_column, str)
+        return self._asked(f"{question.rstrip()}\n\n{_kind(self._tests(row))}")
+
+    def _tests(self, row: Row) -> Any:
+        tests = self._cell(row, self.answer_column, str, Mapping, list)
+        if isinstance(tests, str):
+            try:
+                tests = json.loads(tests)
+            except ValueError as error:
+                raise self._fault(self.answer_column, f"not JSON ({error})") from None
+        return tests
+
+    def _grade(self, answer: str) -> Grade:
+        try:
+            verdict = grader.grade(
+                answer,
+                self._tests(self._row()),
+                executor=self.executor,
+                max_tests=self.max_tests,
+                timeout_s=self.timeout_s,
+                partial=self.partial,
+            )
+        except DataError as error:
+            raise self._fault(self.answer_column, str(error)) from None
+        return Grade(verdict.correct, verdict.score, verdict.reason, {"score": verdict.score})
+
+    def _random_answer(self) -> str:
+        return f"print({self.action_rng.randrange(1000)})"
+
+    def _recorded_answer(self) -> str:
+        solution = self._row().get(self.solution_column)
+        if not isinstance(solution, str):
+            raise NotImplementedError(
+                f"{self.table.name}, row {self.index}: no column {self.solution_column!r} with a "
+                f"right program"
+            )
+        return solution
+
+
+def _kind(tests: Any) -> str:
+    """Return what kind of program passes such tests."""
+    first = tests[0] if isinstance(tests, list) and tests else tests
+    if isinstance(first, str):
+        return _CHECKED
+    name = first.get("fn_name") if isinstance(first, Mapping) else None
+    return _CALLED.format(name=name) if name else _STDIN

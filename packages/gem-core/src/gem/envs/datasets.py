@@ -1,0 +1,340 @@
+"""Single-turn tasks: a question, a graded answer; and the rows of a data set as such tasks."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from gem.answers import FORMATS, AnswerFormat
+from gem.core import Env, Info, Observation, Step
+from gem.envs.games.base import flag, integer
+from gem.errors import ConfigurationError, DataError, ResetNeededError, UnknownParameterError
+from gem.sources import Row, Source, Table, column_of, load, permuted
+
+EnvT = TypeVar("EnvT", bound="DatasetEnv")
+
+_LIMIT = 10**18
+
+
+class Grade(NamedTuple):
+    """What an answer is worth."""
+
+    correct: bool
+    reward: float
+    reason: str
+    """Why, in a few words."""
+    more: Mapping[str, Any] = {}
+    """Further keys of the step's info."""
+
+
+class SingleTurnEnv(Env):
+    """A question, a reply, a reward: every episode has one step.
+
+    The answer format writes the last lines of the prompt and reads the reply, so that a model that
+    does as it is told is graded on what it meant. A reply without an answer gets
+    `format_error_reward`. The observation after the step is empty. `info` has `correct`, `success`
+    (the same), `format_error`, `invalid_action` (always False), `index` and `reason`.
+
+    These tasks are recalled or computed, not explored: `oracle_action` replies with the recorded
+    answer, which the prompt determines.
+
+    Attributes:
+        index: Number of the current item; set by `reset`.
+    """
+
+    index: int
+
+    def __init__(
+        self,
+        *,
+        answer_format: AnswerFormat | str,
+        eval: bool = False,
+        format_error_reward: float = 0.0,
+        seed: int | None = None,
+    ) -> None:
+        """Store what is common to all single-turn tasks.
+
+        Args:
+            answer_format: How to answer: one of `gem.answers` or its name.
+            eval: Items in order: the item is `(seed + resets since) % size`, so that the seeds
+                0, 1, ... visit every item once. Without any seed it begins with item 0.
+            format_error_reward: Reward of a reply without an answer.
+            seed: Seed of the first `reset` that is not given one.
+        """
+        super().__init__(seed=seed)
+        self.answer_format = _format(answer_format)
+        self.eval = flag("eval", eval)
+        self.format_error_reward = _number("format_error_reward", format_error_reward)
+        self._addressed = 0
+        self._over = True
+
+    def reset(self, seed: int | None = None, **options: Any) -> tuple[Observation, Info]:
+        """Show an item.
+
+        Successive resets without a seed walk a permutation of all items that depends on the seed
+        given last and on how often all items were shown; with `eval=True` they walk the items in
+        order.
+
+        Args:
+            seed: See `Env.reset`; chooses the item.
+            **options: `idx` shows that very item instead and does not advance the walk.
+
+        Raises:
+            ConfigurationError: There is no item `idx`.
+            UnknownParameterError: An option other than `idx` was given.
+        """
+        idx = options.pop("idx", None)
+        if options:
+            raise UnknownParameterError(
+                f"{type(self).__name__}.reset has no option {', '.join(map(repr, options))}; "
+                f"it has 'idx'"
+            )
+        if seed is None and self._base_seed is None and self.eval:
+            seed = 0
+        size = self._size()
+        if idx is not None:
+            idx = integer("idx", idx, 0, (_LIMIT if self._endless else size) - 1)
+        super().reset(seed=seed)
+        if self._episode == 0:
+            self._addressed = 0
+        if idx is None:
+            self.index = self._walk(size)
+        else:
+            self._addressed += 1
+            self.index = idx
+        observation = self._observe()
+        self._over = False
+        return observation, {"index": self.index}
+
+    _endless = False
+    """Whether new items follow when all `_size()` items were shown."""
+
+    def _walk(self, size: int) -> int:
+        base, episode = self.episode_key
+        position = episode - self._addressed
+        if self.eval:
+            return base + position if self._endless else (base + position) % size
+        epoch, place = divmod(position, size)
+        index = permuted(place, size, base, epoch)
+        return epoch * size + index if self._endless else index
+
+    def step(self, action: str) -> Step:
+        """Grade a reply; the episode ends."""
+        if self._over:
+            raise ResetNeededError(
+                f"{type(self).__name__}: the episode has not begun or is over; call reset()"
+            )
+        if not isinstance(action, str):
+            raise TypeError(f"action must be a str, got {type(action).__name__}")
+        answer = self.answer_format.extract(action)
+        if answer is None:
+            grade = Grade(False, self.format_error_reward, "no answer in the form asked for")
+        else:
+            grade = self._grade(answer)
+        self._over = True
+        info = {
+            "correct": grade.correct,
+            "success": grade.correct,
+            "format_error": answer is None,
+            "invalid_action": False,
+            "index": self.index,
+            "reason": grade.reason,
+            **grade.more,
+        }
+        return "", grade.reward, True, False, info
+
+    def render(self) -> str:
+        """Return the item's number and question."""
+        _ = self.episode_key
+        observation = self._observe()
+        if not isinstance(observation, str):
+            texts = (part.get("text", f"[{part['type']}]") for part in observation)
+            observation = "\n".join(texts)
+        return f"{type(self).__name__}, item {self.index}\n{observation}"
+
+    def sample_random_action(self) -> str:
+        """Return a reply in the right form whose answer is a guess."""
+        return self.answer_format.wrap(self._random_answer())
+
+    def oracle_action(self) -> str:
+        """Return a reply with the recorded answer.
+
+        Raises:
+            NotImplementedError: None is recorded.
+        """
+        _ = self.episode_key
+        return self.answer_format.wrap(self._recorded_answer())
+
+    def _asked(self, question: str) -> str:
+        """Return the question and how to answer it."""
+        return f"{question.rstrip()}\n\n{self.answer_format.instruction}"
+
+    def _size(self) -> int:
+        """Return the number of items."""
+        raise NotImplementedError
+
+    def _observe(self) -> Observation:
+        """Return the observation of item `self.index`."""
+        raise NotImplementedError
+
+    def _grade(self, answer: str) -> Grade:
+        """Grade the answer to item `self.index`."""
+        raise NotImplementedError
+
+    def _random_answer(self) -> str:
+        """Return a guess drawn from `self.action_rng`."""
+        raise NotImplementedError
+
+    def _recorded_answer(self) -> str:
+        """Return the right answer to item `self.index`."""
+        raise NotImplementedError
+
+
+class DatasetEnv(SingleTurnEnv):
+    """Rows of a data set as tasks.
+
+    The data is loaded at the first `reset`, once per process, however many environments use it.
+    Snapshots hold the number of the row, never the data; a pickle holds it only when the source
+    is a list in memory, which another process could not find again.
+
+    Attributes:
+        source: Where the rows come from; None for a list in memory.
+        split: Split of a hub data set or folder.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        split: str | None = None,
+        sample: str,
+        question_column: str = "problem",
+        answer_column: str = "answer",
+        answer_format: AnswerFormat | str,
+        eval: bool = False,
+        format_error_reward: float = 0.0,
+        seed: int | None = None,
+    ) -> None:
+        """Store where the rows are; nothing is loaded.
+
+        Args:
+            source: `"hub:owner/name"`, a path to a `.jsonl`, `.csv` or `.parquet` file, a folder
+                laid out like a hub data set, `"sample"`, or a sequence of mappings; see
+                `gem.sources`.
+            split: Split of a hub data set or folder; the other sources have none.
+            sample: Which sample of `gem.sources.SAMPLES` the source `"sample"` is.
+            question_column: Column with the question.
+            answer_column: Column with the right answer.
+            answer_format: See `SingleTurnEnv`.
+            eval: See `SingleTurnEnv`.
+            format_error_reward: See `SingleTurnEnv`.
+            seed: Seed of the first `reset` that is not given one.
+        """
+        super().__init__(
+            answer_format=answer_format,
+            eval=eval,
+            format_error_reward=format_error_reward,
+            seed=seed,
+        )
+        named = isinstance(source, str)
+        self.source = str(source) if named or hasattr(source, "__fspath__") else None
+        if self.source == "sample":
+            self.source = f"sample:{sample}"
+        self._rows = None if self.source is not None else source
+        self.split = split
+        self.question_column = question_column
+        self.answer_column = answer_column
+        self._loaded: Table | None = None
+
+    @property
+    def table(self) -> Table:
+        """The data, loaded at the first use.
+
+        Raises:
+            ConfigurationError: The source is malformed or has no such split.
+            DataError: It cannot be read.
+            MissingExtraError: It needs the extra `data`.
+            UnreachableError: The hub does not answer.
+        """
+        if self._loaded is None:
+            source = self.source if self._rows is None else self._rows
+            self._loaded = load(source, self.split)  # type: ignore[arg-type]
+        return self._loaded
+
+    def snapshot(self) -> bytes:
+        """Return the state without the data; see `Env.snapshot`."""
+        without = ("spec", "_loaded", "_rows")
+        state = {k: v for k, v in self.__dict__.items() if k not in without}
+        return pickle.dumps(state, protocol=5)
+
+    def restore(self, state: bytes) -> None:
+        """Continue from `snapshot`; a list in memory stays the one this environment has."""
+        rows = self.__dict__.get("_rows")
+        super().restore(state)
+        self._rows, self._loaded = rows, None
+
+    def spawn(self: EnvT, same_state: bool = False, seed: int | None = None) -> EnvT:
+        """Return a new environment over the same data; see `Env.spawn`."""
+        child = super().spawn(same_state=same_state, seed=seed)
+        child._rows, child._loaded = self._rows, self._loaded
+        child._over = self._over or not same_state
+        return child
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_loaded": None}
+
+    def _size(self) -> int:
+        return len(self.table)
+
+    def _row(self) -> Row:
+        return self.table.row(self.index)
+
+    def _cell(self, row: Row, column: str, *types: type) -> Any:
+        """Return a value of the current row, which must be of one of the types.
+
+        Raises:
+            DataError: The column is missing or holds something else.
+        """
+        value = column_of(row, column, self.table.name, self.index)
+        if not isinstance(value, types):
+            raise self._fault(column, f"{type(value).__name__}, expected {_names(types)}")
+        return value
+
+    def _fault(self, column: str, what: str) -> DataError:
+        return DataError(f"{self.table.name}, row {self.index}, column {column!r}: {what}")
+
+    def _observe(self) -> Observation:
+        return self._asked(self._cell(self._row(), self.question_column, str))
+
+
+def _format(value: AnswerFormat | str) -> AnswerFormat:
+    if isinstance(value, AnswerFormat):
+        return value
+    if value not in FORMATS:
+        raise ConfigurationError(
+            f"answer_format must be one of {', '.join(map(repr, FORMATS))}, got {value!r}"
+        )
+    return FORMATS[value]
+
+
+def _names(types: tuple[type, ...]) -> str:
+    return " or ".join(kind.__name__ for kind in types)
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+        raise ConfigurationError(f"{name} must be a number, got {value!r}")
+    return float(value)
+
+
+def positive(name: str, value: Any) -> float:
+    """Check a parameter that is a number above 0.
+
+    Raises:
+        ConfigurationError: It is not.
+    """
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 < value < float("inf"):
+        raise ConfigurationError(f"{name} must be a number above 0, got {value!r}")
+    return float(value)

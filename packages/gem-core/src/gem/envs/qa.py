@@ -1,0 +1,110 @@
+"""Question answering: short answers compared with the recorded ones; RuleTaker."""
+
+from __future__ import annotations
+
+from gem.answers import ANSWER_TAG, BOXED, AnswerFormat
+from gem.envs.datasets import DatasetEnv, Grade
+from gem.grading import qa as grader
+from gem.sources import Source
+
+_GUESSES = ("Paris", "1969", "the Nile", "Albert Einstein", "water", "seven", "no one knows")
+
+
+class QaEnv(DatasetEnv):
+    """Questions with short answers; 1.0 for an exact match with any recorded answer, else 0.0.
+
+    Case, punctuation, articles and accents do not count.
+    """
+
+    guesses: tuple[str, ...] = _GUESSES
+    """What `sample_random_action` chooses from."""
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        split: str | None = None,
+        sample: str = "qa",
+        question_column: str = "problem",
+        answer_column: str = "answer",
+        answer_format: AnswerFormat | str = ANSWER_TAG,
+        eval: bool = False,
+        format_error_reward: float = 0.0,
+        seed: int | None = None,
+    ) -> None:
+        """Store the parameters; see `DatasetEnv` for those not listed.
+
+        Args:
+            source: Rows with a question and an answer: text, or a list of which any is right.
+            split: Split of a hub data set.
+            sample: Sample that `source="sample"` stands for.
+            question_column: Column with the question.
+            answer_column: Column with the answer or the list of answers.
+            answer_format: How to answer: one of `gem.answers` or its name.
+            eval: Rows in order.
+            format_error_reward: Reward of a reply without an answer.
+            seed: Seed of the first `reset` that is not given one.
+
+        Raises:
+            ConfigurationError: A value is not allowed.
+        """
+        super().__init__(
+            source,
+            split=split,
+            sample=sample,
+            question_column=question_column,
+            answer_column=answer_column,
+            answer_format=answer_format,
+            eval=eval,
+            format_error_reward=format_error_reward,
+            seed=seed,
+        )
+
+    def _golds(self) -> list[str]:
+        value = self._cell(self._row(), self.answer_column, str, bool, list)
+        golds = [str(gold) for gold in (value if isinstance(value, list) else [value])]
+        if not any(gold.strip() for gold in golds):
+            raise self._fault(self.answer_column, f"{value!r} is no answer")
+        return golds
+
+    def _grade(self, answer: str) -> Grade:
+        verdict = grader.grade(answer, self._golds())
+        return Grade(verdict.correct, float(verdict.correct), verdict.reason)
+
+    def _random_answer(self) -> str:
+        return self.action_rng.choice(self.guesses)
+
+    def _recorded_answer(self) -> str:
+        return self._golds()[0]
+
+
+class RuleTaker(QaEnv):
+    """Statements that facts and rules make true or false; the answer goes in the box."""
+
+    guesses = ("True", "False")
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        split: str | None = None,
+        sample: str = "ruletaker-d1",
+        question_column: str = "question",
+        answer_column: str = "answer",
+        answer_format: AnswerFormat | str = BOXED,
+        eval: bool = False,
+        format_error_reward: float = 0.0,
+        seed: int | None = None,
+    ) -> None:
+        """Store the parameters; see `QaEnv`."""
+        super().__init__(
+            source,
+            split=split,
+            sample=sample,
+            question_column=question_column,
+            answer_column=answer_column,
+            answer_format=answer_format,
+            eval=eval,
+            format_error_reward=format_error_reward,
+            seed=seed,
+        )

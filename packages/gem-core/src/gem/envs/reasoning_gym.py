@@ -1,0 +1,125 @@
+"""ReasoningGym: procedurally generated puzzles with their own scoring."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from gem.answers import BOXED, AnswerFormat
+from gem.core import Observation
+from gem.envs import reasoning_gym_worker as worker
+from gem.envs.datasets import Grade, SingleTurnEnv, positive
+from gem.envs.games.base import integer, optional
+from gem.errors import ConfigurationError
+
+_MAX_SEED = 2**32
+# More than the longest answer that any generator has.
+_MAX_ANSWER = 20_000
+
+
+class ReasoningGymEnv(SingleTurnEnv):
+    """Puzzles of one generator of the package reasoning-gym (extra `reasoning-gym`).
+
+    The reward is the generator's score of the answer in the last box, from 0 to 1; `correct` says
+    whether it is 1. `info` has `score` too.
+
+    The stream of items has no end: item i is item `i % size` of the data set that the generator
+    makes with the seed `dataset_seed + i // size * size`. Seeds choose among the first `size`;
+    resets without a seed go through these first, in an order of their own, and then through the
+    next ones.
+
+    Generators and their scoring run in a process of their own, one for all environments, because
+    some of them seed global generators, depend on hash order, or evaluate the answer as code. An
+    answer whose scoring does not end within `timeout_s` scores 0.
+    """
+
+    _endless = True
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        size: int = 500,
+        dataset_seed: int = 42,
+        level: int | None = None,
+        config: Mapping[str, Any] | None = None,
+        answer_format: AnswerFormat | str = BOXED,
+        timeout_s: float = 5.0,
+        eval: bool = False,
+        format_error_reward: float = 0.0,
+        seed: int | None = None,
+    ) -> None:
+        """Store the parameters; see `SingleTurnEnv` for those not listed.
+
+        Args:
+            name: Name of the generator.
+            size: Items of one data set. Most generators make an item when it is asked for, so
+                that a large size costs nothing.
+            dataset_seed: Seed of the first data set, from 0 to 2**32 - 1.
+            level: Difficulty: every attribute of the generator's curriculum at this level, or at
+                its highest one; from 0. None leaves the generator's defaults.
+            config: Further fields of the generator's configuration.
+            answer_format: How to answer: one of `gem.answers` or its name.
+            timeout_s: Longest time that scoring one answer may take.
+            eval: Items in order.
+            format_error_reward: Reward of a reply without an answer.
+            seed: Seed of the first `reset` that is not given one.
+
+        Raises:
+            ConfigurationError: A value is not allowed.
+        """
+        super().__init__(
+            answer_format=answer_format,
+            eval=eval,
+            format_error_reward=format_error_reward,
+            seed=seed,
+        )
+        if not isinstance(name, str) or not name:
+            raise ConfigurationError(f"name must be the name of a generator, got {name!r}")
+        self.name = name
+        self.size = integer("size", size, 1, 10**9)
+        self.dataset_seed = integer("dataset_seed", dataset_seed, 0, _MAX_SEED - 1)
+        self.level = optional(integer, "level", level, 0, 1000)
+        self.timeout_s = positive("timeout_s", timeout_s)
+        try:
+            self._config = json.dumps(dict(config or {}), sort_keys=True)
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(
+                f"config must map names to plain values, got {config!r:.200} ({error})"
+            ) from None
+
+    def _size(self) -> int:
+        return self.size
+
+    def _item(self) -> dict[str, Any]:
+        """Return what tells the other process which item is meant."""
+        block, place = divmod(self.index, self.size)
+        return {
+            "name": self.name,
+            "level": self.level,
+            "config": self._config,
+            "size": self.size,
+            "seed": (self.dataset_seed + block * self.size) % _MAX_SEED,
+            "place": place,
+        }
+
+    def _observe(self) -> Observation:
+        return self._asked(worker.item(self._item())["question"])
+
+    def _grade(self, answer: str) -> Grade:
+        if len(answer) > _MAX_ANSWER:
+            score, reason = 0.0, f"longer than {_MAX_ANSWER} characters"
+        else:
+            score, reason = worker.score(self._item(), answer, self.timeout_s)
+        return Grade(score == 1.0, score, reason, {"score": score})
+
+    def _random_answer(self) -> str:
+        return str(self.action_rng.randrange(1000))
+
+    def _recorded_answer(self) -> str:
+        answer = worker.item(self._item())["answer"]
+        read = self.answer_format.extract(self.answer_format.wrap(answer)) if answer else None
+        if read is None or worker.score(self._item(), read, self.timeout_s)[0] != 1.0:
+            raise NotImplementedError(f"{self.name}, item {self.index}: no answer is recorded")
+        return str(answer)

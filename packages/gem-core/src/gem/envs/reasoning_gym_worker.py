@@ -1,0 +1,158 @@
+"""The process in which reasoning-gym runs, and how to talk to it.
+
+One JSON object a line each way. Answers come from a policy and some generators evaluate them, so
+that the process may be killed at any time; nothing it says is unpickled.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import selectors
+import subprocess
+import sys
+import threading
+from typing import Any
+
+from gem.errors import ConfigurationError, DataError, MissingExtraError
+
+# Importing the package and building the first data set included.
+_GENERATION_TIMEOUT_S = 120.0
+
+
+class _TimeoutError(Exception):
+    """The process did not answer in time; it was killed."""
+
+
+class _Process:
+    """A running helper; one request at a time."""
+
+    def __init__(self) -> None:
+        paths = os.pathsep.join(path or os.curdir for path in sys.path)
+        # A fixed hash seed: some generators iterate over sets of text.
+        environment = {**os.environ, "PYTHONPATH": paths, "PYTHONHASHSEED": "0"}
+        self._child = subprocess.Popen(
+            [sys.executable, "-c", "from gem.envs.reasoning_gym_child import main; main()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+        )
+        self._ready = selectors.DefaultSelector()
+        self._ready.register(self._child.stdout, selectors.EVENT_READ)  # type: ignore[arg-type]
+
+    def ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any] | None:
+        """Return the reply, None if the process died.
+
+        Raises:
+            _TimeoutError: There was none in time.
+        """
+        child = self._child
+        assert child.stdin is not None and child.stdout is not None
+        try:
+            child.stdin.write(json.dumps(request).encode() + b"\n")
+            child.stdin.flush()
+            if not self._ready.select(timeout_s):
+                raise _TimeoutError
+            reply = child.stdout.readline()
+            answer: dict[str, Any] = json.loads(reply)
+        except (OSError, ValueError):
+            return None
+        return answer
+
+    def close(self, ours: bool = True) -> None:
+        """Kill the process; after a fork, only let go of the parent's."""
+        self._ready.close()
+        for pipe in (self._child.stdin, self._child.stdout):
+            if pipe is not None:
+                # Unsent bytes may be left, which closing would try to send.
+                try:
+                    pipe.close()
+                except OSError:
+                    continue
+        if ours:
+            self._child.kill()
+            self._child.wait()
+        else:
+            self._child.returncode = 0
+
+
+class _Helper:
+    """The process of this process: started at the first request, replaced when it dies."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: _Process | None = None
+
+    def ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        with self._lock:
+            if self._process is None:
+                self._process = _Process()
+                # Importing the package must not count against the request.
+                if self._process.ask({"op": "begin"}, _GENERATION_TIMEOUT_S) is None:
+                    self._stop()
+                    raise DataError("the process that runs reasoning-gym cannot be started")
+            try:
+                reply = self._process.ask(request, timeout_s)
+            except BaseException:
+                # Also on an interrupt: a reply that comes late would answer the next request.
+                self._stop()
+                raise
+            if reply is None:
+                self._stop()
+        if reply is None:
+            raise _TimeoutError
+        if "error" in reply:
+            kind = {"missing": MissingExtraError, "config": ConfigurationError}
+            raise kind.get(reply["kind"], DataError)(reply["error"])
+        return reply
+
+    def _stop(self) -> None:
+        """End the process; the next request starts another one."""
+        if self._process is not None:
+            self._process.close()
+            self._process = None
+
+    def after_fork(self) -> None:
+        """Leave the parent's process to the parent."""
+        self._lock = threading.Lock()
+        if self._process is not None:
+            self._process.close(ours=False)
+            self._process = None
+
+
+_helper = _Helper()
+atexit.register(_helper._stop)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_helper.after_fork)
+
+
+def item(which: dict[str, Any]) -> dict[str, Any]:
+    """Return `{"question": str, "answer": str | None}` of an item.
+
+    Raises:
+        MissingExtraError: reasoning-gym is not installed.
+        ConfigurationError: It has no such generator, level or configuration field.
+        DataError: The generator fails on this item.
+    """
+    try:
+        return _helper.ask({"op": "item", **which}, _GENERATION_TIMEOUT_S)
+    except _TimeoutError:
+        raise DataError(
+            f"reasoning-gym {which['name']!r}, seed {which['seed']}, item {which['place']}: no "
+            f"item within {_GENERATION_TIMEOUT_S:g} s"
+        ) from None
+
+
+def score(which: dict[str, Any], answer: str, timeout_s: float) -> tuple[float, str]:
+    """Return the generator's score of an answer, from 0 to 1, and why; never raises for an answer.
+
+    The item may have to be made again first, which does not count against the time.
+    """
+    item(which)
+    try:
+        reply = _helper.ask({"op": "score", **which, "text": answer}, timeout_s)
+    except _TimeoutError:
+        return 0.0, "timeout"
+    return reply["score"], reply["reason"]

@@ -1,0 +1,395 @@
+"""Task data: tables of rows that are loaded once per process and read where they lie.
+
+A source is one of
+
+- `"hub:owner/name"` or `"hub:owner/name:split"`: a data set of the hub, or a folder laid out like
+  one, read by `datasets` (extra `data`); a plain `"owner/name"` means the same;
+- `"file:path"` or a plain path that ends in `.jsonl`, `.csv` or `.parquet` (Parquet: extra `data`);
+- `"sample:name"`: a small table that ships with the package, see `SAMPLES`;
+- a sequence of mappings in memory.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import mmap
+import re
+import threading
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from gem.errors import ConfigurationError, DataError, MissingExtraError, UnreachableError
+from gem.seeding import stream
+
+Row: TypeAlias = Mapping[str, Any]
+Source: TypeAlias = "str | Path | Sequence[Row]"
+
+SAMPLE_FOLDER = Path(__file__).parent / "data" / "samples"
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_LOCAL_HINT = (
+    "a local copy works too: source='path/to/file.jsonl' (or .csv, .parquet, or a folder as "
+    "'hub:path/to/folder'); source='sample' takes the rows that ship with GEM-core"
+)
+
+_tables: dict[tuple[Any, ...], Table] = {}
+_loading = threading.Lock()
+
+
+class Table:
+    """Rows by number; nothing is parsed before it is asked for.
+
+    Attributes:
+        name: What errors call it.
+        folder: Where relative paths in it begin.
+    """
+
+    name: str
+    folder = Path()
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def row(self, index: int) -> Row:
+        """Return row `index`, counted from 0.
+
+        Raises:
+            DataError: The row cannot be read; the message names the source and the row.
+        """
+        raise NotImplementedError
+
+    def cell(self, index: int, column: str) -> Any:
+        """Return one value.
+
+        Raises:
+            DataError: The row cannot be read or has no such column.
+        """
+        return column_of(self.row(index), column, self.name, index)
+
+
+def column_of(row: Row, column: str, name: str, index: int) -> Any:
+    """Return `row[column]`.
+
+    Raises:
+        DataError: There is none; the message names the source, the row, and what the row has.
+    """
+    try:
+        return row[column]
+    except KeyError:
+        has = ", ".join(map(repr, row)) or "none"
+        raise DataError(f"{name}, row {index}: no column {column!r}; it has {has}") from None
+
+
+class _Memory(Table):
+    def __init__(self, rows: Sequence[Any]) -> None:
+        self.name = f"list of {len(rows)} rows"
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def row(self, index: int) -> Row:
+        row = self._rows[index]
+        if not isinstance(row, Mapping):
+            raise DataError(f"{self.name}, row {index}: {type(row).__name__} is not a mapping")
+        return row
+
+
+class _Lines(Table):
+    """A memory-mapped text file with the byte offsets of its records."""
+
+    def __init__(self, path: Path) -> None:
+        self.name = str(path)
+        self.folder = path.parent
+        with path.open("rb") as file:
+            # An empty file cannot be mapped.
+            empty = not file.read(1)
+            self._bytes: mmap.mmap | bytes = (
+                b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            )
+        self._starts = array("Q")
+        self._ends = array("Q")
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def _text(self, index: int) -> str:
+        try:
+            return self._bytes[self._starts[index] : self._ends[index]].decode()
+        except UnicodeDecodeError as error:
+            raise DataError(f"{self.name}, row {index}: not UTF-8 ({error.reason})") from None
+
+    def _lines(self) -> Sequence[tuple[int, int]]:
+        """Return begin and end of every line that is not blank, without a byte order mark."""
+        data, size = self._bytes, len(self._bytes)
+        begin = 3 if data[:3] == b"\xef\xbb\xbf" else 0
+        lines = []
+        while begin < size:
+            end = data.find(b"\n", begin)
+            end = size if end < 0 else end
+            if data[begin:end].strip():
+                lines.append((begin, end))
+            begin = end + 1
+        return lines
+
+
+class _JsonLines(_Lines):
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        for begin, end in self._lines():
+            self._starts.append(begin)
+            self._ends.append(end)
+
+    def row(self, index: int) -> Row:
+        try:
+            row = json.loads(self._text(index))
+        except ValueError as error:
+            if isinstance(error, DataError):
+                raise
+            raise DataError(f"{self.name}, row {index}: not JSON ({error})") from None
+        if not isinstance(row, dict):
+            raise DataError(f"{self.name}, row {index}: {type(row).__name__}, not a JSON object")
+        return row
+
+
+class _Csv(_Lines):
+    """Comma-separated values with a header; a field in quotes may span lines."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        begin, quotes = -1, 0
+        for start, end in self._lines():
+            begin = start if begin < 0 else begin
+            quotes += self._bytes[start:end].count(b'"')
+            # A record is complete where all quotes are closed.
+            if quotes % 2 == 0:
+                self._starts.append(begin)
+                self._ends.append(end)
+                begin, quotes = -1, 0
+        if begin >= 0:
+            raise DataError(f"{self.name}, row {len(self._starts) - 1}: a quote is never closed")
+        self._header = self._fields(0) if self._starts else []
+        if self._starts:
+            self._starts, self._ends = self._starts[1:], self._ends[1:]
+
+    def _fields(self, index: int) -> list[str]:
+        return next(csv.reader(io.StringIO(self._text(index), newline="")))
+
+    def row(self, index: int) -> Row:
+        fields = self._fields(index)
+        if len(fields) != len(self._header):
+            raise DataError(
+                f"{self.name}, row {index}: {len(fields)} fields, the header has "
+                f"{len(self._header)} ({', '.join(map(repr, self._header))})"
+            )
+        return dict(zip(self._header, fields, strict=True))
+
+
+class _Arrow(Table):
+    """An Arrow table; `rows(i)` returns a table that holds row i alone."""
+
+    def __init__(self, name: str, size: int, rows: Callable[[int], Any]) -> None:
+        self.name = name
+        self._size = size
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return self._size
+
+    def row(self, index: int) -> Row:
+        try:
+            row: Row = self._rows(index).to_pylist()[0]
+        except Exception as error:
+            raise DataError(f"{self.name}, row {index}: cannot be read ({error})") from error
+        return row
+
+
+def load(source: Source, split: str | None = None) -> Table:
+    """Return the table of a source; every caller in this process gets the same one.
+
+    Args:
+        source: See the module's docstring.
+        split: Split of a hub data set or folder; files, samples and lists have none. A split in
+            the source comes first; without any, the data set must have exactly one.
+
+    Raises:
+        ConfigurationError: The source is malformed or the split does not exist.
+        DataError: The file does not exist, cannot be read or has no rows.
+        MissingExtraError: The extra `data` is needed and not installed.
+        UnreachableError: The hub cannot be reached.
+    """
+    if isinstance(source, (str, Path)):
+        table = _load_named(str(source), split)
+    elif isinstance(source, Sequence):
+        table = _Memory(source)
+    else:
+        raise ConfigurationError(
+            f"source must be a URI, a path or a sequence of mappings, got {type(source).__name__}"
+        )
+    if not len(table):
+        raise DataError(f"{table.name} has no rows")
+    return table
+
+
+def _load_named(source: str, split: str | None) -> Table:
+    kind, _, name = source.partition(":")
+    if kind == "sample":
+        return _load_file(_sample_path(name))
+    if kind == "file":
+        return _load_file(Path(name).expanduser())
+    if kind == "hub":
+        return _load_hub(*_hub_parts(name, split))
+    path = Path(source).expanduser()
+    if path.suffix in _READERS or path.is_file():
+        return _load_file(path)
+    if path.is_dir() or _HUB_NAME.fullmatch(source):
+        return _load_hub(source, split)
+    raise ConfigurationError(
+        f"source {source!r} is neither a file, a folder nor a hub name 'owner/name'; "
+        f"allowed are 'hub:owner/name[:split]', 'file:path', 'sample' and lists of mappings"
+    )
+
+
+def _sample_path(name: str) -> Path:
+    if name not in SAMPLES:
+        raise ConfigurationError(f"no sample {name!r}; there are {', '.join(SAMPLES)}")
+    return SAMPLE_FOLDER / f"{name}.jsonl"
+
+
+def _hub_parts(name: str, split: str | None) -> tuple[str, str | None]:
+    # A colon inside a path is not a split: `C:\data` has none, and neither has an existing folder.
+    head, colon, tail = name.rpartition(":")
+    if colon and head and not Path(name).expanduser().exists() and re.fullmatch(r"\w+", tail):
+        return head, tail
+    return name, split
+
+
+def _load_file(path: Path) -> Table:
+    reader = _READERS.get(path.suffix)
+    if reader is None:
+        raise ConfigurationError(
+            f"{path} ends in none of {', '.join(_READERS)}; these are the file formats known"
+        )
+    try:
+        stat = path.stat()
+        # A file that was written anew is another table.
+        key = (str(path.resolve()), stat.st_mtime_ns, stat.st_size)
+        return _once(key, lambda: reader(path))
+    except DataError:
+        raise
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+
+
+def _load_hub(name: str, split: str | None) -> Table:
+    return _once(("hub", name, split), lambda: _hub_table(name, split))
+
+
+def _once(key: tuple[Any, ...], read: Callable[[], Table]) -> Table:
+    with _loading:
+        if key not in _tables:
+            _tables[key] = read()
+        return _tables[key]
+
+
+def _parquet(path: Path) -> Table:
+    try:
+        import pyarrow.parquet as parquet
+    except ImportError:
+        raise _missing(f"reading {path}", "pyarrow") from None
+    try:
+        table = parquet.read_table(path, memory_map=True)
+    except Exception as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+    return _Arrow(str(path), table.num_rows, lambda index: table.slice(index, 1))
+
+
+def _hub_table(name: str, split: str | None) -> Table:
+    try:
+        import datasets
+    except ImportError:
+        raise _missing(f"the data set {name!r}", "datasets") from None
+    folder = Path(name).expanduser()
+    try:
+        data = datasets.load_dataset(str(folder) if folder.is_dir() else name, split=split)
+    except ValueError as error:
+        raise ConfigurationError(f"data set {name!r}, split {split!r}: {error}") from error
+    except Exception as error:
+        raise UnreachableError(
+            f"the data set {name!r} cannot be loaded from the hub "
+            f"({type(error).__name__}: {' '.join(str(error).split())[:200]}); {_LOCAL_HINT}"
+        ) from error
+    if isinstance(data, dict):
+        if len(data) != 1:
+            raise ConfigurationError(
+                f"data set {name!r} has the splits {', '.join(map(repr, data))}; choose one by "
+                f"split=... or 'hub:{name}:<split>'"
+            )
+        (data,) = data.values()
+    rows = data.with_format("arrow")
+    return _Arrow(f"{name} ({data.split})", len(data), lambda index: rows[index])
+
+
+def _missing(what: str, module: str) -> MissingExtraError:
+    return MissingExtraError(
+        f"{what} needs {module}: pip install 'gem-core[data]'; without it {_LOCAL_HINT}"
+    )
+
+
+_READERS: dict[str, Callable[[Path], Table]] = {
+    ".jsonl": _JsonLines,
+    ".csv": _Csv,
+    ".parquet": _parquet,
+}
+
+SAMPLES = (
+    "arithmetic",
+    "code",
+    "geometry",
+    "gsm8k",
+    "math",
+    "qa",
+    "qa-open",
+    *(f"ruletaker-d{depth}" for depth in (0, 1, 2, 3, 5)),
+)
+"""Names of the tables that ship with the package; `data/samples/README.md` says what they are."""
+
+
+def permuted(position: int, size: int, *key: int) -> int:
+    """Return element `position` of a permutation of `range(size)` that depends on `key` alone.
+
+    A six-round Feistel network over the smallest even number of bits that holds `size`, applied
+    again until the result is below `size` (cycle walking; Black and Rogaway, "Ciphers with
+    Arbitrary Finite Domains", CT-RSA 2002, section 4). Nothing is materialised.
+
+    Args:
+        position: From 0 to `size` - 1.
+        size: At least 1.
+        *key: Integers that choose the permutation.
+    """
+    half = max(1, ((size - 1).bit_length() + 1) // 2)
+    mask = (1 << half) - 1
+    keys = [stream(*key, round_).getrandbits(64) for round_ in range(_ROUNDS)]
+    value = position
+    while True:
+        left, right = value >> half, value & mask
+        for round_key in keys:
+            left, right = right, left ^ (_mix(right ^ round_key) & mask)
+        value = left << half | right
+        if value < size:
+            return value
+
+
+_ROUNDS = 6
+_WORD = (1 << 64) - 1
+
+
+def _mix(value: int) -> int:
+    """Return 64 well-mixed bits: the finaliser of SplitMix64 (Steele et al., OOPSLA 2014)."""
+    value = (value + 0x9E3779B97F4A7C15) & _WORD
+    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & _WORD
+    value = (value ^ value >> 27) * 0x94D049BB133111EB & _WORD
+    return value ^ value >> 31
