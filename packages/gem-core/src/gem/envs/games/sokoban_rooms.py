@@ -118,7 +118,7 @@ def _pulled(rng: Random, room: Room, moves: int, max_states: int) -> tuple[int, 
     # Entries are (value, moves, boxes, cells where the player may be): at the goals, anywhere.
     beam = [(0.0, 0, goals, floor & ~goals)]
     best, best_value, best_pushes = None, 0.0, 0
-    seen_states = set()
+    seen_states: set[tuple[int, int]] = set()
     while beam and len(seen_states) < max_states:
         children = []
         for _, before, boxes, players in beam:
@@ -266,7 +266,9 @@ def _pushes_needed(tables: list[dict[int, int]], boxes: int) -> int:
     """Return a lower bound on the pushes to the end: every box to a goal, a box to every goal."""
     cells = list(_cells(boxes))
     pushes = [[table.get(cell, _FAR) for cell in cells] for table in tables]
-    return max(sum(map(min, pushes)), sum(map(min, zip(*pushes, strict=True))))
+    to_every_goal: int = sum(map(min, pushes))
+    of_every_box: int = sum(map(min, zip(*pushes, strict=True)))
+    return max(to_every_goal, of_every_box)
 
 
 def offsets_of(width: int) -> tuple[int, int, int, int]:
