@@ -140,6 +140,21 @@ class CheckReport:
         return f"{self.head}\n{self.table()}"
 
 
+def named(names: Collection[str]) -> list[Check]:
+    """Return the checks of these names, all of them if there are no names.
+
+    Raises:
+        ConfigurationError: There is no such check.
+    """
+    known = [check.name for check in CHECKS]
+    unknown = sorted(set(names) - set(known))
+    if unknown:
+        raise ConfigurationError(
+            f"only must name checks ({', '.join(known)}), got {', '.join(map(repr, unknown))}"
+        )
+    return [check for check in CHECKS if not names or check.name in names]
+
+
 def check_env(
     env: str | Callable[[], Env],
     *,
@@ -168,12 +183,7 @@ def check_env(
     Raises:
         GemError: The id or a parameter is wrong, or what the environment needs is missing.
     """
-    unknown = set(only) - {check.name for check in CHECKS}
-    if unknown:
-        raise ConfigurationError(
-            f"only must name checks ({', '.join(check.name for check in CHECKS)}), "
-            f"got {', '.join(sorted(map(repr, unknown)))}"
-        )
+    chosen = named(only)
     factory: Callable[..., Env]
     if isinstance(env, str):
         name, factory = env, partial(_make, registry.spec(env), **params)
@@ -197,7 +207,6 @@ def check_env(
         if other is None:
             other = stack.enter_context(OtherProcess())
         subject = Subject(factory, episodes, max_steps, cpu_s, max_return, seeds, other)
-        chosen = [check for check in CHECKS if not only or check.name in only]
         if any(check.run is checks.check_processes for check in chosen):
             # It plays while the first checks run here.
             other.ask(subject)

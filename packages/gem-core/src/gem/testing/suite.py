@@ -18,7 +18,7 @@ from typing import Any
 from gem import __version__
 from gem.errors import GemError, MissingExtraError, UnreachableError
 from gem.testing import scores
-from gem.testing.checker import CheckReport, CheckResult, check_env, offline_parameters
+from gem.testing.checker import CheckReport, CheckResult, check_env, named, offline_parameters
 from gem.testing.elsewhere import OtherProcess
 from gem.testing.subject import describe
 
@@ -53,7 +53,11 @@ def check_many(
         jobs: Processes that check side by side.
         params: Parameters of all environments.
         **options: See `check_env`.
+
+    Raises:
+        ConfigurationError: There is no such check.
     """
+    _ = named(options.get("only", ()))
     check = partial(_check, params=dict(params or {}), options=options)
     if jobs == 1:
         with OtherProcess() as other:
