@@ -127,7 +127,8 @@ def _parsed(tests: Any) -> list[_Test]:
         except ValueError as error:
             raise DataError(f"tests are not JSON ({error}): {tests[:_SHOWN]!r}") from None
     if isinstance(tests, Mapping):
-        inputs, outputs = tests.get("inputs"), tests.get("outputs")
+        inputs: Any = tests.get("inputs")
+        outputs: Any = tests.get("outputs")
         if not _list(inputs) or not _list(outputs) or len(inputs) != len(outputs) or not inputs:
             raise DataError(
                 "tests must have 'inputs' and 'outputs', lists of the same length of at least 1, "

@@ -83,7 +83,7 @@ class WorkerPool:
         Raises:
             UnreachableError: No worker can be started.
         """
-        request = json.dumps(args).encode() + b"\n"
+        request = json.dumps([timeout_s, args]).encode() + b"\n"
         with self._slots:
             worker = self._idle_worker()
             finished = False
@@ -105,7 +105,9 @@ class WorkerPool:
     def close(self) -> None:
         """End all processes; a later call starts new ones. Safe to repeat."""
         with self._lock:
-            workers, self._all, self._idle = self._all, set(), []
+            workers = list(self._all)
+            self._all.clear()
+            self._idle.clear()
         for worker in workers:
             worker.end()
 

@@ -9,9 +9,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-# Seconds of CPU that one call may use at most, should the parent be gone and kill nothing.
-_CPU_S = 600
-
 
 def serve(target: str, memory_mb: str) -> None:
     """Answer calls of `module:function` from stdin on stdout until stdin ends."""
@@ -29,9 +26,11 @@ def serve(target: str, memory_mb: str) -> None:
     _limit_memory(int(memory_mb) * 1024 * 1024)
     _send(answers, {"value": "ready"})
     for line in sys.stdin.buffer:
-        _limit_cpu()
+        timeout_s, arguments = json.loads(line)
+        _limit_cpu(timeout_s)
         try:
-            answer = {"value": function(*json.loads(line))}
+            answer = {"value": function(*arguments)}
+            json.dumps(answer)
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
         _send(answers, answer)
@@ -52,13 +51,14 @@ def _limit_memory(size: int) -> None:
         pass  # A platform without this limit, or one that is tighter already.
 
 
-def _limit_cpu() -> None:
+def _limit_cpu(timeout_s: float) -> None:
+    """Make a call end even when the parent, which would kill this process, is gone."""
     try:
         import resource
 
         used = resource.getrusage(resource.RUSAGE_SELF)
         hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-        limit = int(used.ru_utime + used.ru_stime) + _CPU_S
+        limit = int(used.ru_utime + used.ru_stime + timeout_s) + 2
         resource.setrlimit(resource.RLIMIT_CPU, (limit, hard))
     except (ImportError, OSError, ValueError):
         pass

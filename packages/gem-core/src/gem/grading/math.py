@@ -1,0 +1,277 @@
+"""Mathematical answers: exact, then by value, then by math-verify in a process that can be killed.
+
+1. Equal texts, integers and decimals are decided at once.
+2. Both answers are read by `gem.grading.notation` and compared by `gem.grading.compare`: numbers
+   with percent signs, units and grouped digits, fractions, roots, functions, polynomials,
+   equations, tuples, sets, intervals, matrices. Words are compared as text: they are never
+   products of letters.
+3. Only a gold that is neither readable to 2. nor plain words goes to math-verify, which needs the
+   extra `math`; see `needs_extra`. It runs in a worker that is killed at the time limit.
+
+An answer to a gold that 2. can read must be readable to it as well. So an integral or a sum that
+merely restates the problem is not an answer to a number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import importlib.util
+import math
+import numbers
+import re
+import time
+from collections.abc import Sequence
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any, NamedTuple, TypeAlias
+
+from gem.errors import DataError, MissingExtraError
+from gem.grading import notation
+from gem.grading.compare import same
+from gem.grading.notation import Node, TooComplexError, UnreadableError
+from gem.grading.pool import WorkerPool, shared
+from gem.grading.verdict import Verdict
+
+Number: TypeAlias = "int | float | Fraction | Decimal"
+Gold: TypeAlias = "str | Number | Sequence[str | Number]"
+
+_INTEGER = re.compile(r"\s*([+-]?)0*([0-9]+)\s*")
+_DECIMAL = re.compile(r"\s*[+-]?[0-9]{1,30}(?:\.[0-9]{1,11})?\s*")
+# What the reader is given at most; longer texts can only be equal to the gold as they are.
+_MAX_LENGTH = 2 * notation.MAX_LENGTH
+_WORDS = re.compile(r"[\w\s'’.,:;&%/()!?-]*[^\W\d_][\w\s'’.,:;&%/()!?-]*")
+_EDGES = re.compile(r"^[\W_]+|[\W_]+$")
+_LETTERS = re.compile(r"[^\W\d_]+")
+_SPACES = re.compile(r"(?<!\d) | (?!\d)")
+
+# What is not worth starting: powers of powers of numbers, large exponents and factorials.
+_COSTLY = re.compile(
+    r"\d\s*(?:\^|\*\*)[\s({]*\d+\s*(?:\^|\*\*)|(?:\^|\*\*)[\s({]*-?\d{4,}|(?:\^|\*\*)[\s({]*\d+\s*"
+    r"(?:\^|\*\*)|\d{4,}[\s)}]*!|\)\s*!|factorial|binom\s*\{[^{}]*\d{4}"
+)
+_MAX_SYMBOLIC_LENGTH = 500
+_MAX_SYMBOLIC_DEPTH = 12
+_TARGET = "gem.grading.symbolic:equal"
+
+
+class _Reading(NamedTuple):
+    """What a text was read as."""
+
+    text: str
+    """The cleaned text without the spaces that mean nothing."""
+    words: str
+    """The cleaned text in lower case, without what surrounds it; empty if it is no text."""
+    node: Node | None
+    problem: str = ""
+    """Why there is no node: `unreadable` or `too complex`."""
+
+
+class _Undecided(NamedTuple):
+    """A comparison that math-verify has to make."""
+
+    prediction: str
+    gold: str
+
+
+def grade(prediction: str | None, gold: Gold, *, timeout_s: float = 1.0) -> Verdict:
+    """Return whether an answer means the same as the gold.
+
+    Args:
+        prediction: The policy's answer, without the box around it; None when it gave none.
+        gold: The right answer, LaTeX or plain, or a number; or several of which any will do.
+            A decimal of 12 digits or more is taken to be rounded.
+        timeout_s: Wall-clock limit of math-verify for each gold that needs it.
+
+    Returns:
+        A verdict with reason `exact`, `number`, `text`, `value` or `symbolic` (the layer that
+        decided, if correct), or `different`, `no answer`, `empty`, `unreadable`, `too complex`
+        (refused: too long, nested too deeply, too large a power or factorial), `timeout`, or
+        `crash` (the worker ran out of memory, say).
+
+    Raises:
+        DataError: The gold is not a string, a finite number or a non-empty sequence of these, or
+            it is empty.
+        MissingExtraError: The gold needs math-verify and that is not installed.
+    """
+    began = time.perf_counter()
+    correct, reason, undecided = _decide(prediction, gold)
+    for question in undecided:
+        correct, reason = _ask(shared(_TARGET), question, timeout_s)
+        if correct:
+            break
+    return Verdict(correct, reason, time.perf_counter() - began, float(correct))
+
+
+async def agrade(prediction: str | None, gold: Gold, *, timeout_s: float = 1.0) -> Verdict:
+    """Like `grade`, without blocking the event loop while math-verify works."""
+    began = time.perf_counter()
+    correct, reason, undecided = _decide(prediction, gold)
+    for question in undecided:
+        correct, reason = await asyncio.to_thread(_ask, shared(_TARGET), question, timeout_s)
+        if correct:
+            break
+    return Verdict(correct, reason, time.perf_counter() - began, float(correct))
+
+
+def needs_extra(gold: Gold) -> bool:
+    """Return whether grading this gold needs math-verify (`pip install 'gem-core[math]'`).
+
+    Raises:
+        DataError: As `grade`.
+    """
+    return any(_symbolic(_gold_reading(text)) for text in _golds(gold))
+
+
+def _decide(prediction: str | None, gold: Gold) -> tuple[bool, str, Sequence[_Undecided]]:
+    """Return correctness and reason without math-verify, and what remains to be asked."""
+    if type(gold) is str and type(prediction) is str:
+        found, right = _INTEGER.fullmatch(prediction), _INTEGER.fullmatch(gold)
+        if found is not None and right is not None:
+            # Compared as text: integers of any length, in no time.
+            if found[2] == right[2] and (found[1] == "-") == (right[1] == "-"):
+                return True, "number", ()
+            zero = found[2] == right[2] == "0"
+            return (True, "number", ()) if zero else (False, "different", ())
+        return _decide_one(prediction, gold)
+    golds = _golds(gold)
+    reason = ""
+    undecided: list[_Undecided] = []
+    for text in golds:
+        correct, why, question = _decide_one(prediction, text)
+        if correct:
+            return True, why, ()
+        reason = reason or why
+        undecided += question
+    return False, reason, undecided
+
+
+def _decide_one(prediction: Any, gold: str) -> tuple[bool, str, Sequence[_Undecided]]:
+    expected = _gold_reading(gold)
+    if _symbolic(expected):
+        _need_extra()
+    if not isinstance(prediction, str):
+        return False, "no answer", ()
+    stripped = prediction.strip()
+    if not stripped:
+        return False, "empty", ()
+    if stripped == gold.strip():
+        return True, "exact", ()
+    if _DECIMAL.fullmatch(prediction) and _DECIMAL.fullmatch(gold):
+        correct = Decimal(stripped) == Decimal(gold.strip())
+        return correct, "number" if correct else "different", ()
+    if len(prediction) > _MAX_LENGTH:
+        return _decide_long(stripped, gold)
+    answer = _read(prediction)
+    if not answer.text:
+        return False, "empty", ()
+    if answer.text == expected.text:
+        return True, "exact", ()
+    if expected.words and (expected.node is None or _LETTERS.fullmatch(expected.words)):
+        if answer.words == expected.words:
+            return True, "text", ()
+        if expected.node is None:
+            return False, "different", ()
+    if expected.node is None:
+        if _costly(answer.text) or _costly(expected.text):
+            return False, "too complex", ()
+        return False, "different", (_Undecided(notation.clean(prediction), notation.clean(gold)),)
+    if answer.node is None:
+        return False, answer.problem, ()
+    try:
+        correct = same(answer.node, expected.node)
+    except TooComplexError:
+        return False, "too complex", ()
+    return correct, "value" if correct else "different", ()
+
+
+def _decide_long(prediction: str, gold: str) -> tuple[bool, str, Sequence[_Undecided]]:
+    if _INTEGER.fullmatch(prediction) and _DECIMAL.fullmatch(gold):
+        return False, "different", ()
+    return False, "too complex", ()
+
+
+def _ask(pool: WorkerPool, question: _Undecided, timeout_s: float) -> tuple[bool, str]:
+    reply = pool.call(question.prediction, question.gold, timeout_s=timeout_s)
+    if reply.failure in ("timeout", "crash"):
+        return False, reply.failure
+    if reply.failure is not None:
+        # math-verify gave up on it.
+        return False, "unreadable"
+    return bool(reply.value), "symbolic" if reply.value else "different"
+
+
+def _costly(text: str) -> bool:
+    """Return whether math-verify would hardly finish, by the look of an answer."""
+    if len(text) > _MAX_SYMBOLIC_LENGTH or _COSTLY.search(text):
+        return True
+    depth = deepest = 0
+    for character in text:
+        if character in "({[":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif character in ")}]":
+            depth -= 1
+    return deepest > _MAX_SYMBOLIC_DEPTH
+
+
+@functools.lru_cache(maxsize=4096)
+def _gold_reading(gold: str) -> _Reading:
+    reading = _read(gold) if len(gold) <= _MAX_LENGTH else _Reading(gold, gold, None, "too complex")
+    if not reading.text:
+        raise DataError(f"gold is empty: {gold!r}")
+    return reading
+
+
+def _read(text: str) -> _Reading:
+    cleaned = notation.clean(text)
+    compact = _SPACES.sub("", cleaned)
+    words = ""
+    if _WORDS.fullmatch(cleaned):
+        words = " ".join(_EDGES.sub("", cleaned.casefold()).split())
+    try:
+        return _Reading(compact, words, notation.read(cleaned))
+    except UnreadableError:
+        return _Reading(compact, words, None, "unreadable")
+    except TooComplexError:
+        return _Reading(compact, words, None, "too complex")
+
+
+def _symbolic(gold: _Reading) -> bool:
+    """Return whether only math-verify can read a gold."""
+    return gold.node is None and not gold.words
+
+
+def _golds(gold: Any) -> list[str]:
+    if isinstance(gold, (str, numbers.Number)):
+        return [_text(gold)]
+    if isinstance(gold, Sequence) and not isinstance(gold, (bytes, bytearray)) and len(gold):
+        return [_text(each) for each in gold]
+    raise DataError(
+        f"gold must be a string, a finite number or a non-empty list of these, got {gold!r}"
+    )
+
+
+def _text(gold: Any) -> str:
+    if isinstance(gold, str):
+        return gold
+    number: Any = gold
+    if isinstance(gold, bool) or not isinstance(gold, (numbers.Real, Decimal)):
+        number = None
+    elif isinstance(gold, numbers.Integral):
+        # Numbers of numpy, too, are written like Python's.
+        number = int(gold)
+    elif not isinstance(gold, (numbers.Rational, Decimal)):
+        number = float(gold)
+    if number is None or not math.isfinite(number):
+        raise DataError(f"gold must be a string or a finite number, got {gold!r}")
+    return str(number)
+
+
+@functools.cache
+def _need_extra() -> None:
+    if importlib.util.find_spec("math_verify") is None:
+        raise MissingExtraError(
+            "this gold can only be graded by math-verify, which is not installed: "
+            "pip install 'gem-core[math]'"
+        )

@@ -1,0 +1,766 @@
+r"""Reads mathematical answers, in LaTeX or plain, into a small tree.
+
+Kinds of `Node` and their arguments:
+
+| kind | arguments |
+|---|---|
+| `number` | `Fraction`, significant digits of a decimal or 0 |
+| `symbol` | name; `pi`, `e`, `i`, `infinity` have their usual meaning |
+| `add`, `multiply`, `divide`, `power` | two nodes |
+| `negate`, `factorial`, `degrees` | one node |
+| `call` | name of a function, then its arguments |
+| `measure` | node, unit (`%` included) |
+| `tuple`, `list`, `set`, `ratio` | nodes; a list is what commas alone separate |
+| `interval` | lower and upper node, brackets such as `[)`; a pair in round brackets is one too |
+| `union` | nodes |
+| `matrix` | rows: tuples of nodes |
+| `named` | what stands left of an equals sign (text), node |
+| `equation`, `unequal` | two nodes |
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+MAX_LENGTH = 2000
+_MAX_DEPTH = 40
+_MAX_EXPONENT = 400
+
+
+class Node(NamedTuple):
+    """A node of an answer's tree; see the module's table."""
+
+    kind: str
+    args: tuple[Any, ...]
+
+
+class UnreadableError(Exception):
+    """The text is not in the notation; never leaves the grader."""
+
+
+class TooComplexError(Exception):
+    """The text is too long or nested too deeply; never leaves the grader."""
+
+
+FUNCTIONS = frozenset(
+{
+    "sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "sinh", "cosh",
+    "tanh", "ln", "log", "lg", "exp", "sqrt", "abs", "floor", "ceil", "root", "binom", "logbase",
+    "max", "min", "gcd", "lcm",
+}
+)  # fmt: skip
+_CONSTANTS = {"pi": "pi", "infty": "infinity", "infinity": "infinity", "inf": "infinity"}
+_ALIASES = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "tg": "tan", "ctg": "cot"}
+_GREEK = frozenset(
+{
+    "alpha", "beta", "gamma", "delta", "epsilon", "varepsilon", "zeta", "eta", "theta",
+    "vartheta", "kappa", "lambda", "mu", "nu", "xi", "rho", "sigma", "tau", "phi", "varphi",
+    "chi", "psi", "omega", "Gamma", "Delta", "Theta", "Lambda", "Xi", "Sigma", "Phi", "Psi",
+    "Omega",
+}
+)  # fmt: skip
+_UNITS = {
+    name: unit
+    for unit, names in {
+        "m": "m meter meters metre metres",
+        "cm": "cm centimeter centimeters centimetre centimetres",
+        "mm": "mm millimeter millimeters",
+        "km": "km kilometer kilometers kilometre kilometres",
+        "in": "in inch inches",
+        "ft": "ft foot feet",
+        "yd": "yd yard yards",
+        "mi": "mi mile miles",
+        "g": "g gram grams",
+        "kg": "kg kilogram kilograms",
+        "mg": "mg milligram milligrams",
+        "lb": "lb lbs pound pounds",
+        "oz": "oz ounce ounces",
+        "s": "s sec secs second seconds",
+        "min": "min mins minute minutes",
+        "h": "h hr hrs hour hours",
+        "year": "year years yr yrs",
+        "L": "L liter liters litre litres",
+        "mL": "mL ml milliliter milliliters",
+        "dollar": "dollar dollars usd bucks",
+        "cent": "cent cents",
+        "euro": "euro euros eur",
+        "degree": "degree degrees deg",
+        "rad": "rad radian radians",
+        "Hz": "Hz hertz",
+        "unit": "unit units",
+        "%": "percent",
+    }.items()
+    for name in names.split()
+}
+_POWERS = {"square": "2", "sq": "2", "cubic": "3"}
+_SCALES = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_NO_UNITS = frozenset({"dozen", "hundred", "half", "factorial", "and", "mod", *_SCALES})
+_UNIT = r"(?:(?:square|sq\.?|cubic)\s+)?[a-zA-Z]+\.?(?:\s*\^?\s*\{?\s*[23]\s*\}?)?"
+_UNIT_TAIL = re.compile(rf"(?<![\\a-zA-Z])({_UNIT}(?:\s*(?:/|\bper\b)\s*{_UNIT})?)$")
+_UNIT_PART = re.compile(r"(?:(square|sq|cubic)\.?\s+)?([a-zA-Z]+)\.?\s*\^?\s*\{?\s*([23]?)")
+
+# Commands that only change how things look.
+_LOOKS = re.compile(
+    r"\\(?:displaystyle|textstyle|scriptstyle|left|right|[bB]igg?[lrm]?|limits|quad|qquad|hfill|"
+    r"mathstrut|nonumber)(?![a-zA-Z])\.?|\\[,;:! ()\[\]]|~"
+)
+_TEXT = re.compile(
+    r"\\(?:text(?:bf|it|rm|normal|tt|sf)?|math(?:rm|bf|it|sf|tt|normal)|mbox|hbox|operatorname|"
+    r"boldsymbol|bm|vec|underline|boxed|fbox)\*?\s*\{([^{}]*)\}"
+)
+_DIGIT_GROUPS = re.compile(r"(?<=\d)(?:\{,\}|,?\\[,! ]|\\;)(?=\d{3}(?!\d))")
+_DEGREES = re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-zA-Z]))|\\degree(?![a-zA-Z])|°|º")
+_SUPERSCRIPTS = re.compile(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
+_SUPERSCRIPT = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
+_CHARACTERS = str.maketrans(
+    {
+        "−": "-", "–": "-", "—": "-", "×": "*", "·": "*", "⋅": "*", "∙": "*", "÷": "/", "⁄": "/",
+        "∕": "/", "≤": "\\le ", "≥": "\\ge ", "≠": "\\ne ", "∞": "\\infty ", "π": "\\pi ",
+        "√": " sqrt ", "∪": "\\cup ", "∈": "\\in ", "±": "\\pm ", "∓": "\\mp ", "∅": "\\emptyset ",
+        "ℝ": "\\mathbb{R} ", "，": ",", "（": "(", "）": ")", "θ": "\\theta ", "α": "\\alpha ",
+        "β": "\\beta ", "λ": "\\lambda ", "％": "%", "£": "\\$", "€": "\\$", "\xa0": " ",
+    }
+)  # fmt: skip
+_REALS = re.compile(r"\\mathbb\s*\{?R\}?|\ball real numbers\b")
+_MEMBER = re.compile(r"^\s*[a-zA-Z]\s*\\in(?![a-z])")
+_SCALE = re.compile(rf"(?<=\d)\s*({'|'.join(_SCALES)})\b", re.I)
+
+
+def clean(text: str) -> str:
+    """Return the answer without what only concerns its looks; equal results are equal answers."""
+    if not text.isascii():
+        text = _SUPERSCRIPTS.sub(lambda m: f"^{{{m[0].translate(_SUPERSCRIPT)}}}", text)
+        text = unicodedata.normalize("NFKC", text.translate(_CHARACTERS)).translate(_CHARACTERS)
+    if "\\" in text:
+        text = _DIGIT_GROUPS.sub("", text)
+        text = text.replace("\\\\", "\\row ").replace("\\$", " \\dollar ")
+        text = _LOOKS.sub(" ", text)
+        text = text.replace("\\%", "%").replace("\\_", "_").replace("\\&", " and ")
+        for _ in range(3):
+            text, changed = _TEXT.subn(r" \1 ", text)
+            if not changed:
+                break
+    else:
+        text = _DIGIT_GROUPS.sub("", text)
+    return " ".join(text.replace("$", " ").split()).rstrip(".,; ")
+
+
+def read(cleaned: str) -> Node:
+    """Return the tree of a cleaned answer.
+
+    Raises:
+        UnreadableError: The answer is not in the notation.
+        TooComplexError: It is too long or nested too deeply.
+    """
+    if len(cleaned) > MAX_LENGTH:
+        raise TooComplexError("too long")
+    text = _DEGREES.sub(r" \\deg ", cleaned)
+    text = _REALS.sub(r"(-\\infty,\\infty)", text)
+    text = _MEMBER.sub("", text)
+    text = _SCALE.sub(lambda m: f"*10^{{{_SCALES[m[1].lower()]}}}", text)
+    unit = ""
+    if "\\dollar" in text:
+        text, unit = text.replace("\\dollar", " "), "dollar"
+    tail = None if text[-1:].isdigit() and "^" not in text else _UNIT_TAIL.search(text)
+    if tail is not None:
+        head = text[: tail.start()]
+        found = _canonical_unit(tail[1], apart=head[-1:].isspace())
+        head = head.rstrip()
+        if found and (head[-1:] in (")", "}", "]") or head[-1:].isdigit() or head.endswith("\\pi")):
+            text, unit = head, found
+    try:
+        node = _Reader(text).read()
+    except RecursionError:
+        raise TooComplexError("nested too deeply") from None
+    return Node("measure", (node, unit)) if unit else node
+
+
+def _canonical_unit(phrase: str, apart: bool) -> str:
+    """Return the unit's usual name, empty if the phrase is none.
+
+    Any word that stands apart from its number is one, for instance `apples`.
+    """
+    parts = []
+    for part in re.split(r"/|\bper\b", phrase):
+        found = _UNIT_PART.fullmatch(part.strip().rstrip("} "))
+        if found is None:
+            return ""
+        name = found[2]
+        word = name.lower()
+        unit = _UNITS.get(name) or (_UNITS.get(word) if len(word) > 2 else None)
+        if unit is None or (len(name) == 1 and not apart):
+            if not apart or len(word) < 3 or word in _NO_UNITS or _is_notation(word):
+                return ""
+            unit = word.rstrip("s")
+        power = found[3] or _POWERS.get(found[1] or "", "")
+        parts.append(unit + power)
+    return "/".join(parts)
+
+
+def _is_notation(word: str) -> bool:
+    return (
+        word in FUNCTIONS
+        or word in _ALIASES
+        or word in _CONSTANTS
+        or word in _GREEK
+        or _is_product(word)
+    )
+
+
+def _is_product(letters: str) -> bool:
+    """Return whether letters written together are variables rather than a word."""
+    return len(letters) <= 2 or any(set(letters) <= set(group) for group in _VARIABLES)
+
+
+_TOKEN = re.compile(
+    r"\s*(?:"
+    r"(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)"
+    r"|(?P<command>\\[a-zA-Z]+|\\[{}|])"
+    r"|(?P<name>[a-zA-Z]+)"
+    r"|(?P<sign>\*\*|<=|>=|!=|==|[-+*/^_!=<>()\[\]{},;:|%&'])"
+    r")"
+)
+_GROUPED = re.compile(r"\s*(\d{1,3}(?:,\d{3})+(?:\.\d+)?)(?!\d)")
+_REPEATING = re.compile(r"\s*(\d*)\.(\d*)\\overline\s*\{(\d+)\}")
+_MIXED = re.compile(
+    r"\s*(?:\\[dtc]?frac\s*(?:\{\s*\d+\s*\}\s*\{\s*\d+\s*\}|\d\s*\d)|\d+\s*/\s*\d+)"
+)
+_SUBSCRIPT = re.compile(r"\s*_\s*(?:\{\s*([a-zA-Z0-9, ]{1,20})\s*\}|([a-zA-Z0-9]))")
+# What stands left of an equals sign to say what the answer is: `f(x)`, `AB`, `Area`.
+_NAMED = re.compile(
+    r"\s*(?:[a-zA-Z]\s*\(\s*[a-zA-Z](?:\s*,\s*[a-zA-Z])*\s*\)|[A-Z]{2,4}|[a-zA-Z]{3,12})\s*(?==(?!=))"
+)
+
+_RELATIONS = {
+    "=": "=", "==": "=", "<": "<", ">": ">", "<=": "<=", ">=": ">=", "!=": "!=",
+    "\\le": "<=", "\\leq": "<=", "\\leqslant": "<=", "\\ge": ">=", "\\geq": ">=",
+    "\\geqslant": ">=", "\\lt": "<", "\\gt": ">", "\\ne": "!=", "\\neq": "!=",
+}  # fmt: skip
+_PRODUCTS = frozenset({"*", "\\cdot", "\\times", "\\ast"})
+_QUOTIENTS = frozenset({"/", "\\div"})
+_CLOSERS = {"(": ")]", "[": ")]"}
+_FRACTIONS = frozenset({"\\frac", "\\dfrac", "\\tfrac", "\\cfrac"})
+_NOTHING = frozenset({"\\emptyset", "\\varnothing"})
+# Variables that are commonly multiplied without a sign between them.
+_VARIABLES = ("abcd", "klmn", "pqrst", "uvwxyz")
+
+
+class _Reader:
+    """A recursive descent over the text; `self.token` is the one at hand."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.end = 0
+        self.brackets = 0
+        self.depth = 0
+        self.sign = 1
+        self.signs_seen = False
+        self.advance()
+
+    def read(self) -> Node:
+        node = self.items()
+        if self.token:
+            raise UnreadableError(self.text)
+        return node
+
+    # Tokens
+
+    def advance(self) -> None:
+        self.start = self.end
+        # In brackets a comma separates; elsewhere it may group digits.
+        found = None if self.brackets else _GROUPED.match(self.text, self.end)
+        if found:
+            self.kind, self.token = "number", found[1].replace(",", "")
+            self.end = found.end()
+            return
+        found = _TOKEN.match(self.text, self.end)
+        if found is None:
+            if self.text[self.end :].strip():
+                raise UnreadableError(self.text)
+            self.kind = self.token = ""
+            return
+        self.kind = found.lastgroup or ""
+        self.token = found[self.kind]
+        self.end = found.end()
+
+    def back_to(self, position: int) -> None:
+        self.end = position
+        self.advance()
+
+    def take(self, token: str) -> bool:
+        if self.token != token:
+            return False
+        self.advance()
+        return True
+
+    def need(self, token: str) -> None:
+        if not self.take(token):
+            raise UnreadableError(self.text)
+
+    def nested(self, inner: Callable[[], Node]) -> Node:
+        self.depth += 1
+        if self.depth > _MAX_DEPTH:
+            raise TooComplexError("nested too deeply")
+        node = inner()
+        self.depth -= 1
+        return node
+
+    # Lists and relations
+
+    def items(self, closers: str = "") -> Node:
+        """Return one item, or a list of those that commas, `and` and `or` separate."""
+        items = self.item()
+        joined_by_or = False
+        while self.token in (",", ";", "and", "or", "\\lor", "\\vee") or (
+            self.token == "\\row" and not closers
+        ):
+            joined_by_or = joined_by_or or self.token in ("or", "\\lor", "\\vee")
+            self.advance()
+            if self.token in ("and", "or"):
+                self.advance()
+            items += self.item()
+            if len(items) > MAX_LENGTH // 4:
+                raise TooComplexError("too many items")
+        if len(items) == 1:
+            return items[0]
+        if joined_by_or and all(item.kind == "interval" for item in items):
+            return Node("union", tuple(items))
+        return Node("list", tuple(items))
+
+    def item(self) -> list[Node]:
+        """Return one item; two of them when it has a sign ±."""
+        position, before = self.start, (self.sign, self.signs_seen)
+        self.sign, self.signs_seen = 1, False
+        items = [self.relation()]
+        if self.signs_seen:
+            self.back_to(position)
+            self.sign = -1
+            items.append(self.relation())
+        self.sign, self.signs_seen = before
+        return items
+
+    def relation(self) -> Node:
+        named = _NAMED.match(self.text, self.start)
+        if named is not None and self.kind == "name":
+            self.end = named.end()
+            self.advance()
+            self.need("=")
+            return Node("named", ("".join(named[0].split()), self.union()))
+        sides, signs = [self.union()], []
+        while self.token in _RELATIONS:
+            signs.append(_RELATIONS[self.token])
+            self.advance()
+            sides.append(self.union())
+        if not signs:
+            if self.token == ":":
+                while self.take(":"):
+                    sides.append(self.union())
+                return Node("ratio", tuple(sides))
+            return sides[0]
+        if all(sign == "=" for sign in signs):
+            return self.equation(sides)
+        if signs == ["!="]:
+            return Node("unequal", (sides[0], sides[1]))
+        return self.inequality(sides, signs)
+
+    def equation(self, sides: list[Node]) -> Node:
+        name = sides[0].args[0] if sides[0].kind == "symbol" else ""
+        if len(sides) == 2:
+            kind = "named" if name else "equation"
+            return Node(kind, (name or sides[0], sides[1]))
+        return Node("chain", (name, *(sides[1:] if name else sides)))
+
+    def inequality(self, sides: list[Node], signs: list[str]) -> Node:
+        """Return the interval of the one symbol that is bounded."""
+        if len(sides) > 3 or not all(sign in ("<", "<=", ">", ">=") for sign in signs):
+            raise UnreadableError(self.text)
+        if all(sign[0] == ">" for sign in signs):
+            sides = sides[::-1]
+            signs = [sign.replace(">", "<") for sign in signs[::-1]]
+        if not all(sign[0] == "<" for sign in signs):
+            raise UnreadableError(self.text)
+        infinity = Node("symbol", ("infinity",))
+        low, high = Node("negate", (infinity,)), infinity
+        brackets = ["(", ")"]
+        if len(sides) == 3:
+            low, middle, high = sides
+            brackets = ["[" if signs[0] == "<=" else "(", "]" if signs[1] == "<=" else ")"]
+        elif sides[0].kind == "symbol":
+            middle, high = sides
+            brackets[1] = "]" if signs[0] == "<=" else ")"
+        else:
+            low, middle = sides
+            brackets[0] = "[" if signs[0] == "<=" else "("
+        if middle.kind != "symbol" or middle.args[0] in ("pi", "e", "i", "infinity"):
+            raise UnreadableError(self.text)
+        return Node("interval", (low, high, "".join(brackets)))
+
+    def union(self) -> Node:
+        parts = [self.sum()]
+        while self.token in ("\\cup", "U") and parts[-1].kind in ("interval", "set"):
+            self.advance()
+            parts.append(self.sum())
+        return parts[0] if len(parts) == 1 else Node("union", tuple(parts))
+
+    # Expressions
+
+    def sum(self) -> Node:
+        node = self.nested(self.product)
+        while self.token in ("+", "-", "\\pm", "\\mp"):
+            sign = self.sign_of(self.token)
+            self.advance()
+            right = self.nested(self.product)
+            node = Node("add", (node, right if sign > 0 else Node("negate", (right,))))
+        return node
+
+    def sign_of(self, token: str) -> int:
+        if token in ("\\pm", "\\mp"):
+            self.signs_seen = True
+            return self.sign if token == "\\pm" else -self.sign
+        return 1 if token == "+" else -1
+
+    def product(self) -> Node:
+        if self.token in ("+", "-", "\\pm", "\\mp"):
+            sign = self.sign_of(self.token)
+            self.advance()
+            node = self.nested(self.product)
+            return node if sign > 0 else Node("negate", (node,))
+        node = self.factor()
+        while True:
+            if self.token in _PRODUCTS:
+                self.advance()
+                node = Node("multiply", (node, self.signed_factor()))
+            elif self.token in _QUOTIENTS:
+                self.advance()
+                node = Node("divide", (node, self.signed_factor()))
+            elif self.begins_factor():
+                node = Node("multiply", (node, self.factor()))
+            else:
+                return node
+
+    def signed_factor(self) -> Node:
+        if self.token in ("+", "-"):
+            negative = self.token == "-"
+            self.advance()
+            node = self.nested(self.signed_factor)
+            return Node("negate", (node,)) if negative else node
+        return self.factor()
+
+    def begins_factor(self) -> bool:
+        """Return whether a product goes on without a sign."""
+        if self.kind == "name":
+            return self.token not in ("and", "or", "U")
+        if self.kind == "command":
+            return (
+                self.token in _FRACTIONS
+                or self.token in ("\\pi", "\\infty", "\\lfloor", "\\lceil", "\\lvert")
+                or self.token[1:] in FUNCTIONS
+                or self.token[1:] in _GREEK
+            )
+        return self.token in ("(", "{")
+
+    def factor(self) -> Node:
+        node = self.primary()
+        while True:
+            if self.token in ("^", "**"):
+                # The exponent is read before the next token, which depends on where it ends.
+                node = Node("power", (node, self.exponent()))
+            elif self.take("!"):
+                node = Node("factorial", (node,))
+            elif self.take("\\deg"):
+                node = Node("degrees", (node,))
+            elif self.take("%"):
+                node = Node("measure", (node, "%"))
+            else:
+                return node
+
+    def exponent(self) -> Node:
+        if self.token == "**":
+            self.advance()
+            return self.nested(self.signed_power)
+        self.advance()
+        if self.token == "{":
+            return self.group()
+        return self.nested(self.signed_power)
+
+    def signed_power(self) -> Node:
+        if self.take("-"):
+            return Node("negate", (self.nested(self.signed_power),))
+        if self.take("+"):
+            return self.nested(self.signed_power)
+        node = self.primary()
+        if self.token in ("^", "**"):
+            return Node("power", (node, self.exponent()))
+        return node
+
+    def group(self) -> Node:
+        """Return what a LaTeX argument in braces holds."""
+        outside, self.brackets = self.brackets, 0
+        self.need("{")
+        node = self.nested(self.sum)
+        self.brackets = outside
+        self.need("}")
+        return node
+
+    def argument(self) -> Node:
+        """Return a LaTeX argument: a group, or one character, or one command."""
+        if self.token == "{":
+            return self.group()
+        if self.kind in ("number", "name") and self.text.endswith(self.token, 0, self.end):
+            first = self.token[0]
+            self.end += 1 - len(self.token)
+            if self.kind == "name":
+                return self.symbol(first)
+            if first.isdigit():
+                self.advance()
+                return Node("number", (Fraction(first), 0))
+            raise UnreadableError(self.text)
+        return self.primary()
+
+    def primary(self) -> Node:
+        if self.kind == "number":
+            return self.number()
+        if self.kind == "name":
+            return self.name(self.token)
+        if self.kind == "command":
+            return self.command(self.token)
+        if self.token in ("(", "["):
+            return self.nested(self.bracketed)
+        if self.token == "{":
+            return self.nested(lambda: self.braced("{", "}"))
+        if self.token == "|":
+            return self.nested(lambda: self.enclosed("|", "|", "abs"))
+        raise UnreadableError(self.text)
+
+    def number(self) -> Node:
+        repeating = _REPEATING.match(self.text, self.start)
+        if repeating:
+            whole, fixed, period = repeating.groups()
+            self.end = repeating.end()
+            self.advance()
+            scale = 10 ** len(fixed)
+            tail = Fraction(int(period), (10 ** len(period) - 1) * scale)
+            return Node("number", (Fraction(int(f"{whole or 0}{fixed}"), scale) + tail, 0))
+        text = self.token
+        mantissa, _, exponent = text.lower().partition("e")
+        if abs(int(exponent or 0)) > _MAX_EXPONENT:
+            raise TooComplexError("exponent too large")
+        value = Fraction(mantissa) * Fraction(10) ** int(exponent or 0)
+        digits = len(mantissa.replace(".", "").lstrip("0")) if "." in mantissa else 0
+        base = _SUBSCRIPT.match(self.text, self.end)
+        if base:
+            self.end = base.end()
+            self.advance()
+            return Node("symbol", (f"{text}_{(base[1] or base[2]).strip()}",))
+        position = self.end
+        if text.isdigit() and _MIXED.match(self.text, position):
+            self.advance()
+            fraction = self.nested(self.simple_fraction)
+            return Node("add", (Node("number", (value, 0)), fraction))
+        self.advance()
+        if self.kind == "number":
+            raise UnreadableError(self.text)
+        return Node("number", (value, digits))
+
+    def simple_fraction(self) -> Node:
+        if self.kind == "command":
+            return self.command(self.token)
+        above = Fraction(self.token)
+        self.advance()
+        self.need("/")
+        below = Fraction(self.token)
+        self.advance()
+        parts = Node("number", (above, 0)), Node("number", (below, 0))
+        return Node("divide", parts)
+
+    def name(self, name: str) -> Node:
+        name = _ALIASES.get(name, name)
+        if name in FUNCTIONS:
+            self.advance()
+            return self.function(name)
+        if name in _CONSTANTS or name in _GREEK:
+            return self.symbol(_CONSTANTS.get(name, name))
+        if len(name) == 1:
+            return self.symbol(name)
+        start = self.end - len(name)
+        before, after = self.text[:start].rstrip()[-1:], self.text[self.end :].lstrip()[:1]
+        # Letters that are all there is are a word, whatever they are.
+        if not _is_product(name) or (before in ("", ",", ";") and after in ("", ",", ";")):
+            raise UnreadableError(self.text)
+        self.end = start + 1
+        return self.symbol(name[0])
+
+    def symbol(self, name: str) -> Node:
+        subscript = _SUBSCRIPT.match(self.text, self.end)
+        if subscript:
+            name = f"{name}_{(subscript[1] or subscript[2]).strip()}"
+            self.end = subscript.end()
+        self.advance()
+        while self.take("'"):
+            name += "'"
+        return Node("symbol", (name,))
+
+    def function(self, name: str, latex: bool = False) -> Node:
+        """Return the call of a function whose name has been taken.
+
+        The argument of LaTeX's root is one character unless it is in braces.
+        """
+        power = None
+        if name == "log" and self.token == "_":
+            self.advance()
+            base = self.argument() if self.token == "{" or self.kind != "number" else self.base()
+            return Node("call", ("logbase", base, self.operand()))
+        if self.token == "^":
+            power = self.exponent()
+        if name == "sqrt" and self.take("["):
+            self.brackets += 1
+            degree = self.sum()
+            self.brackets -= 1
+            self.need("]")
+            node = Node("call", ("root", self.argument(), degree))
+        elif name == "sqrt":
+            node = Node("call", (name, self.argument() if latex else self.primary()))
+        else:
+            node = Node("call", (name, *self.operands(name)))
+        return node if power is None else Node("power", (node, power))
+
+    def base(self) -> Node:
+        text = self.token
+        self.advance()
+        return Node("number", (Fraction(text), 0))
+
+    def operands(self, name: str) -> tuple[Node, ...]:
+        if name in ("max", "min", "gcd", "lcm", "binom") and self.token == "(":
+            self.brackets += 1
+            self.advance()
+            found = [self.nested(self.sum)]
+            while self.take(","):
+                found.append(self.nested(self.sum))
+            self.brackets -= 1
+            self.need(")")
+            return tuple(found)
+        return (self.operand(),)
+
+    def operand(self) -> Node:
+        """Return what a function without brackets is applied to: `sin 2x` is sin(2x)."""
+        if self.token in ("(", "{", "["):
+            node = self.primary()
+            return Node("degrees", (node,)) if self.take("\\deg") else node
+        if self.token in ("-", "+"):
+            return self.signed_factor()
+        node = self.factor()
+        while self.begins_factor() and self.token.lstrip("\\") not in FUNCTIONS:
+            if self.token == "(":
+                break
+            node = Node("multiply", (node, self.factor()))
+        return node
+
+    def command(self, command: str) -> Node:
+        name = command[1:]
+        if command in _FRACTIONS:
+            self.advance()
+            above = self.argument()
+            return Node("divide", (above, self.argument()))
+        if name in ("binom", "dbinom", "tbinom"):
+            self.advance()
+            above = self.argument()
+            return Node("call", ("binom", above, self.argument()))
+        if name in FUNCTIONS or name in _ALIASES:
+            self.advance()
+            return self.function(_ALIASES.get(name, name), latex=True)
+        if name in _CONSTANTS or name in _GREEK:
+            return self.symbol(_CONSTANTS.get(name, name))
+        if command == "\\{":
+            return self.nested(lambda: self.braced("\\{", "\\}"))
+        if command in _NOTHING:
+            self.advance()
+            return Node("set", ())
+        if command == "\\begin":
+            return self.nested(self.matrix)
+        for opener, closer, function in (
+            ("\\lvert", "\\rvert", "abs"),
+            ("\\vert", "\\vert", "abs"),
+            ("\\lfloor", "\\rfloor", "floor"),
+            ("\\lceil", "\\rceil", "ceil"),
+        ):
+            if command == opener:
+                return self.nested(lambda o=opener, c=closer, f=function: self.enclosed(o, c, f))  # type: ignore[misc]
+        raise UnreadableError(self.text)
+
+    # Brackets
+
+    def enclosed(self, opener: str, closer: str, function: str) -> Node:
+        self.brackets += 1
+        self.need(opener)
+        node = self.sum()
+        self.brackets -= 1
+        self.need(closer)
+        return Node("call", (function, node))
+
+    def bracketed(self) -> Node:
+        opener = self.token
+        self.brackets += 1
+        self.advance()
+        items = self.listed()
+        closer = self.token
+        if closer not in (")", "]"):
+            raise UnreadableError(self.text)
+        self.brackets -= 1
+        self.advance()
+        if len(items) == 2:
+            return Node("interval", (*items, opener + closer))
+        if _CLOSERS[opener][0 if opener == "(" else 1] != closer:
+            raise UnreadableError(self.text)
+        return items[0] if len(items) == 1 else Node("tuple", tuple(items))
+
+    def braced(self, opener: str, closer: str) -> Node:
+        self.brackets += 1
+        self.need(opener)
+        items = [] if self.token == closer else self.listed()
+        self.brackets -= 1
+        self.need(closer)
+        return items[0] if opener == "{" and len(items) == 1 else Node("set", tuple(items))
+
+    def listed(self) -> list[Node]:
+        items = self.item()
+        while self.token in (",", ";"):
+            self.advance()
+            items += self.item()
+        return items
+
+    def matrix(self) -> Node:
+        self.advance()
+        kind = self.environment()
+        if kind not in ("pmatrix", "bmatrix", "matrix", "Bmatrix", "smallmatrix"):
+            raise UnreadableError(self.text)
+        self.brackets += 1
+        self.advance()
+        rows, row = [], [self.sum()]
+        while self.token != "\\end":
+            if self.take("&"):
+                row.append(self.sum())
+            elif self.take("\\row"):
+                if self.token == "\\end":
+                    break
+                rows.append(tuple(row))
+                row = [self.sum()]
+            else:
+                raise UnreadableError(self.text)
+        rows.append(tuple(row))
+        self.brackets -= 1
+        if self.environment() != kind or len({len(row) for row in rows}) != 1:
+            raise UnreadableError(self.text)
+        self.advance()
+        return Node("matrix", tuple(rows))
+
+    def environment(self) -> str:
+        """Skip over the name in braces after the position; `self.token` is not its successor."""
+        found = re.compile(r"\s*\{([a-zA-Z]+)\}").match(self.text, self.end)
+        if found is None:
+            raise UnreadableError(self.text)
+        self.end = found.end()
+        return found[1]
