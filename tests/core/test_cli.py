@@ -97,6 +97,7 @@ def test_one_check_is_a_table_many_are_a_line_each(
     assert (status, err) == (0, "")
     assert out.splitlines()[0] == f"{EASY}: ok"
     assert [line.split()[:2] for line in out.splitlines()[1:]] == [
+        ["startup", "passed"],
         ["contract", "passed"],
         ["oracle", "passed"],
     ]

@@ -13,7 +13,7 @@ import contextlib
 import inspect
 import json
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -22,7 +22,6 @@ from gem.core import Env
 from gem.errors import ConfigurationError, GemError, MissingExtraError, UnreachableError
 from gem.testing import checks, scores
 from gem.testing.elsewhere import OtherProcess
-from gem.testing.playing import play, random_policy
 from gem.testing.subject import SkipCheck, Subject, describe, seeds_for
 
 Status: TypeAlias = Literal["passed", "failed", "skipped"]
@@ -45,6 +44,7 @@ class Check(NamedTuple):
 
 
 CHECKS: tuple[Check, ...] = (
+    Check("startup", "runtime.startup", checks.check_startup),
     Check("contract", "runtime.state_contract", checks.check_contract),
     Check("observations", "runtime.observation_schema", checks.check_observations),
     Check("rewards", "runtime.reward_well_formed", scores.check_rewards),
@@ -67,9 +67,8 @@ CHECKS: tuple[Check, ...] = (
     Check("network", "runtime.network_policy", checks.check_network),
     Check("throughput", "gem.throughput", scores.check_throughput, severity="advisory"),
 )
-"""All checks, in the order in which they are reported."""
-
-_STARTUP = Check("make", "runtime.startup", lambda subject: "")
+"""All checks, in the order in which they are reported; without the first, the others make no
+sense."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ class CheckResult:
     status: Status
     detail: str = ""
     """What was measured, or what went wrong and where."""
-    check: Check = field(default=_STARTUP, repr=False, compare=False)
+    check: Check = field(default=CHECKS[0], repr=False, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready mapping with OpenEnv's fields."""
@@ -176,7 +175,7 @@ def check_env(
         cpu_s: CPU seconds per policy in these checks; where they are used up fewer episodes are
             played, at least four.
         max_return: Most that an episode may pay.
-        only: Names of the checks to run; all of them if empty.
+        only: Names of the checks to run beside `startup`; all of them if empty.
         other: The process that plays the same episodes, if many environments share one.
         **params: Parameters given to the id or the function.
 
@@ -189,28 +188,29 @@ def check_env(
         name, factory = env, partial(_make, registry.spec(env), **params)
     else:
         name, factory = getattr(env, "__name__", repr(env)), partial(env, **params)
+    startup, *others = CHECKS
+    subject = Subject(factory, episodes, max_steps, cpu_s, max_return)
     try:
         factory().close()
     except GemError:
         raise
     except Exception as error:
-        return CheckReport(name, [CheckResult("make", "failed", describe(error))])
+        return CheckReport(name, [CheckResult("startup", "failed", describe(error), startup)])
     try:
-        play(factory(), random_policy, max_steps, 0)
-        seeds = seeds_for(factory)
+        began = CheckResult("startup", "passed", startup.run(subject), startup)
     except (MissingExtraError, UnreachableError):
         raise
-    except Exception:
-        # Whatever else is wrong is the business of the checks.
-        seeds = range(4)
+    except Exception as error:
+        return CheckReport(name, [CheckResult("startup", "failed", describe(error), startup)])
     with contextlib.ExitStack() as stack:
         if other is None:
             other = stack.enter_context(OtherProcess())
-        subject = Subject(factory, episodes, max_steps, cpu_s, max_return, seeds, other)
+        subject = replace(subject, seeds=seeds_for(factory), other=other)
         if any(check.run is checks.check_processes for check in chosen):
             # It plays while the first checks run here.
             other.ask(subject)
-        return CheckReport(name, [_run(check, subject) for check in chosen])
+        results = [_run(check, subject) for check in others if check in chosen]
+    return CheckReport(name, [began, *results])
 
 
 def _make(spec: registry.EnvSpec, /, **params: Any) -> Env:

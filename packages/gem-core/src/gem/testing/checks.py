@@ -49,6 +49,12 @@ def midway(subject: Subject, seed: int) -> tuple[Env, list[str]]:
     return env, actions[half:]
 
 
+def check_startup(subject: Subject) -> str:
+    """It can be made, reset, played and closed."""
+    with subject.factory() as env:
+        return f"{len(play(env, random_policy, subject.max_steps, 0).steps)} turns"
+
+
 def check_contract(subject: Subject) -> str:
     """Return types, flags, errors before the beginning and after the end."""
     env = subject.factory()

@@ -92,7 +92,7 @@ def _check(
     except (MissingExtraError, UnreachableError) as error:
         reason = describe(error)
     except (GemError, ImportError, AttributeError) as error:
-        report = CheckReport(id, [CheckResult("make", "failed", describe(error))])
+        report = CheckReport(id, [CheckResult("startup", "failed", describe(error))])
     return Outcome(id, report, reason, time.perf_counter() - began)
 
 
