@@ -1,0 +1,273 @@
+"""Game2048: merge equal tiles until one of them reaches the target."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from itertools import pairwise
+
+from gem.envs.games.base import Game, Outcome, boxed, choice, integer, optional
+from gem.envs.games.boards import plain
+from gem.errors import ConfigurationError
+
+Row = tuple[int, ...]
+Board = tuple[Row, ...]
+"""Rows of tiles; 0 is a free cell."""
+
+DIRECTIONS = ("up", "down", "left", "right")
+_FOUR = 0.1
+_TARGETS = tuple(2**n for n in range(3, 18))
+_MAX_TURNS = 10**6
+_LOST = -1e6
+
+# `(target_tile, max_turns)`: one is drawn when a parameter is left open.
+_CANDIDATES = ((16, 20), (32, 30), (64, 50))
+
+
+class Game2048(Game[str]):
+    """Tiles slide to one side of a square board, equal neighbours merge, and a tile appears.
+
+    A game begins with two tiles; a tile that appears on a random free cell is a 2 (90 %) or a 4.
+    Rewards: a tile larger than any before pays the doublings that it gains, as a share of those
+    from the largest tile of the start to the target; a won game sums to 1.0. Without a legal move
+    the game is lost.
+
+    What can be reached: merging keeps the sum of the tiles, and each turn adds 4 at most, so
+    after the slide of turn t the sum, and the largest tile, is at most `4 * (t + 1)`; on average
+    the sum is `2.2 * (t + 1)`. A target of 512 in 50 turns (at most 128, usually 64) or of 2048 in
+    100 (at most 256, usually 128) can never be won: the ids that ask for it measure how far a
+    policy gets.
+
+    Attributes:
+        target_tile: Tile that wins this episode.
+        board: Rows of tiles; 0 is a free cell.
+        best: Largest tile after any slide so far, or at the start.
+    """
+
+    request = "Enter your move."
+    action_name = "move"
+
+    def __init__(
+        self,
+        target_tile: int | None = 2048,
+        max_turns: int | None = 1000,
+        board_size: int = 4,
+        *,
+        format_error_ends: bool = True,
+        seed: int | None = None,
+    ) -> None:
+        """Set the parameters; those that are None are drawn together at every reset.
+
+        Args:
+            target_tile: Tile that wins, a power of two from 8 to 131072 that fits on the board;
+                every doubling takes twice the turns. Drawn from 16, 32 and 64.
+            max_turns: Moves allowed; drawn from 20, 30 and 50.
+            board_size: Rows and columns, 2 to 8; a smaller board fills up sooner.
+            format_error_ends: See `Game`.
+            seed: Seed of the first `reset` that is not given one.
+
+        Raises:
+            ConfigurationError: A value is not allowed, or the board has too few cells for the
+                target.
+        """
+        super().__init__(format_error_ends=format_error_ends, seed=seed)
+        self.board_size = integer("board_size", board_size, 2, 8)
+        target = optional(choice, "target_tile", target_tile, _TARGETS)
+        turns = optional(integer, "max_turns", max_turns, 1, _MAX_TURNS)
+        # A full board holds 4, 4, 8, 16, ... at most before its last merges.
+        largest = 2 ** (self.board_size**2 + 1)
+        if target is not None and target > largest:
+            raise ConfigurationError(
+                f"target_tile must be at most {largest} on a board of {self.board_size} rows, "
+                f"got {target_tile!r}"
+            )
+        self._candidates = list(
+            dict.fromkeys(
+                (drawn[0] if target is None else target, drawn[1] if turns is None else turns)
+                for drawn in _CANDIDATES
+                if drawn[0] <= largest
+            )
+        )
+
+    def _start(self) -> None:
+        self.target_tile, self.max_turns = self.rng.choice(self._candidates)
+        self.board: Board = ((0,) * self.board_size,) * self.board_size
+        self._add_tile()
+        self._add_tile()
+        self._first = self.best = _largest(self.board)
+
+    def _add_tile(self) -> bool:
+        """Put a tile on a random free cell; return whether another cell is still free."""
+        board, rng = self.board, self.rng
+        free = [
+            (row, column)
+            for row, cells in enumerate(board)
+            if 0 in cells
+            for column, tile in enumerate(cells)
+            if not tile
+        ]
+        row, column = free[int(rng.random() * len(free))]
+        tile = 4 if rng.random() < _FOUR else 2
+        self.board = _with_tile(board, row, column, tile)
+        return len(free) > 1
+
+    def _instructions(self) -> str:
+        return (
+            "You are playing 2048.\n"
+            f"You have to reach a tile of {self.target_tile} within {self.max_turns} turns.\n"
+            "Each turn slides all tiles up, down, left or right as far as they go. Two equal "
+            "tiles that meet merge into one of twice the number; each tile merges once a turn. "
+            "Then a 2 or a 4 appears on a free cell. A direction in which nothing moves is not "
+            "allowed. The game is lost when no direction is left.\n"
+            "After thinking, format your final answer inside \\boxed{...}, "
+            f"for example, {self._example()}."
+        )
+
+    def _expected(self) -> str:
+        return "one of up, down, left and right inside \\boxed{}"
+
+    def _example(self) -> str:
+        return boxed("up")
+
+    def _parse(self, content: str) -> str | None:
+        word = content.lower()
+        return word if word in DIRECTIONS else None
+
+    def _play(self, move: str) -> Outcome:
+        board = slide(self.board, move)
+        if board == self.board:
+            return Outcome(
+                f"At turn {self.turn}, you moved {move}, but nothing moved.", valid=False
+            )
+        self.board = board
+        largest = _largest(board)
+        reward = 0.0
+        if largest > self.best:
+            gained = min(largest, self.target_tile) / self.best
+            reward = math.log2(gained) / math.log2(self.target_tile / self._first)
+            self.best = largest
+        if largest >= self.target_tile:
+            return Outcome(
+                f"Congratulations! You reached {largest} in {self.turn} turns.", reward, won=True
+            )
+        feedback = f"At turn {self.turn}, you moved {move}."
+        if not self._add_tile() and not _legal(self.board):
+            return Outcome(f"{feedback} Game over! No more moves possible.", reward, lost=True)
+        return Outcome(feedback, reward)
+
+    def _board(self) -> str:
+        return "Current board:\n" + "\n".join(map(_shown, self.board))
+
+    def _state(self) -> str:
+        return f"target {self.target_tile}; best so far {self.best}"
+
+    def _random_move(self) -> str:
+        return self.action_rng.choice(_legal(self.board) or DIRECTIONS)
+
+    def _oracle_move(self) -> str:
+        return best_move(self.board)
+
+
+def slide(board: Board, direction: str) -> Board:
+    """Return the board after all tiles slid in one of `DIRECTIONS`, before a tile appears."""
+    if direction == "left":
+        return tuple(map(_to_the_left, board))
+    if direction == "right":
+        return tuple(map(_to_the_right, board))
+    lines = zip(*board, strict=True)
+    moved = map(_to_the_left if direction == "up" else _to_the_right, lines)
+    return tuple(zip(*moved, strict=True))
+
+
+# The rows of one game are few and come again and again; the bound is some 10 MB.
+@lru_cache(maxsize=1 << 15)
+def _to_the_left(row: Row) -> Row:
+    merged: list[int] = []
+    last = 0
+    for tile in filter(None, row):
+        if tile == last:
+            merged[-1], last = 2 * tile, 0
+        else:
+            merged.append(tile)
+            last = tile
+    return (*merged, *(0,) * (len(row) - len(merged)))
+
+
+@lru_cache(maxsize=1 << 15)
+def _to_the_right(row: Row) -> Row:
+    return _to_the_left(row[::-1])[::-1]
+
+
+@lru_cache(maxsize=1 << 15)
+def _shown(row: Row) -> str:
+    return plain(((tile or "." for tile in row),), width=4)
+
+
+def _largest(board: Board) -> int:
+    return max(map(max, board))
+
+
+def _with_tile(board: Board, row: int, column: int, tile: int) -> Board:
+    cells = board[row]
+    return (*board[:row], (*cells[:column], tile, *cells[column + 1 :]), *board[row + 1 :])
+
+
+def _legal(board: Board) -> list[str]:
+    """Return the directions in which something moves."""
+    return [direction for direction in DIRECTIONS if slide(board, direction) != board]
+
+
+@lru_cache(maxsize=1 << 15)
+def _worth(row: Row) -> float:
+    """Return how promising a row or column is: free cells, merges to come, tiles in order."""
+    ranks = [tile.bit_length() for tile in row]
+    falls = rises = 0.0
+    merges = 0
+    for one, two in pairwise(ranks):
+        if one > two:
+            falls += one**3.5 - two**3.5
+        else:
+            rises += two**3.5 - one**3.5
+        merges += one == two != 0
+    return (
+        300.0 * ranks.count(0)
+        + 700.0 * merges
+        - 3 * 47.0 * min(falls, rises) / 4
+        - 11.0 * sum(r**3.5 for r in ranks)
+    )
+
+
+def _value(board: Board) -> float:
+    return sum(map(_worth, board)) + sum(map(_worth, zip(*board, strict=True)))
+
+
+def best_move(board: Board) -> str:
+    """Return the direction that looks best one tile and one further slide ahead.
+
+    An expectimax search: for each direction, the mean over the free cells (for a 2, by far the
+    likelier tile) of the best board that the following slide can make.
+    """
+    best, best_value = DIRECTIONS[0], -math.inf
+    for direction in DIRECTIONS:
+        moved = slide(board, direction)
+        if moved == board:
+            continue
+        value = _expected_value(moved)
+        if value > best_value:
+            best, best_value = direction, value
+    return best
+
+
+def _expected_value(board: Board) -> float:
+    total, cells = 0.0, 0
+    for row, line in enumerate(board):
+        if 0 not in line:
+            continue
+        for column, tile in enumerate(line):
+            if tile:
+                continue
+            filled = _with_tile(board, row, column, 2)
+            replies = {slide(filled, direction) for direction in DIRECTIONS} - {filled}
+            total += max(map(_value, replies), default=_LOST)
+            cells += 1
+    return total / cells
