@@ -7,11 +7,12 @@ import atexit
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
 import weakref
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from gem.errors import ConfigurationError, UnreachableError
 
@@ -33,8 +34,9 @@ class WorkerPool:
 
     Processes start when first needed, by a fresh interpreter (never by forking, so threads of this
     process do no harm), and stay for later calls. A call that reaches its time limit, or is
-    interrupted, has its process killed; the next call starts another one. All methods may be used
-    from any thread. After `os.fork` the child begins with no processes and leaves the parent's
+    interrupted, has its process killed and replaced, in milliseconds where processes can fork: each
+    is forked by a warm parent of its own that runs nothing else. All methods may be used from any
+    thread. After `os.fork` the child begins with no processes and leaves the parent's
     alone. At exit all processes end; they also end by themselves when this process is gone.
     """
 
@@ -86,17 +88,16 @@ class WorkerPool:
         request = json.dumps([timeout_s, args]).encode() + b"\n"
         with self._slots:
             worker = self._idle_worker()
-            finished = False
+            reusable = False
             try:
-                line, timed_out = worker.exchange(request, timeout_s)
-                finished = line.endswith(b"\n") and not timed_out
+                answer, expired = worker.exchange(request, timeout_s)
+                reusable = worker.alive()
             finally:
-                # Not finished: failed, too late, or interrupted here by an exception.
-                self._give_back(worker, finished)
-        if line.endswith(b"\n"):
-            answer = json.loads(line)
+                # Not so if the exchange was interrupted by an exception in this thread.
+                self._give_back(worker, reusable)
+        if answer is not None:
             return Reply(answer.get("value"), answer.get("error"))
-        return Reply(None, "timeout" if timed_out else "crash")
+        return Reply(None, "timeout" if expired else "crash")
 
     async def acall(self, *args: Any, timeout_s: float) -> Reply:
         """Like `call`, without blocking the event loop."""
@@ -114,7 +115,7 @@ class WorkerPool:
     def pids(self) -> list[int]:
         """Return the process ids of the living workers."""
         with self._lock:
-            return [worker.process.pid for worker in self._all if worker.alive()]
+            return [worker.pid for worker in self._all if worker.alive()]
 
     def _begin(self) -> None:
         self._slots = threading.BoundedSemaphore(self.workers)
@@ -159,7 +160,7 @@ class WorkerPool:
 
 
 class _Worker:
-    """One process, and the pipe to it."""
+    """One process that answers, its warm parent where processes can fork, and the pipes to it."""
 
     def __init__(self, target: str, memory_mb: int) -> None:
         command = [sys.executable, "-c", _START, json.dumps(sys.path), target, str(memory_mb)]
@@ -173,64 +174,111 @@ class _Worker:
             )
         except OSError as error:
             raise UnreachableError(f"cannot start a worker ({sys.executable}): {error}") from error
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self._requests, self._answers = self.process.stdin, self.process.stdout
+        self._received = bytearray()
         self._target = target
+        self._busy = False
+        self.pid = self.process.pid
 
     def await_start(self, timeout_s: float) -> None:
-        line, timed_out = self.exchange(b"", timeout_s)
-        answer = json.loads(line) if line.endswith(b"\n") else {}
-        if answer.get("value") != "ready":
-            how = f"not ready after {timeout_s:g} s" if timed_out else "its process ended"
-            raise UnreachableError(
-                f"cannot start a worker for {self._target}: {answer.get('error', how)}"
-            )
+        answer, expired = self.exchange(b"", timeout_s)
+        if answer is not None or not self.alive():
+            how = f"not ready after {timeout_s:g} s" if expired else "its process ended"
+            problem = (answer or {}).get("error", how)
+            raise UnreachableError(f"cannot start a worker for {self._target}: {problem}")
 
-    def exchange(self, request: bytes, timeout_s: float) -> tuple[bytes, bool]:
-        """Return the answer's line and whether the limit was reached; partial if it was cut."""
-        assert self.process.stdin is not None and self.process.stdout is not None
-        expired = threading.Event()
+    def exchange(self, request: bytes, timeout_s: float) -> tuple[dict[str, Any] | None, bool]:
+        """Return the answer, None if the process is gone, and whether the time limit was reached.
+
+        A process that is ready to answer says so; if that is what comes back, it has replaced the
+        one that was asked.
+        """
+        lock = threading.Lock()
+        answered = expired = False
 
         def expire() -> None:
-            expired.set()
-            self.process.kill()
+            nonlocal expired
+            with lock:
+                if not answered:
+                    expired = True
+                    self._kill()
 
-        # Killing the process ends the blocking read: this works on every platform, in every thread.
+        # Killing the process ends the blocking read: on every platform, in every thread.
         timer = threading.Timer(timeout_s, expire)
         timer.daemon = True
         timer.start()
-        line = bytearray()
+        self._busy = True
+        answer = None
         try:
             with contextlib.suppress(OSError):
                 view = memoryview(request)
                 while view:
-                    view = view[self.process.stdin.write(view) :]
-                while not line.endswith(b"\n"):
-                    part = self.process.stdout.read(1 << 16)
-                    if not part:
-                        break
-                    line += part
+                    view = view[self._requests.write(view) :]
+            while (message := self._message()) is not None and "ready" not in message:
+                answer = message
+                with lock:
+                    answered = not expired
+                if answered:
+                    break
+            else:
+                self.pid = self.process.pid if message is None else message["ready"]
+            self._busy = False
         finally:
             timer.cancel()
-        return bytes(line), expired.is_set()
+        return answer, expired
+
+    def _message(self) -> dict[str, Any] | None:
+        """Return the next message, None at the end; what a killed process half wrote is none."""
+        while True:
+            line, newline, rest = self._received.partition(b"\n")
+            if newline:
+                self._received = rest
+                with contextlib.suppress(ValueError):
+                    message = json.loads(line)
+                    if isinstance(message, dict):
+                        return message
+                continue
+            try:
+                part = self._answers.read(1 << 16)
+            except (OSError, ValueError):
+                part = b""
+            if not part:
+                return None
+            self._received += part
 
     def alive(self) -> bool:
         return self.process.poll() is None
 
     def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self._close_pipes()
+        # At the end of its input the process ends, and so does its parent, which has reaped it.
+        self._close(self._requests)
+        if self._busy:
+            self._kill()
+        try:
+            self.process.wait(5)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._close(self._answers)
 
     def forget(self) -> None:
         # Open pipes would keep the parent's worker from noticing that the parent is gone. The
         # return code stands for one that only the parent can know.
-        self._close_pipes()
+        self._close(self._requests)
+        self._close(self._answers)
         self.process.returncode = 0
 
-    def _close_pipes(self) -> None:
-        for stream in (self.process.stdin, self.process.stdout):
-            if stream is not None:
-                with contextlib.suppress(OSError):
-                    stream.close()
+    def _kill(self) -> None:
+        if self.pid == self.process.pid:
+            self.process.kill()
+        else:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    def _close(self, stream: IO[bytes]) -> None:
+        with contextlib.suppress(OSError):
+            stream.close()
 
 
 _pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()

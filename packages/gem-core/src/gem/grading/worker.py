@@ -1,7 +1,8 @@
-"""The process behind a `WorkerPool`: one JSON line in, one out."""
+"""The processes behind a `WorkerPool`: one JSON line in, one out."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -11,7 +12,11 @@ from typing import Any
 
 
 def serve(target: str, memory_mb: str) -> None:
-    """Answer calls of `module:function` from stdin on stdout until stdin ends."""
+    """Answer calls of `module:function` from stdin on stdout until stdin ends.
+
+    Where processes can fork, this one only keeps the function's module loaded: it forks the one
+    that answers, and another whenever that was killed.
+    """
     # Whatever the function prints must not get between the answers.
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
@@ -24,7 +29,20 @@ def serve(target: str, memory_mb: str) -> None:
         _send(answers, {"error": f"{type(error).__name__}: {error}"})
         return
     _limit_memory(int(memory_mb) * 1024 * 1024)
-    _send(answers, {"value": "ready"})
+    if not hasattr(os, "fork"):
+        _answer(function, answers)
+        return
+    while True:
+        pid = os.fork()
+        if pid == 0:
+            _answer(function, answers)
+            os._exit(0)
+        if os.waitpid(pid, 0)[1] == 0:
+            return
+
+
+def _answer(function: Callable[..., Any], answers: Any) -> None:
+    _send(answers, {"ready": os.getpid()})
     for line in sys.stdin.buffer:
         timeout_s, arguments = json.loads(line)
         _limit_cpu(timeout_s)
@@ -36,10 +54,13 @@ def serve(target: str, memory_mb: str) -> None:
         _send(answers, answer)
 
 
-def _send(stream: Any, answer: dict[str, Any]) -> None:
-    data = memoryview(json.dumps(answer).encode() + b"\n")
-    while data:
-        data = data[stream.write(data) :]
+def _send(stream: Any, message: dict[str, Any]) -> None:
+    # The first newline ends what a killed process may have left unfinished.
+    data = memoryview(b"\n" + json.dumps(message).encode() + b"\n")
+    # Nobody listens any more at the end of the process that asked.
+    with contextlib.suppress(BrokenPipeError):
+        while data:
+            data = data[stream.write(data) :]
 
 
 def _limit_memory(size: int) -> None:
@@ -52,7 +73,7 @@ def _limit_memory(size: int) -> None:
 
 
 def _limit_cpu(timeout_s: float) -> None:
-    """Make a call end even when the parent, which would kill this process, is gone."""
+    """Make a call end even when the process that would kill this one is gone."""
     try:
         import resource
 
