@@ -25,7 +25,7 @@ class CodeEnv(DatasetEnv):
 
     Tests are in one of the forms that `gem.grading.code.grade` takes: mostly a mapping, or its
     JSON, with the lists `inputs` and `outputs`, and perhaps `fn_name`. Above `max_tests`, those
-    with the longest inputs are run. `info` has `score` too.
+    with the longest inputs are run.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class CodeEnv(DatasetEnv):
             )
         except DataError as error:
             raise self._fault(self.answer_column, str(error)) from None
-        return Grade(verdict.correct, verdict.score, verdict.reason, {"score": verdict.score})
+        return Grade(verdict.correct, verdict.score, verdict.reason)
 
     def _random_answer(self) -> str:
         return f"print({self.action_rng.randrange(1000)})"

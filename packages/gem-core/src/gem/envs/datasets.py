@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from gem.answers import FORMATS, AnswerFormat
@@ -21,11 +20,10 @@ class Grade(NamedTuple):
     """What an answer is worth."""
 
     correct: bool
-    reward: float
+    score: float
+    """From 0 to 1: the reward."""
     reason: str
     """Why, in a few words."""
-    more: Mapping[str, Any] = {}
-    """Further keys of the step's info."""
 
 
 class SingleTurnEnv(Env):
@@ -34,7 +32,8 @@ class SingleTurnEnv(Env):
     The answer format writes the last lines of the prompt and reads the reply, so that a model that
     does as it is told is graded on what it meant. A reply without an answer gets
     `format_error_reward`. The observation after the step is empty. `info` has `correct`, `success`
-    (the same), `format_error`, `invalid_action` (always False), `index` and `reason`.
+    (the same), `score` (from 0 to 1), `format_error`, `invalid_action` (always False), `index` and
+    `reason`.
 
     These tasks are recalled or computed, not explored: `oracle_action` replies with the recorded
     answer, which the prompt determines.
@@ -129,20 +128,22 @@ class SingleTurnEnv(Env):
             raise TypeError(f"action must be a str, got {type(action).__name__}")
         answer = self.answer_format.extract(action)
         if answer is None:
-            grade = Grade(False, self.format_error_reward, "no answer in the form asked for")
+            grade = Grade(False, 0.0, "no answer in the form asked for")
+            reward = self.format_error_reward
         else:
             grade = self._grade(answer)
+            reward = grade.score
         self._over = True
         info = {
             "correct": grade.correct,
             "success": grade.correct,
+            "score": grade.score,
             "format_error": answer is None,
             "invalid_action": False,
             "index": self.index,
             "reason": grade.reason,
-            **grade.more,
         }
-        return "", grade.reward, True, False, info
+        return "", reward, True, False, info
 
     def render(self) -> str:
         """Return the item's number and question."""

@@ -22,7 +22,7 @@ class ReasoningGymEnv(SingleTurnEnv):
     """Puzzles of one generator of the package reasoning-gym (extra `reasoning-gym`).
 
     The reward is the generator's score of the answer in the last box, from 0 to 1; `correct` says
-    whether it is 1. `info` has `score` too.
+    whether it is 1.
 
     The stream of items has no end: item i is item `i % size` of the data set that the generator
     makes with the seed `dataset_seed + i // size * size`. Seeds choose among the first `size`;
@@ -112,7 +112,7 @@ class ReasoningGymEnv(SingleTurnEnv):
             score, reason = 0.0, f"longer than {_MAX_ANSWER} characters"
         else:
             score, reason = worker.score(self._item(), answer, self.timeout_s)
-        return Grade(score == 1.0, score, reason, {"score": score})
+        return Grade(score == 1.0, score, reason)
 
     def _random_answer(self) -> str:
         return str(self.action_rng.randrange(1000))

@@ -29,7 +29,10 @@ _SYMBOLIC = {
     "puzzle24",
     "simple_integration",
 }
-_FORMULA = re.compile(r"(?!.*__)(?!.*\.\s*[^\W\d])[\w\s+\-*/^().,=|]*", re.DOTALL)
+_FORMULA = re.compile(r"(?!.*\.\s*[^\W\d])[\w\s+\-*/^().,=|]*", re.DOTALL)
+_NAME = re.compile(r"[^\W\d]\w*")
+_VARIABLE = re.compile(r"[^\W\d_]\d*")
+_FUNCTION = re.compile("a?(?:sin|cos|tan)h?|cot|sec|csc|exp|log|ln|sqrt|[aA]bs|pi")
 _MAX_FORMULA = 1000
 _MEMORY_BYTES = 8 << 30
 
@@ -178,7 +181,7 @@ def _score(key: str, text: str) -> dict[str, Any]:
     _shadow_eval()
     # An item of a composite says which generator it is from.
     name = entry.get("metadata", {}).get("source_dataset", json.loads(key)["name"])
-    if name in _SYMBOLIC and (len(text) > _MAX_FORMULA or not _FORMULA.fullmatch(text)):
+    if name in _SYMBOLIC and not _is_formula(text):
         return {"score": 0.0, "reason": "not a formula"}
     try:
         score = float(data.score_answer(answer=text, entry=entry))
@@ -186,6 +189,19 @@ def _score(key: str, text: str) -> dict[str, Any]:
         return {"score": 0.0, "reason": f"cannot be scored ({type(error).__name__})"}
     score = min(1.0, max(0.0, score)) if math.isfinite(score) else 0.0
     return {"score": score, "reason": "equal" if score == 1.0 else "different"}
+
+
+def _is_formula(text: str) -> bool:
+    """Return whether all that a text can name are variables and functions of mathematics.
+
+    The parser knows Python's built-in functions too, and calls them.
+    """
+    if len(text) > _MAX_FORMULA or not _FORMULA.fullmatch(text):
+        return False
+    return all(
+        (_VARIABLE.fullmatch(name) or _FUNCTION.fullmatch(name)) is not None
+        for name in _NAME.findall(text)
+    )
 
 
 @lru_cache(maxsize=1)

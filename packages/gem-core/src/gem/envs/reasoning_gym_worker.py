@@ -21,8 +21,8 @@ from gem.errors import ConfigurationError, DataError, MissingExtraError
 _GENERATION_TIMEOUT_S = 120.0
 
 
-class _TimeoutError(Exception):
-    """The process did not answer in time; it was killed."""
+class _LostError(Exception):
+    """There is no reply: `timeout`, and the process was killed, or `crash`."""
 
 
 class _Process:
@@ -42,11 +42,11 @@ class _Process:
         self._ready = selectors.DefaultSelector()
         self._ready.register(self._child.stdout, selectors.EVENT_READ)  # type: ignore[arg-type]
 
-    def ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any] | None:
-        """Return the reply, None if the process died.
+    def ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        """Return the reply.
 
         Raises:
-            _TimeoutError: There was none in time.
+            _LostError: There is none.
         """
         child = self._child
         assert child.stdin is not None and child.stdout is not None
@@ -54,11 +54,11 @@ class _Process:
             child.stdin.write(json.dumps(request).encode() + b"\n")
             child.stdin.flush()
             if not self._ready.select(timeout_s):
-                raise _TimeoutError
+                raise _LostError("timeout")
             reply = child.stdout.readline()
             answer: dict[str, Any] = json.loads(reply)
         except (OSError, ValueError):
-            return None
+            raise _LostError("crash") from None
         return answer
 
     def close(self, ours: bool = True) -> None:
@@ -87,22 +87,16 @@ class _Helper:
 
     def ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         with self._lock:
-            if self._process is None:
-                self._process = _Process()
-                # Importing the package must not count against the request.
-                if self._process.ask({"op": "begin"}, _GENERATION_TIMEOUT_S) is None:
-                    self._stop()
-                    raise DataError("the process that runs reasoning-gym cannot be started")
             try:
+                if self._process is None:
+                    self._process = _Process()
+                    # Importing the package must not count against the request.
+                    self._process.ask({"op": "begin"}, _GENERATION_TIMEOUT_S)
                 reply = self._process.ask(request, timeout_s)
             except BaseException:
                 # Also on an interrupt: a reply that comes late would answer the next request.
                 self._stop()
                 raise
-            if reply is None:
-                self._stop()
-        if reply is None:
-            raise _TimeoutError
         if "error" in reply:
             kind = {"missing": MissingExtraError, "config": ConfigurationError}
             raise kind.get(reply["kind"], DataError)(reply["error"])
@@ -136,13 +130,17 @@ def item(which: dict[str, Any]) -> dict[str, Any]:
         ConfigurationError: It has no such generator, level or configuration field.
         DataError: The generator fails on this item.
     """
-    try:
-        return _helper.ask({"op": "item", **which}, _GENERATION_TIMEOUT_S)
-    except _TimeoutError:
-        raise DataError(
-            f"reasoning-gym {which['name']!r}, seed {which['seed']}, item {which['place']}: no "
-            f"item within {_GENERATION_TIMEOUT_S:g} s"
-        ) from None
+    for attempt in range(2):
+        try:
+            return _helper.ask({"op": "item", **which}, _GENERATION_TIMEOUT_S)
+        except _LostError as lost:
+            # The process may have died before, for a reason that is none of this item's.
+            if str(lost) == "timeout" or attempt == 1:
+                raise DataError(
+                    f"reasoning-gym {which['name']!r}, seed {which['seed']}, item "
+                    f"{which['place']}: {lost}"
+                ) from None
+    raise AssertionError("unreachable")
 
 
 def score(which: dict[str, Any], answer: str, timeout_s: float) -> tuple[float, str]:
@@ -153,6 +151,6 @@ def score(which: dict[str, Any], answer: str, timeout_s: float) -> tuple[float, 
     item(which)
     try:
         reply = _helper.ask({"op": "score", **which, "text": answer}, timeout_s)
-    except _TimeoutError:
-        return 0.0, "timeout"
+    except _LostError as lost:
+        return 0.0, str(lost)
     return reply["score"], reply["reason"]
