@@ -1,16 +1,18 @@
-"""Games: steps per CPU second and cost of a reset, ours and the original GEM's side by side.
+"""Games: steps per CPU second, cost of a reset and of gem.make, memory; ours and the original's.
 
-python benchmarks/games.py [--seconds S] [--rounds N] [--without-original]
+python benchmarks/games.py [--seconds S] [--rounds N] [--only NAME] [--without-original]
 
-Both run the same random policy with the same word list, one thread, each in a process of its own;
-rounds alternate between them and the best of each is shown. CPU time of `step` and `reset` alone.
-The original's observations lack the request, ours have it.
+Both play the same random actions with the same word list, one thread, each id in a process of its
+own; rounds alternate between the two and the best of each is shown. CPU time of `step` and `reset`
+alone. Memory is what 256 environments add to a process that already holds one, after a reset each.
+The original's observations lack the board and the request, ours have them.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import subprocess
 import sys
@@ -21,41 +23,80 @@ from typing import Any
 
 from original import original_python
 
-IDS = [
-    f"game:{name}-v0-{level}"
-    for name in ("GuessTheNumber", "Mastermind", "Wordle")
-    for level in ("easy", "hard")
-]
 WORDS = Path(__file__).resolve().parents[1] / "packages/gem-core/src/gem/data/words.txt"
+LEVELS = ("easy", "hard")
 CHUNK = 20
+ENVS = 256
+# Megabytes that the copies of one environment may take before the rest is extrapolated.
+ENOUGH_MB = 512
+COLUMNS = (
+    ("steps per CPU s", "{:,.0f}", max),
+    ("reset p95, ms", "{:.3f}", min),
+    ("make, us", "{:.0f}", min),
+    ("256 envs, MB", "{:.1f}", min),
+)
+
+Draw = Callable[[random.Random], object]
 
 
-def policy(env_id: str, env: Any, words: list[str], rng: random.Random) -> Callable[[], str]:
-    """Random play that costs the same for both."""
-    if "GuessTheNumber" in env_id:
-        return lambda: f"\\boxed{{{rng.randint(env.min_number, env.max_number)}}}"
-    if "Mastermind" in env_id:
-        numbers = range(1, env.num_numbers + 1)
-        return lambda: f"\\boxed{{{' '.join(map(str, rng.sample(numbers, env.code_length)))}}}"
-    fitting = [word.upper() for word in words if len(word) == env.word_length]
-    return lambda: f"\\boxed{{{rng.choice(fitting)}}}"
+def one_of(*choices: str) -> Draw:
+    return lambda rng: rng.choice(choices)
 
 
-def measure(env_id: str, seconds: float, words: list[str]) -> tuple[float, float]:
-    """Steps per CPU second, and the 95th percentile of a reset in microseconds."""
-    import gem
+def numbers(*ranges: tuple[int, int], before: str = "") -> Draw:
+    return lambda rng: before + " ".join(str(rng.randint(*each)) for each in ranges)
 
-    env = gem.make(env_id)
+
+def sample(n: int, last: int) -> Draw:
+    return lambda rng: " ".join(map(str, rng.sample(range(1, last + 1), n)))
+
+
+def word(length: int) -> Draw:
+    fitting = [w.upper() for w in WORDS.read_text(encoding="ascii").split() if len(w) == length]
+    return lambda rng: rng.choice(fitting)
+
+
+def letter_at(size: int) -> Draw:
+    return lambda rng: f"{rng.randrange(size)} {rng.randrange(size)} {rng.choice('AEIORST')}"
+
+
+DIRECTIONS = one_of("up", "down", "left", "right")
+PEGS = one_of("A B", "A C", "B A", "B C", "C A", "C B")
+ACTIONS: dict[str, tuple[Callable[[], Draw], Callable[[], Draw]]] = {
+    "Crosswords": (lambda: letter_at(8), lambda: letter_at(12)),
+    "FifteenPuzzle": (lambda: DIRECTIONS, lambda: DIRECTIONS),
+    "Game2048": (lambda: DIRECTIONS, lambda: DIRECTIONS),
+    "GuessTheNumber": (lambda: numbers((1, 10)), lambda: numbers((1, 50))),
+    "Hangman": (lambda: one_of(*"ABCDEFGHIJKLMNOPQRSTUVWXYZ"),) * 2,
+    "Mastermind": (lambda: sample(2, 6), lambda: sample(4, 8)),
+    "Minesweeper": (
+        lambda: numbers((0, 4), (0, 4), before="reveal "),
+        lambda: numbers((0, 7), (0, 7), before="reveal "),
+    ),
+    "Sokoban": (lambda: DIRECTIONS, lambda: DIRECTIONS),
+    "Sudoku": (lambda: numbers(*[(1, 4)] * 3), lambda: numbers(*[(1, 9)] * 3)),
+    "TowerofHanoi": (lambda: PEGS, lambda: PEGS),
+    "WordSearch": (lambda: numbers(*[(0, 9)] * 4), lambda: numbers(*[(0, 13)] * 4)),
+    "Wordle": (lambda: word(3), lambda: word(5)),
+}
+"""Per game, what makes the random actions of its easy and of its hard id."""
+
+
+def ids(only: str) -> list[str]:
+    return [f"game:{name}-v0-{level}" for name in ACTIONS if only in name for level in LEVELS]
+
+
+def play(env_id: str, env: Any, seconds: float) -> float:
+    """Steps per CPU second."""
+    name, level = env_id.removeprefix("game:").split("-v0-")
+    draw = ACTIONS[name][LEVELS.index(level)]()
+    rng = random.Random(0)
     env.reset(seed=0)
-    act = policy(env_id, env, words, random.Random(0))
-    resets = []
-    for seed in range(500):
-        began = time.process_time()
-        env.reset(seed=seed)
-        resets.append(time.process_time() - began)
     steps, spent, seed = 0, 0.0, 0
-    while spent < seconds:
-        actions = [act() for _ in range(CHUNK)]
+    # Resets of the original can be slow; they count towards the limit, not towards the figure.
+    limit = time.process_time() + 10 * seconds
+    while spent < seconds and time.process_time() < limit:
+        actions = [f"\\boxed{{{draw(rng)}}}" for _ in range(CHUNK)]
         done = False
         began = time.process_time()
         for action in actions:
@@ -68,56 +109,114 @@ def measure(env_id: str, seconds: float, words: list[str]) -> tuple[float, float
         if done:
             seed += 1
             env.reset(seed=seed)
-    return steps / spent, 1e6 * sorted(resets)[int(0.95 * len(resets))]
+    return steps / spent
 
 
-def work(seconds: float, which: str) -> None:
+def resets(env: Any, seconds: float) -> float:
+    """95th percentile of a reset in milliseconds."""
+    times: list[float] = []
+    while len(times) < 500 and (sum(times) < 4 * seconds or len(times) < 5):
+        began = time.process_time()
+        env.reset(seed=len(times))
+        times.append(time.process_time() - began)
+    return 1e3 * sorted(times)[int(0.95 * len(times))]
+
+
+def making(make: Callable[[], Any], seconds: float) -> float:
+    """Microseconds of a warm `make`."""
+    times: list[float] = []
+    while len(times) < 200 and (sum(times) < seconds or len(times) < 3):
+        began = time.process_time()
+        make()
+        times.append(time.process_time() - began)
+    return 1e6 * sum(times) / len(times)
+
+
+def memory(make: Callable[[], Any], seconds: float) -> float:
+    """Megabytes of 256 environments beyond the first."""
+    page = os.sysconf("SC_PAGE_SIZE") / 1e6
+
+    def resident() -> float:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * page
+
+    before = resident()
+    began = time.process_time()
+    kept = []
+    for seed in range(ENVS):
+        env = make()
+        env.reset(seed=seed)
+        kept.append(env)
+        slow = len(kept) >= 8 and time.process_time() - began > 10 * seconds
+        if slow or resident() - before > ENOUGH_MB:
+            break
+    return (resident() - before) * ENVS / len(kept)
+
+
+def work(env_id: str, seconds: float, which: str) -> None:
     """Measure in this process; print JSON as the last line."""
-    words = WORDS.read_text(encoding="ascii").split()
+    import gem
+
     if which == "original":
         import nltk
         from nltk.corpus import words as corpus
 
-        # Its word list is a download; ours is used for both.
+        # Its word lists are downloads; ours is used for both.
+        words = WORDS.read_text(encoding="ascii").split()
         nltk.download = lambda *args, **kwargs: True
         corpus.words = lambda *args: words
-    print(json.dumps({env_id: measure(env_id, seconds, words) for env_id in IDS}))
+
+    def make() -> Any:
+        return gem.make(env_id)
+
+    env = make()
+    steps = play(env_id, env, seconds)
+    print(json.dumps([steps, resets(env, seconds), making(make, seconds), memory(make, seconds)]))
 
 
-def rounds(interpreters: dict[str, str], n: int, seconds: float) -> dict[str, dict[str, Any]]:
-    """Best figures of `n` alternating rounds."""
-    best: dict[str, dict[str, Any]] = {which: {} for which in interpreters}
-    for _ in range(n):
-        for which, python in interpreters.items():
-            command = [python, __file__, "--work", which, "--seconds", str(seconds)]
-            run = subprocess.run(command, capture_output=True, text=True, check=True)
-            for env_id, (rate, reset) in json.loads(run.stdout.splitlines()[-1]).items():
-                old = best[which].get(env_id, (0.0, float("inf")))
-                best[which][env_id] = max(old[0], rate), min(old[1], reset)
-    return best
+def measure(python: str, which: str, env_id: str, seconds: float) -> list[float] | None:
+    command = [python, __file__, "--work", which, "--only", env_id, "--seconds", str(seconds)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    if run.returncode != 0:
+        last = (run.stderr.strip().splitlines() or ["no message"])[-1]
+        print(f"{which}, {env_id}: {last}", file=sys.stderr)
+        return None
+    figures: list[float] = json.loads(run.stdout.splitlines()[-1])
+    return figures
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=float, default=0.5, help="CPU seconds per id and round")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", default="", help="games whose name contains this")
     parser.add_argument("--without-original", action="store_true", help="measure ours only")
     parser.add_argument("--work", choices=["ours", "original"], help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.work:
-        work(arguments.seconds, arguments.work)
+        work(arguments.only, arguments.seconds, arguments.work)
         return
     interpreters = {"ours": sys.executable}
     if not arguments.without_original:
         interpreters["original"] = str(original_python())
-    best = rounds(interpreters, arguments.rounds, arguments.seconds)
-    columns = "".join(f"{which:>12}" for which in best)
-    print(f"{'':30}{'steps per CPU second':^{12 * len(best)}}  {'reset p95, us':^{12 * len(best)}}")
-    print(f"{'environment':30}{columns}  {columns}")
-    for env_id in IDS:
-        rates = "".join(f"{best[which][env_id][0]:12,.0f}" for which in best)
-        resets = "".join(f"{best[which][env_id][1]:12.1f}" for which in best)
-        print(f"{env_id:30}{rates}  {resets}")
+    width = 10 * len(interpreters)
+    print(f"{'':28}" + "".join(f"  {title:^{width}}" for title, _, _ in COLUMNS))
+    heads = "".join(f"{which:>10}" for which in interpreters)
+    print(f"{'environment':28}" + f"  {heads}" * len(COLUMNS))
+    for env_id in ids(arguments.only):
+        best: dict[str, list[float]] = {}
+        for _ in range(arguments.rounds):
+            for which, python in interpreters.items():
+                figures = measure(python, which, env_id, arguments.seconds)
+                if figures is None:
+                    continue
+                old = best.get(which, figures)
+                pairs = zip(COLUMNS, figures, old, strict=True)
+                best[which] = [better(new, was) for (_, _, better), new, was in pairs]
+        row = f"{env_id:28}"
+        for column, (_, form, _) in enumerate(COLUMNS):
+            cells = (form.format(best[w][column]) if w in best else "-" for w in interpreters)
+            row += "  " + "".join(f"{cell:>10}" for cell in cells)
+        print(row, flush=True)
 
 
 if __name__ == "__main__":
