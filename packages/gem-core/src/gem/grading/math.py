@@ -28,9 +28,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 from gem.errors import DataError, MissingExtraError
 from gem.grading import notation
+from gem.grading.cleaning import clean
 from gem.grading.compare import same
-from gem.grading.notation import Node, TooComplexError, UnreadableError
 from gem.grading.pool import WorkerPool, shared
+from gem.grading.tree import Node, TooComplexError, UnreadableError
 from gem.grading.verdict import Verdict
 
 Number: TypeAlias = "int | float | Fraction | Decimal"
@@ -40,9 +41,10 @@ _INTEGER = re.compile(r"\s*([+-]?)0*([0-9]+)\s*")
 _DECIMAL = re.compile(r"\s*[+-]?[0-9]{1,30}(?:\.[0-9]{1,11})?\s*")
 # What the reader is given at most; longer texts can only be equal to the gold as they are.
 _MAX_LENGTH = 2 * notation.MAX_LENGTH
-_WORDS = re.compile(r"[\w\s'’.,:;&%/()!?-]*[^\W\d_][\w\s'’.,:;&%/()!?-]*")
-_EDGES = re.compile(r"^[\W_]+|[\W_]+$")
-_LETTERS = re.compile(r"[^\W\d_]+")
+_WORDS = re.compile(r"[\w\s'’.,:;&%/()!?-]+")
+_EDGES = " ().,:;?"
+_LETTER = re.compile(r"[^\W\d_]")
+_WORD = re.compile(r"[^\W\d_]{2}")
 _SPACES = re.compile(r"(?<!\d) | (?!\d)")
 
 # What is not worth starting: powers of powers of numbers, large exponents and factorials.
@@ -61,7 +63,8 @@ class _Reading(NamedTuple):
     text: str
     """The cleaned text without the spaces that mean nothing."""
     words: str
-    """The cleaned text in lower case, without what surrounds it; empty if it is no text."""
+    """The cleaned text in lower case, without the punctuation around it; empty if case matters,
+    as it does in formulas."""
     node: Node | None
     problem: str = ""
     """Why there is no node: `unreadable` or `too complex`."""
@@ -167,20 +170,19 @@ def _decide_one(prediction: Any, gold: str) -> tuple[bool, str, Sequence[_Undeci
         return False, "empty", ()
     if answer.text == expected.text:
         return True, "exact", ()
-    if expected.words and (expected.node is None or _LETTERS.fullmatch(expected.words)):
-        if answer.words == expected.words:
-            return True, "text", ()
-        if expected.node is None:
-            return False, "different", ()
+    if expected.words and answer.words == expected.words:
+        return True, "text", ()
+    if expected.node is None and expected.words:
+        return False, "different", ()
     if expected.node is None:
         if _costly(answer.text) or _costly(expected.text):
             return False, "too complex", ()
-        return False, "different", (_Undecided(notation.clean(prediction), notation.clean(gold)),)
+        return False, "different", (_Undecided(clean(prediction), clean(gold)),)
     if answer.node is None:
         return False, answer.problem, ()
     try:
         correct = same(answer.node, expected.node)
-    except TooComplexError:
+    except (TooComplexError, RecursionError):
         return False, "too complex", ()
     return correct, "value" if correct else "different", ()
 
@@ -224,17 +226,25 @@ def _gold_reading(gold: str) -> _Reading:
 
 
 def _read(text: str) -> _Reading:
-    cleaned = notation.clean(text)
+    cleaned = clean(text)
     compact = _SPACES.sub("", cleaned)
-    words = ""
-    if _WORDS.fullmatch(cleaned):
-        words = " ".join(_EDGES.sub("", cleaned.casefold()).split())
+    node, problem, words = None, "", ""
     try:
-        return _Reading(compact, words, notation.read(cleaned))
+        node = notation.read(cleaned)
     except UnreadableError:
-        return _Reading(compact, words, None, "unreadable")
+        problem = "unreadable"
     except TooComplexError:
-        return _Reading(compact, words, None, "too complex")
+        problem = "too complex"
+    if _WORDS.fullmatch(cleaned):
+        folded = cleaned.casefold()
+        bare = folded.strip(_EDGES)
+        if node is None:
+            words = bare.rstrip("!" + _EDGES)
+        elif _LETTER.fullmatch(bare):
+            words = bare
+        elif _WORD.search(cleaned):
+            words = folded
+    return _Reading(compact, words, node, problem)
 
 
 def _symbolic(gold: _Reading) -> bool:

@@ -1,220 +1,18 @@
-r"""Reads mathematical answers, in LaTeX or plain, into a small tree.
-
-Kinds of `Node` and their arguments:
-
-| kind | arguments |
-|---|---|
-| `number` | `Fraction`, significant digits of a decimal or 0 |
-| `symbol` | name; `pi`, `e`, `i`, `infinity` have their usual meaning |
-| `add`, `multiply`, `divide`, `power` | two nodes |
-| `negate`, `factorial`, `degrees` | one node |
-| `call` | name of a function, then its arguments |
-| `measure` | node, unit (`%` included) |
-| `tuple`, `list`, `set`, `ratio` | nodes; a list is what commas alone separate |
-| `interval` | lower and upper node, brackets such as `[)`; a pair in round brackets is one too |
-| `union` | nodes |
-| `matrix` | rows: tuples of nodes |
-| `named` | what stands left of an equals sign (text), node |
-| `equation`, `unequal` | two nodes |
-"""
+"""Reads mathematical answers, in LaTeX or plain, into a tree."""
 
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Callable
 from fractions import Fraction
-from typing import Any, NamedTuple
+
+from gem.grading.cleaning import expanded
+from gem.grading.tree import Node, TooComplexError, UnreadableError
+from gem.grading.vocabulary import ALIASES, CONSTANTS, FUNCTIONS, GREEK, is_product
 
 MAX_LENGTH = 2000
 _MAX_DEPTH = 40
 _MAX_EXPONENT = 400
-
-
-class Node(NamedTuple):
-    """A node of an answer's tree; see the module's table."""
-
-    kind: str
-    args: tuple[Any, ...]
-
-
-class UnreadableError(Exception):
-    """The text is not in the notation; never leaves the grader."""
-
-
-class TooComplexError(Exception):
-    """The text is too long or nested too deeply; never leaves the grader."""
-
-
-FUNCTIONS = frozenset(
-{
-    "sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "sinh", "cosh",
-    "tanh", "ln", "log", "lg", "exp", "sqrt", "abs", "floor", "ceil", "root", "binom", "logbase",
-    "max", "min", "gcd", "lcm",
-}
-)  # fmt: skip
-_CONSTANTS = {"pi": "pi", "infty": "infinity", "infinity": "infinity", "inf": "infinity"}
-_ALIASES = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "tg": "tan", "ctg": "cot"}
-_GREEK = frozenset(
-{
-    "alpha", "beta", "gamma", "delta", "epsilon", "varepsilon", "zeta", "eta", "theta",
-    "vartheta", "kappa", "lambda", "mu", "nu", "xi", "rho", "sigma", "tau", "phi", "varphi",
-    "chi", "psi", "omega", "Gamma", "Delta", "Theta", "Lambda", "Xi", "Sigma", "Phi", "Psi",
-    "Omega",
-}
-)  # fmt: skip
-_UNITS = {
-    name: unit
-    for unit, names in {
-        "m": "m meter meters metre metres",
-        "cm": "cm centimeter centimeters centimetre centimetres",
-        "mm": "mm millimeter millimeters",
-        "km": "km kilometer kilometers kilometre kilometres",
-        "in": "in inch inches",
-        "ft": "ft foot feet",
-        "yd": "yd yard yards",
-        "mi": "mi mile miles",
-        "g": "g gram grams",
-        "kg": "kg kilogram kilograms",
-        "mg": "mg milligram milligrams",
-        "lb": "lb lbs pound pounds",
-        "oz": "oz ounce ounces",
-        "s": "s sec secs second seconds",
-        "min": "min mins minute minutes",
-        "h": "h hr hrs hour hours",
-        "year": "year years yr yrs",
-        "L": "L liter liters litre litres",
-        "mL": "mL ml milliliter milliliters",
-        "dollar": "dollar dollars usd bucks",
-        "cent": "cent cents",
-        "euro": "euro euros eur",
-        "degree": "degree degrees deg",
-        "rad": "rad radian radians",
-        "Hz": "Hz hertz",
-        "unit": "unit units",
-        "%": "percent",
-    }.items()
-    for name in names.split()
-}
-_POWERS = {"square": "2", "sq": "2", "cubic": "3"}
-_SCALES = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
-_NO_UNITS = frozenset({"dozen", "hundred", "half", "factorial", "and", "mod", *_SCALES})
-_UNIT = r"(?:(?:square|sq\.?|cubic)\s+)?[a-zA-Z]+\.?(?:\s*\^?\s*\{?\s*[23]\s*\}?)?"
-_UNIT_TAIL = re.compile(rf"(?<![\\a-zA-Z])({_UNIT}(?:\s*(?:/|\bper\b)\s*{_UNIT})?)$")
-_UNIT_PART = re.compile(r"(?:(square|sq|cubic)\.?\s+)?([a-zA-Z]+)\.?\s*\^?\s*\{?\s*([23]?)")
-
-# Commands that only change how things look.
-_LOOKS = re.compile(
-    r"\\(?:displaystyle|textstyle|scriptstyle|left|right|[bB]igg?[lrm]?|limits|quad|qquad|hfill|"
-    r"mathstrut|nonumber)(?![a-zA-Z])\.?|\\[,;:! ()\[\]]|~"
-)
-_TEXT = re.compile(
-    r"\\(?:text(?:bf|it|rm|normal|tt|sf)?|math(?:rm|bf|it|sf|tt|normal)|mbox|hbox|operatorname|"
-    r"boldsymbol|bm|vec|underline|boxed|fbox)\*?\s*\{([^{}]*)\}"
-)
-_DIGIT_GROUPS = re.compile(r"(?<=\d)(?:\{,\}|,?\\[,! ]|\\;)(?=\d{3}(?!\d))")
-_DEGREES = re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-zA-Z]))|\\degree(?![a-zA-Z])|°|º")
-_SUPERSCRIPTS = re.compile(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
-_SUPERSCRIPT = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
-_CHARACTERS = str.maketrans(
-    {
-        "−": "-", "–": "-", "—": "-", "×": "*", "·": "*", "⋅": "*", "∙": "*", "÷": "/", "⁄": "/",
-        "∕": "/", "≤": "\\le ", "≥": "\\ge ", "≠": "\\ne ", "∞": "\\infty ", "π": "\\pi ",
-        "√": " sqrt ", "∪": "\\cup ", "∈": "\\in ", "±": "\\pm ", "∓": "\\mp ", "∅": "\\emptyset ",
-        "ℝ": "\\mathbb{R} ", "，": ",", "（": "(", "）": ")", "θ": "\\theta ", "α": "\\alpha ",
-        "β": "\\beta ", "λ": "\\lambda ", "％": "%", "£": "\\$", "€": "\\$", "\xa0": " ",
-    }
-)  # fmt: skip
-_REALS = re.compile(r"\\mathbb\s*\{?R\}?|\ball real numbers\b")
-_MEMBER = re.compile(r"^\s*[a-zA-Z]\s*\\in(?![a-z])")
-_SCALE = re.compile(rf"(?<=\d)\s*({'|'.join(_SCALES)})\b", re.I)
-
-
-def clean(text: str) -> str:
-    """Return the answer without what only concerns its looks; equal results are equal answers."""
-    if not text.isascii():
-        text = _SUPERSCRIPTS.sub(lambda m: f"^{{{m[0].translate(_SUPERSCRIPT)}}}", text)
-        text = unicodedata.normalize("NFKC", text.translate(_CHARACTERS)).translate(_CHARACTERS)
-    if "\\" in text:
-        text = _DIGIT_GROUPS.sub("", text)
-        text = text.replace("\\\\", "\\row ").replace("\\$", " \\dollar ")
-        text = _LOOKS.sub(" ", text)
-        text = text.replace("\\%", "%").replace("\\_", "_").replace("\\&", " and ")
-        for _ in range(3):
-            text, changed = _TEXT.subn(r" \1 ", text)
-            if not changed:
-                break
-    else:
-        text = _DIGIT_GROUPS.sub("", text)
-    return " ".join(text.replace("$", " ").split()).rstrip(".,; ")
-
-
-def read(cleaned: str) -> Node:
-    """Return the tree of a cleaned answer.
-
-    Raises:
-        UnreadableError: The answer is not in the notation.
-        TooComplexError: It is too long or nested too deeply.
-    """
-    if len(cleaned) > MAX_LENGTH:
-        raise TooComplexError("too long")
-    text = _DEGREES.sub(r" \\deg ", cleaned)
-    text = _REALS.sub(r"(-\\infty,\\infty)", text)
-    text = _MEMBER.sub("", text)
-    text = _SCALE.sub(lambda m: f"*10^{{{_SCALES[m[1].lower()]}}}", text)
-    unit = ""
-    if "\\dollar" in text:
-        text, unit = text.replace("\\dollar", " "), "dollar"
-    tail = None if text[-1:].isdigit() and "^" not in text else _UNIT_TAIL.search(text)
-    if tail is not None:
-        head = text[: tail.start()]
-        found = _canonical_unit(tail[1], apart=head[-1:].isspace())
-        head = head.rstrip()
-        if found and (head[-1:] in (")", "}", "]") or head[-1:].isdigit() or head.endswith("\\pi")):
-            text, unit = head, found
-    try:
-        node = _Reader(text).read()
-    except RecursionError:
-        raise TooComplexError("nested too deeply") from None
-    return Node("measure", (node, unit)) if unit else node
-
-
-def _canonical_unit(phrase: str, apart: bool) -> str:
-    """Return the unit's usual name, empty if the phrase is none.
-
-    Any word that stands apart from its number is one, for instance `apples`.
-    """
-    parts = []
-    for part in re.split(r"/|\bper\b", phrase):
-        found = _UNIT_PART.fullmatch(part.strip().rstrip("} "))
-        if found is None:
-            return ""
-        name = found[2]
-        word = name.lower()
-        unit = _UNITS.get(name) or (_UNITS.get(word) if len(word) > 2 else None)
-        if unit is None or (len(name) == 1 and not apart):
-            if not apart or len(word) < 3 or word in _NO_UNITS or _is_notation(word):
-                return ""
-            unit = word.rstrip("s")
-        power = found[3] or _POWERS.get(found[1] or "", "")
-        parts.append(unit + power)
-    return "/".join(parts)
-
-
-def _is_notation(word: str) -> bool:
-    return (
-        word in FUNCTIONS
-        or word in _ALIASES
-        or word in _CONSTANTS
-        or word in _GREEK
-        or _is_product(word)
-    )
-
-
-def _is_product(letters: str) -> bool:
-    """Return whether letters written together are variables rather than a word."""
-    return len(letters) <= 2 or any(set(letters) <= set(group) for group in _VARIABLES)
-
 
 _TOKEN = re.compile(
     r"\s*(?:"
@@ -245,8 +43,23 @@ _QUOTIENTS = frozenset({"/", "\\div"})
 _CLOSERS = {"(": ")]", "[": ")]"}
 _FRACTIONS = frozenset({"\\frac", "\\dfrac", "\\tfrac", "\\cfrac"})
 _NOTHING = frozenset({"\\emptyset", "\\varnothing"})
-# Variables that are commonly multiplied without a sign between them.
-_VARIABLES = ("abcd", "klmn", "pqrst", "uvwxyz")
+
+
+def read(cleaned: str) -> Node:
+    """Return the tree of an answer that `gem.grading.cleaning.clean` has cleaned.
+
+    Raises:
+        UnreadableError: The answer is not in the notation.
+        TooComplexError: It is too long or nested too deeply.
+    """
+    if len(cleaned) > MAX_LENGTH:
+        raise TooComplexError("too long")
+    text, unit = expanded(cleaned)
+    try:
+        node = _Reader(text).read()
+    except RecursionError:
+        raise TooComplexError("nested too deeply") from None
+    return Node("measure", (node, unit)) if unit else node
 
 
 class _Reader:
@@ -459,7 +272,7 @@ class _Reader:
                 self.token in _FRACTIONS
                 or self.token in ("\\pi", "\\infty", "\\lfloor", "\\lceil", "\\lvert")
                 or self.token[1:] in FUNCTIONS
-                or self.token[1:] in _GREEK
+                or self.token[1:] in GREEK
             )
         return self.token in ("(", "{")
 
@@ -578,18 +391,18 @@ class _Reader:
         return Node("divide", parts)
 
     def name(self, name: str) -> Node:
-        name = _ALIASES.get(name, name)
+        name = ALIASES.get(name, name)
         if name in FUNCTIONS:
             self.advance()
             return self.function(name)
-        if name in _CONSTANTS or name in _GREEK:
-            return self.symbol(_CONSTANTS.get(name, name))
+        if name in CONSTANTS or name in GREEK:
+            return self.symbol(CONSTANTS.get(name, name))
         if len(name) == 1:
             return self.symbol(name)
         start = self.end - len(name)
         before, after = self.text[:start].rstrip()[-1:], self.text[self.end :].lstrip()[:1]
         # Letters that are all there is are a word, whatever they are.
-        if not _is_product(name) or (before in ("", ",", ";") and after in ("", ",", ";")):
+        if not is_product(name) or (before in ("", ",", ";") and after in ("", ",", ";")):
             raise UnreadableError(self.text)
         self.end = start + 1
         return self.symbol(name[0])
@@ -669,11 +482,11 @@ class _Reader:
             self.advance()
             above = self.argument()
             return Node("call", ("binom", above, self.argument()))
-        if name in FUNCTIONS or name in _ALIASES:
+        if name in FUNCTIONS or name in ALIASES:
             self.advance()
-            return self.function(_ALIASES.get(name, name), latex=True)
-        if name in _CONSTANTS or name in _GREEK:
-            return self.symbol(_CONSTANTS.get(name, name))
+            return self.function(ALIASES.get(name, name), latex=True)
+        if name in CONSTANTS or name in GREEK:
+            return self.symbol(CONSTANTS.get(name, name))
         if command == "\\{":
             return self.nested(lambda: self.braced("\\{", "\\}"))
         if command in _NOTHING:
@@ -733,7 +546,6 @@ class _Reader:
         return items
 
     def matrix(self) -> Node:
-        self.advance()
         kind = self.environment()
         if kind not in ("pmatrix", "bmatrix", "matrix", "Bmatrix", "smallmatrix"):
             raise UnreadableError(self.text)
@@ -758,7 +570,7 @@ class _Reader:
         return Node("matrix", tuple(rows))
 
     def environment(self) -> str:
-        """Skip over the name in braces after the position; `self.token` is not its successor."""
+        """Return the name in braces after the token at hand, and move behind it."""
         found = re.compile(r"\s*\{([a-zA-Z]+)\}").match(self.text, self.end)
         if found is None:
             raise UnreadableError(self.text)

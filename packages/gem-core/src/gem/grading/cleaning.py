@@ -1,0 +1,99 @@
+"""Strips answers of what is not mathematics: typesetting, text commands, units."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+from gem.grading.vocabulary import SCALES, UNITS, is_notation
+
+_POWERS = {"square": "2", "sq": "2", "cubic": "3"}
+_NO_UNITS = frozenset({"dozen", "hundred", "half", "factorial", "and", "mod", "not", *SCALES})
+_UNIT = r"(?:(?:square|sq\.?|cubic)\s+)?[a-zA-Z]+\.?(?:\s*\^?\s*\{?\s*[23]\s*\}?)?"
+_UNIT_TAIL = re.compile(rf"(?<![\\a-zA-Z])({_UNIT}(?:\s*(?:/|\bper\b)\s*{_UNIT})?)$")
+_UNIT_PART = re.compile(r"(?:(square|sq|cubic)\.?\s+)?([a-zA-Z]+)\.?\s*\^?\s*\{?\s*([23]?)")
+
+# Commands that only change how things look.
+_LOOKS = re.compile(
+    r"\\(?:displaystyle|textstyle|scriptstyle|left|right|[bB]igg?[lrm]?|limits|quad|qquad|hfill|"
+    r"mathstrut|nonumber)(?![a-zA-Z])\.?|\\[,;:! ()\[\]]|~"
+)
+_TEXT = re.compile(
+    r"\\(?:text(?:bf|it|rm|normal|tt|sf)?|math(?:rm|bf|it|sf|tt|normal)|mbox|hbox|operatorname|"
+    r"boldsymbol|bm|vec|underline|boxed|fbox)\*?\s*\{([^{}]*)\}"
+)
+_DIGIT_GROUPS = re.compile(r"(?<=\d)(?:\{,\}|,?\\[,! ]|\\;)(?=\d{3}(?!\d))")
+_DEGREES = re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-zA-Z]))|\\degree(?![a-zA-Z])|°|º")
+_SUPERSCRIPTS = re.compile(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
+_SUPERSCRIPT = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
+_CHARACTERS = str.maketrans(
+    {
+        "−": "-", "–": "-", "—": "-", "×": "*", "·": "*", "⋅": "*", "∙": "*", "÷": "/", "⁄": "/",
+        "∕": "/", "≤": "\\le ", "≥": "\\ge ", "≠": "\\ne ", "∞": "\\infty ", "π": "\\pi ",
+        "√": " sqrt ", "∪": "\\cup ", "∈": "\\in ", "±": "\\pm ", "∓": "\\mp ", "∅": "\\emptyset ",
+        "ℝ": "\\mathbb{R} ", "，": ",", "（": "(", "）": ")", "θ": "\\theta ", "α": "\\alpha ",
+        "β": "\\beta ", "λ": "\\lambda ", "％": "%", "£": "\\$", "€": "\\$", "\xa0": " ",
+    }
+)  # fmt: skip
+_REALS = re.compile(r"\\mathbb\s*\{?R\}?|\ball real numbers\b")
+_MEMBER = re.compile(r"^\s*[a-zA-Z]\s*\\in(?![a-z])")
+_SCALE = re.compile(rf"(?<=\d)\s*({'|'.join(SCALES)})\b", re.I)
+
+
+def clean(text: str) -> str:
+    """Return the answer without what only concerns its looks; equal results are equal answers."""
+    if not text.isascii():
+        text = _SUPERSCRIPTS.sub(lambda m: f"^{{{m[0].translate(_SUPERSCRIPT)}}}", text)
+        text = unicodedata.normalize("NFKC", text.translate(_CHARACTERS)).translate(_CHARACTERS)
+    if "\\" in text:
+        text = _DIGIT_GROUPS.sub("", text)
+        text = text.replace("\\\\", "\\row ").replace("\\$", " \\dollar ")
+        text = _LOOKS.sub(" ", text)
+        text = text.replace("\\%", "%").replace("\\_", "_").replace("\\&", " and ")
+        for _ in range(3):
+            text, changed = _TEXT.subn(r" \1 ", text)
+            if not changed:
+                break
+    else:
+        text = _DIGIT_GROUPS.sub("", text)
+    return " ".join(text.replace("$", " ").split()).rstrip(".,; ")
+
+
+def expanded(cleaned: str) -> tuple[str, str]:
+    """Return a cleaned answer without its unit and with words of mathematics as signs; the unit."""
+    text = _DEGREES.sub(r" \\deg ", cleaned)
+    text = _REALS.sub(r"(-\\infty,\\infty)", text)
+    text = _MEMBER.sub("", text)
+    text = _SCALE.sub(lambda m: f"*10^{{{SCALES[m[1].lower()]}}}", text)
+    if "\\dollar" in text:
+        return text.replace("\\dollar", " "), "dollar"
+    tail = None if text[-1:].isdigit() and "^" not in text else _UNIT_TAIL.search(text)
+    if tail is not None:
+        head = text[: tail.start()]
+        unit = _canonical_unit(tail[1], apart=head[-1:].isspace())
+        head = head.rstrip()
+        if unit and (head[-1:] in (")", "}", "]") or head[-1:].isdigit() or head.endswith("\\pi")):
+            return head, unit
+    return text, ""
+
+
+def _canonical_unit(phrase: str, apart: bool) -> str:
+    """Return the unit's usual name, empty if the phrase is none.
+
+    Any word that stands apart from its number is one, for instance `apples`.
+    """
+    parts = []
+    for part in re.split(r"/|\bper\b", phrase):
+        found = _UNIT_PART.fullmatch(part.strip().rstrip("} "))
+        if found is None:
+            return ""
+        name = found[2]
+        word = name.lower()
+        unit = UNITS.get(name) or (UNITS.get(word) if len(word) > 2 else None)
+        if unit is None or (len(name) == 1 and not apart):
+            if not apart or len(word) < 3 or word in _NO_UNITS or is_notation(word):
+                return ""
+            unit = word.rstrip("s")
+        power = found[3] or _POWERS.get(found[1] or "", "")
+        parts.append(unit + power)
+    return "/".join(parts)

@@ -1,0 +1,64 @@
+"""The tree that an answer is read into.
+
+Kinds of `Node` and their arguments:
+
+| kind | arguments |
+|---|---|
+| `number` | `Fraction`, significant digits of a decimal or 0 |
+| `symbol` | name; `pi`, `e`, `i`, `infinity` have their usual meaning |
+| `add`, `multiply`, `divide`, `power` | two nodes |
+| `negate`, `factorial`, `degrees` | one node |
+| `call` | name of a function, then its arguments |
+| `measure` | node, unit (`%` included) |
+| `tuple`, `list`, `set`, `ratio` | nodes; a list is what commas alone separate |
+| `interval` | lower and upper node, brackets such as `[)`; a pair in round brackets is one too |
+| `union` | nodes |
+| `matrix` | rows: tuples of nodes |
+| `named` | what stands left of an equals sign (text), node |
+| `equation`, `unequal` | two nodes |
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+
+class Node(NamedTuple):
+    """A node of an answer's tree; see the table at the top."""
+
+    kind: str
+    args: tuple[Any, ...]
+
+
+class UnreadableError(Exception):
+    """The text is not in the notation; never leaves the grader."""
+
+
+class TooComplexError(Exception):
+    """The text is too long or nested too deeply; never leaves the grader."""
+
+
+def nodes(node: Node) -> list[Node]:
+    """Return the nodes directly below; those in the rows of a matrix too."""
+    parts: list[Any] = [arg for arg in node.args if isinstance(arg, tuple)]
+    return [inner for part in parts for inner in ([part] if isinstance(part, Node) else part)]
+
+
+def symbols(node: Node) -> frozenset[str]:
+    """Return the names of the symbols that have no fixed value."""
+    if node.kind == "symbol":
+        name = node.args[0]
+        return frozenset() if name in ("pi", "e", "i", "infinity") else frozenset((name,))
+    return frozenset().union(*map(symbols, nodes(node)))
+
+
+def substitute(node: Node, values: dict[str, Fraction]) -> Node:
+    """Return the tree with numbers in place of some symbols."""
+    if node.kind == "symbol":
+        value = values.get(node.args[0])
+        return node if value is None else Node("number", (value, 0))
+    return Node(
+        node.kind,
+        tuple(substitute(arg, values) if isinstance(arg, Node) else arg for arg in node.args),
+    )
