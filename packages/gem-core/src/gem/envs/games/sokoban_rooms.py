@@ -9,10 +9,11 @@ from typing import NamedTuple
 
 DIRECTIONS = ("up", "down", "left", "right")
 
-# Bounds on the work of one reset: rooms carved, states reached by pulling, states that the solver
-# may open per room, rooms shown to the solver.
-_ROOMS = 10
-_PULLED_STATES = 4_000
+# Bounds on the work of one reset: rooms carved, rooms in which all boxes could be pulled off the
+# goals, states reached by pulling, states that the solver may open per room, rooms it is shown.
+_ROOMS = 50
+_STARTS = 6
+_PULLED_STATES = 2_500
 _CHECKED_STATES = 1_000
 _CHECKED_ROOMS = 3
 # States kept per pull.
@@ -73,7 +74,7 @@ def generate(rng: Random, rows: int, columns: int, num_boxes: int, max_turns: in
         left -= states
         if start is not None:
             found.append((pushes, start))
-        if left <= 0 or pushes >= _GOOD_PUSHES * num_boxes:
+        if left <= 0 or len(found) == _STARTS or pushes >= _GOOD_PUSHES * num_boxes:
             break
     found.sort(key=lambda each: -each[0])
     for _, start in found[:_CHECKED_ROOMS]:
