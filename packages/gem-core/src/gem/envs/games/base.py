@@ -50,6 +50,8 @@ class Game(Env, Generic[Move]):
     """Last line of every observation after which the player is to move."""
     action_name = "guess"
     """What the game calls an action."""
+    format_error_reward = FORMAT_ERROR_REWARD
+    """Reward of an action that cannot be read."""
 
     turn: int
     max_turns: int
@@ -141,7 +143,7 @@ class Game(Env, Generic[Move]):
         last = _OUT_OF_TURNS if truncated else "" if self._over else self.request
         info = {"success": False, "format_error": True, "invalid_action": False}
         observation = _lines(feedback, self._board(), last)
-        return observation, FORMAT_ERROR_REWARD, self.format_error_ends, truncated, info
+        return observation, self.format_error_reward, self.format_error_ends, truncated, info
 
     def _start(self) -> None:
         """Draw the parameters left open and the secret, from `self.rng` alone."""
