@@ -179,6 +179,7 @@ class _Worker:
         self._received = bytearray()
         self._target = target
         self._busy = False
+        self.gone = False
         self.pid = self.process.pid
 
     def await_start(self, timeout_s: float) -> None:
@@ -222,6 +223,7 @@ class _Worker:
                 if answered:
                     break
             else:
+                self.gone = message is None
                 self.pid = self.process.pid if message is None else message["ready"]
             self._busy = False
         finally:
@@ -248,7 +250,7 @@ class _Worker:
             self._received += part
 
     def alive(self) -> bool:
-        return self.process.poll() is None
+        return not self.gone and self.process.poll() is None
 
     def end(self) -> None:
         # At the end of its input the process ends, and so does its parent, which has reaped it.

@@ -5,8 +5,8 @@ from __future__ import annotations
 FUNCTIONS = frozenset(
     {
         "sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "sinh", "cosh",
-        "tanh", "ln", "log", "lg", "exp", "sqrt", "abs", "floor", "ceil", "root", "binom", "logbase",
-        "max", "min", "gcd", "lcm",
+        "tanh", "ln", "log", "lg", "exp", "sqrt", "abs", "floor", "ceil", "root", "binom",
+        "logbase", "max", "min", "gcd", "lcm",
     }
 )  # fmt: skip
 CONSTANTS = {"pi": "pi", "infty": "infinity", "infinity": "infinity", "inf": "infinity"}

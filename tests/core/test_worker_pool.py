@@ -1,0 +1,248 @@
+"""Killable workers: limits, replacement, threads, asyncio, forks, exits."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from gem.errors import ConfigurationError, UnreachableError
+from gem.grading.pool import Reply, WorkerPool, shared
+
+EVAL = "builtins:eval"
+FOREVER = "__import__('time').sleep(1000)"
+PID = "__import__('os').getpid()"
+posix = pytest.mark.skipif(not hasattr(os, "fork"), reason="the platform cannot fork")
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[WorkerPool]:
+    pool = WorkerPool(EVAL, 2)
+    yield pool
+    pool.close()
+
+
+def run_python(code: str) -> str:
+    command = [sys.executable, "-W", "error::ResourceWarning", "-c", code]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (run.returncode, run.stderr) == (0, "")
+    return run.stdout
+
+
+def gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    # An unreaped child of a killed process is gone, too.
+    return "\nState:\tZ" in open(f"/proc/{pid}/status").read()  # noqa: PTH123, SIM115
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 30
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def test_a_call_returns_the_functions_value(pool: WorkerPool) -> None:
+    assert pool.call("[1, 'ä', None]", timeout_s=30) == Reply([1, "ä", None])
+
+
+def test_nothing_is_started_before_the_first_call() -> None:
+    assert WorkerPool(EVAL).pids() == []
+
+
+def test_a_call_that_never_ends_is_killed_and_the_next_one_is_answered(pool: WorkerPool) -> None:
+    assert pool.call(FOREVER, timeout_s=0.2) == Reply(None, "timeout")
+    assert pool.call("9**9**9", timeout_s=0.2) == Reply(None, "timeout")
+    assert pool.call("1 + 1", timeout_s=30) == Reply(2)
+
+
+def test_the_killed_process_is_gone_and_another_one_answers(pool: WorkerPool) -> None:
+    before = pool.call(PID, timeout_s=30).value
+    pool.call("__import__('time').sleep(1000)", timeout_s=0.2)
+    assert eventually(lambda: gone(before))
+    assert pool.call(PID, timeout_s=30).value != before
+
+
+def test_an_exception_is_a_failure_of_that_call_only(pool: WorkerPool) -> None:
+    assert pool.call("1 / 0", timeout_s=30).failure == "ZeroDivisionError: division by zero"
+    assert pool.call("object()", timeout_s=30).failure == (
+        "TypeError: Object of type object is not JSON serializable"
+    )
+    assert pool.call("1", timeout_s=30) == Reply(1)
+
+
+def test_a_process_that_dies_is_a_crash_of_that_call_only(pool: WorkerPool) -> None:
+    for code in ("__import__('os')._exit(0)", "__import__('os')._exit(3)"):
+        assert pool.call(code, timeout_s=30) == Reply(None, "crash")
+        assert pool.call("1", timeout_s=30) == Reply(1)
+
+
+@posix
+def test_memory_is_limited() -> None:
+    pool = WorkerPool(EVAL, 1, memory_mb=512)
+    assert pool.call("len(bytearray(1 << 32))", timeout_s=30) == Reply(None, "MemoryError: ")
+    assert pool.call("len(bytearray(1 << 20))", timeout_s=30) == Reply(1 << 20)
+    pool.close()
+
+
+def test_what_the_function_prints_is_not_taken_for_an_answer(pool: WorkerPool) -> None:
+    assert pool.call("print('{\"value\": 5}', flush=True)", timeout_s=30) == Reply(None)
+    assert pool.call("__import__('os').write(1, b'junk')", timeout_s=30) == Reply(4)
+
+
+def test_a_call_does_not_wait_for_one_that_hangs(pool: WorkerPool) -> None:
+    hung: list[Reply] = []
+    thread = threading.Thread(target=lambda: hung.append(pool.call(FOREVER, timeout_s=600)))
+    pool.call("1", timeout_s=30)
+    thread.start()
+    assert [pool.call(str(i), timeout_s=30).value for i in range(50)] == list(range(50))
+    assert hung == []
+    pool.close()
+    thread.join(30)
+    assert hung == [Reply(None, "crash")]
+    # A closed pool begins anew.
+    assert pool.call("1", timeout_s=30) == Reply(1)
+
+
+def test_many_threads_get_their_own_answers_from_a_bounded_number_of_processes(
+    pool: WorkerPool,
+) -> None:
+    answers: dict[int, object] = {}
+
+    def ask(i: int) -> None:
+        answers[i] = pool.call(f"({i}, {PID})", timeout_s=30).value
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(32)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(isinstance(answers[i], list) and answers[i][0] == i for i in range(32))
+    assert len({answers[i][1] for i in range(32)}) <= pool.workers == 2
+    assert len(pool.pids()) <= 2
+
+
+def test_the_event_loop_runs_on_during_a_call(pool: WorkerPool) -> None:
+    async def main() -> tuple[Reply, int]:
+        ticks = 0
+        call = asyncio.ensure_future(pool.acall("__import__('time').sleep(0.2)", timeout_s=30))
+        while not call.done():
+            ticks += 1
+            await asyncio.sleep(0.01)
+        return await call, ticks
+
+    reply, ticks = asyncio.run(main())
+    assert reply == Reply(None)
+    assert ticks > 1
+
+
+@posix
+def test_a_forked_child_has_processes_of_its_own() -> None:
+    out = run_python(
+        f"""
+import os
+from gem.grading.pool import shared
+pool = shared({EVAL!r})
+ask = lambda: pool.call({PID!r}, timeout_s=30).value
+mine = ask()
+child = os.fork()
+if child == 0:
+    os._exit(0 if pool is shared({EVAL!r}) and pool.pids() == [] and ask() != mine else 1)
+assert os.waitpid(child, 0)[1] == 0
+assert ask() == mine
+print("ok")
+"""
+    )
+    assert out == "ok\n"
+
+
+@posix
+def test_a_child_forked_while_another_thread_is_in_a_call_is_not_stuck() -> None:
+    run_python(
+        f"""
+import os, threading
+from gem.grading.pool import WorkerPool
+pool = WorkerPool({EVAL!r}, 1)
+pool.call("1", timeout_s=30)
+thread = threading.Thread(target=pool.call, args=({FOREVER!r},), kwargs={{"timeout_s": 600}})
+thread.start()
+while pool._idle: pass
+child = os.fork()
+if child == 0:
+    os._exit(0 if pool.call("2", timeout_s=30).value == 2 else 1)
+assert os.waitpid(child, 0)[1] == 0
+pool.close()
+thread.join()
+"""
+    )
+
+
+@posix
+def test_no_process_outlives_an_ordinary_exit() -> None:
+    out = run_python(
+        f"""
+from gem.grading.pool import shared, WorkerPool
+other = WorkerPool({EVAL!r}, 1)
+for pool in (shared({EVAL!r}), other):
+    print(*pool.call("[__import__('os').getpid(), __import__('os').getppid()]", timeout_s=30).value)
+"""
+    )
+    assert len(out.split()) == 4
+    assert all(gone(int(pid)) for pid in out.split())
+
+
+@posix
+def test_no_process_outlives_a_killed_parent() -> None:
+    code = f"""
+import time
+from gem.grading.pool import WorkerPool
+pool = WorkerPool({EVAL!r}, 1)
+pids = "[__import__('os').getpid(), __import__('os').getppid()]"
+print(*pool.call(pids, timeout_s=30).value, flush=True)
+time.sleep(1000)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        parent.send_signal(signal.SIGKILL)
+    assert len(pids) == 2
+    assert eventually(lambda: all(map(gone, pids)))
+
+
+def test_a_target_that_cannot_be_loaded_is_named() -> None:
+    with pytest.raises(UnreachableError, match="no_such_module:f.*ModuleNotFoundError"):
+        WorkerPool("no_such_module:f").call(timeout_s=1)
+    with pytest.raises(UnreachableError, match="builtins:no_such.*AttributeError"):
+        WorkerPool("builtins:no_such").call(timeout_s=1)
+
+
+def test_wrong_parameters_are_named() -> None:
+    with pytest.raises(ConfigurationError, match="workers must be at least 1, got 0"):
+        WorkerPool(EVAL, 0)
+    with pytest.raises(ConfigurationError, match="target must be 'module:function', got 'eval'"):
+        WorkerPool("eval")
+
+
+def test_a_process_has_one_shared_pool_for_a_function() -> None:
+    pools: list[WorkerPool] = []
+    threads = [threading.Thread(target=lambda: pools.append(shared("json:dumps"))) for _ in "1234"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({id(pool) for pool in pools}) == 1
+    assert shared("json:loads") is not pools[0]
