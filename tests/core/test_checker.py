@@ -305,6 +305,23 @@ class Modest(Impossible):
     oracle_success = 0.3
 
 
+class Unwinnable(GuessTheNumber):
+    """Nobody can win it; some come nearer."""
+
+    oracle_success = 0.0
+
+    def _play(self, move: int) -> Any:
+        outcome = super()._play(move)
+        return outcome._replace(won=False, lost=outcome.won)
+
+
+class Pointless(Unwinnable):
+    """Nobody can win it, and nobody comes nearer."""
+
+    def _play(self, move: int) -> Any:
+        return super()._play(move)._replace(reward=0.0)
+
+
 class Question(gem.Env):
     """A single question, the answer at one place of it, or at any."""
 
@@ -407,6 +424,7 @@ class SeedsGlobalNumpy(GuessTheNumber):
         (Secretive, "agreement", "which the prompt does not name"),
         (BadExample, "agreement", "own example.*one.*format error"),
         (TakesAnything, "degenerate", "format only policy wins 1.00"),
+        (Pointless, "random", "the oracle earns 0.00, random play 0.00"),
         (Boastful, "oracle", "wins 0.* it says 0.90"),
         (UsesGlobalRandom, "global_rng", "generator of `random`"),
         (SeedsGlobalNumpy, "global_rng", "generator of numpy"),
@@ -434,6 +452,16 @@ def test_an_oracle_that_names_its_share_of_wins_may_lose() -> None:
     report = check_env(Modest, min_number=1, max_number=10, max_turns=4)
     assert failures(report) == {}
     assert "oracle_success 0.30" in result(report, "oracle").detail
+
+
+def test_where_nobody_can_win_the_oracle_must_earn_more() -> None:
+    options = {"only": ["random", "oracle"], "min_number": 1, "max_number": 10, "max_turns": 4}
+    report = check_env(Unwinnable, **options)
+    assert failures(report) == {}
+    assert re.fullmatch("random play earns 0.*, the oracle 1.00", result(report, "random").detail)
+    # It cannot be told from the beginning of a game that takes longer than is played here.
+    report = check_env("game:GuessTheNumber-v0", only=["oracle"], max_steps=1, max_number=1000)
+    assert result(report, "oracle").detail == "no episode ends within 1 turns"
 
 
 def test_the_answer_may_be_in_a_prompt_but_not_always_at_one_place() -> None:

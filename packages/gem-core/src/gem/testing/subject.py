@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gem.testing.elsewhere import OtherProcess
 
 # Where a start and a step cost more CPU seconds than this, half as many seeds are compared.
-_SLOW_S = 0.03
+_SLOW_S = 0.01
 
 
 class FaultError(Exception):
