@@ -265,6 +265,11 @@ def test_the_answer_format_writes_the_prompt_and_reads_the_reply() -> None:
         ({"format_error_reward": float("nan")}, "format_error_reward must be a number, got nan"),
         ({"answer_format": "box"}, "answer_format must be one of 'boxed', .*got 'box'"),
         ({"answer_format": None}, "answer_format must be one of .*got None"),
+        ({"source": 3}, "source must be a URI, a path or a sequence of mappings, got int"),
+        ({"source": b"x"}, "source must be .*got bytes"),
+        ({"sample": "GSM8K"}, "sample must be one of .*'gsm8k'.*got 'GSM8K'"),
+        ({"split": 0}, "split must be a name, got 0"),
+        ({"question_column": None}, "question_column must be a name, got None"),
         ({"seed": "1"}, "seed must be an integer"),
     ],
 )
@@ -272,6 +277,9 @@ def test_impossible_parameters_are_refused_at_construction(
     parameters: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        QaEnv(ROWS, **parameters)
+        QaEnv(**{"source": ROWS, **parameters})
+
+
+def test_unknown_keywords_are_named() -> None:
     with pytest.raises(UnknownParameterError, match="no parameter 'spilt'.*split"):
         gem.make("qa:HotpotQA", spilt="train")

@@ -120,6 +120,20 @@ def test_scores_between_0_and_1_are_paid_and_not_correct() -> None:
     assert (info["format_error"], info["score"]) == (True, 0.0)
 
 
+def test_game_of_life_halting_is_won_by_the_right_answer_only() -> None:
+    env = ReasoningGymEnv("game_of_life_halting")
+    golds = set()
+    for idx in range(12):
+        env.reset(idx=idx)
+        gold = env.oracle_action()
+        golds.add(gold)
+        assert env.step(gold.lower())[1] == 1.0
+        for wrong in {"\\boxed{True}", "\\boxed{False}", "\\boxed{7}"} - {gold}:
+            env.reset(idx=idx)
+            assert env.step(wrong)[1] == 0.0
+    assert len(golds) == 2
+
+
 def test_levels_and_fields_make_other_problems() -> None:
     # Terms are numbers of so many digits, one sign between two of them.
     def terms(**parameters: Any) -> list[int]:
@@ -153,7 +167,7 @@ def test_what_a_generator_refuses_is_named_at_reset(
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"name": ""}, "name must be the name of a generator, got ''"),
+        ({"name": ""}, "name must be a name, got ''"),
         ({"size": 0}, "size must be an integer from 1"),
         ({"dataset_seed": -1}, "dataset_seed must be an integer from 0"),
         ({"level": -1}, "level must be an integer from 0"),

@@ -61,14 +61,6 @@ class Table:
         """
         raise NotImplementedError
 
-    def cell(self, index: int, column: str) -> Any:
-        """Return one value.
-
-        Raises:
-            DataError: The row cannot be read or has no such column.
-        """
-        return column_of(self.row(index), column, self.name, index)
-
 
 def column_of(row: Row, column: str, name: str, index: int) -> Any:
     """Return `row[column]`.
@@ -207,6 +199,19 @@ class _Arrow(Table):
         return row
 
 
+def checked(source: Any) -> Source:
+    """Check what may be a source without looking for it.
+
+    Raises:
+        ConfigurationError: It can be none.
+    """
+    if isinstance(source, (str, Path, Sequence)) and not isinstance(source, bytes):
+        return source
+    raise ConfigurationError(
+        f"source must be a URI, a path or a sequence of mappings, got {type(source).__name__}"
+    )
+
+
 def load(source: Source, split: str | None = None) -> Table:
     """Return the table of a source; every caller in this process gets the same one.
 
@@ -221,14 +226,8 @@ def load(source: Source, split: str | None = None) -> Table:
         MissingExtraError: The extra `data` is needed and not installed.
         UnreachableError: The hub cannot be reached.
     """
-    if isinstance(source, (str, Path)):
-        table = _load_named(str(source), split)
-    elif isinstance(source, Sequence):
-        table = _Memory(source)
-    else:
-        raise ConfigurationError(
-            f"source must be a URI, a path or a sequence of mappings, got {type(source).__name__}"
-        )
+    source = checked(source)
+    table = _load_named(str(source), split) if isinstance(source, (str, Path)) else _Memory(source)
     if not len(table):
         raise DataError(f"{table.name} has no rows")
     return table

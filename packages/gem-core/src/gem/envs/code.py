@@ -9,7 +9,7 @@ from typing import Any
 from gem import sandbox
 from gem.answers import FENCED_CODE, AnswerFormat
 from gem.core import Info, Observation
-from gem.envs.datasets import DatasetEnv, Grade, positive
+from gem.envs.datasets import DatasetEnv, Grade, positive, text
 from gem.envs.games.base import flag, integer
 from gem.errors import DataError
 from gem.grading import code as grader
@@ -50,7 +50,8 @@ class CodeEnv(DatasetEnv):
 
         Args:
             source: Rows with a problem and tests.
-            executor: What runs the programs; see `gem.sandbox`.
+            executor: What runs the programs; see `gem.sandbox.resolve`. Whether None, the default,
+                finds one shows at the first `reset`.
             split: Split of a hub data set.
             sample: Sample that `source="sample"` stands for.
             question_column: Column with the problem.
@@ -78,8 +79,10 @@ class CodeEnv(DatasetEnv):
             format_error_reward=format_error_reward,
             seed=seed,
         )
+        if executor is not None:
+            sandbox.resolve(executor)
         self.executor = executor
-        self.solution_column = solution_column
+        self.solution_column = text("solution_column", solution_column)
         self.max_tests = integer("max_tests", max_tests, 1, 10**6)
         self.timeout_s = positive("timeout_s", timeout_s)
         self.partial = flag("partial", partial)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from gem.answers import FORMATS, AnswerFormat
 from gem.core import Env, Info, Observation, Step
-from gem.envs.games.base import flag, integer
+from gem.envs.games.base import choice, flag, integer, optional
 from gem.errors import ConfigurationError, DataError, ResetNeededError, UnknownParameterError
-from gem.sources import Row, Source, Table, column_of, load, permuted
+from gem.sources import SAMPLES, Row, Source, Table, checked, column_of, load, permuted
 
 EnvT = TypeVar("EnvT", bound="DatasetEnv")
 
@@ -231,6 +232,9 @@ class DatasetEnv(SingleTurnEnv):
             eval: See `SingleTurnEnv`.
             format_error_reward: See `SingleTurnEnv`.
             seed: Seed of the first `reset` that is not given one.
+
+        Raises:
+            ConfigurationError: A value is not allowed.
         """
         super().__init__(
             answer_format=answer_format,
@@ -238,14 +242,15 @@ class DatasetEnv(SingleTurnEnv):
             format_error_reward=format_error_reward,
             seed=seed,
         )
-        named = isinstance(source, str)
-        self.source = str(source) if named or hasattr(source, "__fspath__") else None
+        checked(source)
+        sample = choice("sample", sample, SAMPLES)
+        self._rows = None if isinstance(source, str | Path) else source
+        self.source = str(source) if self._rows is None else None
         if self.source == "sample":
             self.source = f"sample:{sample}"
-        self._rows = None if self.source is not None else source
-        self.split = split
-        self.question_column = question_column
-        self.answer_column = answer_column
+        self.split = optional(text, "split", split)
+        self.question_column = text("question_column", question_column)
+        self.answer_column = text("answer_column", answer_column)
         self._loaded: Table | None = None
 
     @property
@@ -259,8 +264,7 @@ class DatasetEnv(SingleTurnEnv):
             UnreachableError: The hub does not answer.
         """
         if self._loaded is None:
-            source = self.source if self._rows is None else self._rows
-            self._loaded = load(source, self.split)  # type: ignore[arg-type]
+            self._loaded = load(self.source or self._rows or (), self.split)
         return self._loaded
 
     def snapshot(self) -> bytes:
@@ -339,3 +343,14 @@ def positive(name: str, value: Any) -> float:
     if not number or not 0 < value < float("inf"):
         raise ConfigurationError(f"{name} must be a number above 0, got {value!r}")
     return float(value)
+
+
+def text(name: str, value: Any) -> str:
+    """Check a parameter that is a name.
+
+    Raises:
+        ConfigurationError: It is no text, or empty.
+    """
+    if not isinstance(value, str) or not value:
+        raise ConfigurationError(f"{name} must be a name, got {value!r}")
+    return value

@@ -7,7 +7,7 @@ from typing import Any
 
 from gem.answers import BOXED, AnswerFormat
 from gem.core import ContentPart, Observation
-from gem.envs.datasets import DatasetEnv, Grade, positive
+from gem.envs.datasets import DatasetEnv, Grade, positive, text
 from gem.errors import DataError
 from gem.grading import math as grader
 from gem.sources import Row, Source
@@ -139,7 +139,7 @@ class MathVisualEnv(MathEnv):
             format_error_reward=format_error_reward,
             seed=seed,
         )
-        self.image_column = image_column
+        self.image_column = text("image_column", image_column)
 
     def _observe(self) -> Observation:
         row = self._row()
@@ -151,11 +151,11 @@ class MathVisualEnv(MathEnv):
         # The figures that no placeholder stands for lead.
         leading = len(images) - len(rest)
         parts = images[:leading]
-        for image, text in zip([None, *images[leading:]], [first, *rest], strict=True):
+        for image, words in zip([None, *images[leading:]], [first, *rest], strict=True):
             if image is not None:
                 parts.append(image)
-            if text.strip():
-                parts.append({"type": "text", "text": text.strip()})
+            if words.strip():
+                parts.append({"type": "text", "text": words.strip()})
         parts.append({"type": "text", "text": self.answer_format.instruction})
         return parts
 

@@ -9,7 +9,7 @@ from typing import Any
 from gem.answers import BOXED, AnswerFormat
 from gem.core import Observation
 from gem.envs import reasoning_gym_worker as worker
-from gem.envs.datasets import Grade, SingleTurnEnv, positive
+from gem.envs.datasets import Grade, SingleTurnEnv, positive, text
 from gem.envs.games.base import integer, optional
 from gem.errors import ConfigurationError
 
@@ -31,7 +31,8 @@ class ReasoningGymEnv(SingleTurnEnv):
 
     Generators and their scoring run in a process of their own, one for all environments, because
     some of them seed global generators, depend on hash order, or evaluate the answer as code. An
-    answer whose scoring does not end within `timeout_s` scores 0.
+    answer whose scoring does not end within `timeout_s` scores 0. `game_of_life_halting`, whose
+    own scoring finds any answer right, compares it with the recorded one.
     """
 
     _endless = True
@@ -75,9 +76,7 @@ class ReasoningGymEnv(SingleTurnEnv):
             format_error_reward=format_error_reward,
             seed=seed,
         )
-        if not isinstance(name, str) or not name:
-            raise ConfigurationError(f"name must be the name of a generator, got {name!r}")
-        self.name = name
+        self.name = text("name", name)
         self.size = integer("size", size, 1, 10**9)
         self.dataset_seed = integer("dataset_seed", dataset_seed, 0, _MAX_SEED - 1)
         self.level = optional(integer, "level", level, 0, 1000)

@@ -29,6 +29,8 @@ _SYMBOLIC = {
     "puzzle24",
     "simple_integration",
 }
+# Their own scoring takes every answer that is not empty for right (0.1.25).
+_COMPARED = {"game_of_life_halting"}
 _FORMULA = re.compile(r"(?!.*\.\s*[^\W\d])[\w\s+\-*/^().,=|]*", re.DOTALL)
 _NAME = re.compile(r"[^\W\d]\w*")
 _VARIABLE = re.compile(r"[^\W\d_]\d*")
@@ -183,6 +185,8 @@ def _score(key: str, text: str) -> dict[str, Any]:
     name = entry.get("metadata", {}).get("source_dataset", json.loads(key)["name"])
     if name in _SYMBOLIC and not _is_formula(text):
         return {"score": 0.0, "reason": "not a formula"}
+    if name in _COMPARED:
+        text = entry["answer"] if text.lower() == str(entry["answer"]).lower() else ""
     try:
         score = float(data.score_answer(answer=text, entry=entry))
     except Exception as error:
