@@ -250,17 +250,20 @@ class MediaWiki(_Server):
     """Pages of a wiki through its MediaWiki API."""
 
     def random_page(self, rng: random.Random) -> Page:
-        """Return the first page with links after random letters, so that seeds repeat."""
+        """Return one of the pages after random letters, from the beginning again after Z."""
         for _ in range(_RANDOM_TRIES):
             start = "".join(rng.choices(string.ascii_uppercase, k=3)).capitalize()
-            answer = self._query(
-                list="allpages", apfrom=start, aplimit="1", apfilterredir="nonredirects"
-            )
-            for entry in answer.get("allpages", ()):
-                found = self._exact(entry["title"])
-                if found is not None and not found[1] and found[0].links:
-                    return found[0]
+            titles = self._titles_from(start) or self._titles_from("")
+            found = self._exact(rng.choice(titles)) if titles else None
+            if found is not None and not found[1] and found[0].links:
+                return found[0]
         raise DataError(f"{self.url}: no page with links in {_RANDOM_TRIES} attempts")
+
+    def _titles_from(self, start: str) -> list[str]:
+        answer = self._query(
+            list="allpages", apfrom=start, aplimit="20", apfilterredir="nonredirects"
+        )
+        return [entry["title"] for entry in answer.get("allpages", ())]
 
     def page(self, title: str) -> Page | None:
         """Follow redirects and the first option of a disambiguation; search for what is missing."""
@@ -303,7 +306,8 @@ class MediaWiki(_Server):
         more = {"continue": ""}
         while more:
             answer = self._answer({**parameters, **more})
-            page = next(iter(answer.get("query", {}).get("pages", ())), {"missing": True})
+            pages = answer.get("query", {}).get("pages", ())
+            page: dict[str, Any] = next(iter(pages), {"missing": True})
             if page.get("missing") or page.get("invalid"):
                 return None
             name = page["title"]
