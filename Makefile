@@ -50,10 +50,13 @@ compare-soft: env-dev env-verl ## REINFORCE, GRPO and ReBN on a never negative r
 
 # Checks
 
-.PHONY: docs check-envs lint types test test-dev test-verl conformance conformance-breaks e2e
+.PHONY: docs docs-check check-envs lint types test test-dev test-verl conformance conformance-breaks e2e
 docs: env-dev ## Write the pages about the environments (docs/envs)
 	$(DEV) -m gem.testing.catalogue docs/envs
+docs-check: env-dev ## The pages about the environments are current
+	$(DEV) -m gem.testing.catalogue docs/envs --check
 check-envs: env-dev ## Check every environment that runs offline
+	@mkdir -p $(RUNS)
 	$(DEV) -m gem check --all --jobs 2 --json $(RUNS)/check.json
 lint: env-dev ## Style and formatting
 	$(DEV) -m ruff check .

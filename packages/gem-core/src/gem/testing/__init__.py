@@ -4,5 +4,14 @@ from __future__ import annotations
 
 from gem.testing.checker import CheckReport, CheckResult, check_env
 from gem.testing.golden import golden_batch, golden_turn_rows
+from gem.testing.suite import Outcome, check_many
 
-__all__ = ["CheckReport", "CheckResult", "check_env", "golden_batch", "golden_turn_rows"]
+__all__ = [
+    "CheckReport",
+    "CheckResult",
+    "Outcome",
+    "check_env",
+    "check_many",
+    "golden_batch",
+    "golden_turn_rows",
+]
