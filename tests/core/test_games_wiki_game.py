@@ -392,7 +392,7 @@ class FakeWiki:
         """Answer like MediaWiki's api.php, two links at a time."""
         assert (query["action"], query["format"], query["formatversion"]) == ("query", "json", "2")
         if query.get("list") == "allpages":
-            titles = sorted(t for t in (*WIKI, *DISAMBIGUATIONS) if t >= query["apfrom"])
+            titles = sorted(t for t in (*WIKI, *DISAMBIGUATIONS) if t >= query.get("apfrom", ""))
             return {"query": {"allpages": [{"title": t} for t in titles[: int(query["aplimit"])]]}}
         if query.get("list") == "search":
             hit = SPELLINGS.get(query["srsearch"])
