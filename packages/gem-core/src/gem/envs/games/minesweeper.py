@@ -81,7 +81,7 @@ class Minesweeper(Game[Move]):
     cell pays `1 / (cells - mines)`, so a won game sums to 1.0.
 
     Every reveal of a safe cell opens it at least, so `cells - mines` turns suffice to win, which
-    the turns of every registered id allow. Yet some boards can be solved by a guess alone: the
+    the turns of every registered id allow. Yet some boards cannot be solved without a guess: the
     oracle opens cells that are certainly safe, by exact counting of all boards that agree with
     the numbers, and where there is none the cell that is most probably safe. With at most 8 rows
     and columns and a mine in every fifth cell it wins 80 to 90 % (100 % of 4 by 4), and 75 % is
