@@ -93,10 +93,13 @@ class Sudoku(Game[Move]):
 
     def _start(self) -> None:
         self.scale, self.max_empty, self.max_turns = self.rng.choice(self._candidates)
-        self.solution = full_grid(self.rng, self.scale)
-        self.cells = emptied(self.rng, self.solution, self.max_empty)
-        self.num_empty = self.left = self.cells.count(0)
-        self._lines = _drawn(self.cells, self.scale)
+        solution = full_grid(self.rng, self.scale)
+        self._set_up(solution, emptied(self.rng, solution, self.max_empty))
+
+    def _set_up(self, solution: list[int], cells: list[int]) -> None:
+        self.solution, self.cells = solution, cells
+        self.num_empty = self.left = cells.count(0)
+        self._lines = _drawn(cells, self.scale)
 
     def _instructions(self) -> str:
         scale, side = self.scale, math.isqrt(self.scale)
