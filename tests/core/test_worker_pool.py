@@ -41,8 +41,9 @@ def gone(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return True
-    # An unreaped child of a killed process is gone, too.
-    return "\nState:\tZ" in open(f"/proc/{pid}/status").read()  # noqa: PTH123, SIM115
+    # A process that has ended and that nobody waits for is gone, too.
+    state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True)
+    return state.stdout.strip()[:1] in ("", "Z")
 
 
 def eventually(condition: Callable[[], bool]) -> bool:

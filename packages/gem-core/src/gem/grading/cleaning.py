@@ -67,6 +67,8 @@ def expanded(cleaned: str) -> tuple[str, str]:
     text = _SCALE.sub(lambda m: f"*10^{{{SCALES[m[1].lower()]}}}", text)
     if "\\dollar" in text:
         return text.replace("\\dollar", " "), "dollar"
+    if text.endswith("%") and "," not in text and ";" not in text:
+        return text[:-1], "%"
     tail = None if text[-1:].isdigit() and "^" not in text else _UNIT_TAIL.search(text)
     if tail is not None:
         head = text[: tail.start()]

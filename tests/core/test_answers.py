@@ -1,0 +1,138 @@
+"""Answer formats: what the prompt asks for is what is read."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gem.answers import (
+    ANSWER_TAG,
+    ANSWER_TAG_BOXED,
+    BOXED,
+    FENCED_CODE,
+    FORMATS,
+    THINK_ANSWER_TAG,
+    THINK_BOXED,
+    AnswerFormat,
+)
+
+every_format = pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
+MEGABYTE = 1_000_000
+
+
+@every_format
+@given(answer=st.text(st.characters(exclude_characters="\\{}<>`", codec="utf-8")))
+@settings(max_examples=50, deadline=None)
+def test_what_is_wrapped_is_extracted(form: AnswerFormat, answer: str) -> None:
+    assert form.extract(f"Thinking. {form.wrap(answer)} Done.") == answer.strip()
+
+
+@every_format
+def test_latex_is_extracted_as_it_was_wrapped(form: AnswerFormat) -> None:
+    answer = r"\left\{\frac{1}{2}, \sqrt{3}\right\}"
+    assert form.extract(form.wrap(answer)) == answer
+
+
+@every_format
+def test_nothing_is_extracted_where_nothing_is_marked(form: AnswerFormat) -> None:
+    for reply in ("", "5", "The answer is 5.", "boxed{5}", "<answer>", "</answer>5<answer>", "```"):
+        assert form.extract(reply) is None
+
+
+@every_format
+@given(st.text())
+@settings(max_examples=50, deadline=None)
+def test_any_reply_is_read_without_an_error(form: AnswerFormat, reply: str) -> None:
+    assert form.extract(reply) is None or isinstance(form.extract(reply), str)
+
+
+@every_format
+@pytest.mark.parametrize(
+    "part",
+    ["\\boxed{", "{", "}", "\\", "<answer>", "</answer>", "```\n", "```", "`", " ", "</think> "],
+)
+def test_a_megabyte_of_anything_is_read_at_once(form: AnswerFormat, part: str) -> None:
+    # Quadratic work would take hours here.
+    form.extract(part * (MEGABYTE // len(part)))
+    form.extract("\\boxed{<answer>```\n" + part * (MEGABYTE // len(part)))
+
+
+@every_format
+def test_the_instruction_is_about_the_markers_that_are_read(form: AnswerFormat) -> None:
+    for marker in ("\\boxed{", "<answer>", "</answer>", "```", "</think>"):
+        if marker in form.template:
+            assert marker in form.instruction
+    if form is not FENCED_CODE:
+        assert ("\\boxed{" in form.instruction) == ("\\boxed{" in form.template)
+
+
+@every_format
+def test_formats_can_be_pickled(form: AnswerFormat) -> None:
+    assert pickle.loads(pickle.dumps(form)) == form
+
+
+@pytest.mark.parametrize(
+    ("reply", "answer"),
+    [
+        (r"\boxed{1} then \boxed{2}", "2"),
+        (r"\boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
+        (r"\boxed {x}", "x"),
+        (r"\boxed{ 5 }", "5"),
+        (r"\fbox{7}", "7"),
+        (r"\boxed{\boxed{5}}", "5"),
+        (r"\boxed{\{1,2\}}", r"\{1,2\}"),
+        # An escaped brace is no brace.
+        (r"\boxed{[0,1\}}", r"[0,1\}"),
+        (r"\boxed{}", ""),
+        ("\\boxed{a\nb}", "a\nb"),
+        # The last one counts, even when it is left open.
+        (r"\boxed{1} \boxed{2", None),
+        (r"\boxed{\frac{1}{2}", None),
+        (r"\boxed 5", None),
+    ],
+)
+def test_the_last_box_is_the_answer(reply: str, answer: str | None) -> None:
+    assert BOXED.extract(reply) == answer
+
+
+@pytest.mark.parametrize(
+    ("reply", "program"),
+    [
+        ("```python\nprint(1)\n```", "print(1)"),
+        ("```\na\n```\ntext\n```py\nb\n```", "b"),
+        ("```python \na\n```", "a"),
+        ("```c++\nint x;\n```", "int x;"),
+        ("```print(1)```", None),
+        ("```python\nprint(1)", None),
+        ("```python\ndef f():\n    return 1\n```", "def f():\n    return 1"),
+    ],
+)
+def test_the_last_fenced_block_is_the_program(reply: str, program: str | None) -> None:
+    assert FENCED_CODE.extract(reply) == program
+
+
+@pytest.mark.parametrize(
+    ("form", "reply", "answer"),
+    [
+        (ANSWER_TAG, "<answer>a</answer><answer> b </answer>", "b"),
+        (ANSWER_TAG, "<answer>a</answer><answer>b", "a"),
+        (ANSWER_TAG, "a</answer>", None),
+        (THINK_BOXED, r"x \boxed{1} </think> \boxed{2}", "2"),
+        (THINK_BOXED, r"\boxed{2}", None),
+        (THINK_BOXED, r"</think></think> \boxed{2}", None),
+        (THINK_BOXED, r"\boxed{1}</think> so 2", None),
+        (THINK_ANSWER_TAG, "</think> <answer>2</answer>", "2"),
+        (THINK_ANSWER_TAG, r"</think> <answer>it is \boxed{2}</answer>", "2"),
+        (THINK_ANSWER_TAG, r"</think> <answer>it is \boxed{2</answer>", None),
+        (THINK_ANSWER_TAG, "</think>\n<answer>2</answer>", None),
+        (ANSWER_TAG_BOXED, r"<answer>so \boxed{2}</answer>", "2"),
+        (ANSWER_TAG_BOXED, r"\boxed{1} <answer>2</answer>", None),
+    ],
+)
+def test_tags_and_thinking_are_told_apart(
+    form: AnswerFormat, reply: str, answer: str | None
+) -> None:
+    assert form.extract(reply) == answer
