@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import pickle
+import subprocess
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from gem.grading import code as grader
 from gem.sandbox import Executor, Limits, Result, SubprocessExecutor, resolve
 
 DOUBLE = "print(int(input()) * 2)"
+METHOD = "class Solution:\n def add(self, a, b):\n  print(5)\n  return a + b"
 ADD = "def add(a, b):\n    return a + b"
 
 
@@ -78,10 +81,7 @@ def test_tests_may_be_json() -> None:
     assert grade(DOUBLE, json.dumps(stdio(("1", "2")))).correct
 
 
-@pytest.mark.parametrize(
-    "program",
-    [ADD, "class Solution:\n    def add(self, a, b):\n        print(5)\n        return a + b"],
-)
+@pytest.mark.parametrize("program", [ADD, METHOD])
 def test_functions_and_methods_are_called(program: str) -> None:
     tests = {"fn_name": "add", "inputs": [[1, 2], ["a", "b"], [[1], [2]]]}
     # The value of a call may be wrapped in a list of one.
@@ -181,20 +181,26 @@ def test_a_program_has_a_folder_of_its_own_and_none_of_the_users_variables(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("GEM_TEST_SECRET", "secret")
-    program = (
-        "import os; print(os.getcwd(), os.environ.get('GEM_TEST_SECRET'), os.path.exists('x'))"
-    )
-    results = [SubprocessExecutor().run(program + "\nopen('x', 'w')") for _ in range(2)]
+    program = """
+import os
+print(os.getcwd(), os.environ.get("GEM_TEST_SECRET"), os.path.exists("x"))
+open("x", "w")
+"""
+    results = [SubprocessExecutor().run(program) for _ in range(2)]
     folders = {result.stdout.split()[0] for result in results}
     assert len(folders) == 2
     assert all(result.stdout.split()[1:] == ["None", "False"] for result in results)
 
 
 def test_what_a_program_started_ends_with_it() -> None:
-    program = "import os, time\nprint(os.getpid(), flush=True)\nif os.fork() == 0: time.sleep(1000)"
+    program = """
+import subprocess, sys
+print(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"]).pid)
+"""
     result = SubprocessExecutor().run(program)
-    assert result.exit_code == 0
-    assert result.limit_hit is None
+    assert (result.exit_code, result.limit_hit) == (0, None)
+    state = subprocess.run(["ps", "-o", "stat=", "-p", result.stdout.strip()], capture_output=True)
+    assert state.stdout.strip()[:1] in (b"", b"Z")
 
 
 def test_a_failing_program_is_a_result() -> None:
@@ -221,6 +227,4 @@ def test_limits_must_be_positive_and_executors_can_be_pickled() -> None:
 
 
 def test_a_program_can_be_awaited() -> None:
-    import asyncio
-
     assert asyncio.run(SubprocessExecutor().arun("print(input())", "a")).stdout == "a\n"
