@@ -110,7 +110,10 @@ class WordSearch(Game[Move]):
     def _start(self) -> None:
         given = self._given_hardcore
         self.hardcore = self.rng.random() < 0.5 if given is None else given
-        self.grid, places = generate(self.rng, self.num_words, self.hardcore)
+        self._set_up(*generate(self.rng, self.num_words, self.hardcore))
+
+    def _set_up(self, grid: tuple[str, ...], places: dict[Segment, str]) -> None:
+        self.grid = grid
         self.words = sorted(places.values())
         # A word may be given from either end.
         self._words_at: dict[Move, str] = {}
