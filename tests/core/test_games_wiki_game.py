@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pickle
 import threading
@@ -210,6 +211,14 @@ def test_a_title_that_is_no_link_is_invalid_and_near_ones_are_named(
     assert (reward, terminated, info["invalid_action"]) == (-0.2, False, True)
     assert env.trail[-1].title == "A"
     assert "Did you mean" not in go(env, "z" * 100_000)[0]
+
+
+@given(st.text("{}\\boxed a", max_size=40), st.sampled_from(["", "\\boxed{b}", "\\boxed{ }"]))
+def test_the_last_closed_box_with_something_in_it_is_the_move(before: str, after: str) -> None:
+    text = before + after
+    contents = [" ".join(content.split()) for content in balanced_boxes(text)]
+    expected = next((content for content in reversed(contents) if content), None)
+    assert WikiGame()._last_move(text) == expected
 
 
 def test_case_and_underscores_do_not_matter() -> None:
@@ -440,8 +449,10 @@ class Handler(BaseHTTPRequestHandler):
         for name, value in headers.items():
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        # Who waits no longer has closed the connection.
+        with contextlib.suppress(ConnectionError):
+            self.end_headers()
+            self.wfile.write(body)
 
     def do_GET(self) -> None:
         wiki, parts = self.wiki, urlsplit(self.path)

@@ -23,6 +23,8 @@ STEP_REWARD = -0.05
 DEAD_END_REWARD = -0.1
 WRONG_REWARD = -0.2
 PREVIOUS = "<PREV_PAGE>"
+# As `_parse` returns it.
+_PREVIOUS = "<PREV PAGE>"
 
 _BACKENDS = ("graph", "mw", "kiwix")
 _MEDIAWIKI_URL = "https://en.wikipedia.org/w/api.php"
@@ -32,6 +34,7 @@ _MAX_TURNS = 10**6
 _MAX_CLICKS = 5
 _ATTEMPTS = 10
 _LONGEST_ECHO = 80
+_BOX = "\\boxed{"
 _BRACES = re.compile(r"(\\boxed)?\{|\}")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 
@@ -217,6 +220,13 @@ class WikiGame(Game[str]):
         return boxed(links[0] if links else PREVIOUS)
 
     def _last_move(self, action: str) -> str | None:
+        # Nearly always the last box has no braces in it: that is seen at once.
+        start = action.rfind(_BOX) + len(_BOX)
+        content, closed, _ = action[start:].partition("}")
+        if start >= len(_BOX) and closed and "{" not in content:
+            move = self._parse(content)
+            if move is not None:
+                return move
         for content in reversed(balanced_boxes(action)):
             move = self._parse(content)
             if move is not None:
@@ -228,7 +238,7 @@ class WikiGame(Game[str]):
 
     def _play(self, move: str) -> Outcome:
         said = f"At turn {self.turn}, you chose {_echo(move)}"
-        if move.upper() == PREVIOUS.replace("_", " "):
+        if move.upper() == _PREVIOUS:
             return self._go_back()
         title = self._followable(move)
         if title is None:
