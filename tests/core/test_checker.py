@@ -496,6 +496,17 @@ def test_slow_environments_play_fewer_episodes_but_at_least_four() -> None:
     assert result(report, "oracle").detail.startswith("won 4 of 4")
 
 
+def test_where_a_step_takes_seconds_checks_of_many_steps_are_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gem.testing.subject._VERY_SLOW_S", 0.0)
+    report = check_env(GuessTheNumber, min_number=1, max_number=10, max_turns=4)
+    skipped = {r.name for r in report.results if r.detail == "a step takes seconds"}
+    assert {"leak", "degenerate", "bad_input"} <= skipped
+    assert {"startup", "contract", "processes", "oracle", "replay"}.isdisjoint(skipped)
+    assert report.passed
+
+
 @pytest.fixture
 def module_of_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     (tmp_path / "faulty_envs.py").write_text(

@@ -98,7 +98,11 @@ def _check(
 
 def to_json(outcomes: Sequence[Outcome]) -> str:
     """Return the outcomes as JSON, with the fields of OpenEnv's reports."""
-    reports = [outcome.report for outcome in outcomes if outcome.report is not None]
+    reports = [
+        {**outcome.report.to_dict(), "seconds": round(outcome.seconds, 2)}
+        for outcome in outcomes
+        if outcome.report is not None
+    ]
     document = {
         "report_schema_version": REPORT_SCHEMA_VERSION,
         "policy_version": POLICY_VERSION,
@@ -108,8 +112,8 @@ def to_json(outcomes: Sequence[Outcome]) -> str:
             "max_oracle_tolerance": scores.MAX_ORACLE_TOLERANCE,
             "min_floor_margin": scores.MIN_FLOOR_MARGIN,
         },
-        "verdict": "pass" if all(report.passed for report in reports) else "fail",
-        "reports": [report.to_dict() for report in reports],
+        "verdict": "fail" if any(report["verdict"] == "fail" for report in reports) else "pass",
+        "reports": reports,
         "not_run": [
             {"target": outcome.env, "reason": outcome.not_run}
             for outcome in outcomes
