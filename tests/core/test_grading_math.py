@@ -236,6 +236,11 @@ def test_a_computed_float_means_the_number_it_was_rounded_from() -> None:
     assert not grade("0.333", 1 / 3).correct
 
 
+def test_a_gold_of_too_many_digits_to_be_written_is_an_error() -> None:
+    with pytest.raises(DataError, match="at most some thousand digits"):
+        grade("5", 10**10_000)
+
+
 def test_any_of_several_golds_will_do() -> None:
     assert grade("2", ["1", "two", 2]).correct
     assert not grade("3", ["1", "two", 2]).correct

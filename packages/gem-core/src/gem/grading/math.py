@@ -275,7 +275,11 @@ def _text(gold: Any) -> str:
         number = float(gold)
     if number is None or not math.isfinite(number):
         raise DataError(f"gold must be a string or a finite number, got {gold!r}")
-    return str(number)
+    try:
+        return str(number)
+    except ValueError:
+        # Python writes no integer of more than some thousand digits.
+        raise DataError("gold must be a number of at most some thousand digits") from None
 
 
 @functools.cache
