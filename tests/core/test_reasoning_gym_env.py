@@ -134,6 +134,15 @@ def test_game_of_life_halting_is_won_by_the_right_answer_only() -> None:
     assert len(golds) == 2
 
 
+def test_copying_the_string_does_not_win_string_insertion() -> None:
+    env = gem.make("rg:string_insertion")
+    copies = 0
+    for idx in range(60):
+        copied = first(env, idx=idx).split("\n\n")[-2].split(": ")[-1]
+        copies += env.step(f"\\boxed{{{copied}}}")[4]["correct"]
+    assert copies / 60 < 0.6
+
+
 def test_levels_and_fields_make_other_problems() -> None:
     # Terms are numbers of so many digits, one sign between two of them.
     def terms(**parameters: Any) -> list[int]:

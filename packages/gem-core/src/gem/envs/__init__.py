@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gem.envs.dataset_ids import COMPOSITE, DATASETS, GENERATORS
+from gem.envs.dataset_ids import CONFIGS, DATASETS, GENERATORS
 from gem.envs.games import GAMES
 from gem.registry import register
 
@@ -15,5 +15,5 @@ def register_all() -> None:
     for name, (entry_point, parameters) in DATASETS.items():
         register(name, f"gem.envs.{entry_point}", **parameters)
     for name in GENERATORS:
-        extra = {"config": COMPOSITE} if name == "composite" else {}
+        extra = {"config": CONFIGS[name]} if name in CONFIGS else {}
         register(f"rg:{name}", "gem.envs.reasoning_gym:ReasoningGymEnv", name=name, **extra)
