@@ -17,13 +17,13 @@ from __future__ import annotations
 import asyncio
 import functools
 import importlib.util
-import math
 import numbers
 import re
 import time
 from collections.abc import Sequence
 from decimal import Decimal
 from fractions import Fraction
+from math import isfinite
 from typing import Any, NamedTuple, TypeAlias
 
 from gem.errors import DataError, MissingExtraError
@@ -273,7 +273,12 @@ def _text(gold: Any) -> str:
         number = int(gold)
     elif not isinstance(gold, (numbers.Rational, Decimal)):
         number = float(gold)
-    if number is None or not math.isfinite(number):
+    if isinstance(number, Decimal):
+        finite = number.is_finite()
+    else:
+        # An integer may be too large for a float; it is finite all the same.
+        finite = isinstance(number, numbers.Rational) or (number is not None and isfinite(number))
+    if not finite:
         raise DataError(f"gold must be a string or a finite number, got {gold!r}")
     try:
         return str(number)
