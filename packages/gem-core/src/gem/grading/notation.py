@@ -30,7 +30,8 @@ _MIXED = re.compile(
 _SUBSCRIPT = re.compile(r"\s*_\s*(?:\{\s*([a-zA-Z0-9, ]{1,20})\s*\}|([a-zA-Z0-9]))")
 # What stands left of an equals sign to say what the answer is: `f(x)`, `AB`, `Area`.
 _NAMED = re.compile(
-    r"\s*(?:[a-zA-Z]\s*\(\s*[a-zA-Z](?:\s*,\s*[a-zA-Z])*\s*\)|[A-Z]{2,4}|[a-zA-Z]{3,12})\s*(?==(?!=))"
+    r"\s*(?:[a-zA-Z]\s*\(\s*[a-zA-Z0-9]+(?:\s*,\s*[a-zA-Z0-9]+)*\s*\)|[A-Z]{2,4}|[a-zA-Z]{3,12})"
+    r"\s*(?==(?!=))"
 )
 
 _RELATIONS = {
