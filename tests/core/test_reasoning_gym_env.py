@@ -134,6 +134,16 @@ def test_game_of_life_halting_is_won_by_the_right_answer_only() -> None:
     assert len(golds) == 2
 
 
+def test_an_integral_is_to_be_solved_not_named() -> None:
+    env = ReasoningGymEnv("intermediate_integration")
+    # The package itself records an answer to item 16 that names another integral.
+    assert "Integral" not in first(env, idx=16)
+    assert env.step("\\boxed{Integral(x**3*cos(x), x) + C}")[1] < 1.0
+    env.reset(idx=16)
+    assert "Integral" not in env.oracle_action()
+    assert env.step(env.oracle_action())[1] == 1.0
+
+
 def test_copying_the_string_does_not_win_string_insertion() -> None:
     env = gem.make("rg:string_insertion")
     copies = 0
