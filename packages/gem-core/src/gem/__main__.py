@@ -1,4 +1,4 @@
-"""The command line: list environments, play one, check some, replay recorded episodes."""
+"""The command line: list, play and check environments, replay episodes, search passages."""
 
 from __future__ import annotations
 
@@ -84,6 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     replayer.set_defaults(run=_replay)
 
+    _add_search(commands)
+
     arguments = parser.parse_args(argv)
     try:
         status: int = arguments.run(arguments)
@@ -100,6 +102,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("\ninterrupted", file=sys.stderr)
         return 130
     return status
+
+
+def _add_search(commands: Any) -> None:
+    searcher = commands.add_parser("search", help="build, try or serve a search index")
+    actions = searcher.add_subparsers(dest="action", required=True, metavar="ACTION")
+
+    builder = actions.add_parser("build", help="index a JSON lines file of passages")
+    builder.add_argument("corpus", metavar="FILE", help="lines with 'title' and 'text'")
+    builder.add_argument("out", metavar="FOLDER", help="where the index is written")
+    builder.add_argument(
+        "--skip-broken", action="store_true", help="leave out lines that are no passages"
+    )
+
+    asker = actions.add_parser("query", help="print what an index finds")
+    asker.add_argument("index", metavar="INDEX", help="folder, JSON lines file, or sample")
+    asker.add_argument("query", metavar="QUERY")
+    asker.add_argument("--topk", type=_positive, default=3)
+
+    server = actions.add_parser("serve", help="answer search tools over HTTP")
+    server.add_argument("index", metavar="INDEX", help="folder, JSON lines file, or sample")
+    server.add_argument("--host", default="127.0.0.1", help="default: this machine only")
+    server.add_argument("--port", type=int, default=8000)
+    searcher.set_defaults(run=_search)
 
 
 def _add_param(parser: argparse.ArgumentParser) -> None:
@@ -231,6 +256,13 @@ def _check(arguments: argparse.Namespace) -> int:
     if failed:
         print(f"{len(failed)} of {len(reports)} failed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def _search(arguments: argparse.Namespace) -> int:
+    from gem.tools import search_cli
+
+    status: int = getattr(search_cli, arguments.action)(arguments)
+    return status
 
 
 def _replay(arguments: argparse.Namespace) -> int:

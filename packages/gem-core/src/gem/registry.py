@@ -89,11 +89,15 @@ def spec(id: str) -> EnvSpec:
         raise UnknownEnvError(_unknown_message(id)) from None
 
 
-def make(id: str, **overrides: Any) -> Env:
+def make(id: str, *, tools: Any = (), wrappers: Any = (), **overrides: Any) -> Env:
     """Make the environment `id`.
 
     Args:
         id: A registered id; `gem.list_envs()` has them all.
+        tools: Tools that the policy may call, such as `["python"]`; see `gem.tools.make_tools`.
+            They are unpaid; `wrappers` has others.
+        wrappers: Put around the environment and its tools, the last one outermost; see
+            `gem.wrappers.wrap`.
         **overrides: Parameters that replace or complete those of the id, `seed` among them.
 
     Raises:
@@ -107,6 +111,11 @@ def make(id: str, **overrides: Any) -> Env:
     check_parameters(id, entry_point, kwargs)
     env: Env = entry_point(**kwargs)
     env.unwrapped.spec = EnvSpec(id, env_spec.entry_point, kwargs)
+    if tools or wrappers:
+        # Whoever needs neither does not import them.
+        from gem.wrappers import ToolEnv, wrap
+
+        env = wrap(ToolEnv(env, tools) if tools else env, wrappers)
     return env
 
 

@@ -1,0 +1,100 @@
+"""Tools that a policy can call during an episode: Python, search, MCP servers.
+
+`gem.make(id, tools=["python"])` puts them around an environment; see `gem.wrappers.ToolEnv`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from gem.errors import ConfigurationError, UnknownParameterError
+from gem.tools.base import Tool, ToolCall, ToolResult
+
+if TYPE_CHECKING:
+    from gem.tools.mcp import MCPTool
+    from gem.tools.python import PythonTool
+    from gem.tools.search import SearchTool
+
+__all__ = ["MCPTool", "PythonTool", "SearchTool", "Tool", "ToolCall", "ToolResult", "make_tools"]
+
+ENTRY_POINT_GROUP = "gem.tools"
+
+ToolLike: TypeAlias = "Tool | str | Mapping[str, Any]"
+"""A tool, its name, or `{"name": ..., <parameter>: <value>, ...}`."""
+
+_CLASSES = {
+    "python": ("gem.tools.python", "PythonTool"),
+    "search": ("gem.tools.search", "SearchTool"),
+    "mcp": ("gem.tools.mcp", "MCPTool"),
+}
+
+
+def make_tools(tools: ToolLike | Sequence[ToolLike]) -> list[Tool]:
+    """Return tools of one's own: instances that are given are copied.
+
+    Args:
+        tools: One or several; names in a text are separated by commas. Installed packages add
+            names through the entry-point group `gem.tools`.
+
+    Raises:
+        ConfigurationError: No such tool, or a parameter value is not allowed.
+        UnknownParameterError: The tool has no such parameter.
+    """
+    if isinstance(tools, str):
+        tools = [name for name in map(str.strip, tools.split(",")) if name]
+    elif isinstance(tools, Tool | Mapping):
+        tools = [tools]
+    elif not isinstance(tools, Sequence):
+        raise ConfigurationError(
+            f"tools must be a list of names, mappings or tools, got {tools!r:.80}"
+        )
+    return [_make(tool) for tool in tools]
+
+
+def _make(tool: ToolLike) -> Tool:
+    if isinstance(tool, Tool):
+        return tool.spawn()
+    if isinstance(tool, str):
+        tool = {"name": tool}
+    if not isinstance(tool, Mapping) or not isinstance(tool.get("name"), str):
+        raise ConfigurationError(
+            f"a tool is a name, a mapping with 'name', or a gem.tools.Tool, got {tool!r:.80}"
+        )
+    parameters = dict(tool)
+    name = parameters.pop("name")
+    kind = _class(name)
+    known = inspect.signature(kind).parameters
+    unknown = [parameter for parameter in parameters if parameter not in known]
+    if unknown:
+        raise UnknownParameterError(
+            f"tool {name!r} has no parameter {', '.join(map(repr, unknown))}; "
+            f"it has {', '.join(sorted(known))}"
+        )
+    return kind(**parameters)
+
+
+def _class(name: str) -> type[Tool]:
+    if name in _CLASSES:
+        module, attribute = _CLASSES[name]
+        built_in: type[Tool] = getattr(import_module(module), attribute)
+        return built_in
+    others = {entry.name: entry for entry in entry_points(group=ENTRY_POINT_GROUP)}
+    if name not in others:
+        known = ", ".join(map(repr, [*_CLASSES, *others]))
+        raise ConfigurationError(f"unknown tool {name!r}; known: {known}")
+    kind = others[name].load()
+    if not (isinstance(kind, type) and issubclass(kind, Tool)):
+        raise ConfigurationError(f"entry point {others[name].value} is no gem.tools.Tool class")
+    return kind
+
+
+def __getattr__(name: str) -> Any:
+    # Whoever uses one tool does not import the others.
+    for module, attribute in _CLASSES.values():
+        if name == attribute:
+            return getattr(import_module(module), attribute)
+    raise AttributeError(f"module 'gem.tools' has no attribute {name!r}")

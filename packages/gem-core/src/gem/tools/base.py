@@ -1,0 +1,234 @@
+"""The tool protocol: `parse` a call out of a policy's text, `execute` it, `observe` the result.
+
+Everything a policy can write leads to a result that it is shown. What is raised is no fault of the
+policy: `UnreachableError` for a server or sandbox that is gone, `ConfigurationError` and
+`MissingExtraError` for what only the user can mend.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+ToolT = TypeVar("ToolT", bound="Tool")
+
+TOOL_CALL = re.compile(r"<tool_call>")
+_TOOL_CALL_END = "</tool_call>"
+# Names that models and chat templates use for the same thing.
+_ARGUMENTS = ("arguments", "parameters")
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """What a policy asked a tool to do."""
+
+    name: str
+    """Function to call."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    error: str | None = None
+    """Why the call cannot be executed: what is wrong with it, in a sentence for the policy."""
+    ignored: int = 0
+    """Further calls in the same text, which are not executed."""
+
+
+@dataclass(frozen=True)
+class ToolResult:
+    """What came of a call."""
+
+    text: str
+    """What the policy is told."""
+    ok: bool
+    """Whether the call did what was asked. A program that crashed, a function that refused and
+    a call that could not be read have not."""
+
+
+class JsonCall(NamedTuple):
+    """A call in the form that chat templates teach."""
+
+    name: str
+    arguments: dict[str, Any]
+    error: str | None
+    """What is wrong with it; the name may be known all the same."""
+
+
+class Block(NamedTuple):
+    """A marked stretch of text."""
+
+    start: int
+    content: str
+    end: int
+
+
+class Tool(ABC):
+    """One tool of one environment; nothing is shared between instances.
+
+    The instance attributes are its state, except those named in `live` (connections, for
+    instance): they are not part of snapshots and pickles, and must be made anew when missing.
+
+    Attributes:
+        tool_type: What `info["tool_type"]` says when this tool handled a step.
+        live: Attributes that cannot be copied.
+    """
+
+    tool_type: ClassVar[str]
+    live: ClassVar[frozenset[str]] = frozenset()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Functions that a call may name."""
+        return (self.tool_type,)
+
+    def reset(self) -> None:  # noqa: B027
+        """Prepare for an episode; called before `instruction`.
+
+        Raises:
+            ConfigurationError, MissingExtraError: The tool cannot work here.
+            UnreachableError: A server it needs does not answer.
+        """
+
+    @abstractmethod
+    def instruction(self) -> str:
+        """Return what the policy is told about the tool before its first turn."""
+
+    @abstractmethod
+    def parse(self, text: str) -> ToolCall | None:
+        """Return the first call of this tool in a text, None if there is none.
+
+        A call that is meant for this tool but cannot be executed has `error`.
+        """
+
+    @abstractmethod
+    def execute(self, call: ToolCall) -> ToolResult:
+        """Carry out a call, within the tool's limits.
+
+        Raises:
+            UnreachableError: What the tool needs is gone, after the tool's own retries.
+        """
+
+    async def aexecute(self, call: ToolCall) -> ToolResult:
+        """Like `execute`, without blocking the event loop."""
+        return await asyncio.to_thread(self.execute, call)
+
+    def observe(self, call: ToolCall, result: ToolResult) -> str:
+        """Return the observation of a call."""
+        if not call.ignored:
+            return result.text
+        rest = "another call was" if call.ignored == 1 else f"{call.ignored} more calls were"
+        return f"{result.text}\n(Only your first call was executed; {rest} ignored.)"
+
+    def close(self) -> None:  # noqa: B027
+        """Release processes and connections; safe to repeat."""
+
+    def snapshot(self) -> bytes:
+        """Return the state; a pickle, to be restored only from what your own processes made."""
+        return pickle.dumps(self.__getstate__(), protocol=5)
+
+    def restore(self, state: bytes) -> None:
+        """Continue from `snapshot`; what is live stays."""
+        kept = {name: self.__dict__[name] for name in self.live if name in self.__dict__}
+        self.__dict__.clear()
+        self.__dict__.update(pickle.loads(state))
+        self.__dict__.update(kept)
+
+    def spawn(self: ToolT) -> ToolT:
+        """Return an independent copy in the same state."""
+        child = type(self).__new__(type(self))
+        child.restore(self.snapshot())
+        return child
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k not in self.live}
+
+
+def first_block(text: str, opener: re.Pattern[str], closer: str) -> Block | None:
+    """Return the first stretch that begins with `opener` and ends with `closer`.
+
+    Linear in the length of the text, whatever it holds.
+    """
+    begin = opener.search(text)
+    if begin is None:
+        return None
+    end = text.find(closer, begin.end())
+    return None if end < 0 else Block(begin.start(), text[begin.end() : end], end + len(closer))
+
+
+def json_call(text: str) -> tuple[JsonCall, Block] | None:
+    """Return the first `<tool_call>` that holds a JSON object, or something broken.
+
+    `{"name": ..., "arguments": {...}}`, the arguments also as a string of JSON or under
+    `parameters`. None if there is no such tag, or if it holds tags instead of JSON.
+    """
+    block = first_block(text, TOOL_CALL, _TOOL_CALL_END)
+    if block is None or block.content.lstrip().startswith("<tool_name>"):
+        return None
+    return _json_call(block.content), block
+
+
+def _json_call(content: str) -> JsonCall:
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        return JsonCall("", {}, f"The call is not valid JSON: {_short(error)}.")
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        return JsonCall("", {}, 'A call is a JSON object with "name" (text) and "arguments".')
+    name = value["name"]
+    arguments = next((value[key] for key in _ARGUMENTS if key in value), {})
+    return JsonCall(name, *read_arguments(arguments))
+
+
+def read_arguments(arguments: Any) -> tuple[dict[str, Any], str | None]:
+    """Return the arguments of a call as a mapping, and what is wrong with them."""
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments) if arguments.strip() else {}
+        except (ValueError, RecursionError) as error:
+            return {}, f"The arguments are not valid JSON: {_short(error)}."
+    if arguments is None:
+        arguments = {}
+    if not isinstance(arguments, dict):
+        return {}, f"The arguments must be a JSON object, not {_kind(arguments)}."
+    return arguments, None
+
+
+def text_argument(call: JsonCall, name: str) -> tuple[str, str | None]:
+    """Return the only argument of a call, a text called `name`, and what is wrong with it."""
+    if call.error is not None:
+        return "", call.error
+    others = [key for key in call.arguments if key != name]
+    if others or name not in call.arguments:
+        has = ", ".join(map(repr, call.arguments)) or "nothing"
+        return "", f'{call.name} takes one argument, "{name}"; it was given {clip(has, 200)}.'
+    value = call.arguments[name]
+    if not isinstance(value, str):
+        return "", f'The argument "{name}" must be text, not {_kind(value)}.'
+    return value, None
+
+
+def clip(text: str, limit: int) -> str:
+    """Return a text of at most about `limit` characters: its head, a note, its tail."""
+    if len(text) <= limit:
+        return text
+    head = limit * 2 // 3
+    tail = limit - head
+    cut = len(text) - head - tail
+    return f"{text[:head]}\n... ({cut} characters left out) ...\n{text[-tail:]}"
+
+
+def printable(text: str) -> str:
+    """Return a text that every tokenizer and file takes: without halves of surrogate pairs."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _kind(value: Any) -> str:
+    names = {bool: "a boolean", int: "a number", float: "a number", str: "text", list: "a list"}
+    return "null" if value is None else names.get(type(value), "an object")
+
+
+def _short(error: Exception) -> str:
+    return clip(" ".join(str(error).split()), 120)

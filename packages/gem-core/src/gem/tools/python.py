@@ -1,0 +1,188 @@
+"""The Python tool: runs the first program in a reply inside a sandbox."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from typing import ClassVar
+
+from gem import sandbox
+from gem.envs.datasets import positive
+from gem.envs.games.base import flag, integer
+from gem.errors import UnreachableError
+from gem.sandbox import Limits, Result
+from gem.tools.base import (
+    TOOL_CALL,
+    Block,
+    Tool,
+    ToolCall,
+    ToolResult,
+    clip,
+    first_block,
+    json_call,
+    printable,
+    text_argument,
+)
+
+_TAG = re.compile(r"<python>", re.IGNORECASE)
+_FENCE = re.compile(r"```(?:python3?|py)\b(?=\s)", re.IGNORECASE)
+_FORMS = ((_TAG, "</python>"), (_FENCE, "```"))
+_ANY = re.compile(f"{_TAG.pattern}|{_FENCE.pattern}|{TOOL_CALL.pattern}", re.IGNORECASE)
+_CLOSERS = {"<p": "</python>", "``": "```", "<t": "</tool_call>"}
+# A traceback names the file the program was put in, which is another one in every run.
+_PROGRAM = re.compile(r'File "[^"\n]*[/\\](program\.py)"')
+_LIMITS = {
+    "time": "The program was stopped after {limits.wall_s:g} s.",
+    "memory": "The program needed more than {limits.memory_mb} MB of memory.",
+    "output": "The program printed too much; the rest was cut off.",
+}
+
+
+class PythonTool(Tool):
+    """Runs `<python>...</python>`, a fenced Python block, or the JSON call `python` with `code`.
+
+    One call is one run of one program: the block that ends first. Nothing is kept between calls.
+    """
+
+    tool_type: ClassVar[str] = "python"
+
+    def __init__(
+        self,
+        *,
+        executor: sandbox.Executor | str | None = None,
+        timeout_s: float = 5.0,
+        memory_mb: int = 1024,
+        max_output: int = 8192,
+        keep_error_last_line: bool = False,
+        fenced: bool = True,
+        retries: int = 2,
+    ) -> None:
+        """Store the parameters.
+
+        Args:
+            executor: What runs the programs; see `gem.sandbox.resolve`. None, the default, is one
+                that isolates; whether there is one shows at the first `reset`.
+            timeout_s: Seconds until a program is killed.
+            memory_mb: Memory of a program.
+            max_output: Most characters of output that the policy is shown: head and tail.
+            keep_error_last_line: Of what a program wrote to standard error, show the last line
+                only: the exception without its traceback.
+            fenced: Whether a fenced Python block is a call, too; not where the answer itself is
+                one.
+            retries: Further attempts when the sandbox itself fails.
+
+        Raises:
+            ConfigurationError: A value is not allowed.
+        """
+        if executor is not None:
+            sandbox.resolve(executor)
+        self.executor = executor
+        self.timeout_s = positive("timeout_s", timeout_s)
+        self.memory_mb = integer("memory_mb", memory_mb, 16, 10**6)
+        self.max_output = integer("max_output", max_output, 64, 10**7)
+        self.keep_error_last_line = flag("keep_error_last_line", keep_error_last_line)
+        self.fenced = flag("fenced", fenced)
+        self.retries = integer("retries", retries, 0, 100)
+
+    def reset(self) -> None:
+        """Find the executor.
+
+        Raises:
+            ConfigurationError: None isolates here and none was named.
+        """
+        sandbox.resolve(self.executor)
+
+    def instruction(self) -> str:
+        """Return how to call the tool."""
+        return (
+            "You can run Python code. Write one complete program inside <python> </python>; what "
+            f"it prints is shown to you. It is stopped after {self.timeout_s:g} s, and nothing is "
+            "kept for the next program."
+        )
+
+    def parse(self, text: str) -> ToolCall | None:
+        """Return the program that ends first."""
+        blocks = [
+            (block, printable(_dedented(block.content)), None)
+            for opener, closer in (_FORMS if self.fenced else _FORMS[:1])
+            if (block := first_block(text, opener, closer)) is not None
+        ]
+        found = json_call(text)
+        if found is not None and found[0].name == self.tool_type:
+            code, error = text_argument(found[0], "code")
+            # Its code may quote the other forms.
+            blocks = [each for each in blocks if not _inside(each[0], found[1])]
+            blocks.append((found[1], printable(code), error))
+        if not blocks:
+            return None
+        block, code, error = min(blocks, key=lambda each: each[0].end)
+        return ToolCall(self.tool_type, {"code": code}, error, _calls(text, block.end))
+
+    def execute(self, call: ToolCall) -> ToolResult:
+        """Run the program; see `Tool.execute`."""
+        if call.error is not None:
+            return ToolResult(f"[Tool error: {call.error}]", ok=False)
+        executor = sandbox.resolve(self.executor)
+        for attempt in range(self.retries + 1):
+            try:
+                return self._result(executor.run(call.arguments["code"], "", self._limits))
+            except UnreachableError:
+                if attempt == self.retries:
+                    raise
+        raise AssertionError("unreachable")
+
+    async def aexecute(self, call: ToolCall) -> ToolResult:
+        """Run the program without blocking the event loop."""
+        if call.error is not None:
+            return self.execute(call)
+        executor = sandbox.resolve(self.executor)
+        for attempt in range(self.retries + 1):
+            try:
+                return self._result(await executor.arun(call.arguments["code"], "", self._limits))
+            except UnreachableError:
+                if attempt == self.retries:
+                    raise
+        raise AssertionError("unreachable")
+
+    @property
+    def _limits(self) -> Limits:
+        return Limits(wall_s=self.timeout_s, memory_mb=self.memory_mb)
+
+    def _result(self, result: Result) -> ToolResult:
+        stderr = _PROGRAM.sub(r'File "\1"', result.stderr).strip()
+        if self.keep_error_last_line:
+            stderr = stderr.rpartition("\n")[2]
+        shown = clip("\n".join(filter(None, (result.stdout.strip("\n"), stderr))), self.max_output)
+        parts = [shown]
+        if result.limit_hit is not None:
+            parts.append(_LIMITS[result.limit_hit].format(limits=self._limits))
+        elif result.exit_code and not stderr:
+            parts.append(f"The program ended with exit code {result.exit_code}.")
+        text = "\n".join(filter(None, parts)) or "The program printed nothing."
+        ok = result.exit_code == 0 and result.limit_hit in (None, "output")
+        return ToolResult(f"Code execution result: {printable(text)}", ok)
+
+
+def _dedented(content: str) -> str:
+    # Code may begin right behind the tag, after a space.
+    return textwrap.dedent(content).lstrip(" \t").strip("\n")
+
+
+def _inside(block: Block, outer: Block) -> bool:
+    return outer.start < block.start < outer.end
+
+
+def _calls(text: str, position: int) -> int:
+    """Return the number of complete calls from `position` on; linear in the text's length."""
+    count = 0
+    open_ended: set[str] = set()
+    while (begin := _ANY.search(text, position)) is not None:
+        closer = _CLOSERS[begin[0][:2].lower()]
+        end = -1 if closer in open_ended else text.find(closer, begin.end())
+        if end < 0:
+            open_ended.add(closer)
+            position = begin.end()
+        else:
+            count += 1
+            position = end + len(closer)
+    return count

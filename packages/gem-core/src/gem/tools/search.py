@@ -1,0 +1,160 @@
+"""The search tool: passages from a local index or a search server."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import ClassVar
+
+from gem.envs.datasets import positive
+from gem.envs.games.base import choice, flag, integer, optional
+from gem.errors import ConfigurationError
+from gem.tools.base import (
+    TOOL_CALL,
+    Tool,
+    ToolCall,
+    ToolResult,
+    clip,
+    first_block,
+    json_call,
+    printable,
+    text_argument,
+)
+from gem.tools.search_client import PROTOCOLS, ask, ask_cached, protocol_of
+from gem.tools.search_index import Hit, open_index
+
+URL_VARIABLE = "SEARCH_URL"
+
+_TAG = re.compile(r"<search>", re.IGNORECASE)
+_LONGEST_QUERY = 2_000
+
+
+class SearchTool(Tool):
+    """Answers `<search>query</search>`, or the JSON call `search`, with passages.
+
+    The passages come from an index in this process, shared by all environments, or from a server.
+    """
+
+    tool_type: ClassVar[str] = "search"
+
+    def __init__(
+        self,
+        *,
+        index: str | Path | None = None,
+        url: str | None = None,
+        protocol: str | None = None,
+        topk: int = 3,
+        timeout_s: float = 5.0,
+        retries: int = 2,
+        cache: bool = True,
+        max_output: int = 8192,
+    ) -> None:
+        """Store the parameters; nothing is loaded and nobody is asked.
+
+        Args:
+            index: A local index: `"sample"`, a JSON lines file, or a folder written by
+                `python -m gem search build`; needs the extra `search`.
+            url: Address of a search server instead; without `index` and `url`, the value of the
+                environment variable `SEARCH_URL`.
+            protocol: What the server speaks: `"json"` (Search-R1) or `"msgpack"` (the original
+                GEM). None: JSON if the path of the address ends with `/retrieve`.
+            topk: Most passages.
+            timeout_s: Seconds for one attempt to ask a server.
+            retries: Further attempts.
+            cache: Whether answers of a server are remembered in this process.
+            max_output: Most characters of passages that the policy is shown.
+
+        Raises:
+            ConfigurationError: Neither an index nor a server is named, both are, or a value is
+                not allowed.
+        """
+        if index is None and url is None:
+            url = os.environ.get(URL_VARIABLE) or None
+        if (index is None) == (url is None):
+            raise ConfigurationError(
+                "the search tool needs index='sample' (or your own), or url='http://...'; "
+                f"{'both were' if url else 'neither was'} given and {URL_VARIABLE} is "
+                f"{'not used' if url else 'not set'}"
+            )
+        self.index = None if index is None else str(index)
+        self.url = url
+        self.protocol = optional(choice, "protocol", protocol, PROTOCOLS)
+        if url is not None:
+            self.protocol = self.protocol or protocol_of(url)
+        self.topk = integer("topk", topk, 1, 1000)
+        self.timeout_s = positive("timeout_s", timeout_s)
+        self.retries = integer("retries", retries, 0, 100)
+        self.cache = flag("cache", cache)
+        self.max_output = integer("max_output", max_output, 64, 10**7)
+
+    def reset(self) -> None:
+        """Open the index.
+
+        Raises:
+            DataError: It cannot be read.
+            MissingExtraError: The extra `search` is not installed.
+        """
+        if self.index is not None:
+            open_index(self.index)
+
+    def instruction(self) -> str:
+        """Return how to call the tool."""
+        passages = "passage" if self.topk == 1 else f"{self.topk} passages"
+        return (
+            "You can search for information. Write what you are looking for inside "
+            f"<search> </search>; the best {passages} found are shown to you."
+        )
+
+    def parse(self, text: str) -> ToolCall | None:
+        """Return the first query."""
+        blocks = []
+        block = first_block(text, _TAG, "</search>")
+        if block is not None:
+            blocks.append((block, block.content, None))
+        found = json_call(text)
+        if found is not None and found[0].name == self.tool_type:
+            query, error = text_argument(found[0], "query")
+            blocks = [b for b in blocks if not found[1].start < b[0].start < found[1].end]
+            blocks.append((found[1], query, error))
+        if not blocks:
+            return None
+        block, query, error = min(blocks, key=lambda each: each[0].end)
+        query = printable(" ".join(query.split()))
+        if error is None and not query:
+            error = "There is nothing to search for."
+        if error is None and len(query) > _LONGEST_QUERY:
+            error = f"A query has at most {_LONGEST_QUERY} characters."
+        rest = text[block.end :]
+        ignored = rest.lower().count("</search>") + len(TOOL_CALL.findall(rest))
+        return ToolCall(self.tool_type, {"query": query}, error, ignored)
+
+    def execute(self, call: ToolCall) -> ToolResult:
+        """Search; see `Tool.execute`."""
+        if call.error is not None:
+            return ToolResult(f"[Tool error: {call.error}]", ok=False)
+        return ToolResult(self._shown(self.search(call.arguments["query"])), ok=True)
+
+    def search(self, query: str) -> list[Hit]:
+        """Return the passages found, the best first.
+
+        Raises:
+            UnreachableError: The server does not answer.
+        """
+        if self.index is not None:
+            return open_index(self.index).search(query, self.topk)
+        assert self.url is not None and self.protocol is not None
+        function = ask_cached if self.cache else ask
+        hits = function(self.url, self.protocol, query, self.topk, self.timeout_s, self.retries)
+        return hits[: self.topk]
+
+    def _shown(self, hits: list[Hit]) -> str:
+        if not hits:
+            return "No passage was found."
+        each = max(64, self.max_output // len(hits))
+        return printable(
+            "\n".join(
+                f"Doc {number}(Title: {hit.title}) {clip(hit.text, each)}"
+                for number, hit in enumerate(hits, start=1)
+            )
+        )

@@ -1,0 +1,132 @@
+"""The client of search servers: Search-R1's JSON, or the original's MessagePack."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from functools import lru_cache
+from typing import Any
+
+from gem.errors import ConfigurationError, UnreachableError
+from gem.tools.msgpack import packed, unpacked
+from gem.tools.search_index import Hit, split_contents
+
+PROTOCOLS = ("json", "msgpack")
+JSON, MSGPACK = "application/json", "application/msgpack"
+
+_MAX_BYTES = 1 << 24
+_PAUSE_S = 0.1
+_CACHED = 10_000
+# A server that says so will say so again.
+_FINAL = frozenset({400, 401, 403, 404, 405, 415, 422})
+_USER_AGENT = "gem-core (https://pypi.org/project/gem-core)"
+
+
+def protocol_of(url: str) -> str:
+    """Return the protocol of a server by its address: JSON if the path ends with `/retrieve`.
+
+    Raises:
+        ConfigurationError: It is no HTTP address.
+    """
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigurationError(f"url must be an http(s) address, got {url!r}")
+    return "json" if parts.path.rstrip("/").endswith("/retrieve") else "msgpack"
+
+
+def request_body(protocol: str, query: str, topk: int) -> bytes:
+    """Return what is sent for a query."""
+    if protocol == "json":
+        body = {"queries": [query], "topk": topk, "return_scores": True}
+        return json.dumps(body).encode()
+    return packed({"query": query, "topk": topk, "return_scores": True})
+
+
+def hits_of(protocol: str, body: bytes) -> list[Hit]:
+    """Return the passages of an answer.
+
+    Raises:
+        ValueError: It is not what such a server answers.
+    """
+    answer = json.loads(body) if protocol == "json" else unpacked(body)
+    result = answer.get("result") if isinstance(answer, dict) else None
+    if protocol == "json" and isinstance(result, list) and len(result) == 1:
+        result = result[0]
+    if not isinstance(result, list):
+        raise ValueError("no list of results")
+    return [_hit(entry) for entry in result]
+
+
+def _hit(entry: Any) -> Hit:
+    score = 0.0
+    if isinstance(entry, dict) and isinstance(entry.get("document"), dict | str):
+        score, entry = entry.get("score", 0.0), entry["document"]
+    contents = entry.get("contents", entry.get("text")) if isinstance(entry, dict) else entry
+    if not isinstance(contents, str) or not isinstance(score, int | float):
+        raise ValueError("a result without 'contents' or with a score that is no number")
+    if isinstance(entry, dict) and "contents" not in entry:
+        return Hit(str(entry.get("title", "")), contents, float(score))
+    return Hit(*split_contents(contents), float(score))
+
+
+def ask(
+    url: str, protocol: str, query: str, topk: int, timeout_s: float, retries: int
+) -> list[Hit]:
+    """Return what a server finds.
+
+    Args:
+        url: Its address.
+        protocol: One of `PROTOCOLS`.
+        query: What to search for.
+        topk: Most passages.
+        timeout_s: Seconds for one attempt.
+        retries: Further attempts, after growing pauses, unless the server refuses for good.
+
+    Raises:
+        UnreachableError: It does not answer, refuses, or answers with something else.
+    """
+    body = request_body(protocol, query, topk)
+    reason: object = ""
+    for attempt in range(retries + 1):
+        time.sleep(_PAUSE_S * (2**attempt - 1))
+        try:
+            return hits_of(protocol, _posted(url, protocol, body, timeout_s))
+        except urllib.error.HTTPError as error:
+            error.close()
+            reason = f"it answers {error.code} {error.reason}"
+            if error.code in _FINAL:
+                break
+        except (OSError, http.client.HTTPException) as error:
+            reason = getattr(error, "reason", error)
+        except (ValueError, RecursionError) as error:
+            reason = (
+                f"its answer is not what a search server of protocol {protocol!r} says: {error}"
+            )
+            break
+    raise UnreachableError(f"search server {url}: {reason}; is the address right and is it up?")
+
+
+ask_cached = lru_cache(maxsize=_CACHED)(ask)
+"""`ask`, whose answers are remembered in this process; failures are not."""
+
+
+def _posted(url: str, protocol: str, body: bytes, timeout_s: float) -> bytes:
+    kind = JSON if protocol == "json" else MSGPACK
+    headers = {"Content-Type": kind, "Accept": kind, "User-Agent": _USER_AGENT}
+    request = urllib.request.Request(url, data=body, headers=headers, method="POST")
+    deadline = time.monotonic() + timeout_s
+    # A proxy of the environment is for the web, not for a server of one's own.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(request, timeout=timeout_s) as response:
+        answer = b""
+        while chunk := response.read1(1 << 16):
+            answer += chunk
+            if len(answer) > _MAX_BYTES:
+                raise ValueError(f"more than {_MAX_BYTES} bytes")
+            if time.monotonic() > deadline:
+                raise TimeoutError("too slow")
+        return answer

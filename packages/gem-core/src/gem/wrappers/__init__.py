@@ -1,0 +1,109 @@
+"""Wrappers by name, as `gem.make(id, wrappers=[...])` takes them.
+
+`tool_env` is `ToolEnv` with parameters of one's own; the other tool wrappers are presets of it.
+What the policy is shown of the past is no wrapper but a context: see `gem.rollout.context`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+from gem.core import Env
+from gem.errors import ConfigurationError, UnknownParameterError
+from gem.wrappers.tool_env import ToolEnv
+from gem.wrappers.tracking import EpisodeTracking
+
+__all__ = ["WRAPPERS", "EpisodeTracking", "ToolEnv", "wrap"]
+
+WrapperLike: TypeAlias = "str | Mapping[str, Any] | Callable[[Env], Env]"
+"""A name, `{"name": ..., <parameter>: <value>, ...}`, or a function that wraps."""
+
+
+def _tool(name: str, *, paid: Mapping[str, float], **fixed: Any) -> Callable[..., Env]:
+    """Return a preset of `ToolEnv` with one tool; the tool's parameters are the preset's."""
+
+    def preset(env: Env, **parameters: Any) -> Env:
+        return ToolEnv(env, [{"name": name, **fixed, **parameters}], max_tool_uses=5, **paid)
+
+    return preset
+
+
+_PYTHON = {"tool_reward": 0.05, "tool_success_reward": 0.25}
+_SEARCH = {"tool_reward": 0.3}
+
+WRAPPERS: dict[str, Callable[..., Env]] = {
+    "tool_env": ToolEnv,
+    "python_tool": _tool("python", paid=_PYTHON, timeout_s=5.0),
+    "python_tool_no_int_reward": _tool("python", paid={}, timeout_s=5.0),
+    "python_tool_no_int_reward_last_line_error": _tool(
+        "python", paid={}, timeout_s=5.0, keep_error_last_line=True
+    ),
+    "search_tool": _tool("search", paid=_SEARCH, topk=3, timeout_s=5.0),
+    "search_tool_no_int_reward": _tool("search", paid={}, topk=3, timeout_s=5.0),
+    "episode_tracking": EpisodeTracking,
+}
+"""Wrappers by name. The presets of one tool take that tool's parameters."""
+
+_CONTEXTS = {
+    "concat": "concat",
+    "concat_with_action": "concat_with_action",
+    "concat_chat": "chat",
+    "concat_chat_on_reset": "chat",
+}
+
+
+def wrap(env: Env, wrappers: WrapperLike | Sequence[WrapperLike]) -> Env:
+    """Wrap an environment, the last wrapper outermost.
+
+    Args:
+        env: The environment.
+        wrappers: One or several; names in a text are separated by commas.
+
+    Raises:
+        ConfigurationError: No such wrapper, or a parameter value is not allowed.
+        UnknownParameterError: The wrapper has no such parameter.
+    """
+    if isinstance(wrappers, str):
+        wrappers = [name for name in map(str.strip, wrappers.split(",")) if name]
+    elif isinstance(wrappers, Mapping) or callable(wrappers):
+        wrappers = [wrappers]
+    elif not isinstance(wrappers, Sequence):
+        raise ConfigurationError(
+            f"wrappers must be a list of names, mappings or functions, got {wrappers!r:.80}"
+        )
+    for wrapper in wrappers:
+        env = _function(wrapper)(env)
+    return env
+
+
+def _function(wrapper: WrapperLike) -> Callable[[Env], Env]:
+    if isinstance(wrapper, str):
+        wrapper = {"name": wrapper}
+    if not isinstance(wrapper, Mapping):
+        if not callable(wrapper):
+            raise ConfigurationError(
+                f"a wrapper is a name, a mapping with 'name', or a function, got {wrapper!r:.80}"
+            )
+        return wrapper
+    parameters = dict(wrapper)
+    name = parameters.pop("name", None)
+    if name not in WRAPPERS:
+        context = _CONTEXTS.get(str(name))
+        hint = (
+            f"the context {context!r} takes its place (see gem.rollout.context)"
+            if context
+            else f"known: {', '.join(map(repr, WRAPPERS))}"
+        )
+        raise ConfigurationError(f"unknown wrapper {name!r}; {hint}")
+    function = WRAPPERS[name]
+    known = inspect.signature(function).parameters
+    unknown = [p for p in parameters if p not in known or p == "env"]
+    if unknown and not any(p.kind is p.VAR_KEYWORD for p in known.values()):
+        raise UnknownParameterError(
+            f"wrapper {name!r} has no parameter {', '.join(map(repr, unknown))}; "
+            f"it has {', '.join(sorted(set(known) - {'env'})) or 'none'}"
+        )
+    return partial(function, **parameters)

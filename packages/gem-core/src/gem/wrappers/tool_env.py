@@ -1,0 +1,275 @@
+"""Tools around an environment: a reply that calls a tool is answered by the tool."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from gem.answers import AnswerFormat
+from gem.core import Env, Info, Observation, Step, Wrapper
+from gem.envs.games.base import choice, integer
+from gem.errors import ConfigurationError, ResetNeededError, UnreachableError
+from gem.tools import Tool, ToolLike, make_tools
+from gem.tools.base import TOOL_CALL, ToolCall, ToolResult, clip, json_call
+
+EnvT = TypeVar("EnvT", bound="ToolEnv")
+
+_SPENT = "You have used up your tool calls. Give your final answer now."
+# A longer last line is no request but a text of its own.
+_LONGEST_REQUEST = 400
+_OWN = ("env", "tools")
+
+
+class ToolEnv(Wrapper):
+    """Lets the policy call tools; calls take no turn of the environment.
+
+    The first tool that finds a call of its own in a reply handles the step, whether or not the
+    call succeeds; only a reply without any call reaches the environment. A call that names no
+    tool, or that cannot be read, is answered like a failed one. After `max_tool_uses` calls every
+    reply reaches the environment.
+
+    The observation of a call ends with what the environment asked last, so that the latest board
+    is in sight in every context.
+
+    Every step's info has `use_tool` (bool), `tool_type` (empty without a call),
+    `tool_use_counter` and `tool_success_counter`; that of a call also `parsed_action`, the whole
+    reply. The info of `reset` has the counters of the episode before, `prev_ep_tool_use_counter`
+    and `prev_ep_tool_success_counter`.
+
+    Attributes:
+        tools: This environment's own tools.
+        tool_use_counter: Calls in this episode.
+        tool_success_counter: Calls that did what was asked.
+    """
+
+    def __init__(
+        self,
+        env: Env,
+        tools: ToolLike | Sequence[ToolLike],
+        *,
+        tool_reward: float = 0.0,
+        tool_success_reward: float = 0.0,
+        tool_execute_error_reward: float = 0.0,
+        max_tool_uses: int = 10,
+        unreachable: str = "raise",
+    ) -> None:
+        """Take the environment and copies of the tools; nothing is started.
+
+        Args:
+            env: The environment.
+            tools: What `gem.tools.make_tools` takes.
+            tool_reward: Reward of every call.
+            tool_success_reward: Added for a call that succeeds.
+            tool_execute_error_reward: Reward of a call that fails, below 0; then the other two
+                must be 0. 0 means that failed calls are paid like others.
+            max_tool_uses: Most calls in an episode.
+            unreachable: What happens when the server or sandbox of a tool is gone: `"raise"` an
+                `UnreachableError`, so that a rollout starts the episode over and, if that does
+                not help, leaves it out; or `"tell"` the policy, without reward.
+
+        Raises:
+            ConfigurationError: A value is not allowed, or there is no tool.
+        """
+        super().__init__(env)
+        self.tools = make_tools(tools)
+        if not self.tools:
+            raise ConfigurationError("tools must name at least one tool")
+        self.tool_reward = _number("tool_reward", tool_reward)
+        self.tool_success_reward = _number("tool_success_reward", tool_success_reward)
+        self.tool_execute_error_reward = _number(
+            "tool_execute_error_reward", tool_execute_error_reward
+        )
+        if self.tool_execute_error_reward > 0:
+            raise ConfigurationError(
+                f"tool_execute_error_reward must not be above 0, got {tool_execute_error_reward!r}"
+            )
+        if self.tool_execute_error_reward and (tool_reward or tool_success_reward):
+            raise ConfigurationError(
+                "tool_execute_error_reward excludes the other two rewards, got "
+                f"tool_reward={tool_reward!r}, tool_success_reward={tool_success_reward!r}"
+            )
+        self.max_tool_uses = integer("max_tool_uses", max_tool_uses, 1, 10**9)
+        self.unreachable = choice("unreachable", unreachable, ("raise", "tell"))
+        self._check_answers()
+        self._clear()
+
+    def _check_answers(self) -> None:
+        """Refuse tools that would take every answer for a call."""
+        form = getattr(self.env, "answer_format", None)
+        if not isinstance(form, AnswerFormat):
+            return
+        for tool in self.tools:
+            if tool.parse(form.wrap("0")) is not None:
+                raise ConfigurationError(
+                    f"tool {tool.tool_type!r} would take every answer of the form {form.name!r} "
+                    "for a call; choose another answer_format, or for Python "
+                    'tools=[{"name": "python", "fenced": false}]'
+                )
+
+    def _clear(self) -> None:
+        self.tool_use_counter = 0
+        self.tool_success_counter = 0
+        self._running = False
+        self._asked = ""
+
+    def reset(self, seed: int | None = None, **options: Any) -> tuple[Observation, Info]:
+        """Begin an episode; the tools' instructions follow the environment's observation.
+
+        Raises:
+            ConfigurationError, MissingExtraError: A tool cannot work here.
+            UnreachableError: A server that a tool needs does not answer.
+        """
+        before = {
+            "prev_ep_tool_use_counter": self.tool_use_counter,
+            "prev_ep_tool_success_counter": self.tool_success_counter,
+        }
+        self._clear()
+        observation, info = self.env.reset(seed=seed, **options)
+        for tool in self.tools:
+            tool.reset()
+        request = _text(observation).rstrip().rpartition("\n")[2]
+        self._asked = request if len(request) <= _LONGEST_REQUEST else ""
+        self._running = True
+        return _with(observation, self._instructions()), {**info, **before}
+
+    def step(self, action: str) -> Step:
+        """Execute a call, or step the environment.
+
+        Raises:
+            ResetNeededError: The episode has not begun or is over.
+            UnreachableError: See `unreachable` of the constructor.
+        """
+        if not self._running:
+            raise ResetNeededError("the episode has not begun or is over; call reset()")
+        found = self._call(action) if self.tool_use_counter < self.max_tool_uses else None
+        if found is None:
+            return self._step_env(action)
+        tool, call = found
+        gone = None
+        try:
+            result = (
+                tool.execute(call) if tool else ToolResult(f"[Tool error: {call.error}]", False)
+            )
+        except UnreachableError as error:
+            if self.unreachable == "raise":
+                raise
+            gone = f"[The tool is out of order: {clip(str(error), 200)}]"
+            result = ToolResult(gone, False)
+        self.tool_use_counter += 1
+        self.tool_success_counter += result.ok
+        reward = 0.0
+        if gone is None:
+            reward = self.tool_reward
+            reward += self.tool_success_reward if result.ok else self.tool_execute_error_reward
+        text = tool.observe(call, result) if tool else result.text
+        info = {
+            "success": False,
+            "format_error": False,
+            "invalid_action": False,
+            **self._info(True, tool.tool_type if tool else ""),
+            "parsed_action": action,
+        }
+        return self._observed(text), reward, False, False, info
+
+    def _call(self, action: str) -> tuple[Tool | None, ToolCall] | None:
+        """Return a call and its tool; no tool for one that none of them can be meant by."""
+        if not isinstance(action, str):
+            return None
+        for tool in self.tools:
+            call = tool.parse(action)
+            if call is not None:
+                return tool, call
+        if TOOL_CALL.search(action) is None:
+            return None
+        found = json_call(action)
+        if found is None:
+            return None, ToolCall(
+                "", error='A call begins with "<tool_call>" and ends with "</tool_call>".'
+            )
+        name, _, error = found[0]
+        if not name:
+            return None, ToolCall("", error=error)
+        known = ", ".join(name for tool in self.tools for name in tool.names)
+        return None, ToolCall(
+            name, error=f"There is no tool {clip(name, 80)!r}; there are: {known}."
+        )
+
+    def _step_env(self, action: str) -> Step:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        self._running = not (terminated or truncated)
+        self._asked = _text(observation)
+        return observation, reward, terminated, truncated, {**info, **self._info(False, "")}
+
+    def _observed(self, text: str) -> str:
+        left = self.max_tool_uses - self.tool_use_counter
+        budget = f"Tool calls left: {left}." if left else _SPENT
+        return "\n".join(filter(None, (text, budget, self._asked)))
+
+    def _info(self, use_tool: bool, tool_type: str) -> Info:
+        return {
+            "use_tool": use_tool,
+            "tool_type": tool_type,
+            "tool_use_counter": self.tool_use_counter,
+            "tool_success_counter": self.tool_success_counter,
+        }
+
+    def _instructions(self) -> str:
+        lines = [tool.instruction() for tool in self.tools]
+        if len(lines) > 1:
+            lines = ["Available tools:", *(f"- {line}" for line in lines)]
+        calls = "1 tool call" if self.max_tool_uses == 1 else f"{self.max_tool_uses} tool calls"
+        lines.append(
+            f"You have {calls}, one in a reply; a reply without a call is taken as your answer."
+        )
+        return "\n".join(lines)
+
+    def close(self) -> None:
+        """Close the tools and the environment."""
+        for tool in self.tools:
+            tool.close()
+        self.env.close()
+
+    def snapshot(self) -> bytes:
+        """Return the state of wrapper, tools and environment."""
+        own = {k: v for k, v in self.__dict__.items() if k not in _OWN}
+        tools = [tool.snapshot() for tool in self.tools]
+        return pickle.dumps((own, tools, self.env.snapshot()), protocol=5)
+
+    def restore(self, state: bytes) -> None:
+        """Continue from `snapshot`; connections of the tools stay open."""
+        own, tools, inner = pickle.loads(state)
+        self.__dict__.update(own)
+        for tool, saved in zip(self.tools, tools, strict=True):
+            tool.restore(saved)
+        self.env.restore(inner)
+
+    def spawn(self: EnvT, same_state: bool = False, seed: int | None = None) -> EnvT:
+        """Spawn the inner environment and copy the tools."""
+        child = type(self).__new__(type(self))
+        child.env = self.env.spawn(same_state=same_state, seed=seed)
+        child.tools = [tool.spawn() for tool in self.tools]
+        own = {k: v for k, v in self.__dict__.items() if k not in _OWN}
+        child.__dict__.update(pickle.loads(pickle.dumps(own, protocol=5)))
+        if not same_state:
+            child._clear()
+        return child
+
+
+def _number(name: str, value: Any) -> float:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not abs(value) < float("inf"):
+        raise ConfigurationError(f"{name} must be a finite number, got {value!r}")
+    return float(value)
+
+
+def _text(observation: Observation) -> str:
+    if isinstance(observation, str):
+        return observation
+    return "\n".join(part["text"] for part in observation if part.get("type") == "text")
+
+
+def _with(observation: Observation, text: str) -> Observation:
+    if isinstance(observation, str):
+        return f"{observation}\n{text}"
+    return [*observation, {"type": "text", "text": text}]

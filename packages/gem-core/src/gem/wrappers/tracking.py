@@ -1,0 +1,52 @@
+"""Episode statistics in info: steps and undiscounted return so far."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from gem.core import Env, Info, Observation, Step, Wrapper
+
+EnvT = TypeVar("EnvT", bound="EpisodeTracking")
+
+
+class EpisodeTracking(Wrapper):
+    """Counts steps and adds up rewards; to be the outermost wrapper.
+
+    Every step's info has `step_counter` and `cumulative_rewards`; that of `reset` those of the
+    episode before, `prev_ep_step_counter` and `prev_ep_cumulative_rewards`.
+    """
+
+    def __init__(self, env: Env) -> None:
+        super().__init__(env)
+        self.step_counter = 0
+        self.cumulative_rewards = 0.0
+
+    def reset(self, seed: int | None = None, **options: Any) -> tuple[Observation, Info]:
+        """Reset the inner environment and the statistics."""
+        before = {
+            "prev_ep_step_counter": self.step_counter,
+            "prev_ep_cumulative_rewards": self.cumulative_rewards,
+        }
+        observation, info = self.env.reset(seed=seed, **options)
+        self.step_counter = 0
+        self.cumulative_rewards = 0.0
+        return observation, {**info, **before}
+
+    def step(self, action: str) -> Step:
+        """Step the inner environment and count."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        self.step_counter += 1
+        self.cumulative_rewards += reward
+        counted = {
+            "step_counter": self.step_counter,
+            "cumulative_rewards": self.cumulative_rewards,
+        }
+        return observation, reward, terminated, truncated, {**info, **counted}
+
+    def spawn(self: EnvT, same_state: bool = False, seed: int | None = None) -> EnvT:
+        """Spawn the inner environment; the statistics go along with the state."""
+        child = super().spawn(same_state=same_state, seed=seed)
+        if not same_state:
+            child.step_counter = 0
+            child.cumulative_rewards = 0.0
+        return child
