@@ -178,7 +178,7 @@ def _json_call(content: str) -> JsonCall:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return JsonCall("", {}, 'A call is a JSON object with "name" (text) and "arguments".')
     name = value["name"]
-    arguments = next((value[key] for key in _ARGUMENTS if key in value), {})
+    arguments: Any = next((value[key] for key in _ARGUMENTS if key in value), {})
     return JsonCall(name, *read_arguments(arguments))
 
 

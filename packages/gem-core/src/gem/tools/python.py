@@ -102,7 +102,7 @@ class PythonTool(Tool):
 
     def parse(self, text: str) -> ToolCall | None:
         """Return the program that ends first."""
-        blocks = [
+        blocks: list[tuple[Block, str, str | None]] = [
             (block, printable(_dedented(block.content)), None)
             for opener, closer in (_FORMS if self.fenced else _FORMS[:1])
             if (block := first_block(text, opener, closer)) is not None

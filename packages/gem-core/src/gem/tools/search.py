@@ -12,6 +12,7 @@ from gem.envs.games.base import choice, flag, integer, optional
 from gem.errors import ConfigurationError
 from gem.tools.base import (
     TOOL_CALL,
+    Block,
     Tool,
     ToolCall,
     ToolResult,
@@ -108,7 +109,7 @@ class SearchTool(Tool):
 
     def parse(self, text: str) -> ToolCall | None:
         """Return the first query."""
-        blocks = []
+        blocks: list[tuple[Block, str, str | None]] = []
         block = first_block(text, _TAG, "</search>")
         if block is not None:
             blocks.append((block, block.content, None))

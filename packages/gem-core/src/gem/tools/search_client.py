@@ -103,9 +103,7 @@ def ask(
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
         except (ValueError, RecursionError) as error:
-            reason = (
-                f"its answer is not what a search server of protocol {protocol!r} says: {error}"
-            )
+            reason = f"its answer is not of the protocol {protocol!r}: {error}"
             break
     raise UnreachableError(f"search server {url}: {reason}; is the address right and is it up?")
 

@@ -23,12 +23,13 @@ _CORPUS, _MARK = "corpus.jsonl", "gem-index.json"
 _FORMAT = 1
 _EVERY = 5_000
 # Words that nearly every English passage has; a query does not mean them.
-_STOP_WORDS = frozenset(
-    "a an and are as at be been but by can could did do does for from had has have he her his how i "
-    "if in into is it its may more most no not of on or other our she so some such than that the "
-    "their them then there these they this to was we were what when where which who whom whose why "
-    "will with would you your".split()
-)
+_STOP = """
+a an and are as at be been but by can could did do does for from had has have he her his how
+i if in into is it its may more most no not of on or other our she so some such than that the
+their them then there these they this to was we were what when where which who whom whose why
+will with would you your
+"""
+_STOP_WORDS = frozenset(_STOP.split())
 
 
 class Hit(NamedTuple):
@@ -114,6 +115,8 @@ def _passage(line: bytes) -> dict[str, str]:
     row = json.loads(line.decode())
     if not isinstance(row, dict):
         raise ValueError("not a JSON object")
+    title: Any
+    text: Any
     if isinstance(row.get("contents"), str):
         title, text = split_contents(row["contents"])
     else:

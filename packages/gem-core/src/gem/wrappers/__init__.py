@@ -22,7 +22,7 @@ WrapperLike: TypeAlias = "str | Mapping[str, Any] | Callable[[Env], Env]"
 """A name, `{"name": ..., <parameter>: <value>, ...}`, or a function that wraps."""
 
 
-def _tool(name: str, *, paid: Mapping[str, float], **fixed: Any) -> Callable[..., Env]:
+def _tool(name: str, *, paid: Mapping[str, Any], **fixed: Any) -> Callable[..., Env]:
     """Return a preset of `ToolEnv` with one tool; the tool's parameters are the preset's."""
 
     def preset(env: Env, **parameters: Any) -> Env:

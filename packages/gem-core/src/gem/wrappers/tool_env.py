@@ -11,11 +11,12 @@ from gem.core import Env, Info, Observation, Step, Wrapper
 from gem.envs.games.base import choice, integer
 from gem.errors import ConfigurationError, ResetNeededError, UnreachableError
 from gem.tools import Tool, ToolLike, make_tools
-from gem.tools.base import TOOL_CALL, ToolCall, ToolResult, clip, json_call
+from gem.tools.base import TOOL_CALL, ToolCall, ToolResult, clip, json_call, printable
 
 EnvT = TypeVar("EnvT", bound="ToolEnv")
 
 _SPENT = "You have used up your tool calls. Give your final answer now."
+_FORM = 'A call is {"name": ..., "arguments": {...}} between <tool_call> and </tool_call>.'
 # A longer last line is no request but a text of its own.
 _LONGEST_REQUEST = 400
 _OWN = ("env", "tools")
@@ -148,9 +149,7 @@ class ToolEnv(Wrapper):
         tool, call = found
         gone = None
         try:
-            result = (
-                tool.execute(call) if tool else ToolResult(f"[Tool error: {call.error}]", False)
-            )
+            result = tool.execute(call) if tool else _failed(call)
         except UnreachableError as error:
             if self.unreachable == "raise":
                 raise
@@ -174,8 +173,6 @@ class ToolEnv(Wrapper):
 
     def _call(self, action: str) -> tuple[Tool | None, ToolCall] | None:
         """Return a call and its tool; no tool for one that none of them can be meant by."""
-        if not isinstance(action, str):
-            return None
         for tool in self.tools:
             call = tool.parse(action)
             if call is not None:
@@ -184,16 +181,13 @@ class ToolEnv(Wrapper):
             return None
         found = json_call(action)
         if found is None:
-            return None, ToolCall(
-                "", error='A call begins with "<tool_call>" and ends with "</tool_call>".'
-            )
-        name, _, error = found[0]
+            return None, ToolCall("", error=_FORM)
+        name = found[0].name
         if not name:
-            return None, ToolCall("", error=error)
+            return None, ToolCall("", error=found[0].error)
         known = ", ".join(name for tool in self.tools for name in tool.names)
-        return None, ToolCall(
-            name, error=f"There is no tool {clip(name, 80)!r}; there are: {known}."
-        )
+        error = f"There is no tool {clip(printable(name), 80)!r}; there are: {known}."
+        return None, ToolCall(name, error=error)
 
     def _step_env(self, action: str) -> Step:
         observation, reward, terminated, truncated, info = self.env.step(action)
@@ -261,6 +255,10 @@ def _number(name: str, value: Any) -> float:
     if not number or not abs(value) < float("inf"):
         raise ConfigurationError(f"{name} must be a finite number, got {value!r}")
     return float(value)
+
+
+def _failed(call: ToolCall) -> ToolResult:
+    return ToolResult(f"[Tool error: {call.error}]", ok=False)
 
 
 def _text(observation: Observation) -> str:

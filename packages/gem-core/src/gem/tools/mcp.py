@@ -1,0 +1,297 @@
+"""The MCP tool: functions of servers that speak the Model Context Protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+import time
+import urllib.parse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from gem.envs.datasets import positive
+from gem.envs.games.base import integer
+from gem.errors import ConfigurationError, DataError, UnreachableError
+from gem.tools.base import (
+    TOOL_CALL,
+    Tool,
+    ToolCall,
+    ToolResult,
+    clip,
+    first_block,
+    json_call,
+    printable,
+    read_arguments,
+)
+from gem.tools.mcp_connection import Connection, Refused, ServerGoneError
+
+_NAME = re.compile(r"<tool_name>")
+_ARGUMENTS = re.compile(r"<arguments>")
+_KEYS = {"url", "headers", "command", "args", "env", "cwd", "type", "transport"}
+_TRANSPORTS = (None, "stdio", "http", "streamable-http", "streamable_http", "streamableHttp")
+
+
+class _Function(NamedTuple):
+    server: str
+    name: str
+    """As the server knows it."""
+    description: str
+    schema: Mapping[str, Any]
+
+
+class MCPTool(Tool):
+    """Calls functions of MCP servers, over standard input and output or streamable HTTP.
+
+    Each environment has a connection of its own to every server, opened at the first `reset` and
+    kept open over episodes until `close`. A connection that breaks is opened again, and the call
+    is repeated: it may reach a server twice. With several servers, functions are called
+    `<server>_<function>`. What servers remember is no part of snapshots.
+    """
+
+    tool_type: ClassVar[str] = "mcp"
+    live: ClassVar[frozenset[str]] = frozenset({"_connections"})
+
+    def __init__(
+        self,
+        servers: str | Mapping[str, Any],
+        *,
+        headers: Mapping[str, str] | None = None,
+        functions: Sequence[str] | None = None,
+        timeout_s: float = 30.0,
+        connect_timeout_s: float = 30.0,
+        retries: int = 3,
+        retry_delay_s: float = 1.0,
+        max_output: int = 8192,
+    ) -> None:
+        """Store the parameters; nobody is asked.
+
+        Args:
+            servers: The address of one server, or servers by name, each
+                `{"url": ..., "headers": {...}}` or `{"command": ..., "args": [...], "env": {...},
+                "cwd": ...}`; also under the key `mcpServers`, as configuration files have them.
+            headers: HTTP headers for every server with an address (a token, for instance).
+            functions: Names of the functions offered to the policy; None offers all.
+            timeout_s: Seconds until a call is given up.
+            connect_timeout_s: Seconds until an attempt to connect is given up.
+            retries: Further attempts to connect.
+            retry_delay_s: Seconds before the first of them, twice as many before the next.
+            max_output: Most characters of an answer that the policy is shown.
+
+        Raises:
+            ConfigurationError: A value is not allowed.
+        """
+        self.servers = _checked(servers, headers)
+        self.functions = None if functions is None else tuple(functions)
+        self.timeout_s = positive("timeout_s", timeout_s)
+        self.connect_timeout_s = positive("connect_timeout_s", connect_timeout_s)
+        self.retries = integer("retries", retries, 0, 100)
+        self.retry_delay_s = positive("retry_delay_s", retry_delay_s)
+        self.max_output = integer("max_output", max_output, 64, 10**7)
+        self._offered: dict[str, _Function] = {}
+
+    @classmethod
+    def from_config_file(cls, path: str | Path, **parameters: Any) -> MCPTool:
+        """Read the servers from a JSON file with `mcpServers`.
+
+        Raises:
+            DataError: The file cannot be read or is no JSON.
+        """
+        try:
+            servers = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path} cannot be read as JSON: {error}") from error
+        return cls(servers, **parameters)
+
+    @classmethod
+    def from_command(
+        cls, command: str, *args: str, env: Mapping[str, str] | None = None, **parameters: Any
+    ) -> MCPTool:
+        """Start one server by a command line."""
+        server = {"command": command, "args": list(args), "env": dict(env or {})}
+        return cls({"server": server}, **parameters)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Functions of all servers; empty before the first `reset`."""
+        return tuple(self._offered)
+
+    def reset(self) -> None:
+        """Connect to the servers that are not connected, and list their functions.
+
+        Raises:
+            ConfigurationError: `functions` names one that no server has, or a command does not
+                exist.
+            MissingExtraError: The extra `mcp` is not installed.
+            UnreachableError: A server does not answer.
+        """
+        if self._offered and all(self._usable(name) for name in self.servers):
+            return
+        offered = {}
+        for server in self.servers:
+            for found in self._connected(server).functions:
+                name = found.name if len(self.servers) == 1 else f"{server}_{found.name}"
+                offered[name] = _Function(server, *found)
+        if self.functions is not None:
+            missing = [name for name in self.functions if name not in offered]
+            if missing:
+                raise ConfigurationError(
+                    f"functions names {', '.join(map(repr, missing))}; the servers have "
+                    f"{', '.join(map(repr, offered)) or 'none'}"
+                )
+            offered = {name: offered[name] for name in self.functions}
+        self._offered = offered
+
+    def instruction(self) -> str:
+        """Return the functions with their schemas, and how to call them."""
+        lines = [
+            "You can call functions. Write one call as "
+            '<tool_call>{"name": "...", "arguments": {...}}</tool_call>. The functions, with the '
+            "JSON schema of their arguments:"
+        ]
+        for name, function in self._offered.items():
+            about = " ".join(function.description.split())
+            schema = json.dumps(_untitled(function.schema), ensure_ascii=False)
+            lines.append(f"  {name}: {about} {schema}")
+        return "\n".join(lines)
+
+    def parse(self, text: str) -> ToolCall | None:
+        """Return the first call of one of the functions, or in the form with tags."""
+        block = first_block(text, TOOL_CALL, "</tool_call>")
+        if block is None:
+            return None
+        ignored = len(TOOL_CALL.findall(text, block.end))
+        found = json_call(text)
+        if found is not None:
+            name, arguments, error = found[0]
+            return ToolCall(name, arguments, error, ignored) if name in self._offered else None
+        named = first_block(block.content, _NAME, "</tool_name>")
+        if named is None:
+            return None
+        name = printable(named.content.strip())
+        if name not in self._offered:
+            known = ", ".join(self._offered)
+            error = f"There is no function {clip(name, 80)!r}; there are: {known}."
+            return ToolCall(name, error=error, ignored=ignored)
+        given = first_block(block.content, _ARGUMENTS, "</arguments>")
+        return ToolCall(name, *read_arguments(given.content if given else {}), ignored)
+
+    def execute(self, call: ToolCall) -> ToolResult:
+        """Call the function; see `Tool.execute`."""
+        if call.error is not None:
+            return ToolResult(f"[Tool execution error: {call.error}]", ok=False)
+        function = self._offered[call.name]
+        for last in (False, True):
+            connection = self._connected(function.server)
+            try:
+                answer = connection.call(function.name, call.arguments, self.timeout_s)
+            except Refused as error:
+                return self._failed(str(error))
+            except ServerGoneError as error:
+                connection.close()
+                # It was there, and went away over the same call twice: that is the call's doing.
+                if last:
+                    return self._failed(f"the server broke off ({error})")
+            else:
+                if answer.is_error:
+                    return self._failed(answer.text)
+                text = printable(clip(answer.text, self.max_output))
+                return ToolResult(text or "The function returned nothing.", ok=True)
+        raise AssertionError("unreachable")
+
+    async def aexecute(self, call: ToolCall) -> ToolResult:
+        """Call the function without blocking the event loop."""
+        return await asyncio.to_thread(self.execute, call)
+
+    def close(self) -> None:
+        """Close the connections and end the servers that were started for them."""
+        connections = self.__dict__.pop("_connections", {})
+        for connection in connections.values():
+            connection.close()
+
+    def _failed(self, why: str) -> ToolResult:
+        text = printable(clip(why, self.max_output))
+        return ToolResult(f"[Tool execution error: {text}]", ok=False)
+
+    def _usable(self, server: str) -> bool:
+        connection = self.__dict__.get("_connections", {}).get(server)
+        return connection is not None and connection.usable
+
+    def _connected(self, server: str) -> Connection:
+        """Return an open connection.
+
+        Raises:
+            UnreachableError: All attempts failed.
+        """
+        connections: dict[str, Connection] = self.__dict__.setdefault("_connections", {})
+        if self._usable(server):
+            return connections[server]
+        command = self.servers[server].get("command")
+        if command is not None and shutil.which(command) is None:
+            raise ConfigurationError(f"MCP server {server!r}: there is no command {command!r}")
+        reason = ""
+        for attempt in range(self.retries + 1):
+            if attempt:
+                time.sleep(self.retry_delay_s * 2 ** (attempt - 1))
+            try:
+                connections[server] = Connection(self.servers[server], self.connect_timeout_s)
+            except ServerGoneError as error:
+                reason = str(error)
+            else:
+                return connections[server]
+        where = self.servers[server].get("url") or command
+        raise UnreachableError(f"MCP server {server!r} ({where}): {reason}")
+
+
+def _untitled(schema: Any) -> Any:
+    """Return a JSON schema without titles, which only repeat the names."""
+    if not isinstance(schema, Mapping):
+        return schema
+    kept = {k: v for k, v in schema.items() if k != "title" or not isinstance(v, str)}
+    for key in ("properties", "$defs"):
+        if isinstance(kept.get(key), Mapping):
+            kept[key] = {name: _untitled(part) for name, part in kept[key].items()}
+    if "items" in kept:
+        kept["items"] = _untitled(kept["items"])
+    return kept
+
+
+def _checked(
+    servers: str | Mapping[str, Any], headers: Mapping[str, str] | None
+) -> dict[str, dict[str, Any]]:
+    """Return the servers by name, each with what it needs."""
+    if isinstance(servers, str):
+        servers = {"server": {"url": servers}}
+    if isinstance(servers, Mapping) and "mcpServers" in servers:
+        servers = servers["mcpServers"]
+    if not isinstance(servers, Mapping) or not servers:
+        raise ConfigurationError(
+            "servers must be an address, or servers by name with 'url' or 'command', got "
+            f"{servers!r:.80}"
+        )
+    return {str(name): _server(str(name), server, headers) for name, server in servers.items()}
+
+
+def _server(name: str, server: Any, headers: Mapping[str, str] | None) -> dict[str, Any]:
+    if isinstance(server, str):
+        server = {"url": server}
+    if not isinstance(server, Mapping) or ("url" in server) == ("command" in server):
+        raise ConfigurationError(
+            f"server {name!r} must have either 'url' or 'command', got {server!r:.80}"
+        )
+    unknown = sorted(set(server) - _KEYS)
+    transport = server.get("type", server.get("transport"))
+    if unknown or transport not in _TRANSPORTS:
+        what = f"the keys {unknown}" if unknown else f"the transport {transport!r}"
+        raise ConfigurationError(
+            f"server {name!r} has {what}; allowed are {', '.join(sorted(_KEYS))}, and the "
+            "transports stdio and streamable-http"
+        )
+    if "command" in server:
+        return {key: server[key] for key in ("command", "args", "env", "cwd") if key in server}
+    url = server["url"]
+    if not isinstance(url, str) or urllib.parse.urlsplit(url).scheme not in ("http", "https"):
+        raise ConfigurationError(f"server {name!r}: url must be an http(s) address, got {url!r}")
+    return {"url": url, "headers": {**(headers or {}), **(server.get("headers") or {})}}

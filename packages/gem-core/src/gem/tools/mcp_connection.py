@@ -1,0 +1,273 @@
+"""Connections to MCP servers, kept open in one background event loop of this process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import Coroutine, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import AsyncExitStack
+from typing import Any, NamedTuple, TypeVar
+
+from gem.errors import MissingExtraError
+
+T = TypeVar("T")
+
+_MOST_PAGES = 100
+_TAIL_BYTES = 2_000
+_CLOSE_S = 8.0
+# Beyond the time limit of a call: the loop's own slack.
+_SLACK_S = 5.0
+
+
+class ServerGoneError(Exception):
+    """A server cannot be reached, or the connection to it broke."""
+
+
+class Refused(Exception):  # noqa: N818
+    """A server answered that a call cannot be carried out, or took too long."""
+
+
+class Function(NamedTuple):
+    """What a server offers."""
+
+    name: str
+    description: str
+    schema: Mapping[str, Any]
+    """JSON schema of the arguments."""
+
+
+class Answer(NamedTuple):
+    """What a function returned."""
+
+    text: str
+    is_error: bool
+
+
+class Connection:
+    """A connection of one environment to one server; `functions` are the server's."""
+
+    def __init__(self, server: Mapping[str, Any], timeout_s: float) -> None:
+        """Connect, and list the functions.
+
+        Args:
+            server: `{"url", "headers"}` or `{"command", "args", "env", "cwd"}`.
+            timeout_s: Seconds until the attempt is given up.
+
+        Raises:
+            MissingExtraError: The extra `mcp` is not installed.
+            ServerGoneError: The server does not start, answer or speak MCP.
+        """
+        _sdk()
+        self._server = server
+        self._last_words = bytearray()
+        self._loop = background_loop()
+        self._pid = os.getpid()
+        self._closing: asyncio.Event
+        self._task: asyncio.Task[None]
+        self._client: Any
+        self.functions: list[Function]
+        self._wait(self._open(timeout_s), timeout_s + _SLACK_S + _CLOSE_S)
+
+    @property
+    def usable(self) -> bool:
+        """Whether it was made in this process and has not ended."""
+        return self._pid == os.getpid() and not self._task.done()
+
+    def call(self, name: str, arguments: Mapping[str, Any], timeout_s: float) -> Answer:
+        """Call a function.
+
+        Raises:
+            Refused: The server says no, or is not done within `timeout_s`.
+            ServerGoneError: The connection broke.
+        """
+        return self._wait(self.acall(name, arguments, timeout_s), timeout_s + _SLACK_S)
+
+    async def acall(self, name: str, arguments: Mapping[str, Any], timeout_s: float) -> Answer:
+        """Like `call`, in the background loop."""
+        sdk = _sdk()
+        try:
+            # The SDK's own limit tells the server to stop.
+            result = await self._client.call_tool(
+                name, dict(arguments), read_timeout_seconds=timeout_s
+            )
+        except sdk.MCPError as error:
+            if _broken(error):
+                raise ServerGoneError(self._reason(error)) from error
+            if error.code == _types().REQUEST_TIMEOUT:
+                raise Refused(f"{name} was not done after {timeout_s:g} s") from error
+            raise Refused(str(error)) from error
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            raise ServerGoneError(self._reason(error)) from error
+        return Answer(_text(result), bool(result.is_error))
+
+    def close(self) -> None:
+        """End the connection, and the server if it was started for it; safe to repeat."""
+        if self.usable:
+            # What cannot be closed in time ends with this process.
+            with contextlib.suppress(ServerGoneError):
+                self._wait(self._close(), _CLOSE_S)
+
+    async def _open(self, timeout_s: float) -> None:
+        self._closing = asyncio.Event()
+        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._live(ready))
+        try:
+            await asyncio.wait_for(asyncio.shield(ready), timeout_s)
+        except asyncio.TimeoutError:
+            self._task.cancel()
+            await asyncio.wait([self._task], timeout=_CLOSE_S)
+            raise ServerGoneError(f"no answer within {timeout_s:g} s{self._said()}") from None
+
+    async def _live(self, ready: asyncio.Future[None]) -> None:
+        """Hold the connection; what opens it must close it, so all of its life is one task."""
+        try:
+            async with AsyncExitStack() as stack:
+                transport = await self._transport(stack)
+                self._client = await stack.enter_async_context(_sdk().Client(transport))
+                self.functions = await self._listed()
+                if not ready.done():
+                    ready.set_result(None)
+                await self._closing.wait()
+        except Exception as error:
+            if not ready.done():
+                ready.set_exception(ServerGoneError(self._reason(error)))
+        finally:
+            if not ready.done():
+                ready.set_exception(ServerGoneError("the connection ended"))
+
+    async def _transport(self, stack: AsyncExitStack) -> Any:
+        server = self._server
+        if "url" in server:
+            from mcp.client.streamable_http import streamable_http_client
+            from mcp.shared._httpx_utils import create_mcp_http_client
+
+            client = create_mcp_http_client(headers=dict(server.get("headers") or {}))
+            await stack.enter_async_context(client)
+            return streamable_http_client(server["url"], http_client=client)
+        from mcp.client.stdio import StdioServerParameters, stdio_client
+
+        parameters = StdioServerParameters(
+            command=server["command"],
+            args=list(server.get("args") or ()),
+            env=dict(server.get("env") or {}),
+            cwd=server.get("cwd"),
+        )
+        return stdio_client(parameters, errlog=self._listen(stack))
+
+    def _listen(self, stack: AsyncExitStack) -> Any:
+        """Return a file for the server's standard error, of which the end is kept."""
+        loop = asyncio.get_running_loop()
+        source, sink = os.pipe()
+        os.set_blocking(source, False)
+
+        def drain() -> None:
+            with contextlib.suppress(BlockingIOError):
+                data = os.read(source, 1 << 16)
+                self._last_words += data
+                del self._last_words[:-_TAIL_BYTES]
+                if not data:
+                    loop.remove_reader(source)
+
+        def release() -> None:
+            loop.remove_reader(source)
+            with contextlib.suppress(OSError):
+                drain()
+            os.close(source)
+
+        loop.add_reader(source, drain)
+        stack.callback(release)
+        return stack.enter_context(os.fdopen(sink, "w"))
+
+    async def _listed(self) -> list[Function]:
+        functions: list[Function] = []
+        cursor = None
+        for _ in range(_MOST_PAGES):
+            page = await self._client.list_tools(cursor=cursor)
+            functions += (
+                Function(tool.name, tool.description or "", tool.input_schema)
+                for tool in page.tools
+            )
+            cursor = page.next_cursor
+            if not cursor:
+                break
+        return functions
+
+    async def _close(self) -> None:
+        self._closing.set()
+        await asyncio.wait([self._task])
+
+    def _wait(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
+        future: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result(timeout_s)
+        except (FutureTimeoutError, asyncio.TimeoutError):
+            future.cancel()
+            raise ServerGoneError(f"no answer within {timeout_s:g} s") from None
+
+    def _reason(self, error: BaseException) -> str:
+        while getattr(error, "exceptions", None):
+            error = error.exceptions[0]  # type: ignore[attr-defined]
+        words = " ".join(str(error).split())[:300]
+        return f"{words or type(error).__name__}{self._said()}"
+
+    def _said(self) -> str:
+        lines = self._last_words.decode("utf-8", "replace").strip().splitlines()
+        return f"; it wrote: {lines[-1].strip()[:300]}" if lines else ""
+
+
+_loops: dict[int, asyncio.AbstractEventLoop] = {}
+_starting = threading.Lock()
+
+
+def background_loop() -> asyncio.AbstractEventLoop:
+    """Return this process's loop for connections; its thread ends with the process."""
+    pid = os.getpid()
+    with _starting:
+        if pid not in _loops:
+            # A fork copies the loop, but not the thread that runs it.
+            _loops.clear()
+            loop = asyncio.new_event_loop()
+            threading.Thread(target=loop.run_forever, name="gem-mcp", daemon=True).start()
+            _loops[pid] = loop
+        return _loops[pid]
+
+
+def _broken(error: Any) -> bool:
+    # Servers use the code of a closed connection for errors of their own, too.
+    return error.code == _types().CONNECTION_CLOSED and str(error) == "Connection closed"
+
+
+def _text(result: Any) -> str:
+    parts = []
+    for part in result.content:
+        if part.type == "text":
+            parts.append(part.text)
+        elif part.type == "resource" and hasattr(part.resource, "text"):
+            parts.append(part.resource.text)
+        else:
+            parts.append(f"[{part.type}]")
+    return "\n".join(parts)
+
+
+def _sdk() -> Any:
+    try:
+        import mcp
+    except ImportError as error:
+        raise MissingExtraError(
+            f"MCP servers need the SDK (mcp 2.x): pip install 'gem-core[mcp]' ({error})"
+        ) from None
+    if not hasattr(mcp, "Client"):
+        raise MissingExtraError("MCP servers need mcp 2.x: pip install 'gem-core[mcp]'")
+    return mcp
+
+
+def _types() -> Any:
+    import mcp_types
+
+    return mcp_types
