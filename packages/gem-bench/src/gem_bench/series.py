@@ -1,4 +1,4 @@
-"""Read runs and put those together that differ in nothing but the seed.
+"""Read runs and put those together that differ in nothing but the seeds.
 
 - `Run`: one run folder, with its training curve and its evaluations as columns of numbers.
 - `Group`: the runs of one trainer and one experiment; the unit of every table and picture.
@@ -122,12 +122,13 @@ class Run:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in the seed only."""
+    """Runs that differ in the seeds only: `seed`, and `env.seed`, which says which tasks come."""
 
     label: str
     runs: list[Run]
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """What the runs have in common, by dotted key, without the seed."""
+    """What the runs have in common, by dotted key; without `seed`, with all values of `env.seed`.
+    """
 
     @property
     def trainer(self) -> str:
@@ -149,7 +150,7 @@ def load_runs(folders: Sequence[Path]) -> list[Group]:
         groups[json.dumps([run.trainer, _settings(run)], sort_keys=True)].append(run)
     members = list(groups.values())
     labels = _labels([(m[0].trainer, _settings(m[0])) for m in members])
-    return [Group(label, m, _settings(m[0])) for label, m in zip(labels, members, strict=True)]
+    return [Group(label, m, _common(m)) for label, m in zip(labels, members, strict=True)]
 
 
 def differences(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -181,7 +182,14 @@ def _read(folder: Path) -> Run:
 
 
 def _settings(run: Run) -> dict[str, Any]:
-    return {key: value for key, value in run.spec.items() if key != "seed"}
+    return {key: value for key, value in run.spec.items() if key not in ("seed", "env.seed")}
+
+
+def _common(runs: Sequence[Run]) -> dict[str, Any]:
+    settings = _settings(runs[0])
+    if settings:
+        settings["env.seed"] = sorted({run.spec.get("env.seed", 0) for run in runs})
+    return settings
 
 
 def _curve(rows: list[dict[str, Any]], before: Mapping[int, float], total: float) -> Curve:
