@@ -125,7 +125,7 @@ GAMES: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
         },
     ),
 }
-"""Per game: module and class in this folder, and the parameters of each id `game:<Name>-v0<suffix>`.
+"""Per game: module and class in this folder, and the parameters of each id.
 
-A parameter that is None is drawn at every reset.
+Ids are `game:<Name>-v0<suffix>`. A parameter that is None is drawn at every reset.
 """
