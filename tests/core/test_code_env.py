@@ -88,7 +88,10 @@ def test_the_tests_with_the_longest_inputs_are_run_under_the_given_limit() -> No
     assert {limit for _, limit in executor.runs} == {10.0}
 
 
-def test_without_an_isolating_executor_nothing_runs_unasked() -> None:
+def test_without_an_isolating_executor_nothing_runs_unasked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PATH", "")
     env = gem.make("code:CodeContest", source="sample")
     with pytest.raises(ConfigurationError, match="executor='subprocess'"):
         env.reset(seed=0)

@@ -2,34 +2,65 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from gem.errors import ConfigurationError
+from gem.sandbox.auto import AutoExecutor
 from gem.sandbox.base import Executor, Limits, Result
+from gem.sandbox.bwrap import BwrapExecutor
+from gem.sandbox.docker import DockerExecutor
+from gem.sandbox.monty import MontyExecutor
 from gem.sandbox.process import SubprocessExecutor
 
-__all__ = ["Executor", "Limits", "Result", "SubprocessExecutor", "resolve"]
+__all__ = [
+    "EXECUTORS",
+    "AutoExecutor",
+    "BwrapExecutor",
+    "DockerExecutor",
+    "Executor",
+    "Limits",
+    "MontyExecutor",
+    "Result",
+    "SubprocessExecutor",
+    "resolve",
+]
+
+EXECUTORS: dict[str, Callable[[], Executor]] = {
+    "bwrap": BwrapExecutor,
+    "monty": MontyExecutor,
+    "auto": AutoExecutor,
+    "docker": DockerExecutor,
+    "subprocess": SubprocessExecutor,
+}
+"""What can be asked for by name. All but `subprocess` isolate."""
 
 
 def resolve(executor: str | Executor | None) -> Executor:
     """Return the executor that a parameter names.
 
     Args:
-        executor: An executor; `"subprocess"`, the unsafe `SubprocessExecutor`; or None for one
-            that isolates. There is none yet, so None is refused: programs of a policy never run
-            unprotected unless that was asked for by name.
+        executor: An executor; the name of one in `EXECUTORS`; or None for the strongest that
+            isolates and runs any program, `bwrap`. Programs of a policy never run unprotected
+            unless `subprocess` was asked for by name.
 
     Raises:
-        ConfigurationError: Nothing isolates here, or there is no executor of this name.
+        ConfigurationError: What is asked for is not available here, or there is no such name.
+        MissingExtraError: It needs a package that is not installed.
     """
     if isinstance(executor, Executor):
         return executor
-    if executor == "subprocess":
-        return SubprocessExecutor()
     if executor is None:
+        try:
+            return BwrapExecutor()
+        except ConfigurationError as error:
+            raise ConfigurationError(
+                f"executor=None asks for an isolating executor: {error}; or pass "
+                "executor='subprocess', which runs the policy's programs as your own user with "
+                "full access to files and network (unsafe), or a gem.sandbox.Executor"
+            ) from error
+    if executor not in EXECUTORS:
         raise ConfigurationError(
-            "executor=None asks for an isolating executor and none is installed; "
-            "executor='subprocess' runs the policy's programs as your own user with full access "
-            "to files and network (unsafe), or pass a gem.sandbox.Executor"
+            f"executor must be one of {', '.join(map(repr, EXECUTORS))}, a gem.sandbox.Executor "
+            f"or None, got {executor!r}"
         )
-    raise ConfigurationError(
-        f"executor must be 'subprocess', a gem.sandbox.Executor or None, got {executor!r}"
-    )
+    return EXECUTORS[executor]()

@@ -21,9 +21,14 @@ class Limits:
     wall_s: float = 10.0
     """Seconds until the program and everything it started is killed."""
     memory_mb: int = 1024
-    """Address space of the program."""
+    """Address space of the program, or of what it takes on top of a warm interpreter; all of its
+    processes together where the executor can count them."""
     output_bytes: int = 1 << 20
     """Bytes kept of each output stream; a program that writes more may be stopped."""
+    disk_mb: int = 64
+    """Files that the program writes."""
+    processes: int = 32
+    """Processes and threads at a time."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

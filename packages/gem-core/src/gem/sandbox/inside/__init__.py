@@ -1,0 +1,1 @@
+"""What runs inside the bubblewrap sandbox: standard library only, it sees no other part of gem."""

@@ -1,0 +1,80 @@
+"""A program as `python program.py` would run it, in the process at hand."""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import contextlib
+import gc
+import os
+import sys
+import threading
+import types
+from typing import Any, NoReturn
+
+_PATH = "/tmp/program.py"
+
+
+def prepare() -> types.ModuleType:
+    """Make the streams and the module `__main__` of a program; return the module."""
+    # The streams of the interpreter before the fork know nothing of the descriptors now.
+    sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)
+    sys.stdout = open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)
+    sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
+    sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
+    numpy: Any = sys.modules.get("numpy.random")
+    if numpy is not None:
+        # Forks of one process would all draw the same numbers.
+        numpy.seed()
+    main = types.ModuleType("__main__")
+    main.__dict__.update(__builtins__=builtins, __file__=_PATH)
+    sys.modules["__main__"] = main
+    sys.argv = [_PATH]
+    gc.enable()
+    return main
+
+
+def run(source: bytes) -> NoReturn:
+    """Run a program and end the process as the program ends."""
+    main = prepare()
+    with contextlib.suppress(OSError), open(_PATH, "wb") as file:
+        file.write(source)
+    exit_code = execute(source, _PATH, main.__dict__)
+    finish(exit_code)
+
+
+def execute(source: bytes, path: str, namespace: dict[str, Any]) -> int:
+    """Run source in a namespace; return the exit code, having printed what went wrong."""
+    try:
+        exec(compile(source, path, "exec", dont_inherit=True), namespace)
+    except SystemExit as error:
+        return _exit_code(error.code)
+    except BaseException as error:
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+            trace = trace.tb_next
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        return 1
+    return 0
+
+
+def finish(exit_code: int) -> NoReturn:
+    """Do what an interpreter does at its end, without the time for taking itself apart."""
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BaseException:
+        exit_code = exit_code or 120
+    finally:
+        os._exit(exit_code)
+
+
+def _exit_code(code: object) -> int:
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF
+    print(code, file=sys.stderr)
+    return 1

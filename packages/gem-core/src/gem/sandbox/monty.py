@@ -1,0 +1,146 @@
+"""The executor that starts fastest: Monty, an interpreter of a part of Python (extra `monty`)."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import importlib
+import os
+import threading
+import time
+from importlib.metadata import PackageNotFoundError, files
+from pathlib import Path
+from typing import Any
+
+from gem.errors import MissingExtraError, UnreachableError
+from gem.sandbox.base import Executor, Limits, Result
+from gem.sandbox.streams import encoded
+
+INSTALL = "pip install 'gem-core[monty]'"
+_GRACE_S = 1.0
+
+
+class MontyExecutor(Executor):
+    """Runs programs in Monty (pydantic-monty): a Python interpreter without access to anything.
+
+    A program takes a fraction of a millisecond to start. It has the language (no generators, no
+    `del`, no `except*`), part of the builtins (no `input`) and the modules math, json, re, random,
+    datetime, collections, itertools, functools and decimal; nothing else can be imported.
+    `AutoExecutor` runs what that is too little for elsewhere. There are no files, sockets or
+    processes to reach: a program is data in the worker that interprets it. The worker itself is an
+    ordinary process of the user, so an error in Monty is not contained by the system.
+
+    Differs from `Executor`: `stdin` cannot be read, both output streams together are limited, no
+    `disk_mb` and `processes`.
+    """
+
+    isolates = frozenset({"files", "network", "processes"})
+
+    def __init__(self) -> None:
+        """Check that Monty is there; nothing is started.
+
+        Raises:
+            MissingExtraError: The extra `monty` is not installed.
+        """
+        _monty()
+
+    def run(self, code: str, stdin: str = "", limits: Limits = Limits()) -> Result:  # noqa: B008
+        """Run a program; see `Executor.run`."""
+        monty = _monty()
+        # Room for what Monty counts besides the text; the rest is cut here.
+        output = monty.CollectStreams(max_bytes=limits.output_bytes + (1 << 16))
+        bounds = {
+            "max_feed_duration_secs": limits.wall_s,
+            "max_total_sleep_secs": limits.wall_s,
+            "max_memory": limits.memory_mb << 20,
+        }
+        began = time.monotonic()
+        error, limit_hit = "", None
+        try:
+            with _workers().checkout(limits=bounds) as session:
+                began = time.monotonic()
+                session.feed_run(encoded(code).decode(), print_callback=output)
+        except monty.MontyCrashedError as crash:
+            limit_hit = "time" if time.monotonic() - began >= limits.wall_s else None
+            error = f"the interpreter ended: {crash}"
+        except monty.MontyError as raised:
+            error = raised.display()
+            limit_hit = _limit(error)
+        except (OSError, TimeoutError) as problem:
+            raise UnreachableError(f"cannot start a Monty worker: {problem}") from problem
+        seconds = time.monotonic() - began
+        stdout, stderr = (_text(output.output, stream) for stream in ("stdout", "stderr"))
+        stderr += error + "\n" * bool(error)
+        cut = max(len(encoded(stdout)), len(encoded(stderr))) > limits.output_bytes
+        if limit_hit == "memory" and "bytes > " in error and _printed(error, limits):
+            limit_hit = "output"
+        if cut:
+            limit_hit = limit_hit or "output"
+        stdout, stderr = (_kept(text, limits.output_bytes) for text in (stdout, stderr))
+        return Result(stdout, stderr, int(bool(error)), seconds, limit_hit)
+
+
+def _limit(error: str) -> str | None:
+    """Return the limit that ended a program, from Monty's message."""
+    last = error.rstrip().rpartition("\n")[2]
+    if last.startswith(("TimeoutError: feed time limit", "TimeoutError: sleep limit")):
+        return "time"
+    return "memory" if last.startswith("MemoryError: memory limit exceeded") else None
+
+
+def _printed(error: str, limits: Limits) -> bool:
+    """Return whether the memory that ran out is that for output."""
+    return error.rstrip().endswith(f"> {limits.output_bytes + (1 << 16)} bytes")
+
+
+def _kept(text: str, limit: int) -> str:
+    return encoded(text)[:limit].decode("utf-8", "replace")
+
+
+def _text(output: list[tuple[str, str]], stream: str) -> str:
+    return "".join(text for name, text in output if name == stream)
+
+
+def _monty() -> Any:
+    try:
+        return importlib.import_module("pydantic_monty")
+    except ImportError as error:
+        raise MissingExtraError(f"the monty executor needs pydantic-monty: {INSTALL}") from error
+
+
+_lock = threading.Lock()
+
+
+def _workers() -> Any:
+    with _lock:
+        return _pool(os.getpid())
+
+
+@functools.cache
+def _pool(pid: int) -> Any:
+    """Return the workers of this process; a forked child has its own."""
+    pool = _monty().Monty(
+        binary_path=_binary(),
+        max_processes=max(2, os.cpu_count() or 1) * 4,
+        feed_duration_limit_grace=_GRACE_S,
+    )
+    pool.__enter__()
+    atexit.register(_close, pool, pid)
+    return pool
+
+
+def _binary() -> Path | None:
+    """Return the worker's program where its package has put it, which need not be this virtual
+    environment's folder; None leaves the search to Monty."""
+    with contextlib.suppress(PackageNotFoundError):
+        for file in files("pydantic-monty-runtime") or ():
+            path = Path(str(file.locate()))
+            if path.name == "monty" and path.is_file():
+                return path
+    return None
+
+
+def _close(pool: Any, pid: int) -> None:
+    if os.getpid() == pid:
+        pool.__exit__(None, None, None)

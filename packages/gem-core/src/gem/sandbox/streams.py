@@ -1,0 +1,88 @@
+"""What goes into a program and comes out of it, as descriptors."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+from collections.abc import Iterator
+from types import TracebackType
+
+_PART = 1 << 16
+
+
+class Outputs:
+    """The two output streams of a program: pipes of which the first `limit` bytes are kept."""
+
+    def __init__(self, limit: int) -> None:
+        out, their_out = os.pipe()
+        err, their_err = os.pipe()
+        self.theirs = [their_out, their_err]
+        self.cut = False
+        """More was written than is kept."""
+        self._limit = limit
+        self._kept = {out: bytearray(), err: bytearray()}
+        self._open = {out, err}
+
+    def __enter__(self) -> Outputs:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close_theirs()
+        for descriptor in self._kept:
+            os.close(descriptor)
+
+    def close_theirs(self) -> None:
+        """Close the ends that belong to the program; safe to repeat."""
+        while self.theirs:
+            os.close(self.theirs.pop())
+
+    def register(self, poll: select.poll) -> None:
+        for descriptor in self._open:
+            poll.register(descriptor, select.POLLIN)
+
+    def read(self, descriptor: int, poll: select.poll | None = None) -> None:
+        """Read what is there; at the end of a stream it is no longer waited for."""
+        kept = self._kept[descriptor]
+        part = os.read(descriptor, _PART)
+        if not part:
+            self._open.discard(descriptor)
+            if poll is not None:
+                poll.unregister(descriptor)
+        room = self._limit - len(kept)
+        kept += part[:room]
+        self.cut = self.cut or len(part) > room
+
+    def drain(self) -> None:
+        """Read to the end; for when nothing can write any more."""
+        while self._open:
+            self.read(next(iter(self._open)))
+
+    def texts(self) -> tuple[str, str]:
+        """Return both streams as text, undecodable bytes replaced."""
+        out, err = (bytes(kept).decode("utf-8", "replace") for kept in self._kept.values())
+        return out, err
+
+
+@contextlib.contextmanager
+def in_memory(data: bytes) -> Iterator[int]:
+    """Give the descriptor of a nameless file with this content, at its beginning."""
+    descriptor = os.memfd_create("gem")
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(descriptor, view) :]
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def encoded(text: str) -> bytes:
+    """Return text as UTF-8; lone surrogates become question marks."""
+    return text.encode("utf-8", "replace")
