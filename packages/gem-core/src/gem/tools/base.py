@@ -19,6 +19,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 ToolT = TypeVar("ToolT", bound="Tool")
 
 TOOL_CALL = re.compile(r"<tool_call>")
+_HALVES = re.compile(r"\\ud[89a-f]")
 _TOOL_CALL_END = "</tool_call>"
 # Names that models and chat templates use for the same thing.
 _ARGUMENTS = ("arguments", "parameters")
@@ -193,6 +194,9 @@ def read_arguments(arguments: Any) -> tuple[dict[str, Any], str | None]:
         arguments = {}
     if not isinstance(arguments, dict):
         return {}, f"The arguments must be a JSON object, not {_kind(arguments)}."
+    if _HALVES.search(json.dumps(arguments)):
+        # No protocol can carry half a surrogate pair.
+        arguments = json.loads(printable(json.dumps(arguments, ensure_ascii=False)))
     return arguments, None
 
 

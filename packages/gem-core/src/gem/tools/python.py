@@ -74,7 +74,7 @@ class PythonTool(Tool):
         Raises:
             ConfigurationError: A value is not allowed.
         """
-        if executor is not None:
+        if isinstance(executor, str) and executor not in sandbox.EXECUTORS:
             sandbox.resolve(executor)
         self.executor = executor
         self.timeout_s = positive("timeout_s", timeout_s)
@@ -155,7 +155,8 @@ class PythonTool(Tool):
         shown = clip("\n".join(filter(None, (result.stdout.strip("\n"), stderr))), self.max_output)
         parts = [shown]
         if result.limit_hit is not None:
-            parts.append(_LIMITS[result.limit_hit].format(limits=self._limits))
+            told = _LIMITS.get(result.limit_hit, f"The program hit its {result.limit_hit} limit.")
+            parts.append(told.format(limits=self._limits))
         elif result.exit_code and not stderr:
             parts.append(f"The program ended with exit code {result.exit_code}.")
         text = "\n".join(filter(None, parts)) or "The program printed nothing."

@@ -22,6 +22,7 @@ _WORD = re.compile(r"\w+")
 _CORPUS, _MARK = "corpus.jsonl", "gem-index.json"
 _FORMAT = 1
 _EVERY = 5_000
+_BLOCK = 256
 # Words that nearly every English passage has; a query does not mean them.
 _STOP = """
 a an and are as at be been but by can could did do does for from had has have he her his how
@@ -65,9 +66,12 @@ class Index:
         if not words:
             return []
         scores = self._scorer.get_scores_from_ids(words)
-        topk = min(topk, len(scores))
-        # The least of the best scores; whoever has it may be in.
-        least = max(np.partition(scores, -topk)[-topk], np.finfo(np.float32).tiny)
+        least = np.finfo(np.float32).tiny
+        # Among the best of each block, the k-th best is no better than the k-th best of all: few
+        # passages are left to sort.
+        best_of = np.maximum.reduceat(scores, np.arange(0, len(scores), _BLOCK))
+        if topk < len(best_of):
+            least = max(least, np.partition(best_of, -topk)[-topk])
         candidates = np.flatnonzero(scores >= least)
         best = candidates[np.argsort(-scores[candidates], kind="stable")][:topk]
         return [self._hit(int(i), float(scores[i])) for i in best]
