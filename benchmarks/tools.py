@@ -91,9 +91,7 @@ def python(arguments: argparse.Namespace) -> None:
         from original import original_python
 
         interpreters["original"] = str(original_python())
-    print(
-        f"{'Python: step of an environment':34}{'p50 ms':>9}{'p95 ms':>9}{'calls/s, 16 at once':>21}"
-    )
+    print(f"{'Python: step':34}{'p50 ms':>9}{'p95 ms':>9}{'calls/s, 16 at once':>21}")
     for which, interpreter in interpreters.items():
         command = [interpreter, __file__, "--work", which, "--calls", str(arguments.calls)]
         run = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -116,6 +114,7 @@ def corpus(path: Path, passages: int) -> list[str]:
 
 def search(arguments: argparse.Namespace) -> None:
     import bm25s
+
     from gem.tools.search_index import build_folder, open_index
 
     with tempfile.TemporaryDirectory() as name:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gem.core import Env
 from gem.errors import ConfigurationError
 from gem.registry import make
 from gem.vector.sync import AutoresetMode, SyncVectorEnv
+from gem.wrappers import wrap
 
 __all__ = ["AutoresetMode", "SyncVectorEnv", "make_vec"]
 
@@ -17,7 +17,7 @@ def make_vec(
     env_ids: str | Sequence[str],
     *,
     num_envs: int | None = None,
-    wrappers: Sequence[Callable[[Env], Env]] = (),
+    wrappers: Any = (),
     vec_kwargs: Sequence[Mapping[str, Any]] | None = None,
     autoreset: AutoresetMode | str = AutoresetMode.SAME_STEP,
     seed: int | None = None,
@@ -28,7 +28,7 @@ def make_vec(
     Args:
         env_ids: One id for each environment, or one id for all of them.
         num_envs: Number of environments when `env_ids` is a single id; 1 by default.
-        wrappers: Applied to each environment in this order, the last one outermost.
+        wrappers: Put around each environment, the last one outermost; see `gem.wrappers.wrap`.
         vec_kwargs: Parameters of each environment; they win over `kwargs`.
         autoreset: What happens when an episode ends, see `AutoresetMode`.
         seed: Environment `i` plays the episodes of `gem.seeding.env_seed(seed, i)`, whatever the
@@ -55,8 +55,6 @@ def make_vec(
     envs = []
     for id, each in zip(ids, own, strict=True):
         env = make(id, **{**kwargs, **each})
-        for wrapper in wrappers:
-            env = wrapper(env)
-        envs.append(env)
+        envs.append(wrap(env, wrappers) if wrappers else env)
     seeded = [i for i, each in enumerate(own) if "seed" in each]
     return SyncVectorEnv(envs, autoreset=autoreset, seed=seed, keep_seed=seeded)
