@@ -716,3 +716,14 @@ def test_several_jobs_report_the_same_in_the_same_order() -> None:
         ]
 
     assert told(2) == told(1)
+
+
+@pytest.mark.parametrize(
+    ("answers", "fault"),
+    [((["1", "-1"], ["-1", "1"]), ""), ((["1"], ["-1"]), "knows more than it observed")],
+)
+def test_a_question_asked_twice_may_have_two_right_answers(answers: Any, fault: str) -> None:
+    rows = [{"problem": "Name a root of x^2 = 1.", "answer": answer} for answer in answers]
+    report = check_env("math:GSM8K", source=rows, only=("oracle",), episodes=8)
+    assert fault in failures(report).get("oracle", "")
+    assert report.passed == (not fault)
