@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import pickle
+import shutil
 import signal
 import socket
 import subprocess
@@ -45,6 +47,31 @@ def clock() -> Iterator[MCPTool]:
     tool.reset()
     yield tool
     tool.close()
+
+
+EVERYTHING = "@modelcontextprotocol/server-everything@2026.8.31"
+
+
+@pytest.fixture(scope="module")
+def everything() -> Path:
+    """The program of a published server that shows all that servers can do."""
+    if shutil.which("npm") is None or shutil.which("node") is None:
+        pytest.skip(f"npm and node are needed for {EVERYTHING}")
+    cache = Path(os.environ.get("GEM_CACHE", "~/.cache/gem-core")).expanduser()
+    folder = cache / "npm" / "server-everything-2026.8.31"
+    if not folder.exists():
+        # Other workers may install it at the same time: the folder appears when it is complete.
+        part = folder.with_name(f"{folder.name}-{os.getpid()}")
+        part.mkdir(parents=True)
+        command = ["npm", "install", "--prefix", str(part), "--ignore-scripts", "--no-audit"]
+        run = subprocess.run(
+            [*command, "--no-fund", "--silent", EVERYTHING], capture_output=True, timeout=300
+        )
+        if run.returncode:
+            pytest.skip(f"npm cannot install {EVERYTHING}: {run.stderr.decode()[-200:]}")
+        with contextlib.suppress(OSError):
+            part.rename(folder)
+    return folder / "node_modules/@modelcontextprotocol/server-everything/dist/index.js"
 
 
 def free_port() -> int:
@@ -331,7 +358,7 @@ def test_refusals_and_nonsense_are_told(opened: Any, answer: str, words: str) ->
         ("{'result': {'content': []}}", "The function returned nothing."),
         (
             "{'result': {'content': [{'type': 'image', 'data': '', 'mimeType': 'image/png'}]}}",
-            "[image]",
+            "[image image/png]",
         ),
         ("{'result': text('x' * 10**6)}", "characters left out"),
     ],
@@ -375,6 +402,36 @@ def test_a_server_over_http_answers_dies_and_comes_back(http: HttpServer) -> Non
     http.start()
     assert said(tool, "days_in_month", date="2024-02-03") == ToolResult("29", ok=True)
     tool.close()
+
+
+@pytest.mark.parametrize("transport", ["stdio", "streamableHttp"])
+def test_a_published_server_that_nobody_here_wrote_answers(
+    everything: Path, transport: str
+) -> None:
+    with contextlib.ExitStack() as stack:
+        if transport == "stdio":
+            tool = MCPTool.from_command("node", str(everything), transport)
+        else:
+            port = free_port()
+            server = stack.enter_context(
+                subprocess.Popen(
+                    ["node", str(everything), transport],
+                    env={**os.environ, "PORT": str(port)},
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                )
+            )
+            stack.callback(server.kill)
+            tool = MCPTool(f"http://127.0.0.1:{port}/mcp", retries=6, retry_delay_s=0.1)
+        stack.callback(tool.close)
+        tool.reset()
+        assert said(tool, "echo", message="ü") == ToolResult("Echo: ü", ok=True)
+        assert said(tool, "get-sum", a=19, b=23).text == "The sum of 19 and 23 is 42."
+        refused = said(tool, "get-sum", a="x")
+        assert not refused.ok
+        assert "expected number" in refused.text
+        assert "[image image/png]" in said(tool, "get-tiny-image").text
+        assert "[resource_link " in said(tool, "get-resource-links").text
 
 
 def test_functions_of_several_servers_have_the_servers_name_before_them(

@@ -251,7 +251,8 @@ def _text(result: Any) -> str:
         elif part.type == "resource" and hasattr(part.resource, "text"):
             parts.append(part.resource.text)
         else:
-            parts.append(f"[{part.type}]")
+            about = (getattr(part, key, None) for key in ("name", "uri", "mime_type"))
+            parts.append(f"[{' '.join(map(str, filter(None, (part.type, *about))))}]")
     return "\n".join(parts)
 
 
