@@ -120,6 +120,7 @@ class Connection:
         try:
             await asyncio.wait_for(asyncio.shield(ready), timeout_s)
         except asyncio.TimeoutError:
+            ready.cancel()
             self._task.cancel()
             await asyncio.wait([self._task], timeout=_CLOSE_S)
             raise ServerGoneError(f"no answer within {timeout_s:g} s{self._said()}") from None
