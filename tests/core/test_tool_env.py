@@ -19,7 +19,7 @@ from gem.errors import (
 from gem.rollout import Budget, ChatFormat, Sample, play_batch
 from gem.tasks import TaskSet
 from gem.testing import check_env
-from gem.tools import Tool, ToolCall, ToolResult
+from gem.tools import PythonTool, Tool, ToolCall, ToolResult
 from gem.wrappers import EpisodeTracking, ToolEnv, wrap
 
 GUESS = "game:GuessTheNumber-v0-easy"
@@ -411,3 +411,12 @@ def test_the_latest_board_stays_in_sight_in_every_context(
     )
     assert len(script.prompts) == 4
     assert all("black peg(s)" in prompt for prompt in script.prompts[1:])
+
+
+def test_a_call_in_a_models_own_tokens_reaches_the_tool(qwen3_tokenizer: Any) -> None:
+    chat = ChatFormat(qwen3_tokenizer)
+    call = json.dumps({"name": "python", "arguments": {"code": "print(6 * 7)"}})
+    ids = qwen3_tokenizer.encode(f"Let me see.\n<tool_call>\n{call}\n</tool_call><|im_end|>")
+    assert qwen3_tokenizer.convert_tokens_to_ids("<tool_call>") in ids
+    parsed = PythonTool(executor="subprocess").parse(chat.decode(ids))
+    assert parsed == ToolCall("python", {"code": "print(6 * 7)"})

@@ -6,12 +6,14 @@ import asyncio
 import json
 import pickle
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gem import sandbox
 from gem.errors import ConfigurationError, UnknownParameterError, UnreachableError
 from gem.sandbox import Executor, Limits, Result
 from gem.tools import PythonTool, Tool, ToolCall, make_tools
@@ -258,6 +260,22 @@ def test_programs_run_for_real(program: str, words: str, ok: bool) -> None:
     result = python.execute(call)
     assert words in result.text
     assert result.ok is ok
+
+
+def test_by_default_programs_are_isolated_or_nothing_runs(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("the user's")
+    python = PythonTool(timeout_s=30.0)
+    try:
+        sandbox.resolve(None)
+    except ConfigurationError:
+        with pytest.raises(ConfigurationError, match="executor"):
+            python.reset()
+        return
+    python.reset()
+    result = python.execute(ToolCall("python", {"code": f"print(open({str(secret)!r}).read())"}))
+    assert not result.ok
+    assert "FileNotFoundError" in result.text
 
 
 def test_ten_megabytes_of_source_are_answered() -> None:
