@@ -23,6 +23,7 @@ _EXAMPLES = """examples:
   python -m gem play game:Wordle-v0 --policy oracle
   python -m gem check --all --json report.json
   python -m gem replay runs/demo/verl --verify
+  python -m gem doctor --audit bwrap
 """
 
 
@@ -83,6 +84,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--keep-going", action="store_true", help="do not stop at the first difference"
     )
     replayer.set_defaults(run=_replay)
+
+    doctor = commands.add_parser("doctor", help="what programs of a policy can run in here")
+    doctor.add_argument(
+        "--audit",
+        nargs="*",
+        metavar="EXECUTOR",
+        help="attack these executors (default: all that isolate) and print what came of it",
+    )
+    doctor.set_defaults(run=_doctor)
 
     _add_search(commands)
 
@@ -300,6 +310,20 @@ def _replay(arguments: argparse.Namespace) -> int:
         skipped = f", {failed} failed ones not compared" if failed else ""
         print(f"{verified - different} of {verified} episodes are the same again{skipped}")
     return 1 if different else 0
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from gem import doctor
+    from gem.sandbox import EXECUTORS
+
+    if arguments.audit is None:
+        return 0 if doctor.executors() else 1
+    unknown = [name for name in arguments.audit if name not in EXECUTORS]
+    if unknown:
+        raise ConfigurationError(
+            f"--audit takes {', '.join(EXECUTORS)}, there is no {', '.join(unknown)}"
+        )
+    return 0 if doctor.table(arguments.audit) else 1
 
 
 def _complaint(record: EpisodeRecord) -> str:

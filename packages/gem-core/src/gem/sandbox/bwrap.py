@@ -18,10 +18,10 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from gem.errors import ConfigurationError, UnreachableError
 from gem.sandbox.base import Executor, Limits, Result
+from gem.sandbox.inside.protocol import REPORT, REQUEST
 from gem.sandbox.streams import Outputs, encoded, in_memory
 
 INSTALL = "apt-get install bubblewrap"
@@ -33,6 +33,7 @@ _START_S = 60.0
 # Beyond a program's own limit; then the server itself is stuck.
 _GRACE_S = 10.0
 _UIDS = 4096
+_ATTEMPTS = 3
 _ENVIRONMENT = {
     "HOME": "/tmp",
     "TMPDIR": "/tmp",
@@ -91,18 +92,35 @@ class BwrapExecutor(Executor):
     def run(self, code: str, stdin: str = "", limits: Limits = Limits()) -> Result:  # noqa: B008
         """Run a program; see `Executor.run`."""
         source = encoded(code)
-        heavy = any(module.encode() in source for module in self.modules)
-        with _pool(self.servers, self.modules).server() as server:
-            return server.run(source, encoded(stdin), limits, heavy)
+        level = _level(source, self.modules)
+        for _ in range(_ATTEMPTS):
+            with (
+                contextlib.suppress(_NotSentError),
+                _pool(self.servers, self.modules).server() as server,
+            ):
+                return server.run(source, encoded(stdin), limits, level)
+        raise UnreachableError(f"the sandbox ended {_ATTEMPTS} times before a program began")
 
     def pids(self) -> list[int]:
         """Return the process ids of the running sandboxes."""
         return _pool(self.servers, self.modules).pids()
 
 
+def _level(source: bytes, modules: tuple[str, ...]) -> int:
+    """Return which of the interpreters has what the program seems to import."""
+    for number in reversed(range(len(modules))):
+        if modules[number].encode() in source:
+            return 2 + number
+    return int(b"import" in source)
+
+
 @functools.cache
 def _pool(servers: int, modules: tuple[str, ...]) -> _Pool:
     return _Pool(servers, modules)
+
+
+class _NotSentError(OSError):
+    """The server had ended before it was asked."""
 
 
 class _Pool:
@@ -163,41 +181,44 @@ class _Place:
 
 
 class _Server:
-    """One sandbox: bubblewrap, and in it the interpreter and its twin with the modules."""
+    """One sandbox: bubblewrap, and in it interpreters that have imported more and more."""
 
     def __init__(self, modules: tuple[str, ...]) -> None:
         self.broken = False
-        (self.plain, plain), (self.heavy, heavy) = _sockets(), _sockets()
+        pairs = [_sockets() for _ in range(2 + len(modules))]
+        self.requests = [ours for ours, _ in pairs]
+        theirs = [end for _, end in pairs]
         as_root = os.geteuid() == 0
         uids = _UIDS if as_root else 0
         mapping = _Mapping() if as_root else None
-        descriptors = [plain.fileno(), heavy.fileno(), *(mapping.theirs if mapping else ())]
+        descriptors = [end.fileno() for end in theirs]
+        passed = [*descriptors, *(mapping.theirs if mapping else ())]
         executable, binds, sites = _view(modules)
         command = ["bwrap", *_isolation(), *(mapping.options if mapping else ())]
         command += [*binds, "--chdir", "/tmp", executable, "-s", "-S", "-c", _START]
-        command += [":".join(sites), str(uids), str(plain.fileno()), str(heavy.fileno()), *modules]
+        command += [":".join(sites), str(uids), ",".join(map(str, descriptors)), *modules]
         try:
             self.process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
-                pass_fds=descriptors,
+                pass_fds=passed,
                 env={**_ENVIRONMENT, "LD_LIBRARY_PATH": "/python/lib"},
                 cwd="/",
             )
         except OSError as error:
             raise UnreachableError(f"cannot start bwrap: {error}") from error
         finally:
-            plain.close()
-            heavy.close()
+            for end in theirs:
+                end.close()
             if mapping:
                 mapping.close_theirs()
         try:
             if mapping:
                 mapping.apply()
             # Shows that the kernel lets programs be confined, before anyone's program runs.
-            self.run(b"print(1)", b"", Limits(wall_s=_START_S), heavy=False)
+            self.run(b"print(1)", b"", Limits(wall_s=_START_S), 0)
         except (OSError, ValueError) as error:
             self.end()
             assert self.process.stderr is not None
@@ -207,32 +228,35 @@ class _Server:
                 "`python -m gem doctor` says what this machine lacks"
             ) from error
 
-    def run(self, source: bytes, stdin: bytes, limits: Limits, heavy: bool) -> Result:
+    def run(self, source: bytes, stdin: bytes, limits: Limits, level: int) -> Result:
         report, theirs = _sockets()
         with contextlib.ExitStack() as stack:
             stack.enter_context(report)
             outputs = stack.enter_context(Outputs(limits.output_bytes))
             with theirs, in_memory(source) as code, in_memory(stdin) as given:
-                request = json.dumps(vars(limits)).encode()
+                request = REQUEST.pack(
+                    limits.wall_s, limits.memory_mb, limits.disk_mb, limits.processes
+                )
                 descriptors = [theirs.fileno(), code, given, *outputs.theirs]
                 try:
-                    socket.send_fds(self.heavy if heavy else self.plain, [request], descriptors)
+                    socket.send_fds(self.requests[level], [request], descriptors)
                 except OSError as error:
                     self.broken = True
-                    raise UnreachableError(f"the sandbox has ended: {error}") from error
+                    raise _NotSentError(str(error)) from error
             outputs.close_theirs()
             answer = self._await(report, outputs, limits)
-        if "unstarted" in answer:
-            raise UnreachableError(f"the sandbox cannot start programs: {answer['unstarted']}")
+        if len(answer) != REPORT.size:
+            raise UnreachableError(f"the sandbox cannot start programs: {answer.decode()}")
+        exit_code, seconds, ended = REPORT.unpack(answer)
         stdout, stderr = outputs.texts()
-        limit_hit = answer["limit_hit"]
+        limit_hit = ended.rstrip(b"\0").decode() or None
         if outputs.cut:
             limit_hit = limit_hit or "output"
-        elif answer["exit_code"] and "MemoryError" in stderr.rstrip().rpartition("\n")[2][:60]:
+        elif exit_code and "MemoryError" in stderr.rstrip().rpartition("\n")[2][:60]:
             limit_hit = limit_hit or "memory"
-        return Result(stdout, stderr, answer["exit_code"], answer["seconds"], limit_hit)
+        return Result(stdout, stderr, exit_code, seconds, limit_hit)
 
-    def _await(self, report: socket.socket, outputs: Outputs, limits: Limits) -> dict[str, Any]:
+    def _await(self, report: socket.socket, outputs: Outputs, limits: Limits) -> bytes:
         """Collect output until the program has ended; return the server's report."""
         poll = select.poll()
         poll.register(report, select.POLLIN)
@@ -249,8 +273,7 @@ class _Server:
                         raise UnreachableError("the sandbox ended while it ran a program")
                     # All that wrote have ended.
                     outputs.drain()
-                    answer: dict[str, Any] = json.loads(message)
-                    return answer
+                    return message
                 outputs.read(descriptor, poll)
             if outputs.cut and not stopped:
                 stopped = True
@@ -261,16 +284,16 @@ class _Server:
 
     def end(self) -> None:
         self.broken = True
-        self.plain.close()
-        self.heavy.close()
+        for end in self.requests:
+            end.close()
         # At the end of its requests the server ends, and all of the sandbox with it.
         self.process.kill()
         self.process.wait()
 
     def forget(self) -> None:
         self.broken = True
-        self.plain.close()
-        self.heavy.close()
+        for end in self.requests:
+            end.close()
         self.process.returncode = 0
 
 
@@ -315,7 +338,16 @@ def _isolation() -> list[str]:
 def _view(modules: tuple[str, ...]) -> tuple[str, list[str], list[str]]:
     """Return the interpreter's path inside, options for what is visible, folders of modules."""
     options: list[str] = []
-    for place in ("/usr", "/usr/share", "/etc", "/python", "/python/bin", "/packages", "/gem"):
+    for place in (
+        "/usr",
+        "/usr/share",
+        "/etc",
+        "/python",
+        "/python/bin",
+        "/packages",
+        "/gem",
+        "/dev",
+    ):
         # Parents that bubblewrap makes by itself are closed to programs.
         options += ["--perms", "0755", "--dir", place]
 
@@ -342,8 +374,10 @@ def _view(modules: tuple[str, ...]) -> tuple[str, list[str], list[str]]:
         sites.append(f"/packages/{len(sites)}")
         show(folder, sites[-1])
     show(_INSIDE, "/gem/inside")
-    options += ["--dev", "/dev", "--proc", "/proc", "--perms", "0755", "--dir", "/tmp"]
-    return executable, [*options, "--remount-ro", "/dev", "--remount-ro", "/"], sites
+    for name in ("null", "zero", "full", "random", "urandom"):
+        options += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
+    options += ["--symlink", "/tmp", "/dev/shm", "--proc", "/proc", "--perms", "0755"]
+    return executable, [*options, "--dir", "/tmp", "--remount-ro", "/"], sites
 
 
 def _folders(modules: tuple[str, ...]) -> list[Path]:

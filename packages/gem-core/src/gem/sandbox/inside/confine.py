@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 import resource
 import struct
 
@@ -17,25 +16,27 @@ NEWUSER = 0x10000000
 NEWPID = 0x20000000
 _ANY_NAMESPACE = 0x7E020000
 
-_NOSUID, _NODEV, _NOEXEC, _BIND = 2, 4, 8, 4096
+_NOSUID, _NODEV = 2, 4
+_CLOSE_RANGE = 436
 _SET_DUMPABLE, _SET_SECCOMP, _SET_NO_NEW_PRIVS = 4, 22, 38
 
-# Numbers of the calls that are refused, and of clone, by machine; from the kernel's tables.
+# Numbers of the calls that are refused, by machine; from the kernel's tables. The first group is
+# refused to servers, too; they need the second, with clone at its end, to confine programs.
 _COMMON = "425 426 427 428 429 430 431 432 433 438 440 442 443 447"
 _CALLS = {
     "x86_64": (
         0xC000003E,
         "29 30 31 41 42 43 49 50 64 65 66 67 68 69 70 71 101 103 134 153 154 155 159 161 163 164 "
-        "165 166 167 168 169 170 171 172 173 175 176 179 180 212 220 227 240 241 246 248 249 250 "
-        "272 279 288 298 300 303 304 305 308 310 311 312 313 319 320 321 323",
-        56,
+        "167 168 169 170 171 172 173 175 176 179 180 212 220 227 240 241 246 248 249 250 279 288 "
+        "298 300 303 304 305 310 311 312 313 319 320 321 323",
+        "165 166 272 308 56",
     ),
     "aarch64": (
         0xC00000B7,
-        "18 39 40 41 51 58 60 89 97 104 105 106 112 116 117 142 161 162 170 171 180 181 186 187 "
-        "188 189 190 191 192 193 194 195 196 197 198 200 201 202 203 217 218 219 224 225 239 241 "
-        "242 262 264 265 266 268 270 271 272 273 279 280 282 294",
-        220,
+        "18 41 51 58 60 89 104 105 106 112 116 117 142 161 162 170 171 180 181 186 187 188 189 190 "
+        "191 192 193 194 195 196 197 198 200 201 202 203 217 218 219 224 225 239 241 242 262 264 "
+        "265 266 270 271 272 273 279 280 282 294",
+        "39 40 97 268 220",
     ),
 }
 _CLONE3 = 435
@@ -44,7 +45,7 @@ _EPERM, _ENOSYS = 1, 38
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class _Filter(ctypes.Structure):
+class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_char_p))
 
 
@@ -58,13 +59,23 @@ def rejoin(namespace: int, kind: int) -> None:
     _checked("setns", _libc.setns(namespace, kind))
 
 
-def private_folders(disk_mb: int) -> None:
-    """Put empty folders of one size limit over /tmp and /dev/shm, and a view of this process's own
-    process namespace over /proc; raises OSError."""
+def leave_proc() -> int:
+    """Take /proc away from this process and all below it; return a descriptor of it."""
+    descriptor = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
+    _checked("unmount /proc", _libc.umount2(b"/proc", 2))
+    return descriptor
+
+
+def private_folder(disk_mb: int) -> None:
+    """Put an empty folder of limited size over /tmp; raises OSError."""
     options = f"size={disk_mb}m,nr_inodes=8192,mode=1777".encode()
-    _mount(b"tmpfs", b"/tmp", b"tmpfs", _NOSUID | _NODEV, options)
-    _mount(b"/tmp", b"/dev/shm", None, _BIND, None)
-    _mount(b"proc", b"/proc", b"proc", _NOSUID | _NODEV | _NOEXEC, b"subset=pid")
+    flags = ctypes.c_ulong(_NOSUID | _NODEV)
+    _checked("mount", _libc.mount(b"tmpfs", b"/tmp", b"tmpfs", flags, options))
+
+
+def close_from(descriptor: int) -> None:
+    """Close a descriptor and all above it."""
+    _checked("close_range", _libc.syscall(_CLOSE_RANGE, descriptor, 0x7FFFFFFF, 0))
 
 
 def become(uid: int) -> None:
@@ -72,7 +83,6 @@ def become(uid: int) -> None:
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
-    _prctl(_SET_DUMPABLE, 1)
 
 
 def hide() -> None:
@@ -81,9 +91,10 @@ def hide() -> None:
 
 
 def drop_capabilities() -> None:
-    """Give up all capabilities; raises OSError."""
+    """Give up all capabilities; the process may look at itself again. Raises OSError."""
     header = struct.pack("Ii", 0x20080522, 0)
     _checked("capset", _libc.capset(header, struct.pack("6I", *[0] * 6)))
+    _prctl(_SET_DUMPABLE, 1)
 
 
 def limit_resources(address_space: int, file_size: int, processes: int, cpu_s: int) -> None:
@@ -101,36 +112,41 @@ def limit_resources(address_space: int, file_size: int, processes: int, cpu_s: i
         resource.setrlimit(which, (value, value))
 
 
-def filter_program() -> bytes:
-    """Return the system call filter of this machine; raises OSError where there is none."""
-    if platform.machine() not in _CALLS or struct.calcsize("P") != 8:
-        raise OSError(f"no system call filter for {platform.machine()}")
-    arch, refused, clone = _CALLS[platform.machine()]
-    numbers = [int(number) for number in f"{refused} {_COMMON}".split()]
+def filters() -> tuple[bytes, bytes]:
+    """Return the filters of this machine: one for servers, which their programs inherit, and one
+    more for programs; raises OSError where there is none."""
+    machine = os.uname().machine
+    if machine not in _CALLS or struct.calcsize("P") != 8:
+        raise OSError(f"no system call filter for {machine}")
+    arch, never, programs = _CALLS[machine]
+    *refused, clone = map(int, programs.split())
+    return (
+        _filter(arch, sorted(map(int, f"{never} {_COMMON}".split()))),
+        _filter(arch, refused, clone),
+    )
+
+
+def _filter(arch: int, refused: list[int], clone: int | None = None) -> bytes:
+    """Return a filter; with the number of clone, one that also refuses to make namespaces."""
     load, jump_eq, jump_ge, jump_set, ret = 0x20, 0x15, 0x35, 0x45, 0x06
-    # After the tests: allow, the test of clone's flags, allow, refuse, not implemented.
-    tests = [(jump_ge, 0x40000000), *((jump_eq, number) for number in numbers)]
-    refuse = len(tests) + 5
-    code = [(load, 0, 0, 4), (jump_eq, 1, 0, arch), (ret, 0, 0, 0x80000000), (load, 0, 0, 0)]
-    code += [(how, refuse - i, 0, number) for i, (how, number) in enumerate(tests)]
-    code += [(jump_eq, 6, 0, _CLONE3), (jump_eq, 1, 0, clone), (ret, 0, 0, 0x7FFF0000)]
-    code += [(load, 0, 0, 16), (jump_set, 1, 0, _ANY_NAMESPACE), (ret, 0, 0, 0x7FFF0000)]
-    code += [(ret, 0, 0, 0x00050000 | _EPERM), (ret, 0, 0, 0x00050000 | _ENOSYS)]
+    allow, refuse, missing, kill = 0x7FFF0000, 0x50000 | _EPERM, 0x50000 | _ENOSYS, 0x80000000
+    # Refused at the end of the program; i instructions later is as far as that is from test i.
+    tests = [(jump_ge, 0x40000000), *((jump_eq, number) for number in refused)]
+    last = 5 if clone is not None else 1
+    code = [(load, 0, 0, 4), (jump_eq, 1, 0, arch), (ret, 0, 0, kill), (load, 0, 0, 0)]
+    code += [(how, len(tests) + last - 1 - i, 0, n) for i, (how, n) in enumerate(tests)]
+    if clone is not None:
+        code += [(jump_eq, 5, 0, _CLONE3), (jump_eq, 0, 2, clone)]
+        code += [(load, 0, 0, 16), (jump_set, 1, 0, _ANY_NAMESPACE)]
+    code += [(ret, 0, 0, allow), (ret, 0, 0, refuse), (ret, 0, 0, missing)]
     return b"".join(struct.pack("HBBI", *instruction) for instruction in code)
 
 
 def install(program: bytes) -> None:
     """Put the filter on this process and all that it will start; raises OSError."""
     _prctl(_SET_NO_NEW_PRIVS, 1)
-    pointer = ctypes.byref(_Filter(len(program) // 8, program))
+    pointer = ctypes.byref(_Program(len(program) // 8, program))
     _checked("seccomp", _libc.prctl(_SET_SECCOMP, 2, pointer, 0, 0))
-
-
-def _mount(
-    source: bytes, target: bytes, kind: bytes | None, flags: int, options: bytes | None
-) -> None:
-    result = _libc.mount(source, target, kind, ctypes.c_ulong(flags), options)
-    _checked(f"mount {os.fsdecode(target)}", result)
 
 
 def _prctl(option: int, value: int) -> None:

@@ -4,29 +4,45 @@ from __future__ import annotations
 
 import atexit
 import builtins
-import contextlib
 import gc
 import os
 import sys
-import threading
-import types
-from typing import Any, NoReturn
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any, NoReturn
 
 _PATH = "/tmp/program.py"
 
 
-def prepare() -> types.ModuleType:
-    """Make the streams and the module `__main__` of a program; return the module."""
-    # The streams of the interpreter before the fork know nothing of the descriptors now.
+def make_streams() -> None:
+    """Make the interpreter's streams anew, for an interpreter of which forks become programs.
+
+    They learn now what the descriptors of programs will be: stdin a file, the others pipes.
+    """
+    given = os.memfd_create("stdin")
+    pipe = os.pipe()
+    kept = [os.dup(descriptor) for descriptor in range(3)]
+    for target, descriptor in enumerate((given, pipe[1], pipe[1])):
+        os.dup2(descriptor, target)
     sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)
     sys.stdout = open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)
     sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
+    for target, descriptor in enumerate(kept):
+        os.dup2(descriptor, target)
+    for descriptor in (given, *pipe, *kept):
+        os.close(descriptor)
+
+
+def prepare() -> ModuleType:
+    """Return the module `__main__` of a program."""
     numpy: Any = sys.modules.get("numpy.random")
     if numpy is not None:
         # Forks of one process would all draw the same numbers.
         numpy.seed()
-    main = types.ModuleType("__main__")
+    main = type(sys)("__main__")
     main.__dict__.update(__builtins__=builtins, __file__=_PATH)
     sys.modules["__main__"] = main
     sys.argv = [_PATH]
@@ -37,8 +53,9 @@ def prepare() -> types.ModuleType:
 def run(source: bytes) -> NoReturn:
     """Run a program and end the process as the program ends."""
     main = prepare()
-    with contextlib.suppress(OSError), open(_PATH, "wb") as file:
-        file.write(source)
+    file = os.open(_PATH, os.O_WRONLY | os.O_CREAT, 0o644)
+    os.write(file, source)
+    os.close(file)
     exit_code = execute(source, _PATH, main.__dict__)
     finish(exit_code)
 
@@ -61,7 +78,9 @@ def execute(source: bytes, path: str, namespace: dict[str, Any]) -> int:
 def finish(exit_code: int) -> NoReturn:
     """Do what an interpreter does at its end, without the time for taking itself apart."""
     try:
-        threading._shutdown()  # type: ignore[attr-defined]
+        threading: Any = sys.modules.get("threading")
+        if threading is not None:
+            threading._shutdown()
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()

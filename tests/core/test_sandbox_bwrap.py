@@ -1,0 +1,233 @@
+"""The warm interpreters in bubblewrap: programs run as elsewhere, and leave nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from gem.errors import ConfigurationError, UnreachableError
+from gem.sandbox import BwrapExecutor, Executor, Limits, SubprocessExecutor, resolve
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("bwrap") is None, reason="bubblewrap is not installed: apt-get install bubblewrap"
+)
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[BwrapExecutor]:
+    yield BwrapExecutor(servers=1)
+
+
+def below(pid: int) -> list[int]:
+    """The ids of all processes below one."""
+    try:
+        paths = list(Path(f"/proc/{pid}/task").glob("*/children"))
+        children = [int(child) for path in paths for child in path.read_text().split()]
+    except OSError:
+        return []
+    return children + [process for child in children for process in below(child)]
+
+
+PROGRAMS = [
+    "print(1)",
+    "print(sum(map(int, input().split())))",
+    "import sys\nprint(sys.stdin.read()[::-1], file=sys.stderr)",
+    "raise SystemExit",
+    "raise SystemExit(3)",
+    "import sys; sys.exit('words')",
+    "print('é日本', end='')",
+    "import os; os.write(1, b'a\\xff\\n')",
+    "import atexit; atexit.register(print, 'last'); print('first')",
+    "import threading; threading.Timer(0.05, print, ['later']).start()",
+    "class A:\n    pass\nprint(A.__module__, __name__)",
+    "from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int = 1\nprint(P())",
+    "import pickle\nclass A: x = 1\nprint(pickle.loads(pickle.dumps(A())).x)",
+    "if __name__ == '__main__':\n    print('main')",
+    "open('f', 'w').write('x'); print(open('f').read())",
+    "print(open('/dev/null').read(), __import__('math').pi)",
+    "import subprocess, sys\nprint(subprocess.run([sys.executable, '-c', 'print(5)'],"
+    " capture_output=True, text=True).stdout)",
+    "from multiprocessing import get_context\n"
+    "with get_context('fork').Pool(2) as pool: print(pool.map(abs, [-1, -2]))",
+    "import asyncio\nasync def f(): return 4\nprint(asyncio.run(f()))",
+    "x = 1\ndef f():\n    global x\n    x += 1\nf(); print(x)",
+]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_program_does_what_it_does_outside(sandbox: BwrapExecutor, program: str) -> None:
+    inside = sandbox.run(program, "1 2 3\n")
+    outside = SubprocessExecutor().run(program, "1 2 3\n")
+    assert (inside.stdout, inside.stderr, inside.exit_code, inside.limit_hit) == (
+        outside.stdout,
+        outside.stderr,
+        outside.exit_code,
+        outside.limit_hit,
+    )
+
+
+@pytest.mark.parametrize("program", ["1/0", "def f(:", "x = (", "\0", "\ud800", "raise ValueError"])
+def test_an_error_shows_the_programs_own_lines(sandbox: BwrapExecutor, program: str) -> None:
+    result = sandbox.run(program)
+    outside = SubprocessExecutor().run(program)
+    assert result.exit_code == outside.exit_code == 1
+    last, expected = (each.stderr.splitlines()[-1].split(":")[0] for each in (result, outside))
+    assert last == expected
+    assert "gem" not in result.stderr
+
+
+def test_a_program_of_megabytes_and_input_of_megabytes_arrive_whole(sandbox: BwrapExecutor) -> None:
+    code = "x = '" + "y" * (5 << 20) + "'\nimport sys\nprint(len(x), len(sys.stdin.read()))"
+    assert sandbox.run(code, "z" * (7 << 20)).stdout == f"{5 << 20} {7 << 20}\n"
+
+
+def test_output_is_cut_at_its_limit_and_both_streams_are_kept(sandbox: BwrapExecutor) -> None:
+    limits = Limits(output_bytes=1000)
+    exact = sandbox.run(
+        "import sys; print('x' * 999); print('y' * 999, file=sys.stderr)", "", limits
+    )
+    assert (len(exact.stdout), len(exact.stderr), exact.limit_hit) == (1000, 1000, None)
+    more = sandbox.run("print('x' * 1000)", "", limits)
+    assert (more.stdout, more.limit_hit) == ("x" * 1000, "output")
+
+
+def test_a_hung_program_costs_its_time_and_delays_no_other(sandbox: BwrapExecutor) -> None:
+    sandbox.run("1")
+    with ThreadPoolExecutor(8) as threads:
+        hung = [
+            threads.submit(sandbox.run, "while True: pass", "", Limits(wall_s=3.0))
+            for _ in range(2)
+        ]
+        time.sleep(0.2)
+        began = time.monotonic()
+        others = [threads.submit(sandbox.run, "print(1)") for _ in range(6)]
+        assert all(other.result().stdout == "1\n" for other in others)
+        # They were done while the hung ones still ran.
+        assert not any(program.done() for program in hung)
+        assert time.monotonic() - began < 3.0
+        results = [program.result() for program in hung]
+    assert all((result.limit_hit, result.exit_code) == ("time", -9) for result in results)
+    assert all(result.seconds >= 3.0 for result in results)
+
+
+def test_many_calls_leave_no_process_file_or_descriptor(sandbox: BwrapExecutor) -> None:
+    sandbox.run("import sympy")
+    [server] = sandbox.pids()
+
+    def traces() -> tuple[int, int, list[str]]:
+        return (
+            len(below(server)),
+            len(list(Path("/proc/self/fd").iterdir())),
+            sorted(path.name for path in Path("/tmp").glob("gem*")),
+        )
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(sandbox.run, ["print(1)"] * 8))
+        before = traces()
+        programs = [
+            "open('x', 'w').write('y')",
+            "import os; os.fork()",
+            "1/0",
+            "import os; os.abort()",
+        ]
+        list(threads.map(sandbox.run, programs * 25))
+    assert traces() == before
+
+
+def test_programs_draw_different_random_numbers_and_order_sets_alike(
+    sandbox: BwrapExecutor,
+) -> None:
+    draw = "import random, numpy; print(random.random(), numpy.random.rand())"
+    numbers = [float(n) for _ in range(3) for n in sandbox.run(draw).stdout.split()]
+    assert len(set(numbers)) == 6
+    order = "print(set('abcdefghijklm'))"
+    assert len({BwrapExecutor(servers=n).run(order).stdout for n in (1, 1, 2)}) == 1
+
+
+def test_numpy_and_sympy_work(sandbox: BwrapExecutor) -> None:
+    assert sandbox.run("import numpy as np; print(np.arange(4).sum())").stdout == "6\n"
+    code = "from sympy import *; x = Symbol('x'); print(integrate(x * cos(x), x))"
+    assert sandbox.run(code).stdout == "x*sin(x) + cos(x)\n"
+    hungry = sandbox.run("import numpy as np; np.ones(10**9)", "", Limits(memory_mb=200))
+    assert hungry.limit_hit == "memory"
+
+
+def test_a_server_that_was_killed_is_replaced() -> None:
+    executor = BwrapExecutor(servers=1, modules=("numpy",))
+    assert executor.run("print(1)").stdout == "1\n"
+    [server] = executor.pids()
+    os.kill(server, signal.SIGKILL)
+    while Path(f"/proc/{server}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z":
+        time.sleep(0.01)
+    assert executor.run("print(2)").stdout == "2\n"
+    assert executor.pids() != [server]
+
+
+def test_whoever_waited_for_a_killed_server_learns_that_it_is_gone() -> None:
+    executor = BwrapExecutor(servers=1, modules=("numpy",))
+    executor.run("1")
+    [server] = executor.pids()
+    threading.Timer(0.3, os.kill, (server, signal.SIGKILL)).start()
+    with pytest.raises(UnreachableError):
+        executor.run("import time; time.sleep(30)", "", Limits(wall_s=60))
+
+
+def test_sandboxes_end_with_the_process_that_started_them() -> None:
+    code = (
+        "import os, signal\nfrom gem.sandbox import BwrapExecutor\n"
+        "e = BwrapExecutor(servers=1); e.run('1'); print(*e.pids(), flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    server = int(run.stdout)
+    for _ in range(200):
+        state = subprocess.run(["ps", "-o", "stat=", "-p", str(server)], capture_output=True)
+        if state.stdout.strip()[:1] in (b"", b"Z"):
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"{server} still runs")
+
+
+def test_a_forked_child_starts_servers_of_its_own(sandbox: BwrapExecutor) -> None:
+    sandbox.run("1")
+    mine = sandbox.pids()
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            result = sandbox.run("print(3)")
+            os.write(writing, f"{result.stdout.strip()} {sandbox.pids() != mine}".encode())
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    assert os.read(reading, 100) == b"3 True"
+    os.close(reading), os.close(writing)
+    assert sandbox.run("print(4)").stdout == "4\n"
+    assert sandbox.pids() == mine
+
+
+def test_the_strongest_executor_is_the_default_and_pickles() -> None:
+    executor: Executor = pickle.loads(pickle.dumps(resolve(None)))
+    assert isinstance(executor, BwrapExecutor)
+    assert asyncio.run(executor.arun("print(input())", "a")).stdout == "a\n"
+
+
+def test_without_bubblewrap_the_error_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    for name in (None, "bwrap"):
+        with pytest.raises(ConfigurationError, match="apt-get install bubblewrap"):
+            resolve(name)
+    with pytest.raises(ConfigurationError, match="servers must be an integer of at least 1, got 0"):
+        BwrapExecutor(servers=0)
