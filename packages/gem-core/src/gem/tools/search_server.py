@@ -24,6 +24,8 @@ class SearchServer(ThreadingHTTPServer):
     """Serves until `shutdown`; `server_port` is its port."""
 
     daemon_threads = True
+    # As many may knock at the same time.
+    request_queue_size = 256
 
     def __init__(self, index: Index, host: str = "127.0.0.1", port: int = 0) -> None:
         """Begin to listen.
@@ -43,6 +45,8 @@ class SearchServer(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = _IDLE_S
+    # An answer leaves in one piece.
+    wbufsize = -1
     server: SearchServer
 
     def do_GET(self) -> None:
