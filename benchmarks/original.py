@@ -14,7 +14,8 @@ import venv
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parents[1] / ".venvs" / "original"
-PACKAGE = "gem-llm==0.1.0"
+# pandas is imported by one of its games but not among its dependencies.
+PACKAGES = ("gem-llm==0.1.0", "pandas")
 
 
 def original_python() -> Path:
@@ -25,7 +26,7 @@ def original_python() -> Path:
         print(f"building {FOLDER} (the original GEM, once)", file=sys.stderr)
         venv.create(FOLDER, with_pip=True, clear=True)
         subprocess.run(
-            [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", PACKAGE],
+            [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", *PACKAGES],
             check=True,
         )
         complete.touch()
