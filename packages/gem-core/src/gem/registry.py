@@ -6,14 +6,18 @@ import difflib
 import inspect
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gem.core import Env
 from gem.errors import ConfigurationError, UnknownEnvError, UnknownParameterError
+
+if TYPE_CHECKING:
+    from gem.tools import ToolLike
+    from gem.wrappers import WrapperLike
 
 ENTRY_POINT_GROUP = "gem.envs"
 
@@ -89,7 +93,13 @@ def spec(id: str) -> EnvSpec:
         raise UnknownEnvError(_unknown_message(id)) from None
 
 
-def make(id: str, *, tools: Any = (), wrappers: Any = (), **overrides: Any) -> Env:
+def make(
+    id: str,
+    *,
+    tools: ToolLike | Sequence[ToolLike] = (),
+    wrappers: WrapperLike | Sequence[WrapperLike] = (),
+    **overrides: Any,
+) -> Env:
     """Make the environment `id`.
 
     Args:

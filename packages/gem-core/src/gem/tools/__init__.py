@@ -19,7 +19,16 @@ if TYPE_CHECKING:
     from gem.tools.python import PythonTool
     from gem.tools.search import SearchTool
 
-__all__ = ["MCPTool", "PythonTool", "SearchTool", "Tool", "ToolCall", "ToolResult", "make_tools"]
+__all__ = [
+    "MCPTool",
+    "PythonTool",
+    "SearchTool",
+    "Tool",
+    "ToolCall",
+    "ToolLike",
+    "ToolResult",
+    "make_tools",
+]
 
 ENTRY_POINT_GROUP = "gem.tools"
 

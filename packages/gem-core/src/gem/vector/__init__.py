@@ -8,7 +8,7 @@ from typing import Any
 from gem.errors import ConfigurationError
 from gem.registry import make
 from gem.vector.sync import AutoresetMode, SyncVectorEnv
-from gem.wrappers import wrap
+from gem.wrappers import WrapperLike, wrap
 
 __all__ = ["AutoresetMode", "SyncVectorEnv", "make_vec"]
 
@@ -17,7 +17,7 @@ def make_vec(
     env_ids: str | Sequence[str],
     *,
     num_envs: int | None = None,
-    wrappers: Any = (),
+    wrappers: WrapperLike | Sequence[WrapperLike] = (),
     vec_kwargs: Sequence[Mapping[str, Any]] | None = None,
     autoreset: AutoresetMode | str = AutoresetMode.SAME_STEP,
     seed: int | None = None,

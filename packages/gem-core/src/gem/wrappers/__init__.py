@@ -16,7 +16,7 @@ from gem.errors import ConfigurationError, UnknownParameterError
 from gem.wrappers.tool_env import ToolEnv
 from gem.wrappers.tracking import EpisodeTracking
 
-__all__ = ["WRAPPERS", "EpisodeTracking", "ToolEnv", "wrap"]
+__all__ = ["WRAPPERS", "EpisodeTracking", "ToolEnv", "WrapperLike", "wrap"]
 
 WrapperLike: TypeAlias = "str | Mapping[str, Any] | Callable[[Env], Env]"
 """A name, `{"name": ..., <parameter>: <value>, ...}`, or a function that wraps."""
