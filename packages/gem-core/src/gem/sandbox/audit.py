@@ -18,7 +18,8 @@ from gem.errors import ConfigurationError, UnreachableError
 from gem.sandbox.attacks import ATTACKS, Attack
 from gem.sandbox.base import Executor, Limits, Result
 
-_LATE_S = 1.0
+# What a busy machine may take to notice and to clean up.
+_LATE_S = 3.0
 
 
 @dataclass(frozen=True)
