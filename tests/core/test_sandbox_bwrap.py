@@ -156,6 +156,21 @@ def test_programs_draw_different_random_numbers_and_order_sets_alike(
     assert len({BwrapExecutor(servers=n).run(order).stdout for n in (1, 1, 2)}) == 1
 
 
+def test_the_environment_of_the_user_stays_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEM_TEST_SECRET", "a secret word")
+    # Its servers start now, with that variable around them.
+    executor = BwrapExecutor(servers=1, modules=("json",))
+    shown = executor.run("import os; print(dict(os.environ), os.environb)").stdout
+    assert "PYTHONHASHSEED" in shown
+    assert "secret" not in shown.lower()
+
+
+def test_a_module_without_a_folder_of_packages_shows_no_folder() -> None:
+    executor = BwrapExecutor(servers=1, modules=())
+    assert executor.run("import numpy").stderr.endswith("No module named 'numpy'\n")
+    assert executor.run("import os; print(os.listdir('/packages'))").stdout == "[]\n"
+
+
 def test_numpy_and_sympy_work(sandbox: BwrapExecutor) -> None:
     assert sandbox.run("import numpy as np; print(np.arange(4).sum())").stdout == "6\n"
     code = "from sympy import *; x = Symbol('x'); print(integrate(x * cos(x), x))"

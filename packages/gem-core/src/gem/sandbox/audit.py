@@ -52,9 +52,10 @@ class Host:
 def host() -> Iterator[Host]:
     """Give a file, a variable, listeners and a process to attack."""
     word = f"gem{secrets.token_hex(8)}"
+    home = Path.home() if os.access(Path.home(), os.W_OK) else None
     os.environ["GEM_AUDIT_WORD"] = word
     with (
-        tempfile.NamedTemporaryFile("w", prefix="gem-audit-", dir=Path.home()) as secret,
+        tempfile.NamedTemporaryFile("w", prefix="gem-audit-", dir=home) as secret,
         socket.create_server(("127.0.0.1", 0)) as server,
         socket.socket(socket.AF_UNIX) as listener,
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as victim,
@@ -81,8 +82,8 @@ def audit(executor: Executor, attacks: list[Attack] | None = None) -> Iterator[F
         raise ConfigurationError(
             f"{type(executor).__name__} isolates nothing; attacks would harm this machine"
         )
-    executor.run("print(1)", limits=Limits(wall_s=60))
     with host() as particulars:
+        executor.run("print(1)", limits=Limits(wall_s=60))
         for attack in ATTACKS if attacks is None else attacks:
             yield Finding(attack, _try(executor, attack, particulars))
 
