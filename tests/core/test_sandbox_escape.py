@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import pytest
 
+from gem.__main__ import main
 from gem.errors import ConfigurationError, MissingExtraError
 from gem.sandbox import EXECUTORS, Executor, SubprocessExecutor, resolve
 from gem.sandbox.attacks import ATTACKS
@@ -65,3 +66,25 @@ def test_all_but_subprocess_claim_to_isolate_everything() -> None:
         there = executor(name)
         if not isinstance(there, str):
             assert there.isolates == {"files", "network", "processes"}
+
+
+def test_the_doctor_fails_for_what_it_cannot_attack(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", "--audit", "nothing"]) == 2
+    assert "there is no nothing" in capsys.readouterr().err
+    monkeypatch.setenv("PATH", "")
+    assert main(["doctor", "--audit", "bwrap"]) == 1
+    assert "apt-get install bubblewrap" in capsys.readouterr().out
+    assert main(["doctor", "--audit", "subprocess"]) == 2
+    assert "isolates nothing" in capsys.readouterr().err
+
+
+def test_the_doctor_says_what_there_is_and_what_is_unsafe(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    status = main(["doctor"])
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert set(EXECUTORS) <= set(lines)
+    assert "nothing (unsafe)" in lines["subprocess"]
+    assert (status == 0) == ("not available" not in lines["bwrap"])
