@@ -145,7 +145,7 @@ class _Pool:
             place.calls += 1
         try:
             with place.lock:
-                if place.server is None or place.server.broken:
+                if place.server is None or place.server.ended():
                     if place.server is not None:
                         place.server.end()
                     place.server = None
@@ -281,6 +281,10 @@ class _Server:
             if left <= 0:
                 self.broken = True
                 raise UnreachableError("the sandbox does not answer")
+
+    def ended(self) -> bool:
+        """Whether it takes no more programs: its sockets may outlive bubblewrap for a moment."""
+        return self.broken or self.process.poll() is not None
 
     def end(self) -> None:
         self.broken = True
