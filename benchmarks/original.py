@@ -14,8 +14,8 @@ import venv
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parents[1] / ".venvs" / "original"
-# pandas is imported by one of its games but not among its dependencies.
-PACKAGES = ("gem-llm==0.1.0", "pandas")
+# What its crosswords and its math grader import is not among its dependencies.
+PACKAGES = ("gem-llm==0.1.0", "pandas", "pylatexenc", "math-verify[antlr4_13_2]")
 
 
 def original_python() -> Path:
