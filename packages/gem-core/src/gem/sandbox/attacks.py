@@ -52,7 +52,7 @@ _FILES = [
 import glob, os
 for path in ["{secret}", "/etc/passwd", "/etc/shadow", "/etc/hostname", "/root/.bashrc"]:
     attempt(path, lambda: open(path).read(1) or None)
-for pattern in ["/home/*", "/root/*", "/work/*", "/var/*", "/run/*", "/mnt/*", "/srv/*"]:
+for pattern in ["/home/*", "/root/*", "/var/*", "/run/*", "/mnt/*", "/srv/*"]:
     attempt(pattern, lambda: glob.glob(pattern) or None)
 """,
     ),
