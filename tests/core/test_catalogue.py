@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +35,10 @@ def test_every_built_in_id_is_in_the_page_of_its_family() -> None:
 
 
 def test_no_page_shows_what_another_run_would_show_otherwise() -> None:
+    folders = (PAGES.parents[1], Path(tempfile.gettempdir()), Path.home())
+    machine = "|".join(re.escape(f"{path}{os.sep}") for path in folders if path.name)
     for path in PAGES.iterdir():
-        assert not re.search(r"0x[0-9a-f]{6,}|/tmp/|/home/|/work/", path.read_text()), path.name
+        assert not re.search(rf"0x[0-9a-f]{{6,}}|{machine}", path.read_text()), path.name
 
 
 @pytest.fixture

@@ -1,9 +1,9 @@
 """Programs that try to get out of a sandbox, each of which says what it got.
 
 A program prints `GOT` and what, and nothing like it when it got nothing. In it, `{secret}` is the
-path of a file of the user, `{word}` what stands in it, in a variable of the environment and in
-earlier programs, `{drow}` the same backwards, `{port}` and `{abstract}` where the host listens,
-`{victim}` a process of the user.
+path of a file of the user and `{home}` their folder, `{word}` what stands in it, in a variable of
+the environment and in earlier programs, `{drow}` the same backwards, `{port}` and `{abstract}`
+where the host listens, `{victim}` a process of the user.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ _FILES = [
         "read the user's and the system's files",
         """
 import glob, os
-for path in ["{secret}", "/etc/passwd", "/etc/shadow", "/etc/hostname", "/root/.bashrc"]:
+for path in ["{secret}", "/etc/passwd", "/etc/shadow", "/etc/hostname", "{home}/.bashrc"]:
     attempt(path, lambda: open(path).read(1) or None)
-for pattern in ["/home/*", "/root/*", "/var/*", "/run/*", "/mnt/*", "/srv/*"]:
+for pattern in ["{home}/*", "{home}/../*", "/var/*", "/run/*", "/mnt/*", "/srv/*"]:
     attempt(pattern, lambda: glob.glob(pattern) or None)
 """,
     ),
@@ -78,7 +78,7 @@ for number, target in enumerate(["{secret}", "/proc/1/root{secret}", "/proc/self
         """
 import json, os, sys
 folders = {os.path.dirname(json.__file__), *sys.path, "/", "/etc", "/usr", "/usr/lib", "/dev",
-           "/gem", "/gem/inside", "/python", "/packages", "/packages/0", "/home", "/root"}
+           "/gem", "/gem/inside", "/python", "/packages", "/packages/0", "{home}"}
 for folder in folders - {""}:
     if not folder.startswith("/tmp"):
         attempt("file in " + folder, lambda: open(folder + "/sitecustomize.py", "w").write("x"))
@@ -159,13 +159,13 @@ attempt("license", lambda: type(license)("", "{secret}", [], [""])._Printer__fil
     (
         "escape from a restricted interpreter without imports",
         """
-for text in ["open('{secret}').read()", "__import__('os').listdir('/home')",
+for text in ["open('{secret}').read()", "__import__('os').listdir('{home}')",
              "__builtins__['open']('{secret}').read()", "(lambda: 0).__globals__['__builtins__']"
              ".open('{secret}').read()", "[].__class__.__base__.__subclasses__()[0]"
-             ".__init__.__globals__['os'].listdir('/root')",
+             ".__init__.__globals__['os'].listdir('{home}')",
              "print.__self__.open('{secret}').read()",
              "(lambda f: f.__code__.replace(co_code=b'x'))(lambda: 0) and open('{secret}').read()",
-             "help.__class__.__call__.__globals__['sys'].modules['os'].listdir('/home')"]:
+             "help.__class__.__call__.__globals__['sys'].modules['os'].listdir('{home}')"]:
     attempt(text, lambda: eval(text))
 """,
     ),

@@ -36,6 +36,7 @@ class Host:
     """What an attack may find of the user who runs it: all of it made for the occasion."""
 
     secret: str
+    home: str
     word: str
     port: int
     abstract: str
@@ -65,7 +66,9 @@ def host() -> Iterator[Host]:
             secret.flush()
             listener.bind(f"\0{word}")
             listener.listen()
-            yield Host(secret.name, word, server.getsockname()[1], word, victim.pid)
+            yield Host(
+                secret.name, str(Path.home()), word, server.getsockname()[1], word, victim.pid
+            )
         finally:
             victim.kill()
             del os.environ["GEM_AUDIT_WORD"]
@@ -109,7 +112,9 @@ def _try(executor: Executor, attack: Attack, host: Host) -> str:
         problems.append("more output than its limit")
     if alive.stdout != "42\n":
         problems.append(f"the next program gave {alive.stdout!r}")
-    if not Path(f"/proc/{host.victim}").exists():
+    # Not waited for yet, a killed process still has its entry, in state Z.
+    state = Path(f"/proc/{host.victim}/stat").read_text().rpartition(")")[2].split()[0]
+    if state == "Z":
         problems.append("killed a process of the user")
     return "; ".join(problems)
 
