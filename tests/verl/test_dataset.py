@@ -9,10 +9,10 @@ import pytest
 from omegaconf import OmegaConf
 from verl.trainer.ppo.utils import create_rl_dataset, create_rl_sampler
 
+from gem.adapter import decode_task
 from gem.errors import ConfigurationError, UnknownEnvError, UnknownParameterError
 from gem.tasks import Task, TaskSet
 from gem_verl.dataset import GemDataset
-from gem_verl.source import Source, decode_task
 
 GAME = "game:GuessTheNumber-v0-easy"
 DATA = [
@@ -50,12 +50,6 @@ def test_validation_names_and_temperatures_follow_the_uri() -> None:
     dataset = GemDataset([f"gem:{GAME}?n=1#name=easy&temperature=0", f"gem:{GAME}?n=1"])
     assert [dataset[i]["data_source"] for i in range(2)] == ["easy", GAME]
     assert [decode_task(dataset[i]["gem_task"])[1] for i in range(2)] == [0.0, None]
-
-
-@pytest.mark.parametrize("temperature", [None, 0.0, 0.7])
-def test_a_source_reads_back_what_it_writes(temperature: float | None) -> None:
-    source = Source(TaskSet(GAME, 4, 1, {"hint": "range"}), "a & b = c", temperature)
-    assert Source.parse(source.text) == source
 
 
 @pytest.mark.parametrize(

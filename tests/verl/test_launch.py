@@ -15,12 +15,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
+from gem.adapter import decode_task
 from gem.errors import ConfigurationError, UnsupportedVersionError
-from gem.experiment import Launch, RunSpec, find_adapter
+from gem.experiment import Launch, RunSpec, find_adapter, flatten
 from gem_verl import launch
 from gem_verl.dataset import GemDataset
 from gem_verl.settings import check_config
-from gem_verl.source import decode_task
 
 SPEC: dict[str, Any] = {
     "name": "test",
@@ -90,7 +90,7 @@ def test_every_setting_has_its_parity(form: str) -> None:
     run = FORMS[form]
     names = [knob.name for knob in compiled(run).parity]
     assert len(names) == len(set(names))
-    assert set(launch._leaves(run.to_mapping())) <= set(names)
+    assert set(flatten(run.to_mapping())) <= set(names)
     assert all(knob.how for knob in compiled(run).parity)
 
 
@@ -189,10 +189,10 @@ def test_a_missing_verl_is_said_in_words() -> None:
 import sys
 for name in ("verl", "torch", "omegaconf", "tensordict", "packaging"):
     sys.modules[name] = None
-import gem_verl
+import gem.adapter
 def version(name):
-    raise gem_verl.PackageNotFoundError(name)
-gem_verl.version = version
+    raise gem.adapter.PackageNotFoundError(name)
+gem.adapter.version = version
 from gem.experiment import main
 sys.exit(main(["verl", "--run-dir", "x"]))
 """
@@ -209,7 +209,7 @@ sys.exit(main(["verl", "--run-dir", "x"]))
 
 
 def test_an_unsupported_verl_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gem_verl.version", lambda name: "0.8.0")
+    monkeypatch.setattr("gem.adapter.version", lambda name: "0.8.0")
     with pytest.raises(UnsupportedVersionError, match="0.8.0"):
         compiled(spec())
 

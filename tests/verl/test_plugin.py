@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-import gem_verl
+import gem.adapter
+from gem.adapter import ProblemError, examine
 from gem.errors import MissingExtraError, UnsupportedVersionError
 from gem_verl import check_verl, doctor, plugin, trainer
 
@@ -55,7 +56,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Any:
                 raise importlib.metadata.PackageNotFoundError(name)
             return found
 
-        monkeypatch.setattr(gem_verl, "version", version)
+        monkeypatch.setattr(gem.adapter, "version", version)
         monkeypatch.setattr(plugin, "FAILED", {})
 
     return pretend
@@ -103,7 +104,7 @@ def test_a_changed_trainer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_doctor_finds_this_installation_well() -> None:
-    findings = list(doctor.examine())
+    findings = list(examine(doctor.CHECKS))
     assert [passed for passed, _ in findings] == [True] * len(doctor.CHECKS), findings
     assert "gem_sync" in findings[3][1]
 
@@ -117,7 +118,7 @@ def test_the_doctor_ends_with_the_first_problem(installed: Any, capsys: Any) -> 
 
 def test_the_doctor_notices_that_plugins_are_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", "none")
-    with pytest.raises(doctor.ProblemError, match="VERL_USE_EXTERNAL_PLUGINS=none"):
+    with pytest.raises(ProblemError, match="VERL_USE_EXTERNAL_PLUGINS=none"):
         doctor.check_entry_point()
 
 
@@ -125,11 +126,11 @@ def test_the_doctor_notices_a_package_that_is_only_on_the_path(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: [])
-    with pytest.raises(doctor.ProblemError, match="not installed"):
+    with pytest.raises(ProblemError, match="not installed"):
         doctor.check_entry_point()
 
 
 def test_the_doctor_passes_on_why_a_hook_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugin, "FAILED", {"gem_verl.rollout": "ImportError: no such name"})
-    with pytest.raises(doctor.ProblemError, match="gem_verl.rollout: ImportError"):
+    with pytest.raises(ProblemError, match="gem_verl.rollout: ImportError"):
         doctor.check_loaded()

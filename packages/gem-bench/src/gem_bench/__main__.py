@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from gem.errors import GemError
-from gem.experiment import RunSpec
+from gem.experiment import RunSpec, flatten
 from gem_bench import __version__
-from gem_bench.runspec import flatten, load_spec
+from gem_bench.runspec import load_spec
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -19,8 +19,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from gem.errors import ConfigurationError, GemError, MissingExtraError, UnsupportedVersionError
-from gem.experiment import ENTRY_POINT_GROUP, Knob, Launch, RunSpec, find_adapter
-from gem_bench.runspec import flatten
+from gem.experiment import ENTRY_POINT_GROUP, Knob, Launch, RunSpec, find_adapter, flatten
 
 VENVS = ".venvs"
 COMPILE_TIMEOUT_S = 300

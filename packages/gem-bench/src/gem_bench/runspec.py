@@ -43,11 +43,6 @@ def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> RunSpec:
         raise ConfigurationError(f"{path}{changed}: {error}") from error
 
 
-def flatten(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a spec's mapping under dotted keys, `{"algorithm.gamma": 0.9, ...}`."""
-    return dict(_leaves(spec, ""))
-
-
 @dataclasses.dataclass(frozen=True)
 class Key:
     """Documentation of one setting."""
@@ -100,17 +95,6 @@ def _toml_value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text.strip()
-
-
-def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict):
-        for key, item in value.items():
-            yield from _leaves(item, f"{path}.{key}" if path else key)
-    elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            yield from _leaves(item, f"{path}.{index}")
-    else:
-        yield path, value
 
 
 def _keys(part: type[Any], path: str) -> Iterator[Key]:

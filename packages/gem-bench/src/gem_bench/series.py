@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from gem.errors import RecordError
-from gem.experiment import Knob
+from gem.experiment import Knob, flatten
 from gem.record import RunRecord, read_run
-from gem_bench.runspec import flatten
 
 TRAIN = "train"
 X_AXES = {

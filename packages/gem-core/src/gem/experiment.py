@@ -19,7 +19,7 @@ import json
 import sys
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -188,6 +188,29 @@ class Knob:
     """By which of the trainer's settings; why not, where unmatched."""
 
 
+def parity(spec: RunSpec, how: Mapping[str, str], departures: Iterable[Knob] = ()) -> list[Knob]:
+    """Say of every setting of a spec how it reaches a trainer.
+
+    Args:
+        spec: The experiment.
+        how: By which of the trainer's settings, for a key of the spec or for all of its table.
+        departures: What is not matched; entries that name no key of the spec come last.
+    """
+    left = {knob.name: knob for knob in departures}
+    knobs = [
+        left.pop(name)
+        if name in left
+        else Knob(name, "matched", how.get(name) or how[name.split(".")[0]])
+        for name in flatten(spec.to_mapping())
+    ]
+    return [*knobs, *left.values()]
+
+
+def flatten(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a nested mapping under dotted keys, `{"algorithm.gamma": 0.9, "eval.0.name": ...}`."""
+    return dict(_leaves(settings, ""))
+
+
 @dataclass(frozen=True)
 class Launch:
     """A trainer's native command, ready to start."""
@@ -291,6 +314,17 @@ def _build(part: type[PartT], data: Any, path: str) -> PartT:
         elif spec.default is MISSING and spec.default_factory is MISSING:
             raise ConfigurationError(f"missing key {path + name!r} ({spec.metadata['help']})")
     return part(**values)
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _leaves(item, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _leaves(item, f"{path}.{index}")
+    else:
+        yield path, value
 
 
 def _value(hint: Any, value: Any, path: str, limits: Mapping[str, Any]) -> Any:

@@ -6,9 +6,7 @@ entry-point group, and the launcher stays `python -m verl.trainer.main_ppo`. See
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
-
-from gem.errors import MissingExtraError, UnsupportedVersionError
+from gem.adapter import require
 
 __version__ = "0.1.0"
 
@@ -25,17 +23,9 @@ def check_verl() -> str:
         MissingExtraError: verl is not installed.
         UnsupportedVersionError: Its version is outside `SUPPORTED_VERL`.
     """
-    install = f'pip install "verl[vllm]{SUPPORTED_VERL}"'
-    try:
-        found = version("verl")
-    except PackageNotFoundError:
-        raise MissingExtraError(f"verl is not installed; install it with: {install}") from None
-    # packaging comes with verl; it is no dependency of what must work without verl.
-    from packaging.specifiers import SpecifierSet
-
-    if not SpecifierSet(SUPPORTED_VERL).contains(found, prereleases=True):
-        raise UnsupportedVersionError(
-            f"verl {found} is installed, gem-verl {__version__} supports verl {SUPPORTED_VERL}; "
-            f"install a supported one with: {install}"
-        )
-    return found
+    return require(
+        "verl",
+        SUPPORTED_VERL,
+        by=f"gem-verl {__version__}",
+        install=f'pip install "verl[vllm]{SUPPORTED_VERL}"',
+    )

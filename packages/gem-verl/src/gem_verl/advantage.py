@@ -22,10 +22,10 @@ from torch import Tensor
 from verl.trainer.ppo.core_algos import register_adv_est
 
 from gem import advantage
+from gem.adapter import check_failures
 from gem.advantage import ADVANTAGES, Floats, TurnTable
 from gem.errors import ConfigurationError, RolloutError
 from gem.trajectory import TurnSpan
-from gem_verl.settings import MAX_FAILED_FRACTION
 
 PREFIX = "gem_"
 _PADDING_UID = "pad"  # verl fills batches up with rows whose prompt id begins like this
@@ -94,7 +94,7 @@ def estimate(
     batch = _GIVEN.get()
     if batch is None:
         batch = Batch(episodes_by_mask(token_level_rewards, response_mask, index))
-        check_failures([e.valid for e in batch.episodes], MAX_FAILED_FRACTION)
+        check_failures([e.valid for e in batch.episodes])
     values = None
     if name == "gae":
         if batch.values is None:
@@ -152,26 +152,6 @@ def episodes_by_mask(rewards: Tensor, mask: Tensor, index: Any) -> list[EpisodeR
         per_turn = [float(per_token[a:b].sum()) for a, b in itertools.pairwise(cuts)]
         found.append(EpisodeRows(str(uid), [(row, spans)], per_turn, valid=bool(spans)))
     return found
-
-
-def check_failures(valid: list[bool], limit: float, reasons: str = "") -> int:
-    """Return the number of failed episodes.
-
-    Args:
-        valid: For each episode of a batch, whether it did not fail.
-        limit: Largest share of failed episodes that training may go on with.
-        reasons: What to add to the message.
-
-    Raises:
-        RolloutError: Too many failed, or all.
-    """
-    failed = valid.count(False)
-    if failed == len(valid) or failed > limit * len(valid):
-        raise RolloutError(
-            f"{failed} of {len(valid)} episodes of this batch failed; at most a share of "
-            f"{limit:g} may. {reasons or 'The reasons are in the log.'}"
-        )
-    return failed
 
 
 def spread(episodes: list[EpisodeRows], table: TurnTable, per_turn: Floats, like: Tensor) -> Tensor:

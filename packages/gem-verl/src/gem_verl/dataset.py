@@ -18,8 +18,8 @@ from typing import Any
 from omegaconf import OmegaConf
 from torch.utils.data import Dataset
 
+from gem.adapter import Source, encode_task
 from gem_verl.settings import check_config
-from gem_verl.source import Source, encode_task
 
 logger = logging.getLogger(__name__)
 

@@ -7,18 +7,13 @@ import importlib.metadata
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
 
-from gem.errors import GemError
+from gem.adapter import Check, ProblemError, doctor
 from gem_verl import SUPPORTED_VERL, __version__, check_verl
 
 AGENT_LOOPS = ("gem", "gem_turns")
 TRAINER_MODES = ("gem_sync", "gem_colocate_async")
 ESTIMATORS = ("gem_reinforce", "gem_rebn", "gem_grpo", "gem_rloo", "gem_gae")
-
-
-class ProblemError(Exception):
-    """What is wrong and what to do about it."""
 
 
 def check_version() -> str:
@@ -91,7 +86,7 @@ def check_engine() -> str:
     return f"engine: {', '.join(found)}"
 
 
-CHECKS: tuple[Callable[[], str], ...] = (
+CHECKS: tuple[Check, ...] = (
     check_version,
     check_entry_point,
     check_loaded,
@@ -101,21 +96,9 @@ CHECKS: tuple[Callable[[], str], ...] = (
 """In order; a check may rely on those before it."""
 
 
-def examine() -> Iterator[tuple[bool, str]]:
-    """Yield for each check whether it passed and a line about it; ends at the first problem."""
-    for check in CHECKS:
-        try:
-            yield True, check()
-        except (ProblemError, GemError) as error:
-            yield False, str(error)
-            return
-
-
 def main() -> int:
     """Print the findings; exit status 1 if something is wrong."""
-    for passed, line in examine():
-        print(f"{'ok     ' if passed else 'PROBLEM'}  {line}")
-    return 0 if passed else 1
+    return doctor(CHECKS)
 
 
 if __name__ == "__main__":

@@ -7,15 +7,15 @@ import json
 import math
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from gem.adapter import Source
 from gem.errors import ConfigurationError
-from gem.experiment import Knob, Launch, RunSpec
+from gem.experiment import Knob, Launch, RunSpec, parity
 from gem.tasks import TaskSet
 from gem_verl import SUPPORTED_VERL, check_verl
-from gem_verl.source import Source
 
 _LOGIT_FLOATS = 2**28
 """Most logits in one forward pass: 1 GiB as fp32."""
@@ -80,7 +80,7 @@ class VerlAdapter:
             argv=["python", "-m", "verl.trainer.main_ppo", *overrides],
             env=env,
             unset=CPU_UNSET if cpu else [],
-            parity=list(_parity(spec)),
+            parity=parity(spec, _HOW, _departures(spec)),
         )
 
 
@@ -344,17 +344,6 @@ def _value(value: Any) -> str:
     return f'"{text}"'
 
 
-def _leaves(value: Any, path: str = "") -> Iterator[str]:
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _leaves(item, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            yield from _leaves(item, f"{path}.{index}")
-    else:
-        yield path
-
-
 _HOW = {
     "name": "trainer.experiment_name",
     "seed": "gem.seed: every turn is sampled with a seed of its own; other random numbers than in "
@@ -388,39 +377,24 @@ _HOW = {
 }
 
 
-def _parity(spec: RunSpec) -> Iterator[Knob]:
-    """Say of every setting how it reaches verl."""
-    departures = dict(_departures(spec))
-    for name in _leaves(spec.to_mapping()):
-        if name in departures:
-            yield departures.pop(name)
-        else:
-            how = _HOW.get(name) or _HOW[name.split(".")[0]]
-            yield Knob(name, "matched", how)
-    yield from departures.values()
-
-
-def _departures(spec: RunSpec) -> Iterator[tuple[str, Knob]]:
-    def knob(name: str, status: Any, how: str) -> tuple[str, Knob]:
-        return name, Knob(name, status, how)
-
+def _departures(spec: RunSpec) -> Iterator[Knob]:
     algorithm = spec.algorithm
     if spec.sampling.top_k != 1:
-        yield knob("seed", "emulated", _HOW["seed"])
+        yield Knob("seed", "emulated", _HOW["seed"])
     if algorithm.kl_coef:
         how = "as a term of the loss (k3 estimator), not of the reward"
-        yield knob("algorithm.kl_coef", "emulated", how)
+        yield Knob("algorithm.kl_coef", "emulated", how)
     if algorithm.loss_aggregation == "row-mean-token-sum" and spec.policy.context != "chat":
         how = "verl counts the rows it fills batches up with: the loss is scaled down"
-        yield knob("algorithm.loss_aggregation", "emulated", how)
+        yield Knob("algorithm.loss_aggregation", "emulated", how)
     if algorithm.advantage == "gae":
         how = "a random linear layer, where the reference starts from zero"
-        yield knob("critic's initial head", "unmatched", how)
+        yield Knob("critic's initial head", "unmatched", how)
     if spec.training.precision == "bf16":
         how = "autocast in training, bf16 weights in rollouts"
-        yield knob("training.precision", "emulated", how)
+        yield Knob("training.precision", "emulated", how)
     common = math.gcd(*(part.every for part in spec.eval))
     for index, part in enumerate(spec.eval):
         if part.every != common:
             how = f"verl evaluates on everything at once: every {common} iterations"
-            yield knob(f"eval.{index}.every", "emulated", how)
+            yield Knob(f"eval.{index}.every", "emulated", how)

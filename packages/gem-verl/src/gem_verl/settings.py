@@ -5,11 +5,10 @@ Users add keys with hydra's plus sign, `+gem.turn_tokens=64`; all have defaults.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
+from gem.adapter import Settings as BaseSettings
 from gem.errors import ConfigurationError
 from gem.rollout import Budget
 
@@ -19,32 +18,11 @@ GEM_MODES = ("gem_sync", "gem_colocate_async")
 MODES = ("sync", "colocate_async", *GEM_MODES)
 """Values of `trainer.v1.trainer_mode` that work with GEM rollouts."""
 
-MAX_FAILED_FRACTION = 0.1
-"""Default of `gem.max_failed_fraction`."""
-
 
 @dataclass(frozen=True)
-class Settings:
-    """Keys of the `gem` table."""
+class Settings(BaseSettings):
+    """Keys of the `gem` table; `record_dir` needs a `gem_*` trainer mode."""
 
-    context: str = "chat"
-    """What the policy is shown: `chat`, `concat`, `concat_with_action`, `window:<k>`."""
-    system_prompt: str | None = None
-    """Text of a system message before everything else."""
-    turn_tokens: int | None = None
-    """Most tokens sampled in one turn; by default all of `data.max_response_length`."""
-    turns: int | None = None
-    """Most turns of an episode, besides the environment's own limit."""
-    retries: int = 1
-    """Further attempts, each with a new environment, after an environment failed."""
-    step_timeout_s: float | None = None
-    """Limit of one environment reset or step in seconds."""
-    seed: int | None = None
-    """Seed every sampled turn on its own, so that the order of requests does not matter."""
-    max_failed_fraction: float = MAX_FAILED_FRACTION
-    """Share of failed episodes in a batch above which the run stops."""
-    record_dir: str | None = None
-    """Folder for `gem.record` files; needs a `gem_*` trainer mode."""
     poll_interval_s: float = 0.1
     """How often a `gem_*` trainer looks for finished episodes (verl: 2 s)."""
 
@@ -55,38 +33,7 @@ class Settings:
         Raises:
             ConfigurationError: A key is unknown or its value is of the wrong type or range.
         """
-        table: Mapping[str, Any] = config.get("gem") or {}
-        known = {field.name: field for field in fields(cls)}
-        for key in table:
-            if key not in known:
-                near = difflib.get_close_matches(str(key), known, n=1)
-                hint = f"did you mean gem.{near[0]}?" if near else f"known: {', '.join(known)}"
-                raise ConfigurationError(f"unknown key gem.{key}; {hint}")
-        settings = cls(**{str(key): table[key] for key in table})
-        settings._check()
-        return settings
-
-    def _check(self) -> None:
-        types: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (int, float)}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            name, _, optional = str(field.type).partition(" | ")
-            if value is None and optional:
-                continue
-            if isinstance(value, bool) or not isinstance(value, types[name]):
-                raise ConfigurationError(f"gem.{field.name} must be of type {name}, got {value!r}")
-        for key, least in (("turn_tokens", 1), ("turns", 1), ("retries", 0), ("seed", 0)):
-            value = getattr(self, key)
-            if value is not None and value < least:
-                raise ConfigurationError(f"gem.{key} must be at least {least}, got {value}")
-        for key in ("step_timeout_s", "poll_interval_s"):
-            value = getattr(self, key)
-            if value is not None and value <= 0:
-                raise ConfigurationError(f"gem.{key} must be above 0, got {value}")
-        if not 0 <= self.max_failed_fraction <= 1:
-            raise ConfigurationError(
-                f"gem.max_failed_fraction must be within [0, 1], got {self.max_failed_fraction}"
-            )
+        return cls.from_mapping(config.get("gem") or {})
 
     def budget(self, config: Any) -> Budget:
         """Return the limits of an episode, of which verl's own keys set the lengths."""

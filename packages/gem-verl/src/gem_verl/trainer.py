@@ -23,12 +23,13 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
+from gem.adapter import check_failures
 from gem.errors import RolloutError, UnsupportedVersionError
 from gem.metrics import episode_metrics
 from gem.record import RUN, Recorder, TrainedRow
 from gem.trajectory import Trajectory, TurnSpan
 from gem_verl import SUPPORTED_VERL, __version__
-from gem_verl.advantage import Batch, EpisodeRows, check_failures, given
+from gem_verl.advantage import Batch, EpisodeRows, given
 from gem_verl.settings import check_config
 
 SEAMS = {

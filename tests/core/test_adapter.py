@@ -1,0 +1,120 @@
+"""What the adapters of all trainers share: sources, settings, failures, versions, the doctor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+import pytest
+
+from gem.adapter import (
+    ProblemError,
+    Settings,
+    Source,
+    check_failures,
+    decode_task,
+    doctor,
+    encode_task,
+    require,
+)
+from gem.errors import (
+    ConfigurationError,
+    MissingExtraError,
+    RolloutError,
+    UnsupportedVersionError,
+)
+from gem.tasks import Task, TaskSet
+
+GAME = "game:GuessTheNumber-v0"
+
+
+@dataclass(frozen=True)
+class Extended(Settings):
+    """An adapter with a key of its own."""
+
+    poll_interval_s: float = 0.1
+
+
+@pytest.mark.parametrize("temperature", [None, 0.0, 0.7])
+def test_a_source_reads_back_what_it_writes(temperature: float | None) -> None:
+    source = Source(TaskSet(GAME, 4, 1, {"hint": "range"}), "a & b = c", temperature)
+    assert Source.parse(source.text) == source
+
+
+@pytest.mark.parametrize("options", ["temperature=cold", "temperature=-1", "size=3", "name="])
+def test_a_source_with_other_options_is_refused(options: str) -> None:
+    with pytest.raises(ConfigurationError, match="name=<text> and temperature=<number >= 0>"):
+        Source.parse(f"gem:{GAME}?n=2#{options}")
+
+
+def test_a_task_survives_its_column() -> None:
+    task = Task(GAME, 7, {"tools": ["python"], "max_number": 10})
+    assert decode_task(encode_task(task, 0.5)) == (task, 0.5)
+
+
+@pytest.mark.parametrize("text", ["", "7", "{}", '{"env_id": "x"}', "[1]"])
+def test_a_column_that_is_no_task_is_named(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="not a task of a GEM dataset"):
+        decode_task(text)
+
+
+def test_settings_of_an_adapter_include_its_own() -> None:
+    settings = Extended.from_mapping({"turn_tokens": 8, "poll_interval_s": 1})
+    assert settings == Extended(turn_tokens=8, poll_interval_s=1)
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"turn_token": 4}, "did you mean gem.turn_tokens"),
+        ({"xyz": 4}, "unknown key gem.xyz; known: context, "),
+        ({"turn_tokens": 0}, "gem.turn_tokens must be at least 1, got 0"),
+        ({"turns": 1.5}, "gem.turns must be of type int, got 1.5"),
+        ({"context": None}, "gem.context must be of type str, got None"),
+        ({"retries": True}, "gem.retries must be of type int, got True"),
+        ({"step_timeout_s": 0}, "gem.step_timeout_s must be above 0, got 0"),
+        ({"poll_interval_s": -1}, "gem.poll_interval_s must be above 0, got -1"),
+        ({"max_failed_fraction": 2}, r"within \[0, 1\], got 2"),
+    ],
+)
+def test_wrong_settings_are_named(table: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        Extended.from_mapping(table)
+
+
+def test_a_share_of_failed_episodes_is_counted() -> None:
+    assert check_failures([True] * 9 + [False], 0.1) == 1
+
+
+@pytest.mark.parametrize("valid", [[True] * 8 + [False], [False], []])
+def test_a_batch_that_lost_too_much_stops_the_run(valid: list[bool]) -> None:
+    with pytest.raises(RolloutError, match=f"of {len(valid)} episodes .* disk full"):
+        check_failures(valid, 0.1, "disk full")
+
+
+def test_the_version_of_a_supported_trainer_is_returned() -> None:
+    assert require("pytest", ">=7", by="gem-x 1", install="pip install pytest") == version("pytest")
+
+
+def test_an_unsupported_trainer_is_named_with_both_versions() -> None:
+    found = version("pytest")
+    with pytest.raises(UnsupportedVersionError, match=rf"pytest {found} .* supports pytest <2; "):
+        require("pytest", "<2", by="gem-x 1", install="pip install 'pytest<2'")
+
+
+def test_a_missing_trainer_is_said_with_the_command_that_installs_it() -> None:
+    with pytest.raises(MissingExtraError, match="no-such-trainer is not installed.*pip install x"):
+        require("no-such-trainer", ">=1", by="gem-x 1", install="pip install x")
+
+
+def test_the_doctor_stops_at_the_first_problem(capsys: pytest.CaptureFixture[str]) -> None:
+    def sick() -> str:
+        raise ProblemError("the hook is missing")
+
+    assert doctor([lambda: "version 1", sick, lambda: "never"]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "ok       version 1",
+        "PROBLEM  the hook is missing",
+    ]
+    assert doctor([lambda: "version 1"]) == 0
