@@ -17,7 +17,7 @@ from gem.trajectory import Trajectory
 torch = pytest.importorskip("torch", reason="models need torch")
 transformers = pytest.importorskip("transformers", reason="models need transformers")
 
-from gem_cpu import smollm2, tiny_model  # noqa: E402
+from gem_cpu import cloning, smollm2, tiny_model  # noqa: E402
 from gem_cpu.tiny_model import Recipe, ScriptedPlayer  # noqa: E402
 
 # Enough to make files, not to play.
@@ -143,10 +143,10 @@ def test_another_recipe_gets_another_folder(tmp_path: Path) -> None:
 
 def test_the_cache_folder_can_be_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GEM_CACHE", str(tmp_path / "environment"))
-    assert tiny_model.cache_folder() == tmp_path / "environment" / "models"
-    assert tiny_model.cache_folder(tmp_path / "argument") == tmp_path / "argument" / "models"
+    assert cloning.cache_folder() == tmp_path / "environment" / "models"
+    assert cloning.cache_folder(tmp_path / "argument") == tmp_path / "argument" / "models"
     monkeypatch.delenv("GEM_CACHE")
-    assert tiny_model.cache_folder() == Path.home() / ".cache" / "gem-core" / "models"
+    assert cloning.cache_folder() == Path.home() / ".cache" / "gem-core" / "models"
 
 
 def test_a_model_that_could_not_be_finished_leaves_nothing(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_a_model_that_could_not_be_finished_leaves_nothing(tmp_path: Path) -> No
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        tiny_model.make_once(tmp_path / "models" / "m", write)
+        cloning.make_once(tmp_path / "models" / "m", write)
     assert not [p for p in (tmp_path / "models").iterdir() if p.suffix != ".lock"]
 
 

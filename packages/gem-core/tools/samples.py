@@ -10,18 +10,25 @@ import contextlib
 import io
 import json
 import random
+import re
 import struct
 import sys
 import zlib
 from collections.abc import Iterable, Mapping
+from datetime import date, timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from gem.tools.search_index import open_index
+
 FOLDER = Path(__file__).parent.parent / "src" / "gem" / "data" / "samples"
+CORPUS = FOLDER.parent / "factbook.jsonl"
 OURS = "GEM-core sample"
+CAPITAL = re.compile(r"Capital: ([^.;:,()]+)\. ")
 GSM8K_ROWS = 40
 RULETAKER_ROWS = 24
+CALENDAR_ROWS = 400
 
 
 def write(name: str, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -41,6 +48,46 @@ def gsm8k(cases: Path) -> list[dict[str, Any]]:
         }
         for row in rows[:GSM8K_ROWS]
     ]
+
+
+def factbook() -> list[dict[str, Any]]:
+    """Return a question for every capital of the corpus that the country's name does not give away.
+
+    Only what a search for "capital of <country>" finds first, so that the passage has the answer.
+    """
+    passages = [json.loads(line) for line in CORPUS.read_text(encoding="utf-8").splitlines()]
+    index = open_index("sample")
+    rows = []
+    for passage in passages:
+        country, found = passage["title"], CAPITAL.search(passage["text"])
+        if found is None or set(words(country)) & set(words(found[1])):
+            continue
+        if index.search(f"capital of {country}", 1)[0].title == country:
+            question = f"What is the capital of {country}?"
+            rows.append(
+                {"problem": question, "answer": [found[1]], "origin": "World Factbook 2015"}
+            )
+    return rows
+
+
+def calendar() -> list[dict[str, Any]]:
+    """Return questions for the ISO week of dates, which a calendar answers."""
+    rng = random.Random(0)
+    first = date(1970, 1, 1)
+    days = [first + timedelta(n) for n in rng.sample(range(60 * 365), CALENDAR_ROWS)]
+    return [
+        {
+            "problem": f"In which ISO week is {day.isoformat()}?",
+            "answer": [str(day.isocalendar().week)],
+            "origin": OURS,
+        }
+        for day in days
+    ]
+
+
+def words(text: str) -> list[str]:
+    """Return the words of a text in lower case."""
+    return re.findall(r"\w+", text.lower())
 
 
 def tables(text: str) -> list[tuple[str, list[str]]]:
@@ -470,6 +517,8 @@ def main() -> None:
         write(name, rows)
     for name, column in (("qa", "problem"), ("qa-open", "question")):
         write(name, [{column: q, "answer": a, "origin": OURS} for q, a in tables(QA)])
+    write("factbook", factbook())
+    write("calendar", calendar())
     write("code", code())
     write("geometry", geometry())
     for depth in (0, 1, 2, 3, 5):

@@ -346,7 +346,9 @@ _READERS: dict[str, Callable[[Path], Table]] = {
 
 SAMPLES = (
     "arithmetic",
+    "calendar",
     "code",
+    "factbook",
     "geometry",
     "gsm8k",
     "math",

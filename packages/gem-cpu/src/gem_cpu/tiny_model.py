@@ -16,17 +16,11 @@ model meets in training. Everything is seeded; the result is cached under a hash
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
-import os
 import re
 import shutil
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -34,22 +28,7 @@ from gem.rollout import Budget, ChatFormat, Request, Sample, play_batch
 from gem.seeding import stream
 from gem.tasks import Task
 from gem.trajectory import Sequence
-
-CHAT_TEMPLATE = (
-    "{%- for message in messages %}"
-    "{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}"
-    "{%- endfor %}"
-    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
-)
-"""ChatML."""
-
-# The pre-tokenizer of the Qwen family: digits stand alone, words keep the space before them.
-_QWEN_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-_PAD, _EOS = 0, 2
+from gem_cpu.cloning import EOS, Size, clone, ensure_model, file_hash, new_model, train_tokenizer
 
 
 @dataclass(frozen=True)
@@ -60,11 +39,7 @@ class Recipe:
     params: Mapping[str, Any] = field(default_factory=lambda: {"hint": "range", "prompt": "short"})
     seed: int = 0
     tokenizer_episodes: int = 200
-    vocabulary: int = 448
-    """Size of tokenizer and embedding alike; a multiple of 64, so no engine pads it further."""
-    hidden: int = 64
-    layers: int = 2
-    max_positions: int = 2048
+    size: Size = field(default_factory=lambda: Size(vocabulary=448))
     consistent: float = 0.2
     """Share of the unskilled player's guesses that respect the hints; the others ignore them."""
     careful_episodes: int = 2048
@@ -103,7 +78,7 @@ class ScriptedPlayer:
         if rng.random() >= self._consistent:
             low, high = _range_in(self._chat.decode(request.prompt_ids), first=True)
         ids = self._chat.encode_text(f"\\boxed{{{rng.randint(low, high)}}}")
-        return Sample([*ids, _EOS], None, "stop")
+        return Sample([*ids, EOS], None, "stop")
 
 
 _RANGE = re.compile(r"between (\d+) and (\d+)")
@@ -133,172 +108,13 @@ def game_texts(recipe: Recipe) -> list[str]:
     return texts
 
 
-def train_tokenizer(texts: list[str], vocabulary: int, max_length: int) -> Any:
-    """Train a byte-level BPE with exactly `vocabulary` tokens and a ChatML template."""
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(_QWEN_WORDS), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    bpe.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary,
-        special_tokens=list(_SPECIAL),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    bpe.train_from_iterator(texts, trainer)
-    # Short texts may not hold enough merges; a model must not have ids that nothing decodes.
-    missing = vocabulary - bpe.get_vocab_size()
-    bpe.add_special_tokens([AddedToken(f"<|reserved_{i}|>") for i in range(missing)])
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=bpe,
-        eos_token=_SPECIAL[_EOS],
-        pad_token=_SPECIAL[_PAD],
-        model_max_length=max_length,
-    )
-    tokenizer.chat_template = CHAT_TEMPLATE
-    return tokenizer
-
-
 def cloning_rows(recipe: Recipe, tokenizer: Any, consistent: float, n: int) -> list[Sequence]:
     """Return the training rows of `n` episodes of scripted play."""
     chat = ChatFormat(tokenizer)
     tasks = recipe.tasks(n)
-    budget = Budget(turn_tokens=16, response_tokens=recipe.max_positions, prompt_tokens=1024)
+    budget = Budget(turn_tokens=16, response_tokens=recipe.size.max_positions, prompt_tokens=1024)
     player = ScriptedPlayer(chat, consistent, [task.seed for task in tasks])
     return [row for t in play_batch(tasks, player, chat, budget=budget) for row in t.sequences()]
-
-
-def new_model(recipe: Recipe) -> Any:
-    """Return a randomly initialised Qwen3 model in fp32."""
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    config = Qwen3Config(
-        vocab_size=recipe.vocabulary,
-        hidden_size=recipe.hidden,
-        intermediate_size=3 * recipe.hidden,
-        num_hidden_layers=recipe.layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        # vLLM's attention for CPUs has no kernel for heads smaller than 32.
-        head_dim=32,
-        max_position_embeddings=recipe.max_positions,
-        rope_theta=10_000.0,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=_EOS,
-        pad_token_id=_PAD,
-        dtype="float32",
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(recipe.seed)
-        return Qwen3ForCausalLM(config)
-
-
-def clone(
-    model: Any,
-    rows: list[Sequence],
-    *,
-    steps: int,
-    batch: int,
-    lr: float,
-    seed: int = 0,
-    progress: str | None = None,
-) -> float:
-    """Train `model` to say what was said in `rows`; returns the last loss (nats per token).
-
-    Only sampled tokens count. AdamW, gradient norm at most 1, learning rate falling linearly to 0.
-
-    Args:
-        model: A causal language model on any device, in fp32.
-        rows: Training rows, at least `batch` of them.
-        steps: Optimiser steps.
-        batch: Rows per step.
-        lr: Initial learning rate.
-        seed: Of the order of the rows.
-        progress: Title of a progress bar on standard error; None shows none.
-    """
-    import torch
-    from torch.nn.functional import cross_entropy
-    from tqdm import tqdm
-
-    rng, order = stream(seed), list(range(len(rows)))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, steps)
-    loss = torch.zeros(())
-    at = len(rows)
-    with tqdm(range(steps), desc=progress, disable=progress is None) as bar:
-        for _ in bar:
-            if at + batch > len(rows):
-                rng.shuffle(order)
-                at = 0
-            ids, mask, labels = _cloning_batch([rows[i] for i in order[at : at + batch]])
-            at += batch
-            # Logits only where some row has a token to learn.
-            kept = (labels >= 0).any(0).nonzero()[:, 0]
-            logits = model(
-                input_ids=ids.to(model.device),
-                attention_mask=mask.to(model.device),
-                logits_to_keep=(kept - 1).to(model.device),
-                use_cache=False,
-            ).logits
-            targets = labels[:, kept].to(model.device)
-            loss = cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=-1)
-            optimizer.zero_grad()
-            torch.autograd.backward(loss)
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            schedule.step()
-            bar.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
-    return float(loss.item())
-
-
-def _cloning_batch(rows: list[Sequence]) -> tuple[Any, Any, Any]:
-    """Right-padded ids, attention mask and labels (-1: nothing to learn), `[rows, length]`."""
-    import torch
-
-    width = max(len(r.prompt_ids) + len(r.response_ids) for r in rows)
-    ids = torch.zeros(len(rows), width, dtype=torch.long)
-    mask, labels = torch.zeros_like(ids), torch.full_like(ids, -1)
-    for i, row in enumerate(rows):
-        start, end = len(row.prompt_ids), len(row.prompt_ids) + len(row.response_ids)
-        ids[i, :end] = torch.tensor(row.prompt_ids + row.response_ids)
-        mask[i, :end] = 1
-        labels[i, start:end] = torch.where(torch.tensor(row.mask) == 1, ids[i, start:end], -1)
-    return ids, mask, labels
-
-
-def cache_folder(cache: str | Path | None = None) -> Path:
-    """Return the folder of made models: `cache`, else `$GEM_CACHE`, else `~/.cache/gem-core`."""
-    root = cache or os.environ.get("GEM_CACHE") or Path.home() / ".cache" / "gem-core"
-    return Path(root) / "models"
-
-
-def make_once(target: Path, write: Callable[[Path], None]) -> Path:
-    """Return `target`; if it is not there, let `write` fill a folder that then becomes it.
-
-    It appears complete or not at all. A second process that wants it waits for the first.
-    """
-    from filelock import FileLock
-
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(target.with_suffix(".lock")):
-        if not target.is_dir():
-            partial = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-            try:
-                write(partial)
-                partial.chmod(0o755)
-                partial.rename(target)
-            finally:
-                shutil.rmtree(partial, ignore_errors=True)
-    return target
 
 
 def ensure(
@@ -316,47 +132,24 @@ def ensure(
     """
     recipe = recipe or Recipe()
     texts = game_texts(recipe)
-    tokenizer = train_tokenizer(texts, recipe.vocabulary, recipe.max_positions)
+    tokenizer = train_tokenizer(texts, recipe.size.vocabulary, recipe.size.max_positions)
     inputs = {
         "recipe": asdict(recipe),
-        "code": hashlib.sha256(Path(__file__).read_bytes()).hexdigest(),
-        "texts": hashlib.sha256(json.dumps(texts).encode()).hexdigest(),
+        "code": file_hash(__file__),
+        "texts": texts,
         "layout": [
             (r.prompt_ids, r.response_ids, r.mask)
             for r in cloning_rows(recipe, tokenizer, recipe.consistent, 8)
         ],
-        "versions": {name: version(name) for name in ("torch", "tokenizers", "transformers")},
     }
-    key = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
-    target = cache_folder(cache) / f"tiny-{key}"
-
-    def write(folder: Path) -> None:
-        # Sums over threads round differently: one thread gives the same model everywhere.
-        with _one_thread():
-            model, loss = _warm_started(recipe, tokenizer, progress)
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        about = {"recipe": asdict(recipe), "versions": inputs["versions"], "loss": loss}
-        (folder / "gem_model.json").write_text(json.dumps(about, indent=2) + "\n")
-
-    return make_once(target, write)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+    return ensure_model(
+        "tiny", tokenizer, inputs, lambda: _warm_started(recipe, tokenizer, progress), cache=cache
+    )
 
 
 def _warm_started(recipe: Recipe, tokenizer: Any, progress: bool) -> tuple[Any, float]:
     """Return the model and its last cloning loss."""
-    model, loss = new_model(recipe), 0.0
+    model, loss = new_model(recipe.size, recipe.seed), 0.0
     parts = (
         ("careful", 1.0, recipe.careful_episodes, recipe.careful_steps, recipe.lr),
         (
