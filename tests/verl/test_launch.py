@@ -162,6 +162,7 @@ def test_rows_per_turn_make_one_update(compose: Any) -> None:
     ("tables", "message"),
     [
         ({"algorithm": {"minibatches": 3}}, "algorithm.minibatches"),
+        ({"policy": {"lora_rank": 8}}, "policy.lora_rank"),
         ({"policy": {"context": "concat"}}, "policy.turns"),
         (
             {"policy": {"context": "concat", "turns": 2}, "algorithm": {"minibatches": 2}},

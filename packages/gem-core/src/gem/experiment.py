@@ -82,6 +82,13 @@ class PolicyPart:
     turns: int | None = _knob("most turns, besides the environment's own limit", None, least=1)
     context: str = _knob("`chat`, `concat`, `concat_with_action` or `window:<k>`", "chat")
     system_prompt: str | None = _knob("text of a system message", None)
+    lora_rank: int = _knob(
+        "rank of low-rank adapters on the attention and MLP projections; 0 trains all weights",
+        0,
+        least=0,
+    )
+    lora_alpha: float = _knob("adapters are scaled by `lora_alpha / lora_rank`", 32.0, above=0)
+    lora_init: str | None = _knob("adapter to begin with; by default a random one", None)
 
 
 @dataclass(frozen=True)
@@ -159,7 +166,10 @@ class RunSpec:
             ConfigurationError: A key is unknown, missing, of the wrong type or out of range; the
                 message names the key as `table.key`.
         """
-        return _build(cls, data, "")
+        spec = _build(cls, data, "")
+        if spec.policy.lora_init is not None and not spec.policy.lora_rank:
+            raise ConfigurationError("policy.lora_init: needs a policy.lora_rank above 0")
+        return spec
 
     def to_mapping(self) -> dict[str, Any]:
         """Return a JSON-ready mapping that `from_mapping` reads back."""

@@ -100,6 +100,13 @@ def _check(spec: RunSpec) -> None:
             "algorithm.minibatches: with a row per turn verl cuts minibatches through episodes; "
             f"set it to 1 for policy.context={spec.policy.context!r}, got {algorithm.minibatches}"
         )
+    if spec.policy.lora_rank:
+        raise ConfigurationError(
+            "policy.lora_rank: verl's adapters (PEFT) are others than the spec's, with factors of "
+            "their own for projections that read the same input; set it to 0 and use verl's key "
+            "actor_rollout_ref.model.lora_rank in a command of your own, got "
+            f"{spec.policy.lora_rank}"
+        )
     names = [part.name for part in spec.eval]
     for name in names:
         if names.count(name) > 1:
@@ -357,6 +364,9 @@ _HOW = {
     "policy.turns": "gem.turns",
     "policy.context": "gem.context",
     "policy.system_prompt": "gem.system_prompt",
+    "policy.lora_rank": "all weights: actor_rollout_ref.model.lora_rank is left at 0",
+    "policy.lora_alpha": "no adapters",
+    "policy.lora_init": "no adapters",
     "sampling": "actor_rollout_ref.rollout",
     "algorithm.advantage": "algorithm.adv_estimator",
     "algorithm.gamma": "algorithm.gamma, per turn",
