@@ -43,11 +43,17 @@ class Spec:
     """Our packages, installed without their dependencies (the requirements pin those)."""
     python: tuple[tuple[int, int], ...]
     """Python versions for which the requirements hold."""
+    any_python: bool = False
+    """Install packages that declare other Python versions, too."""
 
 
 SPECS = {
     "dev": Spec(("gem-core", "gem-bench", "gem-cpu", "gem-verl"), ((3, 11),)),
     "verl": Spec(("gem-core", "gem-verl", "gem-cpu"), ((3, 11),)),
+    "openrlhf": Spec(("gem-core", "gem-openrlhf", "gem-cpu"), ((3, 11),)),
+    "tinker": Spec(("gem-core", "gem-tinker", "gem-cpu"), ((3, 11),)),
+    # The server, a process of its own, pins an older SDK. skyrl declares 3.12; see tinker_skyrl.py.
+    "tinker-server": Spec(("gem-core", "gem-cpu"), ((3, 11),), any_python=True),
 }
 
 
@@ -71,7 +77,7 @@ def build(name: str, *, repository: Path, cache: Path, venvs: Path) -> Path:
             f"run this file with python{known.split(', ')[0]}"
         )
     began = time.monotonic()
-    base = _third_party(REQUIREMENTS / f"{name}.txt", cache / "venvs")
+    base = _third_party(REQUIREMENTS / f"{name}.txt", cache / "venvs", spec.any_python)
     thin = venvs / name
     stamp = _stamp(base, repository, spec)
     if _read(thin / MARKER) == stamp:
@@ -83,7 +89,7 @@ def build(name: str, *, repository: Path, cache: Path, venvs: Path) -> Path:
     return thin
 
 
-def _third_party(requirements: Path, venvs: Path) -> Path:
+def _third_party(requirements: Path, venvs: Path, any_python: bool) -> Path:
     """Install the third-party packages unless they are in the cache; return their environment."""
     key = [requirements.read_text(encoding="utf-8"), sys.version, platform.platform(), sys.prefix]
     digest = hashlib.sha256("\n".join(key).encode()).hexdigest()[:12]
@@ -106,7 +112,8 @@ def _third_party(requirements: Path, venvs: Path) -> Path:
         # PyTorch comes alone and first, so that no other package decides which build is taken.
         torch = [line for line in lines if line.startswith("torch==")]
         _retry([*pip, "install", "-q", *torch, "-c", str(requirements)], log)
-        _retry([*pip, "install", "-q", "--no-deps", "-r", str(requirements)], log)
+        rest = ["--ignore-requires-python"] if any_python else []
+        _retry([*pip, "install", "-q", "--no-deps", *rest, "-r", str(requirements)], log)
         _check_torch(python, log)
         (base / MARKER).write_text(requirements.name, encoding="utf-8")
         print(f"{requirements.stem}: installed in {time.monotonic() - began:.0f} s", flush=True)
