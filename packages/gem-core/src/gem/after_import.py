@@ -1,0 +1,71 @@
+"""Run a function right after a module was imported, without importing it now.
+
+For trainers without a plugin point: what replaces a part of a trainer must be in place in every
+process that uses this part, and must not make the other processes import the trainer.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import TypeAlias
+
+Then: TypeAlias = Callable[[ModuleType], object]
+
+
+def after_import(name: str, then: Then) -> None:
+    """Call `then(module)` once module `name` is imported: now if it is, else when it will be.
+
+    What `then` raises makes the import fail. Functions for the same module are called in order.
+    """
+    module = sys.modules.get(name)
+    if module is not None:
+        then(module)
+        return
+    watcher = next((f for f in sys.meta_path if isinstance(f, _Watcher)), None)
+    if watcher is None:
+        watcher = _Watcher()
+        sys.meta_path.insert(0, watcher)
+    watcher.waiting.setdefault(name, []).append(then)
+
+
+class _Watcher(MetaPathFinder):
+    """Notices the import of awaited modules; finds them through the other finders."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, list[Then]] = {}
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name not in self.waiting:
+            return None
+        for finder in sys.meta_path:
+            spec = None if finder is self else finder.find_spec(name, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    spec.loader = _Following(spec.loader, self.waiting)
+                return spec
+        return None
+
+
+class _Following(Loader):
+    """Executes a module as its own loader does, then calls the functions that wait for it."""
+
+    def __init__(self, loader: Loader, waiting: dict[str, list[Then]]) -> None:
+        self._loader = loader
+        self._waiting = waiting
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        for then in self._waiting.pop(module.__name__, []):
+            then(module)

@@ -1,0 +1,210 @@
+"""OpenRLHF on CPU: what it takes for granted of CUDA, replaced when it is imported.
+
+OpenRLHF has no platform abstraction and no plugin point, so `startup/sitecustomize.py` calls
+`install` in every process (see `startup_folder`); without `GEM_CPU=1` it is not called. Replaced:
+
+- `flash_attn`, imported at the top of a module that needs it for packing only: a stub that raises.
+- `torch.cuda.current_device`, `set_device`, `synchronize`, `empty_cache`, `current_stream`, and
+  `torch.empty(device="cuda")`: the CPU, or nothing to do.
+- `init_device_mesh("cuda", ...)`: a mesh of CPUs.
+- `stateless_init_process_group`, which is PyNccl: the same over Gloo.
+- DeepSpeed's fused Adam and shared-memory collectives, which are compiled at the start: PyTorch's
+  AdamW, and Gloo.
+- `vllm.AsyncEngineArgs`: no chunked prefill, which seeded sampling on CPU cannot do.
+- With `GEM_CPU_DTYPE=float32`, the precision of both engines; OpenRLHF itself knows bf16 and fp16.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from gem.after_import import after_import
+from gem_cpu import announce
+
+DTYPE = "GEM_CPU_DTYPE"
+_KNOWN = "0.11.2"
+_FULL = "float32"
+
+
+def startup_folder() -> Path:
+    """Folder to put first on `PYTHONPATH`, so that every process gets the shims."""
+    return Path(__file__).with_name("startup")
+
+
+def install() -> None:
+    """Have everything replaced when OpenRLHF, DeepSpeed or vLLM is imported."""
+    dtype = os.environ.get(DTYPE)
+    if dtype not in (None, "bfloat16", _FULL):
+        raise ValueError(f"{DTYPE} must be bfloat16 or {_FULL}, got {dtype!r}")
+    after_import("openrlhf", lambda module: _replace_cuda())
+    after_import("openrlhf.utils.distributed_util", _gloo_weight_sync)
+    after_import("openrlhf.utils.deepspeed.deepspeed", _plain_adam)
+    after_import("deepspeed.comm.torch", _no_compiled_collectives)
+    after_import("vllm", _engine_arguments)
+    if dtype == _FULL:
+        after_import("openrlhf.utils.utils", _full_precision_weights)
+
+
+def _replace_cuda() -> None:
+    announce(
+        "OpenRLHF runs on the CPU shims of gem-cpu",
+        "CUDA, NCCL, CUDA IPC weight transfer, colocation, sleep and wake-up of the engine, flash "
+        "attention, sample packing, dynamic batching, FusedAdam, torch.compile, more than one "
+        "device",
+    )
+    _stub_flash_attention()
+    import torch
+    from torch.distributed import device_mesh
+
+    torch.cuda.current_device = lambda: _CpuDevice("cpu")  # type: ignore[assignment,return-value]
+    # torch.compile tells patched functions apart by identity: one object each.
+    for name in ("current_stream", "set_device", "synchronize", "empty_cache"):
+        setattr(torch.cuda, name, _nothing())
+
+    mesh, empty = device_mesh.init_device_mesh, torch.empty
+
+    def init_device_mesh(device_type: str, *args: Any, **kwargs: Any) -> Any:
+        return mesh("cpu" if device_type == "cuda" else device_type, *args, **kwargs)
+
+    def empty_on_cpu(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("device") == "cuda":
+            kwargs["device"] = "cpu"
+        return empty(*args, **kwargs)
+
+    device_mesh.init_device_mesh = init_device_mesh
+    torch.distributed.init_device_mesh = init_device_mesh  # type: ignore[attr-defined]
+    torch.empty = empty_on_cpu
+
+
+class _CpuDevice(str):
+    """`torch.cuda.current_device()`: usable as a device, and in `f"cuda:{...}"`."""
+
+    def __format__(self, spec: str) -> str:
+        return "0"
+
+
+def _nothing() -> Callable[..., None]:
+    def nothing(*args: Any, **kwargs: Any) -> None:
+        return None
+
+    return nothing
+
+
+def _stub_flash_attention() -> None:
+    if importlib.util.find_spec("flash_attn") is not None:
+        return
+
+    def unavailable(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("there is no flash attention on CPU: leave out --ds.packing_samples")
+
+    names = ("index_first_axis", "pad_input", "rearrange", "unpad_input")
+    stubs = {
+        "flash_attn": {},
+        "flash_attn.bert_padding": dict.fromkeys(names, unavailable),
+        "flash_attn.utils": {},
+        "flash_attn.utils.distributed": {"all_gather": unavailable},
+    }
+    for name, members in stubs.items():
+        module = ModuleType(name)
+        module.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
+        module.__path__ = []
+        module.__dict__.update(members)
+        sys.modules[name] = module
+
+
+def _gloo_weight_sync(module: ModuleType) -> None:
+    expected = ["master_address", "master_port", "rank", "world_size", "device"]
+    _check(module, "stateless_init_process_group", expected)
+    module.stateless_init_process_group = _GlooGroup  # type: ignore[attr-defined]
+
+
+class _GlooGroup:
+    """What OpenRLHF uses of vLLM's `PyNcclCommunicator`, over Gloo."""
+
+    def __init__(
+        self, master_address: str, master_port: int, rank: int, world_size: int, device: Any
+    ) -> None:
+        from vllm.distributed.utils import stateless_init_torch_distributed_process_group
+
+        self._group = stateless_init_torch_distributed_process_group(
+            master_address, int(master_port), rank, world_size, "gloo"
+        )
+
+    def broadcast(self, tensor: Any, src: int, stream: Any = None) -> None:
+        """Send `tensor` of rank `src` to all; returns when it is there."""
+        import torch
+
+        options = torch.distributed.BroadcastOptions()
+        options.rootRank, options.rootTensor = src, 0
+        self._group.broadcast([tensor.detach()], options).wait()
+
+
+def _plain_adam(module: ModuleType) -> None:
+    strategy: Any = module.DeepspeedStrategy
+    _check(strategy, "get_ds_train_config", ["self", "optim_dict", "max_norm"])
+    original = strategy.get_ds_train_config
+
+    def get_ds_train_config(self: Any, optim_dict: Any = None, **kwargs: Any) -> Any:
+        if optim_dict and optim_dict["type"] == "AdamW":
+            optim_dict["params"]["torch_adam"] = True
+        config = original(self, optim_dict, **kwargs)
+        if os.environ.get(DTYPE) == _FULL:
+            config["bf16"]["enabled"] = False
+        return config
+
+    strategy.get_ds_train_config = get_ds_train_config
+    if os.environ.get(DTYPE) == _FULL:
+        evaluation = module.get_eval_ds_config
+
+        def get_eval_ds_config(*args: Any, **kwargs: Any) -> Any:
+            config = evaluation(*args, **kwargs)
+            config["bf16"]["enabled"] = False
+            return config
+
+        module.get_eval_ds_config = get_eval_ds_config  # type: ignore[attr-defined]
+
+
+def _full_precision_weights(module: ModuleType) -> None:
+    import torch
+
+    _check(module, "convert_to_torch_dtype", ["param_dtype"])
+    module.convert_to_torch_dtype = (  # type: ignore[attr-defined]
+        lambda param_dtype: torch.float32
+    )
+
+
+def _no_compiled_collectives(module: ModuleType) -> None:
+    _check(module, "build_shm_op", [])
+    module.build_shm_op = _nothing()  # type: ignore[attr-defined]
+
+
+def _engine_arguments(module: ModuleType) -> None:
+    # vLLM resolves its public names when they are asked for: an attribute wins over that.
+    def arguments(*args: Any, **kwargs: Any) -> Any:
+        from vllm.engine.arg_utils import AsyncEngineArgs
+
+        kwargs |= {"enable_chunked_prefill": False}
+        kwargs["max_num_batched_tokens"] = max(8192, kwargs.get("max_model_len") or 0)
+        if os.environ.get(DTYPE) == _FULL:
+            kwargs["dtype"] = _FULL
+        return AsyncEngineArgs(*args, **kwargs)
+
+    module.AsyncEngineArgs = arguments  # type: ignore[attr-defined]
+
+
+def _check(owner: Any, name: str, expected: list[str]) -> None:
+    function = getattr(owner, name, None)
+    found = None if function is None else list(inspect.signature(function).parameters)
+    if found != expected:
+        raise RuntimeError(
+            f"gem-cpu replaces {owner.__name__}.{name}({', '.join(expected)}), but found "
+            f"{found}. Known to work: openrlhf {_KNOWN}"
+        )

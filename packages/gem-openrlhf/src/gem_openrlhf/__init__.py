@@ -1,0 +1,52 @@
+"""GEM in OpenRLHF: environments, multi-turn rollouts and turn-level advantages.
+
+OpenRLHF's launcher stays what it is, `python -m openrlhf.cli.train_ppo_ray`. An agent file says
+how episodes are played, and is given to it with `--train.agent_func_path`:
+
+    from gem_openrlhf import GemAgentExecutor, Settings
+
+    class AgentExecutor(GemAgentExecutor):
+        settings = Settings(advantage="rebn", turn_tokens=512)
+
+See docs/openrlhf.md.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gem.adapter import require
+from gem_openrlhf.settings import Settings
+
+if TYPE_CHECKING:
+    from gem_openrlhf.rollout import GemAgentExecutor
+
+__version__ = "0.1.0"
+
+SUPPORTED_OPENRLHF = ">=0.11.1,<0.12"
+"""Versions of OpenRLHF that this package works with."""
+
+INSTALL = f'pip install "gem-openrlhf[openrlhf]" "openrlhf{SUPPORTED_OPENRLHF}"'
+
+__all__ = ["SUPPORTED_OPENRLHF", "GemAgentExecutor", "Settings", "__version__", "check_openrlhf"]
+
+
+def check_openrlhf() -> str:
+    """Return the version of the installed OpenRLHF.
+
+    Raises:
+        MissingExtraError: OpenRLHF is not installed.
+        UnsupportedVersionError: Its version is outside `SUPPORTED_OPENRLHF`.
+    """
+    return require(
+        "openrlhf", SUPPORTED_OPENRLHF, by=f"gem-openrlhf {__version__}", install=INSTALL
+    )
+
+
+def __getattr__(name: str) -> Any:
+    # Needs OpenRLHF, which hooks and dataset tools must not import.
+    if name == "GemAgentExecutor":
+        from gem_openrlhf.rollout import GemAgentExecutor
+
+        return GemAgentExecutor
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,320 @@
+"""OpenRLHF's experience maker with turn-level advantages: rows become a table of turns.
+
+OpenRLHF has no plugin point for advantages. `GemExperienceMaker` extends its experience maker by
+one method, which sees the whole batch in one process; `gem_openrlhf.worker` puts it in place. The
+maths is `gem.advantage`; KL in the reward and length penalties are OpenRLHF's own functions, and
+what they add to an episode's reward is added to the turns'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from openrlhf.models.utils import compute_reward
+from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
+from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
+from torch import Tensor
+
+from gem import advantage
+from gem.adapter import check_failures
+from gem.advantage import TurnTable
+from gem.errors import RolloutError
+from gem.metrics import episode_metrics
+from gem.record import TrainedRow
+from gem.trajectory import Sequence as TokenRow
+from gem.trajectory import Trajectory
+from gem_openrlhf.record import recording
+from gem_openrlhf.rollout import FAILED, PREFIX, Played
+from gem_openrlhf.seams import check_signature
+from gem_openrlhf.settings import Settings, check_flags, load_settings
+
+DIFFERENCE = f"{PREFIX}logprob_difference"
+"""Log: mean distance of the trainer's log-probabilities from the engine's."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One episode of a batch, and where OpenRLHF keeps it."""
+
+    experience: Any
+    place: int
+    """Row of the experience's tensors."""
+    number: int
+    """Number of the episode in the batch; `n_samples_per_prompt` in a row share a task."""
+    played: Played
+    tokens: TokenRow | None
+    """None: the episode failed."""
+
+    @property
+    def trajectory(self) -> Trajectory:
+        """The episode."""
+        return self.played.trajectory
+
+    @property
+    def action(self) -> int:
+        """Column of the first sampled token in tensors that have no column for token 0."""
+        return 0 if self.tokens is None else len(self.tokens.prompt_ids) - 1
+
+    def check(self) -> None:
+        """Raise `RolloutError` unless the tensors hold exactly the episode's tokens."""
+        if self.tokens is None:
+            return
+        ids = self.tokens.prompt_ids + self.tokens.response_ids
+        columns = self.experience.action_mask.shape[1]
+        mask = [0] * self.action + self.tokens.mask
+        mask += [0] * (columns - len(mask))
+        found = self.experience.sequences[self.place, : len(ids)].tolist()
+        if found != ids or self.experience.action_mask[self.place].long().tolist() != mask:
+            raise RolloutError(
+                f"the training row of {self.trajectory.task} does not hold the tokens that were "
+                "sampled"
+            )
+
+    def write(self, target: Tensor, per_turn: Sequence[float]) -> None:
+        """Put each turn's value on its sampled tokens of a tensor `[rows, actions]`."""
+        if self.tokens is not None:
+            values = torch.tensor(self.tokens.spread(per_turn), dtype=torch.float64)
+            target[self.place, self.action : self.action + len(values)] = values.to(target)
+
+    def at_turns(self, source: Tensor) -> list[float]:
+        """Read a tensor `[rows, actions]` at the first sampled token of each turn.
+
+        Of the critic's values this is the one at the last token before the turn: when the policy
+        is about to act.
+        """
+        if self.tokens is None:
+            return [0.0] * len(self.trajectory.turns)
+        return [float(source[self.place, self.action + s.start]) for s in self.tokens.spans]
+
+    def over_turns(self, source: Tensor) -> list[float]:
+        """Sum a tensor `[rows, actions]` over the sampled tokens of each turn."""
+        if self.tokens is None:
+            return [0.0] * len(self.trajectory.turns)
+        row = source[self.place, self.action :].double()
+        return [float(row[s.start : s.end].sum()) for s in self.tokens.spans]
+
+
+class GemExperienceMaker(RemoteExperienceMaker):  # type: ignore[misc]
+    """OpenRLHF's experience maker; with GEM's executor, advantages are those of its settings."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Read the agent file, and refuse flags that cannot work with it."""
+        super().__init__(*args, **kwargs)
+        self.gem = load_settings(self.args.train.agent_func_path)
+        if self.gem is not None:
+            check_flags(self.args, self.gem)
+
+    @torch.no_grad()
+    def compute_advantages_and_returns(self, experiences: list[Any]) -> list[Any]:
+        """Set rewards, advantages and returns of a batch; see OpenRLHF's method.
+
+        Raises:
+            RolloutError: Too many episodes failed, or a row does not hold what was played.
+        """
+        if self.gem is None:
+            return list(super().compute_advantages_and_returns(experiences))
+        rows = read_rows(experiences)
+        failed = check_failures(
+            [row.trajectory.valid for row in rows], self.gem.max_failed_fraction, _reasons(rows)
+        )
+        difference = self._logprob_difference(experiences, rows, self.gem)
+        per_turn: list[list[float]] | None = None
+        if self.gem.advantage is None:
+            experiences = list(super().compute_advantages_and_returns(experiences))
+        else:
+            per_turn = self._turn_advantages(experiences, rows, self.gem.advantage)
+            leave_out(experiences, rows)
+        if self.gem.record_dir is not None:
+            trajectories = [row.trajectory for row in rows]
+            values = episode_metrics(trajectories) | {"failed_episodes": float(failed)}
+            if difference is not None:
+                values["logprob_difference_max"] = difference
+            recording(self.gem.record_dir).batch(
+                trajectories, per_turn, values, [trained_row(row) for row in rows]
+            )
+        return experiences
+
+    def _turn_advantages(
+        self, experiences: list[Any], rows: list[Row], name: str
+    ) -> list[list[float]]:
+        """Fill in the experiences; return the advantages, `[episode][turn]`."""
+        flags = self.args.algo.advantage
+        rewards = self._rewards(experiences, rows)
+        values = None
+        if name == "gae":
+            values = [row.at_turns(row.experience.values) for row in rows]
+        table = TurnTable.build(
+            rewards,
+            groups=[row.number // self.args.rollout.n_samples_per_prompt for row in rows],
+            valid=[row.trajectory.valid for row in rows],
+            values=values,
+        )
+        per_turn, targets = advantage.advantages(
+            name, table, gamma=float(flags.gamma), lam=float(flags.lambd)
+        )
+        if name == "grpo" and flags.no_std_norm:
+            per_turn = advantage.grpo(table, scale=False)
+        for experience in experiences:
+            experience.advantages = torch.zeros(experience.action_mask.shape)
+            experience.returns = torch.zeros(experience.action_mask.shape)
+            experience.info["return"] = torch.zeros(len(experience.sequences))
+            experience.kl = None
+        split = table.split(per_turn)
+        for row, a, g, r in zip(rows, split, table.split(targets), rewards, strict=True):
+            row.write(row.experience.advantages, a)
+            row.write(row.experience.returns, g)
+            row.experience.info["return"][row.place] = sum(r)
+        return split
+
+    def _rewards(self, experiences: list[Any], rows: list[Row]) -> list[list[float]]:
+        """Reward of each turn, with what OpenRLHF adds to the rewards of episodes and tokens."""
+        for experience in experiences:
+            experience.rewards = experience.rewards.float()
+        before = [experience.rewards.clone() for experience in experiences]
+        apply_length_penalties(experiences, self.args)
+        places = {id(experience): i for i, experience in enumerate(experiences)}
+        penalties = [
+            compute_reward(
+                torch.zeros_like(experience.rewards),
+                self.kl_ctl.value,
+                experience.kl,
+                action_mask=experience.action_mask,
+            )
+            for experience in experiences
+        ]
+        rewards = []
+        for row in rows:
+            number = places[id(row.experience)]
+            kl = row.over_turns(penalties[number])
+            turns = [r + k for r, k in zip(row.trajectory.rewards, kl, strict=True)]
+            if turns:
+                turns[-1] += float((row.experience.rewards - before[number])[row.place])
+            rewards.append(turns)
+        return rewards
+
+    def _logprob_difference(
+        self, experiences: list[Any], rows: list[Row], settings: Settings
+    ) -> float | None:
+        """Log how far the trainer's log-probabilities are from the engine's; return the largest.
+
+        None where they are not of the same distribution: unless OpenRLHF asks for the sampling
+        distribution's, vLLM reports those at temperature 1, before any candidate is left out.
+        """
+        args = self.args
+        processed = experiences[0].rollout_log_probs is not None
+        if (processed and settings.top_k != -1) or (
+            not processed and args.rollout.temperature != 1.0
+        ):
+            return None
+        largest = 0.0
+        for experience in experiences:
+            experience.info[DIFFERENCE] = torch.zeros(len(experience.sequences))
+        for row in rows:
+            if row.tokens is None or row.tokens.logprobs is None:
+                continue
+            sampled = torch.tensor(row.tokens.mask, dtype=torch.bool)
+            columns = slice(row.action, row.action + len(sampled))
+            theirs = row.experience.action_log_probs[row.place, columns].float()
+            distance = (theirs - torch.tensor(row.tokens.logprobs))[sampled].abs()
+            row.experience.info[DIFFERENCE][row.place] = distance.mean()
+            largest = max(largest, float(distance.max()))
+        return largest
+
+
+def read_rows(experiences: Sequence[Any]) -> list[Row]:
+    """Return the episodes of a batch in order of their numbers; labels become the dataset's again.
+
+    Raises:
+        RolloutError: A row does not hold what was played.
+    """
+    found = []
+    for experience in experiences:
+        labels = []
+        for place, (number, label) in enumerate(
+            zip(experience.index, experience.labels, strict=True)
+        ):
+            played = Played.decode(label)
+            labels.append(played.label)
+            trajectory = played.trajectory
+            tokens = trajectory.sequences()[0] if trajectory.valid else None
+            row = Row(experience, place, int(number), played, tokens)
+            row.check()
+            found.append(row)
+        experience.labels = labels
+    return sorted(found, key=lambda row: row.number)
+
+
+def leave_out(experiences: Sequence[Any], rows: Sequence[Row]) -> None:
+    """Make failed episodes count for nothing.
+
+    Their advantage is 0 already and their one token gets no loss from critic or correction. In
+    OpenRLHF's logs they get the mean of the others, so that each mean is that of the others.
+    """
+    void = [row for row in rows if row.tokens is None]
+    if not void:
+        return
+    kept = [row for row in rows if row.tokens is not None]
+    for experience in experiences:
+        experience.info = {k: v.float() for k, v in experience.info.items()}
+        experience.response_length = experience.response_length.float()
+        experience.truncated = experience.truncated.float()
+
+    def fill(column: Any) -> None:
+        mean = torch.stack([column(row.experience)[row.place] for row in kept]).mean()
+        for row in void:
+            column(row.experience)[row.place] = mean
+
+    for key in experiences[0].info:
+        if key != FAILED:
+            fill(lambda experience, key=key: experience.info[key])
+    fill(lambda experience: experience.response_length)
+    fill(lambda experience: experience.truncated)
+    for row in void:
+        experience = row.experience
+        if experience.values is not None:
+            experience.returns[row.place] = experience.values[row.place].float()
+        if experience.rollout_log_probs is not None:
+            experience.rollout_log_probs[row.place] = experience.action_log_probs[row.place]
+
+
+def trained_row(row: Row) -> list[TrainedRow]:
+    """Read back what OpenRLHF trains on; none for a failed episode.
+
+    OpenRLHF keeps no reward per token: those shown are the episode's.
+    """
+    if row.tokens is None or row.experience.advantages is None:
+        return []
+    experience, place, start = row.experience, row.place, len(row.tokens.prompt_ids)
+    n = int(experience.attention_mask[place].sum())
+    ids = experience.sequences[place, :n].tolist()
+    columns = slice(start - 1, n - 1)
+    return [
+        TrainedRow(
+            prompt_ids=ids[:start],
+            response_ids=ids[start:],
+            mask=experience.action_mask[place, columns].long().tolist(),
+            rewards=row.tokens.token_rewards(row.trajectory.rewards),
+            advantages=experience.advantages[place, columns].tolist(),
+        )
+    ]
+
+
+def install(module: ModuleType) -> None:
+    """Replace OpenRLHF's experience maker in its module.
+
+    Raises:
+        UnsupportedVersionError: It is not what it was.
+    """
+    maker = RemoteExperienceMaker
+    check_signature(maker, "compute_advantages_and_returns", ["self", "experiences"])
+    module.RemoteExperienceMaker = GemExperienceMaker  # type: ignore[attr-defined]
+
+
+def _reasons(rows: Sequence[Row]) -> str:
+    failures = [row.trajectory.failure for row in rows]
+    texts = dict.fromkeys(f.message for f in failures if f is not None)
+    return f"Among the reasons: {'; '.join(list(texts)[:3])}"

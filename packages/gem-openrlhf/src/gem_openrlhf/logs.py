@@ -1,0 +1,47 @@
+"""OpenRLHF's TensorBoard tracker, which also finishes the entries of the record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+from openrlhf.utils.logging_utils import TensorboardLogger
+
+from gem_openrlhf.record import recording
+from gem_openrlhf.seams import check_signature
+from gem_openrlhf.settings import load_settings
+
+
+class GemTensorboardLogger(TensorboardLogger):  # type: ignore[misc]
+    """The tracker of `--logger.tensorboard_dir`."""
+
+    def __init__(self, args: Any) -> None:
+        """Find out where the record goes."""
+        super().__init__(args)
+        settings = load_settings(args.train.agent_func_path)
+        folder = None if settings is None else settings.record_dir
+        self._recording = None if folder is None else recording(folder)
+
+    def log_train(self, global_step: int, logs_dict: Mapping[str, Any]) -> None:
+        """Log and record an iteration."""
+        super().log_train(global_step, logs_dict)
+        if self._recording is not None:
+            self._recording.trained(global_step, logs_dict)
+
+    def log_eval(self, global_step: int, logs_dict: Mapping[str, Any]) -> None:
+        """Log and record an evaluation."""
+        super().log_eval(global_step, logs_dict)
+        if self._recording is not None:
+            self._recording.evaluated(global_step)
+
+
+def install(module: ModuleType) -> None:
+    """Replace the tracker in its module.
+
+    Raises:
+        UnsupportedVersionError: It is not what it was.
+    """
+    for name in ("log_train", "log_eval"):
+        check_signature(TensorboardLogger, name, ["self", "global_step", "logs_dict"])
+    module.TensorboardLogger = GemTensorboardLogger  # type: ignore[attr-defined]

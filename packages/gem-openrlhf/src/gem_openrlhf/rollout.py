@@ -1,0 +1,213 @@
+"""OpenRLHF's agent hook: episodes are played by `gem.rollout`, its vLLM actor is the sampler.
+
+One episode is one training row, with exactly the tokens that were sampled. OpenRLHF has no place
+for what else is known of an episode, so with the worker hook the whole trajectory travels in the
+row's label, which OpenRLHF passes through, and `gem_openrlhf.advantage` takes it out again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections import Counter
+from copy import copy
+from dataclasses import dataclass
+from typing import Any
+
+from openrlhf.utils.agent import AgentExecutorBase
+
+from gem.errors import ConfigurationError, RolloutError
+from gem.rollout import ChatFormat, Request, Sample, play
+from gem.seeding import stream
+from gem.trajectory import Trajectory
+from gem_openrlhf import worker
+from gem_openrlhf.dataset import Row
+from gem_openrlhf.record import keep_evaluated
+from gem_openrlhf.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+PREFIX = "gem/"
+FAILED = f"{PREFIX}failed"
+"""Key of the log that counts failed episodes."""
+
+
+@dataclass(frozen=True)
+class Played:
+    """What the label of a row holds after the rollout."""
+
+    label: str
+    """The dataset's."""
+    trajectory: Trajectory
+
+    def encode(self) -> str:
+        """Return the label that OpenRLHF carries on."""
+        return json.dumps({"label": self.label, "trajectory": self.trajectory.to_json()})
+
+    @classmethod
+    def decode(cls, text: str) -> Played:
+        """Rebuild from `encode`.
+
+        Raises:
+            RolloutError: The row was not made by this package's executor.
+        """
+        try:
+            data = json.loads(text)
+            return cls(data["label"], Trajectory.from_json(data["trajectory"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise RolloutError(f"a row without a trajectory of GEM: {text[:200]!r}") from error
+
+
+class GemAgentExecutor(AgentExecutorBase):  # type: ignore[misc]
+    """Plays the task in a row's label; agent files subclass it and set `settings`."""
+
+    settings = Settings()
+
+    def __init__(self) -> None:
+        """Called by OpenRLHF once in each vLLM actor.
+
+        Raises:
+            ConfigurationError: The settings need the worker hook, which is not active.
+        """
+        worker.require_hook(self.settings)
+        self._chat: ChatFormat | None = None
+        self._plays: Counter[str] = Counter()
+
+    async def execute(
+        self,
+        prompt: str,
+        label: str,
+        sampling_params: Any,
+        max_length: int,
+        hf_tokenizer: Any,
+        llm_engine: Any,
+        images: Any = None,
+    ) -> dict[str, Any]:
+        """Play one episode; see OpenRLHF's `AgentExecutorBase`.
+
+        Raises:
+            ConfigurationError: The row is not one of `make_dataset`, or has images.
+            RolloutError: The engine gave no answer; or an episode failed and nothing downstream
+                could leave it out (OpenRLHF's own estimators, `max_failed_fraction=0`).
+        """
+        if images:
+            raise ConfigurationError("gem-openrlhf plays text only, but the row has images")
+        settings, row = self.settings, Row.decode(label)
+        if self._chat is None:
+            # OpenRLHF unpickles a tokenizer for every prompt; they are all the same.
+            self._chat = ChatFormat(hf_tokenizer, system_prompt=settings.system_prompt)
+        sampler = _Sampler(llm_engine, self._params(sampling_params, row), self._chat)
+        if settings.seed is not None:
+            sampler.seed = (settings.seed, row.task.seed, self._plays[label])
+        self._plays[label] += 1
+        trajectory = await play(
+            row.task,
+            sampler,
+            self._chat,
+            budget=settings.budget(max_length, sampling_params.max_tokens),
+            retries=settings.retries,
+            step_timeout_s=settings.step_timeout_s,
+        )
+        if trajectory.failure is not None:
+            self._note_failure(row, trajectory)
+        if row.evaluation is not None and settings.record_dir is not None:
+            keep_evaluated(settings.record_dir, row.evaluation, trajectory)
+        answer = self._row(trajectory, row, min(self._chat.stop_ids))
+        if sampling_params.logprobs is None:
+            answer["rollout_log_probs"] = None
+        elif answer["rollout_log_probs"] is None:
+            raise RolloutError("the engine returned no log-probabilities")
+        kept = Played(label, trajectory).encode() if worker.installed() else label
+        return {"prompt": prompt, "label": kept, **answer}
+
+    def _params(self, params: Any, row: Row) -> Any:
+        """Return sampling parameters of this episode's own: OpenRLHF's are shared."""
+        own = copy(params)
+        own.top_k = self.settings.top_k
+        if row.temperature is not None:
+            own.temperature = row.temperature
+        if own.logprobs is None:
+            own.logprobs = 0  # that of the sampled token, for comparison with the trainer's
+        return own
+
+    def _note_failure(self, row: Row, trajectory: Trajectory) -> None:
+        """Log why an episode is void, and stop the run if nobody would leave it out."""
+        reason = f"episode of {row.task} is void: {trajectory.failure}"
+        logger.warning(reason)
+        if row.evaluation is not None:
+            return
+        if self.settings.advantage is None:
+            raise RolloutError(
+                f"{reason}; OpenRLHF's own estimators would take it for one of reward 0"
+            )
+        if self.settings.max_failed_fraction == 0:
+            raise RolloutError(f"{reason}; gem.max_failed_fraction is 0")
+
+    @staticmethod
+    def _row(trajectory: Trajectory, row: Row, stop_id: int) -> dict[str, Any]:
+        """Return what OpenRLHF makes a training row of, with log-probs if they are known."""
+        success = float(trajectory.valid and trajectory.success)
+        if trajectory.valid:
+            tokens = trajectory.sequences()[0]
+            start = len(tokens.prompt_ids)
+            ids = tokens.prompt_ids + tokens.response_ids
+            ranges = [(start + span.start, start + span.end) for span in tokens.spans]
+            logprobs = None if tokens.logprobs is None else [0.0] * start + tokens.logprobs
+            reward = trajectory.total_reward
+        else:
+            # OpenRLHF's rows hold at least one sampled token; this one's advantage will be 0. An
+            # evaluation has no mean of which this episode is no part.
+            ids, ranges, logprobs = [stop_id, stop_id], [(1, 2)], [0.0, 0.0]
+            reward = 0.0 if row.evaluation is None else math.nan
+        cut = bool(trajectory.turns) and trajectory.turns[-1].stop_reason == "length"
+        return {
+            "images": None,
+            "mm_train_inputs": None,
+            "reward": reward,
+            "scores": success,
+            "observation_tokens": ids,
+            "action_ranges": ranges,
+            "rollout_log_probs": logprobs,
+            "truncated": cut or trajectory.end == "token_budget",
+            # Every row must have the same keys.
+            "extra_logs": {
+                f"{PREFIX}success": success,
+                f"{PREFIX}turns": float(len(trajectory.turns)),
+                f"{PREFIX}sampled_tokens": float(trajectory.sampled_tokens),
+                FAILED: float(not trajectory.valid),
+            },
+        }
+
+
+class _Sampler:
+    """OpenRLHF's vLLM actor as a sampler of one episode."""
+
+    def __init__(self, engine: Any, params: Any, chat: ChatFormat) -> None:
+        self._engine = engine
+        self._params = params
+        self._stop_ids = chat.stop_ids
+        self._turns = 0
+        self.seed: tuple[int, ...] | None = None
+        """Integers that decide the randomness of this episode; None leaves it to the engine."""
+
+    async def __call__(self, request: Request) -> Sample:
+        """Sample one turn."""
+        params = copy(self._params)
+        params.max_tokens = request.max_tokens
+        # Base models end a text with another token than the chat template ends a message with.
+        params.stop_token_ids = sorted(self._stop_ids)
+        if self.seed is not None:
+            params.seed = stream(*self.seed, self._turns).getrandbits(31)
+        self._turns += 1
+        answer = await self._engine.generate(request.prompt_ids, params)
+        if answer is None or not answer.outputs or answer.outputs[0].finish_reason == "abort":
+            raise RolloutError("the engine aborted a request")
+        output = answer.outputs[0]
+        ids = [int(i) for i in output.token_ids]
+        logprobs = None
+        if output.logprobs is not None:
+            pairs = zip(ids, output.logprobs, strict=True)
+            logprobs = [float(known[token].logprob) for token, known in pairs]
+        cut = output.finish_reason == "length" and ids[-1] not in self._stop_ids
+        return Sample(ids, logprobs, "length" if cut else "stop")
