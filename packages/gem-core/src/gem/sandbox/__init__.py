@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from gem.errors import ConfigurationError
 from gem.sandbox.auto import AutoExecutor
-from gem.sandbox.base import Executor, Limits, Result
+from gem.sandbox.base import Executor, Limits, Result, Session
 from gem.sandbox.bwrap import BwrapExecutor
 from gem.sandbox.docker import DockerExecutor
 from gem.sandbox.monty import MontyExecutor
@@ -21,6 +21,7 @@ __all__ = [
     "Limits",
     "MontyExecutor",
     "Result",
+    "Session",
     "SubprocessExecutor",
     "resolve",
 ]

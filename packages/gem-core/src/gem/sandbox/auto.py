@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from gem.sandbox.base import Executor, Limits, Result
+from gem.sandbox.base import Executor, Limits, Result, Session
 from gem.sandbox.bwrap import BwrapExecutor
 from gem.sandbox.monty import MontyExecutor
 
@@ -41,3 +41,7 @@ class AutoExecutor(Executor):
         left = max(limits.wall_s - spent, 1e-3)
         result = self.full.run(code, stdin, dataclasses.replace(limits, wall_s=left))
         return dataclasses.replace(result, seconds=result.seconds + spent)
+
+    def session(self, limits: Limits = Limits()) -> Session:  # noqa: B008
+        """Begin a session in bubblewrap, as its programs cannot move; see `Executor.session`."""
+        return self.full.session(limits)

@@ -51,6 +51,49 @@ class Result:
     """`time`, `memory` or `output` when that limit ended or cut the run."""
 
 
+class Session(ABC):
+    """Programs of one episode, each of which goes on where the one before it ended.
+
+    Variables, imports and files stay. A program that fails keeps what it did up to there, as in an
+    interactive interpreter; of one that is killed, for a limit or by itself, no variable stays.
+    Several threads may use it, one after the other.
+    """
+
+    @abstractmethod
+    def run(self, code: str, stdin: str = "") -> Result:
+        """Run the next program to its end or to a limit.
+
+        Raises:
+            UnreachableError: The program could not be run; what was before it stands.
+        """
+
+    async def arun(self, code: str, stdin: str = "") -> Result:
+        """Like `run`, without blocking the event loop."""
+        return await asyncio.to_thread(self.run, code, stdin)
+
+    @abstractmethod
+    def snapshot(self) -> bytes:
+        """Return the state; a pickle, to be restored only from what your own processes made."""
+
+    @abstractmethod
+    def restore(self, state: bytes) -> None:
+        """Go on from `snapshot`, this session's own or that of another one."""
+
+    @abstractmethod
+    def spawn(self) -> Session:
+        """Return an independent session in the same state."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End it and all that it holds; a program after that begins from nothing."""
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
 class Executor(ABC):
     """Runs Python programs. Instances can be used from several threads at once, and pickled."""
 
@@ -69,3 +112,18 @@ class Executor(ABC):
     async def arun(self, code: str, stdin: str = "", limits: Limits = Limits()) -> Result:
         """Like `run`, without blocking the event loop."""
         return await asyncio.to_thread(self.run, code, stdin, limits)
+
+    def session(self, limits: Limits = Limits()) -> Session:
+        """Begin a session, the programs of which have these limits, one by one.
+
+        Nothing is started before the first program. All programs of a session share its files and
+        what they leave behind; nothing else sees them. It is to be closed; it ends with this
+        process in any case.
+
+        Raises:
+            ConfigurationError: This executor keeps nothing between programs.
+        """
+        raise ConfigurationError(
+            f"{type(self).__name__} keeps nothing between programs; sessions need "
+            "executor='bwrap' or 'monty'"
+        )

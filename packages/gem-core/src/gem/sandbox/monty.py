@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gem.errors import MissingExtraError, UnreachableError
-from gem.sandbox.base import Executor, Limits, Result
+from gem.sandbox.base import Executor, Limits, Result, Session
 from gem.sandbox.streams import encoded
 
 INSTALL = "pip install 'gem-core[monty]'"
@@ -47,38 +47,92 @@ class MontyExecutor(Executor):
 
     def run(self, code: str, stdin: str = "", limits: Limits = Limits()) -> Result:  # noqa: B008
         """Run a program; see `Executor.run`."""
-        monty = _monty()
-        # Room for what Monty counts besides the text; the rest is cut here.
-        output = monty.CollectStreams(max_bytes=limits.output_bytes + (1 << 16))
-        bounds = {
-            "max_feed_duration_secs": limits.wall_s,
-            "max_total_sleep_secs": limits.wall_s,
-            "max_memory": limits.memory_mb << 20,
-        }
-        began = time.monotonic()
-        error, limit_hit = "", None
-        try:
-            with _workers().checkout(limits=bounds) as session:
-                began = time.monotonic()
-                session.feed_run(encoded(code).decode(), print_callback=output)
-        except monty.MontyCrashedError as crash:
-            limit_hit = "time" if time.monotonic() - began >= limits.wall_s else None
-            error = f"the interpreter ended: {crash}"
-        except monty.MontyError as raised:
-            error = raised.display()
-            limit_hit = _limit(error)
-        except (OSError, TimeoutError) as problem:
-            raise UnreachableError(f"cannot start a Monty worker: {problem}") from problem
-        seconds = time.monotonic() - began
-        stdout, stderr = (_text(output.output, stream) for stream in ("stdout", "stderr"))
-        stderr += error + "\n" * bool(error)
-        cut = max(len(encoded(stdout)), len(encoded(stderr))) > limits.output_bytes
-        if limit_hit == "memory" and "bytes > " in error and _printed(error, limits):
-            limit_hit = "output"
-        if cut:
-            limit_hit = limit_hit or "output"
-        stdout, stderr = (_kept(text, limits.output_bytes) for text in (stdout, stderr))
-        return Result(stdout, stderr, int(bool(error)), seconds, limit_hit)
+        return _run(code, limits)[0]
+
+    def session(self, limits: Limits = Limits()) -> Session:  # noqa: B008
+        """Begin a session; see `Executor.session`. Between programs it is no process, but bytes:
+        `memory_mb` limits what all of its programs hold together."""
+        return MontySession(limits)
+
+
+class MontySession(Session):
+    """A session of `MontyExecutor`: Monty writes down all of its state after each program."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._state = b""
+        self._lock = threading.Lock()
+
+    def run(self, code: str, stdin: str = "") -> Result:
+        """Run the next program; see `Session.run`."""
+        with self._lock:
+            result, state = _run(code, self._limits, self._state)
+            if state is not None:
+                self._state = state
+            return result
+
+    def snapshot(self) -> bytes:
+        """Return the state; see `Session.snapshot`."""
+        return self._state
+
+    def restore(self, state: bytes) -> None:
+        """Go on from a snapshot; see `Session.restore`."""
+        with self._lock:
+            self._state = state
+
+    def spawn(self) -> Session:
+        """Return a copy; see `Session.spawn`."""
+        child = MontySession(self._limits)
+        child.restore(self.snapshot())
+        return child
+
+    def close(self) -> None:
+        """Forget the state; see `Session.close`."""
+        self.restore(b"")
+
+
+def _run(code: str, limits: Limits, state: bytes | None = None) -> tuple[Result, bytes | None]:
+    """Run a program, from a state if it is not None; return the state after it unless a limit
+    ended it."""
+    monty = _monty()
+    # Room for what Monty counts besides the text; the rest is cut here.
+    output = monty.CollectStreams(max_bytes=limits.output_bytes + (1 << 16))
+    bounds = {
+        "max_feed_duration_secs": limits.wall_s,
+        "max_total_sleep_secs": limits.wall_s,
+        "max_memory": limits.memory_mb << 20,
+    }
+    began = time.monotonic()
+    error, limit_hit, after = "", None, None
+    try:
+        with _workers().checkout(limits=bounds) as worker:
+            if state:
+                worker.load_session(state)
+            began = time.monotonic()
+            try:
+                worker.feed_run(encoded(code).decode(), print_callback=output)
+            except monty.MontyCrashedError:
+                raise
+            except monty.MontyError as raised:
+                error = raised.display()
+                limit_hit = _limit(error)
+            if state is not None and limit_hit is None:
+                after = worker.dump()
+    except monty.MontyCrashedError as crash:
+        limit_hit = "time" if time.monotonic() - began >= limits.wall_s else None
+        error = f"the interpreter ended: {crash}"
+    except (OSError, TimeoutError) as problem:
+        raise UnreachableError(f"cannot start a Monty worker: {problem}") from problem
+    seconds = time.monotonic() - began
+    stdout, stderr = (_text(output.output, stream) for stream in ("stdout", "stderr"))
+    stderr += error + "\n" * bool(error)
+    cut = max(len(encoded(stdout)), len(encoded(stderr))) > limits.output_bytes
+    if limit_hit == "memory" and "bytes > " in error and _printed(error, limits):
+        limit_hit = "output"
+    if cut:
+        limit_hit = limit_hit or "output"
+    stdout, stderr = (_kept(text, limits.output_bytes) for text in (stdout, stderr))
+    return Result(stdout, stderr, int(bool(error)), seconds, limit_hit), after
 
 
 def _limit(error: str) -> str | None:

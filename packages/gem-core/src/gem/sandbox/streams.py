@@ -58,10 +58,17 @@ class Outputs:
         kept += part[:room]
         self.cut = self.cut or len(part) > room
 
-    def drain(self) -> None:
-        """Read to the end; for when nothing can write any more."""
-        while self._open:
-            self.read(next(iter(self._open)))
+    def drain(self, to_its_end: bool) -> None:
+        """Read to the end, when all that could write have ended; or what is there."""
+        if to_its_end:
+            while self._open:
+                self.read(next(iter(self._open)))
+            return
+        poll = select.poll()
+        self.register(poll)
+        while ready := poll.poll(0):
+            for descriptor, _ in ready:
+                self.read(descriptor, poll)
 
     def texts(self) -> tuple[str, str]:
         """Return both streams as text, undecodable bytes replaced."""

@@ -123,6 +123,9 @@ class Tool(ABC):
         rest = "another call was" if call.ignored == 1 else f"{call.ignored} more calls were"
         return f"{result.text}\n(Only your first call was executed; {rest} ignored.)"
 
+    def finish(self) -> None:  # noqa: B027
+        """Release what is of no use after the end of the episode; `reset` or `close` comes next."""
+
     def close(self) -> None:  # noqa: B027
         """Release processes and connections; safe to repeat."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from gem import sandbox
 from gem.envs.datasets import positive
@@ -30,7 +30,7 @@ _FORMS = ((_TAG, "</python>"), (_FENCE, "```"))
 _ANY = re.compile(f"{_TAG.pattern}|{_FENCE.pattern}|{TOOL_CALL.pattern}", re.IGNORECASE)
 _CLOSERS = {"<p": "</python>", "``": "```", "<t": "</tool_call>"}
 # A traceback names the file the program was put in, which is another one in every run.
-_PROGRAM = re.compile(r'File "[^"\n]*[/\\](program\.py)"')
+_PROGRAM = re.compile(r'File "[^"\n]*[/\\](program(?:-\d+)?\.py)"')
 _LIMITS = {
     "time": "The program was stopped after {limits.wall_s:g} s.",
     "memory": "The program needed more than {limits.memory_mb} MB of memory.",
@@ -41,10 +41,17 @@ _LIMITS = {
 class PythonTool(Tool):
     """Runs `<python>...</python>`, a fenced Python block, or the JSON call `python` with `code`.
 
-    One call is one run of one program: the block that ends first. Nothing is kept between calls.
+    One call is one run of one program: the block that ends first. Nothing is kept between calls,
+    unless `session` is set: then each program of an episode goes on where the one before ended, and
+    snapshots hold what that is.
     """
 
     tool_type: ClassVar[str] = "python"
+    live: ClassVar[frozenset[str]] = frozenset({"_open"})
+    # The session of this episode, once there was a call.
+    _open: sandbox.Session | None = None
+    # Its state in a copy that has had no call yet.
+    _saved: bytes | None = None
 
     def __init__(
         self,
@@ -56,6 +63,7 @@ class PythonTool(Tool):
         keep_error_last_line: bool = False,
         fenced: bool = True,
         retries: int = 2,
+        session: bool = False,
     ) -> None:
         """Store the parameters.
 
@@ -70,6 +78,8 @@ class PythonTool(Tool):
             fenced: Whether a fenced Python block is a call, too; not where the answer itself is
                 one.
             retries: Further attempts when the sandbox itself fails.
+            session: Whether variables, imports and files are kept for the later calls of an
+                episode; with the executors that have sessions.
 
         Raises:
             ConfigurationError: A value is not allowed.
@@ -83,20 +93,35 @@ class PythonTool(Tool):
         self.keep_error_last_line = flag("keep_error_last_line", keep_error_last_line)
         self.fenced = flag("fenced", fenced)
         self.retries = integer("retries", retries, 0, 100)
+        self.session = flag("session", session)
 
     def reset(self) -> None:
-        """Find the executor.
+        """Find the executor; end the session of the episode before.
 
         Raises:
-            ConfigurationError: None isolates here and none was named.
+            ConfigurationError: None isolates here and none was named, or it has no sessions.
         """
-        sandbox.resolve(self.executor)
+        self.finish()
+        executor = sandbox.resolve(self.executor)
+        if self.session:
+            executor.session(self._limits).close()
+
+    def finish(self) -> None:
+        """End the session."""
+        if self._open is not None:
+            self._open.close()
+        self._open = self._saved = None
+
+    def close(self) -> None:
+        """End the session."""
+        self.finish()
 
     def instruction(self) -> str:
         """Return how to call the tool."""
+        kept = "variables and imports are" if self.session else "nothing is"
         return (
             "You can run Python code. Write one complete program inside <python> </python>; what "
-            f"it prints is shown to you. It is stopped after {self.timeout_s:g} s, and nothing is "
+            f"it prints is shown to you. It is stopped after {self.timeout_s:g} s, and {kept} "
             "kept for the next program."
         )
 
@@ -122,10 +147,9 @@ class PythonTool(Tool):
         """Run the program; see `Tool.execute`."""
         if call.error is not None:
             return ToolResult(f"[Tool error: {call.error}]", ok=False)
-        executor = sandbox.resolve(self.executor)
         for attempt in range(self.retries + 1):
             try:
-                return self._result(executor.run(call.arguments["code"], "", self._limits))
+                return self._result(self._run(call.arguments["code"]))
             except UnreachableError:
                 if attempt == self.retries:
                     raise
@@ -135,14 +159,46 @@ class PythonTool(Tool):
         """Run the program without blocking the event loop."""
         if call.error is not None:
             return self.execute(call)
-        executor = sandbox.resolve(self.executor)
         for attempt in range(self.retries + 1):
             try:
-                return self._result(await executor.arun(call.arguments["code"], "", self._limits))
+                return self._result(await self._arun(call.arguments["code"]))
             except UnreachableError:
                 if attempt == self.retries:
                     raise
         raise AssertionError("unreachable")
+
+    def restore(self, state: bytes) -> None:
+        """Continue from `snapshot`, in the same session if there is one."""
+        super().restore(state)
+        if self._open is not None and self._saved is not None:
+            self._open.restore(self._saved)
+        elif self._open is not None:
+            self._open.close()
+            self._open = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        if self._open is not None:
+            state["_saved"] = self._open.snapshot()
+        return state
+
+    def _run(self, code: str) -> Result:
+        if self.session:
+            return self._going_on().run(code)
+        return sandbox.resolve(self.executor).run(code, "", self._limits)
+
+    async def _arun(self, code: str) -> Result:
+        if self.session:
+            return await self._going_on().arun(code)
+        return await sandbox.resolve(self.executor).arun(code, "", self._limits)
+
+    def _going_on(self) -> sandbox.Session:
+        """Return the session of this episode."""
+        if self._open is None:
+            self._open = sandbox.resolve(self.executor).session(self._limits)
+            if self._saved is not None:
+                self._open.restore(self._saved)
+        return self._open
 
     @property
     def _limits(self) -> Limits:

@@ -192,6 +192,9 @@ class ToolEnv(Wrapper):
     def _step_env(self, action: str) -> Step:
         observation, reward, terminated, truncated, info = self.env.step(action)
         self._running = not (terminated or truncated)
+        if not self._running:
+            for tool in self.tools:
+                tool.finish()
         self._asked = _text(observation)
         return observation, reward, terminated, truncated, {**info, **self._info(False, "")}
 

@@ -36,12 +36,15 @@ def make_streams() -> None:
         os.close(descriptor)
 
 
-def prepare() -> ModuleType:
-    """Return the module `__main__` of a program."""
+def prepare(seed: int | None = None) -> ModuleType:
+    """Return the module `__main__` of a program; seed what draws random numbers."""
+    random: Any = sys.modules.get("random")
+    if random is not None and seed is not None:
+        random.seed(seed)
     numpy: Any = sys.modules.get("numpy.random")
     if numpy is not None:
         # Forks of one process would all draw the same numbers.
-        numpy.seed()
+        numpy.seed(None if seed is None else seed & 0xFFFFFFFF)
     main = type(sys)("__main__")
     main.__dict__.update(__builtins__=builtins, __file__=_PATH)
     sys.modules["__main__"] = main
@@ -53,11 +56,32 @@ def prepare() -> ModuleType:
 def run(source: bytes) -> NoReturn:
     """Run a program and end the process as the program ends."""
     main = prepare()
-    file = os.open(_PATH, os.O_WRONLY | os.O_CREAT, 0o644)
-    os.write(file, source)
-    os.close(file)
+    write(_PATH, source)
     exit_code = execute(source, _PATH, main.__dict__)
     finish(exit_code)
+
+
+def contents(descriptor: int) -> bytes:
+    """Return all of a file."""
+    size, parts = os.fstat(descriptor).st_size, b""
+    while len(parts) < size:
+        parts += os.pread(descriptor, size - len(parts), len(parts))
+    return parts
+
+
+def write(path: str, content: bytes) -> None:
+    """Make a file anew, whatever was there; raises OSError where there is no room."""
+    try:  # noqa: SIM105 - a module less in every fork
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    try:
+        view = memoryview(content)
+        while view:
+            view = view[os.write(file, view) :]
+    finally:
+        os.close(file)
 
 
 def execute(source: bytes, path: str, namespace: dict[str, Any]) -> int:

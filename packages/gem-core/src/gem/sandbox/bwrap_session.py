@@ -1,0 +1,188 @@
+"""Sessions in bubblewrap: forks of forks, and programs run again where nothing can be forked."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import pickle
+import re
+import secrets
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+from gem.errors import UnreachableError
+from gem.sandbox.base import Limits, Result, Session
+from gem.sandbox.inside.protocol import GONE
+from gem.sandbox.streams import encoded
+from gem.sandbox.warm import NotSentError, Server, Step
+
+_ATTEMPTS = 3
+# Where something lies in memory differs from one sandbox to the next.
+_ADDRESS = re.compile(rb"0x[0-9a-f]+")
+
+
+class _Program(NamedTuple):
+    """A program that ended by itself, and what it printed."""
+
+    source: bytes
+    stdin: bytes
+    came: bytes
+
+
+class _Place:
+    """Where the session is at the moment: a namespace in a sandbox."""
+
+    def __init__(self, server: Server, level: int) -> None:
+        self.server = server
+        self.level = level
+        self.key = secrets.randbits(63) | 1
+        self.state = 0
+        self.states = 0
+        self.needed: set[int] = set()
+
+
+class BwrapSession(Session):
+    """A session of `BwrapExecutor`; see there."""
+
+    def __init__(
+        self, connect: Callable[[], Server], level: Callable[[bytes], int], limits: Limits
+    ) -> None:
+        """Start nothing.
+
+        Args:
+            connect: Gives a running sandbox.
+            level: Which of its interpreters a program needs.
+            limits: Those of every program.
+        """
+        self._connect = connect
+        self._level = level
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._seed = secrets.randbits(32)
+        self._programs: tuple[_Program, ...] = ()
+        self._place: _Place | None = None
+        # A program ended the session, so that it may not be repeatable for a reason of its own.
+        self._broken = False
+
+    def run(self, code: str, stdin: str = "") -> Result:
+        """Run the next program; see `Session.run`."""
+        source, given = encoded(code), encoded(stdin)
+        with self._lock:
+            for _ in range(_ATTEMPTS):
+                with contextlib.suppress(NotSentError):
+                    if self._place is None or self._place.server.ended():
+                        lost = self._repeat(source)
+                        if lost is not None:
+                            return lost
+                    result = self._step(source, given)
+                    if result is not None:
+                        return result
+                self._leave()
+            raise UnreachableError(f"the sandbox ended {_ATTEMPTS} times before a program began")
+
+    def _step(self, source: bytes, stdin: bytes) -> Result | None:
+        """Run a program in the place at hand; None if there is no such state any more."""
+        place = self._place
+        assert place is not None
+        target = place.states + 1
+        before = len(self._programs)
+        step = Step(place.key, self._seed, place.state, target, before, place.state in place.needed)
+        try:
+            result, state = place.server.run(source, stdin, self._limits, place.level, step)
+        except UnreachableError:
+            self._leave()
+            raise
+        if state == GONE:
+            self._leave()
+            if result.exit_code == 0:
+                return None
+            self._broken = True
+        elif state == target:
+            place.state = place.states = target
+            self._programs += (_Program(source, stdin, _came(result)),)
+        return result
+
+    def _repeat(self, source: bytes) -> Result | None:
+        """Come to the present state in a namespace of its own; say if it cannot be.
+
+        Raises:
+            UnreachableError: The programs do something else this time.
+        """
+        programs = self._programs
+        level = max(self._level(each) for each in (source, *(each.source for each in programs)))
+        self._leave()
+        self._place = _Place(self._connect(), level)
+        self._programs = ()
+        try:
+            same = all(self._repeats(program) for program in programs)
+        finally:
+            self._programs = programs
+        if same:
+            self._broken = False
+            return None
+        self._leave()
+        if self._broken:
+            self._begin_anew()
+            words = "the session has ended, and what earlier programs did is lost\n"
+            return Result("", words, 1, 0.0)
+        raise UnreachableError(
+            "a session cannot be continued elsewhere: its programs, run again, print something else"
+        )
+
+    def _repeats(self, program: _Program) -> bool:
+        """Run a program again; return whether it does the same."""
+        result = self._step(program.source, program.stdin)
+        return result is not None and _came(result) == program.came and self._place is not None
+
+    def _leave(self) -> None:
+        place, self._place = self._place, None
+        if place is not None and not place.server.ended():
+            place.server.end_session(place.key, place.level)
+
+    def snapshot(self) -> bytes:
+        """Have the process of the present state kept; see `Session.snapshot`."""
+        with self._lock:
+            place = self._place
+            if place is None:
+                where = (0, 0)
+            else:
+                place.needed.add(place.state)
+                where = (place.key, place.state)
+            return pickle.dumps((self._seed, self._programs, where), protocol=5)
+
+    def restore(self, state: bytes) -> None:
+        """Go on from a process that was kept, if it is this session's; see `Session.restore`."""
+        seed, programs, (key, number) = pickle.loads(state)
+        with self._lock:
+            if self._place is None or key != self._place.key:
+                self._leave()
+            else:
+                self._place.state = number
+            self._seed, self._programs = seed, programs
+
+    def spawn(self) -> Session:
+        """Return a session that repeats the programs of this one; see `Session.spawn`."""
+        child = BwrapSession(self._connect, self._level, self._limits)
+        child.restore(self.snapshot())
+        return child
+
+    def close(self) -> None:
+        """End all processes of the session; see `Session.close`."""
+        with self._lock:
+            self._leave()
+            self._begin_anew()
+
+    def __del__(self) -> None:
+        # Without its lock if it was never made whole.
+        if "_place" in self.__dict__:
+            self._leave()
+
+
+def _came(result: Result) -> bytes:
+    """Return a digest of what a program printed and how it ended."""
+    text = encoded(f"{result.exit_code} {result.limit_hit} {result.stdout}\0{result.stderr}")
+    return hashlib.sha256(_ADDRESS.sub(b"0x", text)).digest()

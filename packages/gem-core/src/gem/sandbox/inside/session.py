@@ -1,0 +1,324 @@
+"""Programs that go on where the one before them ended: every one runs in a fork of the last.
+
+A session is a namespace of processes. The first, the keeper, runs no program. The others are
+states: what an interpreter was when a program had ended. A state never changes: asked for a
+further program it forks, and the fork becomes the next state when the program has ended, or is
+killed and the state before still stands. Whoever needs a state again has it kept. Between programs
+everything but the keeper is stopped.
+
+The keeper obeys its server. What it hears from states is what programs may have made them say; it
+ends, and the session with it, when that makes no sense. It has nothing that states could want.
+"""
+
+from __future__ import annotations
+
+import _socket
+import os
+import select
+import signal
+import struct
+import sys
+
+from . import confine, program
+from .protocol import ANSWER, GONE, STEP
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+    from typing import Any, NoReturn
+
+_FOLDER = "/tmp"
+# States that somebody may need again; whoever needs a further one must repeat the programs.
+_KEPT = 8
+_ORDER = struct.Struct("=I??")
+"""To a state: programs before; whether it will be needed again; whether files must be restored."""
+_NUMBER = struct.Struct("=i")
+_HOW_ENDED = b"?"
+STOP = b"."
+_PATIENCE_S = 2.0
+
+
+def keep(server: _socket.socket, seed: int, limit: Callable[[], None]) -> NoReturn:
+    """Keep the states of a session; never returns.
+
+    Args:
+        server: Where orders come from, `STEP` with the descriptors of a program and its streams, or
+            `STOP`; and answers go to.
+        seed: Seed of the first state's random numbers.
+        limit: Puts the limits of programs on a process.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    ours, theirs = _pair()
+    pid = os.fork()
+    if pid == 0:
+        server.close()
+        ours.close()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.setsid()
+        limit()
+        _be_state(theirs, seed)
+    theirs.close()
+    confine.hide()
+    _Keeper(server, pid, ours).serve()
+
+
+class _Keeper:
+    def __init__(self, server: _socket.socket, pid: int, channel: _socket.socket) -> None:
+        self.server = server
+        self.states = {0: (pid, channel)}
+        # The state whose files are those in the folder.
+        self.files: int | None = 0
+        self.dropped: list[int] = []
+
+    def serve(self) -> NoReturn:
+        while True:
+            message, descriptors = _receive(self.server)
+            if not message:
+                os._exit(0)
+            if message == STOP:
+                # It came too late.
+                continue
+            state, target, before, needed = STEP.unpack(message)
+            if state in self.states:
+                exit_code, done = self._step(state, target, before, needed, descriptors)
+            else:
+                exit_code, done = 0, GONE
+            for descriptor in descriptors:
+                os.close(descriptor)
+            self.server.send(ANSWER.pack(exit_code, done))
+            self._reap()
+
+    def _step(
+        self, state: int, target: int, before: int, needed: bool, descriptors: list[int]
+    ) -> tuple[int, int]:
+        """Run a program in a fork of a state; return the exit code and the state after it."""
+        pid, channel = self.states[state]
+        ours, theirs = _pair()
+        os.kill(pid, signal.SIGCONT)
+        order = _ORDER.pack(before, needed, self.files != state)
+        try:
+            _send(channel, order, [theirs.fileno(), *descriptors])
+        finally:
+            theirs.close()
+        exit_code, fork = self._wait(channel, ours)
+        os.kill(-1, signal.SIGSTOP)
+        if exit_code is None or fork is None:
+            self.files = None
+            if fork is not None:
+                os.killpg(fork, signal.SIGKILL)
+                exit_code = self._how_ended(pid, channel)
+            ours.close()
+            return -9 if exit_code is None else exit_code, state
+        self.files = target
+        self.states[target] = fork, ours
+        if not needed:
+            self._drop(state)
+        while len(self.states) > 1 + _KEPT:
+            self._drop(min(self.states))
+        return exit_code, target
+
+    def _wait(self, channel: _socket.socket, ours: _socket.socket) -> tuple[int | None, int | None]:
+        """Wait for the program to end, or for the order to stop it.
+
+        Returns:
+            Exit code, unless it was stopped or ended its process; process id, if there is one.
+        """
+        poll = select.poll()
+        for waiting in (self.server, channel, ours):
+            poll.register(waiting.fileno(), select.POLLIN)
+        fork = process = None
+        try:
+            while True:
+                for descriptor, _ in poll.poll():
+                    if descriptor == self.server.fileno():
+                        if self.server.recv(64) != STOP:
+                            os._exit(0)
+                        return None, fork
+                    if descriptor == channel.fileno():
+                        # A state that cannot fork, or is gone.
+                        os._exit(1)
+                    if descriptor == process:
+                        return None, fork
+                    number = _number(ours)
+                    if fork is not None:
+                        return number, fork
+                    if number is None or number < 2:
+                        os._exit(1)
+                    fork, process = number, os.pidfd_open(number)
+                    poll.register(process, select.POLLIN)
+        finally:
+            if process is not None:
+                os.close(process)
+
+    def _how_ended(self, pid: int, channel: _socket.socket) -> int | None:
+        """Ask a state how its fork ended."""
+        os.kill(pid, signal.SIGCONT)
+        channel.send(_HOW_ENDED)
+        if not select.select([channel], [], [], _PATIENCE_S)[0]:
+            os._exit(1)
+        number = _number(channel)
+        os.kill(pid, signal.SIGSTOP)
+        return number
+
+    def _drop(self, state: int) -> None:
+        pid, channel = self.states.pop(state)
+        channel.close()
+        os.kill(pid, signal.SIGKILL)
+        self.dropped.append(pid)
+
+    def _reap(self) -> None:
+        """Take note of processes that have ended: dropped ones, and those that nobody waits for."""
+        for pid in self.dropped:
+            _wait_for(pid, 0)
+        self.dropped = []
+        while _wait_for(-1, os.WNOHANG):
+            pass
+
+
+def _wait_for(pid: int, options: int) -> bool:
+    """Return whether a child has ended; False where there is none: a state is its parent."""
+    try:
+        return os.waitpid(pid, options)[0] != 0
+    except ChildProcessError:
+        return False
+
+
+def _be_state(channel: _socket.socket, seed: int) -> NoReturn:
+    """Answer orders: in this process for ever, and in every fork once its program has ended."""
+    main = program.prepare(seed)
+    forks: list[int] = []
+    files: _Files | None = None
+    null = os.open("/dev/null", os.O_RDWR)
+    while True:
+        order, descriptors = _receive(channel)
+        if not order:
+            os._exit(0)
+        if order == _HOW_ENDED:
+            _, status = os.waitpid(forks.pop(), 0)
+            channel.send(_NUMBER.pack(os.waitstatus_to_exitcode(status)))
+            continue
+        forks = [pid for pid in forks if os.waitpid(pid, os.WNOHANG)[0] == 0]
+        before, needed, restored = _ORDER.unpack(order)
+        if needed and files is None:
+            files = _Files()
+        drawn = _random_state()
+        pid = os.fork()
+        if pid:
+            forks.append(pid)
+            for descriptor in descriptors:
+                os.close(descriptor)
+            continue
+        os.setsid()
+        channel.close()
+        channel = _socket.socket(fileno=descriptors[0])
+        channel.send(_NUMBER.pack(os.getpid()))
+        if restored and files is not None:
+            files.restore()
+        files, forks = None, []
+        _draw_on(drawn)
+        exit_code = _run(main, before, descriptors[1:])
+        for stream in range(3):
+            os.dup2(null, stream)
+        channel.send(_NUMBER.pack(exit_code))
+
+
+def _run(main: ModuleType, before: int, descriptors: list[int]) -> int:
+    """Run a program in the module of those before it; return the exit code."""
+    code, *streams = descriptors
+    source = program.contents(code)
+    os.close(code)
+    for target, descriptor in enumerate(streams):
+        os.dup2(descriptor, target)
+        os.close(descriptor)
+    sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)
+    # A function of an earlier program still shows its own lines in a traceback.
+    path = f"{_FOLDER}/program-{before + 1}.py"
+    main.__dict__["__file__"] = path
+    program.write(path, source)
+    exit_code = program.execute(source, path, main.__dict__)
+    try:
+        threading: Any = sys.modules.get("threading")
+        for thread in threading.enumerate() if threading else ():
+            if thread is not threading.current_thread() and not thread.daemon:
+                thread.join()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BaseException:
+        exit_code = exit_code or 120
+    return exit_code
+
+
+class _Files:
+    """The contents of the folder, to be put back."""
+
+    def __init__(self) -> None:
+        self.folders: list[tuple[str, int]] = []
+        self.files: list[tuple[str, int, bytes | str]] = []
+        for top, folders, names in os.walk(_FOLDER):
+            links = [name for name in folders if os.path.islink(f"{top}/{name}")]
+            for name in folders:
+                if name not in links:
+                    path = f"{top}/{name}"
+                    self.folders.append((path, os.lstat(path).st_mode & 0o777))
+            for name in names + links:
+                self._add(f"{top}/{name}")
+
+    def _add(self, path: str) -> None:
+        mode = os.lstat(path).st_mode
+        kind = mode & 0o170000
+        if kind == 0o120000:
+            self.files.append((path, 0, os.readlink(path)))
+        elif kind == 0o100000:
+            with open(path, "rb") as file:
+                self.files.append((path, mode & 0o777, file.read()))
+
+    def restore(self) -> None:
+        for top, folders, names in os.walk(_FOLDER, topdown=False):
+            for name in names:
+                os.unlink(f"{top}/{name}")
+            for name in folders:
+                path = f"{top}/{name}"
+                os.unlink(path) if os.path.islink(path) else os.rmdir(path)
+        for path, _ in self.folders:
+            os.mkdir(path)
+        for path, mode, content in self.files:
+            if isinstance(content, str):
+                os.symlink(content, path)
+            else:
+                program.write(path, content)
+                os.chmod(path, mode)
+        for path, mode in self.folders:
+            os.chmod(path, mode)
+        os.chdir(_FOLDER)
+
+
+def _random_state() -> object:
+    random: Any = sys.modules.get("random")
+    return random.getstate() if random else None
+
+
+def _draw_on(state: object) -> None:
+    """Undo that a fork seeds its generator anew: the next program draws on."""
+    if state is not None:
+        sys.modules["random"].setstate(state)
+
+
+def _pair() -> tuple[_socket.socket, _socket.socket]:
+    return _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+
+
+def _receive(channel: _socket.socket) -> tuple[bytes, list[int]]:
+    message, extra, _, _ = channel.recvmsg(256, _socket.CMSG_SPACE(5 * 4))
+    data = b"".join(data for _, _, data in extra)
+    return message, list(struct.unpack(f"={len(data) // 4}i", data))
+
+
+def _send(channel: _socket.socket, message: bytes, descriptors: list[int]) -> None:
+    data = struct.pack(f"={len(descriptors)}i", *descriptors)
+    channel.sendmsg([message], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, data)])
+
+
+def _number(channel: _socket.socket) -> int | None:
+    message = channel.recv(64)
+    return _NUMBER.unpack(message)[0] if len(message) == _NUMBER.size else None

@@ -1,0 +1,300 @@
+"""A bubblewrap sandbox with warm interpreters in it, seen from outside."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from gem.errors import UnreachableError
+from gem.sandbox.base import Limits, Result
+from gem.sandbox.inside.protocol import REPORT, REQUEST
+from gem.sandbox.streams import Outputs, in_memory
+
+_INSIDE = Path(__file__).with_name("inside")
+_START = "import sys; sys.path[0] = '/gem'; sys.path += sys.argv.pop(1).split(':'); from inside import server; server.main()"  # noqa: E501
+_START_S = 60.0
+# Beyond a program's own limit; then the server itself is stuck.
+_GRACE_S = 10.0
+_UIDS = 4096
+# Sessions of an interpreter that wait for their next program: more, or longer, and they end. Asked
+# for again, they repeat their programs.
+_SESSIONS = 256
+_IDLE_S = 900.0
+_ENVIRONMENT = {
+    "HOME": "/tmp",
+    "TMPDIR": "/tmp",
+    "LANG": "C.UTF-8",
+    "PYTHONUTF8": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    # Sets and dictionaries of text come out in the same order every time.
+    "PYTHONHASHSEED": "0",
+    "SYMPY_CACHE_SIZE": "20000",
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}
+
+
+class NotSentError(OSError):
+    """The sandbox had ended before it was asked."""
+
+
+class Step(NamedTuple):
+    """A program of a session: what `REQUEST` says of it."""
+
+    key: int
+    seed: int
+    state: int
+    target: int
+    before: int
+    needed: bool
+
+
+_ALONE = Step(0, 0, 0, 0, 0, False)
+
+
+class Server:
+    """One sandbox: bubblewrap, and in it interpreters that have imported more and more."""
+
+    def __init__(self, modules: tuple[str, ...]) -> None:
+        self.broken = False
+        pairs = [_sockets() for _ in range(2 + len(modules))]
+        self.requests = [ours for ours, _ in pairs]
+        theirs = [end for _, end in pairs]
+        as_root = os.geteuid() == 0
+        uids = _UIDS if as_root else 0
+        mapping = _Mapping() if as_root else None
+        descriptors = [end.fileno() for end in theirs]
+        passed = [*descriptors, *(mapping.theirs if mapping else ())]
+        executable, binds, sites = _view(modules)
+        command = ["bwrap", *_isolation(), *(mapping.options if mapping else ())]
+        command += [*binds, "--chdir", "/tmp", executable, "-s", "-S", "-c", _START]
+        command += [":".join(sites), str(uids), str(_SESSIONS), str(_IDLE_S)]
+        command += [",".join(map(str, descriptors)), *modules]
+        try:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                pass_fds=passed,
+                env={**_ENVIRONMENT, "LD_LIBRARY_PATH": "/python/lib"},
+                cwd="/",
+            )
+        except OSError as error:
+            raise UnreachableError(f"cannot start bwrap: {error}") from error
+        finally:
+            for end in theirs:
+                end.close()
+            if mapping:
+                mapping.close_theirs()
+        try:
+            if mapping:
+                mapping.apply()
+            # Shows that the kernel lets programs be confined, before anyone's program runs.
+            self.run(b"print(1)", b"", Limits(wall_s=_START_S), 0)
+        except (OSError, ValueError) as error:
+            self.end()
+            assert self.process.stderr is not None
+            said = self.process.stderr.read().decode("utf-8", "replace").strip()
+            raise UnreachableError(
+                f"the bubblewrap sandbox does not start: {said or error}; "
+                "`python -m gem doctor` says what this machine lacks"
+            ) from error
+
+    def run(
+        self, source: bytes, stdin: bytes, limits: Limits, level: int, step: Step = _ALONE
+    ) -> tuple[Result, int]:
+        """Run a program; return what it did, and the state that its session is in.
+
+        Raises:
+            NotSentError: The sandbox had ended before.
+            UnreachableError: It ended meanwhile, or cannot start programs.
+        """
+        report, theirs = _sockets()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(report)
+            outputs = stack.enter_context(Outputs(limits.output_bytes))
+            with theirs, in_memory(source) as code, in_memory(stdin) as given:
+                request = _request(limits, step)
+                descriptors = [theirs.fileno(), code, given, *outputs.theirs]
+                try:
+                    socket.send_fds(self.requests[level], [request], descriptors)
+                except OSError as error:
+                    self.broken = True
+                    raise NotSentError(str(error)) from error
+            outputs.close_theirs()
+            answer = self._await(report, outputs, limits, alone=not step.key)
+        if len(answer) != REPORT.size:
+            raise UnreachableError(f"the sandbox cannot start programs: {answer.decode()}")
+        exit_code, seconds, ended, state = REPORT.unpack(answer)
+        stdout, stderr = outputs.texts()
+        limit_hit = ended.rstrip(b"\0").decode() or None
+        if outputs.cut:
+            limit_hit = limit_hit or "output"
+        elif exit_code and "MemoryError" in stderr.rstrip().rpartition("\n")[2][:60]:
+            limit_hit = limit_hit or "memory"
+        return Result(stdout, stderr, exit_code, seconds, limit_hit), state
+
+    def end_session(self, key: int, level: int) -> None:
+        """End a session; nothing happens where there is none."""
+        with contextlib.suppress(OSError):
+            self.requests[level].send(_request(Limits(), _ALONE._replace(key=key)))
+
+    def _await(self, report: socket.socket, outputs: Outputs, limits: Limits, alone: bool) -> bytes:
+        """Collect output until the program has ended; return the server's report."""
+        poll = select.poll()
+        poll.register(report, select.POLLIN)
+        outputs.register(poll)
+        began, patience = time.monotonic(), _START_S + limits.wall_s + _GRACE_S
+        stopped = False
+        while True:
+            left = patience - (time.monotonic() - began)
+            for descriptor, _ in poll.poll(max(0.0, left) * 1000):
+                if descriptor == report.fileno():
+                    message = report.recv(1 << 16)
+                    if not message:
+                        self.broken = True
+                        raise UnreachableError("the sandbox ended while it ran a program")
+                    # All that wrote have ended, or are stopped.
+                    outputs.drain(to_its_end=alone)
+                    return message
+                outputs.read(descriptor, poll)
+            if outputs.cut and not stopped:
+                stopped = True
+                report.shutdown(socket.SHUT_WR)
+            if left <= 0:
+                self.broken = True
+                raise UnreachableError("the sandbox does not answer")
+
+    def ended(self) -> bool:
+        """Whether it takes no more programs: its sockets may outlive bubblewrap for a moment."""
+        return self.broken or self.process.poll() is not None
+
+    def end(self) -> None:
+        self.broken = True
+        for end in self.requests:
+            end.close()
+        # At the end of its requests the server ends, and all of the sandbox with it.
+        self.process.kill()
+        self.process.wait()
+
+    def forget(self) -> None:
+        self.broken = True
+        for end in self.requests:
+            end.close()
+        self.process.returncode = 0
+
+
+def _request(limits: Limits, step: Step) -> bytes:
+    return REQUEST.pack(limits.wall_s, limits.memory_mb, limits.disk_mb, limits.processes, *step)
+
+
+class _Mapping:
+    """User ids for a sandbox that root starts: programs get ids that own nothing.
+
+    Root of the sandbox is the user who starts it; that root may read the interpreter's folder,
+    wherever it is, and never runs a program.
+    """
+
+    def __init__(self) -> None:
+        self._info, info = os.pipe()
+        block, self._block = os.pipe()
+        self.theirs = (info, block)
+        self.options = ["--info-fd", str(info), "--userns-block-fd", str(block)]
+
+    def apply(self) -> None:
+        with os.fdopen(self._info) as info, os.fdopen(self._block, "wb") as block:
+            pid = json.loads(info.read())["child-pid"]
+            first = _free_uids()
+            for kind in ("gid", "uid"):
+                Path(f"/proc/{pid}/{kind}_map").write_text(f"0 0 1\n1 {first} {_UIDS}\n")
+            block.write(b"1")
+
+    def close_theirs(self) -> None:
+        for descriptor in self.theirs:
+            os.close(descriptor)
+
+
+def _free_uids() -> int:
+    """Return the first of a range of user ids that nobody has."""
+    inside, _, count = map(int, Path("/proc/self/uid_map").read_text().split("\n")[0].split())
+    return inside + count - 2 * _UIDS
+
+
+def _isolation() -> list[str]:
+    options = ["--unshare-all", "--unshare-user", "--uid", "0", "--gid", "0", "--cap-add", "ALL"]
+    return [*options, "--new-session", "--die-with-parent", "--hostname", "sandbox"]
+
+
+@functools.cache
+def _view(modules: tuple[str, ...]) -> tuple[str, list[str], list[str]]:
+    """Return the interpreter's path inside, options for what is visible, folders of modules."""
+    options: list[str] = []
+    for place in (
+        "/usr",
+        "/usr/share",
+        "/etc",
+        "/python",
+        "/python/bin",
+        "/packages",
+        "/gem",
+        "/dev",
+    ):
+        # Parents that bubblewrap makes by itself are closed to programs.
+        options += ["--perms", "0755", "--dir", place]
+
+    def show(path: Path, at: str) -> None:
+        if path.is_symlink() and str(path) == at:
+            options.extend(["--symlink", str(path.readlink()), at])
+        elif path.exists():
+            options.extend(["--ro-bind", str(path), at])
+
+    for name in ("/usr/lib", "/usr/lib64", "/lib", "/lib64"):
+        show(Path(name), name)
+    for name in ("/etc/ld.so.cache", "/etc/alternatives", "/usr/share/zoneinfo"):
+        show(Path(name), name)
+    # `sys.executable` of a virtual environment is a link to the interpreter itself.
+    python = Path(getattr(sys, "_base_executable", None) or sys.executable).resolve()
+    prefix = Path(sys.base_prefix).resolve()
+    executable = str(python)
+    if prefix != Path("/usr"):
+        executable = f"/python/bin/{python.name}"
+        show(prefix / "lib", "/python/lib")
+    show(python, executable)
+    sites: list[str] = []
+    for folder in _folders(modules):
+        sites.append(f"/packages/{len(sites)}")
+        show(folder, sites[-1])
+    show(_INSIDE, "/gem/inside")
+    for name in ("null", "zero", "full", "random", "urandom"):
+        options += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
+    options += ["--symlink", "/tmp", "/dev/shm", "--proc", "/proc", "--perms", "0755"]
+    return executable, [*options, "--dir", "/tmp", "--remount-ro", "/"], sites
+
+
+def _folders(modules: tuple[str, ...]) -> list[Path]:
+    """Return the folders of installed packages that the modules are in."""
+    folders: list[Path] = []
+    for module in modules:
+        spec = importlib.util.find_spec(module)
+        if spec is not None and spec.origin:
+            origin = Path(spec.origin)
+            folder = origin.parents[1] if origin.name.startswith("__init__.") else origin.parent
+            if folder.name in ("site-packages", "dist-packages") and folder not in folders:
+                folders.append(folder)
+    return folders
+
+
+def _sockets() -> tuple[socket.socket, socket.socket]:
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
