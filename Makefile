@@ -6,6 +6,7 @@ VENVS := $(PYTHON) packages/gem-cpu/src/gem_cpu/venvs.py build
 DEV := .venvs/dev/bin/python
 VERL := .venvs/verl/bin/python
 OPENRLHF := .venvs/openrlhf/bin/python
+TINKER := .venvs/tinker/bin/python
 BENCH := $(DEV) -m gem_bench
 RUNS ?= runs
 MODEL ?= tiny
@@ -19,13 +20,16 @@ help: ## Print this list
 
 # Environments
 
-.PHONY: env-dev env-verl env-openrlhf
+.PHONY: env-dev env-verl env-openrlhf env-tinker
 env-dev: ## Environment for development, the reference trainer and gem-bench
 	@$(VENVS) dev
 env-verl: ## Environment with real verl and vLLM, both for CPU
 	@$(VENVS) verl
 env-openrlhf: ## Environment with real OpenRLHF, DeepSpeed and vLLM, all for CPU
 	@$(VENVS) openrlhf
+env-tinker: ## Environments with the tinker SDK, its cookbook, and a Tinker server for CPU
+	@$(VENVS) tinker
+	@$(VENVS) tinker-server
 
 # The product
 
@@ -66,7 +70,7 @@ lint: env-dev ## Style and formatting
 	$(DEV) -m ruff format --check .
 types: env-dev ## Static types of all packages
 	$(DEV) -m mypy packages/gem-core/src packages/gem-bench/src packages/gem-cpu/src packages/gem-verl/src \
-	  packages/gem-openrlhf/src
+	  packages/gem-openrlhf/src packages/gem-tinker/src
 test: test-dev test-verl ## Unit, property and installation tests, conformance L0
 test-dev: env-dev
 	$(DEV) -m pytest -q -n 2 -m "not slow" tests/core tests/bench tests/cpu tests/packages

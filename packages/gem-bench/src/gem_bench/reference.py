@@ -37,6 +37,7 @@ from gem.seeding import stream
 from gem.tasks import Task
 from gem.trajectory import Sequence as TokenRow
 from gem.trajectory import Trajectory, turn_table
+from gem_bench.lora import add_adapters, merge
 from gem_bench.models import resolve_model
 from gem_bench.runspec import load_spec
 
@@ -309,6 +310,8 @@ class Learner:
         self.bf16 = spec.training.precision == "bf16"
         path = spec.policy.model
         self.policy: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        if spec.policy.lora_rank:
+            add_adapters(self.policy, spec.policy, spec.seed)
         # Evaluation mode throughout: dropout would make the updated policy another than the
         # one that sampled.
         self.policy.to(device).eval()
@@ -322,7 +325,7 @@ class Learner:
     def _adamw(model: nn.Module, spec: RunSpec, lr: float) -> torch.optim.AdamW:
         o = spec.optimizer
         return torch.optim.AdamW(
-            model.parameters(),
+            [parameter for parameter in model.parameters() if parameter.requires_grad],
             lr=lr,
             betas=(o.beta1, o.beta2),
             eps=o.eps,
@@ -640,6 +643,7 @@ def main(argv: list[str] | None = None) -> int:
         spec = read_spec(args.spec)
         learner = train(spec, args.record, device=args.device, report=report)
         if args.save is not None:
+            merge(learner.policy)
             learner.policy.save_pretrained(args.save)
             AutoTokenizer.from_pretrained(spec.policy.model).save_pretrained(args.save)
     except GemError as error:

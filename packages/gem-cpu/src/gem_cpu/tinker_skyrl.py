@@ -7,7 +7,7 @@ adapter stay as they are. What skyrl 0.4.0 lacks is supplied here, each where sk
 
 - the engine is started with this Python instead of a `uv run` command taken from the parent's;
 - answers to `asample` carry `sample_sequence_ids`, which tinker >= 0.30 insists on;
-- `POST /api/v1/sessions/{id}/finish`, which tinker 0.38 calls at the end;
+- `POST /api/v1/sessions/{id}/finish`, which tinker 0.38 calls at the end; adapters become free;
 - `AdamParams.grad_clip_norm`, which tinker 0.38 sends and skyrl would silently ignore;
 - lengths are padded to multiples of `GEM_TINKER_BUCKET` tokens: a small model's forward pass is
   much cheaper than compiling another shape;
@@ -22,6 +22,7 @@ import runpy
 import sys
 import typing
 import uuid
+from datetime import datetime, timezone
 from typing import Annotated, Any
 
 import typing_extensions
@@ -112,13 +113,20 @@ def _add_routes(api: Any) -> None:
         adam = ClippingAdam.model_validate(body["adam_params"])
         return await api.optim_step(request.model_copy(update={"adam_params": adam}), session)
 
-    async def finish(session_id: str) -> dict[str, str]:
+    async def finish(session_id: str, session: Any) -> dict[str, str]:
+        # The engine unloads the models of sessions that it has not heard of for long.
+        found = await session.get(api.SessionDB, session_id)
+        if found is not None:
+            found.last_heartbeat_at = datetime(1970, 1, 1, tzinfo=timezone.utc)
+            session.add(found)
+            await session.commit()
         return {}
 
     # FastAPI reads annotations, and these types cannot be named where skyrl is not importable.
     database = Annotated[Any, Depends(api.get_session)]
     asample.__annotations__ |= {"request": api.SampleRequest, "req": Request, "session": database}
     optim_step.__annotations__ |= {"req": Request, "session": database}
+    finish.__annotations__ |= {"session_id": str, "session": database, "return": dict[str, str]}
     app.post("/api/v1/asample", response_model=answer)(asample)
     app.post("/api/v1/optim_step", response_model=api.FutureResponse)(optim_step)
     app.post("/api/v1/sessions/{session_id}/finish")(finish)

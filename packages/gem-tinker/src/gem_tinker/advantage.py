@@ -75,8 +75,8 @@ class Row:
     tokens: TokenRow
     advantages: Floats32
     """Of each token of the response, before the factor."""
-    factor: np.float32 = np.float32(1)
-    """What the server's objective makes of them."""
+    factor: Floats32 | None = None
+    """What the server's way of adding up makes of them; set by `to_datums`."""
     datum: tinker.Datum | None = None
     """Set by `to_datums`."""
 
@@ -99,10 +99,11 @@ def batch_rows(
     table = turn_table(episodes)
     per_turn, _ = advantages(advantage, table, gamma=gamma)
     split = table.split(per_turn)
-    rows = []
-    for index, (episode, values) in enumerate(zip(episodes, split, strict=True)):
-        for tokens in episode.sequences() if episode.valid else []:
-            rows.append(Row(index, tokens, np.asarray(tokens.spread(values), np.float32)))
+    rows = [
+        Row(index, tokens, np.asarray(tokens.spread(values), np.float32))
+        for index, (episode, values) in enumerate(zip(episodes, split, strict=True))
+        for tokens in (episode.sequences() if episode.valid else [])
+    ]
     return rows, split
 
 
@@ -123,12 +124,12 @@ def to_datums(rows: Sequence[Row], objective: Objective) -> list[tinker.Datum]:
     trained = [row for row in rows if row.sampled]
     factors = objective.factors([row.sampled for row in trained])
     for row, factor in zip(trained, factors, strict=True):
-        row.factor = np.float32(factor)
-        row.datum = _datum(row, objective.weights)
+        row.factor = np.asarray(factor, np.float32)
+        row.datum = _datum(row, row.factor, objective.weights)
     return [row.datum for row in trained if row.datum is not None]
 
 
-def _datum(row: Row, weights: bool) -> tinker.Datum:
+def _datum(row: Row, factor: Floats32, weights: bool) -> tinker.Datum:
     tokens = row.tokens
     if tokens.logprobs is None:
         raise RolloutError("the server returned no log-probabilities for sampled tokens")
@@ -138,7 +139,7 @@ def _datum(row: Row, weights: bool) -> tinker.Datum:
     inputs: dict[str, Any] = {
         "target_tokens": np.asarray(ids[1:], np.int64),
         "logprobs": _after(before, np.asarray(tokens.logprobs, np.float32)),
-        "advantages": _after(before, row.advantages * row.factor),
+        "advantages": _after(before, row.advantages * factor),
     }
     if weights:
         inputs["weights"] = _after(before, np.asarray(tokens.mask, np.float32))
@@ -159,7 +160,7 @@ def trained_rows(rows: Sequence[Row], episodes: Sequence[Trajectory]) -> list[li
     """
     shown: list[list[TrainedRow]] = [[] for _ in episodes]
     for row in rows:
-        if row.datum is None:
+        if row.datum is None or row.factor is None:
             continue
         inputs = row.datum.loss_fn_inputs
         ids = [*row.datum.model_input.to_ints(), int(inputs["target_tokens"].to_numpy()[-1])]

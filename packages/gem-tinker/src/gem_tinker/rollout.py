@@ -152,9 +152,9 @@ async def play_batch(
             step_timeout_s=config.step_timeout_s,
         )
 
+    playing = [asyncio.ensure_future(episode(index)) for index in range(len(tasks))]
     try:
-        async with asyncio.TaskGroup() as running:
-            episodes = [running.create_task(episode(i)) for i in range(len(tasks))]
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None
-    return [task.result() for task in episodes]
+        return list(await asyncio.gather(*playing))
+    finally:
+        for task in playing:
+            task.cancel()

@@ -1,0 +1,146 @@
+"""What can this server do? Asked before anything is played, on a training client of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any
+
+import numpy as np
+import tinker
+from tinker.lib.base_url import DEFAULT_BASE_URL, resolve_base_url
+
+from gem.errors import ConfigurationError, UnreachableError
+from gem_tinker.settings import Config
+
+GRAD_NORM = "grad_norm"
+"""End of the name under which servers report the norm of a gradient."""
+
+_PROMPT, _SAMPLED = 12, 4
+_RATIO_TOLERANCE = 0.02
+
+
+async def probe(config: Config) -> str:
+    """Return how the server adds up its loss: `hosted`, `skyrl_train` or `skyrl_jax`.
+
+    Raises:
+        ConfigurationError: The server does not serve the model, the episodes are too long for it,
+            it does not know the loss, or it adds up otherwise than `config.server` says.
+        UnreachableError: The server does not answer.
+    """
+    hosted = resolve_base_url(config.base_url) == DEFAULT_BASE_URL
+    if hosted and config.server not in ("auto", "hosted"):
+        raise ConfigurationError(f"server={config.server}: the hosted service is server=hosted")
+    # A session of its own: what it holds on the server is given back at its end.
+    with tinker.ServiceClient(base_url=config.base_url) as service:
+        try:
+            await asyncio.wait_for(_check_model(config), config.request_timeout_s)
+            # The hosted service takes no `weights` with these losses and its sum needs no proof.
+            variants = [False] if hosted else [True, False]
+            norms = await asyncio.wait_for(
+                _gradient_norms(service, config, 1 if hosted else _rows(config), variants),
+                config.request_timeout_s,
+            )
+        except (tinker.APIConnectionError, asyncio.TimeoutError) as error:
+            raise UnreachableError(
+                f"no answer from the Tinker server at {resolve_base_url(config.base_url)}: {error}"
+            ) from error
+        except tinker.TinkerError as error:
+            raise ConfigurationError(
+                f"the server cannot train model={config.model!r} with lora_rank="
+                f"{config.lora_rank} and loss_fn={config.loss_fn}: {error}"
+            ) from error
+    return "hosted" if hosted else judge(norms, config.server)
+
+
+def judge(norms: list[float], stated: str) -> str:
+    """Tell how a server adds up from two gradient norms of the same datum.
+
+    Args:
+        norms: With `weights` 1 on sampled tokens, and without `weights`; empty if the server
+            reports no gradient norms.
+        stated: What the configuration says.
+
+    Raises:
+        ConfigurationError: It cannot be told, or is not what was stated.
+    """
+    if not norms:
+        if stated == "auto":
+            raise ConfigurationError(
+                "server=auto: this server reports no gradient norm from which to tell how it adds "
+                "up its loss; set server to skyrl_train (sum over tokens), skyrl_jax (mean over "
+                "the tokens of a datum, then over datums) or hosted"
+            )
+        return stated
+    ratio = norms[0] / norms[1] if norms[1] > 0 else math.nan
+    mean = (_PROMPT + _SAMPLED - 1) / _SAMPLED
+    found = None
+    if math.isclose(ratio, 1, rel_tol=_RATIO_TOLERANCE):
+        found = "skyrl_train"
+    elif math.isclose(ratio, mean, rel_tol=_RATIO_TOLERANCE):
+        found = "skyrl_jax"
+    sums = ("hosted", "skyrl_train")
+    if found is None:
+        raise ConfigurationError(
+            f"server: it adds up its loss in an unknown way; gradients with and without weights "
+            f"have the norms {norms[0]:g} and {norms[1]:g}"
+        )
+    if stated not in ("auto", found) and not (stated in sums and found in sums):
+        raise ConfigurationError(f"server={stated}: this one adds up like {found}")
+    return found if stated == "auto" else stated
+
+
+async def _check_model(config: Config) -> None:
+    capabilities = await tinker.RestClient(base_url=config.base_url).get_server_capabilities()
+    models = {model.model_name: model for model in capabilities.supported_models}
+    if config.model not in models:
+        raise ConfigurationError(
+            f"model={config.model!r}: the server has {', '.join(sorted(map(str, models)))}"
+        )
+    room = models[config.model].max_context_length
+    wanted = config.prompt_tokens + config.response_tokens
+    if room is not None and wanted > room:
+        raise ConfigurationError(
+            f"prompt_tokens + response_tokens is {wanted}, but {config.model} has a context of "
+            f"{room} tokens"
+        )
+
+
+def _rows(config: Config) -> int:
+    # As many as an update will have: servers that compile do so for every shape.
+    return config.tasks * config.group_size // config.minibatches
+
+
+async def _gradient_norms(
+    service: Any, config: Config, rows: int, variants: list[bool]
+) -> list[float]:
+    """Return a norm for each variant, with or without `weights`; none if none is reported."""
+    client = await service.create_lora_training_client(
+        config.model, rank=config.lora_rank, seed=config.lora_seed, train_unembed=False
+    )
+    norms = []
+    for weights in variants:
+        gradient = client.forward_backward([_datum(weights)] * rows, config.loss_fn)
+        step = client.optim_step(tinker.AdamParams(learning_rate=0.0))
+        await gradient
+        norms.append(grad_norm((await step).metrics))
+    return [norm for norm in norms if norm is not None]
+
+
+def _datum(weights: bool) -> tinker.Datum:
+    ids = list(range(1, _PROMPT + _SAMPLED + 1))
+    mask = np.array([0.0] * (_PROMPT - 1) + [1.0] * _SAMPLED, np.float32)
+    inputs: dict[str, Any] = {
+        "target_tokens": np.array(ids[1:], np.int64),
+        "logprobs": np.zeros(len(mask), np.float32),
+        "advantages": mask,
+    }
+    if weights:
+        inputs["weights"] = mask
+    return tinker.Datum(model_input=tinker.ModelInput.from_ints(ids[:-1]), loss_fn_inputs=inputs)
+
+
+def grad_norm(metrics: dict[str, float] | None) -> float | None:
+    """Return the gradient norm before clipping among a server's metrics, if it reports one."""
+    found = [value for name, value in (metrics or {}).items() if name.endswith(GRAD_NORM)]
+    return float(found[0]) if found else None

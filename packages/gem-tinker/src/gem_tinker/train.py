@@ -1,0 +1,329 @@
+"""The direct loop: play, compute advantages, train, on nothing but the tinker SDK.
+
+    export TINKER_API_KEY=...                    # or TINKER_BASE_URL=http://... for your own server
+    python -m gem_tinker.train model=Qwen/Qwen3-8B train=gem:game:GuessTheNumber-v0 \\
+        turn_tokens=512 record_dir=runs/guess
+
+`gem_tinker.settings.Config` has all keys. With `record_dir` the run leaves a `gem.record`, saves
+checkpoints, and goes on from the last one when it is started again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+import numpy as np
+import tinker
+
+from gem.adapter import check_failures
+from gem.errors import ConfigurationError, GemError, RolloutError
+from gem.metrics import episode_metrics
+from gem.record import RUN, Recorder
+from gem.rollout import ChatFormat
+from gem.tasks import Task
+from gem.trajectory import Trajectory
+from gem_tinker import __version__, check_tinker
+from gem_tinker.advantage import Objective, Row, batch_rows, minibatches, to_datums, trained_rows
+from gem_tinker.checkpoints import Checkpoint, Checkpoints
+from gem_tinker.probe import grad_norm, probe
+from gem_tinker.rollout import Sampling, play_batch
+from gem_tinker.settings import Config, read
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Report = Callable[[int, str, dict[str, float]], None]
+
+
+async def train(config: Config, report: Report | None = None) -> None:
+    """Run an experiment, from its last checkpoint if it has one.
+
+    Args:
+        config: The experiment.
+        report: Called with iteration, split and metrics after each batch.
+
+    Raises:
+        ConfigurationError: The server cannot do what is asked for, or the model has no usable
+            chat template.
+        RolloutError: Too many episodes failed, sampling is impossible, or training failed more
+            than `restarts` times.
+    """
+    check_tinker()
+    objective = Objective(config.loss_aggregation, await probe(config))
+    recorder = None if config.record_dir is None else Recorder(config.record_dir)
+    if recorder is not None and not (recorder.folder / RUN).exists():
+        versions = {"tinker": tinker.__version__, "gem-tinker": __version__}
+        recorder.start({"trainer": "tinker", "versions": versions, "config": asdict(config)})
+    checkpoints = Checkpoints(None if recorder is None else recorder.folder)
+    with tinker.ServiceClient(base_url=config.base_url) as service:
+        for attempt in range(config.restarts + 1):
+            run = Run(config, objective, service, recorder, checkpoints, report or _say_nothing)
+            try:
+                await run.open()
+                await run.train()
+                return
+            except (tinker.TinkerError, asyncio.TimeoutError) as error:
+                # A training client that failed once fails for ever.
+                last = checkpoints.last.iteration if checkpoints.last else 0
+                reason = f"{type(error).__name__}: {error}"
+                if attempt == config.restarts:
+                    raise RolloutError(f"training failed {attempt + 1} times: {reason}") from error
+                logger.warning("training failed, going on from iteration %d: %s", last, reason)
+
+
+class Run:
+    """One training client's part of a run."""
+
+    def __init__(
+        self,
+        config: Config,
+        objective: Objective,
+        service: Any,
+        recorder: Recorder | None,
+        checkpoints: Checkpoints,
+        report: Report,
+    ) -> None:
+        self.config = config
+        self.objective = objective
+        self.service = service
+        self.recorder = recorder
+        self.checkpoints = checkpoints
+        self.report = report
+        self.first = 0
+        """The iteration this client begins with."""
+
+    async def open(self) -> None:
+        """Make the training client: from the last checkpoint, else a new one."""
+        config, last = self.config, self.checkpoints.last
+        if last is not None:
+            self.first = last.iteration
+            self.client = await self._answer(
+                self.service.create_training_client_from_state_with_optimizer(last.state)
+            )
+        elif config.init is not None:
+            self.client = await self._answer(
+                self.service.create_training_client_from_state(config.init)
+            )
+        else:
+            self.client = await self._answer(
+                self.service.create_lora_training_client(
+                    config.model,
+                    rank=config.lora_rank,
+                    seed=config.lora_seed,
+                    train_unembed=False,
+                )
+            )
+        # What was trained after the checkpoint is lost, and is trained again.
+        self.checkpoints.rewind(self.first)
+        tokenizer = await asyncio.to_thread(self.client.get_tokenizer)
+        self.chat = ChatFormat(tokenizer, system_prompt=config.system_prompt)
+
+    async def train(self) -> None:
+        """Train to the end."""
+        config, tasks = self.config, self.config.train_tasks()
+        for iteration in range(self.first, config.iterations):
+            began = time.perf_counter()
+            sampler = await self._sampler()
+            synced = time.perf_counter()
+            if iteration % config.eval_every == 0:
+                await self._evaluate(iteration, sampler)
+            batch = tasks[iteration * config.tasks : (iteration + 1) * config.tasks]
+            copies = [task for task in batch for _ in range(config.group_size)]
+            groups = [index // config.group_size for index in range(len(copies))]
+            sampling = self._sampling(iteration, config.temperature, config.top_p, config.top_k)
+            episodes, metrics = await self._play(sampler, copies, groups, sampling)
+            rows, per_turn = batch_rows(episodes, config.advantage, config.gamma)
+            prepared = time.perf_counter()
+            metrics |= await self._update(rows)
+            metrics |= {
+                "lr": config.lr,
+                "sync_s": synced - began,
+                "update_s": time.perf_counter() - prepared,
+                "step_s": time.perf_counter() - began,
+            }
+            self._record(iteration, "train", episodes, metrics, per_turn, rows)
+            done = iteration + 1
+            if config.save_every and (done % config.save_every == 0 or done == config.iterations):
+                await self._save(done)
+        if config.eval:
+            await self._evaluate(config.iterations, await self._sampler())
+
+    async def _sampler(self) -> Any:
+        """Return a sampling client with the current weights."""
+        return await self._answer(
+            self.client.save_weights_and_get_sampling_client(record_stability_info=False)
+        )
+
+    def _sampling(self, iteration: int, temperature: float, top_p: float, top_k: int) -> Sampling:
+        config = self.config
+        if top_k == 1:
+            # Servers report log-probabilities of what is left after top-k, or not: greedy is clear.
+            temperature, top_k = 0.0, -1
+        seed = None if config.seed is None else (config.seed, iteration)
+        return Sampling(
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            seed=seed,
+            version=iteration,
+            retries=config.sample_retries,
+            timeout_s=config.request_timeout_s,
+        )
+
+    async def _play(
+        self, sampler: Any, tasks: Sequence[Task], groups: Sequence[int], sampling: Sampling
+    ) -> tuple[list[Trajectory], dict[str, float]]:
+        began = time.perf_counter()
+        episodes = await play_batch(sampler, self.chat, self.config, tasks, groups, sampling)
+        seconds = time.perf_counter() - began
+        failures = [e.failure for e in episodes if e.failure is not None]
+        reasons = dict.fromkeys(f"{f.kind}: {f.message}" for f in failures)
+        for reason in reasons:
+            logger.warning("an episode is void: %s", reason)
+        check_failures(
+            [episode.valid for episode in episodes],
+            self.config.max_failed_fraction,
+            f"Among the reasons: {'; '.join(list(reasons)[:3])}",
+        )
+        metrics = episode_metrics(episodes)
+        tokens_per_s = metrics["sampled_tokens"] / seconds
+        return episodes, metrics | {"rollout_s": seconds, "tokens_per_s": tokens_per_s}
+
+    async def _evaluate(self, iteration: int, sampler: Any) -> None:
+        for source in self.config.sources():
+            temperature = 1.0 if source.temperature is None else source.temperature
+            sampling = self._sampling(iteration, temperature, 1.0, -1)
+            groups = range(len(source.tasks))
+            episodes, metrics = await self._play(sampler, source.tasks, groups, sampling)
+            self._record(iteration, f"eval:{source.name}", episodes, metrics)
+
+    async def _update(self, rows: Sequence[Row]) -> dict[str, float]:
+        """Train on a batch; return means over its updates."""
+        parts = minibatches(rows, self.config.minibatches) * self.config.epochs
+        steps = [await self._step(part) for part in parts]
+        names = set.intersection(*(set(step) for step in steps))
+        metrics = {name: float(np.mean([step[name] for step in steps])) for name in names}
+        # Only the first update sees the weights that sampled.
+        stale = metrics["logprob_difference_max"] = steps[0]["logprob_difference_max"]
+        limit = self.config.logprob_tolerance
+        if limit is not None and not stale <= limit:
+            raise RolloutError(
+                f"sampler and trainer disagree by {stale:g} on a token's log-probability, more "
+                f"than logprob_tolerance={limit:g}: the sampler has other weights"
+            )
+        return metrics
+
+    async def _step(self, rows: Sequence[Row]) -> dict[str, float]:
+        config = self.config
+        datums = to_datums(rows, self.objective)
+        clips = None
+        if config.loss_fn != "importance_sampling":
+            clips = {
+                "clip_low_threshold": 1 - config.clip,
+                "clip_high_threshold": 1 + config.clip,
+            }
+        # Both are sent before either is waited for: the server needs no round trip in between.
+        gradient = self.client.forward_backward(datums, config.loss_fn, clips)
+        step = self.client.optim_step(
+            tinker.AdamParams(
+                learning_rate=config.lr,
+                beta1=config.beta1,
+                beta2=config.beta2,
+                eps=config.eps,
+                weight_decay=config.weight_decay,
+                grad_clip_norm=config.grad_clip,
+            )
+        )
+        output = await self._answer(gradient)
+        norm = grad_norm((await self._answer(step)).metrics)
+        metrics = self._loss_metrics([row for row in rows if row.sampled], output)
+        return metrics if norm is None else metrics | {"grad_norm": norm}
+
+    def _loss_metrics(self, rows: Sequence[Row], output: Any) -> dict[str, float]:
+        """Read what the server says of an update, where it says it."""
+        sampled = [row.sampled for row in rows]
+        differences, loss = [], 0.0
+        factors = self.objective.server_factors(sampled)
+        losses = "elementwise_loss" in output.loss_fn_outputs[0]
+        for row, factor, found in zip(rows, factors, output.loss_fn_outputs, strict=True):
+            where = np.flatnonzero(row.tokens.mask) + len(row.tokens.prompt_ids) - 1
+            old = np.asarray(row.tokens.logprobs)[np.flatnonzero(row.tokens.mask)]
+            differences.append(found["logprobs"].to_numpy()[where] - old)
+            if losses:
+                loss += factor * float(found["elementwise_loss"].to_numpy().sum(dtype=np.float64))
+        difference = np.concatenate(differences)
+        metrics = {
+            "logprob_difference_max": float(np.abs(difference).max()),
+            "clip_fraction": float(np.mean(np.abs(np.exp(difference) - 1) > self.config.clip)),
+        }
+        if losses:
+            metrics["loss"] = loss
+        elif "loss:sum" in output.metrics:
+            metrics["loss"] = output.metrics["loss:sum"]
+        return metrics
+
+    async def _save(self, iteration: int) -> None:
+        if self.recorder is None:
+            return
+        saved = await self._answer(self.client.save_state(f"iteration-{iteration:06d}"))
+        self.checkpoints.add(Checkpoint(iteration, saved.path))
+
+    def _record(
+        self,
+        iteration: int,
+        split: str,
+        episodes: Sequence[Trajectory],
+        metrics: dict[str, float],
+        per_turn: Sequence[Sequence[float]] | None = None,
+        rows: Sequence[Row] = (),
+    ) -> None:
+        if self.recorder is not None:
+            shown = None
+            if rows and os.environ.get("GEM_RECORD_ROWS") == "1":
+                shown = trained_rows(rows, episodes)
+            self.recorder.metrics(iteration, metrics, split)
+            self.recorder.episodes(iteration, episodes, per_turn, split, shown)
+        self.report(iteration, split, metrics)
+
+    async def _answer(self, future: Awaitable[T]) -> T:
+        """Wait for the server, but not for ever."""
+        return await asyncio.wait_for(future, self.config.request_timeout_s)
+
+
+def _say_nothing(iteration: int, split: str, metrics: dict[str, float]) -> None:
+    pass
+
+
+def show(iteration: int, split: str, metrics: dict[str, float]) -> None:
+    """Print a line about a batch."""
+    shown = ("success_rate", "return_mean", "turns_mean", "loss", "grad_norm", "step_s")
+    numbers = "  ".join(f"{name} {metrics[name]:.4f}" for name in shown if name in metrics)
+    print(f"{iteration:5d} {split}  {numbers}", flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train from the command line; exit status 2 and a message if it is impossible."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(__doc__)
+        return 0
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    try:
+        config = read(arguments)
+        asyncio.run(train(config, show))
+    except GemError as error:
+        kind = "" if isinstance(error, ConfigurationError) else f"{type(error).__name__}: "
+        sys.stderr.write(f"{kind}{error}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
