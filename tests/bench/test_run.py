@@ -59,7 +59,7 @@ def test_a_run_leaves_a_record_that_says_what_was_run(
     assert run["versions"]["gem-fake"] == "1.2"
     assert {"name": "seed", "status": "unmatched", "how": "fake has no seed"} in run["parity"]
     assert run["machine"]["cores"] == os.cpu_count()
-    assert {"model", "compile", "start_up", "command", "total"} == set(run["seconds"])
+    assert {"model", "compile", "check", "start_up", "command", "total"} == set(run["seconds"])
     assert [line["iteration"] for line in read_run(out).metrics] == list(range(6))
     assert (out / "conf" / "fake.yaml").read_text() == "lr: 1\n"
 
@@ -255,3 +255,16 @@ def test_metrics_are_read_while_the_last_line_is_still_being_written(tmp_path: P
 def test_processes_are_found_without_proc_too() -> None:
     assert os.getpid() in {process.pid for process in _processes_by_ps()}
     assert os.getpid() in {process.pid for process in _processes()}
+
+
+def test_a_run_whose_environment_cannot_be_played_is_not_started(
+    gem_bench: Start, spec_file: WriteSpec, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    tools = 'env.params.tools=[{name="mcp", servers={gone={command="no-such-command"}}}]'
+    code, _, err = finish(
+        gem_bench("run", spec_file(), "--to", "fake", "--out", out, "--set", tools)
+    )
+    assert code == 2
+    assert "no command 'no-such-command'" in err
+    assert not (out / "run.json").exists()

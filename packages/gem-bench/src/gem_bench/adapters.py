@@ -1,6 +1,7 @@
 """Ask a trainer's adapter for its native command, wherever that adapter is installed.
 
 - `compile_launch`: RunSpec in, the trainer's command with its environment and parity out.
+- `check_environments`: whether the trainer's environment has what the experiment's need.
 - `ReferenceAdapter`: the adapter of the reference trainer, which is part of this package.
 
 Trainers pin conflicting versions, so each may live in a virtual environment of its own, by
@@ -73,6 +74,21 @@ def compile_launch(
     return Compiled(launch, Path(sys.executable))
 
 
+def check_environments(compiled: Compiled, spec: RunSpec) -> None:
+    """Begin one episode of each environment of an experiment where its trainer will play them.
+
+    Raises:
+        ConfigurationError: Something that they need is not there; the message names it.
+    """
+    command = [str(compiled.python), "-m", "gem.preflight"]
+    answer = _talk(command, spec, compiled.environment())
+    if answer.returncode == 2:
+        raise ConfigurationError(f"{answer.stderr.strip()} (said by {compiled.python})")
+    if answer.returncode:
+        tail = "\n".join(answer.stderr.strip().splitlines()[-15:])
+        raise GemError(f"the environments cannot be played (said by {compiled.python}):\n{tail}")
+
+
 def installed_adapters() -> list[str]:
     """Return the names of the adapters installed in this environment."""
     return sorted({entry.name for entry in entry_points(group=ENTRY_POINT_GROUP)})
@@ -95,17 +111,7 @@ def _is_this(python: Path) -> bool:
 
 def _ask(python: Path, trainer: str, spec: RunSpec, run_dir: Path, cpu: bool) -> Launch:
     command = [str(python), "-m", "gem.experiment", trainer, "--run-dir", str(run_dir)]
-    try:
-        answer = subprocess.run(
-            [*command, *(["--cpu"] if cpu else [])],
-            input=json.dumps(spec.to_mapping()),
-            capture_output=True,
-            text=True,
-            timeout=COMPILE_TIMEOUT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ConfigurationError(f"cannot ask {python} for the command: {error}") from error
+    answer = _talk([*command, *(["--cpu"] if cpu else [])], spec)
     if answer.returncode == 2:  # the adapter refused; its message is meant for the user
         raise ConfigurationError(f"{answer.stderr.strip()} (said by {python})")
     try:
@@ -119,6 +125,25 @@ def _ask(python: Path, trainer: str, spec: RunSpec, run_dir: Path, cpu: bool) ->
             f"{' '.join(command)} did not answer with a command ({error}). "
             f"Is gem-core installed in that environment? Its last words:\n{tail}"
         ) from error
+
+
+def _talk(
+    command: list[str], spec: RunSpec, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Give a spec to a command and return what it says."""
+    try:
+        return subprocess.run(
+            command,
+            input=json.dumps(spec.to_mapping()),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=COMPILE_TIMEOUT_S,
+            check=False,
+            env=env,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigurationError(f"cannot ask {' '.join(command[:3])}: {error}") from error
 
 
 def _not_installed(trainer: str) -> str:

@@ -22,7 +22,7 @@ from typing import Any, Literal, TextIO
 from gem.errors import ConfigurationError, RecordError
 from gem.experiment import Launch, RunSpec
 from gem.record import EPISODES, METRICS, RUN, Recorder
-from gem_bench.adapters import Compiled, compile_launch
+from gem_bench.adapters import Compiled, check_environments, compile_launch
 from gem_bench.logs import explain
 from gem_bench.models import resolve_model
 from gem_bench.processes import Family
@@ -61,7 +61,7 @@ def run(
     """Run `spec` with `trainer`.
 
     Args:
-        spec: The experiment; `policy.model` may be `tiny` or `smollm2`.
+        spec: The experiment; `policy.model` may be `tiny`, `tiny-tools` or `smollm2`.
         trainer: Name of an adapter.
         run_dir: Folder for record, log and the launcher's files.
         cpu: Use the settings that let the trainer run without a GPU.
@@ -88,6 +88,8 @@ def run(
             cpu=cpu,
             python=python,
         )
+    with _timed(seconds, "check"):
+        check_environments(compiled, spec)
     recorder = Recorder(run_dir)
     _write_files(run_dir, compiled.launch)
     meta: dict[str, Any] = {
@@ -200,7 +202,8 @@ def _supervise(
             progress.update(tail.read())
             progress.close()
     seconds["command"] = round(time.monotonic() - began, 2)
-    seconds["total"] = round(sum(seconds.get(k, 0.0) for k in ("model", "compile", "command")), 2)
+    stages = ("model", "compile", "check", "command")
+    seconds["total"] = round(sum(seconds.get(stage, 0.0) for stage in stages), 2)
     took = f"{progress.done} of {progress.iterations} iterations in {clock(seconds['command'])}"
     return _judge(code, stop, progress, took, log_path)
 

@@ -19,6 +19,7 @@ from omegaconf import OmegaConf
 from torch.utils.data import Dataset
 
 from gem.adapter import Source, encode_task
+from gem.preflight import check
 from gem_verl.settings import check_config
 
 logger = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ class GemDataset(Dataset[dict[str, Any]]):
         config: Any = None,
         max_samples: int = -1,
     ) -> None:
-        """Check the run's configuration and make one environment of each source.
+        """Check the run's configuration and begin one episode of each source.
 
         verl builds the datasets before anything expensive, so that what cannot work ends here.
 
@@ -50,12 +51,13 @@ class GemDataset(Dataset[dict[str, Any]]):
             ConfigurationError: See `Source.parse` and `gem_verl.settings.check_config`.
             UnknownEnvError: No such environment.
             UnknownParameterError: The environment has no such parameter.
+            MissingExtraError, UnreachableError: Something that it needs is not there.
         """
         files = [data_files] if isinstance(data_files, str) else list(data_files)
         self.sources = [Source.parse(str(text)) for text in files]
         self._ends: list[int] = []
         for source in self.sources:
-            source.tasks[0].make().close()
+            check([source.tasks[0]])
             self._ends.append((self._ends[-1] if self._ends else 0) + len(source.tasks))
         total = self._ends[-1]
         self._n = total if max_samples < 0 else min(total, max_samples)

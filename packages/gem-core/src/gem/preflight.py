@@ -1,0 +1,49 @@
+"""Can the environments of an experiment be played here? One episode of each is begun to see.
+
+    python -m gem.preflight < spec.json
+
+reads a RunSpec as JSON; exit status 2 and a message if something is missing: a package, a sandbox,
+a server, a data file. To be run where the trainer will play its episodes, because what is
+installed there decides; otherwise a missing extra would show as a failed batch, minutes later.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+
+from gem.errors import GemError
+from gem.experiment import RunSpec
+from gem.tasks import Task
+
+
+def environments(spec: RunSpec) -> list[Task]:
+    """Return the first task of the training environment and of every evaluation."""
+    evals = [Task(part.id, part.seed, part.params) for part in spec.eval]
+    return [spec.train_tasks(0)[0], *evals]
+
+
+def check(tasks: Iterable[Task]) -> None:
+    """Begin every task once.
+
+    Raises:
+        GemError: What its environment, its tools or their servers need is not there.
+    """
+    for task in tasks:
+        with task.make() as env:
+            env.reset(seed=task.seed)
+
+
+def main() -> int:
+    """Check the RunSpec on standard input."""
+    try:
+        check(environments(RunSpec.from_mapping(json.load(sys.stdin))))
+    except (GemError, json.JSONDecodeError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
