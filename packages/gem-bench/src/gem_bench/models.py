@@ -8,15 +8,19 @@ from pathlib import Path
 
 from gem.errors import ConfigurationError, MissingExtraError
 
-SMALL_MODELS = {"tiny": "gem_cpu.tiny_model", "smollm2": "gem_cpu.smollm2"}
+SMALL_MODELS = {
+    "tiny": "gem_cpu.tiny_model",
+    "tiny-tools": "gem_cpu.tiny_tools",
+    "smollm2": "gem_cpu.smollm2",
+}
 
 
 def resolve_model(model: str) -> str:
     """Return a folder or hub name for `policy.model`.
 
     Args:
-        model: `tiny` or `smollm2` (made, or fetched from the cache, by gem-cpu), the path of a
-            folder, or a name on the model hub, which is returned as it is.
+        model: `tiny`, `tiny-tools` or `smollm2` (made, or fetched from the cache, by gem-cpu),
+            the path of a folder, or a name on the model hub, which is returned as it is.
 
     Raises:
         ConfigurationError: The path is no folder, or the folder holds no model or no chat template.
@@ -39,7 +43,7 @@ def resolve_model(model: str) -> str:
     if model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise ConfigurationError(
             f"policy.model: no folder {model!r}; give the folder of a model, a hub name, "
-            f"{' or '.join(map(repr, SMALL_MODELS))}"
+            f"{', '.join(map(repr, SMALL_MODELS))}"
         )
     return model
 
