@@ -68,7 +68,7 @@ def test_who_guesses_is_nearly_never_right(room: Classroom, tokenizer: Any) -> N
 @pytest.mark.parametrize("tool", LESSONS)
 def test_what_recipes_ask_is_asked_like_in_the_lessons(tool: str, room: Classroom) -> None:
     env = tomllib.loads((RECIPES / f"tools-{tool}.toml").read_text(encoding="utf-8"))["env"]
-    # Lessons come in turn: a product, a date, a capital.
+    # Lessons come in turn: a product, a date, an area.
     task = room.tasks(3, 0)[["python", "mcp", "search"].index(tool)]
     assert env["id"] == task.env_id
     elsewhere = {"source", "dataset_seed", "wrappers"}
@@ -91,7 +91,7 @@ def test_lessons_give_no_answer_away(room: Classroom) -> None:
     assert products.params["dataset_seed"] != 42
     books = {id(task.params): task.params["source"] for task in tasks[2::3]}.values()
     same = [sum(asked[row["problem"]] == row["answer"] for row in book) for book in books]
-    # Of 109 capitals that are dealt out at random, one on average is where it belongs.
+    # Of the areas that are dealt out at random, one on average is where it belongs.
     assert len(same) == 12 and max(same) <= 6
     recipe = {str(row["problem"]) for row in rows("calendar")}
     lessons = dates.params["source"]

@@ -25,7 +25,7 @@ from gem.tools.search_index import open_index
 FOLDER = Path(__file__).parent.parent / "src" / "gem" / "data" / "samples"
 CORPUS = FOLDER.parent / "factbook.jsonl"
 OURS = "GEM-core sample"
-CAPITAL = re.compile(r"Capital: ([^.;:,()]+)\. ")
+AREA = re.compile(r"Area: (\d{1,3}(?:,\d{3})?) sq km")
 GSM8K_ROWS = 40
 RULETAKER_ROWS = 24
 CALENDAR_ROWS = 400
@@ -51,22 +51,19 @@ def gsm8k(cases: Path) -> list[dict[str, Any]]:
 
 
 def factbook() -> list[dict[str, Any]]:
-    """Return a question for every capital of the corpus that the country's name does not give away.
+    """Return questions for the areas in the corpus, those below a million square kilometres.
 
-    Only what a search for "capital of <country>" finds first, so that the passage has the answer.
+    Only what a search for "area of <country>" finds first, so that the passage has the answer.
     """
     passages = [json.loads(line) for line in CORPUS.read_text(encoding="utf-8").splitlines()]
     index = open_index("sample")
     rows = []
     for passage in passages:
-        country, found = passage["title"], CAPITAL.search(passage["text"])
-        if found is None or set(words(country)) & set(words(found[1])):
-            continue
-        if index.search(f"capital of {country}", 1)[0].title == country:
-            question = f"What is the capital of {country}?"
-            rows.append(
-                {"problem": question, "answer": [found[1]], "origin": "World Factbook 2015"}
-            )
+        country, found = passage["title"], AREA.search(passage["text"])
+        if found and index.search(f"area of {country}", 1)[0].title == country:
+            question = f"What is the area of {country} in sq km?"
+            row = {"problem": question, "answer": [found[1]], "origin": "World Factbook 2015"}
+            rows.append(row)
     return rows
 
 
@@ -83,11 +80,6 @@ def calendar() -> list[dict[str, Any]]:
         }
         for day in days
     ]
-
-
-def words(text: str) -> list[str]:
-    """Return the words of a text in lower case."""
-    return re.findall(r"\w+", text.lower())
 
 
 def tables(text: str) -> list[tuple[str, list[str]]]:

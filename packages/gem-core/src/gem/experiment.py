@@ -75,7 +75,7 @@ class EvalPart:
 class PolicyPart:
     """Model and what it is shown."""
 
-    model: str = _knob("path or hub name of a model with a chat template; `tiny` and `smollm2` too")
+    model: str = _knob("path or hub name of a model with a chat template, or one of gem-cpu's")
     prompt_tokens: int = _knob("most tokens of a fresh prompt", least=1)
     response_tokens: int = _knob("most tokens appended to a fresh prompt", least=1)
     turn_tokens: int = _knob("most tokens sampled in a turn", least=1)

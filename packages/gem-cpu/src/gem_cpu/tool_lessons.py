@@ -1,7 +1,7 @@
 """What the tiny tool user is taught: one lesson a tool, and a scripted player who knows them all.
 
 Lessons are held with other facts than those of the recipes: other products, dates that the recipes
-do not ask for, and factbooks whose capitals have been dealt out anew. Whoever was taught by them
+do not ask for, and factbooks whose areas have been dealt out anew. Whoever was taught by them
 knows how to ask and where the answer stands, but knows no answer.
 """
 
@@ -29,8 +29,8 @@ from gem_cpu.cloning import EOS
 from gem_cpu.servers import time_server
 
 FACTBOOKS = 12
-"""Number of ways in which the capitals are dealt out."""
-_CAPITAL = re.compile(r"Capital: ([^.]+)\. ")
+"""Number of ways in which the areas are dealt out."""
+_AREA = re.compile(r"Area: ([\d,]+) sq km")
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,6 @@ def _week_call(day: str) -> str:
     return f"<tool_call>{json.dumps(call)}</tool_call>"
 
 
-def _capitals() -> list[str]:
-    table = load("sample:factbook")
-    return [str(table.row(i)["answer"][0]) for i in range(len(table))]
-
-
 LESSONS = {
     "python": Lesson(
         re.compile(r"multiplication: (\d+ \* \d+)\."),
@@ -65,10 +60,10 @@ LESSONS = {
         lambda rng: str(rng.randint(100, 9801)),
     ),
     "search": Lesson(
-        re.compile(r"capital of (.+)\?"),
-        "<search>capital of {}</search>".format,
-        _CAPITAL,
-        lambda rng: rng.choice(_capitals()),
+        re.compile(r"What is the area of (.+) in sq km\?"),
+        "<search>area of {}</search>".format,
+        _AREA,
+        lambda rng: f"{rng.randint(1_000, 999_999):,}",
     ),
     "mcp": Lesson(
         re.compile(r"ISO week is ([\d-]+)\?"),
@@ -161,7 +156,7 @@ class Classroom:
         return [self._task(first + i, i) for i in range(n)]
 
     def _task(self, seed: int, i: int) -> Task:
-        # Lesson by lesson: a product, a date, a capital.
+        # Lesson by lesson: a product, a date, an area.
         lesson, turn = i % 3, i // 3
         env_id, params = self._params[lesson if lesson < 2 else 2 + turn % FACTBOOKS]
         return Task(env_id, seed, params)
@@ -212,20 +207,20 @@ def _calendar(url: str) -> tuple[str, dict[str, Any]]:
 
 
 def _search(path: Path, rng: random.Random) -> tuple[str, dict[str, Any]]:
-    """Write a factbook with the capitals dealt out anew; return the task that asks for them."""
+    """Write a factbook with the areas dealt out anew; return the task that asks for them."""
     lines = (files("gem") / "data" / "factbook.jsonl").read_text(encoding="utf-8").splitlines()
     passages = [json.loads(line) for line in lines]
     table = load("sample:factbook")
     problems = [str(table.row(i)["problem"]) for i in range(len(table))]
-    capitals = _capitals()
-    rng.shuffle(capitals)
-    dealt = dict(zip(problems, capitals, strict=True))
+    areas = [str(table.row(i)["answer"][0]) for i in range(len(table))]
+    rng.shuffle(areas)
+    dealt = dict(zip(problems, areas, strict=True))
     for passage in passages:
-        capital = dealt.get(f"What is the capital of {passage['title']}?")
-        if capital is not None:
-            passage["text"] = _CAPITAL.sub(f"Capital: {capital}. ", passage["text"], count=1)
+        area = dealt.get(f"What is the area of {passage['title']} in sq km?")
+        if area is not None:
+            passage["text"] = _AREA.sub(f"Area: {area} sq km", passage["text"], count=1)
     path.write_text("\n".join(map(json.dumps, passages)) + "\n", encoding="utf-8")
-    rows = [{"problem": problem, "answer": capital} for problem, capital in dealt.items()]
+    rows = [{"problem": problem, "answer": area} for problem, area in dealt.items()]
     tool = {"name": "search", "index": str(path), "topk": 1}
     return "qa:NaturalQuestions", _questions(rows, tool)
 

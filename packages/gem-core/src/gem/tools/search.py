@@ -101,10 +101,10 @@ class SearchTool(Tool):
 
     def instruction(self) -> str:
         """Return how to call the tool."""
-        passages = "passage" if self.topk == 1 else f"{self.topk} passages"
+        passages = "passage found is" if self.topk == 1 else f"{self.topk} passages found are"
         return (
             "You can search for information. Write what you are looking for inside "
-            f"<search> </search>; the best {passages} found are shown to you."
+            f"<search> </search>; the best {passages} shown to you."
         )
 
     def parse(self, text: str) -> ToolCall | None:
