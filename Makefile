@@ -57,7 +57,7 @@ compare-soft: env-dev env-verl ## REINFORCE, GRPO and ReBN on a never negative r
 
 # Checks
 
-.PHONY: docs docs-check check-envs lint types test test-dev test-verl conformance conformance-breaks e2e
+.PHONY: docs docs-check check-envs lint types test test-dev test-verl conformance conformance-breaks e2e e2e-tools
 docs: env-dev ## Write the pages about the environments (docs/envs)
 	$(DEV) -m gem.testing.catalogue docs/envs
 docs-check: env-dev ## The pages about the environments are current
@@ -80,6 +80,8 @@ conformance: env-dev env-verl ## Run reference and real verl, compare them (leve
 	$(DEV) -m pytest -q tests/conformance -m "slow and not breaks"
 conformance-breaks: env-dev env-verl ## Build one defect after the other into real verl; each must be noticed
 	$(DEV) -m pytest -q tests/conformance -m breaks
+e2e-tools: env-dev env-verl ## Python, search and MCP through the reference and real verl, compared (L0 to L3)
+	$(DEV) -m pytest -q tests/e2e/test_tools.py
 e2e: env-dev env-verl ## Real verl in each way of using it, a few steps each, and the example file
 	$(VERL) -m pytest -q tests/verl -m slow
 	PATH="$(CURDIR)/.venvs/verl/bin:$$PATH" MODEL="$$($(DEV) -m gem_cpu.tiny_model)" \
