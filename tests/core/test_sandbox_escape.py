@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import functools
+import os
+import re
+import shutil
+import site
+import subprocess
+import sys
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
+import gem
 from gem.__main__ import main
 from gem.errors import ConfigurationError, MissingExtraError
-from gem.sandbox import EXECUTORS, Executor, SubprocessExecutor, resolve
+from gem.sandbox import EXECUTORS, Executor, Limits, Result, SubprocessExecutor, resolve
 from gem.sandbox.attacks import ATTACKS
-from gem.sandbox.audit import audit
+from gem.sandbox.audit import audit, host
 
 TIERS = [name for name in EXECUTORS if name != "subprocess"]
 # What does no harm where it succeeds.
@@ -23,10 +31,24 @@ HARMLESS = [
 ]
 
 
+PAGE = Path(__file__).parents[2] / "docs" / "sandbox.md"
+
+
 class Liar(SubprocessExecutor):
     """Claims what it does not do."""
 
     isolates: ClassVar[frozenset[str]] = frozenset({"files", "network"})
+
+
+class Leaky(Liar):
+    """Has what it was told before in the memory of the next program."""
+
+    held = ""
+
+    def run(self, code: str, stdin: str = "", limits: Limits = Limits()) -> Result:  # noqa: B008
+        self.held, held = code, self.held
+        lines = [f"_held = {held!r}", "_copies = [_held * 200 + str(i) for i in range(100)]", code]
+        return super().run("\n".join(lines), stdin, limits)
 
 
 @functools.cache
@@ -45,7 +67,38 @@ def test_an_attack_gets_nothing(tier: str, attack: object) -> None:
     if isinstance(there, str):
         pytest.skip(there)
     [finding] = audit(there, [attack])  # type: ignore[list-item]
+    if not finding.tried:
+        pytest.skip(f"{tier} has no sessions")
     assert finding.got == ""
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("bwrap") is None,
+    reason="whoever is not root has tested this above; or bubblewrap is not installed",
+)
+def test_no_attack_gets_anything_from_a_sandbox_that_an_ordinary_user_started() -> None:
+    code = (
+        "import os\nos.setgroups([]); os.setresgid(*[4242] * 3); os.setresuid(*[4242] * 3)\n"
+        "from gem.sandbox import BwrapExecutor\nfrom gem.sandbox.audit import audit\n"
+        "for found in audit(BwrapExecutor(servers=1)): print(found.attack.name, '|', found.got)"
+    )
+    # The home of root, in which the interpreter may be, opened as far as it needs.
+    home = Path.home()
+    needed = [sys.prefix, sys.base_prefix, *site.getsitepackages(), *gem.__path__]
+    folders = {path for folder in needed if (path := Path(folder).resolve()).is_relative_to(home)}
+    parents = sorted({parent for folder in folders for parent in folder.parents})
+    command: list[str | Path] = ["bwrap", "--dev-bind", "/", "/", "--perms", "0755"]
+    command += ["--tmpfs", home]
+    for parent in parents:
+        command += ["--perms", "0755", "--dir", parent] if parent.is_relative_to(home) else []
+    for folder in folders:
+        command += ["--ro-bind", folder, folder]
+    run = subprocess.run(
+        [*command, sys.executable, "-c", code], capture_output=True, text=True, timeout=240
+    )
+    found = dict(line.split(" | ") for line in run.stdout.splitlines() if " | " in line)
+    assert set(found) == {attack.name for attack in ATTACKS}, run.stderr
+    assert {name: got for name, got in found.items() if got} == {}
 
 
 def test_an_executor_that_claims_too_much_is_found_out() -> None:
@@ -54,6 +107,29 @@ def test_an_executor_that_claims_too_much_is_found_out() -> None:
     assert "gem-audit" in found["read the user's and the system's files"]
     assert found["connect to the host and to the world"]
     assert found["listen"]
+
+
+def test_memory_that_is_not_wiped_is_found_out() -> None:
+    [attack] = [each for each in ATTACKS if each.name.startswith("find what earlier programs")]
+    executor = Leaky()
+    with host() as particulars:
+        executor.run(particulars.fill(attack.before))
+        found = executor.run(particulars.fill(attack.program), limits=Limits(wall_s=60)).stdout
+    assert "GOT memory at" in found
+    with host() as particulars:
+        found = SubprocessExecutor().run(particulars.fill(attack.program)).stdout
+    assert "GOT" not in found
+    assert int(found.split()[-2]) >= 1
+
+
+def test_the_page_about_the_sandbox_lists_every_attack() -> None:
+    rows = re.findall(
+        r"^\| (.+?) \| (files|network|processes|limits) \| (.*) \|$", PAGE.read_text(), re.M
+    )
+    assert [row[:2] for row in rows] == [(each.name, each.isolation) for each in ATTACKS], (
+        "python -m gem doctor --audit bwrap monty auto prints the table"
+    )
+    assert {row[2] for row in rows} == {"held | held | held"}
 
 
 def test_an_executor_without_isolation_is_not_attacked() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from gem.errors import GemError
 from gem.sandbox import EXECUTORS, Executor, Limits
 from gem.sandbox.attacks import ATTACKS
-from gem.sandbox.audit import audit
+from gem.sandbox.audit import Finding, audit
 
 _CALLS = 20
 
@@ -46,14 +46,18 @@ def table(names: Iterable[str] = ()) -> bool:
     for name in absent:
         print(f"{name} is not available: {there[name]}\n")
     tested = {name: tier for name, tier in there.items() if isinstance(tier, Executor)}
-    findings = {name: [finding.got for finding in audit(tier)] for name, tier in tested.items()}
+    findings = {name: list(audit(tier)) for name, tier in tested.items()}
     print("| attack | tests | " + " | ".join(tested) + " |")
     print("|---|---|" + "---|" * len(tested))
     for number, attack in enumerate(ATTACKS):
-        cells = " | ".join(findings[name][number] or "held" for name in tested)
+        cells = " | ".join(_cell(findings[name][number]) for name in tested)
         print(f"| {attack.name} | {attack.isolation} | {cells} |")
-    held = not any(got for each in findings.values() for got in each)
+    held = not any(finding.got for each in findings.values() for finding in each)
     return held and not (absent if names else ())
+
+
+def _cell(finding: Finding) -> str:
+    return finding.got or ("held" if finding.tried else "has no sessions")
 
 
 def _executor(name: str) -> Executor | str:

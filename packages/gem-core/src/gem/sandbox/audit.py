@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,8 +19,11 @@ from gem.errors import ConfigurationError, UnreachableError
 from gem.sandbox.attacks import ATTACKS, Attack
 from gem.sandbox.base import Executor, Limits, Result
 
-# What a busy machine may take to notice and to clean up.
-_LATE_S = 3.0
+# Beyond a program's time: what a machine on which all is busy may take to wake whoever waits.
+_LATE_S = 1.0
+# Neighbours of an attack: a session that cannot be repeated, so that its loss shows; a program.
+_NEIGHBOUR = "import time\nmine = ['{word}']\nprint(time.time())"
+_BRIEF_NEIGHBOUR = "import time\ntime.sleep(0.3)\nprint('lived')"
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,8 @@ class Finding:
     attack: Attack
     got: str
     """What the attack got; empty when the sandbox held."""
+    tried: bool = True
+    """False for an attack on sessions where the executor has none."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +50,15 @@ class Host:
 
     def fill(self, program: str) -> str:
         """Return a program with this host's particulars in it."""
-        for name, value in {**vars(self), "drow": self.word[::-1]}.items():
+        others = {"drow": self.word[::-1], "mark": self.mark}
+        for name, value in {**vars(self), **others}.items():
             program = program.replace(f"{{{name}}}", str(value))
         return program
+
+    @property
+    def mark(self) -> str:
+        """The name of processes that an attack leaves behind; no longer than names may be."""
+        return self.word[:15]
 
 
 @contextlib.contextmanager
@@ -88,21 +100,35 @@ def audit(executor: Executor, attacks: list[Attack] | None = None) -> Iterator[F
     with host() as particulars:
         executor.run("print(1)", limits=Limits(wall_s=60))
         for attack in ATTACKS if attacks is None else attacks:
-            yield Finding(attack, _try(executor, attack, particulars))
+            if attack.session and not _has_sessions(executor):
+                yield Finding(attack, "", tried=False)
+            else:
+                yield Finding(attack, _try(executor, attack, particulars))
+
+
+def _has_sessions(executor: Executor) -> bool:
+    try:
+        executor.session().close()
+    except ConfigurationError:
+        return False
+    return True
 
 
 def _try(executor: Executor, attack: Attack, host: Host) -> str:
-    began = time.monotonic()
     try:
-        result = executor.run(host.fill(attack.program), limits=attack.limits)
-        took = time.monotonic() - began
-        later = (
-            executor.run(host.fill(attack.after), limits=attack.limits) if attack.after else None
-        )
-        alive = executor.run("print(6 * 7)")
+        with _neighbours(executor, attack, host) as problems:
+            if attack.before:
+                executor.run(host.fill(attack.before))
+            began = time.monotonic()
+            results = list(_attack(executor, attack, host))
+            took = time.monotonic() - began
+            if attack.after:
+                results.append(executor.run(host.fill(attack.after), limits=attack.limits))
+            alive = executor.run("print(6 * 7)")
     except UnreachableError as error:
         return f"the sandbox ended: {error}"
-    problems = _got(result) + (_got(later) if later else [])
+    result = results[0]
+    problems += [line for each in results for line in _got(each)]
     # A program that cannot even begin within the tier is held by it as well.
     if attack.limit_hit and result.limit_hit != attack.limit_hit and result.exit_code == 0:
         problems.append(f"no {attack.limit_hit} limit")
@@ -113,10 +139,64 @@ def _try(executor: Executor, attack: Attack, host: Host) -> str:
     if alive.stdout != "42\n":
         problems.append(f"the next program gave {alive.stdout!r}")
     # Not waited for yet, a killed process still has its entry, in state Z.
-    state = Path(f"/proc/{host.victim}/stat").read_text().rpartition(")")[2].split()[0]
-    if state == "Z":
+    if _state(host.victim) == "Z":
         problems.append("killed a process of the user")
+    if _lives_on(host.mark):
+        problems.append("a process of it lives on")
     return "; ".join(problems)
+
+
+def _attack(executor: Executor, attack: Attack, host: Host) -> Iterator[Result]:
+    program, further = host.fill(attack.program), host.fill(attack.further)
+    if not attack.session:
+        yield executor.run(program, limits=attack.limits)
+        return
+    with executor.session(attack.limits) as session:
+        session.run("print(1)")
+        yield session.run(program)
+        if attack.further:
+            yield session.run(further)
+
+
+@contextlib.contextmanager
+def _neighbours(executor: Executor, attack: Attack, host: Host) -> Iterator[list[str]]:
+    """Have a session wait and a program run beside an attack; give what it does to them."""
+    problems: list[str] = []
+    if attack.isolation != "processes" or not _has_sessions(executor):
+        yield problems
+        return
+    with executor.session() as session, ThreadPoolExecutor(1) as thread:
+        session.run(host.fill(_NEIGHBOUR))
+        running = thread.submit(executor.run, _BRIEF_NEIGHBOUR)
+        yield problems
+        try:
+            if running.result().stdout != "lived\n":
+                problems.append("ended a program beside it")
+            if session.run("print(mine)").stdout != f"{[host.word]}\n":
+                problems.append("changed a session beside it")
+        except UnreachableError as error:
+            problems.append(f"ended what ran beside it: {error}")
+
+
+def _lives_on(mark: str) -> bool:
+    """Return whether processes of this name are there, and do not end soon."""
+    until = time.monotonic() + _LATE_S
+    while any(_name(path) == mark for path in Path("/proc").glob("[0-9]*")):
+        if time.monotonic() > until:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def _name(process: Path) -> str:
+    try:
+        return (process / "comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def _got(result: Result) -> list[str]:

@@ -56,7 +56,7 @@ def prepare(seed: int | None = None) -> ModuleType:
 def run(source: bytes) -> NoReturn:
     """Run a program and end the process as the program ends."""
     main = prepare()
-    write(_PATH, source)
+    show(_PATH, source)
     exit_code = execute(source, _PATH, main.__dict__)
     finish(exit_code)
 
@@ -67,6 +67,17 @@ def contents(descriptor: int) -> bytes:
     while len(parts) < size:
         parts += os.pread(descriptor, size - len(parts), len(parts))
     return parts
+
+
+def show(path: str, source: bytes) -> None:
+    """Put a program where tracebacks look for its lines; without them if there is no room."""
+    try:
+        write(path, source)
+    except OSError:
+        try:  # noqa: SIM105 - a module less in every fork
+            os.unlink(path)
+        except OSError:
+            pass
 
 
 def write(path: str, content: bytes) -> None:

@@ -235,7 +235,7 @@ def _run(main: ModuleType, before: int, descriptors: list[int]) -> int:
     # A function of an earlier program still shows its own lines in a traceback.
     path = f"{_FOLDER}/program-{before + 1}.py"
     main.__dict__["__file__"] = path
-    program.write(path, source)
+    program.show(path, source)
     exit_code = program.execute(source, path, main.__dict__)
     try:
         threading: Any = sys.modules.get("threading")

@@ -1,0 +1,187 @@
+"""Attacks on other programs: those before, those at the same time, those after."""
+
+from __future__ import annotations
+
+from gem.sandbox.attacks.base import LIBC, SMALL, Attack
+from gem.sandbox.base import Limits
+
+_POISON_PROBE = """
+import builtins, glob, json, os, sys
+names = os.listdir("/tmp") + os.listdir("/dev/shm")
+attempt("files", lambda: [name for name in names if name != "program.py"] or None)
+attempt("builtins", lambda: hasattr(builtins, "poison") or builtins.len([1]) != 1)
+attempt("module", lambda: json.loads("1") != 1 or hasattr(sys, "poison") or "poison" in sys.modules)
+attempt("variable", lambda: "POISON" in os.environ)
+attempt("path", lambda: "/tmp" in sys.path)
+attempt("hook", lambda: sys.meta_path and any("poison" in repr(f) for f in sys.meta_path))
+"""
+_POISON = """
+import builtins, json, os, sys, types
+for path in ["/tmp/sitecustomize.py", "/tmp/json.py", "/dev/shm/x", "/tmp/.pth"]:
+    try: open(path, "w").write("poison = 1")
+    except OSError: pass
+builtins.poison = 1; builtins.len = lambda x: 7; json.loads = lambda x: 0; sys.poison = 1
+sys.modules["poison"] = types.ModuleType("poison"); os.environ["POISON"] = "1"
+sys.path.insert(0, "/tmp")
+class poison: pass
+sys.meta_path.insert(0, poison)
+os.umask(0o777); os.chdir("/")
+try: os.setpriority(os.PRIO_PROCESS, 0, 19)
+except OSError: pass
+"""
+
+_LINKS = """
+import json, os
+for target in ("/gem/inside/server.py", "/gem/inside/session.py", json.__file__, "/dev/zero"):
+    for name in ("program.py", "program-2.py", "program-3.py", "json.py"):
+        try: os.symlink(target, "/tmp/" + name)
+        except OSError: pass
+for kind in (os.mkfifo, os.mkdir):
+    for number in range(4, 9):
+        try: kind(f"/tmp/program-{number}.py")
+        except OSError: pass
+"""
+_FORGE = """
+import os, socket, struct
+messages = [b"?", b".", b"", struct.pack("=iI", 0, 9), struct.pack("=id6sI", 0, 0.0, b"", 9),
+            struct.pack("=i", -1), struct.pack("=i", 1), b"x" * 60000]
+for descriptor in range(3, 256):
+    for message in messages:
+        try:
+            os.set_blocking(descriptor, False)
+            os.write(descriptor, message)
+        except OSError: pass
+    try: link = socket.socket(fileno=os.dup(descriptor))
+    except (OSError, ValueError): continue
+    for _ in range(5):
+        try: socket.send_fds(link, [struct.pack("=i", 2)], [descriptor] * 200, socket.MSG_DONTWAIT)
+        except OSError: pass
+    attempt("message", lambda: link.recv(999, socket.MSG_DONTWAIT) or None)
+"""
+_DAEMON = (
+    LIBC
+    + """
+import time
+libc.prctl(15, b"{mark}", 0, 0, 0)
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        time.sleep(60)
+    os._exit(0)
+"""
+)
+# Whoever shares a group with the sandbox could end all of it.
+_SIGNALS = """
+import os, signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+for number in (signal.SIGTERM, signal.SIGKILL):
+    for target in (0, -1, *range(1, 400)):
+        if target != os.getpid():
+            for send in (os.kill, os.killpg) if target > 0 else (os.kill,):
+                try: send(target, number)
+                except OSError: pass
+"""
+# Without /proc, a pipe tells what is mapped: writing from elsewhere fails.
+_MEMORY = (
+    LIBC
+    + """
+import gc
+size, word = 4096, b"{drow}"[::-1]
+reading, writing = os.pipe()
+os.set_blocking(writing, False)
+libc.write.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t]
+def page(address):
+    return os.read(reading, size) if libc.write(writing, address, size) == size else b""
+def look(bounds):
+    for address in range(*bounds, size):
+        # A page with many: the copies of this program's own variable are alone.
+        if page(address).count(word) > 8:
+            return hex(address)
+def around(address):
+    # The stretch of mapped pages, 64 MB of it at most.
+    first = last = address // size * size
+    while first > address - (32 << 20) and page(first - size): first -= size
+    while last < address + (32 << 20) and page(last): last += size
+    return first, last
+try:
+    lines = [line.split()[:2] for line in open("/proc/self/maps") if "[v" not in line]
+    stretches = [[int(bound, 16) for bound in bounds.split("-")] for bounds, rights in lines
+                 if "w" in rights]
+except OSError:
+    places = [id(object()), id(None), id([0] * 10000), id("x" * 10**6), id(os.__dict__),
+              ctypes.addressof(ctypes.create_string_buffer(100)), id(gc.get_objects()[0]),
+              ctypes.cast(libc.malloc, ctypes.c_void_p).value, id(compile("1", "1", "eval"))]
+    stretches = {around(place) for place in places}
+for bounds in stretches:
+    attempt("memory at " + str(bounds), lambda: look(bounds))
+print("looked at", sum(last - first for first, last in stretches) >> 20, "MB")
+"""
+)
+_HOLD = "held = ['{word}' * 200 + str(i) for i in range(2000)]\nprint(len(str(held)))"
+
+NEIGHBOURS = [
+    Attack("find what earlier programs left in memory", "processes", _MEMORY, before=_HOLD),
+    Attack(
+        "find in memory what other sessions hold", "processes", _MEMORY, before=_HOLD, session=True
+    ),
+    Attack("live on as a daemon", "processes", _DAEMON, SMALL),
+    Attack("signal every process and group", "processes", _SIGNALS, SMALL),
+    Attack("reach the next program", "processes", _POISON, SMALL, after=_POISON_PROBE),
+    Attack(
+        "leave links where the next program is put",
+        "processes",
+        _LINKS,
+        SMALL,
+        after=_POISON_PROBE,
+    ),
+    Attack("live on after the end of a session", "processes", _DAEMON, SMALL, session=True),
+    Attack("signal other sessions", "processes", _SIGNALS, SMALL, session=True),
+    Attack(
+        "reach other programs from a session",
+        "processes",
+        _POISON,
+        SMALL,
+        after=_POISON_PROBE,
+        session=True,
+    ),
+    Attack(
+        "speak in place of a session", "processes", _FORGE, SMALL, after=_POISON_PROBE, session=True
+    ),
+    Attack(
+        "leave links where a session puts its next program",
+        "processes",
+        _LINKS,
+        SMALL,
+        after=_POISON_PROBE,
+        session=True,
+        further="print(1)",
+    ),
+    Attack(
+        "read what other sessions have",
+        "processes",
+        """
+import os
+seen = [os.path.join(top, name) for top, _, names in os.walk("/tmp") for name in names]
+attempt("files", lambda: [path for path in seen if "{drow}"[::-1] in open(path).read()] or None)
+attempt("variables", lambda: [name for name in list(globals()) if name == "mine"] or None)
+""",
+        SMALL,
+        session=True,
+    ),
+    Attack(
+        "take memory in many processes of a session",
+        "limits",
+        """
+import os, time
+for _ in range(6):
+    if os.fork() == 0:
+        os.setsid()
+        break
+taken = bytearray(60 << 20)
+time.sleep(60)
+""",
+        Limits(wall_s=20.0, memory_mb=128, disk_mb=8, processes=16),
+        limit_hit="memory",
+        session=True,
+    ),
+]
