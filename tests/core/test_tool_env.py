@@ -12,13 +12,11 @@ import gem
 from gem.core import Env
 from gem.errors import (
     ConfigurationError,
-    MissingExtraError,
     ResetNeededError,
     UnknownParameterError,
     UnreachableError,
 )
 from gem.rollout import Budget, ChatFormat, Sample, play_batch
-from gem.sandbox import resolve
 from gem.tasks import TaskSet
 from gem.testing import check_env
 from gem.tools import PythonTool, Tool, ToolCall, ToolResult
@@ -255,86 +253,6 @@ def test_a_spawned_copy_continues_the_episode_or_begins_its_own() -> None:
     assert fresh.tool_use_counter == 0
     with pytest.raises(ResetNeededError):
         fresh.step("<echo>x")
-
-
-SESSIONS = ["monty", "bwrap"]
-
-
-def with_session(executor: str, **parameters: Any) -> Any:
-    """An environment whose programs go on where those before them ended."""
-    try:
-        resolve(executor)
-    except (ConfigurationError, MissingExtraError) as error:
-        pytest.skip(str(error))
-    python = PythonTool(executor=executor, session=True, timeout_s=30.0)
-    return make(python, Echo(), **parameters)
-
-
-SCRIPT = [
-    "<python>x = [1]; print(x)</python>",
-    "<python>x.append(len(x) + 1); print(x)</python>",
-    "<echo>hello",
-    "<python>x.append(y)</python>",
-    "\\boxed{2}",
-    "<python>import random; random.seed(x[-1])</python>",
-    "<python>x.append(random.random()); print(x)</python>",
-]
-
-
-@pytest.mark.parametrize("executor", SESSIONS)
-@pytest.mark.parametrize("at", range(len(SCRIPT) + 1))
-def test_an_episode_with_a_session_goes_on_the_same_from_every_snapshot(
-    executor: str, at: int
-) -> None:
-    env = with_session(executor)
-    for action in SCRIPT[:at]:
-        env.step(action)
-    state = env.snapshot()
-    expected = [env.step(action) for action in SCRIPT[at:]]
-    env.restore(state)
-    copies = [env, with_session(executor), env.spawn(same_state=True)]
-    copies += [pickle.loads(pickle.dumps(env))]
-    copies[1].step("<python>x = 'of another episode'</python>")
-    copies[1].restore(state)
-    for copy in copies:
-        assert [copy.step(action) for action in SCRIPT[at:]] == expected
-        copy.close()
-
-
-@pytest.mark.parametrize("executor", SESSIONS)
-def test_an_episode_begins_with_nothing_from_the_one_before(executor: str) -> None:
-    env = with_session(executor)
-    assert "variables and imports are kept" in env.reset(seed=0)[0]
-    env.step("<python>x = 1</python>")
-    untouched = env.spawn(seed=1)
-    for begin in (lambda: env.reset(seed=0), lambda: env.step("\\boxed{99}") and env.reset()):
-        begin()
-        assert "NameError" in env.step("<python>print(x)</python>")[0]
-    untouched.reset()
-    assert "NameError" in untouched.step("<python>print(x)</python>")[0]
-    env.close(), untouched.close()
-
-
-def test_the_end_of_an_episode_ends_its_session() -> None:
-    env = with_session("bwrap")
-    [python] = [tool for tool in env.tools if isinstance(tool, PythonTool)]
-    env.step("<python>x = 1</python>")
-    assert python._open is not None
-    env.step("no box")
-    assert python._open is None
-
-
-def test_without_a_session_nothing_is_kept() -> None:
-    env = make(PythonTool(executor="subprocess", timeout_s=20.0))
-    assert "nothing is kept" in env.reset(seed=0)[0]
-    env.step("<python>x = 1</python>")
-    assert "NameError" in env.step("<python>print(x)</python>")[0]
-
-
-def test_a_session_where_there_can_be_none_is_refused_at_reset() -> None:
-    env = ToolEnv(gem.make(GUESS), {"name": "python", "executor": "subprocess", "session": True})
-    with pytest.raises(ConfigurationError, match="SubprocessExecutor keeps nothing"):
-        env.reset(seed=0)
 
 
 def test_closing_closes_the_tools() -> None:
