@@ -430,3 +430,20 @@ def test_an_episode_whose_reward_depends_on_the_search() -> None:
     answer = re.search(r"Capital: ([^.]+)\.", str(found))
     assert answer is not None
     assert env.step(f"<answer>{answer[1]}</answer>")[1] == 1.0
+
+
+def test_the_bundled_corpus_answers_the_bundled_questions() -> None:
+    env = gem.make(
+        "qa:NaturalQuestions",
+        source="sample:factbook",
+        answer_format="boxed",
+        eval=True,
+        tools=[{"name": "search", "index": "sample", "topk": 1}],
+    )
+    for seed in range(105):
+        question, info = env.reset(seed=seed)
+        country = re.findall(r"What is the area of (.+) in sq km\?", str(question))[0]
+        passage, *_ = env.step(f"<search>area of {country}</search>")
+        area = re.findall(r"Area: ([\d,]+) sq km", str(passage))[0]
+        assert info["index"] == seed
+        assert env.step(f"\\boxed{{{area}}}")[1] == 1.0
