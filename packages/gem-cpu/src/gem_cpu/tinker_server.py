@@ -51,7 +51,7 @@ class Options:
     """Most sequences in one sampling or training pass; also what both are padded to."""
     bucket: int = 256
     """Lengths are padded to multiples of this many tokens; each multiple is compiled once."""
-    adapters: int = 8
+    adapters: int = 4
     """Training clients at a time, and one."""
 
 

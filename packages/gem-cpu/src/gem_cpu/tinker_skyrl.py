@@ -8,6 +8,7 @@ adapter stay as they are. What skyrl 0.4.0 lacks is supplied here, each where sk
 - the engine is started with this Python instead of a `uv run` command taken from the parent's;
 - answers to `asample` carry `sample_sequence_ids`, which tinker >= 0.30 insists on;
 - `POST /api/v1/sessions/{id}/finish`, which tinker 0.38 calls at the end; adapters become free;
+- `load_weights` makes the model it loads into, which tinker 0.38 expects;
 - `AdamParams.grad_clip_norm`, which tinker 0.38 sends and skyrl would silently ignore;
 - lengths are padded to multiples of `GEM_TINKER_BUCKET` tokens: a small model's forward pass is
   much cheaper than compiling another shape;
@@ -82,12 +83,12 @@ def serve(argv: list[str]) -> None:
 
 
 def _add_routes(api: Any) -> None:
-    """Replace two routes and add one."""
+    """Replace three routes and add one."""
     from fastapi import Depends, Request
     from pydantic import create_model
 
     app = api.app
-    replaced = ("/api/v1/asample", "/api/v1/optim_step")
+    replaced = ("/api/v1/asample", "/api/v1/optim_step", "/api/v1/load_weights")
     app.router.routes[:] = [
         r for r in app.router.routes if getattr(r, "path", None) not in replaced
     ]
@@ -113,6 +114,33 @@ def _add_routes(api: Any) -> None:
         adam = ClippingAdam.model_validate(body["adam_params"])
         return await api.optim_step(request.model_copy(update={"adam_params": adam}), session)
 
+    async def load_weights(req: Any, session: Any) -> Any:
+        body = await req.json()
+        path, optimizer, model_id = body["path"], body["optimizer"], body.get("model_id")
+        if model_id is None:
+            model_id = f"{body['session_id']}:train:{body['model_seq_id']}"
+            source = await api.get_model(session, api.types.TinkerPath.parse(path).primary_id)
+            lora = api.types.LoraConfig.model_validate(source.lora_config)
+            promise = await api.create_future(
+                session=session,
+                request_type=api.types.RequestType.CREATE_MODEL,
+                model_id=model_id,
+                request_data=api.types.CreateModelInput(lora_config=lora),
+            )
+            session.add(
+                api.ModelDB(
+                    model_id=model_id,
+                    base_model=source.base_model,
+                    lora_config=source.lora_config,
+                    status="created",
+                    request_id=promise,
+                    session_id=body["session_id"],
+                )
+            )
+            await session.commit()
+        request = api.LoadWeightsRequest(model_id=model_id, path=path, optimizer=optimizer)
+        return await api.load_weights(request, req, session)
+
     async def finish(session_id: str, session: Any) -> dict[str, str]:
         # The engine unloads the models of sessions that it has not heard of for long.
         found = await session.get(api.SessionDB, session_id)
@@ -125,10 +153,12 @@ def _add_routes(api: Any) -> None:
     # FastAPI reads annotations, and these types cannot be named where skyrl is not importable.
     database = Annotated[Any, Depends(api.get_session)]
     asample.__annotations__ |= {"request": api.SampleRequest, "req": Request, "session": database}
-    optim_step.__annotations__ |= {"req": Request, "session": database}
+    for route in (optim_step, load_weights):
+        route.__annotations__ |= {"req": Request, "session": database}
     finish.__annotations__ |= {"session_id": str, "session": database, "return": dict[str, str]}
     app.post("/api/v1/asample", response_model=answer)(asample)
     app.post("/api/v1/optim_step", response_model=api.FutureResponse)(optim_step)
+    app.post("/api/v1/load_weights", response_model=api.FutureResponse)(load_weights)
     app.post("/api/v1/sessions/{session_id}/finish")(finish)
 
 

@@ -17,7 +17,7 @@ from gem_tinker import SUPPORTED_TINKER, check_tinker
 ALPHA = 32.0
 """Every Tinker server scales adapters by 32 / rank."""
 
-_BUCKET = 128
+_BUCKET = 32
 _MOST_SEQUENCES = 64
 
 

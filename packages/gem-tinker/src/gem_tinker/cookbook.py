@@ -1,0 +1,333 @@
+"""GEM environments in the tinker cookbook: `dataset_builder=gem_tinker.cookbook:GemDatasetBuilder`.
+
+Works in any chz launcher of the cookbook. The conversation is a `gem.rollout` transcript: the next
+prompt is the previous one, the sampled ids and what the environment said, so that the cookbook
+makes one datum of an episode. The cookbook's own trainer adds an episode's rewards up; advantages
+per turn come from `gem_tinker.cookbook_train`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import chz
+import tinker
+from tinker_cookbook.completers import TokenCompleter
+from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
+from tinker_cookbook.exceptions import AllTrajectoriesFailedError
+from tinker_cookbook.rl.metric_util import RLTestSetEvaluator
+from tinker_cookbook.rl.rollout_strategy import RolloutResult, RolloutStrategy
+from tinker_cookbook.rl.rollouts import do_single_rollout
+from tinker_cookbook.rl.types import (
+    Action,
+    ActionExtra,
+    Env,
+    EnvGroupBuilder,
+    RLDataset,
+    RLDatasetBuilder,
+    RolloutError,
+    StepResult,
+    Trajectory,
+)
+from tinker_cookbook.tokenizer_utils import get_tokenizer
+
+from gem.core import Env as GemCoreEnv
+from gem.errors import ConfigurationError
+from gem.rollout import Budget, ChatFormat, Sample
+from gem.rollout.play import EnvFailedError, Episode, blames_env, close_env
+from gem.tasks import Task, TaskSet
+from gem.trajectory import Trajectory as GemTrajectory
+from gem_tinker import check_cookbook
+
+T = TypeVar("T")
+
+_ENV_THREADS = 256
+
+check_cookbook()
+
+
+@dataclass(frozen=True)
+class Playing:
+    """How episodes are played; plain values, so that it can be pickled."""
+
+    model_name: str
+    """Names the tokenizer."""
+    budget: Budget
+    context: str = "chat"
+    system_prompt: str | None = None
+    step_timeout_s: float | None = None
+
+    @property
+    def chat(self) -> ChatFormat:
+        """The model's chat format, made once in a process."""
+        return _chat(self.model_name, self.system_prompt)
+
+
+class GemEnv(Env):  # type: ignore[misc]
+    """One episode of a task. It ends early where a whole turn no longer fits into the budget."""
+
+    def __init__(self, task: Task, playing: Playing, group: int = 0) -> None:
+        self.task = task
+        self.playing = playing
+        self.group = group
+        self.episode = Episode(
+            task, playing.chat, context=playing.context, budget=playing.budget, group=group
+        )
+        self._env: GemCoreEnv | None = None
+
+    async def initial_observation(self) -> tuple[tinker.ModelInput, list[int]]:
+        """Reset the environment.
+
+        Raises:
+            EnvFailedError: It raised, took too long, or its first prompt is too long.
+        """
+        with blames_env(self.playing.step_timeout_s):
+            self._env = await self._run(self.task.make)
+            observation, info = await self._run(self._env.reset, seed=self.task.seed)
+        self.episode.begin(observation, info)
+        failure = self.episode.trajectory.failure
+        if failure is not None:
+            self.close()
+            raise EnvFailedError(f"{failure.kind}: {failure.message}")
+        return self._next()
+
+    async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
+        """Take the sampled ids of a turn.
+
+        Raises:
+            EnvFailedError: The environment raised or took too long.
+            gem.errors.RolloutError: More was sampled than a turn may have.
+        """
+        assert self._env is not None
+        cut = (extra or {}).get("stop_reason") == "length"
+        text = self.episode.receive(Sample(list(action), None, "length" if cut else "stop"))
+        try:
+            with blames_env(self.playing.step_timeout_s):
+                self.episode.advance(await self._run(self._env.step, text))
+        except EnvFailedError:
+            self.close()
+            raise
+        turn = self.episode.trajectory.turns[-1]
+        request = self.episode.request
+        if request is not None and request.max_tokens < self.playing.budget.turn_tokens:
+            # The cookbook samples whole turns only.
+            self.episode.request = None
+            self.episode.trajectory.end = "token_budget"
+        done = self.episode.request is None
+        if done:
+            self.close()
+        observation, stop = (tinker.ModelInput.empty(), []) if done else self._next()
+        numbers = {k: float(v) for k, v in turn.info.items() if isinstance(v, bool | int | float)}
+        return StepResult(
+            reward=turn.reward,
+            episode_done=done,
+            next_observation=observation,
+            next_stop_condition=stop,
+            metrics=numbers,
+            logs={"action": text},
+        )
+
+    def again(self) -> GemEnv:
+        """Return the same episode, not yet begun, with an environment of its own."""
+        return GemEnv(self.task, self.playing, self.group)
+
+    def close(self) -> None:
+        """Close the environment, in a thread."""
+        if self._env is not None:
+            _threads().submit(close_env, self._env)
+            self._env = None
+
+    def _next(self) -> tuple[tinker.ModelInput, list[int]]:
+        assert self.episode.request is not None
+        ids = self.episode.request.prompt_ids
+        return tinker.ModelInput.from_ints(ids), sorted(self.playing.chat.stop_ids)
+
+    async def _run(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        call = functools.partial(function, *args, **kwargs)
+        work = asyncio.get_running_loop().run_in_executor(_threads(), call)
+        return await asyncio.wait_for(work, self.playing.step_timeout_s)
+
+
+@dataclass(frozen=True)
+class Played(Trajectory):  # type: ignore[misc]
+    """A cookbook trajectory that knows the GEM trajectory it came from."""
+
+    episode: GemTrajectory = field(default_factory=lambda: GemTrajectory(Task("", 0)))
+
+
+@dataclass(frozen=True)
+class LeaveOut(RolloutStrategy):  # type: ignore[misc]
+    """Tries an episode whose environment failed again, then leaves it out and counts it.
+
+    For `rollout_error_tolerance`. Whatever else fails stops the run.
+    """
+
+    retries: int = 1
+
+    async def execute(
+        self, env_group_builder: EnvGroupBuilder, policy: TokenCompleter
+    ) -> RolloutResult:
+        """Play the episodes of a group."""
+        envs = await env_group_builder.make_envs()
+        played = await asyncio.gather(*(self._play(policy, env) for env in envs))
+        good = [(t, env) for t, env in zip(played, envs, strict=True) if isinstance(t, Trajectory)]
+        errors = [t for t in played if isinstance(t, RolloutError)]
+        if not good:
+            raise AllTrajectoriesFailedError(
+                f"all {len(envs)} episodes of {env_group_builder} failed, the first: "
+                f"{errors[0].error_message}"
+            )
+        return RolloutResult([t for t, _ in good], [env for _, env in good], errors)
+
+    async def _play(self, policy: TokenCompleter, env: GemEnv) -> Trajectory | RolloutError:
+        reason = ""
+        for attempt in range(self.retries + 1):
+            playing = env if attempt == 0 else env.again()
+            try:
+                trajectory = await do_single_rollout(policy, playing)
+            except EnvFailedError as error:
+                reason = str(error)
+            else:
+                return _played(trajectory, playing.episode.trajectory)
+            finally:
+                playing.close()
+        return RolloutError(error_type=EnvFailedError.__name__, error_message=reason)
+
+
+def _played(trajectory: Trajectory, episode: GemTrajectory) -> Played:
+    """Join what the cookbook knows of an episode, the log-probabilities, to what GEM knows."""
+    samples = [transition.ac for transition in trajectory.transitions]
+    episode.turns = [
+        replace(turn, logprobs=list(sample.logprobs))
+        for turn, sample in zip(episode.turns, samples, strict=True)
+    ]
+    return Played(
+        trajectory.transitions, trajectory.final_ob, trajectory.stop_reason, episode=episode
+    )
+
+
+@dataclass(frozen=True)
+class GemGroupBuilder(EnvGroupBuilder):  # type: ignore[misc]
+    """The episodes of one task."""
+
+    task: Task
+    playing: Playing
+    size: int
+    group: int = 0
+
+    async def make_envs(self) -> Sequence[Env]:
+        """Return `size` episodes of the task."""
+        return [GemEnv(self.task, self.playing, self.group) for _ in range(self.size)]
+
+    def logging_tags(self) -> list[str]:
+        """Group metrics by environment."""
+        return ["gem", self.task.env_id]
+
+
+@dataclass(frozen=True)
+class GemDataset(RLDataset):  # type: ignore[misc]
+    """Batches of consecutive tasks."""
+
+    tasks: TaskSet
+    playing: Playing
+    groups_per_batch: int
+    group_size: int
+
+    def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
+        """Return batch `index`: the tasks `index * groups_per_batch` and following."""
+        first = index * self.groups_per_batch
+        tasks = self.tasks[first : first + self.groups_per_batch]
+        return [
+            GemGroupBuilder(task, self.playing, self.group_size, group)
+            for group, task in enumerate(tasks)
+        ]
+
+    def __len__(self) -> int:
+        return len(self.tasks) // self.groups_per_batch
+
+
+@chz.chz
+class GemDatasetBuilder(RLDatasetBuilder):  # type: ignore[misc]
+    """The dataset; `turn_tokens` must be the launcher's `max_tokens`."""
+
+    model_name: str
+    train: str
+    """`gem:<environment id>?n=<tasks>&seed=...&<parameter>=<value>`"""
+    turn_tokens: int
+    test: str | None = None
+    """A task set to evaluate on."""
+    groups_per_batch: int = 16
+    group_size: int = 8
+    prompt_tokens: int = 1024
+    response_tokens: int = 4096
+    turns: int | None = None
+    context: str = "chat"
+    system_prompt: str | None = None
+    step_timeout_s: float | None = None
+
+    async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
+        """Return the training set, and the test set if there is one.
+
+        Raises:
+            ConfigurationError: A task set is malformed or has less than a batch.
+        """
+        train = TaskSet.parse(self.train)
+        if len(train) < self.groups_per_batch:
+            raise ConfigurationError(
+                f"train: {self.train!r} has n={len(train)} tasks, fewer than "
+                f"groups_per_batch={self.groups_per_batch}"
+            )
+        test = None if self.test is None else self.test_set(self.test)
+        return GemDataset(train, self.playing, self.groups_per_batch, self.group_size), test
+
+    def test_set(self, uri: str) -> GemDataset:
+        """Return a task set as one batch with an episode a task."""
+        tasks = TaskSet.parse(uri)
+        return GemDataset(tasks, self.playing, len(tasks), 1)
+
+    @property
+    def playing(self) -> Playing:
+        """How episodes are played."""
+        return Playing(
+            self.model_name,
+            Budget(self.turn_tokens, self.response_tokens, self.prompt_tokens, self.turns),
+            self.context,
+            self.system_prompt,
+            self.step_timeout_s,
+        )
+
+
+@chz.chz
+class GemEvaluatorBuilder:
+    """One more task set to evaluate on, for `evaluator_builders`."""
+
+    dataset: GemDatasetBuilder
+    """How to play."""
+    tasks: str
+    """What to play: `gem:...?n=64&seed=...`"""
+    name: str
+    """Prefix of its metrics."""
+
+    def __call__(self) -> SamplingClientEvaluator:
+        """Return the evaluator."""
+        return RLTestSetEvaluator(
+            self.dataset.test_set(self.tasks),
+            max_tokens=self.dataset.turn_tokens,
+            name=self.name,
+            strategy=LeaveOut(),
+        )
+
+
+@functools.lru_cache(maxsize=8)
+def _chat(model_name: str, system_prompt: str | None) -> ChatFormat:
+    return ChatFormat(get_tokenizer(model_name), system_prompt=system_prompt)
+
+
+@functools.cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_ENV_THREADS, thread_name_prefix="gem-env")
