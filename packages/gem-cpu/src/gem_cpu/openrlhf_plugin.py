@@ -39,8 +39,18 @@ def startup_folder() -> Path:
     return Path(__file__).with_name("startup")
 
 
+_state = {"installed": False}
+
+
 def install() -> None:
-    """Have everything replaced when OpenRLHF, DeepSpeed or vLLM is imported."""
+    """Have everything replaced when OpenRLHF, DeepSpeed or vLLM is imported.
+
+    Raises:
+        ValueError: `GEM_CPU_DTYPE` names no precision.
+    """
+    if _state["installed"]:
+        return
+    _state["installed"] = True
     dtype = os.environ.get(DTYPE)
     if dtype not in (None, "bfloat16", _FULL):
         raise ValueError(f"{DTYPE} must be bfloat16 or {_FULL}, got {dtype!r}")

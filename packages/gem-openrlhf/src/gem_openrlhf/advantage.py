@@ -88,7 +88,9 @@ class Row:
         """
         if self.tokens is None:
             return [0.0] * len(self.trajectory.turns)
-        return [float(source[self.place, self.action + s.start]) for s in self.tokens.spans]
+        last = source.shape[1] - 1  # a turn without tokens may begin where the row ends
+        columns = [min(self.action + span.start, last) for span in self.tokens.spans]
+        return [float(source[self.place, column]) for column in columns]
 
     def over_turns(self, source: Tensor) -> list[float]:
         """Sum a tensor `[rows, actions]` over the sampled tokens of each turn."""

@@ -16,7 +16,7 @@ from gem.adapter import Source, decode_task, encode_task
 from gem.errors import ConfigurationError
 from gem.tasks import Task
 from gem_openrlhf.seams import check_signature
-from gem_openrlhf.settings import load_settings
+from gem_openrlhf.settings import check_dataset, load_settings
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def write(texts: Sequence[str], *, evaluation: bool) -> str:
 
 
 def install(module: ModuleType) -> None:
-    """Let `gem.task_order="file"` be honoured where OpenRLHF prepares its datasets.
+    """Let OpenRLHF's datasets be checked, and `gem.task_order="file"` be honoured.
 
     Raises:
         UnsupportedVersionError: `prepare_datasets` is not what it was.
@@ -93,7 +93,10 @@ def install(module: ModuleType) -> None:
     def prepare_datasets(strategy: Any, tokenizer: Any) -> tuple[Any, Any, int]:
         train, evaluation, steps = original(strategy, tokenizer)
         settings = load_settings(strategy.args.train.agent_func_path)
-        if settings is not None and settings.task_order == "file":
+        if settings is None:
+            return train, evaluation, steps
+        check_dataset(strategy.args, len(train.dataset))
+        if settings.task_order == "file":
             workers = strategy.args.data.dataloader_num_workers
             train = strategy.setup_dataloader(
                 train.dataset, 1, True, False, train.dataset.collate_fn, num_workers=workers

@@ -113,6 +113,7 @@ def check_flags(args: Any, settings: Settings) -> None:
         ConfigurationError: The message names the flag, why, and what to choose instead.
     """
     settings.budget(args.data.max_len, args.rollout.max_new_tokens)
+    _check_batches(args)
     if settings.record_dir is not None:
         if not args.logger.tensorboard_dir:
             raise ConfigurationError(
@@ -131,6 +132,37 @@ def check_flags(args: Any, settings: Settings) -> None:
                 "--algo.dynamic_filtering_enable takes a failed episode for one of reward 0; "
                 "with gem.max_failed_fraction=0 the run stops at the first one instead"
             )
+
+
+def _check_batches(args: Any) -> None:
+    if args.train.dynamic_batch_enable:
+        return
+    ranks = args.actor.num_nodes * args.actor.num_gpus_per_node
+    ranks //= args.ds.ring_attn_size * args.ds.tensor_parallel_size
+    rows = args.rollout.batch_size * args.rollout.n_samples_per_prompt
+    if rows % (ranks * args.train.micro_batch_size):
+        raise ConfigurationError(
+            f"--train.micro_batch_size {args.train.micro_batch_size}: a batch has {rows} episodes "
+            f"for {ranks} ranks, and OpenRLHF would drop those of an incomplete micro-batch"
+        )
+
+
+def check_dataset(args: Any, tasks: int) -> None:
+    """Refuse a dataset whose last batch would be smaller than the others.
+
+    Args:
+        args: OpenRLHF's parsed command line.
+        tasks: Rows of the dataset that will be used.
+
+    Raises:
+        ConfigurationError: The message says which size fits.
+    """
+    size = args.rollout.batch_size
+    if tasks % size:
+        raise ConfigurationError(
+            f"--data.prompt_dataset: {tasks} tasks are no multiple of --rollout.batch_size {size}; "
+            f"make {tasks // size * size or size} of them, or set --data.max_samples"
+        )
 
 
 def _check_advantage(args: Any, name: str) -> None:

@@ -1,0 +1,105 @@
+"""What the tests of gem-openrlhf share: OpenRLHF without a GPU, a tokenizer, a scripted engine."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+# Everything here needs the environment that `make env-openrlhf` builds.
+if importlib.util.find_spec("openrlhf") is None:
+    collect_ignore_glob = ["test_*.py"]
+elif os.environ.get("GEM_CPU") == "1":
+    from gem_cpu import openrlhf_plugin
+
+    openrlhf_plugin.install()
+
+
+def _world() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("world", Path(__file__).with_name("world.py"))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["world"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def world() -> ModuleType:
+    """The helpers of world.py."""
+    return _world()
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Any:
+    """A byte-level tokenizer with ChatML."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    bpe.train_from_iterator(
+        ["guess the number"],
+        trainers.BpeTrainer(
+            vocab_size=259,
+            special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=bpe, eos_token="<|im_end|>", pad_token="<|endoftext|>"
+    )
+    made.chat_template = (
+        "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
+        "{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
+    )
+    return made
+
+
+@dataclass
+class Output:
+    """vLLM's `RequestOutput`, as far as it is read."""
+
+    outputs: list[Any]
+
+
+class ScriptedEngine:
+    """Stands in for OpenRLHF's vLLM actor: answers with texts in order, remembers what it got.
+
+    The real actor is exercised by test_real_runs.py.
+    """
+
+    def __init__(self, tokenizer: Any, texts: Sequence[str], delay_s: float = 0.0) -> None:
+        self.tokenizer = tokenizer
+        self.texts = list(texts)
+        self.delay_s = delay_s
+        self.requests: list[tuple[list[int], Any]] = []
+
+    async def generate(self, prompt_token_ids: list[int], sampling_params: Any) -> Output:
+        await asyncio.sleep(self.delay_s)
+        text = self.texts[len(self.requests) % len(self.texts)]
+        self.requests.append((list(prompt_token_ids), sampling_params))
+        ids = [*self.tokenizer.encode(text), self.tokenizer.eos_token_id]
+        cut = len(ids) > sampling_params.max_tokens
+        ids = ids[: sampling_params.max_tokens]
+        known = None
+        if sampling_params.logprobs is not None:
+            known = [{token: SimpleNamespace(logprob=-0.5 - i)} for i, token in enumerate(ids)]
+        reason = "length" if cut else "stop"
+        return Output([SimpleNamespace(token_ids=ids, logprobs=known, finish_reason=reason)])
+
+
+@pytest.fixture
+def engine(tokenizer: Any) -> Callable[..., ScriptedEngine]:
+    """Make an engine from the texts it answers with."""
+    return lambda texts, **kwargs: ScriptedEngine(tokenizer, texts, **kwargs)

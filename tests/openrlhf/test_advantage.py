@@ -1,0 +1,254 @@
+"""The experience maker on OpenRLHF's own objects; that numbers are right is conformance L0."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gem.advantage import advantages
+from gem.errors import ConfigurationError, RolloutError
+from gem.record import read_run
+from gem.testing.golden import golden_batch
+from gem.trajectory import Trajectory, turn_table
+from gem_openrlhf.rollout import FAILED, Played
+
+
+@pytest.fixture
+def made(world: Any, tmp_path: Path) -> Any:
+    def make(*flags: str, samples: int = 2, **settings: Any) -> Any:
+        given = {"advantage": "rebn", "max_failed_fraction": 0.5} | settings
+        return world.maker(world.agent_file(tmp_path, **given), *flags, samples=samples)
+
+    return make
+
+
+def at_turns(world: Any, done: Sequence[Any], batch: Sequence[Trajectory]) -> list[list[float]]:
+    """The advantage of each turn that has a token, as found on its first token."""
+    out = []
+    for trajectory, row in zip(batch, world.by_episode(done, "advantages"), strict=True):
+        if not trajectory.valid:
+            out.append([])
+            continue
+        tokens = trajectory.sequences()[0]
+        first = len(tokens.prompt_ids) - 1
+        out.append([row[first + s.start] for s in tokens.spans if s.end > s.start])
+    return out
+
+
+def test_labels_are_the_datasets_again(world: Any, made: Any) -> None:
+    maker, batch = made(), golden_batch()
+    done = maker.compute_advantages_and_returns(world.experiences(maker, batch))
+    seeds = [label for experience in done for label in experience.labels]
+    assert all("trajectory" not in label for label in seeds)
+    assert len(seeds) == len(batch)
+
+
+def test_a_batch_may_be_put_together_in_any_way(world: Any, made: Any) -> None:
+    """Dynamic batching mixes episodes of different tasks; groups are told by number."""
+    maker, batch = made(advantage="grpo"), golden_batch()
+    expected = at_turns(
+        world, maker.compute_advantages_and_returns(world.experiences(maker, batch)), batch
+    )
+    mixed = world.experiences(maker, batch, rows=1)
+    found = maker.compute_advantages_and_returns([mixed[i] for i in (5, 2, 7, 0, 1, 6, 3, 4)])
+    assert at_turns(world, found, batch) == expected
+
+
+def test_what_is_made_goes_through_openrlhfs_buffer(world: Any, made: Any) -> None:
+    from openrlhf.trainer.ppo_utils.experience import (
+        balance_experiences,
+        make_experience_batch,
+        split_experience_batch,
+    )
+
+    maker = made()
+    done = maker.compute_advantages_and_returns(world.experiences(maker, golden_batch()))
+    balanced = balance_experiences(done, maker.args)
+    items = [item for experience in balanced for item in split_experience_batch(experience)]
+    batch = make_experience_batch(items)
+    assert batch.advantages.shape == batch.action_mask.shape
+    for value in batch.info.values():
+        assert torch.tensor(value, dtype=torch.float).shape == (8,)  # what the actor logs
+
+
+def test_failed_episodes_count_for_nothing(world: Any, made: Any) -> None:
+    batch = golden_batch()
+    maker = made("--algo.advantage.estimator", "gae", advantage="gae")
+    done = maker.compute_advantages_and_returns(world.experiences(maker, batch))
+    [experience] = [e for e in done if 7 in e.index]
+    place = experience.index.index(7)
+    assert not batch[7].valid
+    assert not experience.advantages[place].any()
+    assert torch.equal(experience.returns[place], experience.values[place])
+    valid = [t.total_reward for t in batch if t.valid]
+    rewards = torch.cat([e.info["reward"] for e in done])
+    assert rewards.mean().item() == pytest.approx(sum(valid) / len(valid))
+    assert torch.cat([e.info[FAILED] for e in done]).sum() == 1
+
+
+def test_too_many_failures_stop_the_run(world: Any, made: Any) -> None:
+    maker = made(max_failed_fraction=0.1)
+    with pytest.raises(RolloutError, match=r"1 of 8 episodes .* at most a share of 0\.1"):
+        maker.compute_advantages_and_returns(world.experiences(maker, golden_batch()))
+
+
+def test_a_row_that_is_not_what_was_sampled_stops_the_run(world: Any, made: Any) -> None:
+    maker = made()
+    for name, change in (("sequences", 1), ("action_mask", -1)):
+        batch = world.experiences(maker, golden_batch())
+        getattr(batch[0], name)[0, -5] += change
+        with pytest.raises(RolloutError, match="does not hold the tokens"):
+            maker.compute_advantages_and_returns(batch)
+
+
+def test_a_row_of_another_executor_stops_the_run(world: Any, made: Any) -> None:
+    maker = made()
+    batch = world.experiences(maker, golden_batch())
+    batch[0].labels[0] = "42"
+    with pytest.raises(RolloutError, match="without a trajectory"):
+        maker.compute_advantages_and_returns(batch)
+
+
+def test_length_penalties_are_added_to_the_last_turn(world: Any, made: Any) -> None:
+    batch = [t for t in golden_batch() if t.valid][:6]
+    maker = made("--reward.stop_properly_penalty_coef", "0.5", advantage="reinforce", samples=1)
+    prepared = world.experiences(maker, batch)
+    cut = [bool(e.truncated[i]) for e in prepared for i in range(len(e.truncated))]
+    assert any(cut) and not all(cut)
+    found = at_turns(world, maker.compute_advantages_and_returns(prepared), batch)
+    for trajectory, truncated, turns in zip(batch, cut, found, strict=True):
+        total = trajectory.total_reward * (0.5 if truncated else 1.0)
+        assert turns[0] == pytest.approx(total)  # gamma is 1: the return of the first turn
+        if truncated:
+            assert turns[-1] == pytest.approx(trajectory.rewards[-1] - total)
+
+
+def test_kl_in_the_reward_is_summed_over_each_turn(world: Any, made: Any) -> None:
+    batch = [t for t in golden_batch() if t.valid][:4]
+    maker = made("--algo.kl.init_coef", "0.5", advantage="reinforce", samples=1)
+    prepared = world.experiences(maker, batch)
+    for experience in prepared:
+        experience.kl = 0.25 * experience.action_mask.float()
+    for trajectory in batch:  # what is expected, in the environment's own rewards
+        for turn in trajectory.turns:
+            turn.__dict__["reward"] -= 0.5 * 0.25 * len(turn.response_ids)
+    per_turn, _ = advantages("reinforce", turn_table(batch), gamma=1.0)
+    expected = turn_table(batch).split(per_turn)
+    found = at_turns(world, maker.compute_advantages_and_returns(prepared), batch)
+    assert [pytest.approx(turns) for turns in expected] == found
+
+
+def test_the_distance_from_the_engines_logprobs_is_logged(world: Any, made: Any) -> None:
+    batch = [t for t in golden_batch() if t.valid][:2]
+    maker = made(samples=1)
+    prepared = world.experiences(maker, batch)
+    known = batch[0].sequences()[0].logprobs
+    assert known is not None
+    for experience in prepared:
+        for place in range(len(experience.sequences)):
+            row = batch[experience.index[place]].sequences()[0]
+            assert row.logprobs is not None
+            start = len(row.prompt_ids) - 1
+            theirs = torch.tensor(row.logprobs) + 0.5 * torch.tensor(row.mask)
+            experience.action_log_probs[place, start : start + len(theirs)] = theirs
+    done = maker.compute_advantages_and_returns(prepared)
+    distances = torch.cat([e.info["gem/logprob_difference"] for e in done])
+    assert distances.tolist() == pytest.approx([0.5, 0.5])
+
+
+def test_no_distance_is_logged_between_different_distributions(world: Any, made: Any) -> None:
+    maker = made("--rollout.temperature", "0.7")
+    prepared = world.experiences(maker, golden_batch())
+    for experience in prepared:
+        experience.rollout_log_probs = None
+    done = maker.compute_advantages_and_returns(prepared)
+    assert "gem/logprob_difference" not in done[0].info
+
+
+def test_the_stock_estimators_are_left_alone(world: Any, made: Any) -> None:
+    from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
+
+    batch = [t for t in golden_batch() if t.valid][:6]
+    flags = ("--algo.advantage.estimator", "group_norm")
+    maker = made(*flags, advantage=None)
+    found = maker.compute_advantages_and_returns(world.experiences(maker, batch))
+    stock = RemoteExperienceMaker.compute_advantages_and_returns(
+        maker, world.experiences(maker, batch)
+    )
+    assert world.by_episode(found, "advantages") == world.by_episode(stock, "advantages")
+
+
+def test_other_executors_are_left_alone(world: Any) -> None:
+    maker = world.maker(None)
+    assert maker.gem is None
+    batch = world.experiences(maker, [t for t in golden_batch() if t.valid][:6])
+    done = maker.compute_advantages_and_returns(batch)
+    assert Played.decode(done[0].labels[0]).trajectory.valid  # nobody took it out
+
+
+def test_a_batch_is_recorded_when_its_losses_are_known(
+    world: Any, made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gem_openrlhf.logs import GemTensorboardLogger
+
+    monkeypatch.setenv("GEM_RECORD_ROWS", "1")
+    board = ("--logger.tensorboard_dir", str(tmp_path / "board"))
+    maker = made(*board, record_dir=str(tmp_path / "record"))
+    batch = golden_batch()
+    tracker = GemTensorboardLogger(maker.args)
+    maker.compute_advantages_and_returns(world.experiences(maker, batch))
+    tracker.log_train(1, {"policy_loss": 0.5, "actor_grad_norm": 2.0, "other": 1.0})
+    tracker.log_train(2, {"policy_loss": 0.5})  # no batch of ours: nothing to write
+    tracker.close()
+    run = read_run(tmp_path / "record")
+    [line] = run.metrics
+    assert (line["iteration"], line["loss"], line["grad_norm"]) == (0, 0.5, 2.0)
+    assert line["failed_episodes"] == 1.0
+    episodes = list(run.episodes())
+    assert [e.trajectory.valid for e in episodes] == [t.valid for t in batch]
+    for episode in episodes[:7]:
+        assert episode.rows is not None and episode.advantages is not None
+        [shown] = episode.rows
+        [tokens] = episode.trajectory.sequences()
+        assert (shown.prompt_ids, shown.response_ids) == (tokens.prompt_ids, tokens.response_ids)
+        assert shown.mask == tokens.mask
+        assert shown.advantages == pytest.approx(tokens.spread(episode.advantages))
+
+
+REFUSED = [
+    (("--algo.advantage.estimator", "gae"), {}, "--algo.advantage.estimator reinforce"),
+    ((), {"advantage": "gae"}, "--algo.advantage.estimator gae"),
+    (("--reward.clip_range", "-1", "1"), {}, "--reward.clip_range"),
+    (("--algo.advantage.no_std_norm",), {}, "--algo.advantage.no_std_norm"),
+    (("--data.max_len", "1000"), {}, "--data.max_len is 1000"),
+    ((), {"record_dir": "x"}, "--logger.tensorboard_dir"),
+    (("--algo.dynamic_filtering_enable",), {}, "--algo.dynamic_filtering_enable"),
+    (("--train.micro_batch_size", "3"), {}, "--train.micro_batch_size"),
+    (
+        ("--logger.tensorboard_dir", "x", "--logger.logging_steps", "5"),
+        {"record_dir": "x"},
+        "--logger.logging_steps",
+    ),
+]
+
+
+@pytest.mark.parametrize(("flags", "settings", "named"), REFUSED)
+def test_flags_that_cannot_work_are_refused_at_the_start(
+    flags: tuple[str, ...], settings: dict[str, Any], named: str, made: Any
+) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        made(*flags, **settings)
+    assert named in str(error.value)
+
+
+def test_group_advantages_need_groups(made: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"--rollout\.n_samples_per_prompt"):
+        made(samples=1, advantage="rloo")
+
+
+def test_dynamic_filtering_works_where_no_failure_is_let_through(made: Any) -> None:
+    assert made("--algo.dynamic_filtering_enable", max_failed_fraction=0.0).gem is not None

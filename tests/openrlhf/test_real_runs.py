@@ -1,0 +1,276 @@
+"""A few steps of real OpenRLHF on CPU for each way of using it; about a minute each."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gem.experiment import Launch, RunSpec
+from gem.record import read_run
+from gem_openrlhf.launch import adapter
+
+pytestmark = pytest.mark.slow
+
+TIMEOUT_S = 900
+STEPS = 3
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model that vLLM can run on CPU (heads of 32)."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    folder = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        max_position_embeddings=2048,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def compiled(model: Path, folder: Path, **tables: Mapping[str, Any]) -> Launch:
+    spec = {
+        "name": "smoke",
+        # Formats are never right: the episode must go on for there to be several turns.
+        "env": {
+            "id": "game:GuessTheNumber-v0-easy",
+            "params": {"prompt": "short", "format_error_ends": False},
+        },
+        "policy": {
+            "model": str(model),
+            "prompt_tokens": 300,
+            "response_tokens": 900,
+            "turn_tokens": 8,
+        },
+        "algorithm": {"advantage": "rebn", "gamma": 0.9, "lam": 0.95},
+        "optimizer": {"lr": 1e-3},
+        "training": {"iterations": STEPS, "tasks": 4, "group_size": 2},
+        "eval": [
+            {
+                "name": name,
+                "id": "game:GuessTheNumber-v0",
+                "params": {"prompt": "short"},
+                "episodes": 3,
+                "every": 3,
+                "temperature": temperature,
+            }
+            for name, temperature in (("warm", 1.0), ("greedy", 0.0))
+        ],
+    }
+    whole = {**spec, **{name: {**spec.get(name, {}), **table} for name, table in tables.items()}}
+    folder.mkdir()
+    launch = adapter.compile(RunSpec.from_mapping(whole), run_dir=folder, cpu=True)
+    return replace(launch, env={**launch.env, "GEM_RECORD_ROWS": "1"})
+
+
+@contextlib.contextmanager
+def started(launch: Launch, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a run; its processes are gone afterwards."""
+    for name, text in launch.files.items():
+        folder.joinpath(name).write_text(text)
+    env = {k: v for k, v in os.environ.items() if k not in launch.unset}
+    with folder.joinpath("log").open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, *launch.argv[1:]],
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=env | launch.env,
+            cwd=folder,
+            start_new_session=True,
+        )
+        try:
+            yield process
+        finally:
+            for pid in _session(process.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            process.wait()
+
+
+def run(launch: Launch, folder: Path) -> tuple[int, str]:
+    """Train to the end; return the exit status and the log."""
+    with started(launch, folder) as process:
+        status = process.wait(TIMEOUT_S)
+    return status, folder.joinpath("log").read_text(encoding="utf-8", errors="replace")
+
+
+def train(launch: Launch, folder: Path) -> str:
+    status, text = run(launch, folder)
+    assert status == 0, text[-4000:]
+    assert f"Global step {STEPS}:" in text
+    return text
+
+
+def _session(leader: int) -> list[int]:
+    """The processes started by `leader`, which Ray keeps in its session."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal():
+            continue
+        with contextlib.suppress(OSError):
+            fields = entry.joinpath("stat").read_text(errors="replace").rpartition(")")[2].split()
+            if int(fields[3]) == leader:
+                found.append(int(entry.name))
+    return found
+
+
+def with_agent(launch: Launch, source: str, *, hook: bool = True) -> Launch:
+    env = {k: v for k, v in launch.env.items() if hook or k != "RAY_RUNTIME_ENV_HOOK"}
+    return replace(launch, files={**launch.files, "agent.py": source}, env=env)
+
+
+def check_record(folder: Path) -> None:
+    record = read_run(folder)
+    train = [m for m in record.metrics if m["split"] == "train"]
+    assert [m["iteration"] for m in train] == list(range(STEPS))
+    assert all(m["episodes"] == 8 and m["failed_episodes"] == 0 for m in train)
+    assert all(m["grad_norm"] > 0 for m in train)
+    episodes = [e for e in record.episodes() if e.split == "train"]
+    assert len(episodes) == STEPS * 8
+    assert {len(e.trajectory.turns) for e in episodes} == {4}
+    for episode in episodes:
+        assert episode.rows is not None and len(episode.rows) == 1
+        assert sum(episode.rows[0].mask) == episode.trajectory.sampled_tokens
+    seeds = [e.trajectory.task.seed for e in episodes]
+    assert sorted(seeds[:8]) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert sorted(seeds) == [seed for seed in range(STEPS * 4) for _ in range(2)]
+    for name in ("warm", "greedy"):
+        found = [m for m in record.metrics if m["split"] == f"eval:{name}"]
+        assert [(m["iteration"], m["episodes"]) for m in found] == [(3, 3.0)]
+
+
+def test_turn_level_gae_with_openrlhfs_critic(model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    text = train(compiled(model, folder, algorithm={"advantage": "gae"}), folder)
+    check_record(folder)
+    metrics = [m for m in read_run(folder).metrics if m["split"] == "train"]
+    assert all(m["value_grad_norm"] > 0 for m in metrics)
+    # The engine's log-probabilities are those of the trained weights, on the same tokens.
+    assert all(m["logprob_difference_max"] < 1e-5 for m in metrics)
+    assert "eval_greedy_pass1" in text and "eval_warm_pass1" in text
+
+
+def test_the_asynchronous_trainer_with_kl_in_the_reward(model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    launch = compiled(
+        model, folder, algorithm={"advantage": "grpo", "kl_coef": 0.1},
+        training={"precision": "bf16"},
+    )  # fmt: skip
+    argv = [flag for flag in launch.argv if flag != "--algo.kl.use_loss"]
+    argv += ["--train.async_enable", "--algo.kl.estimator", "k1"]
+    train(replace(launch, argv=argv), folder)
+    check_record(folder)
+
+
+def test_openrlhfs_own_estimator_without_the_hook(model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    launch = compiled(model, folder, training={"precision": "bf16"})
+    stock = (
+        "from gem_openrlhf import GemAgentExecutor, Settings\n\n\n"
+        "class AgentExecutor(GemAgentExecutor):\n"
+        "    settings = Settings(prompt_tokens=300, turn_tokens=8)\n"
+    )
+    launch.argv += ["--algo.advantage.estimator", "group_norm"]
+    launch.argv += ["--algo.advantage.is_correction_level", "token"]
+    text = train(with_agent(launch, stock, hook=False), folder)
+    assert "vllm_kl" in text and "gem/turns" in text
+    assert not folder.joinpath("metrics.jsonl").exists()
+
+
+FLAKY = """
+from gem import register
+from gem.envs.games.guess_the_number import GuessTheNumber
+from gem_openrlhf import GemAgentExecutor, Settings
+
+
+class Flaky(GuessTheNumber):
+    def step(self, action):
+        if self.played == 5:
+            raise OSError("sandbox gone")
+        return super().step(action)
+
+    def reset(self, seed=None, **options):
+        self.played = seed
+        return super().reset(seed, **options)
+
+
+register("test:Flaky-v0", Flaky)
+"""
+
+
+def flaky(launch: Launch, settings: str = "") -> Launch:
+    """Play in an environment that fails with one of the seeds of the second batch."""
+    agent = launch.files["agent.py"].replace("turn_tokens=", f"{settings}turn_tokens=")
+    tasks = launch.files["train.jsonl"].replace("game:GuessTheNumber-v0-easy", "test:Flaky-v0")
+    files = {**launch.files, "train.jsonl": tasks}
+    return with_agent(replace(launch, files=files), FLAKY + agent)
+
+
+def test_failed_episodes_are_counted_and_left_out(model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    launch = compiled(model, folder, training={"precision": "bf16"})
+    train(flaky(launch, "max_failed_fraction=0.3, "), folder)
+    metrics = [m for m in read_run(folder).metrics if m["split"] == "train"]
+    assert [m["failed_episodes"] for m in metrics] == [0.0, 2.0, 0.0]
+    assert all(m["grad_norm"] > 0 for m in metrics)
+
+
+def test_too_many_failed_episodes_stop_the_run(model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    launch = compiled(model, folder, training={"precision": "bf16"})
+    launch.argv.append("--train.async_enable")
+    status, text = run(flaky(launch), folder)
+    assert status != 0
+    assert "2 of 8 episodes of this batch failed" in text
+    assert "sandbox gone" in text
+
+
+def test_a_missing_hook_stops_the_run_with_what_to_do(model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    launch = compiled(model, folder, training={"precision": "bf16"})
+    status, text = run(with_agent(launch, launch.files["agent.py"], hook=False), folder)
+    assert status != 0
+    assert "RAY_RUNTIME_ENV_HOOK=gem_openrlhf.worker.runtime_env_hook" in text
+
+
+def test_a_killed_engine_stops_the_run(model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    launch = compiled(model, folder, training={"precision": "bf16", "iterations": 1000})
+    with started(launch, folder) as process:
+        deadline = time.monotonic() + TIMEOUT_S
+        while not folder.joinpath("metrics.jsonl").exists():
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.5)
+        engines = [
+            pid
+            for pid in _session(process.pid)
+            if b"RolloutRayActor" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ]
+        assert engines
+        for pid in engines:
+            os.kill(pid, signal.SIGKILL)
+        assert process.wait(TIMEOUT_S) != 0
+    text = folder.joinpath("log").read_text(encoding="utf-8", errors="replace")
+    assert "RolloutRayActor" in text.rpartition("Traceback")[2]
