@@ -68,8 +68,8 @@ def test_who_guesses_is_nearly_never_right(room: Classroom, tokenizer: Any) -> N
 @pytest.mark.parametrize("tool", LESSONS)
 def test_what_recipes_ask_is_asked_like_in_the_lessons(tool: str, room: Classroom) -> None:
     env = tomllib.loads((RECIPES / f"tools-{tool}.toml").read_text(encoding="utf-8"))["env"]
-    # Lessons come in turn: a product, a date, an area.
-    task = room.tasks(3, 0)[["python", "mcp", "search"].index(tool)]
+    # Lessons come in turn: a product, a date, an area, another area.
+    task = room.tasks(4, 0)[["python", "mcp", "search"].index(tool)]
     assert env["id"] == task.env_id
     elsewhere = {"source", "dataset_seed", "wrappers"}
     assert {k: v for k, v in env["params"].items() if k not in elsewhere} == {
@@ -87,9 +87,11 @@ def test_what_recipes_ask_is_asked_like_in_the_lessons(tool: str, room: Classroo
 
 def test_lessons_give_no_answer_away(room: Classroom) -> None:
     asked = {str(row["problem"]): row["answer"][0] for row in rows("factbook")}
-    products, dates, *_ = tasks = room.tasks(36, 0)
+    products, dates, *_ = tasks = room.tasks(48, 0)
     assert products.params["dataset_seed"] != 42
-    books = {id(task.params): task.params["source"] for task in tasks[2::3]}.values()
+    books = {
+        id(task.params): task.params["source"] for i, task in enumerate(tasks) if i % 4 > 1
+    }.values()
     same = [sum(asked[row["problem"]] == row["answer"] for row in book) for book in books]
     # Of the areas that are dealt out at random, one on average is where it belongs.
     assert len(same) == 12 and max(same) <= 6

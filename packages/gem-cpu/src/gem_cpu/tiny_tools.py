@@ -33,15 +33,15 @@ class Recipe:
     """Everything that decides what the model becomes."""
 
     seed: int = 0
-    tokenizer_episodes: int = 360
+    tokenizer_episodes: int = 240
     size: Size = field(default_factory=lambda: Size(vocabulary=1024))
     asks: float = 0.6
     """Probability with which the second player asks the tool; the first one always does."""
-    careful_episodes: int = 3000
-    careful_steps: int = 800
-    half_episodes: int = 1500
-    half_steps: int = 100
-    batch: int = 32
+    careful_episodes: int = 2400
+    careful_steps: int = 850
+    half_episodes: int = 800
+    half_steps: int = 120
+    batch: int = 16
     """Episodes per step."""
     lr: float = 4e-3
     """Of the first part; the second has a quarter of it."""
