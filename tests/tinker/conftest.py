@@ -1,0 +1,241 @@
+"""What the tests of gem-tinker share: a tokenizer and a service that stands in for the server.
+
+The real service is exercised by test_real_runs.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import threading
+import time
+from collections.abc import Awaitable, Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gem import Env, register
+from gem.core import Step
+
+# Everything here needs the environment that `make env-tinker` builds.
+if importlib.util.find_spec("tinker") is None:
+    collect_ignore_glob = ["test_*.py"]
+else:
+    import tinker
+
+
+class Scripted(Env):
+    """Rewards 0.25 a turn; `"end"` ends it with reward 1, `"crash"` raises, `"slow"` takes 0.2 s.
+
+    With the parameter `doomed`, episodes of seeds below it crash whatever is said.
+    """
+
+    inside = 0
+    most_inside = 0
+    """Most steps that were in progress at the same time."""
+    _lock = threading.Lock()
+
+    def __init__(self, doomed: int = 0) -> None:
+        super().__init__()
+        self.doomed = doomed
+
+    def reset(self, seed: int | None = None, **options: Any) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.fails = (seed or 0) < self.doomed
+        return f"start {seed}", {}
+
+    def step(self, action: str) -> Step:
+        if action == "crash" or self.fails:
+            raise OSError("sandbox gone")
+        if action == "slow":
+            with self._lock:
+                Scripted.inside += 1
+                Scripted.most_inside = max(Scripted.inside, Scripted.most_inside)
+            time.sleep(0.2)
+            with self._lock:
+                Scripted.inside -= 1
+        done = action == "end"
+        return f"you said {action}", 1.0 if done else 0.25, done, False, {"success": done}
+
+
+register("test:Scripted-v0", Scripted)
+
+
+@pytest.fixture
+def slow_env() -> type[Scripted]:
+    """The class of the environment, which counts its steps in progress from now on."""
+    Scripted.inside = Scripted.most_inside = 0
+    return Scripted
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Any:
+    """A byte-level tokenizer with ChatML."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    bpe.train_from_iterator(
+        ["guess the number"],
+        trainers.BpeTrainer(
+            vocab_size=259,
+            special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=bpe, eos_token="<|im_end|>", pad_token="<|endoftext|>"
+    )
+    made.chat_template = (
+        "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
+        "{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
+    )
+    return made
+
+
+class Answer:
+    """A future of the SDK: may be awaited, and is an error if it was given one."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        yield from asyncio.sleep(0).__await__()
+        if isinstance(self.value, BaseException):
+            raise self.value
+        return self.value
+
+
+class FakeSampler:
+    """Answers prompts with texts in turn; log-probabilities depend on weights and position."""
+
+    def __init__(self, service: FakeService, updates: int) -> None:
+        self.service = service
+        self.updates = updates
+
+    def sample(self, *, prompt: Any, num_samples: int, sampling_params: Any) -> Awaitable[Any]:
+        service = self.service
+        service.samples.append((prompt.to_ints(), sampling_params, self.updates))
+        if service.sample_errors:
+            return Answer(service.sample_errors.pop(0))
+        text = service.texts[(len(service.samples) - 1) % len(service.texts)]
+        ids = [*service.tokenizer.encode(text), service.tokenizer.eos_token_id]
+        ids = ids[: sampling_params.max_tokens]
+        sequence = tinker.SampledSequence(
+            stop_reason="stop",
+            sequence_id="s",
+            _tokens_list=ids,
+            _logprobs_list=[logprob(self.updates)] * len(ids),
+        )
+        return Answer(tinker.SampleResponse(sequences=[sequence]))
+
+
+class FakeTraining:
+    """Counts updates; after one failed request all of its requests fail, as with the SDK's."""
+
+    def __init__(self, service: FakeService, updates: int) -> None:
+        self.service = service
+        self.updates = updates
+        self.poison: Exception | None = None
+
+    def get_tokenizer(self) -> Any:
+        return self.service.tokenizer
+
+    def save_weights_and_get_sampling_client(self, record_stability_info: bool) -> Awaitable[Any]:
+        updates = 0 if self.service.stale else self.updates
+        return self._answer(FakeSampler(self.service, updates))
+
+    def forward_backward(
+        self, data: Sequence[Any], loss_fn: str, loss_fn_config: Any = None
+    ) -> Awaitable[Any]:
+        if self.service.train_errors:
+            self.poison = self.service.train_errors.pop(0) or self.poison
+        if self.poison is None:
+            self.service.trained.append((self.updates, list(data), loss_fn, loss_fn_config))
+        outputs = [
+            {
+                "logprobs": tinker.TensorData.from_numpy(
+                    np.full(datum.model_input.length, logprob(self.updates), np.float32)
+                )
+            }
+            for datum in data
+        ]
+        return self._answer(tinker.ForwardBackwardOutput("scalar", outputs, {"loss:sum": 0.5}))
+
+    def optim_step(self, params: Any) -> Awaitable[Any]:
+        self.service.steps.append(params)
+        self.updates += 1
+        return self._answer(tinker.OptimStepResponse(metrics={"grad_norm": 2.0}))
+
+    def save_state(self, name: str) -> Awaitable[Any]:
+        path = f"tinker://run/weights/{name}"
+        self.service.states[path] = self.updates
+        return self._answer(SavedState(path))
+
+    def _answer(self, value: Any) -> Awaitable[Any]:
+        return Answer(self.poison or value)
+
+
+@dataclass
+class SavedState:
+    path: str
+
+
+@dataclass
+class FakeService:
+    """A Tinker server without a model."""
+
+    tokenizer: Any
+    texts: Sequence[str] = ("\\boxed{3}",)
+    stale: bool = False
+    """Samplers keep the initial weights."""
+    sample_errors: list[Exception] = field(default_factory=list)
+    """Raised by the next requests, one each."""
+    train_errors: list[Exception | None] = field(default_factory=list)
+    """Raised by the next updates, one each; None lets one pass."""
+    samples: list[Any] = field(default_factory=list)
+    trained: list[Any] = field(default_factory=list)
+    """`(updates before, datums, loss, its settings)`"""
+    steps: list[Any] = field(default_factory=list)
+    states: dict[str, int] = field(default_factory=dict)
+    clients: list[Any] = field(default_factory=list)
+    """What training clients were made from."""
+
+    def __enter__(self) -> FakeService:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def create_lora_training_client(self, base_model: str, **kwargs: Any) -> Awaitable[Any]:
+        self.clients.append((base_model, kwargs))
+        return Answer(FakeTraining(self, 0))
+
+    def create_training_client_from_state_with_optimizer(self, path: str) -> Awaitable[Any]:
+        self.clients.append(path)
+        return Answer(FakeTraining(self, self.states[path]))
+
+
+def logprob(updates: int) -> float:
+    """What this policy gives every token after so many updates."""
+    return -1.0 - 0.25 * updates
+
+
+@pytest.fixture
+def service(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> FakeService:
+    """The service that `gem_tinker.train` talks to; nothing is probed."""
+    from gem_tinker import train
+
+    made = FakeService(tokenizer)
+
+    async def probed(config: Any) -> str:
+        return "hosted"
+
+    monkeypatch.setattr(tinker, "ServiceClient", lambda **_: made)
+    monkeypatch.setattr(train, "probe", probed)
+    return made

@@ -1,0 +1,113 @@
+"""Datums: what is sent, and that the server makes the wanted objective of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gem.errors import ConfigurationError, RolloutError
+from gem.testing.golden import golden_batch, golden_turn_rows
+from gem_tinker.advantage import Objective, Row, batch_rows, minibatches, to_datums, trained_rows
+
+SERVERS = ("hosted", "skyrl_train", "skyrl_jax")
+
+
+def server_loss(server: str, datums: list[Any]) -> float:
+    """What a server makes of datums whose probability ratio is 1: `-advantage` a token.
+
+    Sum and mean as measured on the servers; see docs/tinker.md.
+    """
+    total = 0.0
+    for datum in datums:
+        inputs = {name: tensor.to_numpy() for name, tensor in datum.loss_fn_inputs.items()}
+        weights = inputs.get("weights", np.ones(datum.model_input.length))
+        summed = -(weights * inputs["advantages"].astype(np.float64)).sum()
+        total += summed / weights.sum() / len(datums) if server == "skyrl_jax" else summed
+    return float(total)
+
+
+@pytest.mark.parametrize("server", SERVERS)
+@pytest.mark.parametrize("batch", [golden_batch, golden_turn_rows])
+def test_the_server_s_loss_is_the_mean_over_tokens(server: str, batch: Any) -> None:
+    rows, _ = batch_rows(batch(), "rebn", 0.9)
+    datums = to_datums(rows, Objective("token-mean", server))
+    sampled = sum(row.sampled for row in rows)
+    wanted = -sum(row.advantages.astype(np.float64).sum() for row in rows) / sampled
+    assert server_loss(server, datums) == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_the_server_s_loss_is_the_sum_over_tokens_and_mean_over_rows(server: str) -> None:
+    rows, _ = batch_rows(golden_batch(), "reinforce", 0.9)
+    datums = to_datums(rows, Objective("row-mean-token-sum", server))
+    wanted = -sum(row.advantages.astype(np.float64).sum() for row in rows) / len(datums)
+    assert server_loss(server, datums) == pytest.approx(wanted, rel=1e-5)
+
+
+def test_targets_are_the_next_tokens() -> None:
+    rows, _ = batch_rows(golden_batch(), "rebn", 0.9)
+    to_datums(rows, Objective("token-mean", "hosted"))
+    for row in rows:
+        assert row.datum is not None
+        ids = [*row.tokens.prompt_ids, *row.tokens.response_ids]
+        assert row.datum.model_input.to_ints() == ids[:-1]
+        assert row.datum.loss_fn_inputs["target_tokens"].to_numpy().tolist() == ids[1:]
+        logprobs = row.datum.loss_fn_inputs["logprobs"].to_numpy()
+        assert logprobs[len(row.tokens.prompt_ids) - 1 :].tolist() == row.tokens.logprobs
+
+
+def test_only_servers_that_average_get_weights() -> None:
+    for server in SERVERS:
+        rows, _ = batch_rows(golden_batch(), "rebn", 0.9)
+        [first, *_] = to_datums(rows, Objective("token-mean", server))
+        assert ("weights" in first.loss_fn_inputs) == (server == "skyrl_jax")
+
+
+def test_failed_episodes_have_no_rows_and_move_no_statistic() -> None:
+    episodes = golden_batch()
+    failed = [e for e in episodes if not e.valid]
+    assert failed
+    for episode in failed:
+        for turn in episode.turns:
+            assert turn.reward > 1
+    rows, per_turn = batch_rows(episodes, "rebn", 0.9)
+    alone, _ = batch_rows([e for e in episodes if e.valid], "rebn", 0.9)
+    assert {episodes[row.episode].valid for row in rows} == {True}
+    for mine, other in zip(rows, alone, strict=True):
+        assert np.array_equal(mine.advantages, other.advantages)
+    assert not any(per_turn[episodes.index(failed[0])])
+
+
+def test_minibatches_keep_episodes_whole() -> None:
+    rows, _ = batch_rows(golden_turn_rows(), "rebn", 0.9)
+    parts = minibatches(rows, 3)
+    assert [row for part in parts for row in part] == rows
+    owners = [{row.episode for row in part} for part in parts]
+    assert len(parts) == 3
+    assert not (owners[0] & owners[1] or owners[1] & owners[2])
+    assert len(minibatches(rows, 99)) == len({row.episode for row in rows})
+
+
+def test_a_row_without_logprobs_is_refused() -> None:
+    rows, _ = batch_rows(golden_batch(), "rebn", 0.9)
+    rows[0].tokens.logprobs = None
+    with pytest.raises(RolloutError, match="no log-probabilities"):
+        to_datums(rows, Objective("token-mean", "hosted"))
+
+
+def test_a_datum_that_was_tampered_with_is_not_shown() -> None:
+    episodes = golden_batch()
+    rows, _ = batch_rows(episodes, "rebn", 0.9)
+    to_datums(rows, Objective("token-mean", "hosted"))
+    rows[0] = Row(
+        rows[0].episode, rows[0].tokens, rows[0].advantages * 2, rows[0].factor, rows[0].datum
+    )
+    with pytest.raises(RolloutError, match="other advantages"):
+        trained_rows(rows, episodes)
+
+
+def test_an_unknown_server_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="vllm"):
+        Objective("token-mean", "vllm").factors([3])

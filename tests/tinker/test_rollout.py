@@ -1,0 +1,186 @@
+"""Tinker's sampler behind `gem.rollout`."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+import tinker
+
+from gem.errors import RolloutError
+from gem.rollout import ChatFormat
+from gem.tasks import TaskSet
+from gem.trajectory import Trajectory
+from gem_tinker import rollout
+from gem_tinker.rollout import Sampling
+from gem_tinker.settings import Config, read
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollout, "_BACKOFF_S", 0.0)
+
+
+def config(*arguments: str) -> Config:
+    needed = ["model=m", "train=gem:test:Scripted-v0", "turn_tokens=12", "turns=3"]
+    return read([*needed, *arguments])
+
+
+async def sampler(service: Any) -> Any:
+    client = await service.create_lora_training_client("m")
+    return await client.save_weights_and_get_sampling_client(record_stability_info=False)
+
+
+def played(
+    service: Any, *arguments: str, n: int = 1, sampling: Sampling | None = None
+) -> list[Trajectory]:
+    async def play() -> list[Trajectory]:
+        return await rollout.play_batch(
+            await sampler(service),
+            ChatFormat(service.tokenizer),
+            config(*arguments),
+            TaskSet("test:Scripted-v0", n),
+            range(n),
+            sampling or Sampling(seed=(1, 2), version=5),
+        )
+
+    return asyncio.run(play())
+
+
+def test_an_episode_keeps_the_sampled_tokens_and_their_logprobs(service: Any) -> None:
+    service.texts = ("a", "bc", "end")
+    [episode] = played(service)
+    assert episode.rewards == [0.25, 0.25, 1.0]
+    assert [turn.text for turn in episode.turns] == ["a", "bc", "end"]
+    end = service.tokenizer.eos_token_id
+    for turn in episode.turns:
+        assert turn.response_ids == [*service.tokenizer.encode(turn.text), end]
+        assert turn.logprobs == [-1.0] * len(turn.response_ids)
+    assert episode.policy_version == (5, 5)
+
+
+def test_a_prompt_extends_everything_before_it(service: Any) -> None:
+    service.texts = ("a", "b", "end")
+    [episode] = played(service)
+    prompts = [prompt for prompt, _, _ in service.samples]
+    for turn, earlier, later in zip(episode.turns, prompts, prompts[1:], strict=False):
+        before = [*earlier, *turn.response_ids]
+        assert later[: len(before)] == before
+    assert len(episode.sequences()) == 1
+
+
+def test_turns_end_at_the_template_s_token_and_have_a_limit(service: Any) -> None:
+    service.texts = ("abcdefghijklmnop",)
+    [episode] = played(service)
+    assert [turn.stop_reason for turn in episode.turns] == ["length"] * 3
+    _, params, _ = service.samples[0]
+    assert params.stop == [service.tokenizer.eos_token_id]
+    assert params.max_tokens == 12
+
+
+def test_seeds_differ_between_turns_and_episodes_and_come_back(service: Any) -> None:
+    service.texts = ("a",)
+    played(service, n=3)
+    seeds = [params.seed for _, params, _ in service.samples]
+    assert len(set(seeds)) == len(seeds) == 9
+    service.samples.clear()
+    played(service, n=3)
+    assert sorted(seeds) == sorted(params.seed for _, params, _ in service.samples)
+    service.samples.clear()
+    played(service, n=3, sampling=Sampling(seed=(1, 3)))
+    assert not set(seeds) & {params.seed for _, params, _ in service.samples}
+
+
+def test_a_request_that_fails_is_repeated_with_the_same_seed(service: Any) -> None:
+    service.texts = ("end",)
+    service.sample_errors = [tinker.TinkerError("busy"), tinker.TinkerError("busy")]
+    [episode] = played(service)
+    assert episode.valid
+    seeds = {params.seed for _, params, _ in service.samples}
+    assert len(service.samples) == 3
+    assert len(seeds) == 1
+
+
+def test_a_server_that_keeps_failing_stops_the_rollout(service: Any) -> None:
+    service.sample_errors = [tinker.TinkerError("disk full")] * 9
+    with pytest.raises(RolloutError, match="failed 4 times.*disk full"):
+        played(service)
+
+
+def test_a_server_that_refuses_is_not_asked_again(service: Any) -> None:
+    answer = httpx.Response(400, request=httpx.Request("POST", "http://server"))
+    refusal = tinker.BadRequestError("prompt too long", response=answer, body=None)
+    service.sample_errors = [refusal]
+    with pytest.raises(RolloutError, match="refuses to sample: prompt too long"):
+        played(service)
+    assert len(service.samples) == 1
+
+
+def test_a_server_that_does_not_answer_is_not_waited_for_for_ever(service: Any) -> None:
+    class Deaf:
+        def sample(self, **_: Any) -> Any:
+            return asyncio.sleep(60)
+
+    async def ask() -> None:
+        sampling = Sampling(timeout_s=0.01, retries=1)
+        sample = rollout.EpisodeSampler(Deaf(), sampling, frozenset([2]))
+        await sample(rollout.Request(0, [1], [1], True, 4))
+
+    with pytest.raises(RolloutError, match="failed 2 times.*TimeoutError"):
+        asyncio.run(ask())
+
+
+def test_a_crashing_environment_is_a_failure_and_no_reward(service: Any) -> None:
+    service.texts = ("crash",)
+    [episode] = played(service)
+    assert not episode.valid
+    assert episode.failure is not None
+    assert "sandbox gone" in episode.failure.message
+    assert episode.failure.attempts == 2
+
+
+def test_a_hanging_environment_is_a_failure(service: Any, slow_env: Any) -> None:
+    service.texts = ("slow",)
+    [episode] = played(service, "step_timeout_s=0.05", "retries=0")
+    assert episode.failure is not None
+    assert "time limit of 0.05 s" in episode.failure.message
+
+
+def test_a_prompt_that_is_too_long_is_a_failure(service: Any) -> None:
+    [episode] = played(service, "prompt_tokens=3")
+    assert episode.failure is not None
+    assert episode.failure.kind == "prompt_too_long"
+    assert service.samples == []
+
+
+def test_slow_environments_wait_side_by_side_while_others_are_sampled(
+    service: Any, slow_env: Any
+) -> None:
+    sampled_meanwhile = []
+
+    class Watching:
+        def __init__(self, client: Any) -> None:
+            self.client = client
+
+        def sample(self, **request: Any) -> Any:
+            sampled_meanwhile.append(slow_env.inside)
+            return self.client.sample(**request)
+
+    service.texts = ("slow",)
+
+    async def play() -> None:
+        await rollout.play_batch(
+            Watching(await sampler(service)),
+            ChatFormat(service.tokenizer),
+            replace(config(), turns=2),
+            TaskSet("test:Scripted-v0", 16),
+            range(16),
+            Sampling(),
+        )
+
+    asyncio.run(play())
+    assert slow_env.most_inside > 4
+    assert max(sampled_meanwhile) > 0

@@ -1,0 +1,63 @@
+"""Keys of a direct run."""
+
+from __future__ import annotations
+
+import pytest
+
+from gem.errors import ConfigurationError
+from gem_tinker.settings import Config, read
+
+NEEDED = ["model=m", "train=gem:game:GuessTheNumber-v0-easy?seed=7"]
+
+
+def test_arguments_are_json_where_they_are_json() -> None:
+    config = read([*NEEDED, "lr=1e-3", "turns=4", "gem.seed=0", "base_url=null"])
+    assert (config.lr, config.turns, config.seed, config.base_url) == (1e-3, 4, 0, None)
+
+
+def test_text_stays_text() -> None:
+    assert read(["model=42", NEEDED[1], "system_prompt=7"]).model == "42"
+    assert read([*NEEDED, "system_prompt=7"]).system_prompt == "7"
+
+
+def test_tasks_follow_the_first_seed_for_the_whole_run() -> None:
+    config = read([*NEEDED, "tasks=3", "iterations=5"])
+    assert [task.seed for task in config.train_tasks()] == list(range(7, 22))
+
+
+def test_a_turn_may_have_the_whole_response_unless_it_is_limited() -> None:
+    assert read([*NEEDED, "response_tokens=9"]).budget.turn_tokens == 9
+    assert read([*NEEDED, "response_tokens=9", "turn_tokens=4"]).budget.turn_tokens == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["model=m"], "train is missing"),
+        (["train=gem:x"], "model is missing"),
+        ([*NEEDED, "modle=m"], "did you mean gem.model"),
+        ([*NEEDED, "turns"], "key=value"),
+        ([*NEEDED, "turns=2", "gem.turns=3"], "twice"),
+        ([*NEEDED, "advantage=gae"], "no value head"),
+        ([*NEEDED, "advantage=ppo"], "advantage must be one of"),
+        ([*NEEDED, "advantage=grpo", "group_size=1"], "group_size"),
+        ([*NEEDED, "temperature=0.7"], "temperature must be 1"),
+        ([*NEEDED, "loss_fn=stable_reinforce"], "loss_fn must be one of"),
+        ([*NEEDED, "server=vllm"], "server must be one of"),
+        ([*NEEDED, "lora_rank=0"], "lora_rank must be at least 1"),
+        ([*NEEDED, "lr=-1"], "lr must be above 0"),
+        ([*NEEDED, "restarts=-1"], "restarts must be at least 0"),
+        ([*NEEDED, "minibatches=999"], "minibatches"),
+        ([*NEEDED, "eval=gem:a gem:a"], "two evaluations are called"),
+        ([*NEEDED, "max_failed_fraction=2"], "max_failed_fraction"),
+        (["model=m", "train=game:GuessTheNumber-v0"], "task URI"),
+    ],
+)
+def test_wrong_settings_are_refused_by_name(arguments: list[str], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        read(arguments)
+
+
+def test_defaults_are_those_of_a_plain_run() -> None:
+    config = Config.from_mapping({"model": "m", "train": NEEDED[1][6:]})
+    assert config == read(NEEDED)
