@@ -20,7 +20,7 @@ import time
 
 from . import confine, program, session
 from .protocol import ANSWER, GONE, REPORT, REQUEST, STEP
-from .usage import Usage
+from .usage import Usage, gather
 
 _MB = 1 << 20
 _WATCH_S = 0.05
@@ -99,6 +99,7 @@ def main() -> None:
     gc.collect()
     gc.disable()
     gc.freeze()
+    gather(proc)
     server = _Server(requests[level], int(uids), namespace, proc, filters[1])
     server.most, server.idle_s = int(sessions), float(idle_s)
     server.serve()

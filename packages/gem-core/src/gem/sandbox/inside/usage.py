@@ -1,8 +1,12 @@
-"""How much memory programs hold."""
+"""Memory: how much programs hold, and how they come to share it quickly."""
 
 from __future__ import annotations
 
+import ctypes
 import os
+
+_HUGE = 2 << 20
+_COLLAPSE = 25
 
 
 class Usage:
@@ -63,3 +67,21 @@ class Usage:
                 return file.read()
         except OSError:
             return ""
+
+
+def gather(proc: int) -> None:
+    """Put the memory of this process on huge pages, as far as the kernel can (6.1 and later).
+
+    Forks copy the table of pages, and give it back when they end; with sympy imported that takes
+    longer than a small program. A page that a fork writes to is still copied by itself.
+    """
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    with open(os.open("self/maps", os.O_RDONLY, dir_fd=proc)) as file:
+        lines = [line.split() for line in file]
+    for bounds, rights, _, _, _, *name in lines:
+        if rights == "rw-p" and name in ([], ["[heap]"]):
+            first, last = (int(bound, 16) for bound in bounds.split("-"))
+            for address in range(-(-first // _HUGE) * _HUGE, last - _HUGE + 1, _HUGE):
+                # It fails where nothing is, and that changes nothing.
+                madvise(address, _HUGE, _COLLAPSE)
