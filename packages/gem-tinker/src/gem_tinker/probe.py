@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+import urllib.error
+import urllib.request
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,8 @@ from gem_tinker.settings import Config
 
 GRAD_NORM = "grad_norm"
 """End of the name under which servers report the norm of a gradient."""
+
+REACH_TIMEOUT_S = 10.0
 
 _PROMPT, _SAMPLED = 12, 4
 _RATIO_TOLERANCE = 0.02
@@ -28,11 +32,15 @@ async def probe(config: Config) -> str:
             it does not know the loss, or it adds up otherwise than `config.server` says.
         UnreachableError: The server does not answer.
     """
-    hosted = resolve_base_url(config.base_url) == DEFAULT_BASE_URL
+    hosted = await asyncio.to_thread(reach, config.base_url) == DEFAULT_BASE_URL
     if hosted and config.server not in ("auto", "hosted"):
         raise ConfigurationError(f"server={config.server}: the hosted service is server=hosted")
+    try:
+        session = tinker.ServiceClient(base_url=config.base_url)
+    except tinker.TinkerError as error:
+        raise ConfigurationError(f"no session with the Tinker server: {error}") from error
     # A session of its own: what it holds on the server is given back at its end.
-    with tinker.ServiceClient(base_url=config.base_url) as service:
+    with session as service:
         try:
             await asyncio.wait_for(_check_model(config), config.request_timeout_s)
             # The hosted service takes no `weights` with these losses and its sum needs no proof.
@@ -51,6 +59,26 @@ async def probe(config: Config) -> str:
                 f"{config.lora_rank} and loss_fn={config.loss_fn}: {error}"
             ) from error
     return "hosted" if hosted else judge(norms, config.server)
+
+
+def reach(base_url: str | None) -> str:
+    """Return the server's address if something listens there; the SDK would try for minutes.
+
+    Raises:
+        UnreachableError: Nothing does.
+    """
+    url = str(resolve_base_url(base_url))
+    try:
+        with urllib.request.urlopen(f"{url}/api/v1/healthz", timeout=REACH_TIMEOUT_S):
+            pass
+    except urllib.error.HTTPError:
+        pass  # it listens
+    except (OSError, ValueError) as error:
+        raise UnreachableError(
+            f"the Tinker server at {url} cannot be reached: {error}. Set TINKER_BASE_URL, or start "
+            "one; without a GPU: python -m gem_cpu.tinker_server --model DIR -- COMMAND"
+        ) from error
+    return url
 
 
 def judge(norms: list[float], stated: str) -> str:
