@@ -57,7 +57,7 @@ compare-soft: env-dev env-verl ## REINFORCE, GRPO and ReBN on a never negative r
 
 # Checks
 
-.PHONY: docs docs-check check-envs lint types test test-dev test-verl test-openrlhf conformance conformance-breaks e2e e2e-tools
+.PHONY: docs docs-check check-envs lint types test test-dev test-verl test-openrlhf conformance conformance-breaks e2e e2e-tools test-tinker e2e-tinker
 docs: env-dev ## Write the pages about the environments (docs/envs)
 	$(DEV) -m gem.testing.catalogue docs/envs
 docs-check: env-dev ## The pages about the environments are current
@@ -71,14 +71,16 @@ lint: env-dev ## Style and formatting
 types: env-dev ## Static types of all packages
 	$(DEV) -m mypy packages/gem-core/src packages/gem-bench/src packages/gem-cpu/src packages/gem-verl/src \
 	  packages/gem-openrlhf/src packages/gem-tinker/src
-test: test-dev test-verl test-openrlhf ## Unit, property and installation tests, conformance L0
+test: test-dev test-verl test-openrlhf test-tinker ## Unit, property and installation tests, conformance L0
 test-dev: env-dev
 	$(DEV) -m pytest -q -n 2 -m "not slow" tests/core tests/bench tests/cpu tests/packages
 test-verl: env-verl
 	GEM_CPU=1 $(VERL) -m pytest -q -m "not slow" tests/verl tests/conformance
 test-openrlhf: env-openrlhf
 	GEM_CPU=1 DS_ACCELERATOR=cpu $(OPENRLHF) -m pytest -q -m "not slow" tests/openrlhf tests/conformance
-conformance: env-dev env-verl ## Run reference and real verl, compare them (levels L1 to L3)
+test-tinker: env-tinker
+	$(TINKER) -m pytest -q -m "not slow" tests/tinker tests/conformance
+conformance: env-dev env-verl env-tinker ## Run reference and real trainers, compare them (levels L1 to L3)
 	$(DEV) -m pytest -q tests/conformance -m "slow and not breaks"
 conformance-breaks: env-dev env-verl ## Build one defect after the other into real verl; each must be noticed
 	$(DEV) -m pytest -q tests/conformance -m breaks
@@ -88,3 +90,6 @@ e2e: env-dev env-verl ## Real verl in each way of using it, a few steps each, an
 	$(VERL) -m pytest -q tests/verl -m slow
 	PATH="$(CURDIR)/.venvs/verl/bin:$$PATH" MODEL="$$($(DEV) -m gem_cpu.tiny_model)" \
 	  timeout 900 packages/gem-verl/examples/train_verl.sh --cpu trainer.total_training_steps=2
+e2e-tinker: env-dev env-tinker ## A real Tinker server: both styles, resume, stale weights, a server that dies; the example file
+	$(TINKER) -m pytest -q tests/tinker -m slow
+	MODEL="$$($(DEV) -m gem_cpu.tiny_model)" timeout 900 $(TINKER) packages/gem-tinker/examples/train_tinker.py --cpu

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("gem-core", "gem-bench", "gem-cpu", "gem-verl")
+PACKAGES = ("gem-core", "gem-bench", "gem-cpu", "gem-verl", "gem-tinker")
 IMPORT_EVERYTHING = """
 import importlib, json, pkgutil, sys, {name} as package
 found = [package.__name__]
@@ -105,14 +105,15 @@ def test_gem_cpu_installs_with_gem_core_alone(wheels: dict[str, Path], empty: Pa
     checked(empty, "-c", "import gem_cpu")
 
 
+@pytest.mark.parametrize("trainer", ["verl", "tinker"])
 def test_an_adapter_without_its_trainer_says_what_to_install(
-    wheels: dict[str, Path], empty: Path
+    wheels: dict[str, Path], empty: Path, trainer: str
 ) -> None:
     install(empty, wheels["gem-core"])
-    install(empty, "--no-deps", wheels["gem-verl"])
-    result = run(empty, "-m", "gem_verl.doctor")
+    install(empty, "--no-deps", wheels[f"gem-{trainer}"])
+    result = run(empty, "-m", f"gem_{trainer}.doctor")
     assert result.returncode != 0
     output = result.stdout + result.stderr
     assert "Traceback" not in output
-    assert "verl" in output
+    assert f"{trainer} is not installed" in output
     assert "pip install" in output

@@ -48,7 +48,7 @@ class Spec:
 
 
 SPECS = {
-    "dev": Spec(("gem-core", "gem-bench", "gem-cpu", "gem-verl"), ((3, 11),)),
+    "dev": Spec(("gem-core", "gem-bench", "gem-cpu", "gem-verl", "gem-tinker"), ((3, 11),)),
     "verl": Spec(("gem-core", "gem-verl", "gem-cpu"), ((3, 11),)),
     "openrlhf": Spec(("gem-core", "gem-openrlhf", "gem-cpu"), ((3, 11),)),
     "tinker": Spec(("gem-core", "gem-tinker", "gem-cpu"), ((3, 11),)),
