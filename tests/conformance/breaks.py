@@ -14,6 +14,7 @@ import numpy as np
 
 from gem import advantage
 from gem.advantage import TurnTable
+from gem.after_import import after_import
 from gem.trajectory import Sequence, Trajectory
 
 
@@ -77,6 +78,15 @@ def no_weight_sync() -> None:
     manager.update_weights = only_first
 
 
+def openrlhf_no_weight_sync() -> None:
+    """Let OpenRLHF's engine go on with the weights it began with."""
+
+    def install(module: Any) -> None:
+        module.ActorPPOTrainer.broadcast_to_vllm = lambda self: None
+
+    after_import("openrlhf.trainer.ray.ppo_actor", install)
+
+
 BREAKS: dict[str, tuple[Callable[[], None], str]] = {
     "gamma": (gamma, "L0"),
     "std_ddof": (std_ddof, "L0"),
@@ -86,5 +96,8 @@ BREAKS: dict[str, tuple[Callable[[], None], str]] = {
 }
 """Defects by name, and the level that must notice."""
 
+OPENRLHF = {"openrlhf_no_weight_sync": (openrlhf_no_weight_sync, "L3")}
+"""The same for OpenRLHF, whose processes import this module at their start."""
+
 if "GEM_BREAK" in os.environ:
-    BREAKS[os.environ["GEM_BREAK"]][0]()
+    (BREAKS | OPENRLHF)[os.environ["GEM_BREAK"]][0]()

@@ -40,6 +40,17 @@ def test_files_of_others_have_no_settings(tmp_path: Path) -> None:
     assert load_settings(None) is None
 
 
+def test_an_agent_file_may_register_environments(tmp_path: Path) -> None:
+    """Several parts of OpenRLHF's process read it; it runs once."""
+    path = tmp_path / "agent.py"
+    path.write_text(
+        "import gem\nfrom gem_openrlhf import GemAgentExecutor, Settings\n\n"
+        "gem.register('test:FromAgentFile-v0', gem.Env)\n\n"
+        "class AgentExecutor(GemAgentExecutor):\n    settings = Settings(top_k=5)\n"
+    )
+    assert load_settings(str(path)) is load_settings(str(path))
+
+
 def test_a_missing_agent_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"nowhere\.py"):
         load_settings(str(tmp_path / "nowhere.py"))

@@ -214,7 +214,8 @@ class Trajectory:
             "group": self.group,
             "end": self.end,
             "turns": [
-                {**asdict(turn), "observation": _recordable(turn.observation)}
+                # Not `asdict`, which copies lists of tokens one by one.
+                {**vars(turn), "observation": _recordable(turn.observation)}
                 for turn in self.turns
             ],
             "final_observation": _recordable(self.final_observation),

@@ -107,7 +107,7 @@ class Recording:
         for file in sorted((self._recorder.folder / _EVALUATED).glob("*.jsonl")):
             for line in file.read_text(encoding="utf-8").splitlines():
                 entry = json.loads(line)
-                trajectory = Trajectory.from_json(entry["trajectory"])
+                trajectory = Trajectory.from_dict(entry["trajectory"])
                 played.setdefault(entry["name"], []).append(trajectory)
             file.unlink()
         for name, trajectories in played.items():
@@ -127,6 +127,6 @@ def keep_evaluated(folder: str, name: str, trajectory: Trajectory) -> None:
     """Leave an evaluation episode for the process that writes the record."""
     path = Path(folder) / _EVALUATED / f"{os.uname().nodename}-{os.getpid()}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    line = json.dumps({"name": name, "trajectory": trajectory.to_json()})
+    line = json.dumps({"name": name, "trajectory": trajectory.to_dict()})
     with path.open("a", encoding="utf-8") as file:
         file.write(line + "\n")

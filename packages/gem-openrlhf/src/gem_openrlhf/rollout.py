@@ -43,7 +43,7 @@ class Played:
 
     def encode(self) -> str:
         """Return the label that OpenRLHF carries on."""
-        return json.dumps({"label": self.label, "trajectory": self.trajectory.to_json()})
+        return json.dumps({"label": self.label, "trajectory": self.trajectory.to_dict()})
 
     @classmethod
     def decode(cls, text: str) -> Played:
@@ -54,7 +54,7 @@ class Played:
         """
         try:
             data = json.loads(text)
-            return cls(data["label"], Trajectory.from_json(data["trajectory"]))
+            return cls(data["label"], Trajectory.from_dict(data["trajectory"]))
         except (KeyError, TypeError, ValueError) as error:
             raise RolloutError(f"a row without a trajectory of GEM: {text[:200]!r}") from error
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
+import functools
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from gem import adapter
@@ -93,11 +94,19 @@ def load_settings(agent_file: str | None) -> Settings | None:
     """
     if not agent_file:
         return None
-    spec = importlib.util.spec_from_file_location("gem_openrlhf_agent_file", agent_file)
-    if spec is None or spec.loader is None or not Path(agent_file).exists():
-        raise ConfigurationError(f"--train.agent_func_path {agent_file} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        source = Path(agent_file).read_bytes()
+    except OSError as error:
+        raise ConfigurationError(f"--train.agent_func_path: {error}") from error
+    return _settings(agent_file, source)
+
+
+@functools.cache
+def _settings(agent_file: str, source: bytes) -> Settings | None:
+    # A file that registers environments cannot be run twice in a process.
+    module = ModuleType("gem_openrlhf_agent_file")
+    module.__file__ = agent_file
+    exec(compile(source, agent_file, "exec"), module.__dict__)
     settings = getattr(getattr(module, "AgentExecutor", None), "settings", None)
     return settings if isinstance(settings, Settings) else None
 

@@ -1,0 +1,60 @@
+"""Functions that wait for the import of a module."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from gem.after_import import after_import
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module that nobody has imported yet."""
+    name = f"awaited_{tmp_path.name}".replace("-", "_")
+    tmp_path.joinpath(f"{name}.py").write_text("value = 1\nseen = value\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    return name
+
+
+def test_functions_run_in_order_after_the_modules_own_code(module: str) -> None:
+    calls: list[int] = []
+
+    def first(imported: ModuleType) -> None:
+        calls.append(imported.seen)
+        imported.value = 2  # type: ignore[attr-defined]
+
+    after_import(module, first)
+    after_import(module, lambda imported: calls.append(imported.value))
+    assert module not in sys.modules and not calls
+    assert importlib.import_module(module).value == 2
+    assert calls == [1, 2]
+
+
+def test_a_module_that_is_there_is_not_waited_for(module: str) -> None:
+    importlib.import_module(module)
+    seen = []
+    after_import(module, lambda imported: seen.append(imported.__name__))
+    assert seen == [module]
+
+
+def test_what_a_function_raises_makes_the_import_fail(module: str) -> None:
+    def refuse(imported: ModuleType) -> None:
+        raise RuntimeError("not this one")
+
+    after_import(module, refuse)
+    with pytest.raises(RuntimeError, match="not this one"):
+        importlib.import_module(module)
+    assert module not in sys.modules
+
+
+def test_the_module_keeps_its_own_loader(module: str) -> None:
+    after_import(module, lambda imported: None)
+    imported = importlib.import_module(module)
+    assert imported.__spec__ is not None and imported.__spec__.loader is imported.__loader__
+    assert type(imported.__loader__).__name__ == "SourceFileLoader"
