@@ -57,7 +57,7 @@ compare-soft: env-dev env-verl ## REINFORCE, GRPO and ReBN on a never negative r
 
 # Checks
 
-.PHONY: docs docs-check check-envs lint types test test-dev test-verl test-openrlhf conformance conformance-breaks e2e e2e-tools test-tinker e2e-tinker
+.PHONY: docs docs-check check-envs lint types test test-dev test-verl test-openrlhf conformance conformance-breaks e2e e2e-tools e2e-openrlhf test-tinker e2e-tinker
 docs: env-dev ## Write the pages about the environments (docs/envs)
 	$(DEV) -m gem.testing.catalogue docs/envs
 docs-check: env-dev ## The pages about the environments are current
@@ -80,9 +80,9 @@ test-openrlhf: env-openrlhf
 	GEM_CPU=1 DS_ACCELERATOR=cpu $(OPENRLHF) -m pytest -q -m "not slow" tests/openrlhf tests/conformance
 test-tinker: env-tinker
 	$(TINKER) -m pytest -q -m "not slow" tests/tinker tests/conformance
-conformance: env-dev env-verl env-tinker ## Run reference and real trainers, compare them (levels L1 to L3)
+conformance: env-dev env-verl env-openrlhf env-tinker ## Run reference and real trainers, compare them (levels L1 to L3)
 	$(DEV) -m pytest -q tests/conformance -m "slow and not breaks"
-conformance-breaks: env-dev env-verl ## Build one defect after the other into real verl; each must be noticed
+conformance-breaks: env-dev env-verl env-openrlhf ## Build one defect after the other into real trainers; each must be noticed
 	$(DEV) -m pytest -q tests/conformance -m breaks
 e2e-tools: env-dev env-verl ## Python, search and MCP through the reference and real verl, compared (L0 to L3)
 	$(DEV) -m pytest -q tests/e2e/test_tools.py
@@ -90,6 +90,10 @@ e2e: env-dev env-verl ## Real verl in each way of using it, a few steps each, an
 	$(VERL) -m pytest -q tests/verl -m slow
 	PATH="$(CURDIR)/.venvs/verl/bin:$$PATH" MODEL="$$($(DEV) -m gem_cpu.tiny_model)" \
 	  timeout 900 packages/gem-verl/examples/train_verl.sh --cpu trainer.total_training_steps=2
+e2e-openrlhf: env-dev env-openrlhf ## Real OpenRLHF in each way of using it, what stops it, and the example file
+	$(OPENRLHF) -m pytest -q tests/openrlhf -m slow
+	PATH="$(CURDIR)/.venvs/openrlhf/bin:$$PATH" MODEL="$$($(DEV) -m gem_cpu.tiny_model)" OUT=$(CURDIR)/$(RUNS)/example-openrlhf \
+	  timeout 900 packages/gem-openrlhf/examples/train_openrlhf.sh --cpu
 e2e-tinker: env-dev env-tinker ## A real Tinker server: both styles, resume, stale weights, a server that dies; the example file
 	$(TINKER) -m pytest -q tests/tinker -m slow
 	MODEL="$$($(DEV) -m gem_cpu.tiny_model)" timeout 900 $(TINKER) packages/gem-tinker/examples/train_tinker.py --cpu

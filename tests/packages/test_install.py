@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("gem-core", "gem-bench", "gem-cpu", "gem-verl", "gem-tinker")
+PACKAGES = ("gem-core", "gem-bench", "gem-cpu", "gem-verl", "gem-openrlhf", "gem-tinker")
 IMPORT_EVERYTHING = """
 import importlib, json, pkgutil, sys, {name} as package
 found = [package.__name__]
@@ -105,7 +105,7 @@ def test_gem_cpu_installs_with_gem_core_alone(wheels: dict[str, Path], empty: Pa
     checked(empty, "-c", "import gem_cpu")
 
 
-@pytest.mark.parametrize("trainer", ["verl", "tinker"])
+@pytest.mark.parametrize("trainer", ["verl", "openrlhf", "tinker"])
 def test_an_adapter_without_its_trainer_says_what_to_install(
     wheels: dict[str, Path], empty: Path, trainer: str
 ) -> None:
