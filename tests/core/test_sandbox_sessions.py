@@ -226,6 +226,23 @@ def test_nothing_runs_between_programs(warm: Session) -> None:
     assert second - first < 50
 
 
+def test_a_process_that_a_program_forks_is_not_the_session(warm: Session) -> None:
+    forked = warm.run(
+        "import os\npid = os.fork()\nx = 'parent' if pid else 'child'\n"
+        "print(x, flush=True)\nif pid: os.waitpid(pid, 0)"
+    )
+    assert sorted(forked.stdout.split()) == ["child", "parent"]
+    assert [warm.run("print(x)").stdout for _ in range(3)] == ["parent\n"] * 3
+
+
+def test_a_file_that_cannot_be_read_costs_no_snapshot(warm: Session) -> None:
+    warm.run("import os\nopen('f', 'w').close(); os.chmod('f', 0); x = 1")
+    state = warm.snapshot()
+    assert warm.run("x = 2").exit_code == 0
+    warm.restore(state)
+    assert warm.run("print(x)").stdout == "1\n"
+
+
 def test_a_process_that_is_left_behind_holds_up_no_output(warm: Session) -> None:
     left = warm.run("import os, time\nif os.fork() == 0: time.sleep(60)\nprint('done')")
     assert (left.stdout, left.limit_hit) == ("done\n", None)

@@ -3,6 +3,7 @@
 Processes without threads that never run a program themselves. They read nothing from programs; from
 outside comes a message for each program, with descriptors: where to report, the program, its stdin,
 its stdout and stderr. Back goes a report of its end, or the words in which it could not be started.
+A program of a session is passed on to the session's keeper, which runs none either.
 
 What is imported here is in every fork, and large processes fork slowly: so little is.
 """

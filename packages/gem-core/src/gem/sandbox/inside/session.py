@@ -212,12 +212,16 @@ def _be_state(channel: _socket.socket, seed: int) -> NoReturn:
         os.setsid()
         channel.close()
         channel = _socket.socket(fileno=descriptors[0])
-        channel.send(_NUMBER.pack(os.getpid()))
+        mine = os.getpid()
+        channel.send(_NUMBER.pack(mine))
         if restored and files is not None:
             files.restore()
         files, forks = None, []
         _draw_on(drawn)
         exit_code = _run(main, before, descriptors[1:])
+        if os.getpid() != mine:
+            # A process that the program started has come to the program's end as well.
+            os._exit(exit_code)
         for stream in range(3):
             os.dup2(null, stream)
         channel.send(_NUMBER.pack(exit_code))
@@ -269,7 +273,7 @@ class _Files:
         kind = mode & 0o170000
         if kind == 0o120000:
             self.files.append((path, 0, os.readlink(path)))
-        elif kind == 0o100000:
+        elif kind == 0o100000 and os.access(path, os.R_OK):
             with open(path, "rb") as file:
                 self.files.append((path, mode & 0o777, file.read()))
 
