@@ -1,0 +1,146 @@
+"""The doctor says in words what is wrong; the probe asks a server what it can do."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+import tinker
+
+import gem.adapter
+from gem.adapter import ProblemError, examine
+from gem.errors import ConfigurationError, UnreachableError
+from gem_tinker import doctor, probe
+from gem_tinker.settings import Config, read
+
+
+def config(*arguments: str) -> Config:
+    return read(["model=m", "train=gem:test:Scripted-v0", *arguments])
+
+
+@pytest.fixture
+def listening() -> Iterator[str]:
+    """The address of something that answers everything with 404."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(404)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Answer)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def lines(*checks: Any) -> list[str]:
+    return [line for passed, line in examine(checks) if not passed]
+
+
+def test_an_sdk_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(gem.adapter, "version", absent)
+    [line] = lines(doctor.check_version)
+    assert "tinker is not installed" in line
+    assert "pip install" in line
+    assert "only the direct loop" in doctor.check_cookbook_hooks()
+
+
+def test_an_sdk_of_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gem.adapter, "version", lambda name: "0.25.0")
+    [line] = lines(doctor.check_version)
+    assert "0.25.0" in line
+    assert ">=0.38,<0.40" in line
+
+
+def test_a_hook_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not lines(doctor.check_hooks, doctor.check_cookbook_hooks)
+    monkeypatch.delattr(tinker.TrainingClient, "optim_step")
+    [line] = lines(doctor.check_hooks)
+    assert "TrainingClient.optim_step is missing" in line
+
+
+def test_a_hook_with_other_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tinker.TrainingClient, "forward_backward", lambda self, data: None)
+    with pytest.raises(ProblemError, match="has no parameter loss_fn, loss_fn_config"):
+        doctor.check_hooks()
+
+
+def test_a_package_that_is_only_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [])
+    [line] = lines(doctor.check_entry_point)
+    assert "not installed" in line
+
+
+def test_a_server_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINKER_BASE_URL", "http://127.0.0.1:9")
+    [line] = lines(doctor.check_reachable)
+    assert "http://127.0.0.1:9 cannot be reached" in line
+    assert "TINKER_BASE_URL" in line
+    with pytest.raises(UnreachableError, match="cannot be reached"):
+        asyncio.run(probe.probe(config()))
+
+
+def test_no_key(monkeypatch: pytest.MonkeyPatch, listening: str, tmp_path: Any) -> None:
+    monkeypatch.setenv("TINKER_BASE_URL", listening)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("TINKER_API_KEY", raising=False)
+    assert not lines(doctor.check_reachable)
+    [line] = lines(doctor.check_key)
+    assert "TINKER_API_KEY" in line
+    with pytest.raises(ConfigurationError, match="TINKER_API_KEY"):
+        asyncio.run(probe.probe(config()))
+
+
+def test_the_doctor_ends_with_the_first_problem(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TINKER_BASE_URL", "http://127.0.0.1:9")
+    assert doctor.main() == 1
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[-1].startswith("PROBLEM")
+    assert all(line.startswith("ok") for line in printed[:-1])
+
+
+SUM, MEAN = [2.0, 2.0], [2.0 * 15 / 4, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("norms", "stated", "found"),
+    [
+        (SUM, "auto", "skyrl_train"),
+        (MEAN, "auto", "skyrl_jax"),
+        (SUM, "hosted", "hosted"),
+        (MEAN, "skyrl_jax", "skyrl_jax"),
+        ([], "skyrl_train", "skyrl_train"),
+    ],
+)
+def test_a_server_s_way_of_adding_up_is_measured(
+    norms: list[float], stated: str, found: str
+) -> None:
+    assert probe.judge(norms, stated) == found
+
+
+@pytest.mark.parametrize(
+    ("norms", "stated", "message"),
+    [
+        (MEAN, "hosted", "adds up like skyrl_jax"),
+        (SUM, "skyrl_jax", "adds up like skyrl_train"),
+        ([3.0, 2.0], "auto", "unknown way"),
+        ([0.0, 0.0], "auto", "unknown way"),
+        ([], "auto", "reports no gradient norm"),
+    ],
+)
+def test_another_way_than_stated_is_refused(norms: list[float], stated: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        probe.judge(norms, stated)

@@ -1,0 +1,136 @@
+"""The command for a RunSpec: what reaches a direct run, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gem.adapter import require
+from gem.errors import ConfigurationError, UnsupportedVersionError
+from gem.experiment import Launch, RunSpec, find_adapter, flatten
+from gem_tinker import launch
+from gem_tinker.settings import Config, read
+
+SPEC: dict[str, Any] = {
+    "name": "test",
+    "seed": 3,
+    "env": {"id": "game:GuessTheNumber-v0-easy", "params": {"hint": "range"}, "seed": 100},
+    "policy": {
+        "model": "some/model",
+        "prompt_tokens": 96,
+        "response_tokens": 200,
+        "turn_tokens": 16,
+        "lora_rank": 8,
+    },
+    "algorithm": {"advantage": "grpo", "gamma": 0.9, "clip": 0.3, "epochs": 2},
+    "optimizer": {"lr": 1e-3, "beta2": 0.99, "eps": 1e-7, "weight_decay": 0.1, "grad_clip": 0.5},
+    "training": {"iterations": 5, "tasks": 8, "group_size": 4},
+}
+
+
+def spec(**tables: Any) -> RunSpec:
+    data = {key: dict(value) if isinstance(value, dict) else value for key, value in SPEC.items()}
+    for table, values in tables.items():
+        data[table] = {**data.get(table, {}), **values} if isinstance(values, dict) else values
+    return RunSpec.from_mapping(data)
+
+
+def compiled(run: RunSpec, *, cpu: bool = False) -> Launch:
+    return find_adapter("tinker").compile(run, run_dir=Path("/runs/a b"), cpu=cpu)
+
+
+def config(made: Launch) -> Config:
+    """What the direct run makes of its command line."""
+    start = made.argv.index("gem_tinker.train")
+    assert made.argv[start - 2 : start] == ["python", "-m"]
+    return read(made.argv[start + 1 :])
+
+
+def test_every_setting_reaches_the_run() -> None:
+    run = config(
+        compiled(spec(policy={"turns": 3, "system_prompt": "be brief", "context": "concat"}))
+    )
+    assert (run.model, run.lora_rank, run.seed, run.lora_seed) == ("some/model", 8, 3, 3)
+    assert (run.turns, run.system_prompt, run.context) == (3, "be brief", "concat")
+    assert (run.advantage, run.gamma, run.clip, run.epochs) == ("grpo", 0.9, 0.3, 2)
+    assert (run.lr, run.beta2, run.eps, run.weight_decay, run.grad_clip) == (
+        *(1e-3, 0.99, 1e-7, 0.1, 0.5),
+    )
+    assert run.record_dir == "/runs/a b"
+    assert run.budget == spec(policy={"turns": 3}).budget
+
+
+def test_iterations_play_the_tasks_of_the_spec() -> None:
+    run, wanted = config(compiled(spec())), spec()
+    tasks = run.train_tasks()
+    for iteration in range(5):
+        assert tasks[iteration * 8 : (iteration + 1) * 8] == wanted.train_tasks(iteration)
+
+
+def test_evaluations_keep_name_tasks_and_temperature() -> None:
+    part = {"name": "other game", "id": "game:Mastermind-v0-easy", "episodes": 9, "every": 4}
+    more = {"name": "same", "id": "game:GuessTheNumber-v0", "every": 6, "temperature": 0.0}
+    made = compiled(spec(eval=[part, more]))
+    run = config(made)
+    assert run.eval_every == 2
+    first, second = run.sources()
+    assert (first.name, len(first.tasks), first.temperature) == ("other game", 9, 1.0)
+    assert (second.name, second.temperature) == ("same", 0.0)
+    assert {k.status for k in made.parity if k.name.endswith(".every")} == {"emulated"}
+
+
+def test_without_a_gpu_the_run_gets_a_server_of_its_own() -> None:
+    made = compiled(spec(), cpu=True)
+    assert made.argv[:3] == ["python", "-m", "gem_cpu.tinker_server"]
+    options = made.argv[3 : made.argv.index("--")]
+    pairs = dict(zip(options[::2], options[1::2], strict=True))
+    assert pairs["--model"] == "some/model"
+    assert pairs["--max-rank"] == "8"
+    assert pairs["--sequences"] == "32"
+    assert int(pairs["--bucket"]) >= 296
+    assert {"TINKER_BASE_URL", "TINKER_API_KEY"} <= set(made.unset)
+    assert config(made).logprob_tolerance is not None
+
+
+@pytest.mark.parametrize("cpu", [False, True])
+def test_parity_speaks_of_every_setting(cpu: bool) -> None:
+    run = spec(eval=[{"name": "same", "id": "game:GuessTheNumber-v0"}])
+    knobs = {knob.name: knob for knob in compiled(run, cpu=cpu).parity}
+    assert set(flatten(run.to_mapping())) <= set(knobs)
+    assert all(knob.how for knob in knobs.values())
+    assert knobs["seed"].status == "emulated"
+    assert knobs["policy.lora_init"].status == "unmatched"
+    assert knobs["optimizer.grad_clip"].status == ("matched" if cpu else "emulated")
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ({"policy": {"lora_rank": 0}}, "policy.lora_rank: .* never all weights"),
+        ({"policy": {"lora_alpha": 16.0}}, "policy.lora_alpha"),
+        ({"policy": {"lora_init": "some/folder"}}, "policy.lora_init"),
+        ({"algorithm": {"advantage": "gae"}}, "algorithm.advantage: .* value head"),
+        ({"algorithm": {"kl_coef": 0.1}}, "algorithm.kl_coef"),
+        ({"algorithm": {"entropy_coef": 0.1}}, "algorithm.entropy_coef"),
+        ({"sampling": {"temperature": 0.8}}, "sampling.temperature"),
+        ({"eval": [{"name": "a", "id": "x"}, {"name": "a", "id": "y"}]}, "two evaluations"),
+    ],
+)
+def test_what_a_server_cannot_do_is_refused_by_name(tables: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        compiled(spec(**tables))
+
+
+def test_greedy_decoding_is_matched() -> None:
+    made = compiled(spec(sampling={"top_k": 1}), cpu=True)
+    assert config(made).top_k == 1
+    assert {k.name: k.status for k in made.parity}["seed"] == "matched"
+
+
+def test_an_unsupported_sdk_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gem.adapter.version", lambda name: "0.25.0")
+    with pytest.raises(UnsupportedVersionError, match=r"tinker 0\.25\.0 .* >=0\.38,<0\.40"):
+        launch.adapter.compile(spec(), run_dir=Path("/x"), cpu=False)
+    assert require("x", ">=0.2", by="y", install="z") == "0.25.0"
