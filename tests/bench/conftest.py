@@ -24,6 +24,9 @@ from gem.record import Recorder
 from gem.tasks import Task
 from gem.trajectory import Trajectory, Turn
 
+# Set before torch is imported: its threads would only get in the way of the other tests' ones.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 SPEC = """\
 name = "{name}"
 

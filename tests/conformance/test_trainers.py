@@ -1,4 +1,4 @@
-"""Levels L0 to L3: real trainers against the reference, one greedy fp32 run each."""
+"""Real trainers against the reference: a greedy fp32 run each (L0 to L3), and a sampled one."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from gem.record import read_run
 
 pytest.importorskip("gem_bench.runspec", reason="needs the development environment: make env-dev")
+from gem_bench.audit import audit, judge, lines
 from gem_bench.conformance import Finding, compare_runs
 from gem_bench.runspec import load_spec
 
@@ -23,16 +24,20 @@ _spec.loader.exec_module(breaks)
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "recipes" / "guess-easy-greedy.toml"
-TRAINERS = ("verl",)
+TRAINERS = ("verl", "openrlhf")
+SAMPLED = ROOT / "recipes" / "guess-easy.toml"
+AUDITED = 6
 TIMEOUT_S = 900
 
 pytestmark = pytest.mark.slow
 
 
-def run(trainer: str, folder: Path, **environment: str) -> Path:
-    """Run the recipe in a trainer through `gem-bench`, recording the trainer's own rows."""
-    command = [sys.executable, "-m", "gem_bench", "run", str(RECIPE), "--to", trainer, "--cpu"]
+def run(trainer: str, folder: Path, recipe: Path = RECIPE, **environment: str) -> Path:
+    """Run a recipe in a trainer through `gem-bench`, recording the trainer's own rows."""
+    command = [sys.executable, "-m", "gem_bench", "run", str(recipe), "--to", trainer, "--cpu"]
     command += ["--out", str(folder), "--timeout", str(TIMEOUT_S)]
+    if recipe == SAMPLED:
+        command += ["--set", f"training.iterations={AUDITED}"]
     result = subprocess.run(
         command,
         cwd=ROOT,
@@ -62,6 +67,17 @@ def test_a_real_trainer_conforms_to_the_reference(
     assert len({m["return_mean"] for m in train}) > 3
 
 
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_the_reference_would_have_made_the_same_of_a_sampled_run(
+    trainer: str, tmp_path: Path
+) -> None:
+    """Loss, gradient and log-probabilities of each update; samples from the right distribution."""
+    audits = list(audit(read_run(run(trainer, tmp_path / "run", SAMPLED))))
+    assert len(audits) == AUDITED
+    findings = judge(audits)
+    assert not findings, "\n".join([*lines(audits), *map(str, findings)])
+
+
 @pytest.mark.breaks
 @pytest.mark.parametrize("name", breaks.BREAKS)
 def test_a_broken_trainer_does_not(name: str, reference: Path, tmp_path: Path) -> None:
@@ -78,6 +94,20 @@ def test_a_broken_trainer_does_not(name: str, reference: Path, tmp_path: Path) -
     assert level in found, f"found {sorted(found)}"
     if level == "L3":
         assert found == {"L3"}
+
+
+@pytest.mark.breaks
+@pytest.mark.parametrize("name", breaks.OPENRLHF)
+def test_a_broken_openrlhf_does_not(name: str, reference: Path, tmp_path: Path) -> None:
+    """The same for OpenRLHF; it has no way to load a module, but every Python does."""
+    tmp_path.joinpath("sitecustomize.py").write_text("import breaks\n")
+    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parent)])
+    folder = run("openrlhf", tmp_path / "run", GEM_BREAK=name, PYTHONPATH=path)
+    assert {f.level for f in compare(reference, folder)} == {breaks.OPENRLHF[name][1]}
+    train = [m for m in read_run(folder).metrics if m["split"] == "train"]
+    # So does whoever only looks at the metrics.
+    assert train[0]["logprob_difference_max"] < 1e-4
+    assert train[-1]["logprob_difference_max"] > 0.01
 
 
 def compare(reference: Path, other: Path) -> list[Finding]:

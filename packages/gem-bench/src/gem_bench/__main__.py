@@ -1,4 +1,4 @@
-"""The command line: `gem-bench compile | run | compare | plot | report`."""
+"""The command line: `gem-bench compile | run | compare | plot | report | audit`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Returns:
-        0 when all went well; 1 if a run failed, 124 if it took too long, 130 if it was
-        interrupted; 2 if what was asked for is impossible, with a message on standard error.
+        0 when all went well; 1 if a run failed or its audit found something, 124 if it took too
+        long, 130 if it was interrupted; 2 if what was asked for is impossible, with a message on
+        standard error.
     """
     args = _parser().parse_args(argv)
     command: Callable[[argparse.Namespace], int] = args.call
@@ -101,6 +102,21 @@ def _report(args: argparse.Namespace) -> int:
     return _write(args.out, html)
 
 
+def _audit(args: argparse.Namespace) -> int:
+    from itertools import islice
+
+    from gem.record import read_run
+    from gem_bench.audit import audit, judge, lines
+
+    audits = list(islice(audit(read_run(args.run), device=args.device), args.iterations))
+    for line in lines(audits):
+        print(line)
+    findings = judge(audits)
+    for finding in findings:
+        print(finding)
+    return 1 if findings else 0
+
+
 def _write(path: Path, text: str) -> int:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -161,6 +177,18 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--tokenizer", type=Path, help="folder with tokenizer.json (default: the model's)"
     )
+
+    p = _command(
+        commands, "audit", _audit, "replay a run's episodes through the reference, find differences"
+    )
+    p.add_argument("run", type=Path, metavar="RUN", help="run folder")
+    p.add_argument(
+        "--iterations",
+        type=_integer(1),
+        default=20,
+        help="how many to replay (default: %(default)s)",
+    )
+    p.add_argument("--device", default="cpu", help="cpu, cuda or cuda:<n> (default: %(default)s)")
     return parser
 
 

@@ -1,0 +1,260 @@
+"""Replay a trainer's own recorded episodes through the reference: where do the two part?
+
+Sampled runs of two trainers cannot be compared episode by episode. But the reference can take the
+episodes that another trainer recorded, update its own copy of the policy with them, iteration by
+iteration, and say whether the other
+
+- scored its samples as the replayed policy does (`logprob_difference`): engine and weights,
+- computed the same loss and gradient from them (`loss`, `grad_norm`): update,
+- drew them from the policy's distribution (`surprisal_z`, `stop_z`): sampler. A correct sampler
+  gives standard normal numbers; their sum over n iterations divided by sqrt(n) is again one.
+
+The replay goes on with its own weights, so rounding errors grow from update to update (about
+tenfold every eight of them, also between two replays of one run that only add up in another
+order). It counts as long as log-probabilities agree within `FOLLOWS`; a defect is there at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import AutoTokenizer
+
+from gem.advantage import advantages
+from gem.errors import ConfigurationError
+from gem.experiment import RunSpec
+from gem.record import RunRecord
+from gem.rollout import ChatFormat
+from gem.trajectory import Trajectory, turn_table
+from gem_bench.conformance import LOSS_FLOOR, RELATIVE, Finding
+from gem_bench.reference import Learner, Row, chunks, pad, training_rows
+
+FOLLOWS = 1e-3
+"""Largest difference of log-probabilities at which a replay still stands for the run."""
+MUST_FOLLOW = 5
+"""Iterations that a replay follows if nothing is wrong."""
+Z_LIMIT = 4.0
+"""Largest standardised deviation of a correct sampler (one in 16,000 is beyond)."""
+
+
+@dataclass(frozen=True)
+class Audit:
+    """One iteration of a recorded run beside its replay."""
+
+    iteration: int
+    loss: tuple[float | None, float]
+    """As recorded, as replayed."""
+    grad_norm: tuple[float | None, float]
+    """As recorded, as replayed."""
+    logprob_difference: float | None
+    """Largest difference between recorded and replayed log-probability of a sampled token."""
+    surprisal_z: float | None
+    """Standardised difference between the samples' surprisal and the policy's entropy; positive:
+    the sampler prefers unlikely tokens. None unless it was to sample from the whole distribution.
+    """
+    stop_z: float | None
+    """Standardised difference between the number of tokens that end a turn and the number
+    expected; positive: the sampler ends turns too often."""
+
+
+@dataclass(frozen=True)
+class _Moments:
+    """What the policy expects at every sampled token, `[sampled tokens]`."""
+
+    logprob: Tensor
+    entropy: Tensor
+    variance: Tensor
+    """Of the surprisal."""
+    stop: Tensor
+    """Probability of a token that ends the turn."""
+    stopped: Tensor
+    """Whether such a token was drawn."""
+
+
+def audit(run: RunRecord, *, device: str = "cpu", forward_tokens: int = 65_536) -> Iterator[Audit]:
+    """Replay the iterations of a run, which must have begun from its model's own weights.
+
+    Args:
+        run: A record with the spec and all training episodes.
+        device: Where to compute.
+        forward_tokens: Most tokens, padding included, in one forward pass.
+
+    Raises:
+        ConfigurationError: The record has no spec, or a part that cannot be replayed.
+    """
+    if "spec" not in run.meta:
+        raise ConfigurationError(f"{run.folder} holds no experiment (run.json has no spec)")
+    spec = RunSpec.from_mapping(run.meta["spec"])
+    if spec.algorithm.advantage == "gae" or spec.algorithm.kl_coef:
+        raise ConfigurationError(
+            "a run with a critic or a KL penalty depends on more than its episodes and cannot be "
+            "replayed"
+        )
+    if spec.training.precision != "fp32":
+        raise ConfigurationError(
+            f"training.precision: {spec.training.precision} hides what an audit looks for; audit "
+            "the same experiment in fp32"
+        )
+    path = str(run.meta.get("model") or spec.policy.model)
+    resolved = RunSpec.from_mapping(_with_model(run.meta["spec"], path))
+    learner = Learner(resolved, torch.device(device), forward_tokens)
+    chat = ChatFormat(AutoTokenizer.from_pretrained(path), system_prompt=spec.policy.system_prompt)
+    metrics = {m["iteration"]: m for m in run.metrics if m["split"] == "train"}
+    for iteration, episodes in _batches(run):
+        known = metrics.get(iteration, {})
+        rows = [row for row in training_rows(episodes) if row.sampled]
+        moments = _moments(learner, rows, sorted(chat.stop_ids), spec.sampling.temperature)
+        table = turn_table(episodes)
+        advantage, target = advantages(
+            spec.algorithm.advantage, table, gamma=spec.algorithm.gamma, lam=spec.algorithm.lam
+        )
+        replayed = learner.update(rows, table.split(advantage), table.split(target))
+        whole = spec.sampling.top_k == -1 and spec.sampling.top_p == 1
+        yield Audit(
+            iteration,
+            (known.get("loss"), replayed["loss"]),
+            (known.get("grad_norm"), replayed["grad_norm"]),
+            _difference(episodes, rows, moments.logprob),
+            _z(-moments.logprob - moments.entropy, moments.variance) if whole else None,
+            _z(moments.stopped - moments.stop, moments.stop * (1 - moments.stop))
+            if whole
+            else None,
+        )
+
+
+def followed(audits: Sequence[Audit]) -> list[Audit]:
+    """Return the iterations before the first in which the replay is no longer the run."""
+    return list(itertools.takewhile(lambda a: (a.logprob_difference or 0.0) <= FOLLOWS, audits))
+
+
+def pooled(values: Iterable[float | None]) -> float | None:
+    """Return the sum of independent standard normal numbers as one; None without any."""
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / math.sqrt(len(known)) if known else None
+
+
+def judge(audits: Sequence[Audit]) -> list[Finding]:
+    """Return what is wrong with a run; empty if the reference would have done the same.
+
+    Levels are those of `gem_bench.conformance`: `L1` is about what was sampled, `L2` about updates.
+    """
+    good = followed(audits)
+    found = []
+    if len(good) < min(MUST_FOLLOW, len(audits)):
+        bad = audits[len(good)]
+        where = f"log-probabilities of iteration {bad.iteration}"
+        found.append(Finding("L1", where, f"within {FOLLOWS:g}", bad.logprob_difference))
+    for audit in good:
+        for name, floor in (("loss", LOSS_FLOOR), ("grad_norm", 0.0)):
+            recorded, replayed = getattr(audit, name)
+            if recorded is None or abs(recorded - replayed) > max(RELATIVE * abs(replayed), floor):
+                found.append(
+                    Finding("L2", f"{name} of iteration {audit.iteration}", replayed, recorded)
+                )
+    for name in ("surprisal_z", "stop_z"):
+        z = pooled(getattr(audit, name) for audit in good)
+        if z is not None and abs(z) > Z_LIMIT:
+            found.append(Finding("L1", f"{name} of all samples", f"within ±{Z_LIMIT:g}", z))
+    return found
+
+
+def lines(audits: Sequence[Audit]) -> Iterator[str]:
+    """Yield a table of the iterations that the replay followed, and the pooled numbers."""
+    yield (
+        f"{'iteration':>9}  {'loss':>11} {'replayed':>11}  {'grad_norm':>9} {'replayed':>9}  "
+        f"{'logprobs':>8}  {'surprisal':>9} {'stops':>6}"
+    )
+    good = followed(audits)
+    for a in good:
+        yield (
+            f"{a.iteration:9}  {_number(a.loss[0], 11, 7)} {_number(a.loss[1], 11, 7)}  "
+            f"{_number(a.grad_norm[0], 9, 6)} {_number(a.grad_norm[1], 9, 6)}  "
+            f"{_number(a.logprob_difference, 8, 6)}  {_number(a.surprisal_z, 9, 2)} "
+            f"{_number(a.stop_z, 6, 2)}"
+        )
+    yield (
+        f"followed {len(good)} of {len(audits)} iterations; over all of them surprisal "
+        f"{_number(pooled(a.surprisal_z for a in good), 0, 2)}, "
+        f"stops {_number(pooled(a.stop_z for a in good), 0, 2)} standard deviations"
+    )
+
+
+def _number(value: float | None, width: int, digits: int) -> str:
+    return f"{'-':>{width}}" if value is None else f"{value:{width}.{digits}f}"
+
+
+def _with_model(spec: dict[str, object], path: str) -> dict[str, object]:
+    policy = spec["policy"]
+    if not isinstance(policy, dict):
+        raise ConfigurationError(f"policy must be a table, got {policy!r}")
+    return {**spec, "policy": {**policy, "model": path}}
+
+
+def _batches(run: RunRecord) -> Iterator[tuple[int, list[Trajectory]]]:
+    """Training episodes by iteration, which come in order."""
+    batch: list[Trajectory] = []
+    current = 0
+    for episode in run.episodes():
+        if episode.split != "train":
+            continue
+        if episode.iteration != current:
+            yield current, batch
+            batch, current = [], episode.iteration
+        batch.append(episode.trajectory)
+    if batch:
+        yield current, batch
+
+
+@torch.no_grad()
+def _moments(
+    learner: Learner, rows: Sequence[Row], stop_ids: list[int], temperature: float
+) -> _Moments:
+    model, parts = learner.policy, []
+    for chunk in chunks(rows, learner.forward_tokens):
+        where = [(i, position) for i, row in enumerate(chunk) for position in row.sampled]
+        row, position = torch.tensor(where, device=model.device).T
+        batch = pad(chunk, model.device)
+        with learner.autocast():
+            logits = model(**batch, use_cache=False).logits[row, position - 1]
+        logprobs = (logits.float() / temperature).log_softmax(-1).double()
+        probs = logprobs.exp()
+        chosen = batch["input_ids"][row, position]
+        entropy = -(probs * logprobs).sum(-1)
+        stop = torch.tensor(stop_ids, device=model.device)
+        parts.append(
+            _Moments(
+                logprobs.gather(1, chosen[:, None])[:, 0],
+                entropy,
+                (probs * logprobs**2).sum(-1) - entropy**2,
+                probs[:, stop].sum(-1),
+                torch.isin(chosen, stop).double(),
+            )
+        )
+    names = _Moments.__dataclass_fields__
+    return _Moments(**{n: torch.cat([getattr(part, n) for part in parts]) for n in names})
+
+
+def _difference(
+    episodes: Sequence[Trajectory], rows: Sequence[Row], replayed: Tensor
+) -> float | None:
+    """Largest difference between the recorded and the replayed log-probabilities."""
+    recorded: list[float] = []
+    for row in rows:
+        for turn in dict.fromkeys(row.turn):
+            logprobs = episodes[row.episode].turns[turn].logprobs
+            if logprobs is None:
+                return None
+            recorded += logprobs
+    difference = torch.tensor(recorded, dtype=torch.float64) - replayed.cpu()
+    return float(difference.abs().max())
+
+
+def _z(excess: Tensor, variance: Tensor) -> float:
+    """Sum of independent deviations in units of its standard deviation; 0 if nothing can vary."""
+    spread = math.sqrt(max(float(variance.sum()), 0.0))
+    return float(excess.sum()) / spread if spread > 0 else 0.0

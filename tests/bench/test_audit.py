@@ -1,0 +1,140 @@
+"""A run's audit finds what its trainer did differently from the reference, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gem.errors import ConfigurationError
+from gem.experiment import RunSpec
+from gem.record import METRICS, RUN, RunRecord, read_run
+
+torch = pytest.importorskip("torch", reason="the reference trainer needs torch")
+pytest.importorskip("transformers", reason="the reference trainer needs it")
+tiny_model = pytest.importorskip("gem_cpu.tiny_model", reason="makes the model to train")
+
+from gem_bench import reference  # noqa: E402
+from gem_bench.audit import audit, followed, judge, lines, pooled  # noqa: E402
+
+SPEC: dict[str, Any] = {
+    "name": "test",
+    "env": {
+        "id": "game:GuessTheNumber-v0-easy",
+        "params": {"hint": "range", "prompt": "short"},
+    },
+    "policy": {"prompt_tokens": 40, "response_tokens": 128, "turn_tokens": 8},
+    "algorithm": {"advantage": "rebn", "gamma": 0.9},
+    "optimizer": {"lr": 1e-3},
+    "training": {"iterations": 3, "tasks": 16, "group_size": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., RunRecord]:
+    """Trains with the reference and returns the record, which may tell another story."""
+    model = str(tiny_model.ensure(progress=False))
+
+    def changed(changes: dict[str, Any]) -> dict[str, Any]:
+        data = json.loads(json.dumps(SPEC))
+        data["policy"]["model"] = model
+        for name, value in changes.items():
+            table, _, key = name.partition("__")
+            data.setdefault(table, {})[key] = value
+        return RunSpec.from_mapping(data).to_mapping()
+
+    def train(told: dict[str, Any] | None = None, **changes: Any) -> RunRecord:
+        """Train with `changes`; the record says that it was with `told`."""
+        folder = tmp_path_factory.mktemp("run")
+        spec = changed(changes)
+        reference.train(RunSpec.from_mapping(spec), folder)
+        meta = {"spec": changed(changes | (told or {})), "model": model}
+        (folder / RUN).write_text(json.dumps(meta))
+        return read_run(folder)
+
+    return train
+
+
+def levels(run: RunRecord) -> set[str]:
+    return {finding.level for finding in judge(list(audit(run)))}
+
+
+def test_the_references_own_run_is_followed_exactly(recorded: Callable[..., RunRecord]) -> None:
+    audits = list(audit(recorded()))
+    assert judge(audits) == []
+    assert len(followed(audits)) == 3
+    for each in audits:
+        assert each.loss[0] == pytest.approx(each.loss[1], abs=1e-7)
+        assert each.grad_norm[0] == pytest.approx(each.grad_norm[1], rel=1e-5)
+        assert each.surprisal_z != 0 and each.stop_z != 0
+
+
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+def test_a_sampler_at_another_temperature_is_found(
+    recorded: Callable[..., RunRecord], temperature: float
+) -> None:
+    run = recorded(
+        {"sampling__temperature": 1.0}, sampling__temperature=temperature, training__tasks=64
+    )
+    first = next(audit(run))
+    assert first.surprisal_z is not None
+    assert abs(first.surprisal_z) > 4 and (first.surprisal_z > 0) == (temperature > 1)
+
+
+def test_other_advantages_are_found(recorded: Callable[..., RunRecord]) -> None:
+    assert "L2" in levels(recorded({"algorithm__gamma": 0.9}, algorithm__gamma=0.5))
+
+
+def test_weights_that_do_not_reach_the_sampler_are_found(
+    recorded: Callable[..., RunRecord],
+) -> None:
+    """The policy that sampled never changes, although the record tells of updates."""
+    run = recorded({"optimizer__lr": 1e-2}, optimizer__lr=1e-12)
+    audits = list(audit(run))
+    assert len(followed(audits)) == 1
+    assert "L1" in {finding.level for finding in judge(audits)}
+
+
+def test_a_loss_that_is_another_is_found(recorded: Callable[..., RunRecord]) -> None:
+    run = recorded()
+    path = run.folder / METRICS
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows[1]["loss"] += 0.01
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    [finding] = judge(list(audit(read_run(run.folder))))
+    assert (finding.level, finding.where) == ("L2", "loss of iteration 1")
+
+
+@pytest.mark.parametrize(
+    ("told", "message"),
+    [
+        ({"algorithm__advantage": "gae"}, "cannot be replayed"),
+        ({"algorithm__kl_coef": 0.1}, "cannot be replayed"),
+        ({"training__precision": "bf16"}, "audit the same experiment in fp32"),
+    ],
+)
+def test_what_cannot_be_replayed_is_refused(
+    recorded: Callable[..., RunRecord], told: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        next(audit(recorded(told, training__iterations=1, training__tasks=2)))
+
+
+def test_a_record_without_its_experiment_is_refused(tmp_path: Path) -> None:
+    (tmp_path / RUN).write_text("{}")
+    (tmp_path / METRICS).write_text("")
+    with pytest.raises(ConfigurationError, match="holds no experiment"):
+        next(audit(read_run(tmp_path)))
+
+
+def test_the_table_names_every_iteration_followed(recorded: Callable[..., RunRecord]) -> None:
+    table = list(lines(list(audit(recorded(training__iterations=2)))))
+    assert [line.split()[0] for line in table] == ["iteration", "0", "1", "followed"]
+
+
+def test_standard_normal_numbers_pool_to_one() -> None:
+    assert pooled([1.0, None, 1.0, 1.0, 1.0]) == 2.0
+    assert pooled([None]) is None
