@@ -210,6 +210,7 @@ def test_a_batch_is_recorded_when_its_losses_are_known(
     assert line["failed_episodes"] == 1.0
     episodes = list(run.episodes())
     assert [e.trajectory.valid for e in episodes] == [t.valid for t in batch]
+    assert [e.trajectory.group for e in episodes] == [0, 0, 1, 1, 2, 2, 3, 3]
     for episode in episodes[:7]:
         assert episode.rows is not None and episode.advantages is not None
         [shown] = episode.rows

@@ -119,7 +119,7 @@ class GemExperienceMaker(RemoteExperienceMaker):  # type: ignore[misc]
         """
         if self.gem is None:
             return list(super().compute_advantages_and_returns(experiences))
-        rows = read_rows(experiences)
+        rows = read_rows(experiences, self.args.rollout.n_samples_per_prompt)
         failed = check_failures(
             [row.trajectory.valid for row in rows], self.gem.max_failed_fraction, _reasons(rows)
         )
@@ -151,7 +151,7 @@ class GemExperienceMaker(RemoteExperienceMaker):  # type: ignore[misc]
             values = [row.at_turns(row.experience.values) for row in rows]
         table = TurnTable.build(
             rewards,
-            groups=[row.number // self.args.rollout.n_samples_per_prompt for row in rows],
+            groups=[row.trajectory.group for row in rows],
             valid=[row.trajectory.valid for row in rows],
             values=values,
         )
@@ -227,8 +227,12 @@ class GemExperienceMaker(RemoteExperienceMaker):  # type: ignore[misc]
         return largest
 
 
-def read_rows(experiences: Sequence[Any]) -> list[Row]:
+def read_rows(experiences: Sequence[Any], samples: int) -> list[Row]:
     """Return the episodes of a batch in order of their numbers; labels become the dataset's again.
+
+    Args:
+        experiences: OpenRLHF's batch.
+        samples: Episodes of a task.
 
     Raises:
         RolloutError: A row does not hold what was played.
@@ -242,6 +246,7 @@ def read_rows(experiences: Sequence[Any]) -> list[Row]:
             played = Played.decode(label)
             labels.append(played.label)
             trajectory = played.trajectory
+            trajectory.group = int(number) // samples
             tokens = trajectory.sequences()[0] if trajectory.valid else None
             row = Row(experience, place, int(number), played, tokens)
             row.check()
