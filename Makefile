@@ -12,6 +12,7 @@ RUNS ?= runs
 MODEL ?= tiny
 SEEDS ?= 0 1 2
 TRAINERS ?= reference verl
+ITERATIONS ?= 60
 
 .DEFAULT_GOAL := help
 .PHONY: help
@@ -33,13 +34,25 @@ env-tinker: ## Environments with the tinker SDK, its cookbook, and a Tinker serv
 
 # The product
 
-.PHONY: demo compare-seeds compare-soft
+.PHONY: demo compare compare-seeds compare-soft
 demo: env-dev env-verl ## One experiment in the reference trainer and in real verl; ends in runs/demo/report.html
 	$(BENCH) run recipes/guess-easy.toml --to reference --cpu --overwrite --out $(RUNS)/demo/reference --set policy.model=$(MODEL)
 	$(BENCH) run recipes/guess-easy.toml --to verl --cpu --overwrite --out $(RUNS)/demo/verl --set policy.model=$(MODEL)
 	$(BENCH) compare $(RUNS)/demo/reference $(RUNS)/demo/verl
 	$(BENCH) report $(RUNS)/demo/reference $(RUNS)/demo/verl --out $(RUNS)/demo/report.html
 	$(BENCH) plot $(RUNS)/demo/reference $(RUNS)/demo/verl --out $(RUNS)/demo/curves.svg
+
+# Tinker's servers train adapters only, so there is a reference with the same kind of adapters too.
+compare: env-dev env-verl env-openrlhf env-tinker ## One experiment in every trainer; ends in runs/compare/report.html
+	@set -e; for trainer in reference verl openrlhf; do \
+	  $(BENCH) run recipes/guess-easy.toml --to $$trainer --cpu --set training.iterations=$(ITERATIONS) \
+	    --set policy.model=$(MODEL) --overwrite --out $(RUNS)/compare/$$trainer; done; \
+	for trainer in reference tinker; do \
+	  $(BENCH) run recipes/guess-easy.toml --to $$trainer --cpu --set training.iterations=$(ITERATIONS) \
+	    --set policy.model=$(MODEL) --set policy.lora_rank=8 --overwrite --out $(RUNS)/compare/$$trainer-lora; done
+	$(BENCH) compare $(RUNS)/compare/*/
+	$(BENCH) report $(RUNS)/compare/*/ --out $(RUNS)/compare/report.html
+	$(BENCH) plot $(RUNS)/compare/*/ --out $(RUNS)/compare/curves.svg
 
 compare-seeds: env-dev env-verl ## Conformance L4: three seeds, sampled, in the reference and in verl
 	@set -e; for seed in $(SEEDS); do for trainer in $(TRAINERS); do \
