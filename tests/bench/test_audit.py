@@ -123,6 +123,17 @@ def test_what_cannot_be_replayed_is_refused(
         next(audit(recorded(told, training__iterations=1, training__tasks=2)))
 
 
+def test_a_run_with_adapters_is_replayed_from_the_same_ones(
+    recorded: Callable[..., RunRecord],
+) -> None:
+    run = recorded(policy__lora_rank=4, training__iterations=2)
+    meta = json.loads((run.folder / RUN).read_text())
+    with pytest.raises(ConfigurationError, match="name the folder that holds it"):
+        next(audit(run))
+    (run.folder / RUN).write_text(json.dumps({**meta, "trainer": "reference"}))
+    assert judge(list(audit(read_run(run.folder)))) == []
+
+
 def test_a_record_without_its_experiment_is_refused(tmp_path: Path) -> None:
     (tmp_path / RUN).write_text("{}")
     (tmp_path / METRICS).write_text("")

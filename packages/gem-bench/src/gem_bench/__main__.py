@@ -108,7 +108,8 @@ def _audit(args: argparse.Namespace) -> int:
     from gem.record import read_run
     from gem_bench.audit import audit, judge, lines
 
-    audits = list(islice(audit(read_run(args.run), device=args.device), args.iterations))
+    replay = audit(read_run(args.run), lora_init=args.lora_init, device=args.device)
+    audits = list(islice(replay, args.iterations))
     for line in lines(audits):
         print(line)
     findings = judge(audits)
@@ -188,6 +189,7 @@ def _parser() -> argparse.ArgumentParser:
         default=20,
         help="how many to replay (default: %(default)s)",
     )
+    p.add_argument("--lora-init", metavar="FOLDER", help="adapter that the run began with")
     p.add_argument("--device", default="cpu", help="cpu, cuda or cuda:<n> (default: %(default)s)")
     return parser
 

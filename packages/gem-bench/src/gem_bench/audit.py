@@ -19,7 +19,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -76,11 +77,19 @@ class _Moments:
     """Whether such a token was drawn."""
 
 
-def audit(run: RunRecord, *, device: str = "cpu", forward_tokens: int = 65_536) -> Iterator[Audit]:
+def audit(
+    run: RunRecord,
+    *,
+    lora_init: str | None = None,
+    device: str = "cpu",
+    forward_tokens: int = 65_536,
+) -> Iterator[Audit]:
     """Replay the iterations of a run, which must have begun from its model's own weights.
 
     Args:
         run: A record with the spec and all training episodes.
+        lora_init: Folder of the adapter that a run with `policy.lora_rank` began with, if the
+            reference would begin with another.
         device: Where to compute.
         forward_tokens: Most tokens, padding included, in one forward pass.
 
@@ -100,9 +109,16 @@ def audit(run: RunRecord, *, device: str = "cpu", forward_tokens: int = 65_536) 
             f"training.precision: {spec.training.precision} hides what an audit looks for; audit "
             "the same experiment in fp32"
         )
+    own = run.meta.get("trainer") == "reference"
+    adapter = lora_init or spec.policy.lora_init
+    if spec.policy.lora_rank and not own and (adapter is None or not Path(adapter).is_dir()):
+        raise ConfigurationError(
+            "policy.lora_rank: the run began with a random adapter of its trainer's; name the "
+            "folder that holds it (lora_init)"
+        )
     path = str(run.meta.get("model") or spec.policy.model)
-    resolved = RunSpec.from_mapping(_with_model(run.meta["spec"], path))
-    learner = Learner(resolved, torch.device(device), forward_tokens)
+    policy = replace(spec.policy, model=path, lora_init=adapter)
+    learner = Learner(replace(spec, policy=policy), torch.device(device), forward_tokens)
     chat = ChatFormat(AutoTokenizer.from_pretrained(path), system_prompt=spec.policy.system_prompt)
     metrics = {m["iteration"]: m for m in run.metrics if m["split"] == "train"}
     for iteration, episodes in _batches(run):
@@ -186,13 +202,6 @@ def lines(audits: Sequence[Audit]) -> Iterator[str]:
 
 def _number(value: float | None, width: int, digits: int) -> str:
     return f"{'-':>{width}}" if value is None else f"{value:{width}.{digits}f}"
-
-
-def _with_model(spec: dict[str, object], path: str) -> dict[str, object]:
-    policy = spec["policy"]
-    if not isinstance(policy, dict):
-        raise ConfigurationError(f"policy must be a table, got {policy!r}")
-    return {**spec, "policy": {**policy, "model": path}}
 
 
 def _batches(run: RunRecord) -> Iterator[tuple[int, list[Trajectory]]]:
