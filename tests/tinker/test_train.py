@@ -141,6 +141,17 @@ def test_a_client_that_keeps_failing_stops_the_run(service: Any, tmp_path: Path)
         run(tmp_path, "restarts=1")
 
 
+def test_an_error_that_the_sdk_hides_in_a_value_error_is_a_failed_client_too(
+    service: Any, tmp_path: Path
+) -> None:
+    hidden = ValueError("Error retrieving result ... exceeded 3 retries")
+    hidden.__cause__ = tinker.TinkerError("loss not supported")
+    service.train_errors = [None, hidden]
+    run(tmp_path)
+    assert len(service.clients) == 2
+    assert [m["iteration"] for m in read_run(tmp_path).metrics] == [0, 1, 2, 3]
+
+
 def test_a_damaged_list_of_checkpoints_is_refused(service: Any, tmp_path: Path) -> None:
     (tmp_path / "checkpoints.jsonl").write_text("{]\n")
     with pytest.raises(RecordError, match="not a checkpoint"):

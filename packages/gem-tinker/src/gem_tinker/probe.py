@@ -13,6 +13,7 @@ import tinker
 from tinker.lib.base_url import DEFAULT_BASE_URL, resolve_base_url
 
 from gem.errors import ConfigurationError, UnreachableError
+from gem_tinker.answers import answer
 from gem_tinker.settings import Config
 
 GRAD_NORM = "grad_norm"
@@ -42,13 +43,11 @@ async def probe(config: Config) -> str:
     # A session of its own: what it holds on the server is given back at its end.
     with session as service:
         try:
-            await asyncio.wait_for(_check_model(config), config.request_timeout_s)
+            await _check_model(config)
             # The hosted service takes no `weights` with these losses and its sum needs no proof.
             variants = [False] if hosted else [True, False]
-            norms = await asyncio.wait_for(
-                _gradient_norms(service, config, 1 if hosted else _rows(config), variants),
-                config.request_timeout_s,
-            )
+            rows = 1 if hosted else _rows(config)
+            norms = await _gradient_norms(service, config, rows, variants)
         except (tinker.APIConnectionError, asyncio.TimeoutError) as error:
             raise UnreachableError(
                 f"no answer from the Tinker server at {resolve_base_url(config.base_url)}: {error}"
@@ -119,7 +118,8 @@ def judge(norms: list[float], stated: str) -> str:
 
 
 async def _check_model(config: Config) -> None:
-    capabilities = await tinker.RestClient(base_url=config.base_url).get_server_capabilities()
+    question = tinker.RestClient(base_url=config.base_url).get_server_capabilities()
+    capabilities = await answer(question, config.request_timeout_s)
     models = {model.model_name: model for model in capabilities.supported_models}
     if config.model not in models:
         raise ConfigurationError(
@@ -143,15 +143,17 @@ async def _gradient_norms(
     service: Any, config: Config, rows: int, variants: list[bool]
 ) -> list[float]:
     """Return a norm for each variant, with or without `weights`; none if none is reported."""
-    client = await service.create_lora_training_client(
+    limit = config.request_timeout_s
+    made = service.create_lora_training_client(
         config.model, rank=config.lora_rank, seed=config.lora_seed, train_unembed=False
     )
+    client = await answer(made, limit)
     norms = []
     for weights in variants:
         gradient = client.forward_backward([_datum(weights)] * rows, config.loss_fn)
         step = client.optim_step(tinker.AdamParams(learning_rate=0.0))
-        await gradient
-        norms.append(grad_norm((await step).metrics))
+        await answer(gradient, limit)
+        norms.append(grad_norm((await answer(step, limit)).metrics))
     return [norm for norm in norms if norm is not None]
 
 

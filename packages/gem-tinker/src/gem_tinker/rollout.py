@@ -15,6 +15,7 @@ from gem.rollout import ChatFormat, Request, Sample, play
 from gem.seeding import stream
 from gem.tasks import Task
 from gem.trajectory import Trajectory
+from gem_tinker.answers import answer
 from gem_tinker.settings import Config
 
 logger = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ class EpisodeSampler:
         prompt = tinker.ModelInput.from_ints(request.prompt_ids)
         for attempt in range(self._sampling.retries + 1):
             try:
-                answer = await asyncio.wait_for(
+                found = await answer(
                     self._client.sample(prompt=prompt, num_samples=1, sampling_params=params),
                     self._sampling.timeout_s,
                 )
@@ -86,7 +87,7 @@ class EpisodeSampler:
                 logger.warning("sampling failed, attempt %d: %s", attempt + 1, reason)
                 await asyncio.sleep(_BACKOFF_S * 2**attempt)
             else:
-                return self._sample(answer.sequences[0], request.max_tokens)
+                return self._sample(found.sequences[0], request.max_tokens)
         raise AssertionError("unreachable")
 
     def _params(self, max_tokens: int) -> tinker.SamplingParams:

@@ -31,6 +31,7 @@ from gem.tasks import Task
 from gem.trajectory import Trajectory
 from gem_tinker import __version__, check_tinker
 from gem_tinker.advantage import Objective, Row, batch_rows, minibatches, to_datums, trained_rows
+from gem_tinker.answers import answer
 from gem_tinker.checkpoints import Checkpoint, Checkpoints
 from gem_tinker.probe import grad_norm, probe
 from gem_tinker.rollout import Sampling, play_batch
@@ -293,8 +294,7 @@ class Run:
         self.report(iteration, split, metrics)
 
     async def _answer(self, future: Awaitable[T]) -> T:
-        """Wait for the server, but not for ever."""
-        return await asyncio.wait_for(future, self.config.request_timeout_s)
+        return await answer(future, self.config.request_timeout_s)
 
 
 def _say_nothing(iteration: int, split: str, metrics: dict[str, float]) -> None:
