@@ -82,9 +82,9 @@ def cpu_s() -> float:
 
 
 def traces() -> tuple[int, int, int]:
-    """Return the processes below this one, its descriptors, and the temporary files."""
+    """Return the processes below this one, its descriptors, and gem's temporary files."""
     descriptors = len(list(Path("/proc/self/fd").iterdir()))
-    return len(below(os.getpid())), descriptors, len(list(Path(tempfile.gettempdir()).iterdir()))
+    return len(below(os.getpid())), descriptors, len(list(Path(tempfile.gettempdir()).glob("gem*")))
 
 
 def measure(which: str, seconds: float) -> dict[str, float]:
