@@ -176,7 +176,7 @@ def test_turn_level_gae_with_openrlhfs_critic(model: Path, tmp_path: Path) -> No
 def test_the_asynchronous_trainer_with_kl_in_the_reward(model: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     launch = compiled(
-        model, folder, algorithm={"advantage": "grpo", "kl_coef": 0.1},
+        model, folder, algorithm={"kl_coef": 0.1},
         training={"precision": "bf16"},
     )  # fmt: skip
     argv = [flag for flag in launch.argv if flag != "--algo.kl.use_loss"]
@@ -184,7 +184,9 @@ def test_the_asynchronous_trainer_with_kl_in_the_reward(model: Path, tmp_path: P
     argv += ["--train.async_enable", "--algo.kl.estimator", "k1", "--eval.steps", "1"]
     train(replace(launch, argv=argv), folder)
     check_record(folder)
-    evaluated = [m for m in read_run(folder).metrics if m["split"] == "eval:warm"]
+    metrics = read_run(folder).metrics
+    assert [m["kl"] != 0 for m in metrics if m["split"] == "train"] == [False, True, True]
+    evaluated = [m for m in metrics if m["split"] == "eval:warm"]
     assert evaluated
     assert all(m["iteration"] in (1, 2) and m["episodes"] == 3 for m in evaluated)
 
