@@ -15,7 +15,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-import chz
+from gem_tinker import check_cookbook
+
+try:
+    import chz
+except ImportError:
+    # It comes with the cookbook: the message says how to install that.
+    check_cookbook()
+    raise
+
 import tinker
 from tinker_cookbook.completers import TokenCompleter
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
@@ -42,7 +50,6 @@ from gem.rollout import Budget, ChatFormat, Sample
 from gem.rollout.play import EnvFailedError, Episode, blames_env, close_env
 from gem.tasks import Task, TaskSet
 from gem.trajectory import Trajectory as GemTrajectory
-from gem_tinker import check_cookbook
 
 T = TypeVar("T")
 

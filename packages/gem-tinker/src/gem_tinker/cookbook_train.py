@@ -19,7 +19,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import chz
+from gem_tinker import check_cookbook
+
+try:
+    import chz
+except ImportError:
+    # It comes with the cookbook: the message says how to install that.
+    check_cookbook()
+    raise
+
 import tinker
 from tinker_cookbook import checkpoint_utils
 from tinker_cookbook.rl import train as cookbook
@@ -36,7 +44,7 @@ from gem.errors import ConfigurationError, GemError
 from gem.metrics import episode_metrics
 from gem.record import RUN, Recorder
 from gem.trajectory import Trajectory
-from gem_tinker import __version__, check_cookbook, check_tinker
+from gem_tinker import __version__, check_tinker
 from gem_tinker.advantage import Objective, batch_rows, to_datums, trained_rows
 from gem_tinker.checkpoints import Checkpoints
 from gem_tinker.cookbook import GemDatasetBuilder, LeaveOut, Played
