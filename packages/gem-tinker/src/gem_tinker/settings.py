@@ -75,9 +75,11 @@ class Config(Settings):
     base_url: str | None = None
     """Address of the server; by default `$TINKER_BASE_URL`, else the hosted service."""
     save_every: int = 10
-    """Iterations between checkpoints; needs `record_dir`. 0 saves none."""
+    """Iterations between checkpoints, also at the end; 0 saves none. A run that is started again
+    finds them if it has a `record_dir`."""
     restarts: int = 2
-    """How often a training client that failed is replaced by one from the last checkpoint."""
+    """How often a training client that failed is replaced by one from the last checkpoint, or by a
+    new one that begins again where there is none."""
     sample_retries: int = 3
     """Further attempts at a turn whose sampling failed, besides the SDK's own."""
     request_timeout_s: float = 1800.0

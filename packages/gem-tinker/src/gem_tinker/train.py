@@ -271,8 +271,6 @@ class Run:
         return metrics
 
     async def _save(self, iteration: int) -> None:
-        if self.recorder is None:
-            return
         saved = await self._answer(self.client.save_state(f"iteration-{iteration:06d}"))
         self.checkpoints.add(Checkpoint(iteration, saved.path))
 
