@@ -235,6 +235,35 @@ def test_a_process_that_a_program_forks_is_not_the_session(warm: Session) -> Non
     assert [warm.run("print(x)").stdout for _ in range(3)] == ["parent\n"] * 3
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        "fs = []\nwhile True: fs.append(open('/dev/null'))",
+        "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)",
+        "import os; os.closerange(0, 3)",
+        "import builtins; builtins.print = None; del builtins.open",
+        "import sys; sys.stdout = sys.stdin = None",
+        "import gc, sys, threading; gc.disable(); sys.setrecursionlimit(50); sys.modules.clear()",
+    ],
+)
+def test_a_session_outlives_what_a_program_does_to_its_interpreter(
+    warm: Session, program: str
+) -> None:
+    warm.run("x = 1; import os")
+    warm.run(program)
+    assert warm.run("os._exit(3)").exit_code in (3, -9)
+    assert warm.run("os.write(1, b'%d' % x)").stdout == "1"
+
+
+def test_processes_that_take_all_room_are_named(warm: Session) -> None:
+    warm.run("import os, time; x = 1")
+    warm.snapshot()
+    warm.run("while True:\n    if os.fork() == 0: time.sleep(60)")
+    assert "left too many processes" in warm.run("print(x)").stderr
+    warm.close()
+    assert warm.run("print(1)").stdout == "1\n"
+
+
 def test_a_file_that_cannot_be_read_costs_no_snapshot(warm: Session) -> None:
     warm.run("import os\nopen('f', 'w').close(); os.chmod('f', 0); x = 1")
     state = warm.snapshot()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import _socket
 import os
+import resource
 import select
 import signal
 import struct
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 _FOLDER = "/tmp"
+# Programs may take it away.
+_open = open
 # States that somebody may need again; whoever needs a further one must repeat the programs.
 _KEPT = 8
 _ORDER = struct.Struct("=I??")
@@ -37,6 +40,9 @@ _NUMBER = struct.Struct("=i")
 _HOW_ENDED = b"?"
 STOP = b"."
 _PATIENCE_S = 2.0
+# Of the files that may be open, those that programs leave to what runs them.
+_FILES_APART = 32
+_FULL = b"earlier programs of the session have left too many processes\n"
 
 
 def keep(server: _socket.socket, seed: int, limit: Callable[[], None]) -> NoReturn:
@@ -136,8 +142,9 @@ class _Keeper:
                             os._exit(0)
                         return None, fork
                     if descriptor == channel.fileno():
-                        # A state that cannot fork, or is gone.
-                        os._exit(1)
+                        # The state cannot fork; or it is gone.
+                        failed = _number(channel)
+                        return (failed, None) if failed is not None else os._exit(1)
                     if descriptor == process:
                         return None, fork
                     number = _number(ours)
@@ -184,6 +191,14 @@ def _wait_for(pid: int, options: int) -> bool:
         return False
 
 
+def _exit_code(pid: int) -> int:
+    """Wait for a child; return its exit code, -9 where programs have made that unknown."""
+    try:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    except ChildProcessError:
+        return -9
+
+
 def _be_state(channel: _socket.socket, seed: int) -> NoReturn:
     """Answer orders: in this process for ever, and in every fork once its program has ended."""
     main = program.prepare(seed)
@@ -195,17 +210,21 @@ def _be_state(channel: _socket.socket, seed: int) -> NoReturn:
         if not order:
             os._exit(0)
         if order == _HOW_ENDED:
-            _, status = os.waitpid(forks.pop(), 0)
-            channel.send(_NUMBER.pack(os.waitstatus_to_exitcode(status)))
+            channel.send(_NUMBER.pack(_exit_code(forks.pop())))
             continue
-        forks = [pid for pid in forks if os.waitpid(pid, os.WNOHANG)[0] == 0]
+        forks = [pid for pid in forks if not _wait_for(pid, os.WNOHANG)]
         before, needed, restored = _ORDER.unpack(order)
         if needed and files is None:
             files = _Files()
         drawn = _random_state()
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError:
+            os.write(descriptors[-1], _FULL)
+            channel.send(_NUMBER.pack(1))
+            pid = -1
         if pid:
-            forks.append(pid)
+            forks += [pid] if pid > 0 else []
             for descriptor in descriptors:
                 os.close(descriptor)
             continue
@@ -218,7 +237,10 @@ def _be_state(channel: _socket.socket, seed: int) -> NoReturn:
             files.restore()
         files, forks = None, []
         _draw_on(drawn)
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most - _FILES_APART, most))
         exit_code = _run(main, before, descriptors[1:])
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         if os.getpid() != mine:
             # A process that the program started has come to the program's end as well.
             os._exit(exit_code)
@@ -235,7 +257,7 @@ def _run(main: ModuleType, before: int, descriptors: list[int]) -> int:
     for target, descriptor in enumerate(streams):
         os.dup2(descriptor, target)
         os.close(descriptor)
-    sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)
+    sys.stdin = _open(0, encoding="utf-8", errors="surrogateescape", closefd=False)
     # A function of an earlier program still shows its own lines in a traceback.
     path = f"{_FOLDER}/program-{before + 1}.py"
     main.__dict__["__file__"] = path
@@ -274,7 +296,7 @@ class _Files:
         if kind == 0o120000:
             self.files.append((path, 0, os.readlink(path)))
         elif kind == 0o100000 and os.access(path, os.R_OK):
-            with open(path, "rb") as file:
+            with _open(path, "rb") as file:
                 self.files.append((path, mode & 0o777, file.read()))
 
     def restore(self) -> None:
