@@ -11,6 +11,8 @@ OpenRLHF has no platform abstraction and no plugin point, so `startup/sitecustom
 - DeepSpeed's fused Adam and shared-memory collectives, which are compiled at the start: PyTorch's
   AdamW, and Gloo.
 - `vllm.AsyncEngineArgs`: no chunked prefill, which seeded sampling on CPU cannot do.
+- `ray.init` of a cluster of the run's own (`RAY_ADDRESS=local`): no dashboard, whose dozen
+  processes take longer to start than the trainer.
 - With `GEM_CPU_DTYPE=float32`, the precision of both engines; OpenRLHF itself knows bf16 and fp16.
 """
 
@@ -59,6 +61,8 @@ def install() -> None:
     after_import("openrlhf.utils.deepspeed.deepspeed", _plain_adam)
     after_import("deepspeed.comm.torch", _no_compiled_collectives)
     after_import("vllm", _engine_arguments)
+    if os.environ.get("RAY_ADDRESS") == "local":
+        after_import("ray", _no_dashboard)
     if dtype == _FULL:
         after_import("openrlhf.utils.utils", _full_precision_weights)
 
@@ -194,6 +198,16 @@ def _full_precision_weights(module: ModuleType) -> None:
 def _no_compiled_collectives(module: ModuleType) -> None:
     _check(module, "build_shm_op", [])
     module.build_shm_op = _nothing()  # type: ignore[attr-defined]
+
+
+def _no_dashboard(module: ModuleType) -> None:
+    original = module.init
+
+    def init(*args: Any, **kwargs: Any) -> Any:
+        kwargs.setdefault("include_dashboard", False)
+        return original(*args, **kwargs)
+
+    module.init = init  # type: ignore[attr-defined]
 
 
 def _engine_arguments(module: ModuleType) -> None:
