@@ -63,6 +63,8 @@ def test_every_iteration_plays_new_seeds() -> None:
         ("training.tasks", 0, "training.tasks must be at least 1, got 0"),
         ("training.tasks", 1.0, "training.tasks must be of type int, got 1.0"),
         ("policy.turns", 0, "policy.turns must be at least 1"),
+        ("policy.lora_rank", -1, "policy.lora_rank must be at least 0"),
+        ("policy.lora_init", "folder", "policy.lora_init: needs a policy.lora_rank above 0"),
         ("policy.model", None, "policy.model must be of type str, got None"),
         ("env", 3, "env must be a table, got 3"),
         ("env.params", 3, "env.params must be a table, got 3"),
