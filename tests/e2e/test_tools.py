@@ -42,9 +42,9 @@ def recipe(tool: str) -> Path:
 
 
 def settings(tool: str, url: str) -> list[str]:
-    """Nothing is random, and short: every trainer must do the same."""
+    """Nothing is random, few episodes, large steps: every trainer must do the same."""
     changes = ["sampling.top_k=1", "training.tasks=16", "training.group_size=1"]
-    changes += ["training.iterations=3"]
+    changes += ["training.iterations=3", "optimizer.lr=1e-3"]
     if tool == "mcp":
         changes.append(f"env.params.wrappers.0.tools.0.servers.time.url={url}")
     return changes
