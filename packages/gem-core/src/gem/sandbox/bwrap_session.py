@@ -45,14 +45,12 @@ class _Place:
 class BwrapSession(Session):
     """A session of `BwrapExecutor`; see there."""
 
-    def __init__(
-        self, connect: Callable[[], Server], level: Callable[[bytes], int], limits: Limits
-    ) -> None:
+    def __init__(self, connect: Callable[[], Server], level: int, limits: Limits) -> None:
         """Start nothing.
 
         Args:
             connect: Gives a running sandbox.
-            level: Which of its interpreters a program needs.
+            level: Which of its interpreters the programs are forked from.
             limits: Those of every program.
         """
         self._connect = connect
@@ -75,7 +73,7 @@ class BwrapSession(Session):
             for _ in range(_ATTEMPTS):
                 with contextlib.suppress(NotSentError):
                     if self._place is None or self._place.server.ended():
-                        lost = self._repeat(source)
+                        lost = self._repeat()
                         if lost is not None:
                             return lost
                     result = self._step(source, given)
@@ -106,16 +104,15 @@ class BwrapSession(Session):
             self._programs += (_Program(source, stdin, _came(result)),)
         return result
 
-    def _repeat(self, source: bytes) -> Result | None:
+    def _repeat(self) -> Result | None:
         """Come to the present state in a namespace of its own; say if it cannot be.
 
         Raises:
             UnreachableError: The programs do something else this time.
         """
         programs = self._programs
-        level = max(self._level(each) for each in (source, *(each.source for each in programs)))
         self._leave()
-        self._place = _Place(self._connect(), level)
+        self._place = _Place(self._connect(), self._level)
         self._programs = ()
         try:
             same = all(self._repeats(program) for program in programs)
