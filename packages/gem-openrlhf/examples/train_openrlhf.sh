@@ -64,7 +64,7 @@ if $cpu; then
   export PYTHONPATH GEM_CPU=1 GEM_CPU_DTYPE=float32 DS_ACCELERATOR=cpu VLLM_TARGET_DEVICE=cpu
   export VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind OMP_NUM_THREADS=1 VLLM_NO_USAGE_STATS=1
   export TORCHDYNAMO_DISABLE=1 HF_HUB_OFFLINE=1 GLOO_SOCKET_IFNAME=lo RAY_memory_monitor_refresh_ms=0
-  export TORCH_EXTENSIONS_DIR=$out/torch_extensions
+  export RAY_prestart_worker_first_driver=0 TORCH_EXTENSIONS_DIR=$out/torch_extensions
   env="${ENV:-game:GuessTheNumber-v0-easy}?hint=range&prompt=short"
   tasks=48
   sed -i 's/prompt_tokens=1024,/prompt_tokens=128, seed=0,/; s/turn_tokens=512,/turn_tokens=16,/' "$out/agent.py"

@@ -39,6 +39,7 @@ CPU_ENV = {
     "GLOO_SOCKET_IFNAME": "lo",
     "RAY_ADDRESS": "local",  # a cluster of its own, which ends with the launcher
     "RAY_memory_monitor_refresh_ms": "0",
+    "RAY_prestart_worker_first_driver": "0",  # idle processes, as many as there are CPUs
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 """Environment of a run without a GPU."""
