@@ -136,6 +136,18 @@ def test_batches_are_consecutive_tasks() -> None:
     assert [(g.task.seed, g.size) for g in test.get_batch(0)] == [(70, 1), (71, 1), (72, 1)]
 
 
+def test_an_evaluator_plays_its_own_tasks_and_leaves_failed_ones_out(tokenizer: Any) -> None:
+    dataset = GemDatasetBuilder(
+        model_name="m", train="gem:test:Scripted-v0?n=16", turn_tokens=12, turns=2
+    )
+    evaluator = cookbook.GemEvaluatorBuilder(
+        dataset=dataset, tasks="gem:test:Scripted-v0?n=4&seed=0&doomed=1", name="letters"
+    )()
+    found = asyncio.run(evaluator.eval_token_completer(Policy(tokenizer, "end")))
+    assert found["letters/env/all/total_episodes"] == 3
+    assert found["letters/env/all/reward/total"] == 1.0
+
+
 ARGUMENTS = [
     *("model_name=m", "recipe_name=r", "learning_rate=1e-3", "max_tokens=12", "log_path=/tmp/x"),
     "dataset_builder=gem_tinker.cookbook:GemDatasetBuilder",
