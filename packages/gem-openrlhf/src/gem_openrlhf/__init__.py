@@ -26,7 +26,7 @@ __version__ = "0.1.0"
 SUPPORTED_OPENRLHF = ">=0.11.1,<0.12"
 """Versions of OpenRLHF that this package works with."""
 
-INSTALL = f'pip install "gem-openrlhf[openrlhf]" "openrlhf{SUPPORTED_OPENRLHF}"'
+INSTALL = 'pip install "gem-openrlhf[openrlhf]"'
 
 __all__ = ["SUPPORTED_OPENRLHF", "GemAgentExecutor", "Settings", "__version__", "check_openrlhf"]
 

@@ -68,7 +68,7 @@ class OpenRLHFAdapter:
             **_algorithm(spec),
             **_optimizer("actor", spec, spec.optimizer.lr),
             **_batches(spec),
-            **(_one_cpu() if cpu else _one_gpu(spec)),
+            **(_one_cpu() if cpu else _one_gpu()),
         }
         if spec.algorithm.advantage == "gae":
             flags |= _optimizer("critic", spec, spec.algorithm.value_lr)
@@ -244,7 +244,7 @@ def _batches(spec: RunSpec) -> dict[str, Any]:
     }
 
 
-def _one_gpu(spec: RunSpec) -> dict[str, Any]:
+def _one_gpu() -> dict[str, Any]:
     """Everything on one GPU, one after the other."""
     return {
         "train.colocate_all": True,

@@ -17,6 +17,7 @@ from typing import Any
 from gem.metrics import episode_metrics
 from gem.record import RUN, Recorder, TrainedRow
 from gem.trajectory import Trajectory
+from gem_openrlhf import __version__, check_openrlhf
 
 RECORDED = {
     "loss": "policy_loss",
@@ -46,7 +47,8 @@ class Recording:
         self._recorder = Recorder(folder)
         # A launcher that knows more about the run has already written it.
         if not (self._recorder.folder / RUN).exists():
-            self._recorder.start({"trainer": "openrlhf"})
+            known = {"openrlhf": check_openrlhf(), "gem-openrlhf": __version__}
+            self._recorder.start({"trainer": "openrlhf", "versions": known})
         self._batch: dict[str, Any] | None = None
 
     def batch(
