@@ -163,7 +163,8 @@ def test_rows_are_recorded_on_demand(
 ) -> None:
     monkeypatch.setenv("GEM_RECORD_ROWS", "1")
     run(tmp_path, "iterations=1")
-    rows = [json.loads(line)["rows"] for line in (tmp_path / "episodes.jsonl").open()]
+    lines = (tmp_path / "episodes.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line)["rows"] for line in lines]
     assert [len(of_episode) for of_episode in rows] == [1, 1, 1, 1]
     assert sum(rows[0][0]["mask"]) > 0
 
