@@ -1,6 +1,6 @@
 """What gem-tinker adds to an iteration, and how it hides environments that take their time.
 
-.venvs/tinker/bin/python benchmarks/tinker.py --model DIR [--iterations N] [--episodes N]
+.venvs/tinker/bin/python benchmarks/tinker_overhead.py --model DIR [--iterations N] [--episodes N]
 
 Trains on a server of this machine. The server works, or an environment steps, while at least one
 of their calls is in progress; the rest of an iteration is what the adapter and the SDK's client
