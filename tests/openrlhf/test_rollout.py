@@ -156,10 +156,11 @@ def test_the_trajectory_travels_in_the_label_only_with_the_hook(
     ],
 )
 def test_settings_that_need_the_hook_are_refused_without_it(
-    key: str, settings: dict[str, Any]
+    key: str, settings: dict[str, Any], engine: Any
 ) -> None:
+    agent = executor(**settings)
     with pytest.raises(ConfigurationError, match=f"{key} needs.*RAY_RUNTIME_ENV_HOOK=gem_openrlhf"):
-        executor(**settings)
+        play(agent, engine(["a"]))
 
 
 def test_a_failed_episode_is_a_row_that_says_so(

@@ -65,12 +65,7 @@ class GemAgentExecutor(AgentExecutorBase):  # type: ignore[misc]
     settings = Settings()
 
     def __init__(self) -> None:
-        """Called by OpenRLHF once in each vLLM actor.
-
-        Raises:
-            ConfigurationError: The settings need the worker hook, which is not active.
-        """
-        worker.require_hook(self.settings)
+        """Called by OpenRLHF once in each vLLM actor."""
         self._chat: ChatFormat | None = None
         self._plays: Counter[str] = Counter()
 
@@ -87,10 +82,13 @@ class GemAgentExecutor(AgentExecutorBase):  # type: ignore[misc]
         """Play one episode; see OpenRLHF's `AgentExecutorBase`.
 
         Raises:
-            ConfigurationError: The row is not one of `make_dataset`, or has images.
+            ConfigurationError: The settings need the worker hook, which is not active; or the row
+                is not one of `make_dataset`, or has images.
             RolloutError: The engine gave no answer; or an episode failed and nothing downstream
                 could leave it out (OpenRLHF's own estimators, `max_failed_fraction=0`).
         """
+        # Not when the actor is made: OpenRLHF waits forever for an actor that cannot be made.
+        worker.require_hook(self.settings)
         if images:
             raise ConfigurationError("gem-openrlhf plays text only, but the row has images")
         settings, row = self.settings, Row.decode(label)
