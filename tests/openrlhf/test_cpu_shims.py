@@ -56,6 +56,15 @@ def test_nothing_is_replaced_without_being_asked() -> None:
     assert "Not tested:" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("address", "module"),
+    [("local", "gem_cpu.openrlhf_plugin"), ("127.0.0.1:6379", "ray._private.worker")],
+)
+def test_only_a_cluster_of_the_runs_own_has_no_dashboard(address: str, module: str) -> None:
+    done = python("import ray; print(ray.init.__module__)", GEM_CPU="1", RAY_ADDRESS=address)
+    assert done.stdout.strip() == module, done.stderr
+
+
 def test_an_unknown_precision_is_refused() -> None:
     done = python("print('started')", GEM_CPU="1", GEM_CPU_DTYPE="float16")
     assert "GEM_CPU_DTYPE must be bfloat16 or float32" in done.stderr
