@@ -16,12 +16,14 @@ import pytest
 from gem.record import read_run
 
 pytest.importorskip("gem_bench.runspec", reason="needs the development environment: make env-dev")
+from gem_bench.audit import audit, judge, lines
 from gem_bench.conformance import RELATIVE, compare_runs
 from gem_bench.runspec import load_spec
 from gem_cpu.tinker_server import initial_adapter
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "recipes" / "guess-easy-greedy.toml"
+SAMPLED = ROOT / "recipes" / "guess-easy.toml"
 SETTINGS = [
     "policy.lora_rank=8",
     # Below every gradient norm of this run: clipping is part of what is compared.
@@ -32,9 +34,9 @@ TIMEOUT_S = 900
 pytestmark = pytest.mark.slow
 
 
-def run(trainer: str, folder: Path, *settings: str) -> Path:
-    """Run the recipe through `gem-bench`, recording the trainer's own rows."""
-    command = [sys.executable, "-m", "gem_bench", "run", str(RECIPE), "--to", trainer, "--cpu"]
+def run(trainer: str, folder: Path, *settings: str, recipe: Path = RECIPE) -> Path:
+    """Run a recipe through `gem-bench`, recording the trainer's own rows."""
+    command = [sys.executable, "-m", "gem_bench", "run", str(recipe), "--to", trainer, "--cpu"]
     command += ["--out", str(folder), "--timeout", str(TIMEOUT_S)]
     for setting in [*SETTINGS, *settings]:
         command += ["--set", setting]
@@ -90,6 +92,15 @@ def test_sampler_and_trainer_agree_in_every_iteration(tinker: Path) -> None:
     differences = [m["logprob_difference_max"] for m in read_run(tinker).metrics]
     assert len(differences) == 10
     assert max(differences) < 1e-4
+
+
+def test_the_reference_would_have_made_the_same_of_a_sampled_run(tmp_path: Path) -> None:
+    folder = run("tinker", tmp_path / "run", "training.iterations=6", recipe=SAMPLED)
+    adapter = initial_adapter(folder / "server", tmp_path / "adapter")
+    audits = list(audit(read_run(folder), lora_init=str(adapter)))
+    assert len(audits) == 6
+    found = judge(audits)
+    assert not found, "\n".join([*lines(audits), *map(str, found)])
 
 
 def test_a_reference_with_another_adapter_is_told_apart(tinker: Path, tmp_path: Path) -> None:
