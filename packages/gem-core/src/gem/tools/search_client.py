@@ -11,6 +11,7 @@ import urllib.request
 from functools import lru_cache
 from typing import Any
 
+from gem import __version__
 from gem.errors import ConfigurationError, UnreachableError
 from gem.tools.msgpack import packed, unpacked
 from gem.tools.search_index import Hit, split_contents
@@ -23,7 +24,7 @@ _PAUSE_S = 0.1
 _CACHED = 10_000
 # A server that says so will say so again.
 _FINAL = frozenset({400, 401, 403, 404, 405, 415, 422})
-_USER_AGENT = "gem-core (https://pypi.org/project/gem-core)"
+_USER_AGENT = f"gem-core/{__version__}"
 
 
 def protocol_of(url: str) -> str:

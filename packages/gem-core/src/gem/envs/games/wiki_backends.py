@@ -18,6 +18,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from gem import __version__
 from gem.errors import DataError, UnreachableError
 
 _DEADLINE_S = 4.0
@@ -25,7 +26,7 @@ _MAX_BYTES = 1 << 24
 _RANDOM_TRIES = 10
 _MAX_OPTIONS = 10
 _MEDIA = re.compile(r"\.(png|jpe?g|gif|svg|webp|css|webm|og[gv]|mp[34]|pdf)$", re.IGNORECASE)
-_USER_AGENT = "gem-core (https://pypi.org/project/gem-core)"
+_USER_AGENT = f"gem-core/{__version__}"
 
 
 class Page(NamedTuple):
