@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import threading
 import time
 from collections.abc import Awaitable, Generator, Sequence
 from dataclasses import dataclass, field
@@ -32,11 +31,6 @@ class Scripted(Env):
     With the parameter `doomed`, episodes of seeds below it crash whatever is said.
     """
 
-    inside = 0
-    most_inside = 0
-    """Most steps that were in progress at the same time."""
-    _lock = threading.Lock()
-
     def __init__(self, doomed: int = 0) -> None:
         super().__init__()
         self.doomed = doomed
@@ -50,12 +44,7 @@ class Scripted(Env):
         if action == "crash" or self.fails:
             raise OSError("sandbox gone")
         if action == "slow":
-            with self._lock:
-                Scripted.inside += 1
-                Scripted.most_inside = max(Scripted.inside, Scripted.most_inside)
             time.sleep(0.2)
-            with self._lock:
-                Scripted.inside -= 1
         done = action == "end"
         return f"you said {action}", 1.0 if done else 0.25, done, False, {"success": done}
 
@@ -64,9 +53,8 @@ register("test:Scripted-v0", Scripted)
 
 
 @pytest.fixture
-def slow_env() -> type[Scripted]:
-    """The class of the environment, which counts its steps in progress from now on."""
-    Scripted.inside = Scripted.most_inside = 0
+def scripted_env() -> type[Scripted]:
+    """The class of the environment."""
     return Scripted
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,8 @@ import httpx
 import pytest
 import tinker
 
+from gem import register
+from gem.core import Step
 from gem.errors import RolloutError
 from gem.rollout import ChatFormat
 from gem.tasks import TaskSet
@@ -142,7 +145,7 @@ def test_a_crashing_environment_is_a_failure_and_no_reward(service: Any) -> None
     assert episode.failure.attempts == 2
 
 
-def test_a_hanging_environment_is_a_failure(service: Any, slow_env: Any) -> None:
+def test_a_hanging_environment_is_a_failure(service: Any) -> None:
     service.texts = ("slow",)
     [episode] = played(service, "step_timeout_s=0.05", "retries=0")
     assert episode.failure is not None
@@ -156,31 +159,42 @@ def test_a_prompt_that_is_too_long_is_a_failure(service: Any) -> None:
     assert service.samples == []
 
 
-def test_slow_environments_wait_side_by_side_while_others_are_sampled(
-    service: Any, slow_env: Any
+def test_a_slow_environment_holds_up_neither_the_sampler_nor_the_others(
+    service: Any, scripted_env: Any
 ) -> None:
-    sampled_meanwhile = []
+    """The step of one episode ends only when another is sampled for its second turn."""
+    sampled_again = threading.Event()
+    ended_in_time = []
+
+    class Waits(scripted_env):  # type: ignore[misc]
+        def step(self, action: str) -> Step:
+            if self.episode_key[0] == 0 and not ended_in_time:
+                ended_in_time.append(sampled_again.wait(20))
+            return super().step(action)
 
     class Watching:
         def __init__(self, client: Any) -> None:
             self.client = client
+            self.asked = 0
 
         def sample(self, **request: Any) -> Any:
-            sampled_meanwhile.append(slow_env.inside)
+            self.asked += 1
+            if self.asked > 4:
+                sampled_again.set()
             return self.client.sample(**request)
 
-    service.texts = ("slow",)
+    register("test:Waits-v0", Waits)
+    service.texts = ("go",)
 
     async def play() -> None:
         await rollout.play_batch(
             Watching(await sampler(service)),
             ChatFormat(service.tokenizer),
             replace(config(), turns=2),
-            TaskSet("test:Scripted-v0", 16),
-            range(16),
+            TaskSet("test:Waits-v0", 4),
+            range(4),
             Sampling(),
         )
 
     asyncio.run(play())
-    assert slow_env.most_inside > 4
-    assert max(sampled_meanwhile) > 0
+    assert ended_in_time == [True]
