@@ -12,7 +12,7 @@ RUNS ?= runs
 MODEL ?= tiny
 SEEDS ?= 0 1 2
 TRAINERS ?= reference verl
-ITERATIONS ?= 60
+ITERATIONS ?= 40
 
 .DEFAULT_GOAL := help
 .PHONY: help
