@@ -24,6 +24,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -140,6 +141,10 @@ def _gloo_weight_sync(module: ModuleType) -> None:
     module.stateless_init_process_group = _GlooGroup  # type: ignore[attr-defined]
 
 
+_PEER_TIMEOUT = timedelta(seconds=120)
+"""Longest wait for the other side of a weight transfer."""
+
+
 class _GlooGroup:
     """What OpenRLHF uses of vLLM's `PyNcclCommunicator`, over Gloo."""
 
@@ -158,7 +163,8 @@ class _GlooGroup:
 
         options = torch.distributed.BroadcastOptions()
         options.rootRank, options.rootTensor = src, 0
-        self._group.broadcast([tensor.detach()], options).wait()
+        # Gloo waits half an hour for a peer whose host was killed.
+        self._group.broadcast([tensor.detach()], options).wait(_PEER_TIMEOUT)
 
 
 def _plain_adam(module: ModuleType) -> None:
