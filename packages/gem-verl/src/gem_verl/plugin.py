@@ -10,14 +10,9 @@ here is therefore a warning that names the cause; `python -m gem_verl.doctor` sa
 from __future__ import annotations
 
 import importlib
-import importlib.util
-import sys
 import warnings
-from collections.abc import Sequence
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 
+from gem.after_import import Then, after_import
 from gem_verl import check_verl
 
 HOOKS = {
@@ -36,46 +31,16 @@ class GemVerlWarning(UserWarning):
     """GEM is not, or only partly, available in this verl process."""
 
 
-class _Watcher(MetaPathFinder):
-    """Notices the import of a module in `HOOKS`; finds it through the other finders."""
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if name not in HOOKS:
-            return None
-        for finder in sys.meta_path:
-            spec = None if finder is self else finder.find_spec(name, path, target)
-            if spec is not None:
-                if spec.loader is not None:
-                    spec.loader = _Then(spec.loader)
-                return spec
-        return None
-
-
-class _Then(Loader):
-    """Executes a module as its own loader does, then loads the hook."""
-
-    def __init__(self, loader: Loader) -> None:
-        self._loader = loader
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        module.__loader__ = self._loader
-        self._loader.exec_module(module)
-        load_hook(HOOKS[module.__name__])
-
-
 def load_hook(hook: str) -> None:
     """Import one of our modules; if that fails, say so and remember the reason."""
     try:
         importlib.import_module(hook)
     except Exception as error:
         _report({hook: f"{type(error).__name__}: {error}"})
+
+
+def _loads(hook: str) -> Then:
+    return lambda module: load_hook(hook)
 
 
 def load() -> None:
@@ -85,11 +50,8 @@ def load() -> None:
     except Exception as error:
         _report(dict.fromkeys(HOOKS.values(), str(error)))
         return
-    if not any(isinstance(finder, _Watcher) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Watcher())
     for module, hook in HOOKS.items():
-        if module in sys.modules:
-            load_hook(hook)
+        after_import(module, _loads(hook))
 
 
 def _report(reasons: dict[str, str]) -> None:
