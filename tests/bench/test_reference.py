@@ -26,6 +26,7 @@ transformers = pytest.importorskip("transformers", reason="the reference trainer
 tiny_model = pytest.importorskip("gem_cpu.tiny_model", reason="makes the model to train")
 
 from gem_bench import reference  # noqa: E402
+from gem_bench.runspec import load_spec  # noqa: E402
 
 GAME = "game:GuessTheNumber-v0-easy"
 CRASHING = "test:CrashingOnOddSeeds-v0"
@@ -540,6 +541,34 @@ def test_the_command_trains_records_and_saves(
 def test_the_command_reads_toml(model_folder: str, tmp_path: Path) -> None:
     recipe = Path(__file__).parents[2] / "recipes" / "guess-easy.toml"
     assert reference.read_spec(recipe).policy.model == model_folder
+
+
+PUBLISHED = sorted((Path(__file__).parents[2] / "recipes").glob("published-*.toml"))
+
+
+@pytest.mark.parametrize("recipe", PUBLISHED, ids=lambda path: path.stem)
+def test_a_published_recipe_runs_with_a_tiny_model_and_bundled_rows(
+    recipe: Path, model_folder: str, tmp_path: Path
+) -> None:
+    overrides = [
+        f"policy.model={model_folder}",
+        "policy.prompt_tokens=1600",
+        "policy.response_tokens=400",
+        "policy.turn_tokens=32",
+        "training.iterations=1",
+        "training.tasks=2",
+    ]
+    if not load_spec(recipe).env.id.startswith(("game:", "rg:")):
+        overrides.append("env.params.source=sample")
+    if recipe.stem == "published-qa-search":
+        wrapper = '{ name = "search_tool_no_int_reward", index = "sample" }'
+        overrides.append(f"env.params.wrappers=[{wrapper}]")
+    spec = load_spec(recipe, overrides)
+    reference.train(spec, tmp_path / "run", device="cpu")
+    record = read_run(tmp_path / "run")
+    assert len(record.metrics) == 1
+    assert record.metrics[0]["failed_episodes"] == 0
+    assert math.isfinite(record.metrics[0]["grad_norm"])
 
 
 def test_the_command_says_what_is_wrong_with_a_spec(

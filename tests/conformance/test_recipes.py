@@ -1,0 +1,36 @@
+"""Every recipe can be given to the trainer of this environment."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+import tomllib
+
+from gem.errors import MissingExtraError
+from gem.experiment import ENTRY_POINT_GROUP, RunSpec, find_adapter
+
+RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.toml"))
+ADAPTERS = sorted(entry.name for entry in entry_points(group=ENTRY_POINT_GROUP))
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_compiles_for_a_trainer_with_a_gpu(
+    name: str, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # OpenRLHF's rows hold the first prompt, which says what tools there are.
+    monkeypatch.setenv("SEARCH_URL", "http://127.0.0.1:9/retrieve")
+    spec = RunSpec.from_mapping(tomllib.loads(recipe.read_text(encoding="utf-8")))
+    if name == "tinker":  # its servers train adapters only
+        spec = replace(spec, policy=replace(spec.policy, lora_rank=32))
+    try:
+        launch = find_adapter(name).compile(spec, run_dir=tmp_path, cpu=False)
+    except MissingExtraError as error:
+        pytest.skip(f"the trainer lives in another environment: {error}")
+    unmatched = {knob.name for knob in launch.parity if knob.status == "unmatched"}
+    # A recipe is for every trainer. Two settings are exempt: none trains in fp32 on a GPU by
+    # itself, and a Tinker server draws the adapter it begins with.
+    assert unmatched <= {"training.precision", "policy.lora_init"}, unmatched
