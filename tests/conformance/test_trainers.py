@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,69 +21,53 @@ assert _spec is not None and _spec.loader is not None
 breaks = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(breaks)
 
-ROOT = Path(__file__).parents[2]
-RECIPE = ROOT / "recipes" / "guess-easy-greedy.toml"
+GREEDY, SAMPLED = "guess-easy-greedy", "guess-easy"
 TRAINERS = ("verl", "openrlhf")
-SAMPLED = ROOT / "recipes" / "guess-easy.toml"
 AUDITED = 6
-TIMEOUT_S = 900
 
 pytestmark = pytest.mark.slow
-
-
-def run(trainer: str, folder: Path, recipe: Path = RECIPE, **environment: str) -> Path:
-    """Run a recipe in a trainer through `gem-bench`, recording the trainer's own rows."""
-    command = [sys.executable, "-m", "gem_bench", "run", str(recipe), "--to", trainer, "--cpu"]
-    command += ["--out", str(folder), "--timeout", str(TIMEOUT_S)]
-    if recipe == SAMPLED:
-        command += ["--set", f"training.iterations={AUDITED}"]
-    result = subprocess.run(
-        command,
-        cwd=ROOT,
-        env={**os.environ, "GEM_RECORD_ROWS": "1", **environment},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S + 60,
-        check=False,
-    )
-    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
-    return folder
+Run = Callable[..., Path]
+Keep = Callable[[str, str], None]
 
 
 @pytest.fixture(scope="session")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run("reference", tmp_path_factory.mktemp("reference") / "run")
+def reference(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run("reference", tmp_path_factory.mktemp("reference") / "run", GREEDY)
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_a_real_trainer_conforms_to_the_reference(
-    trainer: str, reference: Path, tmp_path: Path
+    trainer: str, reference: Path, run: Run, keep: Keep, tmp_path: Path
 ) -> None:
-    findings = compare(reference, run(trainer, tmp_path / "run"))
+    findings = compare(reference, run(trainer, tmp_path / "run", GREEDY))
     assert not findings, "\n".join(map(str, findings[:20]))
     train = [m for m in read_run(reference).metrics if m["split"] == "train"]
     # A flat line is drawn alike by trainers that learn nothing.
     assert len({m["return_mean"] for m in train}) > 3
+    keep(trainer, "L0 to L3")
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_the_reference_would_have_made_the_same_of_a_sampled_run(
-    trainer: str, tmp_path: Path
+    trainer: str, run: Run, keep: Keep, tmp_path: Path
 ) -> None:
     """Loss, gradient and log-probabilities of each update; samples from the right distribution."""
-    audits = list(audit(read_run(run(trainer, tmp_path / "run", SAMPLED))))
+    folder = run(trainer, tmp_path / "run", SAMPLED, f"training.iterations={AUDITED}")
+    audits = list(audit(read_run(folder)))
     assert len(audits) == AUDITED
     findings = judge(audits)
     assert not findings, "\n".join([*lines(audits), *map(str, findings)])
+    keep(trainer, "sampled audit")
 
 
 @pytest.mark.breaks
 @pytest.mark.parametrize("name", breaks.BREAKS)
-def test_a_broken_trainer_does_not(name: str, reference: Path, tmp_path: Path) -> None:
+def test_a_broken_trainer_does_not(name: str, reference: Path, run: Run, tmp_path: Path) -> None:
     """The same run of real verl with one defect built in is told apart at the right level."""
     folder = run(
         "verl",
         tmp_path / "run",
+        GREEDY,
         VERL_USE_EXTERNAL_MODULES="breaks",
         GEM_BREAK=name,
         PYTHONPATH=str(Path(__file__).parent),
@@ -98,11 +81,11 @@ def test_a_broken_trainer_does_not(name: str, reference: Path, tmp_path: Path) -
 
 @pytest.mark.breaks
 @pytest.mark.parametrize("name", breaks.OPENRLHF)
-def test_a_broken_openrlhf_does_not(name: str, reference: Path, tmp_path: Path) -> None:
+def test_a_broken_openrlhf_does_not(name: str, reference: Path, run: Run, tmp_path: Path) -> None:
     """The same for OpenRLHF; it has no way to load a module, but every Python does."""
     tmp_path.joinpath("sitecustomize.py").write_text("import breaks\n")
     path = os.pathsep.join([str(tmp_path), str(Path(__file__).parent)])
-    folder = run("openrlhf", tmp_path / "run", GEM_BREAK=name, PYTHONPATH=path)
+    folder = run("openrlhf", tmp_path / "run", GREEDY, GEM_BREAK=name, PYTHONPATH=path)
     assert {f.level for f in compare(reference, folder)} == {breaks.OPENRLHF[name][1]}
     train = [m for m in read_run(folder).metrics if m["split"] == "train"]
     # So does whoever only looks at the metrics.
@@ -111,5 +94,5 @@ def test_a_broken_openrlhf_does_not(name: str, reference: Path, tmp_path: Path) 
 
 
 def compare(reference: Path, other: Path) -> list[Finding]:
-    algorithm = load_spec(RECIPE).algorithm
-    return compare_runs(read_run(reference), read_run(other), algorithm)
+    recipe = Path(__file__).parents[2] / "recipes" / f"{GREEDY}.toml"
+    return compare_runs(read_run(reference), read_run(other), load_spec(recipe).algorithm)

@@ -1,0 +1,59 @@
+"""Running recipes with real trainers, and keeping what was found."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOUND = Path(os.environ.get("RUNS", ROOT / "runs")) / "conformance"
+TIMEOUT_S = 900
+
+
+@pytest.fixture(scope="session")
+def run() -> Callable[..., Path]:
+    """Run a recipe through `gem-bench`, recording the trainer's own rows; returns the folder.
+
+    `run(trainer, folder, recipe, *settings, **environment)`; settings are `key=value`.
+    """
+
+    def start(trainer: str, folder: Path, recipe: str, *settings: str, **environment: str) -> Path:
+        path = ROOT / "recipes" / f"{recipe}.toml"
+        command = [sys.executable, "-m", "gem_bench", "run", str(path), "--to", trainer, "--cpu"]
+        command += ["--out", str(folder), "--timeout", str(TIMEOUT_S)]
+        for setting in settings:
+            command += ["--set", setting]
+        ended = subprocess.run(
+            command,
+            cwd=ROOT,
+            env={**os.environ, "GEM_RECORD_ROWS": "1", **environment},
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S + 60,
+            check=False,
+        )
+        assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
+        return folder
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def keep() -> Callable[[str, str], None]:
+    """Note what holds for an adapter, for `tools/compatibility.py`: a file with the date.
+
+    To be called when it was seen, and only then: `keep("verl", "L0 to L3")`.
+    """
+
+    def write(name: str, holds: str) -> None:
+        path = FOUND / name / holds
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{datetime.datetime.now(datetime.timezone.utc).date()}\n")
+
+    return write

