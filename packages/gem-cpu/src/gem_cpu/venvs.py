@@ -51,6 +51,7 @@ SPECS = {
     "dev": Spec(("gem-core", "gem-bench", "gem-cpu", "gem-verl", "gem-tinker"), ((3, 11),)),
     "verl": Spec(("gem-core", "gem-verl", "gem-cpu"), ((3, 11),)),
     "openrlhf": Spec(("gem-core", "gem-openrlhf", "gem-cpu"), ((3, 11),)),
+    "rl2": Spec(("gem-core", "gem-rl2", "gem-cpu"), ((3, 11),)),
     "tinker": Spec(("gem-core", "gem-tinker", "gem-cpu"), ((3, 11),)),
     # The server, a process of its own, pins an older SDK. skyrl declares 3.12; see tinker_skyrl.py.
     "tinker-server": Spec(("gem-core", "gem-cpu"), ((3, 11),), any_python=True),

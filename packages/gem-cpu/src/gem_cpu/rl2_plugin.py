@@ -1,0 +1,113 @@
+"""RL2 and SGLang on CPU: what they take for granted of CUDA, replaced when it is imported.
+
+Neither has a plugin point for it, so `startup/sitecustomize.py` calls `install` in every process;
+without `GEM_CPU=1` it is not called. Replaced:
+
+- NCCL: Gloo. Meshes of `cuda` devices: of CPUs. `torch.cuda.current_device` and three more.
+- flash attention, asked for by name: the stand-in in `rl2_stand_ins`, below real ring-flash-attn;
+  transformers' and FSDP's checks that there is a GPU.
+- ring-flash-attn's sending to itself, which Gloo cannot: a copy.
+- SGLang's rewriting of CUDA handles when weights are transferred: CPU tensors need none.
+- With `GEM_CPU_DTYPE=float32`, the mixed precision of RL2's release, which knows bf16 only.
+
+The folder `rl2_stand_ins` must be on `PYTHONPATH`, too.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import ModuleType
+from typing import Any
+
+from gem.after_import import after_import
+from gem_cpu import announce
+
+_state = {"installed": False}
+
+
+def install() -> None:
+    """Have everything replaced when RL2 or SGLang is imported."""
+    if _state["installed"]:
+        return
+    _state["installed"] = True
+    after_import("RL2", lambda module: _replace_cuda())
+    for name in ("sglang.srt.utils.patch_torch", "sglang.srt.patch_torch"):
+        after_import(name, _plain_reductions)
+    after_import("ring_flash_attn.utils", _no_sending_to_oneself)
+    after_import("transformers.modeling_utils", _believe_in_flash_attention)
+    if os.environ.get("GEM_CPU_DTYPE") == "float32":
+        after_import("RL2.utils.data_parallelism", _full_precision)
+
+
+def _replace_cuda() -> None:
+    announce(
+        "RL2 and SGLang run on the CPU shims of gem-cpu",
+        "CUDA, NCCL, CUDA IPC weight transfer, giving GPU memory away and taking it back, flash "
+        "attention, context and tensor parallelism, mixed precision",
+    )
+    import torch
+    from torch import distributed
+    from torch.distributed import device_mesh
+    from torch.distributed.fsdp import _init_utils
+
+    device = torch.device("cpu")
+    torch.cuda.current_device = lambda: device  # type: ignore[assignment,return-value]
+    for name in ("set_device", "synchronize", "empty_cache"):
+        setattr(torch.cuda, name, lambda *args, **kwargs: None)
+
+    begin, mesh = distributed.init_process_group, device_mesh.init_device_mesh
+
+    def init_process_group(backend: Any = None, *args: Any, **kwargs: Any) -> None:
+        begin("gloo" if backend == "nccl" else backend, *args, **kwargs)
+
+    def init_device_mesh(device_type: str, *args: Any, **kwargs: Any) -> Any:
+        return mesh("cpu" if device_type == "cuda" else device_type, *args, **kwargs)
+
+    distributed.init_process_group = init_process_group
+    device_mesh.init_device_mesh = init_device_mesh
+    distributed.init_device_mesh = init_device_mesh  # type: ignore[attr-defined]
+    # "requires them to be on GPU"
+    _init_utils._check_module_states_for_sync_module_states = lambda module_states: None
+
+
+def _believe_in_flash_attention(module: ModuleType) -> None:
+    if "RL2" not in sys.modules:
+        return
+    model: Any = module.PreTrainedModel
+    model._flash_attn_2_can_dispatch = lambda self, *args, **kwargs: True
+    check = model._check_and_adjust_attn_implementation
+
+    def adjust(self: Any, implementation: Any, *args: Any, **kwargs: Any) -> Any:
+        if implementation == "flash_attention_2":
+            return implementation
+        return check(self, implementation, *args, **kwargs)
+
+    model._check_and_adjust_attn_implementation = adjust
+
+
+def _no_sending_to_oneself(module: ModuleType) -> None:
+    comm: Any = module.RingComm
+
+    def send_recv(self: Any, to_send: Any, recv_tensor: Any = None) -> Any:
+        if self.world_size != 1:
+            raise NotImplementedError("gem-cpu's attention is exact for context parallelism 1 only")
+        return to_send.clone()
+
+    comm.send_recv = send_recv
+    comm.commit = comm.wait = lambda self: None
+
+
+def _plain_reductions(module: ModuleType) -> None:
+    module.monkey_patch_torch_reductions = lambda: None  # type: ignore[attr-defined]
+
+
+def _full_precision(module: ModuleType) -> None:
+    import torch
+
+    original: Any = module.MixedPrecision
+
+    def precision(**dtypes: Any) -> Any:
+        return original(**dict.fromkeys(dtypes, torch.float32))
+
+    module.MixedPrecision = precision  # type: ignore[attr-defined]

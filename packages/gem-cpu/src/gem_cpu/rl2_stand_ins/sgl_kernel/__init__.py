@@ -1,0 +1,18 @@
+"""Stands in for SGLang's CUDA kernels: names can be imported, calling one raises.
+
+SGLang's CPU engine imports them and calls none where the processor has no AMX.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("__") or name == "scalar_type":
+        raise AttributeError(name)
+
+    def missing(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError(f"there is no CUDA kernel {name} on CPU")
+
+    return missing

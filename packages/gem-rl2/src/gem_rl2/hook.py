@@ -1,0 +1,245 @@
+"""What is put in place in RL2's processes: a subclass of its trainer, and one function.
+
+Hydra, which reads RL2's configuration, imports the modules of the namespace `hydra_plugins` in
+every process before `main` runs; ours calls `install` if the program is RL2's PPO trainer. Without
+a section `gem` in the configuration everything stays RL2's own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import inspect
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import types
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import psutil
+import torch
+import wandb
+from omegaconf import OmegaConf
+
+from gem.errors import ConfigurationError, UnsupportedVersionError
+from gem_rl2 import advantage, rollout
+from gem_rl2.record import PLAYED, Recording
+from gem_rl2.release import Form, Installation, check_rl2
+from gem_rl2.rollout import Rollouts
+from gem_rl2.settings import SECTION, Keys, Settings, check
+
+PROGRAM = "RL2.trainer.ppo"
+END_S = 5.0
+"""How long RL2's servers have to end in good order."""
+
+SIGNATURES: dict[Form, dict[str, list[str]]] = {
+    "release": {
+        "compute_advantages": ["config", "raw_tensor_dict", "cu_seqs", "step"],
+        "PPOTrainer.__init__": ["self", "config"],
+        "PPOTrainer.train": ["self"],
+        "Rollout.rollout": ["self", "data", "train"],
+    },
+    "head": {
+        "compute_advantages": ["config", "tensor_dict", "cu_seqs", "step"],
+        "PPOTrainer.__init__": ["self", "config"],
+        "PPOTrainer.train": ["self"],
+    },
+}
+"""What is replaced or relied on in RL2, and its parameters."""
+
+
+def install(program: ModuleType) -> None:
+    """Put GEM's trainer and advantages into RL2's program.
+
+    Args:
+        program: The module `RL2.trainer.ppo`, usually as `__main__`.
+
+    Raises:
+        UnsupportedVersionError: What would be replaced is not what it was.
+    """
+    rl2 = check_rl2()
+    check_signatures(program, rl2)
+    program.PPOTrainer = trainer(program, rl2)  # type: ignore[attr-defined]
+
+
+def check_signatures(program: ModuleType, rl2: Installation) -> None:
+    """Make sure that RL2's functions exist and have the parameters they had.
+
+    Raises:
+        UnsupportedVersionError: One does not; the message names what was found.
+    """
+    for name, expected in SIGNATURES[rl2.form].items():
+        owner: Any = program
+        if name.startswith("Rollout."):
+            owner = sys.modules.get("RL2.workers.rollout")
+        for part in name.split("."):
+            owner = getattr(owner, part, None)
+        found = None if owner is None else list(inspect.signature(owner).parameters)
+        if found != expected:
+            raise UnsupportedVersionError(
+                f"gem-rl2 replaces {name}({', '.join(expected)}), but {rl2} has {found}; supported "
+                "are rl-square 0.0.2 and checkouts like commit 9161ede"
+            )
+
+
+def trainer(program: ModuleType, rl2: Installation) -> type[Any]:
+    """Return RL2's trainer, extended by what the section `gem` asks for."""
+    base: Any = program.PPOTrainer
+    original = program.compute_advantages
+
+    class GemPPOTrainer(base):  # type: ignore[misc]
+        def __init__(self, config: Any) -> None:
+            """Check the configuration before any model is loaded; then extend RL2's parts."""
+            end_children_at_exit()
+            if SECTION not in config:
+                super().__init__(config)
+                return
+            plain: Any = OmegaConf.to_container(config, resolve=True)
+            settings = Settings.from_mapping(plain[SECTION] or {})
+            keys = Keys.read(plain, rl2.form)
+            check(settings, keys)
+            rollouts = Rollouts(settings, keys)
+            rollout.begin(rollouts)
+            if settings.trainer_seed is not None:
+                torch.manual_seed(settings.trainer_seed)
+            super().__init__(config)
+            self._extend(rollouts)
+
+        def _extend(self, rollouts: Rollouts) -> None:
+            settings = rollouts.settings
+            if settings.adam:
+                for part in (self.actor, self.critic):
+                    if part is not None:
+                        set_adam(part.optimizer, settings)
+            if torch.distributed.get_rank():
+                if settings.task_order == "file" and rl2.form == "release":
+                    self._train_in_order(self)
+                return
+            if getattr(self.rollout.env, "generate", None) is not rollout.generate:
+                raise ConfigurationError(
+                    "rollout.env_path: the section gem needs GEM's env file, $(python -m gem_rl2 "
+                    "env-path), or one that imports `generate` from gem_rl2.env"
+                )
+            if settings.task_order == "file":
+                self._train_in_order(self if rl2.form == "release" else self.rollout)
+            if rl2.form == "release":
+                self.rollout.rollout = types.MethodType(rollout.release_rollout, self.rollout)
+            recording = None
+            if settings.record_dir is not None:
+                recording = Recording(settings.record_dir, rl2)
+                record_logs(recording, rollouts)
+            program.compute_advantages = seam(  # type: ignore[attr-defined]
+                original, rollouts, recording
+            )
+
+        @staticmethod
+        def _train_in_order(owner: Any) -> None:
+            # HEAD's trainer has a read-only property of this name; there it is the rollout's.
+            if hasattr(owner, "train_dataloader"):
+                owner.train_dataloader = in_order(owner.train_dataloader)
+
+    GemPPOTrainer.__name__ = GemPPOTrainer.__qualname__ = base.__name__
+    return GemPPOTrainer
+
+
+def seam(original: Any, rollouts: Rollouts, recording: Recording | None) -> Any:
+    """Return a function that takes the place of RL2's `compute_advantages`."""
+    settings, keys = rollouts.settings, rollouts.keys
+
+    def compute_advantages(config: Any, tensor_dict: Any, cu_seqs: Any, step: int) -> None:
+        boundaries: Sequence[int] = cu_seqs.tolist()
+        episodes = advantage.read(tensor_dict, boundaries, rollouts.take())
+        per_turn = None
+        if settings.advantage is None:
+            getattr(original, "__wrapped__", original)(config, tensor_dict, cu_seqs, step)
+        else:
+            if keys.form == "head" and keys.kl_coef:
+                apply_kl(keys, tensor_dict, step)
+            per_turn = advantage.compute(settings, keys, tensor_dict, episodes)
+        if recording is not None:
+            difference = advantage.logprob_difference(tensor_dict, episodes)
+            recording.batch(
+                [episode.trajectory for episode in episodes],
+                per_turn,
+                {} if difference is None else {"logprob_difference_max": difference},
+                [episode.trained_rows(tensor_dict) for episode in episodes],
+            )
+
+    from RL2.utils.logging import time_logger
+
+    return time_logger("compute_advantages")(compute_advantages)
+
+
+def apply_kl(keys: Keys, tensor_dict: Any, step: int) -> None:
+    """Do what a checkout's `compute_advantages` does for a KL penalty; the release's trainer does
+    it itself."""
+    from RL2.utils.algorithms import compute_approx_kl
+
+    kl = compute_approx_kl(
+        tensor_dict["old_logps"], tensor_dict["ref_logps"], keys.kl_estimator
+    )  # fmt: skip
+    mean = kl.sum() / tensor_dict["action_mask"].sum()
+    wandb.log({"actor/old_ref_approx_kl": mean.item()}, step=step)
+    if keys.kl_type == "reward":
+        tensor_dict["rewards"] -= keys.kl_coef * kl
+
+
+def record_logs(recording: Recording, rollouts: Rollouts) -> None:
+    """Let the record have what RL2 gives to `wandb.log`."""
+    log = wandb.log
+
+    def log_too(values: Any, *args: Any, step: int, **kwargs: Any) -> None:
+        log(values, *args, step=step, **kwargs)
+        recording.log(step, values)
+        if PLAYED in values and rollouts.evaluated:
+            played, rollouts.evaluated = rollouts.evaluated, {}
+            recording.evaluated(step, played)
+
+    wandb.log = log_too
+
+
+def in_order(loader: Any) -> Any:
+    """Return a loader of the same kind that does not shuffle."""
+    return type(loader)(
+        loader.dataset,
+        batch_size=loader.batch_size,
+        shuffle=False,
+        drop_last=loader.drop_last,
+        collate_fn=loader.collate_fn,
+    )
+
+
+def set_adam(optimizer: Any, settings: Settings) -> None:
+    """Change what the release leaves at PyTorch's defaults."""
+    given = settings.adam
+    for group in optimizer.param_groups:
+        beta1, beta2 = group["betas"]
+        group["betas"] = (given.get("adam_beta1", beta1), given.get("adam_beta2", beta2))
+        group["eps"] = given.get("adam_eps", group["eps"])
+
+
+def end_children_at_exit() -> None:
+    """End router and servers with this process: RL2 starts them and waits for them for ever.
+
+    Registered after multiprocessing's own exit handler, which joins them, and so called before it.
+    """
+    atexit.register(_end_children)
+    if threading.current_thread() is threading.main_thread():
+        # torchrun ends the other processes with SIGTERM when one has failed.
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+        # Servers are forked, and the router never returns to Python to see a signal.
+        os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+
+
+def _end_children() -> None:
+    children = psutil.Process(os.getpid()).children(recursive=True)
+    for child in children:
+        child.terminate()
+    _, left = psutil.wait_procs(children, timeout=END_S)
+    for child in left:
+        child.kill()
+    for process in multiprocessing.active_children():
+        process.join(END_S)

@@ -1,0 +1,250 @@
+"""RL2's rollout hooks: episodes are played by `gem.rollout`, SGLang is the sampler.
+
+The release lets an env file say how text is answered, token by token it cannot; therefore
+`release_rollout` takes the place of one method of its `Rollout`. A checkout asks the env file for
+`generate`, which is the same thing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+
+from gem.adapter import check_failures
+from gem.errors import ConfigurationError, RolloutError
+from gem.rollout import ChatFormat, play
+from gem.trajectory import Trajectory
+from gem_rl2.dataset import Row
+from gem_rl2.sampler import SglangSampler
+from gem_rl2.settings import Keys, Settings, budget
+from gem_rl2.threads import DaemonThreads
+
+logger = logging.getLogger(__name__)
+
+StateDict = dict[str, list[Any]]
+"""One training row as RL2 wants it: `states`, `actions`, `action_mask`, `logps`, `rewards`."""
+
+TAG = 1
+"""Position in a row whose reward holds the number of the episode.
+
+RL2 passes nothing on that would tell which episode a row belongs to. Position 0 is dropped when
+rows become tensors; position 1 is the prompt's, where a reward counts for nothing.
+"""
+
+
+class Rollouts:
+    """Plays the episodes of a run, and keeps those of the batch for the advantages."""
+
+    def __init__(self, settings: Settings, keys: Keys) -> None:
+        self.settings = settings
+        self.keys = keys
+        self.evaluated: dict[str, list[Trajectory]] = {}
+        """Evaluation episodes that were not recorded yet, by name."""
+        self._batch: list[Trajectory] = []
+        self._budget = budget(settings, keys)
+        self._chat: ChatFormat | None = None
+        self._threads = DaemonThreads()
+        self._places = asyncio.Semaphore(settings.episodes_at_once or 2**30)
+
+    def take(self) -> list[Trajectory]:
+        """Return the training episodes played since the last call; their place is their number."""
+        batch, self._batch = self._batch, []
+        return batch
+
+    async def play(
+        self, row: Row, tokenizer: Any, url: str, params: Mapping[str, Any]
+    ) -> tuple[Trajectory, int]:
+        """Play the episode of a row; return it and its number in the batch.
+
+        Args:
+            row: Of the row file.
+            tokenizer: The model's.
+            url: Of SGLang's router.
+            params: SGLang's sampling parameters.
+
+        Raises:
+            RolloutError: The server does not answer, or too many episodes of the batch failed.
+        """
+        settings = self.settings
+        if self._chat is None:
+            self._chat = ChatFormat(tokenizer, system_prompt=settings.system_prompt)
+        task, temperature = row.decode()
+        if temperature is not None:
+            params = {**params, "temperature": temperature}
+        limit = aiohttp.ClientTimeout(total=settings.request_timeout_s)
+        async with self._places, aiohttp.ClientSession(timeout=limit) as session:
+            sampler = SglangSampler(
+                session,
+                url,
+                params,
+                stop_ids=self._chat.stop_ids,
+                retries=settings.request_retries,
+            )
+            trajectory = await play(
+                task,
+                sampler,
+                self._chat,
+                budget=self._budget,
+                context=settings.context,
+                group=row.number,
+                retries=settings.retries,
+                step_timeout_s=settings.step_timeout_s,
+                executor=self._threads,
+            )
+        if trajectory.failure is not None:
+            logger.warning("episode of %s is void: %s", task, trajectory.failure)
+        if row.evaluation is not None:
+            self.evaluated.setdefault(row.evaluation, []).append(trajectory)
+            return trajectory, -1
+        self._batch.append(trajectory)
+        self._check_failures(trajectory)
+        return trajectory, len(self._batch) - 1
+
+    def _check_failures(self, trajectory: Trajectory) -> None:
+        """Stop at the failure that is one too many, without playing the rest of the batch."""
+        if trajectory.valid:
+            return
+        if self.settings.advantage is None:
+            raise RolloutError(
+                f"episode of {trajectory.task} is void: {trajectory.failure}; RL2's own estimators "
+                "would take it for one of reward 0"
+            )
+        size = max(self.keys.episodes or 0, len(self._batch))
+        lost = sum(not t.valid for t in self._batch)
+        valid = [False] * lost + [True] * (size - lost)
+        check_failures(valid, self.settings.max_failed_fraction, reasons(self._batch))
+
+
+_current: list[Rollouts] = []
+
+
+def begin(rollouts: Rollouts) -> None:
+    """Let the hooks of this process play with `rollouts`."""
+    _current[:] = [rollouts]
+
+
+def current() -> Rollouts:
+    """What the hooks of this process play with.
+
+    Raises:
+        ConfigurationError: GEM was not switched on.
+    """
+    if not _current:
+        raise ConfigurationError(
+            "rollout.env_path is GEM's env file, but nothing else of GEM is on: give at least one "
+            "key, such as +gem.advantage=rebn, and start RL2 with torchrun -m RL2.trainer.ppo"
+        )
+    return _current[0]
+
+
+def state_dicts(trajectory: Trajectory, number: int) -> list[StateDict]:
+    """Return the training rows of an episode; none if it failed.
+
+    Args:
+        trajectory: The episode.
+        number: Written to `TAG`.
+
+    Raises:
+        RolloutError: The sampler gave no log-probabilities, or a prompt has less than two tokens.
+    """
+    found: list[StateDict] = []
+    for row in trajectory.sequences() if trajectory.valid else []:
+        start = len(row.prompt_ids)
+        if row.logprobs is None or start <= TAG:
+            raise RolloutError(
+                f"episode of {trajectory.task}: a row with a prompt of {start} tokens and "
+                f"{'no ' if row.logprobs is None else ''}log-probabilities"
+            )
+        ids = row.prompt_ids + row.response_ids
+        rewards = [0.0] * start + row.token_rewards(trajectory.rewards)
+        rewards[TAG] = float(number)
+        found.append(
+            {
+                "states": ids,
+                # Environment tokens too: they are not trained on, but the row can be read back.
+                "actions": ids,
+                "action_mask": [0] * start + row.mask,
+                "logps": [0.0] * start + row.logprobs,
+                "rewards": rewards,
+            }
+        )
+    return found
+
+
+def reasons(trajectories: list[Trajectory]) -> str:
+    """Say why episodes failed, for a message."""
+    texts = dict.fromkeys(t.failure.message for t in trajectories if t.failure is not None)
+    return f"Among the reasons: {'; '.join(list(texts)[:3])}" if texts else ""
+
+
+def _metrics(trajectory: Trajectory, names: Mapping[str, str], void: float | None) -> Any:
+    """RL2's metrics of an episode, lists that it takes the mean of over all episodes.
+
+    Args:
+        trajectory: The episode.
+        names: What this form of RL2 calls `turns` and `return`.
+        void: Return of a failed episode; None leaves it out.
+    """
+    metrics: dict[str, list[float]] = defaultdict(list)
+    turns = trajectory.turns if trajectory.valid else []
+    metrics["response_length"] = [float(len(turn.response_ids)) for turn in turns]
+    metrics["length_clip_ratio"] = [float(turn.stop_reason == "length") for turn in turns]
+    metrics[names["turns"]], metrics[names["return"]], metrics["gem/success"] = [], [], []
+    if trajectory.valid:
+        metrics[names["turns"]] = [float(len(turns))]
+        metrics[names["return"]] = [trajectory.total_reward]
+        metrics["gem/success"] = [float(trajectory.success)]
+    elif void is not None:
+        metrics[names["return"]] = [void]
+    metrics["gem/failed"] = [float(not trajectory.valid)]
+    return metrics
+
+
+async def release_rollout(self: Any, data: dict[str, Any], train: bool) -> Any:
+    """Play one episode in the place of `RL2.workers.rollout.Rollout.rollout` of the release.
+
+    Returns:
+        The tensors of its rows, and its metrics.
+    """
+    from RL2.datasets import state_dict_to_tensor_dict
+
+    rollouts = current()
+    params = self.train_sampling_params if train else self.test_sampling_params
+    trajectory, number = await rollouts.play(
+        Row.read(data), self.tokenizer, self.router_url, params
+    )
+    tensors = [state_dict_to_tensor_dict(row) for row in state_dicts(trajectory, number)]
+    names = {"turns": "n_turns", "return": "scores"}
+    # An evaluation that loses all of its episodes has no mean; RL2 would divide by zero.
+    return tensors, _metrics(trajectory, names, None if train else math.nan)
+
+
+async def generate(config: Any, tokenizer: Any, router_url: str, sample: Any) -> None:
+    """Play one episode; the env file's function in a checkout of RL2.
+
+    Args:
+        config: `rollout.train` or `rollout.test`.
+        tokenizer: The model's.
+        router_url: Of SGLang's router.
+        sample: `RL2.datasets.Sample`, filled in.
+    """
+    from omegaconf import OmegaConf
+
+    params: Any = OmegaConf.to_container(config.sampling_params)
+    trajectory, number = await current().play(
+        Row.read(sample.sample), tokenizer, router_url, params
+    )
+    sample.status = type(sample.status).DONE
+    sample.turn = len(trajectory.turns)
+    sample.state_dicts = state_dicts(trajectory, number)
+    names = {"turns": "turns", "return": "rewards"}
+    # RL2 prints the reward of the first episode that ends: there must be one.
+    sample.metrics.update(_metrics(trajectory, names, math.nan))
+    if trajectory.valid and sample.state_dicts:
+        sample.state_text = tokenizer.decode(sample.state_dicts[-1]["states"])

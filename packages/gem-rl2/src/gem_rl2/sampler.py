@@ -1,0 +1,102 @@
+"""SGLang as a sampler: token ids in, token ids and log-probabilities out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+
+from gem.errors import RolloutError
+from gem.rollout import Request, Sample
+
+logger = logging.getLogger(__name__)
+
+FIRST_DELAY_S = 1.0
+"""Wait before the second attempt of a request; doubles with every further one."""
+
+
+class SglangSampler:
+    """Asks the `/generate` of a server or router for the turns of one episode."""
+
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        url: str,
+        params: Mapping[str, Any],
+        *,
+        stop_ids: frozenset[int],
+        retries: int = 3,
+    ) -> None:
+        """Keep what all turns have in common.
+
+        Args:
+            session: Connections, and the time limit of a request.
+            url: Of the server, without a path.
+            params: SGLang's sampling parameters.
+            stop_ids: Tokens that end a turn.
+            retries: Further attempts after a request failed.
+        """
+        self._session = session
+        self._url = f"{url}/generate"
+        # Base models end a text with another token than the chat template ends a message with.
+        # The ids must be whole: SGLang would cut a stop string off.
+        self._params = {
+            **params, "stop_token_ids": sorted(stop_ids), "no_stop_trim": True,
+        }  # fmt: skip
+        self._stop_ids = stop_ids
+        self._retries = retries
+
+    async def __call__(self, request: Request) -> Sample:
+        """Sample one turn.
+
+        Raises:
+            RolloutError: The server refuses the request, or does not answer it after all attempts.
+        """
+        answer = await self._post(
+            {
+                "input_ids": request.prompt_ids,
+                "sampling_params": {**self._params, "max_new_tokens": request.max_tokens},
+                "return_logprob": True,
+            }
+        )
+        try:
+            meta = answer["meta_info"]
+            reason = meta["finish_reason"]["type"]
+            tokens = meta["output_token_logprobs"]
+            ids = [int(token) for _, token, _ in tokens]
+            logprobs = [float(logprob) for logprob, _, _ in tokens]
+        except (KeyError, TypeError, ValueError) as error:
+            raise RolloutError(
+                f"{self._url} answered with something else than SGLang: {str(answer)[:300]}"
+            ) from error
+        if reason == "abort":
+            raise RolloutError(f"SGLang aborted a request: {meta['finish_reason']}")
+        cut = reason == "length" and not (ids and ids[-1] in self._stop_ids)
+        return Sample(ids, logprobs, "length" if cut else "stop")
+
+    async def _post(self, body: dict[str, Any]) -> Any:
+        delay = FIRST_DELAY_S
+        for attempt in range(self._retries + 1):
+            try:
+                async with self._session.post(self._url, json=body) as response:
+                    if response.status < 400:
+                        return await response.json(content_type=None)
+                    text = (await response.text())[:500]
+                    problem = f"status {response.status}: {text}"
+                    if response.status < 500:
+                        raise RolloutError(f"SGLang refuses a request with {problem}")
+            except asyncio.TimeoutError:
+                problem = "no answer within gem.request_timeout_s"
+            except (aiohttp.ClientError, OSError, ValueError) as error:
+                problem = f"{type(error).__name__}: {error}"
+            if attempt < self._retries:
+                logger.warning("%s: %s; trying again in %g s", self._url, problem, delay)
+                await asyncio.sleep(delay)
+                delay *= 2
+        raise RolloutError(
+            f"SGLang at {self._url} did not answer in {self._retries + 1} attempts; the last: "
+            f"{problem}"
+        )
