@@ -70,7 +70,7 @@ compare-soft: env-dev env-verl ## REINFORCE, GRPO and ReBN on a never negative r
 
 # Checks
 
-.PHONY: docs docs-check check-envs lint types test test-dev test-verl test-openrlhf conformance conformance-breaks e2e e2e-tools e2e-openrlhf test-tinker e2e-tinker
+.PHONY: compatibility compatibility-check docs docs-check check-envs lint types test test-dev test-verl test-openrlhf conformance conformance-breaks e2e e2e-tools e2e-openrlhf test-tinker e2e-tinker
 docs: env-dev ## Write the pages about the environments (docs/envs)
 	$(DEV) -m gem.testing.catalogue docs/envs
 docs-check: env-dev ## The pages about the environments are current
@@ -94,7 +94,11 @@ test-openrlhf: env-openrlhf
 test-tinker: env-tinker
 	$(TINKER) -m pytest -q -m "not slow" tests/tinker tests/conformance
 conformance: env-dev env-verl env-openrlhf env-tinker ## Run reference and real trainers, compare them (levels L1 to L3)
-	$(DEV) -m pytest -q tests/conformance -m "slow and not breaks"
+	$(DEV) -m pytest -q -n 2 --dist loadfile tests/conformance -m "slow and not breaks"
+compatibility: env-dev ## Write README's compatibility table; takes over what `make conformance` found last
+	@$(DEV) tools/compatibility.py
+compatibility-check: env-dev ## The table is what the packages say and what conformance found
+	@$(DEV) tools/compatibility.py --check
 conformance-breaks: env-dev env-verl env-openrlhf ## Build one defect after the other into real trainers; each must be noticed
 	$(DEV) -m pytest -q tests/conformance -m breaks
 e2e-tools: env-dev env-verl ## Python, search and MCP through the reference and real verl, compared (L0 to L3)

@@ -68,7 +68,7 @@ def supported(name: str) -> str:
 def tested(name: str) -> str:
     """Return the versions that CI installs."""
     pins: dict[str, str] = {}
-    for path in (REQUIREMENTS / f"{name}.txt", REQUIREMENTS / f"{name}-server.txt"):
+    for path in (REQUIREMENTS / f"{name}-server.txt", REQUIREMENTS / f"{name}.txt"):
         if path.exists():
             lines = path.read_text(encoding="utf-8").splitlines()
             pins |= {m[1]: m[2] for m in map(_PIN.match, lines) if m}

@@ -26,7 +26,7 @@ SETTINGS = (
     "optimizer.grad_clip=0.04",
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("tinker")]
+pytestmark = pytest.mark.slow
 Run = Callable[..., Path]
 Keep = Callable[[str, str], None]
 

@@ -1,4 +1,4 @@
-"""Real trainers against the reference: a greedy fp32 run each (L0 to L3), and a sampled one."""
+"""Real trainers against the reference: a greedy fp32 run each (L0 to L3), and broken ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 from gem.record import read_run
 
 pytest.importorskip("gem_bench.runspec", reason="needs the development environment: make env-dev")
-from gem_bench.audit import audit, judge, lines
 from gem_bench.conformance import Finding, compare_runs
 from gem_bench.runspec import load_spec
 
@@ -21,9 +20,8 @@ assert _spec is not None and _spec.loader is not None
 breaks = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(breaks)
 
-GREEDY, SAMPLED = "guess-easy-greedy", "guess-easy"
+GREEDY = "guess-easy-greedy"
 TRAINERS = ("verl", "openrlhf")
-AUDITED = 6
 
 pytestmark = pytest.mark.slow
 Run = Callable[..., Path]
@@ -45,19 +43,6 @@ def test_a_real_trainer_conforms_to_the_reference(
     # A flat line is drawn alike by trainers that learn nothing.
     assert len({m["return_mean"] for m in train}) > 3
     keep(trainer, "L0 to L3")
-
-
-@pytest.mark.parametrize("trainer", TRAINERS)
-def test_the_reference_would_have_made_the_same_of_a_sampled_run(
-    trainer: str, run: Run, keep: Keep, tmp_path: Path
-) -> None:
-    """Loss, gradient and log-probabilities of each update; samples from the right distribution."""
-    folder = run(trainer, tmp_path / "run", SAMPLED, f"training.iterations={AUDITED}")
-    audits = list(audit(read_run(folder)))
-    assert len(audits) == AUDITED
-    findings = judge(audits)
-    assert not findings, "\n".join([*lines(audits), *map(str, findings)])
-    keep(trainer, "sampled audit")
 
 
 @pytest.mark.breaks

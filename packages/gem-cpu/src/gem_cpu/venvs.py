@@ -21,7 +21,9 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
 import time
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +38,19 @@ class BuildError(Exception):
 
 
 @dataclass(frozen=True)
+class Foreign:
+    """A wheel for another Python, of which only a package that is pure Python is used."""
+
+    requirement: str
+    """Exact, such as `name==1.0`."""
+    package: str
+    """Folder in the wheel."""
+    python: str
+    """Version that the wheel is for, such as `3.10`."""
+    platform: str = "manylinux2014_x86_64"
+
+
+@dataclass(frozen=True)
 class Spec:
     """One environment of the repository."""
 
@@ -45,12 +60,20 @@ class Spec:
     """Python versions for which the requirements hold."""
     any_python: bool = False
     """Install packages that declare other Python versions, too."""
+    foreign: tuple[Foreign, ...] = ()
+    """Taken apart instead of installed."""
 
 
 SPECS = {
     "dev": Spec(("gem-core", "gem-bench", "gem-cpu", "gem-verl", "gem-tinker"), ((3, 11),)),
     "verl": Spec(("gem-core", "gem-verl", "gem-cpu"), ((3, 11),)),
     "openrlhf": Spec(("gem-core", "gem-openrlhf", "gem-cpu"), ((3, 11),)),
+    "oat": Spec(
+        ("gem-core", "gem-oat", "gem-cpu"),
+        ((3, 11),),
+        any_python=True,
+        foreign=(Foreign("dm-launchpad==0.5.2", "launchpad", "3.10"),),
+    ),
     "rl2": Spec(("gem-core", "gem-rl2", "gem-cpu"), ((3, 11),)),
     "tinker": Spec(("gem-core", "gem-tinker", "gem-cpu"), ((3, 11),)),
     # The server, a process of its own, pins an older SDK. skyrl declares 3.12; see tinker_skyrl.py.
@@ -78,7 +101,7 @@ def build(name: str, *, repository: Path, cache: Path, venvs: Path) -> Path:
             f"run this file with python{known.split(', ')[0]}"
         )
     began = time.monotonic()
-    base = _third_party(REQUIREMENTS / f"{name}.txt", cache / "venvs", spec.any_python)
+    base = _third_party(REQUIREMENTS / f"{name}.txt", cache / "venvs", spec)
     thin = venvs / name
     stamp = _stamp(base, repository, spec)
     if _read(thin / MARKER) == stamp:
@@ -90,9 +113,10 @@ def build(name: str, *, repository: Path, cache: Path, venvs: Path) -> Path:
     return thin
 
 
-def _third_party(requirements: Path, venvs: Path, any_python: bool) -> Path:
+def _third_party(requirements: Path, venvs: Path, spec: Spec) -> Path:
     """Install the third-party packages unless they are in the cache; return their environment."""
     key = [requirements.read_text(encoding="utf-8"), sys.version, platform.platform(), sys.prefix]
+    key += [repr(foreign) for foreign in spec.foreign]
     digest = hashlib.sha256("\n".join(key).encode()).hexdigest()[:12]
     base = venvs / f"{requirements.stem}-{digest}"
     if (base / MARKER).exists():
@@ -109,16 +133,36 @@ def _third_party(requirements: Path, venvs: Path, any_python: bool) -> Path:
         _run([sys.executable, "-m", "venv", "--clear", str(base)], log)
         python = str(base / "bin" / "python")
         pip = [python, "-m", "pip", "--disable-pip-version-check", "--no-input", "--retries", "5"]
+        # Most modules are never imported; those that are get compiled when they are.
+        install = [*pip, "install", "-q", "--no-compile"]
         lines = requirements.read_text(encoding="utf-8").splitlines()
         # PyTorch comes alone and first, so that no other package decides which build is taken.
         torch = [line for line in lines if line.startswith("torch==")]
-        _retry([*pip, "install", "-q", *torch, "-c", str(requirements)], log)
-        rest = ["--ignore-requires-python"] if any_python else []
-        _retry([*pip, "install", "-q", "--no-deps", *rest, "-r", str(requirements)], log)
+        _retry([*install, *torch, "-c", str(requirements)], log)
+        rest = ["--ignore-requires-python"] if spec.any_python else []
+        _retry([*install, "--no-deps", *rest, "-r", str(requirements)], log)
+        for foreign in spec.foreign:
+            _take_apart(foreign, base, pip, log)
         _check_torch(python, log)
         (base / MARKER).write_text(requirements.name, encoding="utf-8")
         print(f"{requirements.stem}: installed in {time.monotonic() - began:.0f} s", flush=True)
     return base
+
+
+def _take_apart(foreign: Foreign, base: Path, pip: list[str], log: Path) -> None:
+    """Put one package of a wheel for another Python beside the installed ones."""
+    with tempfile.TemporaryDirectory() as folder:
+        which = ["--python-version", foreign.python, "--platform", foreign.platform]
+        what = ["--no-deps", "--only-binary=:all:", "-d", folder, foreign.requirement]
+        _retry([*pip, "download", "-q", *which, *what], log)
+        [wheel] = Path(folder).glob("*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            for info in archive.infolist():
+                if info.filename.startswith(f"{foreign.package}/"):
+                    target = Path(archive.extract(info, _site_packages(base)))
+                    # Commands stay commands: zipfile leaves modes out.
+                    if mode := info.external_attr >> 16 & 0o777:
+                        target.chmod(mode)
 
 
 def _thin(base: Path, thin: Path, packages: list[Path]) -> None:

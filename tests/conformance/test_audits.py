@@ -1,0 +1,31 @@
+"""A sampled run of each real trainer, audited: what would the reference have made of it?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gem.record import read_run
+
+pytest.importorskip("gem_bench.runspec", reason="needs the development environment: make env-dev")
+from gem_bench.audit import audit, judge, lines
+
+TRAINERS = ("verl", "openrlhf")
+ITERATIONS = 6
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_the_reference_would_have_made_the_same_of_a_sampled_run(
+    trainer: str, run: Callable[..., Path], keep: Callable[[str, str], None], tmp_path: Path
+) -> None:
+    """Loss, gradient and log-probabilities of each update; samples from the right distribution."""
+    folder = run(trainer, tmp_path / "run", "guess-easy", f"training.iterations={ITERATIONS}")
+    audits = list(audit(read_run(folder)))
+    assert len(audits) == ITERATIONS
+    findings = judge(audits)
+    assert not findings, "\n".join([*lines(audits), *map(str, findings)])
+    keep(trainer, "sampled audit")
