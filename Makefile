@@ -6,6 +6,7 @@ VENVS := $(PYTHON) packages/gem-cpu/src/gem_cpu/venvs.py build
 DEV := .venvs/dev/bin/python
 VERL := .venvs/verl/bin/python
 OPENRLHF := .venvs/openrlhf/bin/python
+OAT := .venvs/oat/bin/python
 TINKER := .venvs/tinker/bin/python
 BENCH := $(DEV) -m gem_bench
 RUNS ?= runs
@@ -21,13 +22,15 @@ help: ## Print this list
 
 # Environments
 
-.PHONY: env-dev env-verl env-openrlhf env-tinker
+.PHONY: env-dev env-verl env-openrlhf env-oat env-tinker
 env-dev: ## Environment for development, the reference trainer and gem-bench
 	@$(VENVS) dev
 env-verl: ## Environment with real verl and vLLM, both for CPU
 	@$(VENVS) verl
 env-openrlhf: ## Environment with real OpenRLHF, DeepSpeed and vLLM, all for CPU
 	@$(VENVS) openrlhf
+env-oat: ## Environment with real oat and DeepSpeed for CPU, and a stand-in for vLLM
+	@$(VENVS) oat
 env-tinker: ## Environments with the tinker SDK, its cookbook, and a Tinker server for CPU
 	@$(VENVS) tinker
 	@$(VENVS) tinker-server
@@ -70,7 +73,7 @@ compare-soft: env-dev env-verl ## REINFORCE, GRPO and ReBN on a never negative r
 
 # Checks
 
-.PHONY: compatibility compatibility-check docs docs-check check-envs lint types test test-dev test-verl test-openrlhf conformance conformance-breaks e2e e2e-tools e2e-openrlhf test-tinker e2e-tinker
+.PHONY: compatibility compatibility-check docs docs-check check-envs lint types test test-dev test-verl test-openrlhf conformance conformance-breaks e2e e2e-tools e2e-openrlhf test-oat e2e-oat test-tinker e2e-tinker
 docs: env-dev ## Write the pages about the environments (docs/envs)
 	$(DEV) -m gem.testing.catalogue docs/envs
 docs-check: env-dev ## The pages about the environments are current
@@ -83,14 +86,16 @@ lint: env-dev ## Style and formatting
 	$(DEV) -m ruff format --check .
 types: env-dev ## Static types of all packages
 	$(DEV) -m mypy packages/gem-core/src packages/gem-bench/src packages/gem-cpu/src packages/gem-verl/src \
-	  packages/gem-openrlhf/src packages/gem-tinker/src
-test: test-dev test-verl test-openrlhf test-tinker ## Unit, property and installation tests, conformance L0
+	  packages/gem-openrlhf/src packages/gem-oat/src packages/gem-tinker/src
+test: test-dev test-verl test-openrlhf test-oat test-tinker ## Unit, property and installation tests, conformance L0
 test-dev: env-dev
 	$(DEV) -m pytest -q -n 2 -m "not slow" tests/core tests/bench tests/cpu tests/packages
 test-verl: env-verl
 	GEM_CPU=1 $(VERL) -m pytest -q -m "not slow" tests/verl tests/conformance
 test-openrlhf: env-openrlhf
 	GEM_CPU=1 DS_ACCELERATOR=cpu $(OPENRLHF) -m pytest -q -m "not slow" tests/openrlhf tests/conformance
+test-oat: env-oat
+	GEM_CPU=1 DS_ACCELERATOR=cpu $(OAT) -m pytest -q -m "not slow" tests/oat tests/conformance
 test-tinker: env-tinker
 	$(TINKER) -m pytest -q -m "not slow" tests/tinker tests/conformance
 conformance: env-dev env-verl env-openrlhf env-tinker ## Run reference and real trainers, compare them (levels L1 to L3)
@@ -111,6 +116,9 @@ e2e-openrlhf: env-dev env-openrlhf ## Real OpenRLHF in each way of using it, wha
 	$(OPENRLHF) -m pytest -q tests/openrlhf -m slow
 	PATH="$(CURDIR)/.venvs/openrlhf/bin:$$PATH" MODEL="$$($(DEV) -m gem_cpu.tiny_model)" OUT=$(CURDIR)/$(RUNS)/example-openrlhf \
 	  timeout 900 packages/gem-openrlhf/examples/train_openrlhf.sh --cpu
+e2e-oat: env-dev env-oat ## Real oat in each way of using it, two ranks, what stops it, and the example file
+	$(OAT) -m pytest -q tests/oat -m slow
+	MODEL="$$($(DEV) -m gem_cpu.tiny_model)" timeout 900 $(OAT) packages/gem-oat/examples/train_oat.py --cpu
 e2e-tinker: env-dev env-tinker ## A real Tinker server: both styles, resume, stale weights, a server that dies; the example file
 	$(TINKER) -m pytest -q tests/tinker -m slow
 	MODEL="$$($(DEV) -m gem_cpu.tiny_model)" timeout 900 $(TINKER) packages/gem-tinker/examples/train_tinker.py --cpu

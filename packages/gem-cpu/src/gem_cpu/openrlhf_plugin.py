@@ -60,7 +60,7 @@ def install() -> None:
     after_import("openrlhf", lambda module: _replace_cuda())
     after_import("openrlhf.utils.distributed_util", _gloo_weight_sync)
     after_import("openrlhf.utils.deepspeed.deepspeed", _plain_adam)
-    after_import("deepspeed.comm.torch", _no_compiled_collectives)
+    after_import("deepspeed.comm.torch", no_compiled_collectives)
     after_import("vllm", _engine_arguments)
     if os.environ.get("RAY_ADDRESS") == "local":
         after_import("ray", _no_dashboard)
@@ -82,7 +82,7 @@ def _replace_cuda() -> None:
     torch.cuda.current_device = lambda: _CpuDevice("cpu")  # type: ignore[assignment,return-value]
     # torch.compile tells patched functions apart by identity: one object each.
     for name in ("current_stream", "set_device", "synchronize", "empty_cache"):
-        setattr(torch.cuda, name, _nothing())
+        setattr(torch.cuda, name, nothing())
 
     mesh, empty = device_mesh.init_device_mesh, torch.empty
 
@@ -106,7 +106,9 @@ class _CpuDevice(str):
         return "0"
 
 
-def _nothing() -> Callable[..., None]:
+def nothing() -> Callable[..., None]:
+    """Return a function that does nothing."""
+
     def nothing(*args: Any, **kwargs: Any) -> None:
         return None
 
@@ -201,9 +203,12 @@ def _full_precision_weights(module: ModuleType) -> None:
     )
 
 
-def _no_compiled_collectives(module: ModuleType) -> None:
+def no_compiled_collectives(module: ModuleType) -> None:
+    """Keep `deepspeed.comm.torch` from compiling collectives over shared memory at its start."""
+    if module.build_shm_op.__name__ == "nothing":
+        return
     _check(module, "build_shm_op", [])
-    module.build_shm_op = _nothing()  # type: ignore[attr-defined]
+    module.build_shm_op = nothing()  # type: ignore[attr-defined]
 
 
 def _no_dashboard(module: ModuleType) -> None:

@@ -1,0 +1,1 @@
+"""Stand-in for `courier.handlers.python`."""

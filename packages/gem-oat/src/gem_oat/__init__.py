@@ -1,0 +1,55 @@
+"""GEM in oat: environments, multi-turn rollouts and turn-level advantages.
+
+oat is extended by subclassing: `Args`, `Actor` and `Learner` are subclasses of oat's own, and
+`python -m gem_oat --gem_tasks gem:... [oat's flags]` starts them with oat's Launchpad launcher.
+See docs/oat.md.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from gem.adapter import require
+
+if TYPE_CHECKING:
+    from gem_oat.learner import Learner
+    from gem_oat.main import main
+    from gem_oat.rollout import Actor
+    from gem_oat.settings import Args
+
+__version__ = "0.1.0"
+
+SUPPORTED_OAT = ">=0.2.3,<0.3"
+"""Versions of oat-llm that this package works with."""
+
+INSTALL = 'pip install vllm==0.8.4 && pip install "gem-oat[oat]" (Python 3.10)'
+
+__all__ = [
+    "SUPPORTED_OAT",
+    "Actor",
+    "Args",
+    "Learner",
+    "__version__",
+    "check_oat",
+    "main",
+]
+
+_LAZY = {"Actor": "rollout", "Args": "settings", "Learner": "learner", "main": "main"}
+
+
+def check_oat() -> str:
+    """Return the version of the installed oat.
+
+    Raises:
+        MissingExtraError: oat is not installed.
+        UnsupportedVersionError: Its version is outside `SUPPORTED_OAT`.
+    """
+    return require("oat-llm", SUPPORTED_OAT, by=f"gem-oat {__version__}", install=INSTALL)
+
+
+def __getattr__(name: str) -> Any:
+    # Needs oat, which takes seconds to import and which the compiler of commands must not need.
+    if name in _LAZY:
+        return getattr(import_module(f"gem_oat.{_LAZY[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

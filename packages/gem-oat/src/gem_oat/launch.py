@@ -1,0 +1,277 @@
+"""gem-bench's hook: a RunSpec becomes oat's own kind of command, `python -m gem_oat --flags`."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gem.adapter import Source
+from gem.errors import ConfigurationError
+from gem.experiment import Knob, Launch, RunSpec, parity
+from gem.tasks import TaskSet
+from gem_oat import SUPPORTED_OAT, check_oat
+
+EPS = 1e-8
+"""Of oat's optimiser, which has no flag for it."""
+
+CPU_ENV = {
+    "GEM_CPU": "1",  # see docs/oat.md for what gem-cpu replaces and what that leaves untested
+    "DS_ACCELERATOR": "cpu",
+    "OMP_NUM_THREADS": "1",
+    "GLOO_SOCKET_IFNAME": "lo",
+}
+"""Environment of a run without a GPU."""
+
+
+class OatAdapter:
+    """Compiles RunSpecs for oat."""
+
+    trainer = "oat"
+    supported = SUPPORTED_OAT
+    venv = "oat"
+
+    def compile(self, spec: RunSpec, *, run_dir: Path, cpu: bool) -> Launch:
+        """Return oat's command for a spec; see `gem.experiment.Adapter`.
+
+        Raises:
+            ConfigurationError: oat cannot run this spec; the message names the key.
+            MissingExtraError: oat is not installed.
+            UnsupportedVersionError: oat is of an unsupported version.
+        """
+        check_oat()
+        _check(spec)
+        flags = {
+            **_gem(spec, run_dir),
+            **_policy(spec),
+            **_algorithm(spec),
+            **_optimizer(spec),
+            **_batches(spec),
+            **_machine(spec, run_dir, cpu),
+        }
+        env = {"WANDB_MODE": "offline"}
+        if cpu:
+            env |= _cpu_env()
+        if Path(spec.policy.model).exists():
+            env["HF_HUB_OFFLINE"] = "1"
+        return Launch(
+            argv=["python", "-m", "gem_oat", *_arguments(flags)],
+            env=env,
+            unset=["CUDA_VISIBLE_DEVICES"] if cpu else [],
+            parity=parity(spec, _HOW, _departures(spec)),
+        )
+
+
+adapter = OatAdapter()
+
+
+def _check(spec: RunSpec) -> None:
+    """Refuse what oat would silently do differently."""
+    rows = spec.training.tasks * spec.training.group_size
+    if rows % spec.algorithm.minibatches:
+        raise ConfigurationError(
+            f"algorithm.minibatches: {rows} episodes (training.tasks * training.group_size) do "
+            f"not divide into {spec.algorithm.minibatches} minibatches"
+        )
+    refused: dict[str, tuple[bool, Any, str]] = {
+        "algorithm.entropy_coef": (
+            spec.algorithm.entropy_coef != 0,
+            spec.algorithm.entropy_coef,
+            "oat's loss has no entropy bonus; set it to 0",
+        ),
+        "optimizer.eps": (
+            spec.optimizer.eps != EPS,
+            spec.optimizer.eps,
+            f"oat's optimiser has no flag for it; set it to {EPS:g}",
+        ),
+        "policy.lora_rank": (
+            spec.policy.lora_rank != 0,
+            spec.policy.lora_rank,
+            "gem-oat trains all weights; set it to 0",
+        ),
+    }
+    for name, (wrong, value, reason) in refused.items():
+        if wrong:
+            raise ConfigurationError(f"{name}: {reason}, got {value!r}")
+    names = [part.name for part in spec.eval]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigurationError(f"eval: two evaluations are called {name!r}")
+
+
+def _gem(spec: RunSpec, run_dir: Path) -> dict[str, Any]:
+    evals = [
+        Source(TaskSet(e.id, e.episodes, e.seed, e.params), e.name, e.temperature).text
+        for e in spec.eval
+    ]
+    flags: dict[str, Any] = {
+        "gem_tasks": TaskSet(spec.env.id, 1, spec.env.seed, spec.env.params).uri,
+        "gem_advantage": spec.algorithm.advantage,
+        "gem_loss_aggregation": spec.algorithm.loss_aggregation,
+        "gem_context": spec.policy.context,
+        "gem_seed": spec.seed,
+        "gem_record_dir": str(run_dir),
+        "eval_steps": _eval_every(spec) if evals else -1,
+    }
+    if evals:
+        flags["gem_eval"] = " ".join(evals)
+    if spec.policy.turns is not None:
+        flags["gem_turns"] = spec.policy.turns
+    if spec.policy.system_prompt is not None:
+        flags["gem_system_prompt"] = spec.policy.system_prompt
+    return flags
+
+
+def _policy(spec: RunSpec) -> dict[str, Any]:
+    policy, sampling = spec.policy, spec.sampling
+    return {
+        "pretrain": policy.model,
+        "prompt_max_length": policy.prompt_tokens,
+        "max_model_len": policy.prompt_tokens + policy.response_tokens,
+        "generate_max_length": policy.turn_tokens,
+        "eval_generate_max_length": policy.turn_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "seed": spec.seed,
+    }
+
+
+def _algorithm(spec: RunSpec) -> dict[str, Any]:
+    algorithm = spec.algorithm
+    return {
+        "critic_type": "ppo" if algorithm.advantage == "gae" else "drgrpo",
+        "gamma": algorithm.gamma,
+        "lam": algorithm.lam,
+        "cliprange": algorithm.clip,
+        "cliprange_value": algorithm.value_clip,
+        "critic_learning_rate": algorithm.value_lr,
+        "num_ppo_epochs": algorithm.epochs,
+        "beta": algorithm.kl_coef,
+        "tis_c": "None",
+    }
+
+
+def _optimizer(spec: RunSpec) -> dict[str, Any]:
+    o = spec.optimizer
+    return {
+        "learning_rate": o.lr,
+        "lr_scheduler": "constant",
+        "lr_warmup_ratio": 0,
+        "adam_beta_1": o.beta1,
+        "adam_beta_2": o.beta2,
+        "l2": o.weight_decay,
+        "max_norm": o.grad_clip,
+        "zero_stage": 2,
+    }
+
+
+def _batches(spec: RunSpec) -> dict[str, Any]:
+    size = spec.training
+    return {
+        "rollout_batch_size": size.tasks,
+        "num_samples": size.group_size,
+        "max_train": size.tasks * size.iterations,
+        "train_batch_size": size.tasks * size.group_size // spec.algorithm.minibatches,
+    }
+
+
+def _machine(spec: RunSpec, run_dir: Path, cpu: bool) -> dict[str, Any]:
+    flags: dict[str, Any] = {
+        "gpus": 1,
+        "collocate": True,
+        "bf16": spec.training.precision == "bf16",
+        "save_path": str(run_dir / "oat"),
+        "wb_run_name": spec.name,
+    }
+    if cpu:
+        # Newer DeepSpeed finds no gradient of a tied embedding behind oat's fused head.
+        return flags | {"flash_attn": False, "use_fused_lm_head": False, "shm_size_mb": 100}
+    flash = importlib.util.find_spec("flash_attn") is not None and flags["bf16"]
+    return flags | {"flash_attn": flash, "vllm_sleep": True, "vllm_gpu_ratio": 0.45}
+
+
+def _cpu_env() -> dict[str, str]:
+    # The folder is only named here: what lies in it is gem-cpu's.
+    found = importlib.util.find_spec("gem_cpu")
+    if found is None or found.origin is None:
+        raise ConfigurationError("a run without a GPU needs gem-cpu: pip install gem-cpu")
+    startup = Path(found.origin).with_name("startup")
+    path = os.pathsep.join(filter(None, [str(startup), os.environ.get("PYTHONPATH")]))
+    return CPU_ENV | {"PYTHONPATH": path}
+
+
+def _eval_every(spec: RunSpec) -> int:
+    return math.gcd(*(part.every for part in spec.eval))
+
+
+def _arguments(flags: dict[str, Any]) -> list[str]:
+    """Write flags as oat's command line."""
+    out = []
+    for key, value in flags.items():
+        if isinstance(value, bool):
+            out.append(f"--{key}" if value else f"--no-{key}")
+        else:
+            out.append(f"--{key}={value}")
+    return out
+
+
+_HOW = {
+    "name": "wb_run_name",
+    "seed": "gem_seed: every turn is sampled with a seed of its own; other random numbers than in "
+    "other trainers",
+    "env": "gem_tasks",
+    "eval": "gem_eval, eval_steps",
+    "policy.model": "pretrain",
+    "policy.prompt_tokens": "prompt_max_length",
+    "policy.response_tokens": "max_model_len less prompt_max_length",
+    "policy.turn_tokens": "generate_max_length",
+    "policy.turns": "gem_turns",
+    "policy.context": "gem_context",
+    "policy.system_prompt": "gem_system_prompt",
+    "policy.lora_rank": "all weights",
+    "policy.lora_alpha": "no adapters",
+    "policy.lora_init": "no adapters",
+    "sampling": "temperature, top_p, top_k",
+    "algorithm.advantage": "gem_advantage; critic_type decides whether there is a critic",
+    "algorithm.gamma": "gamma, per turn",
+    "algorithm.lam": "lam, per turn",
+    "algorithm.clip": "cliprange",
+    "algorithm.epochs": "num_ppo_epochs",
+    "algorithm.minibatches": "train_batch_size",
+    "algorithm.loss_aggregation": "gem_loss_aggregation",
+    "algorithm.kl_coef": "beta",
+    "algorithm.entropy_coef": "no bonus",
+    "algorithm.value_lr": "critic_learning_rate",
+    "algorithm.value_clip": "cliprange_value",
+    "optimizer": "learning_rate, adam_beta_1, adam_beta_2, l2, max_norm, lr_scheduler=constant",
+    "optimizer.eps": "oat's own",
+    "training.iterations": "max_train",
+    "training.tasks": "rollout_batch_size",
+    "training.group_size": "num_samples",
+    "training.precision": "bf16",
+}
+
+
+def _departures(spec: RunSpec) -> Iterator[Knob]:
+    algorithm = spec.algorithm
+    if spec.sampling.top_k != 1:
+        yield Knob("seed", "emulated", _HOW["seed"])
+    if algorithm.kl_coef:
+        how = "as a term of the loss (k3 estimator), not of the reward"
+        yield Knob("algorithm.kl_coef", "emulated", how)
+    if spec.optimizer.weight_decay:
+        yield Knob("optimizer.weight_decay", "emulated", "oat leaves biases and norms out")
+    if algorithm.advantage == "gae":
+        how = "a random linear layer, where the reference starts from zero"
+        yield Knob("critic's initial head", "unmatched", how)
+    if spec.training.precision == "bf16":
+        how = "bf16 weights and gradients, fp32 in the optimiser (the reference: autocast)"
+        yield Knob("training.precision", "emulated", how)
+    for index, part in enumerate(spec.eval):
+        if part.every != _eval_every(spec):
+            how = f"everything is evaluated at once: every {_eval_every(spec)} iterations"
+            yield Knob(f"eval.{index}.every", "emulated", how)

@@ -1,0 +1,187 @@
+"""oat's learner: advantages of GEM, whole-episode rows, losses that do not depend on ranks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from oat.algorithms.ppo_multiturn import PPOMultiTurnLearner
+from oat.utils.ipc import PlasmaShmClient
+
+from gem.adapter import Source, encode_task
+from gem.metrics import episode_metrics
+from gem.trajectory import Trajectory
+from gem_oat import compat
+from gem_oat.advantage import Row, give_advantages, make_rows, trained_rows
+from gem_oat.data import Collector, Share, Tasks
+from gem_oat.record import Recording
+from gem_oat.settings import Args
+from gem_oat.supervise import done, reported
+from gem_oat.update import Loss, Updater, minibatches
+
+compat.install()
+
+
+class Learner(PPOMultiTurnLearner):  # type: ignore[misc]
+    """Trains on the episodes that its actor played.
+
+    oat's loop stays: collect, `process_feedback_data`, `learn`, synchronise, evaluate.
+    """
+
+    args: Args
+
+    def run(self) -> None:
+        """Train to the end; called by Launchpad."""
+        with reported(f"learner {self._rank}"):
+            super().run()
+
+    def _init(self, args: Args, actors: list[Any]) -> None:
+        super()._init(args, actors)
+        self.ipc = PlasmaShmClient(self.ipc_server)
+        self.collector = Collector(args, actors, self.ipc)
+        loss = Loss(
+            clip=args.cliprange,
+            value_clip=args.cliprange_value,
+            value_weight=args.vf_coef,
+            kl_weight=args.beta,
+            tis=args.tis_c,
+            by_token=args.gem_loss_aggregation == "token-mean",
+        )
+        self.updater = Updater(
+            self, loss, forward_tokens=args.gem_forward_tokens, all_reduce=self._all_reduce
+        )
+        self.sources = args.sources()
+        self.evaluated: tuple[int, dict[str, float]] = (-1, {})
+        self.recording: Recording | None = None
+        if args.gem_record_dir is not None and self.strategy.is_rank_0():
+            self.recording = Recording(args.gem_record_dir, args)
+
+    def prepare_data(self, strategy: Any, tokenizer: Any) -> None:
+        """Set the dataset; called by oat."""
+        tasks = self.args.train_tasks()
+        self.prompts_dataset = self.eval_prompts_dataset = Tasks(tasks)
+        ranks, rank = dist.get_world_size(), dist.get_rank()
+        share = Share(len(tasks), self.args.rollout_batch_size, ranks, rank)
+        self.prompts_dataloader = strategy.setup_dataloader(
+            self.prompts_dataset, self.args.rollout_batch_size_per_device, sampler=share
+        )
+        self.eval_prompts_dataloader = None
+
+    def process_feedback_data(self, data_list: Sequence[Trajectory]) -> None:
+        """Make rows of the episodes of this rank, and give them their advantages."""
+        args, began = self.args, time.perf_counter()
+        self.query_step += len(data_list)
+        self.rows: list[Row] = make_rows(data_list)
+        if self.critic is not None:
+            self.updater.values(self.rows)
+        per_turn = give_advantages(
+            data_list,
+            self.rows,
+            args.gem_advantage,
+            gamma=args.gamma,
+            lam=args.lam,
+            max_failed_fraction=args.gem_max_failed_fraction,
+            gather=_all_gather,
+            rank=dist.get_rank(),
+        )
+        seconds = time.perf_counter() - began
+        if args.gem_record_dir is not None:
+            rows = trained_rows(data_list, self.rows)
+            parts = _gather((list(data_list), per_turn, rows))
+            if self.recording is not None:
+                self.recording.batch(parts, self.actor_info["actor/rollout_s"], seconds)
+
+    def learn(self, learning_round: int) -> dict[str, float]:
+        """Train on the rows; return oat's training metrics, the same on all ranks."""
+        args, began = self.args, time.perf_counter()
+        self.model.train()
+        steps = []
+        if args.num_ppo_epochs * args.minibatches > 1:
+            self.updater.remember(self.rows)
+        for _ in range(args.num_ppo_epochs):
+            for rows in minibatches(self.rows, args.minibatches):
+                step = self.updater.policy_step(rows)
+                if self.critic is not None:
+                    step |= self.updater.critic_step(rows)
+                if step:
+                    steps.append(step)
+        self.rows = []
+        self.policy_sgd_step += len(steps)
+        self.global_step += 1
+        self.gradient_update_elapse = time.perf_counter() - began
+        names = steps[0] if steps else {}
+        metrics = {name: sum(s[name] for s in steps) / len(steps) for name in names}
+        if steps:
+            largest = max(step["logprob_difference_max"] for step in steps[: args.minibatches])
+            metrics["logprob_difference_max"] = largest
+        metrics["update_s"] = time.perf_counter() - began
+        return {f"train/{name}": value for name, value in metrics.items()}
+
+    def eval_and_log(
+        self, train_info: dict[str, float], eval: bool = False, save: bool = False
+    ) -> None:
+        """Record the iteration, then evaluate, save and log as oat does."""
+        final = eval and save
+        if train_info and not final and self.recording is not None:
+            values = {name.removeprefix("train/"): value for name, value in train_info.items()}
+            values["sync_s"] = self.weight_sync_elapse
+            self.recording.trained(self.steps - 1, values)
+        super().eval_and_log(train_info, eval=eval, save=save)
+        if final:
+            done()
+
+    def evaluate(self, dataloader: Any, steps: int) -> dict[str, float]:
+        """Play the evaluation episodes on all actors; return the metrics on every rank."""
+        updates = min(steps, self.args.iterations)
+        if not self.sources or updates == self.evaluated[0]:
+            return self.evaluated[1]
+        self._pre_evaluate()
+        metrics: dict[str, float] = {}
+        if self.strategy.is_rank_0():
+            for number, source in enumerate(self.sources):
+                episodes = self._play(source, number, updates)
+                found = episode_metrics(episodes)
+                metrics |= {f"eval/{source.name}/{name}": v for name, v in found.items()}
+                if self.recording is not None:
+                    self.recording.evaluated(updates, source.name, episodes)
+        # On the CPU: an evaluation may take longer than NCCL waits.
+        dist.barrier(group=self._same_actor_group)
+        shared = [metrics]
+        dist.broadcast_object_list(shared, src=0)
+        self._post_evaluate()
+        self.evaluated = (updates, shared[0])
+        return shared[0]
+
+    def _play(self, source: Source, number: int, updates: int) -> list[Trajectory]:
+        texts = [encode_task(task) for task in source.tasks]
+        n = len(self.actors)
+        cuts = [texts[len(texts) * i // n : len(texts) * (i + 1) // n] for i in range(n)]
+        futures = [
+            actor.futures.play_evaluation(cut, source.temperature, number, updates)
+            for actor, cut in zip(self.actors, cuts, strict=True)
+            if cut
+        ]
+        return [t for future in futures for t in self.ipc.deserialize_ipc(future.result())]
+
+    def _all_reduce(self, numbers: list[float], op: str) -> list[float]:
+        device = torch.cuda.current_device()
+        total = torch.tensor([float(n) for n in numbers], dtype=torch.float64, device=device)
+        dist.all_reduce(total, op=dist.ReduceOp.SUM if op == "sum" else dist.ReduceOp.MAX)
+        return [float(n) for n in total.tolist()]
+
+
+def _all_gather(mine: Any) -> list[Any]:
+    parts: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, mine)
+    return parts
+
+
+def _gather(mine: Any) -> list[Any]:
+    """Return the objects of all ranks on the first one."""
+    first = dist.get_rank() == 0
+    parts: list[Any] = [None] * dist.get_world_size()
+    dist.gather_object(mine, parts if first else None)
+    return parts

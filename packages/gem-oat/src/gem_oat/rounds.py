@@ -1,0 +1,100 @@
+"""Many episodes, one engine that answers whole batches: requests are collected into rounds.
+
+`vllm.LLM.generate` takes a batch and returns when all of it is sampled. While one round is being
+sampled, environments step in threads of their own; the next round takes whatever is ready by then.
+A slow environment holds up its own episode only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+Generate = Callable[[list[list[int]], list[Any]], Sequence[Any]]
+"""`(prompts, sampling parameters) -> outputs`: the engine, in order."""
+
+LEAST_WAIT_S = 0.02
+WAIT_SHARE = 0.25
+"""A round waits for episodes that are at their environments, at most for this share of the time
+that the previous round took: one more prompt in a batch costs little, one more batch a lot."""
+
+
+class Rounds:
+    """Collects requests and has them answered together."""
+
+    def __init__(self, generate: Generate) -> None:
+        self._generate = generate
+        self._waiting: list[tuple[list[int], Any, asyncio.Future[Any]]] = []
+        self._arrived = asyncio.Event()
+        self._playing = 0
+        self.rounds = 0
+        """Calls of the engine so far."""
+
+    @contextlib.contextmanager
+    def episode(self) -> Any:
+        """Count an episode as one that will ask again, until it is over."""
+        self._playing += 1
+        try:
+            yield
+        finally:
+            self._playing -= 1
+            self._arrived.set()
+
+    async def sample(self, prompt_ids: list[int], params: Any) -> Any:
+        """Return the engine's output for a prompt; what the engine raises, this raises."""
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting.append((prompt_ids, params, future))
+        self._arrived.set()
+        return await future
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        """Answer requests meanwhile."""
+        with ThreadPoolExecutor(1, thread_name_prefix="gem-engine") as thread:
+            task = asyncio.create_task(self._serve(thread))
+            try:
+                yield
+            finally:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+
+    async def _serve(self, thread: ThreadPoolExecutor) -> None:
+        loop, took = asyncio.get_running_loop(), 0.0
+        while True:
+            await self._collect(max(LEAST_WAIT_S, WAIT_SHARE * took))
+            batch, self._waiting = self._waiting, []
+            began = time.monotonic()
+            prompts, params = [p for p, _, _ in batch], [q for _, q, _ in batch]
+            try:
+                outputs = await loop.run_in_executor(thread, self._generate, prompts, params)
+                answered = list(zip(batch, outputs, strict=True))
+            except Exception as error:
+                for _, _, future in batch:
+                    if not future.done():
+                        future.set_exception(error)
+                continue
+            finally:
+                self.rounds += 1
+                took = time.monotonic() - began
+            for (_, _, future), output in answered:
+                if not future.done():
+                    future.set_result(output)
+
+    async def _collect(self, wait_s: float) -> None:
+        """Return when all episodes have asked, or some have and `wait_s` seconds are over."""
+        while not self._waiting:
+            self._arrived.clear()
+            await self._arrived.wait()
+        deadline = time.monotonic() + wait_s
+        while len(self._waiting) < self._playing:
+            self._arrived.clear()
+            left = deadline - time.monotonic()
+            try:
+                await asyncio.wait_for(self._arrived.wait(), max(left, 0))
+            except asyncio.TimeoutError:
+                return

@@ -1,0 +1,151 @@
+"""Launchpad's processes, watched: a run that fails says why, ends all of them, and exits with 1.
+
+Launchpad starts every node through a shell whose exit status it does not see: a learner that dies
+leaves the others waiting, and the launcher ends with status 0. So nodes leave a word when they are
+done or have failed, and whoever started them looks at that and at which of them are still alive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+
+import psutil
+
+STATUS = "GEM_OAT_STATUS"
+"""Environment variable: folder in which nodes leave their word."""
+
+_DONE = "done"
+_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)
+_POLL_S = 0.1
+_GRACE_S = 5.0
+"""How long nodes may take to say why they end."""
+
+
+@contextlib.contextmanager
+def reported(node: str) -> Iterator[None]:
+    """Leave word of an exception that ends a node, and print it there."""
+    try:
+        yield
+    except Exception as error:
+        folder = os.environ.get(STATUS)
+        if folder is not None:
+            name = f"{time.time_ns():020d}-{os.getpid()}.failed"
+            text = f"{node}: {type(error).__name__}: {error}"
+            Path(folder, name).write_text(text, encoding="utf-8")
+        traceback.print_exc()
+        raise
+
+
+def done() -> None:
+    """Leave word that the training is complete."""
+    folder = os.environ.get(STATUS)
+    if folder is not None:
+        Path(folder, _DONE).touch()
+
+
+def supervise(start: Callable[[], object]) -> int:
+    """Start Launchpad's processes, wait for them, end them all; return the exit status.
+
+    Args:
+        start: Starts them.
+
+    Returns:
+        0 once a node called `done`; 1 if one failed or ended before that; 128 and the signal's
+        number if this process was asked to end.
+    """
+    _adopt_orphans()
+    with tempfile.TemporaryDirectory(prefix="gem-oat-") as folder:
+        os.environ[STATUS] = folder
+        try:
+            start()
+            received: list[int] = []
+
+            def note(number: int, frame: FrameType | None) -> None:
+                received.append(number)
+
+            # Launchpad's own handlers, which end this process with SIGKILL after ten seconds.
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, note)
+            return _watch(Path(folder), received)
+        finally:
+            end_all()
+
+
+def _watch(folder: Path, received: list[int]) -> int:
+    nodes = {_title(process): process for process in psutil.Process().children()}
+    deadline: float | None = None
+    while True:
+        ended = [title for title, node in nodes.items() if not _alive(node)]
+        if (folder / _DONE).exists():
+            # oat's learner asks this process to end when all is done; where it is not the first
+            # of several machines, its learners just end.
+            learners = [title for title in nodes if title.startswith("learner")]
+            if received or set(learners) <= set(ended):
+                return 0
+        elif failures := sorted(folder.glob("*.failed")):
+            sys.stderr.write(f"{failures[0].read_text(encoding='utf-8')}\n")
+            return 1
+        elif received:
+            return 128 + received[0]
+        elif ended:
+            deadline = deadline or time.monotonic() + _GRACE_S
+            if time.monotonic() > deadline:
+                sys.stderr.write(
+                    f"{', '.join(ended)} ended before the training was complete; what it said "
+                    "last is above\n"
+                )
+                return 1
+        time.sleep(_POLL_S)
+
+
+def end_all() -> None:
+    """End all descendants of this process; pipes that carry their last words go last."""
+    for carriers in (False, True):
+        deadline = time.monotonic() + _GRACE_S
+        while True:
+            found = psutil.Process().children(recursive=True)
+            left = [p for p in found if _alive(p) and (carriers or not _carries(p))]
+            if not left:
+                break
+            for process in left:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            if time.monotonic() > deadline:
+                return
+            time.sleep(0.02)
+        if not carriers:
+            psutil.wait_procs(psutil.Process().children(recursive=True), timeout=_GRACE_S)
+
+
+def _title(process: psutil.Process) -> str:
+    # Launchpad: bash decorate_output COLOUR TITLE COMMAND ...
+    words = process.cmdline()
+    return str(words[3]) if _carries(process) and len(words) > 3 else f"process {process.pid}"
+
+
+def _carries(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return str(process.name()) in ("sed", "bash", "decorate_output")
+    return False
+
+
+def _alive(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    return False
+
+
+def _adopt_orphans() -> None:
+    """Keep processes whose parent dies (an engine's workers) among this process's children."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_SUBREAPER, 1, 0, 0, 0)
