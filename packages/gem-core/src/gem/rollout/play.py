@@ -249,8 +249,8 @@ async def play(
         group: Stored in the trajectory (GRPO).
         make_env: Makes the environment of a task.
         retries: Further attempts after an environment failed.
-        step_timeout_s: Limit of one `reset` or `step` in seconds. The thread of an environment
-            that hangs cannot be ended and is left behind.
+        step_timeout_s: Limit of one `reset`, with the making of the environment, or one `step`,
+            in seconds. The thread of an environment that hangs cannot be ended and is left behind.
         executor: Runs the environment; by default a shared pool of threads.
 
     Raises:
@@ -259,29 +259,33 @@ async def play(
     loop = asyncio.get_running_loop()
     pool = executor or _shared_threads()
 
-    async def run(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        call = functools.partial(function, *args, **kwargs)
-        return await asyncio.wait_for(loop.run_in_executor(pool, call), step_timeout_s)
+    async def run(function: Callable[..., Any], *args: Any) -> Any:
+        return await asyncio.wait_for(loop.run_in_executor(pool, function, *args), step_timeout_s)
+
+    def start(made: list[Env]) -> tuple[Observation, Info]:
+        # One visit to a thread; `made` holds the environment even if its reset fails.
+        made.append(make_env(task))
+        return made[0].reset(seed=task.seed)
 
     episode = Episode(task, chat, context=context, budget=budget, group=group)
     failure = ""
     for _ in range(retries + 1):
-        env: Env | None = None
+        made: list[Env] = []
         try:
             with blames_env(step_timeout_s):
-                env = await run(make_env, task)
-                observation, info = await run(env.reset, seed=task.seed)
+                observation, info = await run(start, made)
             episode.begin(observation, info)
             while episode.request is not None:
                 text = episode.receive(await sampler(episode.request))
                 with blames_env(step_timeout_s):
-                    episode.advance(await run(env.step, text))
+                    episode.advance(await run(made[0].step, text))
             return episode.trajectory
         except EnvFailedError as error:
             failure = str(error)
         finally:
-            if env is not None:
-                pool.submit(close_env, env)
+            # Most environments hold nothing that would have to be released.
+            if made and getattr(type(made[0]), "close", None) is not Env.close:
+                pool.submit(close_env, made[0])
     episode.fail(Failure("infra", failure, attempts=retries + 1))
     return episode.trajectory
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Protocol
 
 from gem.core import Observation
@@ -13,6 +15,9 @@ from gem.trajectory import Drift
 # template trims, escapes or interprets them.
 _RESPONSE = "GemResponseMark"
 _OBSERVATION = "GemObservationMark"
+
+_REMEMBERED = 256
+"""Texts whose ids are kept: episodes of a group begin alike, and games say the same again."""
 
 
 class Tokenizer(Protocol):
@@ -65,6 +70,7 @@ class ChatFormat:
                 "set tokenizer.chat_template (for base models, ChatML usually fits)"
             )
         self.tokenizer = tokenizer
+        self._remembered = lru_cache(_REMEMBERED)(self._tokenize)
         self._system = [] if system_prompt is None else [_message("system", system_prompt)]
         self._template_kwargs = dict(template_kwargs or {})
         special = {int(i) for i in tokenizer.all_special_ids}
@@ -186,7 +192,10 @@ class ChatFormat:
             ) from error
 
     def _encode(self, text: str) -> list[int]:
-        return [int(i) for i in self.tokenizer.encode(text, add_special_tokens=False)]
+        return self._remembered(text).tolist()
+
+    def _tokenize(self, text: str) -> array[int]:
+        return array("i", self.tokenizer.encode(text, add_special_tokens=False))
 
 
 class TokenTranscript:
