@@ -209,6 +209,25 @@ def test_environment_text_never_becomes_control_tokens(tokenizer: Any) -> None:
     assert attack in chat.decode(bridge, control=True)
 
 
+def test_a_prompt_of_a_whole_group_is_encoded_once_and_belongs_to_each(tokenizer: Any) -> None:
+    encoded: list[str] = []
+
+    class Counting:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(tokenizer, name)
+
+        def encode(self, text: str, **kwargs: Any) -> Any:
+            encoded.append(text)
+            return tokenizer.encode(text, **kwargs)
+
+    chat = ChatFormat(Counting())
+    first = chat.prompt("How many?")
+    before, expected = len(encoded), list(first)
+    first.append(0)
+    assert chat.prompt("How many?") == expected
+    assert len(encoded) == before
+
+
 def test_the_policys_text_has_no_control_tokens_and_no_broken_bytes(tokenizer: Any) -> None:
     start = tokenizer.convert_tokens_to_ids("<|im_start|>")
     broken = tokenizer.encode("𓀀", add_special_tokens=False)[:1]
