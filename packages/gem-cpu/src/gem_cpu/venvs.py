@@ -203,7 +203,8 @@ def _stamp(base: Path, repository: Path, spec: Spec) -> str:
 
 def _check_torch(python: str, log: Path) -> None:
     """Refuse a CUDA build of PyTorch: gigabytes that a CPU environment cannot use."""
-    code = "import torch; raise SystemExit(torch.version.cuda is not None)"
+    # Sandboxes import the other two where they cannot keep what they compiled: done here once.
+    code = "import numpy, sympy, torch; raise SystemExit(torch.version.cuda is not None)"
     if subprocess.run([python, "-c", code], check=False).returncode:
         raise BuildError(
             "pip chose a CUDA build of PyTorch (or one that does not import). Tell pip where CPU "
