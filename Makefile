@@ -11,8 +11,10 @@ TINKER := .venvs/tinker/bin/python
 BENCH := $(DEV) -m gem_bench
 RUNS ?= runs
 MODEL ?= tiny
-SEEDS ?= 0 1 2
-TRAINERS ?= reference verl
+SEEDS ?= 0
+TRAINERS ?= reference verl openrlhf oat rl2
+LORA_TRAINERS ?= reference tinker
+TRAINER_ENVS := env-dev env-verl env-openrlhf env-tinker env-oat env-rl2
 ITERATIONS ?= 40
 
 .DEFAULT_GOAL := help
@@ -22,7 +24,7 @@ help: ## Print this list
 
 # Environments
 
-.PHONY: env-dev env-verl env-openrlhf env-oat env-tinker
+.PHONY: env-dev env-verl env-openrlhf env-oat env-tinker env-rl2
 env-dev: ## Environment for development, the reference trainer and gem-bench
 	@$(VENVS) dev
 env-verl: ## Environment with real verl and vLLM, both for CPU
@@ -34,6 +36,8 @@ env-oat: ## Environment with real oat and DeepSpeed for CPU, and a stand-in for 
 env-tinker: ## Environments with the tinker SDK, its cookbook, and a Tinker server for CPU
 	@$(VENVS) tinker
 	@$(VENVS) tinker-server
+env-rl2: ## Environment with real RL2 and SGLang, both for CPU
+	@$(VENVS) rl2
 
 # The product
 
@@ -45,25 +49,31 @@ demo: env-dev env-verl ## One experiment in the reference trainer and in real ve
 	$(BENCH) report $(RUNS)/demo/reference $(RUNS)/demo/verl --out $(RUNS)/demo/report.html
 	$(BENCH) plot $(RUNS)/demo/reference $(RUNS)/demo/verl --out $(RUNS)/demo/curves.svg
 
-# Tinker's servers train adapters only, so there is a reference with the same kind of adapters too.
-compare: env-dev env-verl env-openrlhf env-tinker ## One experiment in every trainer; ends in runs/compare/report.html
-	@set -e; for trainer in reference verl openrlhf; do \
-	  $(BENCH) run recipes/guess-easy.toml --to $$trainer --cpu --set training.iterations=$(ITERATIONS) \
-	    --set policy.model=$(MODEL) --overwrite --out $(RUNS)/compare/$$trainer; done; \
-	for trainer in reference tinker; do \
-	  $(BENCH) run recipes/guess-easy.toml --to $$trainer --cpu --set training.iterations=$(ITERATIONS) \
-	    --set policy.model=$(MODEL) --set policy.lora_rank=8 --overwrite --out $(RUNS)/compare/$$trainer-lora; done
-	$(BENCH) compare $(RUNS)/compare/*/
-	$(BENCH) report $(RUNS)/compare/*/ --out $(RUNS)/compare/report.html
-	$(BENCH) plot $(RUNS)/compare/*/ --out $(RUNS)/compare/curves.svg
+# Tinker's servers train low-rank adapters only, so there is a reference that does, too.
+define train
+@set -e; for seed in $(SEEDS); do \
+  for trainer in $(TRAINERS); do $(call one,$$trainer,$$trainer-$$seed,0); done; \
+  for trainer in $(LORA_TRAINERS); do $(call one,$$trainer,$$trainer-lora-$$seed,8); done; done
+$(BENCH) compare $(OUT)/*/
+$(BENCH) report $(OUT)/*/ --out $(OUT)/report.html
+$(BENCH) plot $(OUT)/*/ --out $(OUT)/curves.svg
+endef
+one = $(BENCH) run recipes/guess-easy.toml --to $(1) --cpu --seed $$seed --overwrite --out $(OUT)/$(2) \
+  --set env.seed=$$(($$seed * 1000000)) --set training.iterations=$(ITERATIONS) \
+  --set policy.model=$(MODEL) --set policy.lora_rank=$(3)
 
-compare-seeds: env-dev env-verl ## Conformance L4: three seeds, sampled, in the reference and in verl
-	@set -e; for seed in $(SEEDS); do for trainer in $(TRAINERS); do \
-	  $(BENCH) run recipes/guess-easy.toml --to $$trainer --cpu --seed $$seed --set env.seed=$$(($$seed * 1000000)) \
-	    --overwrite --out $(RUNS)/seeds/$$trainer-$$seed; done; done
-	$(BENCH) compare $(RUNS)/seeds/*/
-	$(BENCH) report $(RUNS)/seeds/*/ --out $(RUNS)/seeds/report.html
+compare: OUT = $(RUNS)/compare
+compare: $(TRAINER_ENVS) ## One experiment in every trainer; ends in runs/compare/report.html
+	$(train)
 
+compare-seeds: OUT = $(RUNS)/seeds
+compare-seeds: SEEDS = 0 1 2
+compare-seeds: ITERATIONS = 120
+compare-seeds: $(TRAINER_ENVS) ## Conformance L4: the same with three seeds, to the end
+	$(train)
+
+compare-soft: SEEDS = 0 1 2
+compare-soft: TRAINERS = reference verl
 compare-soft: env-dev env-verl ## REINFORCE, GRPO and ReBN on a never negative reward, in the reference and in verl
 	@set -e; for seed in $(SEEDS); do for trainer in $(TRAINERS); do for advantage in reinforce grpo rebn; do \
 	  $(BENCH) run recipes/guess-easy-soft.toml --to $$trainer --cpu --seed $$seed --set env.seed=$$(($$seed * 1000000)) \
@@ -98,7 +108,7 @@ test-oat: env-oat
 	GEM_CPU=1 DS_ACCELERATOR=cpu $(OAT) -m pytest -q -m "not slow" tests/oat tests/conformance
 test-tinker: env-tinker
 	$(TINKER) -m pytest -q -m "not slow" tests/tinker tests/conformance
-conformance: env-dev env-verl env-openrlhf env-tinker ## Run reference and real trainers, compare them (levels L1 to L3)
+conformance: $(TRAINER_ENVS) ## Run reference and real trainers, compare them (levels L1 to L3)
 	$(DEV) -m pytest -q -n 2 --dist loadfile tests/conformance -m "slow and not breaks"
 compatibility: env-dev ## Write README's compatibility table; takes over what `make conformance` found last
 	@$(DEV) tools/compatibility.py
