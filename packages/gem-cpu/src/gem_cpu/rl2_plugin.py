@@ -10,13 +10,14 @@ without `GEM_CPU=1` it is not called. Replaced:
 - SGLang's rewriting of CUDA handles when weights are transferred: CPU tensors need none.
 - With `GEM_CPU_DTYPE=float32`, the mixed precision of RL2's release, which knows bf16 only.
 
-The folder `rl2_stand_ins` must be on `PYTHONPATH`, too.
+The folder `rl2_stand_ins` must be on `PYTHONPATH`, too: see `folders`.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -24,6 +25,12 @@ from gem.after_import import after_import
 from gem_cpu import announce
 
 _state = {"installed": False}
+
+
+def folders() -> str:
+    """What to put first on `PYTHONPATH`, so that every process gets the shims and stand-ins."""
+    here = Path(__file__).parent
+    return os.pathsep.join([str(here / "startup"), str(here / "rl2_stand_ins")])
 
 
 def install() -> None:

@@ -102,7 +102,8 @@ class Episode:
             states, actions = batch["states"][row.place], batch["actions"][row.place]
             found.append(
                 TrainedRow(
-                    prompt_ids=states[:start].tolist(),
+                    # Where nothing was sampled, the prompt's last token is no input.
+                    prompt_ids=[*states[: start - 1].tolist(), int(actions[start - 2])],
                     response_ids=actions[columns].tolist(),
                     mask=batch["action_mask"][row.place, columns].tolist(),
                     rewards=batch["rewards"][row.place, columns].tolist(),

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from gem.adapter import require
 from gem.errors import ConfigurationError, MissingExtraError, UnsupportedVersionError
 
 Form = Literal["release", "head"]
@@ -61,6 +62,8 @@ def check_rl2() -> Installation:
             f"the RL2 in {folder.parent} is neither rl-square 0.0.2 nor a known checkout of its "
             f"main branch: expected {expected}; install one with: {INSTALL}; or {CHECKOUT}"
         )
+    if forms[0] == "release":
+        require("rl-square", "==0.0.2", by="gem-rl2", install=INSTALL)
     return Installation(folder, forms[0])
 
 

@@ -98,6 +98,8 @@ class Keys:
     estimator: str
     gamma: float
     lam: float
+    normalised: str | None
+    """The key that asks for RL2's own normalisation, if one does."""
     kl_coef: float
     kl_type: str | None
     kl_estimator: str
@@ -142,6 +144,9 @@ class Keys:
             estimator=adv["estimator"],
             gamma=float(adv["gamma"]),
             lam=float(adv["lamda"]),
+            normalised=next(
+                (f"adv.{name}" for name in ("norm_var", "global_norm") if adv[name]), None
+            ),
             kl_coef=float(actor["kl"]["coef"]),
             kl_type=actor["kl"]["type"],
             kl_estimator=actor["kl"]["reward_estimator"],
@@ -218,6 +223,10 @@ def _check_advantage(name: str, keys: Keys) -> None:
         raise ConfigurationError(
             f"gem.advantage={name} compares the episodes of a task: {key}.responses_per_prompt "
             "must be at least 2"
+        )
+    if keys.normalised:
+        raise ConfigurationError(
+            f"{keys.normalised}=true means nothing to gem.advantage={name}; set it to false"
         )
     if keys.kl_coef and keys.kl_type not in ("reward", "loss"):
         raise ConfigurationError(

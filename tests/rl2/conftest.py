@@ -1,0 +1,108 @@
+"""What the tests of gem-rl2 share: RL2 without a GPU, a tokenizer, a server that follows a script.
+
+With `GEM_RL2_HOME` everything here runs against that checkout of RL2 instead of the release.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from gem.errors import GemError
+
+HOME = os.environ.get("GEM_RL2_HOME")
+
+
+def _prepare() -> bool:
+    """Make RL2 importable; whether it is there."""
+    if importlib.util.find_spec("gem_rl2") is None or os.environ.get("GEM_CPU") != "1":
+        return False
+    from gem_cpu import rl2_plugin
+    from gem_rl2.release import check_rl2
+
+    try:
+        rl2 = check_rl2()
+    except GemError:
+        return False
+    rl2_plugin.install()
+    sys.path[:0] = [rl2.path, *rl2_plugin.folders().split(os.pathsep)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        importlib.import_module("RL2.trainer.ppo")
+    return True
+
+
+# Everything here needs the environment that `make env-rl2` builds.
+if not _prepare():
+    collect_ignore_glob = ["test_*.py"]
+
+
+def pytest_report_header() -> str:
+    which = f"the checkout {HOME}" if HOME else "the release; GEM_RL2_HOME names no checkout"
+    return f"RL2: {which}"
+
+
+def load(name: str) -> ModuleType:
+    """Import a helper that lies beside this file."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def world() -> ModuleType:
+    """The helpers of world.py."""
+    return load("world")
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Any:
+    """A byte-level tokenizer with ChatML."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    bpe.train_from_iterator(
+        ["guess the number"],
+        trainers.BpeTrainer(
+            vocab_size=259,
+            special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=bpe, eos_token="<|im_end|>", pad_token="<|endoftext|>"
+    )
+    made.chat_template = (
+        "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
+        "{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
+    )
+    return made
+
+
+@pytest.fixture
+def server(world: ModuleType, tokenizer: Any) -> Iterator[Callable[..., Any]]:
+    """Start a server from what it answers; it answers as SGLang does, see `world.Server`."""
+    started: list[Any] = []
+
+    def start(answers: list[Any], **kwargs: Any) -> Any:
+        started.append(world.Server(tokenizer, answers, **kwargs))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.close()

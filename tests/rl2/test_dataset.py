@@ -1,0 +1,92 @@
+"""Row files: made from task set URIs, and read by RL2 itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gem.errors import ConfigurationError
+from gem.tasks import Task
+from gem_rl2.dataset import Row, rows
+from gem_rl2.hook import in_order
+from gem_rl2.make_dataset import main
+
+URI = "gem:game:GuessTheNumber-v0-easy?n=12&seed=100&prompt=short"
+
+
+def test_a_row_survives_its_line() -> None:
+    [first, *_] = list(rows([f"{URI}#name=same&temperature=0"], evaluation=True))
+    row = Row.read(json.loads(json.dumps(first)))
+    task = Task("game:GuessTheNumber-v0-easy", 100, {"prompt": "short"})
+    assert row.decode() == (task, 0.0)
+    assert (row.number, row.evaluation) == (0, "same")
+
+
+def test_rows_of_several_sources_are_numbered_through() -> None:
+    found = [Row.read(row) for row in rows([f"{URI}#name=a", f"{URI}#name=b"], evaluation=True)]
+    assert [row.number for row in found] == list(range(24))
+    assert [row.evaluation for row in found] == ["a"] * 12 + ["b"] * 12
+    assert {Row.read(row).evaluation for row in rows([URI], evaluation=False)} == {None}
+
+
+def test_evaluations_of_one_name_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="two evaluations are called"):
+        list(rows([URI, URI], evaluation=True))
+
+
+@pytest.mark.parametrize("uri", ["game:X", "gem:game:Guess-v0?n=3", "gem:game:Sudoku-v0?oops=1"])
+def test_what_cannot_be_played_is_not_written(
+    uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(tmp_path / "train.jsonl"), uri]) == 2
+    assert capsys.readouterr().err
+    assert not (tmp_path / "train.jsonl").exists()
+
+
+@pytest.mark.parametrize("row", [{"prompt": "hi"}, {"extra_info": {}}, {"extra_info": None}])
+def test_rows_of_others_are_refused(row: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=r"gem_rl2\.make_dataset"):
+        Row.read(row)
+
+
+def seeds(loader: Any, batches: int, world: Any) -> list[int]:
+    """Seeds of the tasks of some batches of four, as RL2 takes them out of its loader."""
+    if world.HEAD:
+        groups = [group for _ in range(batches) for group in loader(4)]
+        found = [group.samples[0].sample for group in groups]
+    else:
+        found = [row for batch in loader for row in batch]
+    return [Row.read(row).decode()[0].seed for row in found]
+
+
+def loader(world: Any, file: Path, tokenizer: Any) -> Any:
+    config = world.config(
+        f"{world.TRAIN}.path={file}",
+        f"{world.TRAIN}.responses_per_prompt=1",
+        *([f"rollout.test.path={file}"] if world.HEAD else []),
+    )
+    if world.HEAD:
+        from RL2.datasets import RLDataset, get_dataloaders
+
+        return get_dataloaders(RLDataset, config.rollout, tokenizer, 1)[0]
+    from RL2.datasets import RLDataset, get_dataloader
+
+    return get_dataloader(RLDataset(config.train_data, tokenizer), 4)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_rl2_plays_the_file_in_its_order_if_asked(
+    world: Any, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    file = tmp_path / "train.jsonl"
+    assert main([str(file), URI]) == 0
+    theirs = loader(world, file, tokenizer)
+    expected = list(range(100, 112))
+    assert seeds(in_order(theirs), 3, world) == expected
+    shuffled = seeds(theirs, 3, world)
+    assert sorted(shuffled) == expected
+    assert shuffled != expected

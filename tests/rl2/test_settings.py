@@ -1,0 +1,92 @@
+"""The keys `+gem.*`, and the refusal of keys of RL2 that do not go with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gem.errors import ConfigurationError
+from gem_rl2.settings import Settings, budget, check
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"advantage": "ppo"}, "reinforce, rebn, grpo, rloo, gae"),
+        ({"task_order": "random"}, "shuffled, file"),
+        ({"prompt_tokens": 1}, "gem.prompt_tokens must be at least 2"),
+        ({"response_tokens": 0}, "gem.response_tokens"),
+        ({"turn_tokens": "8"}, "gem.turn_tokens must be of type int"),
+        ({"seed": 3}, r"\+rollout.server_args.random_seed"),
+        ({"request_timeout_s": 0}, "gem.request_timeout_s must be above 0"),
+        ({"advantag": "rebn"}, "did you mean gem.advantage"),
+    ],
+)
+def test_wrong_values_are_refused_by_name(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        Settings.from_mapping(given)
+
+
+def test_the_budget_is_what_the_rows_leave(world: Any) -> None:
+    keys = world.keys("actor.max_length_per_device=400")
+    found = budget(Settings(prompt_tokens=100, turns=3), keys)
+    assert (found.prompt_tokens, found.response_tokens) == (100, 300)
+    assert (found.turn_tokens, found.turns) == (300, 3)
+    keys = world.keys(f"{world.PARAMS}.max_new_tokens=20")
+    assert budget(Settings(prompt_tokens=100, turn_tokens=50), keys).turn_tokens == 20
+    assert budget(Settings(prompt_tokens=100, response_tokens=50), keys).response_tokens == 50
+
+
+def test_a_critic_that_takes_less_shortens_the_rows(world: Any) -> None:
+    keys = world.keys("adv.estimator=gae", "critic.max_length_per_device=300")
+    assert keys.longest == 300
+
+
+@pytest.mark.parametrize("settings", [{"prompt_tokens": 500}, {"response_tokens": 401}])
+def test_rows_longer_than_rl2_takes_are_refused(world: Any, settings: dict[str, int]) -> None:
+    with pytest.raises(ConfigurationError, match="actor.max_length_per_device allows 500"):
+        budget(Settings(**{"prompt_tokens": 100, **settings}), world.keys())
+
+
+def test_a_missing_length_is_named(world: Any) -> None:
+    with pytest.raises(ConfigurationError, match="actor.max_length_per_device is not set"):
+        world.keys("actor.max_length_per_device=null")
+
+
+def refusals(world: Any) -> list[tuple[list[str], dict[str, Any], str]]:
+    kl = "actor.kl.coef=0.5"
+    found = [
+        ([f"{world.FILTERING}=true"], {}, "dynamic_filtering=false"),
+        (["adv.estimator=gae", "critic.max_length_per_device=500"], {}, "adv.estimator=reinforce"),
+        ([], {"advantage": "gae"}, "adv.estimator=gae, which creates the critic"),
+        ([f"{world.TRAIN}.responses_per_prompt=1"], {"advantage": "grpo"}, "responses_per_prompt"),
+        ([kl, "actor.kl.type=null"], {}, "actor.kl.coef=0.5 with actor.kl.type=None"),
+        (["adv.norm_var=true"], {}, "adv.norm_var"),
+        (["adv.global_norm=true"], {}, "adv.global_norm"),
+    ]
+    if world.HEAD:
+        found += [
+            ([kl, "actor.kl.type=advantage"], {}, "actor.kl.type=advantage"),
+            (["rollout.train.partial_rollout=true"], {}, "partial_rollout"),
+            (["rollout.test.path=null"], {}, "rollout.test.path is not set"),
+            ([], {"adam_beta2": 0.9}, r"\+actor.optimizer.betas"),
+        ]
+    return found
+
+
+def test_keys_that_do_not_go_with_gem_are_refused_by_name(world: Any) -> None:
+    base = {"prompt_tokens": 100, "advantage": "rebn"}
+    check(Settings(**base), world.keys())
+    for overrides, settings, said in refusals(world):
+        with pytest.raises(ConfigurationError, match=said):
+            check(Settings(**{**base, **settings}), world.keys(*overrides))
+
+
+def test_filtering_without_groups_does_nothing_and_is_allowed(world: Any) -> None:
+    alone = (f"{world.FILTERING}=true", f"{world.TRAIN}.responses_per_prompt=1")
+    check(Settings(prompt_tokens=100, advantage="rebn"), world.keys(*alone))
+
+
+def test_rl2s_own_estimators_keep_their_keys(world: Any) -> None:
+    check(Settings(prompt_tokens=100), world.keys("adv.norm_var=true", "adv.global_norm=true"))
