@@ -133,8 +133,10 @@ def _third_party(requirements: Path, venvs: Path, spec: Spec) -> Path:
         _run([sys.executable, "-m", "venv", "--clear", str(base)], log)
         python = str(base / "bin" / "python")
         pip = [python, "-m", "pip", "--disable-pip-version-check", "--no-input", "--retries", "5"]
-        # Most modules are never imported; those that are get compiled when they are.
-        install = [*pip, "install", "-q", "--no-compile"]
+        # Most modules are never imported; those that are get compiled when they are, unless Python
+        # may not write then what it has compiled.
+        compiled = [] if os.environ.get("PYTHONDONTWRITEBYTECODE") else ["--no-compile"]
+        install = [*pip, "install", "-q", *compiled]
         lines = requirements.read_text(encoding="utf-8").splitlines()
         # PyTorch comes alone and first, so that no other package decides which build is taken.
         torch = [line for line in lines if line.startswith("torch==")]
