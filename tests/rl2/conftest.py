@@ -66,34 +66,6 @@ def world() -> ModuleType:
     return load("world")
 
 
-@pytest.fixture(scope="session")
-def tokenizer() -> Any:
-    """A byte-level tokenizer with ChatML."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.decoder = decoders.ByteLevel()
-    bpe.train_from_iterator(
-        ["guess the number"],
-        trainers.BpeTrainer(
-            vocab_size=259,
-            special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-            show_progress=False,
-        ),
-    )
-    made = PreTrainedTokenizerFast(
-        tokenizer_object=bpe, eos_token="<|im_end|>", pad_token="<|endoftext|>"
-    )
-    made.chat_template = (
-        "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
-        "{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
-    )
-    return made
-
-
 @pytest.fixture
 def server(world: ModuleType, tokenizer: Any) -> Iterator[Callable[..., Any]]:
     """Start a server from what it answers; it answers as SGLang does, see `world.Server`."""
