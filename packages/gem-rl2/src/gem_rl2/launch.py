@@ -6,6 +6,7 @@ import importlib.util
 import json
 import math
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -304,9 +305,16 @@ def _text(value: Any) -> str:
     if isinstance(value, list):
         return f"[{','.join(_text(item) for item in value)}]"
     if isinstance(value, str | Path):
-        escaped = str(value).replace("\\", "\\\\").replace("'", "\\'")
-        return f"'{escaped}'"
+        return f"'{_QUOTES.sub(_escape, str(value))}'".replace("${", r"\${")
     return str(value)
+
+
+_QUOTES = re.compile(r"(\\*)('|\Z)")
+"""Where Hydra takes backslashes for escapes: before a quote."""
+
+
+def _escape(found: re.Match[str]) -> str:
+    return found[1] * 2 + ("\\'" if found[2] else "")
 
 
 def _how(form: Form) -> dict[str, str]:

@@ -1,0 +1,141 @@
+"""What is said when an installation does not work, and which RL2 is found."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gem.adapter import ProblemError, examine
+from gem.errors import (
+    ConfigurationError,
+    GemError,
+    MissingExtraError,
+    UnsupportedVersionError,
+)
+from gem_rl2 import doctor, hook, release
+from gem_rl2.__main__ import main
+from gem_rl2.release import MARKERS, check_rl2
+
+
+def installed(monkeypatch: pytest.MonkeyPatch, **versions: str | None) -> None:
+    """Pretend that a distribution has another version, or is not there."""
+    original = metadata.version
+
+    def version(name: str) -> str:
+        found = versions.get(name.replace("-", "_"), original(name))
+        if found is None:
+            raise metadata.PackageNotFoundError(name)
+        return found
+
+    monkeypatch.setattr("gem.adapter.version", version)
+
+
+def fake(folder: Path, *files: str) -> Path:
+    """A folder that looks like a checkout."""
+    for name in ("trainer/ppo.py", *files):
+        path = folder / "RL2" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    return folder
+
+
+@pytest.mark.parametrize("form", MARKERS)
+def test_the_two_forms_of_one_version_are_told_apart(
+    form: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GEM_RL2_HOME", str(fake(tmp_path, MARKERS[form])))
+    installed(monkeypatch, rl_square="0.0.2")
+    found = check_rl2()
+    assert found.form == form
+    assert found.path == str(tmp_path)
+
+
+def test_an_rl2_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GEM_RL2_HOME", raising=False)
+    monkeypatch.delitem(sys.modules, "RL2")
+    monkeypatch.setattr(util, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"RL2 is not installed.*GEM_RL2_HOME"):
+        check_rl2()
+
+
+def test_a_home_that_is_no_checkout_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GEM_RL2_HOME", str(tmp_path))
+    with pytest.raises(ConfigurationError, match=r"GEM_RL2_HOME=.* is no checkout of RL2"):
+        check_rl2()
+
+
+def test_an_unknown_form_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEM_RL2_HOME", str(fake(tmp_path)))
+    with pytest.raises(UnsupportedVersionError, match="neither rl-square 0.0.2 nor a known"):
+        check_rl2()
+
+
+def test_another_release_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEM_RL2_HOME", str(fake(tmp_path, MARKERS["release"])))
+    installed(monkeypatch, rl_square="0.0.1")
+    with pytest.raises(UnsupportedVersionError, match=r"rl-square 0\.0\.1 is installed"):
+        check_rl2()
+
+
+@pytest.mark.parametrize(
+    ("check", "versions", "said"),
+    [
+        ("check_engine", {"sglang": None}, "sglang is not installed"),
+        ("check_engine", {"sglang": "0.5.12"}, r"sglang 0\.5\.12 is installed.*<0\.5\.10"),
+        ("check_engine", {"sglang_router": "0.3.2"}, r"sglang-router 0\.3\.2.*<=0\.2\.1"),
+        ("check_libraries", {"transformers": "5.1.0"}, r"transformers 5\.1\.0.*<5"),
+        ("check_libraries", {"hydra_core": None}, "hydra-core is not installed"),
+    ],
+)
+def test_what_does_not_fit_is_named(
+    check: str, versions: dict[str, str | None], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed(monkeypatch, **versions)
+    with pytest.raises(GemError, match=said):
+        getattr(doctor, check)()
+
+
+def test_missing_flash_attention_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match="flash-attn is not installed"):
+        doctor.check_libraries()
+
+
+def test_a_hook_that_hydra_cannot_find_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "HOOK", "hydra_plugins.not_there")
+    with pytest.raises(ProblemError, match=r"no module hydra_plugins\.not_there"):
+        doctor.check_hooks()
+
+
+def test_a_changed_rl2_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    form = release.check_rl2().form
+    monkeypatch.setitem(hook.SIGNATURES, form, {"compute_advantages": ["nothing"]})
+    with pytest.raises(UnsupportedVersionError, match="gem-rl2 replaces compute_advantages"):
+        doctor.check_hooks()
+
+
+def test_this_installation_is_fine() -> None:
+    assert [(passed, line) for passed, line in examine(doctor.CHECKS) if not passed] == []
+
+
+def test_the_doctor_says_where_it_stops() -> None:
+    """Without the stand-ins of gem-cpu there is no flash attention here."""
+    done = subprocess.run(
+        [sys.executable, "-m", "gem_rl2.doctor"], capture_output=True, text=True, timeout=90,
+        env={}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "PROBLEM  flash-attn is not installed" in done.stdout
+
+
+def test_the_env_files_path_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["env-path"]) == 0
+    path = Path(capsys.readouterr().out.strip())
+    assert "generate" in path.read_text()

@@ -1,0 +1,258 @@
+"""What is put in place in RL2's program, on its real modules."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from gem.errors import ConfigurationError, UnsupportedVersionError
+from gem.record import read_run
+from gem.testing.golden import golden_batch
+from gem_rl2 import hook, rollout
+from gem_rl2.record import Recording
+from gem_rl2.rollout import Rollouts
+
+KEYS = ("+gem.advantage=rebn", "+gem.prompt_tokens=100", "+gem.max_failed_fraction=0.5")
+
+
+def program(**changes: Any) -> ModuleType:
+    """A copy of RL2's program, to be changed without harm."""
+    original = importlib.import_module("RL2.trainer.ppo")
+    copy = ModuleType(original.__name__)
+    copy.__dict__.update({**vars(original), **changes})
+    return copy
+
+
+def other(config: Any, tensors: Any) -> None:
+    """A function with other parameters than RL2's."""
+
+
+class Trainer:
+    def __init__(self, config: Any, extra: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"compute_advantages": other}, r"compute_advantages\(.*\['config', 'tensors'\]"),
+        ({"compute_advantages": None}, r"compute_advantages\(.*has None"),
+        ({"PPOTrainer": Trainer}, r"PPOTrainer.__init__\(self, config\).*'extra'"),
+    ],
+)
+def test_a_changed_rl2_is_refused_with_what_was_found(
+    changes: dict[str, Any], named: str, world: Any
+) -> None:
+    with pytest.raises(UnsupportedVersionError, match=named) as raised:
+        hook.install(program(**changes))
+    assert str(world.RL2) in str(raised.value)
+
+
+def test_only_the_trainer_is_replaced_before_it_is_made() -> None:
+    ours, theirs = program(), importlib.import_module("RL2.trainer.ppo")
+    hook.install(ours)
+    changed = {name for name in vars(theirs) if vars(ours)[name] is not vars(theirs)[name]}
+    assert changed == {"PPOTrainer"}
+    assert issubclass(ours.PPOTrainer, theirs.PPOTrainer)
+
+
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves this process's exit and signals alone."""
+    monkeypatch.setattr(hook, "end_children_at_exit", lambda: None)
+
+
+def test_without_the_section_everything_stays_rl2s(world: Any, quiet: None) -> None:
+    made: list[Any] = []
+
+    class Plain:
+        def __init__(self, config: Any) -> None:
+            made.append(config)
+
+        def train(self) -> None: ...
+
+    ours = program(PPOTrainer=Plain)
+    before = ours.compute_advantages
+    hook.install(ours)
+    ours.PPOTrainer(world.config())
+    assert len(made) == 1
+    assert ours.compute_advantages is before
+
+
+def test_refused_keys_end_the_run_before_a_model_is_loaded(world: Any, quiet: None) -> None:
+    ours = program()
+    hook.install(ours)
+    with pytest.raises(ConfigurationError, match=r"dynamic_filtering=false"):
+        ours.PPOTrainer(world.config(*KEYS, f"{world.FILTERING}=true"))
+    with pytest.raises(ConfigurationError, match=r"did you mean gem\.advantage"):
+        ours.PPOTrainer(world.config("+gem.advantages=rebn"))
+
+
+class Parts:
+    """RL2's parts without models: what its trainer makes, as the hook finds it."""
+
+    def __init__(self, config: Any) -> None:
+        self.seeded = torch.initial_seed()
+        self.critic = None
+        self.actor = SimpleNamespace(optimizer=torch.optim.AdamW([torch.zeros(1)]))
+        self.rollout = SimpleNamespace(env=SimpleNamespace(generate=rollout.generate))
+
+    def train(self) -> None: ...
+
+
+@pytest.fixture
+def made(world: Any, quiet: None, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Make a trainer of `Parts` from overrides; returns it and the program."""
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
+    state = torch.random.get_rng_state()
+
+    def make(*overrides: str, parts: type[Any] = Parts) -> tuple[Any, Any]:
+        ours = program(PPOTrainer=parts)
+        hook.install(ours)
+        return ours.PPOTrainer(world.config(*KEYS, *overrides)), ours
+
+    yield make
+    torch.random.set_rng_state(state)
+    rollout._current.clear()
+
+
+def test_rl2_is_seeded_before_its_parts_are_made(made: Any) -> None:
+    trainer, _ = made("+gem.trainer_seed=123")
+    assert trainer.seeded == 123
+
+
+def test_adamw_gets_what_the_release_has_no_keys_for(made: Any, world: Any) -> None:
+    if world.HEAD:
+        pytest.skip("a checkout has keys for all of AdamW's parameters")
+    trainer, _ = made("+gem.adam_beta2=0.5", "+gem.adam_eps=0.25")
+    [group] = trainer.actor.optimizer.param_groups
+    assert (group["betas"], group["eps"]) == ((0.9, 0.5), 0.25)
+
+
+def test_another_env_file_is_refused(made: Any) -> None:
+    class Stranger(Parts):
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.rollout.env.generate = print
+
+    with pytest.raises(ConfigurationError, match=r"rollout\.env_path.*python -m gem_rl2 env-path"):
+        made(parts=Stranger)
+
+
+@pytest.mark.usefixtures("_logged")
+def test_the_seam_computes_and_records(made: Any, world: Any, tmp_path: Path) -> None:
+    _, ours = made(f"+gem.record_dir={tmp_path}", "adv.gamma=0.5")
+    played = golden_batch()
+    rollout.current()._batch = list(played)
+    tensors, edges = world.tensors(played)
+    ours.compute_advantages(None, tensors, edges, 1)
+    assert tensors["advantages"].any()
+    import wandb
+
+    wandb.log({"actor/loss": 0.5, "actor/grad_norm": 2.0}, step=1)
+    assert read_run(tmp_path).metrics == []
+    wandb.log({"timing/update_rollout": 0.1}, step=1)
+    [line] = read_run(tmp_path).metrics
+    assert (line["iteration"], line["split"]) == (0, "train")
+    assert (line["loss"], line["grad_norm"], line["sync_s"]) == (0.5, 2.0, 0.1)
+    assert (line["episodes"], line["failed_episodes"]) == (7.0, 1.0)
+    assert len(list(read_run(tmp_path).episodes())) == 8
+
+
+@pytest.mark.usefixtures("_logged")
+def test_an_evaluation_is_recorded_after_the_weights_it_is_of(world: Any, tmp_path: Path) -> None:
+    import wandb
+
+    r = Rollouts(world.settings(*KEYS), world.keys(*KEYS))
+    hook.record_logs(Recording(str(tmp_path), world.RL2), r)
+    r.evaluated["same"] = golden_batch()
+    wandb.log({"timing/rollout": 1.0}, step=4)
+    [line] = read_run(tmp_path).metrics
+    assert (line["iteration"], line["split"], line["episodes"]) == (4, "eval:same", 7.0)
+    assert r.evaluated == {}
+
+
+@pytest.fixture
+def _logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """RL2's logging without Weights & Biases, undone afterwards."""
+    import wandb
+
+    monkeypatch.setattr(wandb, "log", lambda *args, **kwargs: None)
+
+
+def test_rl2s_own_estimator_sees_no_tags(made: Any, world: Any, tmp_path: Path) -> None:
+    seen = []
+
+    def compute_advantages(config: Any, tensors: Any, cu_seqs: Any, step: int) -> None:
+        seen.append(float(tensors["rewards"][:, 0].abs().max()))
+
+    r = Rollouts(world.settings("+gem.prompt_tokens=100"), world.keys())
+    r._batch = [t for t in golden_batch() if t.valid]
+    tensors, edges = world.tensors(r._batch)
+    assert float(tensors["rewards"][:, 0].abs().max()) == 6.0
+    hook.seam(compute_advantages, r, None).__wrapped__(None, tensors, edges, 1)
+    assert seen == [0.0]
+
+
+HUNG = """
+import multiprocessing, signal, time
+from gem_rl2.hook import end_children_at_exit
+
+def serve():
+    time.sleep(600)
+
+def stubborn():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(600)
+
+if __name__ == "__main__":
+    from gem_rl2 import hook
+    hook.END_S = 0.5
+    end_children_at_exit()
+    for target in (serve, stubborn):
+        multiprocessing.Process(target=target).start()
+    time.sleep(0.5)
+    {end}
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        ("pass", 0),
+        ("raise RuntimeError('the cause')", 1),
+        ("import os; os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)", 143),
+    ],
+    ids=["success", "failure", "SIGTERM"],
+)
+def test_servers_end_with_the_process_that_started_them(
+    end: str, status: int, tmp_path: Path
+) -> None:
+    """RL2's release joins its servers at exit, and never ends them."""
+    path = tmp_path / "run.py"
+    path.write_text(HUNG.replace("{end}", end))
+    done = subprocess.run(
+        [sys.executable, str(path)], capture_output=True, text=True, timeout=90, check=False
+    )
+    assert done.returncode == status
+    if status == 1:
+        assert "the cause" in done.stderr
+
+
+def test_hydra_finds_the_hook_and_other_programs_pay_nothing(tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom hydra.core.plugins import Plugins\nPlugins.instance()\n"
+        "print('hydra_plugins.gem_rl2_hook' in sys.modules, 'gem_rl2.hook' in sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=90, check=True,
+        env={k: v for k, v in os.environ.items() if k != "GEM_CPU"},
+    )  # fmt: skip
+    assert done.stdout.split() == ["True", "False"]

@@ -1,0 +1,160 @@
+"""RunSpecs as RL2's command, read by Hydra with RL2's own configuration files."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from gem.errors import ConfigurationError
+from gem.experiment import RunSpec, flatten
+from gem_rl2.dataset import Row
+from gem_rl2.launch import adapter
+from gem_rl2.settings import Keys, Settings, budget, check
+
+SPEC: dict[str, Any] = {
+    "name": "a name",
+    "seed": 5,
+    "env": {"id": "game:GuessTheNumber-v0-easy", "params": {"prompt": "short"}, "seed": 50},
+    "policy": {"model": "m", "prompt_tokens": 40, "response_tokens": 100, "turn_tokens": 8},
+    "sampling": {"temperature": 0.5, "top_p": 0.75, "top_k": 7},
+    "algorithm": {"advantage": "rebn", "gamma": 0.875, "lam": 0.75, "clip": 0.125},
+    "optimizer": {"lr": 0.25, "beta1": 0.5, "beta2": 0.75, "eps": 0.125, "grad_clip": 2.0},
+    "training": {"iterations": 3, "tasks": 4, "group_size": 6, "precision": "fp32"},
+}
+
+
+def spec(**tables: dict[str, Any]) -> RunSpec:
+    changed = {name: {**SPEC.get(name, {}), **table} for name, table in tables.items()}
+    return RunSpec.from_mapping({**SPEC, **changed})
+
+
+def configured(launch: Any, world: Any, *more: str) -> Any:
+    from hydra import compose, initialize_config_dir
+
+    folder = world.RL2.folder / "trainer" / "config"
+    overrides = [word for word in launch.argv if "=" in word and not word.startswith("hydra.")]
+    with initialize_config_dir(config_dir=str(folder), version_base=None):
+        found = compose(config_name="ppo", overrides=[*overrides, *more])
+    OmegaConf.resolve(found)
+    return OmegaConf.to_container(found)
+
+
+@pytest.mark.parametrize("cpu", [True, False])
+@pytest.mark.parametrize("name", ["rebn", "grpo", "gae"])
+def test_rl2_understands_every_key(name: str, cpu: bool, world: Any, tmp_path: Path) -> None:
+    asked = spec(algorithm={"advantage": name, "kl_coef": 0.5, "minibatches": 2})
+    launch = adapter.compile(asked, run_dir=tmp_path, cpu=cpu)
+    assert launch.argv[0] == "torchrun"
+    assert launch.argv[launch.argv.index("-m") + 1] == "RL2.trainer.ppo"
+    config = configured(launch, world)
+    keys = Keys.read(config, world.RL2.form)
+    settings = Settings.from_mapping(config["gem"])
+    check(settings, keys)
+    limits = budget(settings, keys)
+    assert (limits.prompt_tokens, limits.response_tokens, limits.turn_tokens) == (40, 100, 8)
+    assert (keys.tasks, keys.group_size, keys.minibatches) == (4, 6, 2)
+    assert (keys.gamma, keys.lam, keys.kl_coef, keys.kl_type) == (0.875, 0.75, 0.5, "loss")
+    assert not keys.dynamic_filtering
+    actor = config["actor"]
+    assert (actor["clip"], actor["avg_level"], actor["max_grad_norm"]) == (0.125, "token", 2.0)
+    assert actor["temperature"] == 0.5
+    optimizer = actor["optimizer"] if world.HEAD else actor
+    assert (optimizer["lr"], optimizer["weight_decay"]) == (0.25, 0.0)
+    if world.HEAD:
+        assert (optimizer["betas"], optimizer["eps"]) == ([0.5, 0.75], 0.125)
+        sampling = config["rollout"]["train"]["sampling_params"]
+    else:
+        assert settings.adam == {"adam_beta1": 0.5, "adam_beta2": 0.75, "adam_eps": 0.125}
+        sampling = config["rollout"]["train_sampling_params"]
+    assert (sampling["temperature"], sampling["top_p"], sampling["top_k"]) == (0.5, 0.75, 7)
+    server = config["rollout"]["server_args"]
+    assert (server["dtype"], server["random_seed"]) == ("float32", 5)
+    assert (server.get("device") == "cpu") == cpu
+
+
+def test_a_text_with_quotes_survives_hydra(world: Any, tmp_path: Path) -> None:
+    said = "say \"hi\", it's {easy}: [1, 2] = a\\b \\' ${name} $HOME\n\\"
+    launch = adapter.compile(spec(policy={"system_prompt": said}), run_dir=tmp_path, cpu=True)
+    assert configured(launch, world)["gem"]["system_prompt"] == said
+
+
+def test_the_rows_are_the_specs_tasks_in_order(tmp_path: Path) -> None:
+    asked = spec()
+    lines = adapter.compile(asked, run_dir=tmp_path, cpu=True).files["train.jsonl"].splitlines()
+    tasks = [Row.read(json.loads(line)).decode()[0] for line in lines]
+    assert tasks == [task for k in range(3) for task in asked.train_tasks(k)]
+
+
+def test_evaluations_are_rows_with_names_and_temperatures(world: Any, tmp_path: Path) -> None:
+    part = {"id": "game:GuessTheNumber-v0", "episodes": 2}
+    evals = [
+        {**part, "name": "a", "every": 4, "temperature": 0.0},
+        {**part, "name": "b", "every": 6, "temperature": 0.5},
+    ]
+    asked = RunSpec.from_mapping({**SPEC, "eval": evals})
+    launch = adapter.compile(asked, run_dir=tmp_path, cpu=True)
+    assert configured(launch, world)["trainer"]["test_freq"] == 2
+    rows = [Row.read(json.loads(line)) for line in launch.files["eval.jsonl"].splitlines()]
+    known = [(row.evaluation, row.decode()[1]) for row in rows]
+    assert known == [("a", 0.0)] * 2 + [("b", 0.5)] * 2
+    status = {knob.name: knob.status for knob in launch.parity}
+    assert status["eval.0.every"] == "emulated"
+
+
+def test_without_evaluation_none_is_made(world: Any, tmp_path: Path) -> None:
+    launch = adapter.compile(spec(), run_dir=tmp_path, cpu=True)
+    assert configured(launch, world)["trainer"]["test_freq"] is None
+
+
+def test_every_setting_has_a_parity_row(tmp_path: Path) -> None:
+    asked = spec(algorithm={"advantage": "gae"})
+    names = [knob.name for knob in adapter.compile(asked, run_dir=tmp_path, cpu=True).parity]
+    assert set(flatten(asked.to_mapping())) <= set(names)
+    assert len(names) == len(set(names))
+
+
+def test_precision_is_claimed_as_far_as_it_holds(world: Any, tmp_path: Path) -> None:
+    for cpu in (True, False):
+        launch = adapter.compile(spec(), run_dir=tmp_path, cpu=cpu)
+        status = {k.name: k.status for k in launch.parity}["training.precision"]
+        release = "emulated" if cpu else "unmatched"
+        assert status == ("matched" if world.HEAD else release)
+        assert launch.env.get("GEM_CPU_DTYPE") == ("float32" if cpu else None)
+
+
+def test_a_forward_pass_is_limited_by_its_logits(world: Any, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"vocab_size": 1000000}')
+    asked = spec(policy={"model": str(tmp_path)})
+    config = configured(adapter.compile(asked, run_dir=tmp_path, cpu=True), world)
+    assert config["actor"]["max_length_per_device"] == 268
+    config = configured(adapter.compile(spec(), run_dir=tmp_path, cpu=True), world)
+    assert config["actor"]["max_length_per_device"] == 2048
+
+
+def test_the_checkout_is_put_on_the_path(world: Any, tmp_path: Path) -> None:
+    path = adapter.compile(spec(), run_dir=tmp_path, cpu=True).env["PYTHONPATH"]
+    assert (os.environ.get("GEM_RL2_HOME", "-") in path.split(os.pathsep)) == world.HEAD
+    assert path.split(os.pathsep)[0].endswith("startup")
+
+
+@pytest.mark.parametrize(
+    ("tables", "key"),
+    [
+        ({"algorithm": {"loss_aggregation": "row-mean-token-sum"}}, "algorithm.loss_aggregation"),
+        ({"algorithm": {"epochs": 2}}, "algorithm.epochs"),
+        ({"algorithm": {"minibatches": 5}}, "algorithm.minibatches"),
+        (
+            {"algorithm": {"minibatches": 2}, "policy": {"context": "concat"}},
+            "divides rows, not episodes",
+        ),
+        ({"policy": {"lora_rank": 8}}, "policy.lora_rank"),
+    ],
+)
+def test_what_rl2_cannot_do_is_refused(tables: dict[str, Any], key: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=key):
+        adapter.compile(spec(**tables), run_dir=tmp_path, cpu=True)
