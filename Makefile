@@ -8,6 +8,7 @@ VERL := .venvs/verl/bin/python
 OPENRLHF := .venvs/openrlhf/bin/python
 OAT := .venvs/oat/bin/python
 TINKER := .venvs/tinker/bin/python
+RL2 := .venvs/rl2/bin/python
 BENCH := $(DEV) -m gem_bench
 RUNS ?= runs
 MODEL ?= tiny
@@ -83,7 +84,7 @@ compare-soft: env-dev env-verl ## REINFORCE, GRPO and ReBN on a never negative r
 
 # Checks
 
-.PHONY: compatibility compatibility-check docs docs-check check-envs lint types test test-dev test-verl test-openrlhf conformance conformance-breaks e2e e2e-tools e2e-openrlhf test-oat e2e-oat test-tinker e2e-tinker
+.PHONY: compatibility compatibility-check docs docs-check check-envs lint types test test-dev test-verl test-openrlhf conformance conformance-breaks e2e e2e-tools e2e-openrlhf test-oat e2e-oat test-tinker e2e-tinker test-rl2 e2e-rl2
 docs: env-dev ## Write the pages about the environments (docs/envs)
 	$(DEV) -m gem.testing.catalogue docs/envs
 docs-check: env-dev ## The pages about the environments are current
@@ -96,8 +97,8 @@ lint: env-dev ## Style and formatting
 	$(DEV) -m ruff format --check .
 types: env-dev ## Static types of all packages
 	$(DEV) -m mypy packages/gem-core/src packages/gem-bench/src packages/gem-cpu/src packages/gem-verl/src \
-	  packages/gem-openrlhf/src packages/gem-oat/src packages/gem-tinker/src
-test: test-dev test-verl test-openrlhf test-oat test-tinker ## Unit, property and installation tests, conformance L0
+	  packages/gem-openrlhf/src packages/gem-oat/src packages/gem-tinker/src packages/gem-rl2/src
+test: test-dev test-verl test-openrlhf test-oat test-tinker test-rl2 ## Unit, property and installation tests, conformance L0
 test-dev: env-dev
 	$(DEV) -m pytest -q -n 2 -m "not slow" tests/core tests/bench tests/cpu tests/packages
 test-verl: env-verl
@@ -108,13 +109,15 @@ test-oat: env-oat
 	GEM_CPU=1 DS_ACCELERATOR=cpu $(OAT) -m pytest -q -m "not slow" tests/oat tests/conformance
 test-tinker: env-tinker
 	$(TINKER) -m pytest -q -m "not slow" tests/tinker tests/conformance
+test-rl2: env-rl2
+	GEM_CPU=1 $(RL2) -m pytest -q -m "not slow" tests/rl2 tests/conformance
 conformance: $(TRAINER_ENVS) ## Run reference and real trainers, compare them (levels L1 to L3)
 	$(DEV) -m pytest -q -n 2 --dist loadfile tests/conformance -m "slow and not breaks"
 compatibility: env-dev ## Write README's compatibility table; takes over what `make conformance` found last
 	@$(DEV) tools/compatibility.py
 compatibility-check: env-dev ## The table is what the packages say and what conformance found
 	@$(DEV) tools/compatibility.py --check
-conformance-breaks: env-dev env-verl env-openrlhf ## Build one defect after the other into real trainers; each must be noticed
+conformance-breaks: env-dev env-verl env-openrlhf env-rl2 ## Build one defect after the other into real trainers; each must be noticed
 	$(DEV) -m pytest -q tests/conformance -m breaks
 e2e-tools: env-dev env-verl ## Python, search and MCP through the reference and real verl, compared (L0 to L3)
 	$(DEV) -m pytest -q tests/e2e/test_tools.py
@@ -132,3 +135,7 @@ e2e-oat: env-dev env-oat ## Real oat in each way of using it, two ranks, what st
 e2e-tinker: env-dev env-tinker ## A real Tinker server: both styles, resume, stale weights, a server that dies; the example file
 	$(TINKER) -m pytest -q tests/tinker -m slow
 	MODEL="$$($(DEV) -m gem_cpu.tiny_model)" timeout 900 $(TINKER) packages/gem-tinker/examples/train_tinker.py --cpu
+e2e-rl2: env-dev env-rl2 ## Real RL2 in each way of using it, what stops it, and the example file
+	GEM_CPU=1 $(RL2) -m pytest -q tests/rl2 -m slow
+	PATH="$(CURDIR)/.venvs/rl2/bin:$$PATH" MODEL="$$($(DEV) -m gem_cpu.tiny_model)" OUT=$(CURDIR)/$(RUNS)/example-rl2 \
+	  timeout 900 packages/gem-rl2/examples/train_rl2.sh --cpu

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("gem-core", "gem-bench", "gem-cpu", "gem-verl", "gem-openrlhf", "gem-tinker")
+PACKAGES = (
+    "gem-core", "gem-bench", "gem-cpu", "gem-verl", "gem-openrlhf", "gem-tinker", "gem-rl2",
+)  # fmt: skip
 IMPORT_EVERYTHING = """
 import importlib, json, pkgutil, sys, {name} as package
 found = [package.__name__]
@@ -105,7 +107,7 @@ def test_gem_cpu_installs_with_gem_core_alone(wheels: dict[str, Path], empty: Pa
     checked(empty, "-c", "import gem_cpu")
 
 
-@pytest.mark.parametrize("trainer", ["verl", "openrlhf", "tinker"])
+@pytest.mark.parametrize("trainer", ["verl", "openrlhf", "tinker", "rl2"])
 def test_an_adapter_without_its_trainer_says_what_to_install(
     wheels: dict[str, Path], empty: Path, trainer: str
 ) -> None:
@@ -115,5 +117,5 @@ def test_an_adapter_without_its_trainer_says_what_to_install(
     assert result.returncode != 0
     output = result.stdout + result.stderr
     assert "Traceback" not in output
-    assert f"{trainer} is not installed" in output
+    assert f"{trainer} is not installed" in output.lower()
     assert "pip install" in output
