@@ -148,7 +148,7 @@ def give_advantages(
         Turns(
             trajectory.rewards,
             trajectory.group,
-            None if trajectory.failure is None else str(trajectory.failure),
+            None if trajectory.failure is None else trajectory.failure.message,
             None if values is None else values[episode],
         )
         for episode, trajectory in enumerate(trajectories)

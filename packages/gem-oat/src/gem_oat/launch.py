@@ -52,9 +52,7 @@ class OatAdapter:
             **_batches(spec),
             **_machine(spec, run_dir, cpu),
         }
-        env = {"WANDB_MODE": "offline"}
-        if cpu:
-            env |= _cpu_env()
+        env = _cpu_env() if cpu else {}
         if Path(spec.policy.model).exists():
             env["HF_HUB_OFFLINE"] = "1"
         return Launch(

@@ -20,9 +20,11 @@ def main(argv: Sequence[str] | None = None, *, learner: Any = None, actor: Any =
     """
     try:
         check_oat()
+        from gem_oat.seams import check_seams
         from gem_oat.settings import parse
 
         args = parse(sys.argv[1:] if argv is None else argv)
+        check_seams()
     except GemError as error:
         sys.stderr.write(f"{error}\n")
         return 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, Optional
@@ -148,7 +149,10 @@ def parse(argv: Sequence[str]) -> Args:
     Raises:
         ConfigurationError: A flag does not go with GEM or with another; the message names it.
     """
-    args = tyro.cli(Args, args=list(argv), prog="python -m gem_oat")
+    with warnings.catch_warnings():
+        # oat has text fields whose default is none.
+        warnings.filterwarnings("ignore", message="The field .* is annotated with type")
+        args = tyro.cli(Args, args=list(argv), prog="python -m gem_oat")
     check(args)
     return prepare(args)
 

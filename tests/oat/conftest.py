@@ -1,0 +1,139 @@
+"""What the tests of gem-oat share: oat without a GPU, a tokenizer, a tiny model, a scripted engine."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+# Everything here needs the environment that `make env-oat` builds.
+if importlib.util.find_spec("oat") is None:
+    collect_ignore_glob = ["test_*.py"]
+elif os.environ.get("GEM_CPU") == "1":
+    from gem_cpu import oat_plugin
+
+    oat_plugin.install()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what oat's imports have to say
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Any:
+    """A byte-level tokenizer with ChatML."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    bpe.train_from_iterator(
+        ["guess the number"],
+        trainers.BpeTrainer(
+            vocab_size=259,
+            special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=bpe, eos_token="<|im_end|>", pad_token="<|endoftext|>"
+    )
+    made.chat_template = (
+        "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
+        "{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
+    )
+    return made
+
+
+@pytest.fixture(scope="session")
+def model(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model of 100,000 weights."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    folder = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        max_position_embeddings=2048,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+class ScriptedLLM:
+    """Stands in for `vllm.LLM`: answers with texts in order, remembers what it got.
+
+    What oat really talks to is exercised by test_real_runs.py.
+    """
+
+    def __init__(self, tokenizer: Any, texts: Sequence[str], delay_s: float = 0.0) -> None:
+        self.tokenizer = tokenizer
+        self.texts = list(texts)
+        self.delay_s = delay_s
+        self.calls: list[int] = []
+        self.params: list[Any] = []
+
+    def generate(self, prompts: Any, sampling_params: Any, use_tqdm: bool) -> list[Any]:
+        self.calls.append(len(prompts))
+        time.sleep(self.delay_s)
+        out = []
+        for prompt, params in zip(prompts, sampling_params, strict=True):
+            text = self.texts[len(self.params) % len(self.texts)]
+            self.params.append(params)
+            ids = [*self.tokenizer.encode(text), self.tokenizer.eos_token_id]
+            cut = len(ids) > params.max_tokens
+            ids = ids[: params.max_tokens]
+            known = [{token: SimpleNamespace(logprob=-0.5 - i)} for i, token in enumerate(ids)]
+            reason = "length" if cut else "stop"
+            answer = SimpleNamespace(token_ids=ids, logprobs=known, finish_reason=reason)
+            out.append(
+                SimpleNamespace(prompt_token_ids=prompt["prompt_token_ids"], outputs=[answer])
+            )
+        return out
+
+
+@pytest.fixture
+def llm(tokenizer: Any) -> Callable[..., ScriptedLLM]:
+    """Make an engine from the texts it answers with."""
+    return lambda texts, **kwargs: ScriptedLLM(tokenizer, texts, **kwargs)
+
+
+FLAGS = {
+    "gem_tasks": "gem:game:GuessTheNumber-v0-easy?seed=3&prompt=short",
+    "pretrain": "tiny",
+    "gpus": 1,
+    "rollout_batch_size": 4,
+    "train_batch_size": 4,
+    "max_train": 8,
+    "prompt_max_length": 300,
+    "max_model_len": 900,
+    "generate_max_length": 16,
+}
+
+
+@pytest.fixture(scope="session")
+def argv() -> Callable[..., list[str]]:
+    """A command line that trains, with changes: `argv(max_train=8, gem_seed=None)`."""
+
+    def make(*switches: str, **changes: Any) -> list[str]:
+        flags = {k: v for k, v in {**FLAGS, **changes}.items() if v is not None}
+        return [*(f"--{name}={value}" for name, value in flags.items()), "--collocate", *switches]
+
+    return make

@@ -1,0 +1,139 @@
+"""Advantages over all ranks: the same numbers however a batch is divided."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from gem.advantage import ADVANTAGES, advantages
+from gem.errors import RolloutError
+from gem.testing.golden import golden_batch, golden_turn_rows
+from gem.trajectory import Failure, Trajectory, turn_table
+from gem_oat.advantage import Gather, Row, give_advantages, make_rows, trained_rows
+
+GAMMA, LAM = 0.9, 0.8
+
+
+def critic(episode: int, turn: int) -> float:
+    return 0.125 * episode - 0.25 * turn
+
+
+def divided(batch: Sequence[Trajectory], name: str, cuts: Sequence[int]) -> list[Row]:
+    """Rows of a batch that lies on several ranks, `cuts` its boundaries; numbered as a whole."""
+    bounds = list(zip(cuts[:-1], cuts[1:], strict=True))
+    parts = [list(batch[a:b]) for a, b in bounds]
+    rows = [make_rows(part) for part in parts]
+    if name == "gae":
+        for (first, _), part in zip(bounds, rows, strict=True):
+            for row in part:
+                values = [critic(first + row.episode, turn) for turn, _ in row.states]
+                row.values = torch.tensor(values)
+    sent: list[Any] = []
+
+    def note(mine: Any) -> list[Any]:
+        sent.append(mine)
+        raise StopIteration
+
+    for part, mine in zip(parts, rows, strict=True):
+        with pytest.raises(StopIteration):
+            given(part, mine, name, note, 0)
+    for rank, (part, mine) in enumerate(zip(parts, rows, strict=True)):
+        given(part, mine, name, lambda _: list(sent), rank)
+    for (first, _), part in zip(bounds, rows, strict=True):
+        for row in part:
+            row.episode += first
+    return [row for part in rows for row in part]
+
+
+def given(
+    batch: Sequence[Trajectory], rows: Sequence[Row], name: str, gather: Gather, rank: int
+) -> None:
+    give_advantages(
+        batch,
+        rows,
+        name,
+        gamma=GAMMA,
+        lam=LAM,
+        max_failed_fraction=0.5,
+        gather=gather,
+        rank=rank,
+    )
+
+
+@pytest.mark.parametrize("cuts", [(0, 8), (0, 4, 8), (0, 3, 8), (0, 1, 2, 5, 8), (0, 7, 8)])
+@pytest.mark.parametrize("name", ADVANTAGES)
+def test_a_batch_has_the_same_advantages_on_any_number_of_ranks(
+    name: str, cuts: tuple[int, ...]
+) -> None:
+    whole, parts = divided(golden_batch(), name, (0, 8)), divided(golden_batch(), name, cuts)
+    assert len(whole) == len(parts)
+    for a, b in zip(whole, parts, strict=True):
+        assert a.episode == b.episode
+        assert torch.equal(a.advantages, b.advantages)
+        assert torch.equal(a.targets, b.targets)
+
+
+def test_statistics_of_a_rank_alone_would_be_others() -> None:
+    whole = divided(golden_batch(), "rebn", (0, 8))
+    alone = make_rows(golden_batch()[:4])
+    given(golden_batch()[:4], alone, "rebn", lambda mine: [mine], 0)
+    assert not torch.equal(whole[0].advantages, alone[0].advantages)
+
+
+@pytest.mark.parametrize("batch", [golden_batch, golden_turn_rows])
+def test_the_critics_targets_are_gems(batch: Any) -> None:
+    episodes = batch()
+    values = [[critic(e, k) for k in range(len(t.turns))] for e, t in enumerate(episodes)]
+    table = turn_table(episodes, values)
+    _, targets = advantages("gae", table, gamma=GAMMA, lam=LAM)
+    split = table.split(targets)
+    for row in divided(episodes, "gae", (0, 5, 8)):
+        wanted = [split[row.episode][turn] for turn, _ in row.states]
+        assert row.targets.tolist() == torch.tensor(wanted).float().tolist()
+
+
+def test_a_state_is_the_last_token_before_its_turn() -> None:
+    for row in make_rows(golden_batch()):
+        for (_, position), span in zip(row.states, row.tokens.spans, strict=True):
+            if span.end > span.start:
+                assert row.mask[position] == 1  # the next token is the turn's first
+                assert position == 0 or row.mask[position - 1] == 0
+                first = row.tokens.response_ids[span.start]
+                assert row.ids[position + 1] == first
+
+
+def test_failed_episodes_have_no_rows() -> None:
+    batch = golden_batch()
+    assert {row.episode for row in make_rows(batch)} == {
+        e for e, trajectory in enumerate(batch) if trajectory.valid
+    }
+
+
+def test_failures_on_any_rank_stop_all_of_them_with_the_reason() -> None:
+    batch = golden_batch()
+    void = replace(batch[0], failure=Failure("infra", "the sandbox burns", 2))
+    with pytest.raises(RolloutError, match="2 of 2 episodes .* the sandbox burns"):
+        give_advantages([void, void], [], "rebn", gamma=1, lam=1, max_failed_fraction=0.1)
+
+
+def test_a_rank_without_a_valid_episode_takes_part() -> None:
+    batch = golden_batch()
+    [failed] = [i for i, t in enumerate(batch) if not t.valid]
+    assert failed == 7
+    rows = divided(batch, "gae", (0, 7, 8))
+    assert {row.episode for row in rows} == set(range(7))
+
+
+def test_what_is_shown_is_read_from_the_tensors() -> None:
+    batch = golden_batch()
+    rows = divided(batch, "rebn", (0, 8))
+    rows[0].advantages += 1.0
+    rows[1].ids[0] = 99
+    shown = trained_rows(batch, rows)
+    assert shown[0][0].advantages == rows[0].advantages[len(shown[0][0].prompt_ids) - 1 :].tolist()
+    assert shown[1][0].prompt_ids[0] == 99
+    assert shown[7] == []

@@ -1,0 +1,202 @@
+"""oat's actor plays GEM's episodes: exact tokens, seeds, failures, environments in threads."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import gem
+from gem.adapter import encode_task
+from gem.core import Env
+from gem.errors import RolloutError
+from gem.rollout import ChatFormat
+from gem.tasks import Task
+from gem.trajectory import Trajectory
+from gem_oat.rollout import Actor
+from gem_oat.settings import parse
+
+Argv = Callable[..., list[str]]
+
+
+@pytest.fixture
+def actor(tokenizer: Any, argv: Argv) -> Callable[..., Any]:
+    """An actor as it is after `init`, with an engine of the test's: `actor(llm, **flags)`."""
+
+    def make(llm: Any, **flags: Any) -> Any:
+        made = object.__new__(Actor)
+        made.args = parse(argv(**flags))
+        made.actor_id = 0
+        made.llm = llm
+        made._chat = ChatFormat(tokenizer)
+        # Objects cross processes in test_real_runs.py.
+        made.ipc_client = SimpleNamespace(serialize_ipc=lambda episodes: episodes)
+        return made
+
+    return make
+
+
+def tasks(n: int, env: str = "game:GuessTheNumber-v0-easy", **params: Any) -> list[str]:
+    return [encode_task(Task(env, seed, {"prompt": "short", **params})) for seed in range(n)]
+
+
+def test_an_iteration_has_every_task_as_often_as_num_samples(
+    actor: Any, llm: Any, tokenizer: Any
+) -> None:
+    engine = llm(["<1>", "<2>", "<3>"])
+    playing = actor(engine, num_samples=2, train_batch_size=8)
+    found: list[Trajectory] = playing.step(tasks(4, hint="range"), None, ["8", "9", "10", "11"])
+    assert [t.task.seed for t in found] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert [t.group for t in found] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert all(t.valid for t in found)
+    assert engine.calls[0] == 8  # one call for all
+
+
+def test_rows_hold_exactly_what_was_sampled(actor: Any, llm: Any, tokenizer: Any) -> None:
+    found = actor(llm(["<9>"])).step(tasks(2), None, ["0", "1"])
+    for trajectory in found:
+        for turn in trajectory.turns:
+            assert turn.response_ids == [*tokenizer.encode("<9>"), tokenizer.eos_token_id]
+            assert turn.logprobs == [-0.5 - i for i in range(len(turn.response_ids))]
+        [row] = trajectory.sequences()
+        ids = row.prompt_ids + row.response_ids
+        assert tokenizer.decode(ids).count("<|im_start|>assistant") == len(trajectory.turns)
+
+
+def test_seeds_depend_on_run_iteration_task_copy_and_turn(actor: Any, llm: Any) -> None:
+    def seeds(iteration: int, **flags: Any) -> list[int | None]:
+        engine = llm(["<1>"])
+        numbers = [str(4 * iteration), str(4 * iteration + 1)]
+        actor(engine, **{"gem_seed": 5, **flags}).step(tasks(2), None, numbers)
+        return sorted(p.seed for p in engine.params) if flags.get("gem_seed", 5) else engine.params
+
+    assert seeds(0) == seeds(0)
+    assert len(set(seeds(0))) == len(seeds(0))
+    assert not set(seeds(0)) & set(seeds(1))
+    assert not set(seeds(0)) & set(seeds(0, gem_seed=6))
+    engine = llm(["<1>"])
+    actor(engine).step(tasks(2), None, ["0", "1"])
+    assert {p.seed for p in engine.params} == {None}
+
+
+def test_flags_reach_the_engine(actor: Any, llm: Any, tokenizer: Any) -> None:
+    engine = llm(["<1>"])
+    actor(engine, temperature=0.7, top_p=0.5, top_k=9, tis_c="None").step(tasks(1), None, ["0"])
+    params = engine.params[0]
+    assert (params.temperature, params.top_p, params.top_k) == (0.7, 0.5, 9)
+    assert (params.max_tokens, params.logprobs) == (16, 1)
+    assert tokenizer.eos_token_id in params.stop_token_ids
+
+
+def test_an_evaluation_has_its_own_temperature_and_lengths(actor: Any, llm: Any) -> None:
+    engine = llm(["<1>"])
+    playing = actor(engine, eval_generate_max_length=5, eval_temperature=0.3)
+    playing.play_evaluation(tasks(3), 0.0, 0, 4)
+    playing.play_evaluation(tasks(3), None, 1, 4)
+    assert {p.temperature for p in engine.params} == {0.0, 0.3}
+    assert {p.max_tokens for p in engine.params} == {5}
+
+
+class Breaking(Env):
+    """Raises, hangs or counts how many of its kind step at the same time."""
+
+    lock = threading.Lock()
+    now = most = 0
+
+    def __init__(self, how: str = "raise", only: int | None = None) -> None:
+        self.how, self.only = how, only
+
+    def reset(self, seed: int | None = None, **options: Any) -> Any:
+        self.seed = seed
+        return "begin", {}
+
+    def step(self, action: str) -> Any:
+        if self.only is None or self.seed == self.only:
+            if self.how == "raise":
+                raise OSError("the sandbox is gone")
+            if self.how == "hang":
+                time.sleep(2)
+        with Breaking.lock:
+            Breaking.now += 1
+            Breaking.most = max(Breaking.most, Breaking.now)
+        time.sleep(0.05)
+        with Breaking.lock:
+            Breaking.now -= 1
+        return "on", 1.0, True, False, {"success": True}
+
+    def sample_random_action(self) -> str:
+        return "x"
+
+
+gem.register("test:OatBreaking", Breaking)
+
+
+def breaking(n: int, **params: Any) -> list[str]:
+    return [encode_task(Task("test:OatBreaking", seed, params)) for seed in range(n)]
+
+
+@pytest.mark.parametrize("how", ["raise", "hang"])
+def test_a_broken_environment_fails_its_own_episode_only(how: str, actor: Any, llm: Any) -> None:
+    playing = actor(llm(["x"]), gem_step_timeout_s=0.5)
+    numbers = [str(i) for i in range(4)]
+    found = playing.step(breaking(4, how=how, only=2), None, numbers)
+    assert [t.valid for t in found] == [True, True, False, True]
+    assert found[2].failure.attempts == 2
+
+
+def test_a_prompt_that_is_too_long_is_a_failed_episode(actor: Any, llm: Any) -> None:
+    [found] = actor(llm(["x"]), prompt_max_length=3).step(tasks(1), None, ["0"])
+    assert found.failure.kind == "prompt_too_long"
+
+
+def test_environments_step_side_by_side(actor: Any, llm: Any) -> None:
+    Breaking.most = 0
+    numbers = [str(i) for i in range(16)]
+    found = actor(llm(["x"]), rollout_batch_size=16, train_batch_size=16, max_train=16).step(
+        breaking(16, how="fine"), None, numbers
+    )
+    assert all(t.valid for t in found)
+    assert Breaking.most > 1
+
+
+def test_an_engine_that_raises_stops_the_actor(
+    actor: Any, llm: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = llm(["x"])
+    engine.generate = lambda *args, **kwargs: (_ for _ in ()).throw(RuntimeError("engine is dead"))
+    with pytest.raises(RuntimeError, match="engine is dead"):
+        actor(engine).step(tasks(2), None, ["0", "1"])
+    assert "engine is dead" in capsys.readouterr().err
+
+
+def test_another_prompt_than_was_asked_for_is_an_error(actor: Any, llm: Any) -> None:
+    engine = llm(["x"])
+    generate = engine.generate
+
+    def shifted(prompts: Any, **kwargs: Any) -> Any:
+        outputs = generate(prompts, **kwargs)
+        for output in outputs:
+            output.prompt_token_ids = output.prompt_token_ids[1:]
+        return outputs
+
+    engine.generate = shifted
+    with pytest.raises(RolloutError, match="another prompt"):
+        actor(engine).step(tasks(1), None, ["0"])
+
+
+def test_an_aborted_request_is_an_error(actor: Any, llm: Any) -> None:
+    engine = llm(["x"])
+    generate = engine.generate
+
+    def aborted(prompts: Any, **kwargs: Any) -> Any:
+        outputs = generate(prompts, **kwargs)
+        outputs[0].outputs[0].finish_reason = "abort"
+        return outputs
+
+    engine.generate = aborted
+    with pytest.raises(RolloutError, match="'abort'"):
+        actor(engine).step(tasks(1), None, ["0"])

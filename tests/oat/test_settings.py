@@ -1,0 +1,93 @@
+"""oat's command line with GEM's arguments: what goes together, what is refused and by which name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from gem.errors import ConfigurationError
+from gem_oat.settings import REFUSED, Args, parse
+
+Argv = Callable[..., list[str]]
+
+
+def test_sizes_follow_from_oats_own_flags(argv: Argv) -> None:
+    args = parse(argv(rollout_batch_size=8, num_samples=3, train_batch_size=12, max_train=80))
+    assert args.iterations == 10
+    assert args.episodes == 24
+    assert args.minibatches == 2
+    assert len(args.train_tasks()) == 80
+    assert args.train_tasks()[0].seed == 3
+    assert args.rollout_batch_size_per_device == 8
+    # oat counts optimiser steps from the number of tasks.
+    assert len(args.train_tasks()) * args.max_epochs // args.train_batch_size == 10 * 2
+
+
+def test_limits_of_an_episode_are_oats_lengths(argv: Argv) -> None:
+    budget = parse(argv(gem_turns=5)).budget()
+    assert (budget.turn_tokens, budget.response_tokens) == (16, 600)
+    assert (budget.prompt_tokens, budget.turns) == (300, 5)
+
+
+def test_a_flag_given_twice_counts_as_given_last(argv: Argv) -> None:
+    assert parse([*argv(gamma=0.9), "--gamma=0.5"]).gamma == 0.5
+
+
+def other(name: str) -> list[str]:
+    """A value of a flag that is not its default."""
+    default = {field.name: field.default for field in fields(Args)}[name]
+    if isinstance(default, bool):
+        return [f"--no-{name}" if default else f"--{name}"]
+    if name == "launch_type":
+        return ["--launch_type=local_mt"]
+    return [f"--{name}={'x' if isinstance(default, str) else 3}"]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_flag_that_cannot_work_is_refused_by_its_name(name: str, argv: Argv) -> None:
+    with pytest.raises(ConfigurationError, match=f"^--{name} "):
+        parse(argv(*other(name)))
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "no tasks": ({"gem_tasks": None}, "--gem_tasks is missing"),
+    "no task uri": ({"gem_tasks": "guess"}, "a task URI is"),
+    "no length": ({"max_model_len": None}, "--max_model_len is missing"),
+    "no room": ({"prompt_max_length": 900}, "--prompt_max_length 900 leaves no token"),
+    "no iteration": ({"max_train": 3}, "--max_train 3 is less than one iteration"),
+    "minibatches": ({"train_batch_size": 3}, "--train_batch_size 3: an iteration has 4"),
+    "per device": ({"rollout_batch_size_per_device": 3}, "--rollout_batch_size_per_device 3"),
+    "critic missing": ({"gem_advantage": "gae"}, "--gem_advantage gae needs --critic_type ppo"),
+    "critic idle": ({"critic_type": "ppo"}, "--gem_advantage rebn needs no critic"),
+    "no group": ({"gem_advantage": "grpo"}, "--num_samples must be at least 2"),
+    "no group either": ({"gem_advantage": "rloo"}, "--num_samples must be at least 2"),
+    "temperature": ({"temperature": 0.7}, "--temperature 0.7: .* --tis_c None"),
+    "greedy": ({"temperature": 0, "tis_c": "None"}, "--temperature must be above 0"),
+    "retries": ({"gem_retries": -1}, "--gem_retries must be at least 0"),
+    "timeout": ({"gem_step_timeout_s": 0}, "--gem_step_timeout_s must be above 0"),
+    "fraction": ({"gem_max_failed_fraction": 2}, "--gem_max_failed_fraction must be within"),
+    "two evaluations": ({"gem_eval": "gem:game:a gem:game:a"}, "--gem_eval: two evaluations"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_flags_that_do_not_fit_are_refused(case: str, argv: Argv) -> None:
+    changes, message = WRONG[case]
+    with pytest.raises(ConfigurationError, match=message):
+        parse(argv(**changes))
+
+
+def test_tasks_must_divide_over_the_learners(argv: Argv, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigurationError, match="--rollout_batch_size 4: .* 3 learners"):
+        parse(argv(gpus=3))
+
+
+def test_importance_correction_can_be_switched_off(argv: Argv) -> None:
+    assert parse(argv(tis_c="None", temperature=0.7)).tis_c is None
+
+
+def test_every_refused_flag_is_one_of_oats() -> None:
+    assert set(REFUSED) <= {field.name for field in fields(Args)}
