@@ -1,4 +1,4 @@
-"""What the tests of gem-oat share: oat without a GPU, a tokenizer, a tiny model, a scripted engine."""
+"""What tests of gem-oat share: oat without a GPU, a tokenizer, a tiny model, a scripted engine."""
 
 from __future__ import annotations
 

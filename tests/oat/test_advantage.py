@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,7 +25,7 @@ def critic(episode: int, turn: int) -> float:
 
 def divided(batch: Sequence[Trajectory], name: str, cuts: Sequence[int]) -> list[Row]:
     """Rows of a batch that lies on several ranks, `cuts` its boundaries; numbered as a whole."""
-    bounds = list(zip(cuts[:-1], cuts[1:], strict=True))
+    bounds = list(itertools.pairwise(cuts))
     parts = [list(batch[a:b]) for a, b in bounds]
     rows = [make_rows(part) for part in parts]
     if name == "gae":

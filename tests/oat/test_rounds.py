@@ -75,8 +75,7 @@ def test_the_engine_goes_on_while_an_environment_is_stuck() -> None:
     rounds = Rounds(generate)
 
     async def quick() -> None:
-        for _ in range(5):
-            answered.append(await rounds.sample([1], "quick"))
+        answered.extend([await rounds.sample([1], "quick") for _ in range(5)])
         freed.set()
 
     async def stuck() -> None:

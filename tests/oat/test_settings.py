@@ -1,4 +1,4 @@
-"""oat's command line with GEM's arguments: what goes together, what is refused and by which name."""
+"""oat's command line with GEM's arguments: what goes together, and what is refused."""
 
 from __future__ import annotations
 

@@ -82,14 +82,14 @@ def supervise(start: Callable[[], object]) -> int:
 
 
 def _watch(folder: Path, received: list[int]) -> int:
-    nodes = {_title(process): process for process in psutil.Process().children()}
+    nodes = [_Node(process) for process in psutil.Process().children()]
     deadline: float | None = None
     while True:
-        ended = [title for title, node in nodes.items() if not _alive(node)]
+        ended = [node.title for node in nodes if node.ended()]
         if (folder / _DONE).exists():
             # oat's learner asks this process to end when all is done; where it is not the first
             # of several machines, its learners just end.
-            learners = [title for title in nodes if title.startswith("learner")]
+            learners = [node.title for node in nodes if node.title.startswith("learner")]
             if received or set(learners) <= set(ended):
                 return 0
         elif failures := sorted(folder.glob("*.failed")):
@@ -106,6 +106,26 @@ def _watch(folder: Path, received: list[int]) -> int:
                 )
                 return 1
         time.sleep(_POLL_S)
+
+
+class _Node:
+    """A node of Launchpad's: a shell, below it the node itself and what passes on its output."""
+
+    def __init__(self, shell: psutil.Process) -> None:
+        self._shell = shell
+        self._self: psutil.Process | None = None
+        # bash decorate_output COLOUR TITLE COMMAND ...
+        words = shell.cmdline()
+        self.title = str(words[3]) if len(words) > 3 else f"process {shell.pid}"
+
+    def ended(self) -> bool:
+        """Whether the node is gone; its shell stays as long as anybody holds the output."""
+        if self._self is None and _alive(self._shell):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                below = [p for p in self._shell.children() if not _carries(p)]
+                self._self = below[0] if below else None
+            return False
+        return not _alive(self._self or self._shell)
 
 
 def end_all() -> None:
@@ -125,12 +145,6 @@ def end_all() -> None:
             time.sleep(0.02)
         if not carriers:
             psutil.wait_procs(psutil.Process().children(recursive=True), timeout=_GRACE_S)
-
-
-def _title(process: psutil.Process) -> str:
-    # Launchpad: bash decorate_output COLOUR TITLE COMMAND ...
-    words = process.cmdline()
-    return str(words[3]) if _carries(process) and len(words) > 3 else f"process {process.pid}"
 
 
 def _carries(process: psutil.Process) -> bool:

@@ -1,0 +1,160 @@
+"""A RunSpec becomes oat's own kind of command, which oat's parser takes; parity says the truth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gem.errors import ConfigurationError
+from gem.experiment import Knob, Launch, RunSpec, flatten
+from gem_oat.launch import adapter
+from gem_oat.settings import Args, parse
+
+BASE: dict[str, Any] = {
+    "name": "guess",
+    "seed": 3,
+    "env": {"id": "game:GuessTheNumber-v0-easy", "seed": 7, "params": {"hint": "range"}},
+    "policy": {
+        "model": "somebody/model",
+        "prompt_tokens": 100,
+        "response_tokens": 300,
+        "turn_tokens": 16,
+    },
+    "algorithm": {"advantage": "rebn", "gamma": 0.9},
+    "optimizer": {"lr": 1e-3, "beta2": 0.99},
+    "training": {"iterations": 5, "tasks": 8, "group_size": 2},
+    "eval": [
+        {"name": "same", "id": "game:GuessTheNumber-v0-easy", "every": 4, "temperature": 0},
+        {"name": "hard er", "id": "game:GuessTheNumber-v0-hard", "every": 6, "episodes": 9},
+    ],
+}
+
+
+def spec(**tables: Any) -> RunSpec:
+    merged = {
+        name: {**BASE.get(name, {}), **table} if isinstance(table, Mapping) else table
+        for name, table in tables.items()
+    }
+    return RunSpec.from_mapping({**BASE, **merged})
+
+
+def compiled(tmp_path: Path, *, cpu: bool = True, **tables: Any) -> Launch:
+    return adapter.compile(spec(**tables), run_dir=tmp_path, cpu=cpu)
+
+
+def parsed(launch: Launch) -> Args:
+    assert launch.argv[:3] == ["python", "-m", "gem_oat"]
+    return parse(launch.argv[3:])
+
+
+def knob(launch: Launch, name: str) -> Knob:
+    [found] = [k for k in launch.parity if k.name == name]
+    return found
+
+
+def test_oats_parser_takes_the_command(tmp_path: Path) -> None:
+    args = parsed(compiled(tmp_path))
+    assert args.pretrain == "somebody/model"
+    assert (args.iterations, args.episodes, args.minibatches) == (5, 16, 1)
+    assert args.train_tasks()[0].seed == 7
+    assert dict(args.train_tasks().params) == {"hint": "range"}
+    assert args.budget().response_tokens == 300
+    assert (args.gamma, args.gem_advantage, args.cliprange) == (0.9, "rebn", 0.2)
+    assert (args.learning_rate, args.adam_beta_1, args.adam_beta_2) == (1e-3, 0.9, 0.99)
+    assert (args.lr_scheduler, args.lr_warmup_ratio) == ("constant", 0)
+    assert (args.gem_seed, args.seed, args.tis_c, args.beta) == (3, 3, None, 0)
+    assert args.bf16 is False
+    assert args.gem_record_dir == str(tmp_path)
+
+
+def test_evaluations_keep_their_names_and_temperatures(tmp_path: Path) -> None:
+    launch = compiled(tmp_path)
+    args = parsed(launch)
+    same, hard = args.sources()
+    assert (same.name, same.temperature, len(same.tasks)) == ("same", 0.0, 64)
+    assert (hard.name, hard.temperature, len(hard.tasks)) == ("hard er", 1.0, 9)
+    assert args.eval_steps == 2
+    assert knob(launch, "eval.0.every").status == "emulated"
+
+
+def test_every_setting_has_a_row_of_parity(tmp_path: Path) -> None:
+    launch = compiled(tmp_path)
+    names = [k.name for k in launch.parity]
+    assert set(flatten(spec().to_mapping())) <= set(names)
+    assert len(names) == len(set(names))
+    assert knob(launch, "algorithm.gamma").status == "matched"
+    assert knob(launch, "seed").status == "emulated"
+
+
+def test_everything_else_reaches_oat(tmp_path: Path) -> None:
+    args = parsed(
+        compiled(
+            tmp_path,
+            policy={"context": "window:2", "turns": 3, "system_prompt": "--be brief"},
+            algorithm={
+                "advantage": "gae",
+                "lam": 0.7,
+                "kl_coef": 0.02,
+                "clip": 0.3,
+                "value_clip": 0.4,
+                "value_lr": 2e-3,
+                "epochs": 2,
+                "minibatches": 4,
+                "loss_aggregation": "row-mean-token-sum",
+            },
+            sampling={"temperature": 0.8, "top_p": 0.9, "top_k": 5},
+            optimizer={"weight_decay": 0.1, "grad_clip": 0.5},
+            training={"precision": "bf16"},
+        )
+    )
+    assert (args.gem_context, args.gem_turns, args.gem_system_prompt) == (
+        "window:2",
+        3,
+        "--be brief",
+    )
+    assert (args.critic_type, args.gem_advantage, args.lam) == ("ppo", "gae", 0.7)
+    assert (args.beta, args.cliprange, args.cliprange_value) == (0.02, 0.3, 0.4)
+    assert (args.critic_learning_rate, args.num_ppo_epochs, args.minibatches) == (2e-3, 2, 4)
+    assert args.gem_loss_aggregation == "row-mean-token-sum"
+    assert (args.temperature, args.top_p, args.top_k) == (0.8, 0.9, 5)
+    assert (args.l2, args.max_norm, args.bf16) == (0.1, 0.5, True)
+
+
+@pytest.mark.parametrize(
+    ("tables", "name"),
+    [
+        ({"algorithm": {"kl_coef": 0.1}}, "algorithm.kl_coef"),
+        ({"optimizer": {"weight_decay": 0.1}}, "optimizer.weight_decay"),
+        ({"algorithm": {"advantage": "gae"}}, "critic's initial head"),
+        ({"training": {"precision": "bf16"}}, "training.precision"),
+    ],
+)
+def test_departures_are_admitted(tables: dict[str, Any], name: str, tmp_path: Path) -> None:
+    assert knob(compiled(tmp_path, **tables), name).status != "matched"
+
+
+@pytest.mark.parametrize(
+    ("tables", "name"),
+    [
+        ({"algorithm": {"minibatches": 3}}, "algorithm.minibatches"),
+        ({"algorithm": {"entropy_coef": 0.1}}, "algorithm.entropy_coef"),
+        ({"optimizer": {"eps": 1e-6}}, "optimizer.eps"),
+        ({"policy": {"lora_rank": 8}}, "policy.lora_rank"),
+        ({"eval": [BASE["eval"][0], BASE["eval"][0]]}, "eval: two evaluations"),
+    ],
+)
+def test_what_oat_cannot_do_is_refused(tables: dict[str, Any], name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=name):
+        compiled(tmp_path, **tables)
+
+
+def test_a_run_without_a_gpu_gets_the_shims_and_one_with_a_gpu_does_not(tmp_path: Path) -> None:
+    without, with_gpu = compiled(tmp_path), compiled(tmp_path, cpu=False)
+    assert without.env["GEM_CPU"] == "1"
+    assert "startup" in without.env["PYTHONPATH"]
+    assert "CUDA_VISIBLE_DEVICES" in without.unset
+    assert not {"GEM_CPU", "PYTHONPATH"} & set(with_gpu.env)
+    assert "--vllm_sleep" in with_gpu.argv

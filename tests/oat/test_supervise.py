@@ -1,0 +1,127 @@
+"""A run whose part fails says why, leaves no process behind, and exits with another status than 0.
+
+Nodes are started as Launchpad starts them: through a shell that joins their output to `sed`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+LAUNCHER = """
+import subprocess, sys
+from gem_oat.supervise import supervise
+
+NODES = {nodes!r}
+
+def start():
+    for title, code in NODES.items():
+        subprocess.Popen(["bash", {decorate!r}, "33", title, sys.executable, "-c", code])
+
+sys.exit(supervise(start))
+"""
+DECORATE = """
+trap '' TERM INT
+exec "${@:3}" 2>&1 | sed "s!^![$2] !"
+"""
+FOREVER = "import time; print('waits', flush=True); time.sleep(600)"
+DONE = """
+import os, signal, time
+from gem_oat.supervise import done, reported
+with reported("learner 0"):
+    print("trained")
+done()
+os.kill(int(os.environ["LAUNCHER"]), signal.SIGTERM)  # as oat's learner does
+time.sleep(600)
+"""
+FAILS = """
+from gem_oat.supervise import reported
+with reported("learner 0"):
+    raise ValueError("the loss is not a number")
+"""
+VANISHES = (
+    "import os, signal; print('last words', flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+)
+ORPHANS = """
+import subprocess, sys, os
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+open(os.environ["NOTE"], "w").write(str(child.pid))
+os._exit(3)
+"""
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
+    """Start a supervised program of nodes `{title: code}`."""
+    decorate = tmp_path / "decorate_output"
+    decorate.write_text(textwrap.dedent(DECORATE))
+
+    def start(**nodes: str) -> subprocess.Popen[str]:
+        code = LAUNCHER.format(nodes=nodes, decorate=str(decorate))
+        first = "import os; os.environ['LAUNCHER'] = str(os.getpid())\n"
+        return subprocess.Popen(
+            [sys.executable, "-c", first + code],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "NOTE": str(tmp_path / "note")},
+        )
+
+    return start
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """Exit status and output, which ends only when nobody holds the pipe any more."""
+    output, _ = process.communicate(timeout=60)
+    return process.returncode, output
+
+
+Launch = Callable[..., subprocess.Popen[str]]
+
+
+def test_a_complete_training_ends_with_0(launch: Launch) -> None:
+    status, output = ended(launch(learner_0_0=DONE, actor_0_0=FOREVER))
+    assert status == 0, output
+    assert "[learner_0_0] trained" in output
+
+
+def test_a_node_that_fails_ends_all_and_its_cause_comes_last(launch: Launch) -> None:
+    status, output = ended(launch(learner_0_0=FAILS, actor_0_0=FOREVER))
+    assert status == 1
+    assert "learner 0: ValueError: the loss is not a number" in output
+
+
+def test_a_node_that_is_killed_is_named(launch: Launch) -> None:
+    status, output = ended(launch(learner_0_0=FOREVER, actor_0_0=VANISHES))
+    assert status == 1
+    assert "actor_0_0 ended before the training was complete" in output
+    assert "[actor_0_0] last words" in output
+
+
+def test_who_ends_the_launcher_ends_everything(launch: Launch) -> None:
+    process = launch(learner_0_0=FOREVER, actor_0_0=FOREVER)
+    parent = psutil.Process(process.pid)
+    deadline = time.monotonic() + 30
+    while len(parent.children(recursive=True)) < 6 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.5)  # Python may still be on its way to the signal's handler
+    nodes = parent.children(recursive=True)
+    process.send_signal(signal.SIGTERM)
+    status, _ = ended(process)
+    assert status == 128 + signal.SIGTERM
+    assert not [node for node in nodes if node.is_running()]
+
+
+def test_processes_that_lost_their_parent_end_too(launch: Launch, tmp_path: Path) -> None:
+    status, output = ended(launch(learner_0_0=FOREVER, actor_0_0=ORPHANS))
+    assert status == 1, output
+    assert not psutil.pid_exists(int((tmp_path / "note").read_text()))
