@@ -87,6 +87,21 @@ def openrlhf_no_weight_sync() -> None:
     after_import("openrlhf.trainer.ray.ppo_actor", install)
 
 
+def rl2_no_weight_sync() -> None:
+    """Let RL2's SGLang go on with the weights it began with."""
+
+    def install(module: Any) -> None:
+        original = module.make_request
+
+        def without_weights(url: str, endpoint: str, payload: Any = None) -> None:
+            if endpoint != "update_weights_from_tensor":
+                original(url, endpoint, payload)
+
+        module.make_request = without_weights
+
+    after_import("RL2.workers.rollout", install)
+
+
 BREAKS: dict[str, tuple[Callable[[], None], str]] = {
     "gamma": (gamma, "L0"),
     "std_ddof": (std_ddof, "L0"),
@@ -99,5 +114,8 @@ BREAKS: dict[str, tuple[Callable[[], None], str]] = {
 OPENRLHF = {"openrlhf_no_weight_sync": (openrlhf_no_weight_sync, "L3")}
 """The same for OpenRLHF, whose processes import this module at their start."""
 
+RL2 = {"rl2_no_weight_sync": (rl2_no_weight_sync, "L3")}
+"""The same for RL2."""
+
 if "GEM_BREAK" in os.environ:
-    (BREAKS | OPENRLHF)[os.environ["GEM_BREAK"]][0]()
+    (BREAKS | OPENRLHF | RL2)[os.environ["GEM_BREAK"]][0]()

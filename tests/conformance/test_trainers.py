@@ -21,7 +21,7 @@ breaks = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(breaks)
 
 GREEDY = "guess-easy-greedy"
-TRAINERS = ("verl", "openrlhf")
+TRAINERS = ("verl", "openrlhf", "rl2")
 
 pytestmark = pytest.mark.slow
 Run = Callable[..., Path]
@@ -76,6 +76,15 @@ def test_a_broken_openrlhf_does_not(name: str, reference: Path, run: Run, tmp_pa
     # So does whoever only looks at the metrics.
     assert train[0]["logprob_difference_max"] < 1e-4
     assert train[-1]["logprob_difference_max"] > 0.01
+
+
+@pytest.mark.breaks
+@pytest.mark.parametrize("name", breaks.RL2)
+def test_a_broken_rl2_does_not(name: str, reference: Path, run: Run, tmp_path: Path) -> None:
+    tmp_path.joinpath("sitecustomize.py").write_text("import breaks\n")
+    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parent)])
+    folder = run("rl2", tmp_path / "run", GREEDY, GEM_BREAK=name, PYTHONPATH=path)
+    assert {f.level for f in compare(reference, folder)} == {breaks.RL2[name][1]}
 
 
 def compare(reference: Path, other: Path) -> list[Finding]:

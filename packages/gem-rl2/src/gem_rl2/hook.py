@@ -12,10 +12,12 @@ import inspect
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import threading
 import types
 from collections.abc import Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -25,7 +27,7 @@ import wandb
 from omegaconf import OmegaConf
 
 from gem.errors import ConfigurationError, UnsupportedVersionError
-from gem_rl2 import advantage, rollout
+from gem_rl2 import advantage, rollout, watcher
 from gem_rl2.record import PLAYED, Recording
 from gem_rl2.release import Form, Installation, check_rl2
 from gem_rl2.rollout import Rollouts
@@ -226,7 +228,9 @@ def end_children_at_exit() -> None:
 
     Registered after multiprocessing's own exit handler, which joins them, and so called before it.
     """
-    atexit.register(_end_children)
+    command = [sys.executable, "-I", str(Path(watcher.__file__)), str(os.getpid())]
+    guard = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    atexit.register(_end_children, guard)
     if threading.current_thread() is threading.main_thread():
         # torchrun ends the other processes with SIGTERM when one has failed.
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
@@ -234,7 +238,9 @@ def end_children_at_exit() -> None:
         os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 
 
-def _end_children() -> None:
+def _end_children(guard: subprocess.Popen[bytes]) -> None:
+    guard.kill()
+    guard.wait()
     children = psutil.Process(os.getpid()).children(recursive=True)
     for child in children:
         child.terminate()

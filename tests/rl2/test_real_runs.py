@@ -1,0 +1,304 @@
+"""A few steps of real RL2 and SGLang on CPU for each way of using them; about a minute each."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gem.experiment import Launch, RunSpec
+from gem.record import RunRecord, read_run
+from gem_rl2.launch import adapter
+
+pytestmark = pytest.mark.slow
+
+TIMEOUT_S = 600
+STEPS = 3
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    folder = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        max_position_embeddings=2048,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def compiled(model: Path, folder: Path, **tables: Mapping[str, Any]) -> Launch:
+    spec: dict[str, Any] = {
+        "name": "smoke",
+        # Formats are never right: the episode must go on for there to be several turns.
+        "env": {
+            "id": "game:GuessTheNumber-v0-easy",
+            "params": {"prompt": "short", "format_error_ends": False},
+        },
+        "policy": {
+            "model": str(model),
+            "prompt_tokens": 300,
+            "response_tokens": 700,
+            "turn_tokens": 8,
+        },
+        "algorithm": {"advantage": "rebn", "gamma": 0.9, "lam": 0.95},
+        "optimizer": {"lr": 1e-3},
+        "training": {"iterations": STEPS, "tasks": 4, "group_size": 2},
+        "eval": [
+            {
+                "name": name,
+                "id": "game:GuessTheNumber-v0",
+                "params": {"prompt": "short"},
+                "episodes": 3,
+                "every": 3,
+                "temperature": temperature,
+            }
+            for name, temperature in (("warm", 1.0), ("greedy", 0.0))
+        ],
+    }
+    whole = {**spec, **{name: {**spec.get(name, {}), **table} for name, table in tables.items()}}
+    folder.mkdir()
+    launch = adapter.compile(RunSpec.from_mapping(whole), run_dir=folder, cpu=True)
+    return replace(launch, env={**launch.env, "GEM_RECORD_ROWS": "1"})
+
+
+@contextlib.contextmanager
+def started(launch: Launch, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a run; its processes are gone afterwards."""
+    for name, text in launch.files.items():
+        folder.joinpath(name).write_text(text)
+    env = {k: v for k, v in os.environ.items() if k not in launch.unset}
+    mark = f"GEM_TEST_RUN={folder}"
+    with folder.joinpath("log").open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "torch.distributed.run", *launch.argv[1:]],
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env={**env, **launch.env, "GEM_TEST_RUN": str(folder), "SPT_NOENV": "1"},
+            cwd=folder,
+            start_new_session=True,
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+            for pid in marked(mark):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+def marked(mark: str) -> list[int]:
+    """The processes of a run: they inherit its environment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):
+                state = entry.joinpath("stat").read_text(errors="replace").rpartition(")")[2]
+                there = mark.encode() in entry.joinpath("environ").read_bytes().split(b"\0")
+                if there and state.split()[0] not in "ZX":
+                    found.append(int(entry.name))
+    return found
+
+
+def left_over(folder: Path) -> list[int]:
+    """What is still running of a run some time after its end."""
+    deadline = time.monotonic() + 30
+    while (there := marked(f"GEM_TEST_RUN={folder}")) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    return there
+
+
+def run(launch: Launch, folder: Path) -> tuple[int, str]:
+    """Train to the end; return the exit status and the log. Nothing is left running."""
+    with started(launch, folder) as process:
+        status = process.wait(TIMEOUT_S)
+        assert left_over(folder) == []
+    return status, folder.joinpath("log").read_text(encoding="utf-8", errors="replace")
+
+
+def train(launch: Launch, folder: Path) -> RunRecord:
+    status, text = run(launch, folder)
+    assert status == 0, text[-4000:]
+    return read_run(folder)
+
+
+def split(record: RunRecord, name: str = "train") -> list[dict[str, Any]]:
+    return [m for m in record.metrics if m["split"] == name]
+
+
+def check_record(record: RunRecord, failed: tuple[int, ...] = (0, 0, 0)) -> None:
+    metrics = split(record)
+    assert [m["iteration"] for m in metrics] == list(range(STEPS))
+    assert [m["failed_episodes"] for m in metrics] == list(failed)
+    assert [m["episodes"] for m in metrics] == [8 - n for n in failed]
+    assert all(m["grad_norm"] > 0 for m in metrics)
+    assert all(math.isfinite(m["loss"]) and m["rollout_s"] > 0 for m in metrics)
+    episodes = [e for e in record.episodes() if e.split == "train"]
+    assert len(episodes) == STEPS * 8
+    for episode in episodes:
+        if episode.trajectory.valid:
+            assert len(episode.trajectory.turns) > 1
+            assert episode.rows is not None
+            sampled = sum(sum(row.mask) for row in episode.rows)
+            assert sampled == episode.trajectory.sampled_tokens
+    for k in range(STEPS):
+        seeds = sorted(e.trajectory.task.seed for e in episodes if e.iteration == k)
+        assert seeds == sorted([4 * k + j for j in range(4)] * 2)
+
+
+def with_env_file(launch: Launch, folder: Path, source: str, *overrides: str) -> Launch:
+    path = folder / "my_env.py"
+    argv = [w for w in launch.argv if not w.startswith("rollout.env_path=")]
+    return replace(
+        launch,
+        argv=[*argv, f"rollout.env_path={path}", *overrides],
+        files={**launch.files, path.name: source},
+    )
+
+
+FLAKY = """
+from gem import register
+from gem.envs.games.guess_the_number import GuessTheNumber
+from gem_rl2.env import generate
+
+
+class Flaky(GuessTheNumber):
+    def step(self, action):
+        if self.played == 5:
+            raise OSError("sandbox gone")
+        return super().step(action)
+
+    def reset(self, seed=None, **options):
+        self.played = seed
+        return super().reset(seed, **options)
+
+
+register("test:Flaky-v0", Flaky)
+"""
+
+
+def flaky(launch: Launch, folder: Path, *overrides: str) -> Launch:
+    """Play in an environment that fails with one of the seeds of the second batch."""
+    tasks = launch.files["train.jsonl"].replace("game:GuessTheNumber-v0-easy", "test:Flaky-v0")
+    launch = replace(launch, files={**launch.files, "train.jsonl": tasks})
+    return with_env_file(launch, folder, FLAKY, *overrides)
+
+
+def test_turn_level_gae_with_rl2s_critic_minibatches_and_a_penalty(
+    model: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    algorithm = {"advantage": "gae", "minibatches": 2, "kl_coef": 0.1}
+    record = train(compiled(model, folder, algorithm=algorithm), folder)
+    check_record(record)
+    for name in ("warm", "greedy"):
+        found = split(record, f"eval:{name}")
+        assert [(m["iteration"], m["episodes"]) for m in found] == [(3, 3.0)]
+    metrics = split(record)
+    assert all(m["value_grad_norm"] > 0 for m in metrics)
+    assert [m["kl"] != 0 for m in metrics] == [False, True, True]
+    # SGLang's log-probabilities are those of the trained weights, on the same tokens.
+    assert all(m["logprob_difference_max"] < 1e-5 for m in metrics)
+
+
+def test_several_rows_an_episode_with_failures_and_kl_in_the_reward(
+    model: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    tables = {
+        "policy": {"context": "window:1"}, "algorithm": {"advantage": "grpo", "kl_coef": 0.1},
+    }  # fmt: skip
+    launch = flaky(
+        compiled(model, folder, **tables), folder, "actor.kl.type=reward",
+        "+gem.max_failed_fraction=0.3",
+    )  # fmt: skip
+    record = train(launch, folder)
+    check_record(record, failed=(0, 2, 0))
+    rows = [len(e.rows or []) for e in record.episodes() if e.split == "train"]
+    assert max(rows) > 1
+    assert split(record)[-1]["kl"] != 0
+
+
+def test_rl2s_own_estimator_on_gems_episodes(model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    launch = compiled(model, folder)
+    argv = [word for word in launch.argv if not word.startswith("+gem.advantage=")]
+    record = train(replace(launch, argv=[*argv, "adv.norm_var=true"]), folder)
+    check_record(record)
+    assert all(e.advantages is None for e in record.episodes())
+
+
+def test_too_many_failed_episodes_stop_the_run(model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    status, text = run(flaky(compiled(model, folder), folder), folder)
+    assert status != 0
+    assert "1 of 8 episodes of this batch failed" in text  # a tenth may, the first is too much
+    assert "sandbox gone" in text
+
+
+def wait_for_the_second_batch(process: subprocess.Popen[bytes], folder: Path) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not folder.joinpath("metrics.jsonl").exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.5)
+
+
+def named(folder: Path, name: str) -> list[int]:
+    return [
+        pid
+        for pid in marked(f"GEM_TEST_RUN={folder}")
+        if name in Path(f"/proc/{pid}/cmdline").read_text(errors="replace").replace("\0", " ")
+    ]
+
+
+def test_a_killed_server_stops_the_run_with_the_cause(model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    launch = compiled(model, folder, training={"iterations": 1000})
+    with started(launch, folder) as process:
+        wait_for_the_second_batch(process, folder)
+        schedulers = named(folder, "sglang::scheduler")
+        assert schedulers
+        for pid in schedulers:
+            os.kill(pid, signal.SIGKILL)
+        assert process.wait(TIMEOUT_S) != 0
+        assert left_over(folder) == []
+    text = folder.joinpath("log").read_text(encoding="utf-8", errors="replace")
+    assert "Traceback" in text
+    assert "/generate" in text or "update_weights" in text or "Connection refused" in text
+
+
+def test_nothing_outlives_a_killed_trainer(model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    launch = compiled(model, folder, training={"iterations": 1000})
+    with started(launch, folder) as process:
+        wait_for_the_second_batch(process, folder)
+        workers = [p for p in named(folder, "RL2.trainer.ppo") if p != process.pid]
+        assert workers
+        os.kill(min(workers), signal.SIGKILL)
+        assert process.wait(TIMEOUT_S) != 0
+        assert left_over(folder) == []
