@@ -102,6 +102,15 @@ def rl2_no_weight_sync() -> None:
     after_import("RL2.workers.rollout", install)
 
 
+def oat_no_weight_sync() -> None:
+    """Let oat's engine go on with the weights it began with."""
+
+    def install(module: Any) -> None:
+        module.LearnerBase._broadcast_to_vllm = lambda self: None
+
+    after_import("oat.learners.base", install)
+
+
 BREAKS: dict[str, tuple[Callable[[], None], str]] = {
     "gamma": (gamma, "L0"),
     "std_ddof": (std_ddof, "L0"),
@@ -117,5 +126,8 @@ OPENRLHF = {"openrlhf_no_weight_sync": (openrlhf_no_weight_sync, "L3")}
 RL2 = {"rl2_no_weight_sync": (rl2_no_weight_sync, "L3")}
 """The same for RL2."""
 
+OAT = {"oat_no_weight_sync": (oat_no_weight_sync, "L3")}
+"""The same for oat."""
+
 if "GEM_BREAK" in os.environ:
-    (BREAKS | OPENRLHF | RL2)[os.environ["GEM_BREAK"]][0]()
+    (BREAKS | OPENRLHF | OAT | RL2)[os.environ["GEM_BREAK"]][0]()

@@ -12,7 +12,7 @@ from gem.record import read_run
 pytest.importorskip("gem_bench.runspec", reason="needs the development environment: make env-dev")
 from gem_bench.audit import audit, judge, lines
 
-TRAINERS = ("verl", "openrlhf", "rl2")
+TRAINERS = ("verl", "openrlhf", "oat", "rl2")
 ITERATIONS = 6
 
 pytestmark = pytest.mark.slow

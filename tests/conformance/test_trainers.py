@@ -21,7 +21,7 @@ breaks = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(breaks)
 
 GREEDY = "guess-easy-greedy"
-TRAINERS = ("verl", "openrlhf", "rl2")
+TRAINERS = ("verl", "openrlhf", "oat", "rl2")
 
 pytestmark = pytest.mark.slow
 Run = Callable[..., Path]
@@ -85,6 +85,34 @@ def test_a_broken_rl2_does_not(name: str, reference: Path, run: Run, tmp_path: P
     path = os.pathsep.join([str(tmp_path), str(Path(__file__).parent)])
     folder = run("rl2", tmp_path / "run", GREEDY, GEM_BREAK=name, PYTHONPATH=path)
     assert {f.level for f in compare(reference, folder)} == {breaks.RL2[name][1]}
+
+
+@pytest.mark.breaks
+@pytest.mark.parametrize("name", breaks.OAT)
+def test_a_broken_oat_does_not(name: str, reference: Path, run: Run, tmp_path: Path) -> None:
+    tmp_path.joinpath("sitecustomize.py").write_text("import breaks\n")
+    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parent)])
+    folder = run("oat", tmp_path / "run", GREEDY, GEM_BREAK=name, PYTHONPATH=path)
+    assert {f.level for f in compare(reference, folder)} == {breaks.OAT[name][1]}
+    train = [m for m in read_run(folder).metrics if m["split"] == "train"]
+    assert train[0]["logprob_difference_max"] < 1e-4
+    assert train[-1]["logprob_difference_max"] > 0.01
+
+
+def test_several_steps_and_rows_of_an_episode_in_oat_are_the_reference_s(
+    run: Run, tmp_path: Path
+) -> None:
+    """Two passes of two steps, a prompt for every turn, sums over rows."""
+    settings = [
+        "algorithm.epochs=2",
+        "algorithm.minibatches=2",
+        "algorithm.loss_aggregation=row-mean-token-sum",
+        "policy.context=concat",
+        "training.iterations=4",
+    ]
+    folders = [run(name, tmp_path / name, GREEDY, *settings) for name in ("reference", "oat")]
+    findings = compare(*folders)
+    assert not findings, "\n".join(map(str, findings[:20]))
 
 
 def compare(reference: Path, other: Path) -> list[Finding]:

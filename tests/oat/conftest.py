@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import time
@@ -22,6 +23,7 @@ elif os.environ.get("GEM_CPU") == "1":
     oat_plugin.install()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what oat's imports have to say
+        importlib.import_module("oat.interface")
 
 
 @pytest.fixture(scope="session")

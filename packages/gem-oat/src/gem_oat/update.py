@@ -159,7 +159,7 @@ class Updater:
             target = torch.cat([row.targets for row in chunk])
             each = value_loss(new, old.to(new), target.to(new), loss.value_clip)
             part = loss.value_weight * each.sum() / turns
-            total += float(part)
+            total += float(part.detach())
             self._step(
                 learner.critic,
                 part,
@@ -205,10 +205,11 @@ class Updater:
         """Value before each turn, a tensor `[turns]` for every row."""
         ids, attention = self._inputs(rows)
         values = self.learner.critic(input_ids=ids, attention_mask=attention)
-        return [
-            values[i, torch.tensor([position for _, position in row.states], device=values.device)]
-            for i, row in enumerate(rows)
+        where = [
+            torch.tensor([position for _, position in row.states], dtype=torch.int64)
+            for row in rows
         ]
+        return [values[i, positions.to(values.device)] for i, positions in enumerate(where)]
 
     def _inputs(self, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
         ids = pad([row.ids for row in rows], self.device)

@@ -1,0 +1,266 @@
+"""Optimiser steps: the same loss and gradient however rows are cut up and over ranks divided."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gem.testing.golden import golden_batch, golden_turn_rows
+from gem_oat.advantage import Row, give_advantages, make_rows
+from gem_oat.update import Loss, Updater, chunks, minibatches
+
+VOCAB = 32
+LOSS = Loss(clip=0.2, value_clip=0.2, value_weight=1.0, kl_weight=0.0, tis=None, by_token=True)
+
+
+class Engine:
+    """A model behind the methods of DeepSpeed's engine that are used; gradients as it adds them up.
+
+    DeepSpeed itself is in test_real_runs.py.
+    """
+
+    def __init__(self, module: nn.Module, ranks: int) -> None:
+        self.module = module
+        self.ranks = ranks
+        self.boundaries: list[bool] = []
+        self.norms: list[float] = []
+
+    def set_gradient_accumulation_boundary(self, last: bool) -> None:
+        self.boundaries.append(last)
+
+    def gradient_accumulation_steps(self) -> int:
+        return 7
+
+    def backward(self, loss: Tensor) -> None:
+        (loss / self.gradient_accumulation_steps() / self.ranks).backward()
+
+    def get_global_grad_norm(self) -> float:
+        return 0.0
+
+    def __call__(self, **inputs: Tensor) -> Tensor:
+        found: Tensor = self.module(**inputs)
+        return found
+
+
+class Model(nn.Module):
+    """Log-probabilities and values that depend on all tokens so far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.embed = nn.Embedding(VOCAB, 8)
+        self.head = nn.Linear(8, VOCAB)
+        self.score = nn.Linear(8, 1)
+
+    def hidden(self, ids: Tensor) -> Tensor:
+        return torch.tanh(self.embed(ids).cumsum(1) / 4)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        values: Tensor = self.score(self.hidden(input_ids))[..., 0]
+        return values
+
+
+def learner(ranks: int = 1) -> Any:
+    policy, critic, reference = (Engine(Model(), ranks) for _ in range(3))
+
+    def logprobs(
+        model: Any, input_ids: Tensor, att_mask: Tensor, temperature: float, compute_entropy: bool
+    ) -> tuple[Tensor, Tensor]:
+        module: Any = model.model.module
+        logits = module.head(module.hidden(input_ids))[:, :-1] / temperature
+        known = logits.log_softmax(-1)
+        chosen = known.gather(2, input_ids[:, 1:, None])[..., 0]
+        return chosen, -(known.exp() * known).sum(-1)
+
+    def backward(loss: Tensor, model: Any, optimizer: Any) -> None:
+        getattr(model, "model", model).backward(loss)
+
+    return SimpleNamespace(
+        model=SimpleNamespace(model=policy),
+        ref_model=SimpleNamespace(model=reference),
+        critic=critic,
+        args=SimpleNamespace(temperature=1.0),
+        optimizer=None,
+        scheduler=SimpleNamespace(get_last_lr=lambda: [1e-3]),
+        critic_optimizer=None,
+        critic_scheduler=None,
+        get_batch_logps=logprobs,
+        strategy=SimpleNamespace(
+            world_size=ranks, backward=backward, optimizer_step=lambda *_: None
+        ),
+    )
+
+
+class Ranks:
+    """Threads that stand for ranks; their reductions wait for each other."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self.barrier = threading.Barrier(n, timeout=20)
+        self.given: dict[int, list[float]] = {}
+        self.place = threading.local()
+
+    def all_reduce(self, numbers: list[float], op: str) -> list[float]:
+        self.given[self.place.rank] = list(numbers)
+        self.barrier.wait()
+        columns = zip(*(self.given[rank] for rank in range(self.n)), strict=True)
+        out = [float(sum(c) if op == "sum" else max(c)) for c in columns]
+        self.barrier.wait()
+        return out
+
+    def run(self, work: Callable[[int], Any]) -> list[Any]:
+        results: list[Any] = [None] * self.n
+
+        def one(rank: int) -> None:
+            self.place.rank = rank
+            try:
+                results[rank] = work(rank)
+            except BaseException as error:
+                results[rank] = error
+                self.barrier.abort()
+
+        threads = [threading.Thread(target=one, args=(rank,)) for rank in range(self.n)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return results
+
+
+def golden_rows(turns: bool = False) -> list[Row]:
+    batch = golden_turn_rows() if turns else golden_batch()
+    rows = make_rows(batch)
+    torch.manual_seed(0)
+    for row in rows:
+        row.sampler = -torch.rand(len(row.mask)) * row.mask
+        row.values = torch.rand(len(row.states))
+    give_advantages(batch, rows, "gae", gamma=0.9, lam=0.8, max_failed_fraction=1)
+    return rows
+
+
+def on_ranks(
+    parts: Sequence[Sequence[Row]], loss: Loss, forward_tokens: int
+) -> tuple[dict[str, float], Tensor, list[Any]]:
+    """Metrics, gradient of policy and critic, and the learners, of a step on several ranks."""
+    ranks = Ranks(len(parts))
+    learners = [learner(len(parts)) for _ in parts]
+
+    def work(rank: int) -> dict[str, float]:
+        updater = Updater(
+            learners[rank], loss, forward_tokens=forward_tokens, all_reduce=ranks.all_reduce
+        )
+        return updater.policy_step(parts[rank]) | updater.critic_step(parts[rank])
+
+    metrics = ranks.run(work)
+    assert all(m == pytest.approx(metrics[0]) for m in metrics)
+    gradients = []
+    for made in learners:
+        engines = (made.model.model, made.critic)
+        found = [p.grad for e in engines for p in e.module.parameters() if p.grad is not None]
+        gradients.append(torch.cat([g.flatten() for g in found]))
+    return metrics[0], torch.stack(gradients).sum(0), learners
+
+
+LOSSES = {
+    "token mean": LOSS,
+    "row mean of token sums": Loss(0.2, 0.2, 1.0, 0.0, None, False),
+    "with correction and KL": Loss(0.2, 0.3, 0.5, 0.1, 1.5, True),
+}
+
+
+@pytest.mark.parametrize("turns", [False, True])
+@pytest.mark.parametrize("cuts", [(2,), (1, 3), (0, 6)])
+@pytest.mark.parametrize("tokens", [1, 40, 10_000])
+@pytest.mark.parametrize("name", LOSSES)
+def test_ranks_and_micro_batches_change_nothing(
+    name: str, tokens: int, cuts: tuple[int, ...], turns: bool
+) -> None:
+    rows = golden_rows(turns)
+    bounds = [0, *cuts, len(rows)]
+    parts = [rows[a:b] for a, b in itertools.pairwise(bounds)]
+    wanted, gradient, _ = on_ranks([rows], LOSSES[name], 10_000)
+    found, divided, learners = on_ranks(parts, LOSSES[name], tokens)
+    assert found == pytest.approx(wanted, rel=1e-5, abs=1e-7)
+    assert torch.allclose(divided, gradient, rtol=1e-4, atol=1e-7)
+    passes = {len(made.model.model.boundaries) for made in learners}
+    assert len(passes) == 1  # or DeepSpeed's collectives would wait for ever
+    for made in learners:
+        assert made.model.model.boundaries[-1]
+        assert not any(made.model.model.boundaries[:-1])
+
+
+def test_the_loss_is_the_mean_over_all_sampled_tokens() -> None:
+    rows = golden_rows()
+    made = learner()
+    updater = Updater(made, LOSS, forward_tokens=50, all_reduce=lambda numbers, op: numbers)
+    metrics = updater.policy_step(rows)
+    advantages = torch.cat([row.advantages[row.mask == 1] for row in rows])
+    # Before the first update the ratio is 1 everywhere.
+    assert metrics["loss"] == pytest.approx(-float(advantages.mean()), rel=1e-5)
+    assert metrics["clip_fraction"] == 0
+
+
+def test_old_log_probabilities_are_those_of_before_the_first_step() -> None:
+    rows = golden_rows()
+    made = learner()
+    updater = Updater(made, LOSS, forward_tokens=50, all_reduce=lambda numbers, op: numbers)
+    updater.remember(rows)
+    with torch.no_grad():
+        made.model.model.module.head.bias[:5] += 3.0
+    assert updater.policy_step(rows)["clip_fraction"] > 0
+
+
+def test_the_critic_sees_what_came_before_the_turn_and_nothing_else() -> None:
+    made = learner()
+    updater = Updater(made, LOSS, forward_tokens=10_000, all_reduce=lambda numbers, op: numbers)
+    rows = golden_rows()
+    updater.values(rows)
+    row = max(rows, key=lambda row: len(row.states))
+    assert row.values is not None
+    before = row.values.clone()
+    assert len(set(before.tolist())) == len(before)  # a value for every state, not one for all
+    position = row.states[1][1]
+    row.ids[position + 1 :] = 1
+    updater.values([row])
+    assert torch.equal(row.values[:2], before[:2])
+    row.ids[position] = 2
+    updater.values([row])
+    assert row.values[1] != before[1]
+
+
+def test_rows_without_a_sampled_token_are_no_step() -> None:
+    [row, *_] = golden_rows()
+    row.mask.zero_()
+    made = learner()
+    updater = Updater(made, LOSS, forward_tokens=50, all_reduce=lambda numbers, op: numbers)
+    assert updater.policy_step([row]) == {}
+    assert made.model.model.boundaries == []
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 7])
+def test_minibatches_are_runs_of_consecutive_episodes(parts: int) -> None:
+    rows = golden_rows(turns=True)
+    found = minibatches(rows, parts)
+    assert [row for part in found for row in part] == rows
+    assert len(found) == parts
+    episodes = [{row.episode for row in part} for part in found]
+    assert sum(map(len, episodes)) == len({row.episode for row in rows})
+
+
+def test_chunks_hold_at_most_so_many_tokens() -> None:
+    rows = golden_rows(turns=True)
+    for most in (1, 30, 100):
+        found = list(chunks(rows, most))
+        assert [row for chunk in found for row in chunk] == rows
+        for chunk in found:
+            assert len(chunk) == 1 or len(chunk) * max(len(r.ids) for r in chunk) <= most
