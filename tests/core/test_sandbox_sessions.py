@@ -64,6 +64,18 @@ def server(executor: BwrapExecutor, program: str = "import sympy") -> int:
     # The interpreter with the most modules starts last.
     executor.run(program)
     [pid] = executor.pids()
+    return settled(pid)
+
+
+def settled(pid: int) -> int:
+    """The process id, once its interpreters have all the forks that wait for programs."""
+    counts: list[int] = []
+
+    def same() -> bool:
+        counts.append(len(below(pid)))
+        return len(counts) > 12 and len(set(counts[-12:])) == 1
+
+    assert settles(same)
     return pid
 
 

@@ -21,6 +21,9 @@ from gem.sandbox.base import Executor, Limits, Result
 
 # Beyond a program's time: what a machine on which all is busy may take to wake whoever waits.
 _LATE_S = 1.0
+# What runs before and after an attack runs so often: more often than there are processes that an
+# executor has ready, so that some run in one that was made later.
+_TIMES = 6
 # Neighbours of an attack: a session that cannot be repeated, so that its loss shows; a program.
 _NEIGHBOUR = "import time\nmine = ['{word}']\nprint(time.time())"
 _BRIEF_NEIGHBOUR = "import time\ntime.sleep(0.3)\nprint('lived')"
@@ -117,13 +120,13 @@ def _has_sessions(executor: Executor) -> bool:
 def _try(executor: Executor, attack: Attack, host: Host) -> str:
     try:
         with _neighbours(executor, attack, host) as problems:
-            if attack.before:
+            for _ in range(_TIMES if attack.before else 0):
                 executor.run(host.fill(attack.before))
             began = time.monotonic()
             results = list(_attack(executor, attack, host))
             took = time.monotonic() - began
-            if attack.after:
-                results.append(executor.run(host.fill(attack.after), limits=attack.limits))
+            after = host.fill(attack.after)
+            results += [executor.run(after, limits=attack.limits) for _ in range(_TIMES) if after]
             alive = executor.run("print(6 * 7)")
     except UnreachableError as error:
         return f"the sandbox ended: {error}"

@@ -85,8 +85,7 @@ class BwrapExecutor(Executor):
         restored elsewhere, and a session that is spawned or whose sandbox is gone, repeats its
         programs in a sandbox of its own.
         """
-        # That with all modules: nobody knows what later programs import, within their time.
-        return BwrapSession(self._connect, 1 + len(self.modules), limits)
+        return BwrapSession(self._connect, limits)
 
     def _connect(self) -> Server:
         with _pool(self.servers, self.modules).server() as server:

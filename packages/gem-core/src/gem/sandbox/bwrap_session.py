@@ -33,9 +33,8 @@ class _Program(NamedTuple):
 class _Place:
     """Where the session is at the moment: a namespace in a sandbox."""
 
-    def __init__(self, server: Server, level: int) -> None:
+    def __init__(self, server: Server) -> None:
         self.server = server
-        self.level = level
         self.key = secrets.randbits(63) | 1
         self.state = 0
         self.states = 0
@@ -45,16 +44,14 @@ class _Place:
 class BwrapSession(Session):
     """A session of `BwrapExecutor`; see there."""
 
-    def __init__(self, connect: Callable[[], Server], level: int, limits: Limits) -> None:
+    def __init__(self, connect: Callable[[], Server], limits: Limits) -> None:
         """Start nothing.
 
         Args:
             connect: Gives a running sandbox.
-            level: Which of its interpreters the programs are forked from.
             limits: Those of every program.
         """
         self._connect = connect
-        self._level = level
         self._limits = limits
         self._lock = threading.Lock()
         self._begin_anew()
@@ -90,7 +87,7 @@ class BwrapSession(Session):
         before = len(self._programs)
         step = Step(place.key, self._seed, place.state, target, before, place.state in place.needed)
         try:
-            result, state = place.server.run(source, stdin, self._limits, place.level, step)
+            result, state = place.server.run(source, stdin, self._limits, 0, step)
         except UnreachableError:
             self._leave()
             raise
@@ -112,7 +109,7 @@ class BwrapSession(Session):
         """
         programs = self._programs
         self._leave()
-        self._place = _Place(self._connect(), self._level)
+        self._place = _Place(self._connect())
         self._programs = ()
         try:
             same = all(self._repeats(program) for program in programs)
@@ -138,7 +135,7 @@ class BwrapSession(Session):
     def _leave(self) -> None:
         place, self._place = self._place, None
         if place is not None and not place.server.ended():
-            place.server.end_session(place.key, place.level)
+            place.server.end_session(place.key)
 
     def snapshot(self) -> bytes:
         """Have the process of the present state kept; see `Session.snapshot`."""
@@ -163,7 +160,7 @@ class BwrapSession(Session):
 
     def spawn(self) -> Session:
         """Return a session that repeats the programs of this one; see `Session.spawn`."""
-        child = BwrapSession(self._connect, self._level, self._limits)
+        child = BwrapSession(self._connect, self._limits)
         child.restore(self.snapshot())
         return child
 

@@ -38,6 +38,8 @@ _ENVIRONMENT = {
     "PYTHONDONTWRITEBYTECODE": "1",
     # Sets and dictionaries of text come out in the same order every time.
     "PYTHONHASHSEED": "0",
+    # Functions are looked up when the interpreter starts, not in every fork.
+    "LD_BIND_NOW": "1",
     "SYMPY_CACHE_SIZE": "20000",
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
@@ -68,8 +70,9 @@ class Server:
 
     def __init__(self, modules: tuple[str, ...]) -> None:
         self.broken = False
-        pairs = [_sockets() for _ in range(2 + len(modules))]
-        self.requests = [ours for ours, _ in pairs]
+        # One for each interpreter, and one for the sessions of the last.
+        pairs = [_sockets() for _ in range(3 + len(modules))]
+        *self.requests, self.steps = [ours for ours, _ in pairs]
         theirs = [end for _, end in pairs]
         as_root = os.geteuid() == 0
         uids = _UIDS if as_root else 0
@@ -129,7 +132,8 @@ class Server:
                 request = _request(limits, step)
                 descriptors = [theirs.fileno(), code, given, *outputs.theirs]
                 try:
-                    socket.send_fds(self.requests[level], [request], descriptors)
+                    asked = self.steps if step.key else self.requests[level]
+                    socket.send_fds(asked, [request], descriptors)
                 except OSError as error:
                     self.broken = True
                     raise NotSentError(str(error)) from error
@@ -146,10 +150,10 @@ class Server:
             limit_hit = limit_hit or "memory"
         return Result(stdout, stderr, exit_code, seconds, limit_hit), state
 
-    def end_session(self, key: int, level: int) -> None:
+    def end_session(self, key: int) -> None:
         """End a session; nothing happens where there is none."""
         with contextlib.suppress(OSError):
-            self.requests[level].send(_request(Limits(), _ALONE._replace(key=key)))
+            self.steps.send(_request(Limits(), _ALONE._replace(key=key)))
 
     def _await(self, report: socket.socket, outputs: Outputs, limits: Limits, alone: bool) -> bytes:
         """Collect output until the program has ended; return the server's report."""
@@ -183,7 +187,7 @@ class Server:
 
     def end(self) -> None:
         self.broken = True
-        for end in self.requests:
+        for end in (*self.requests, self.steps):
             end.close()
         # At the end of its requests the server ends, and all of the sandbox with it.
         self.process.kill()
@@ -191,7 +195,7 @@ class Server:
 
     def forget(self) -> None:
         self.broken = True
-        for end in self.requests:
+        for end in (*self.requests, self.steps):
             end.close()
         self.process.returncode = 0
 

@@ -58,6 +58,25 @@ for descriptor in range(3, 256):
         except OSError: pass
     attempt("message", lambda: link.recv(999, socket.MSG_DONTWAIT) or None)
 """
+# What was on the stack before the program began can be looked at; its descriptors must be closed.
+_WAITING = """
+import _socket, gc, os, struct, sys
+def things():
+    frame = sys._getframe()
+    while frame:
+        for thing in frame.f_locals.values():
+            yield thing
+            yield from getattr(thing, "__dict__", {}).values()
+        frame = frame.f_back
+    yield from gc.get_objects()
+links = [thing for thing in things() if isinstance(thing, _socket.socket)]
+print("found", len(links), "sockets")
+for link in links:
+    attempt("descriptor", lambda: os.fstat(link.fileno()))
+    attempt("request", lambda: link.recv(999, _socket.MSG_DONTWAIT))
+    for number in range(64):
+        attempt("word", lambda: link.send(struct.pack("=IddI", number, 0.0, 1e9, 1 << 20)))
+"""
 _DAEMON = (
     LIBC
     + """
@@ -117,7 +136,8 @@ for bounds in stretches:
 print("looked at", sum(last - first for first, last in stretches) >> 20, "MB")
 """
 )
-_HOLD = "held = ['{word}' * 200 + str(i) for i in range(2000)]\nprint(len(str(held)))"
+# With an import, as the attack has: programs without any are forked from another interpreter.
+_HOLD = "import os\nheld = ['{word}' * 200 + str(i) for i in range(2000)]\nprint(len(str(held)))"
 
 NEIGHBOURS = [
     Attack("find what earlier programs left in memory", "processes", _MEMORY, before=_HOLD),
@@ -146,6 +166,13 @@ NEIGHBOURS = [
     ),
     Attack(
         "speak in place of a session", "processes", _FORGE, SMALL, after=_POISON_PROBE, session=True
+    ),
+    Attack(
+        "speak in place of a process that waits for a program",
+        "processes",
+        _WAITING,
+        SMALL,
+        after=_POISON_PROBE,
     ),
     Attack(
         "leave links where a session puts its next program",

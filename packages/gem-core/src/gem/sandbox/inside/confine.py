@@ -15,10 +15,20 @@ NEWNS = 0x00020000
 NEWUSER = 0x10000000
 NEWPID = 0x20000000
 _ANY_NAMESPACE = 0x7E020000
+_LIMITS = (
+    resource.RLIMIT_AS,
+    resource.RLIMIT_FSIZE,
+    resource.RLIMIT_NPROC,
+    resource.RLIMIT_CPU,
+    resource.RLIMIT_NOFILE,
+    resource.RLIMIT_CORE,
+    resource.RLIMIT_MEMLOCK,
+)
 
 _NOSUID, _NODEV = 2, 4
 _CLOSE_RANGE = 436
-_SET_DUMPABLE, _SET_SECCOMP, _SET_NO_NEW_PRIVS = 4, 22, 38
+_LAST = 0x7FFFFFFE
+_SET_PDEATHSIG, _SET_DUMPABLE, _SET_SECCOMP, _SET_NO_NEW_PRIVS = 1, 4, 22, 38
 
 # Numbers of the calls that are refused, by machine; from the kernel's tables. The first group is
 # refused to servers, too; they need the second, with clone at its end, to confine programs.
@@ -43,6 +53,11 @@ _CLONE3 = 435
 _EPERM, _ENOSYS = 1, 38
 
 _libc = ctypes.CDLL(None, use_errno=True)
+# Looked up here, not again in every fork.
+_unshare, _setns, _mount, _umount = _libc.unshare, _libc.setns, _libc.mount, _libc.umount2
+_capset, _control, _syscall = _libc.capset, _libc.prctl, _libc.syscall
+_mount_flags = ctypes.c_ulong(_NOSUID | _NODEV)
+_no_capabilities = struct.pack("Ii", 0x20080522, 0), struct.pack("6I", *[0] * 6)
 
 
 class _Program(ctypes.Structure):
@@ -51,31 +66,45 @@ class _Program(ctypes.Structure):
 
 def unshare(flags: int) -> None:
     """Leave namespaces; raises OSError."""
-    _checked("unshare", _libc.unshare(flags))
+    if _unshare(flags) < 0:
+        raise _error("unshare")
 
 
 def rejoin(namespace: int, kind: int) -> None:
     """Have children begin in the namespace of this open file again; raises OSError."""
-    _checked("setns", _libc.setns(namespace, kind))
+    if _setns(namespace, kind) < 0:
+        raise _error("setns")
 
 
 def leave_proc() -> int:
     """Take /proc away from this process and all below it; return a descriptor of it."""
     descriptor = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
-    _checked("unmount /proc", _libc.umount2(b"/proc", 2))
+    if _umount(b"/proc", 2) < 0:
+        raise _error("unmount /proc")
     return descriptor
 
 
 def private_folder(disk_mb: int) -> None:
     """Put an empty folder of limited size over /tmp; raises OSError."""
-    options = f"size={disk_mb}m,nr_inodes=8192,mode=1777".encode()
-    flags = ctypes.c_ulong(_NOSUID | _NODEV)
-    _checked("mount", _libc.mount(b"tmpfs", b"/tmp", b"tmpfs", flags, options))
+    options = b"size=%dm,nr_inodes=8192,mode=1777" % disk_mb
+    if _mount(b"tmpfs", b"/tmp", b"tmpfs", _mount_flags, options) < 0:
+        raise _error("mount")
 
 
-def close_from(descriptor: int) -> None:
-    """Close a descriptor and all above it."""
-    _checked("close_range", _libc.syscall(_CLOSE_RANGE, descriptor, 0x7FFFFFFF, 0))
+def beside(*descriptors: int) -> list[tuple[int, int]]:
+    """Return the ranges of descriptors from 3 on that these are not in."""
+    first, ranges = 3, []
+    for descriptor in (*sorted(descriptors), _LAST + 1):
+        if first < descriptor:
+            ranges.append((first, descriptor - 1))
+        first = descriptor + 1
+    return ranges
+
+
+def close_range(first: int, last: int = _LAST) -> None:
+    """Close the descriptors from one to another, or all from there on."""
+    if _syscall(_CLOSE_RANGE, first, last, 0) < 0:
+        raise _error("close_range")
 
 
 def become(uid: int) -> None:
@@ -90,25 +119,22 @@ def hide() -> None:
     _prctl(_SET_DUMPABLE, 0)
 
 
+def end_with_parent() -> None:
+    """Have the kernel end this process with its parent; that ends when the user id changes."""
+    _prctl(_SET_PDEATHSIG, 9)
+
+
 def drop_capabilities() -> None:
     """Give up all capabilities; the process may look at itself again. Raises OSError."""
-    header = struct.pack("Ii", 0x20080522, 0)
-    _checked("capset", _libc.capset(header, struct.pack("6I", *[0] * 6)))
+    if _capset(*_no_capabilities) < 0:
+        raise _error("capset")
     _prctl(_SET_DUMPABLE, 1)
 
 
 def limit_resources(address_space: int, file_size: int, processes: int, cpu_s: int) -> None:
     """Set limits, in bytes and seconds, that cannot be raised again."""
-    limits = {
-        resource.RLIMIT_AS: address_space,
-        resource.RLIMIT_FSIZE: file_size,
-        resource.RLIMIT_NPROC: processes,
-        resource.RLIMIT_CPU: cpu_s,
-        resource.RLIMIT_NOFILE: 256,
-        resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_MEMLOCK: 0,
-    }
-    for which, value in limits.items():
+    values = address_space, file_size, processes, cpu_s, 256, 0, 0
+    for which, value in zip(_LIMITS, values, strict=True):
         resource.setrlimit(which, (value, value))
 
 
@@ -142,18 +168,24 @@ def _filter(arch: int, refused: list[int], clone: int | None = None) -> bytes:
     return b"".join(struct.pack("HBBI", *instruction) for instruction in code)
 
 
-def install(program: bytes) -> None:
-    """Put the filter on this process and all that it will start; raises OSError."""
-    _prctl(_SET_NO_NEW_PRIVS, 1)
-    pointer = ctypes.byref(_Program(len(program) // 8, program))
-    _checked("seccomp", _libc.prctl(_SET_SECCOMP, 2, pointer, 0, 0))
+class Filter:
+    """A filter, ready to be installed."""
+
+    def __init__(self, program: bytes) -> None:
+        self._pointer = ctypes.byref(_Program(len(program) // 8, program))
+
+    def install(self) -> None:
+        """Put the filter on this process and all that it will start; raises OSError."""
+        _prctl(_SET_NO_NEW_PRIVS, 1)
+        if _control(_SET_SECCOMP, 2, self._pointer, 0, 0) < 0:
+            raise _error("seccomp")
 
 
 def _prctl(option: int, value: int) -> None:
-    _checked(f"prctl {option}", _libc.prctl(option, value, 0, 0, 0))
+    if _control(option, value, 0, 0, 0) < 0:
+        raise _error("prctl")
 
 
-def _checked(what: str, result: int) -> None:
-    if result < 0:
-        error = ctypes.get_errno()
-        raise OSError(error, f"{what}: {os.strerror(error)}")
+def _error(what: str) -> OSError:
+    error = ctypes.get_errno()
+    return OSError(error, f"{what}: {os.strerror(error)}")

@@ -53,9 +53,8 @@ def prepare(seed: int | None = None) -> ModuleType:
     return main
 
 
-def run(source: bytes) -> NoReturn:
-    """Run a program and end the process as the program ends."""
-    main = prepare()
+def run(main: ModuleType, source: bytes) -> NoReturn:
+    """Run a program in its module and end the process as the program ends."""
     show(_PATH, source)
     exit_code = execute(source, _PATH, main.__dict__)
     finish(exit_code)

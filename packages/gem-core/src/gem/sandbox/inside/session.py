@@ -21,7 +21,7 @@ import struct
 import sys
 
 from . import confine, program
-from .protocol import ANSWER, GONE, STEP
+from .protocol import ANSWER, GONE, STEP, pair, receive, send
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def keep(server: _socket.socket, seed: int, limit: Callable[[], None]) -> NoRetu
         limit: Puts the limits of programs on a process.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    ours, theirs = _pair()
+    ours, theirs = pair()
     pid = os.fork()
     if pid == 0:
         server.close()
@@ -79,7 +79,7 @@ class _Keeper:
 
     def serve(self) -> NoReturn:
         while True:
-            message, descriptors = _receive(self.server)
+            message, descriptors = receive(self.server)
             if not message:
                 os._exit(0)
             if message == STOP:
@@ -100,11 +100,11 @@ class _Keeper:
     ) -> tuple[int, int]:
         """Run a program in a fork of a state; return the exit code and the state after it."""
         pid, channel = self.states[state]
-        ours, theirs = _pair()
+        ours, theirs = pair()
         os.kill(pid, signal.SIGCONT)
         order = _ORDER.pack(before, needed, self.files != state)
         try:
-            _send(channel, order, [theirs.fileno(), *descriptors])
+            send(channel, order, [theirs.fileno(), *descriptors])
         finally:
             theirs.close()
         exit_code, fork = self._wait(channel, ours)
@@ -206,7 +206,7 @@ def _be_state(channel: _socket.socket, seed: int) -> NoReturn:
     files: _Files | None = None
     null = os.open("/dev/null", os.O_RDWR)
     while True:
-        order, descriptors = _receive(channel)
+        order, descriptors = receive(channel)
         if not order:
             os._exit(0)
         if order == _HOW_ENDED:
@@ -328,21 +328,6 @@ def _draw_on(state: object) -> None:
     """Undo that a fork seeds its generator anew: the next program draws on."""
     if state is not None:
         sys.modules["random"].setstate(state)
-
-
-def _pair() -> tuple[_socket.socket, _socket.socket]:
-    return _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
-
-
-def _receive(channel: _socket.socket) -> tuple[bytes, list[int]]:
-    message, extra, _, _ = channel.recvmsg(256, _socket.CMSG_SPACE(5 * 4))
-    data = b"".join(data for _, _, data in extra)
-    return message, list(struct.unpack(f"={len(data) // 4}i", data))
-
-
-def _send(channel: _socket.socket, message: bytes, descriptors: list[int]) -> None:
-    data = struct.pack(f"={len(descriptors)}i", *descriptors)
-    channel.sendmsg([message], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, data)])
 
 
 def _number(channel: _socket.socket) -> int | None:
