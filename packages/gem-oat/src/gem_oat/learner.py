@@ -73,6 +73,7 @@ class Learner(PPOMultiTurnLearner):  # type: ignore[misc]
     def process_feedback_data(self, data_list: Sequence[Trajectory]) -> None:
         """Make rows of the episodes of this rank, and give them their advantages."""
         args, began = self.args, time.perf_counter()
+        self.began = began - self.actor_info["actor/rollout_s"]
         self.query_step += len(data_list)
         self.rows: list[Row] = make_rows(data_list)
         if self.critic is not None:
@@ -128,6 +129,7 @@ class Learner(PPOMultiTurnLearner):  # type: ignore[misc]
         if train_info and not final and self.recording is not None:
             values = {name.removeprefix("train/"): value for name, value in train_info.items()}
             values["sync_s"] = self.weight_sync_elapse
+            values["step_s"] = time.perf_counter() - self.began
             self.recording.trained(self.steps - 1, values)
         super().eval_and_log(train_info, eval=eval, save=save)
         if final:

@@ -1,0 +1,230 @@
+"""What gem-oat adds to an iteration of oat, what its dataset costs, and how it hides environments.
+
+    gem-bench run recipes/guess-easy.toml --to oat --cpu --out runs/oat
+    PYTHONPATH=packages/gem-cpu/src/gem_cpu/startup GEM_CPU=1 \\
+        .venvs/oat/bin/python benchmarks/oat_overhead.py runs/oat
+
+Everything that is neither oat's sampling nor its training is timed (CPU time) on the recorded
+episodes of a real run and compared with the time that its shortest iteration took, as if nothing of
+it happened while the engine samples: the actor (chat format, environments, rounds) with an engine
+that answers at once with the recorded tokens, and rows, advantages and the record. The baseline of
+the second table is PyTorch's `DistributedSampler`, which oat uses by itself, of the third an
+environment without delay.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from torch.utils.data import DistributedSampler
+from transformers import AutoTokenizer
+
+from gem import Env, register
+from gem.adapter import encode_task
+from gem.core import Step
+from gem.record import EpisodeRecord, RunRecord, read_run
+from gem.rollout import ChatFormat
+from gem.tasks import Task, TaskSet
+from gem_oat.advantage import give_advantages, make_rows, trained_rows
+from gem_oat.data import Share, Tasks
+from gem_oat.record import Recording
+from gem_oat.rollout import Actor
+from gem_oat.settings import parse
+
+EPISODES, DELAY_S, SAMPLING_S, REPEATS = 64, 0.2, 0.02, 5
+BATCH = 128
+
+
+def answered(prompt: Any, output: Any) -> Any:
+    """vLLM's `RequestOutput`, as far as it is read."""
+    return SimpleNamespace(prompt_token_ids=prompt["prompt_token_ids"], outputs=[output])
+
+
+class RecordedLLM:
+    """Answers at once with the tokens that were sampled in recorded episodes."""
+
+    def __init__(self, episodes: Sequence[EpisodeRecord]) -> None:
+        self._turns: dict[tuple[int, ...], list[Any]] = {}
+        for episode in episodes:
+            for row in episode.trajectory.sequences():
+                for span in row.spans:
+                    prompt = (*row.prompt_ids, *row.response_ids[: span.start])
+                    turn = episode.trajectory.turns[span.turn]
+                    self._turns.setdefault(prompt, []).append(turn)
+
+    def generate(self, prompts: Any, sampling_params: Any, use_tqdm: bool) -> list[Any]:
+        found = []
+        for prompt in prompts:
+            turn = self._turns[tuple(prompt["prompt_token_ids"])].pop()
+            pairs = zip(turn.response_ids, turn.logprobs, strict=True)
+            known = [{token: SimpleNamespace(logprob=p)} for token, p in pairs]
+            output = SimpleNamespace(
+                token_ids=turn.response_ids, logprobs=known, finish_reason=turn.stop_reason
+            )
+            found.append(answered(prompt, output))
+        return found
+
+
+class SteadyLLM:
+    """Takes the same time for every call."""
+
+    def __init__(self, answer: list[int]) -> None:
+        self._answer = answer
+
+    def generate(self, prompts: Any, sampling_params: Any, use_tqdm: bool) -> list[Any]:
+        time.sleep(SAMPLING_S)
+        known = [{token: SimpleNamespace(logprob=-1.0)} for token in self._answer]
+        output = SimpleNamespace(token_ids=self._answer, logprobs=known, finish_reason="stop")
+        return [answered(prompt, output) for prompt in prompts]
+
+
+class Echo(Env):
+    """Three turns, each of which takes a while."""
+
+    def __init__(self, delay_s: float) -> None:
+        self.delay_s = delay_s
+
+    def reset(self, seed: int | None = None, **options: Any) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._turn = 0
+        return f"start {seed}", {}
+
+    def step(self, action: str) -> Step:
+        time.sleep(self.delay_s)
+        self._turn += 1
+        return "go on", 0.0, self._turn == 3, False, {}
+
+
+def actor(llm: Any, tokenizer: Any, flags: Sequence[str]) -> Any:
+    made = object.__new__(Actor)
+    made.args = parse(["--gem_tasks=gem:x", "--gpus=1", "--collocate", *flags])
+    made.actor_id = 0
+    made.llm = llm
+    made._chat = ChatFormat(tokenizer)
+    made.ipc_client = SimpleNamespace(serialize_ipc=lambda episodes: episodes)
+    return made
+
+
+def flags(episodes: int, prompt: int, response: int, turn: int) -> list[str]:
+    sizes = {"rollout_batch_size": episodes, "train_batch_size": episodes, "max_train": episodes}
+    lengths = {"prompt_max_length": prompt, "max_model_len": prompt + response}
+    given = {**sizes, **lengths, "generate_max_length": turn}
+    return [f"--{name}={value}" for name, value in given.items()]
+
+
+def overhead(run: RunRecord, tokenizer: Any) -> None:
+    train = [e for e in run.episodes() if e.split == "train"]
+    last = max(e.iteration for e in train)
+    episodes = [e for e in train if e.iteration == last]
+    spec = run.meta["spec"]
+    policy, algorithm = spec["policy"], spec["algorithm"]
+    lengths = (policy["prompt_tokens"], policy["response_tokens"], policy["turn_tokens"])
+    given = flags(len(episodes), *lengths)
+    tasks = [encode_task(e.trajectory.task) for e in episodes]
+    numbers = [str(i) for i in range(len(tasks))]
+    actor_s = min(
+        timed(lambda llm=llm: actor(llm, tokenizer, given).step(tasks, None, numbers))
+        for llm in [RecordedLLM(episodes) for _ in range(REPEATS)]
+    )
+    parse_s = min(timed(lambda: actor(None, tokenizer, given)) for _ in range(REPEATS))
+    batch = [e.trajectory for e in episodes]
+
+    def learner() -> None:
+        rows = make_rows(batch)
+        per_turn = give_advantages(
+            batch,
+            rows,
+            algorithm["advantage"],
+            gamma=algorithm["gamma"],
+            lam=algorithm["lam"],
+            max_failed_fraction=1.0,
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            recording = Recording(folder, parse(["--gem_tasks=gem:x", *given, "--gpus=1"]))
+            recording.batch([(batch, per_turn, trained_rows(batch, rows))], 1.0, 1.0)
+            recording.trained(0, {})
+
+    learner_s = min(timed(learner) for _ in range(REPEATS)) - parse_s
+    # On a machine with other work the least disturbed iteration is the one to compare with.
+    step_s = min(m["step_s"] for m in run.metrics if m["split"] == "train")
+    print(f"{len(episodes)} episodes an iteration of {step_s * 1000:.0f} ms (the shortest)")
+    for name, seconds in (
+        ("actor", actor_s - parse_s),
+        ("rows, advantages, record", learner_s),
+        ("together (wanted: < 5 %)", actor_s - parse_s + learner_s),
+    ):
+        print(f"  {name:26} {seconds * 1000:8.1f} ms  {100 * seconds / step_s:5.2f} %")
+
+
+def memory() -> None:
+    print(
+        f"\n{'tasks':>14}  {'DistributedSampler':>20}  {'gem-oat':>10}   (peak, 1,000 tasks drawn)"
+    )
+    for n in (10**5, 10**6, 10**7, 10**12):
+        tasks = Tasks(TaskSet("game:GuessTheNumber-v0", n))
+        theirs = "not tried"
+        if n <= 10**7:
+            used = peak(partial(DistributedSampler, tasks, 8, 0, shuffle=False), tasks)
+            theirs = f"{used / 2**20:.1f} MiB"
+        ours = peak(partial(Share, n, BATCH, 8, 0), tasks)
+        print(f"{n:17,}  {theirs:>18}  {ours / 2**20:6.2f} MiB")
+
+
+def peak(make: Callable[[], Any], tasks: Tasks) -> int:
+    tracemalloc.start()
+    for index in islice(make(), 1000):
+        tasks[index]
+    used = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return used
+
+
+def hidden(tokenizer: Any) -> None:
+    register("bench:OatEcho", Echo)
+    given = flags(EPISODES, 300, 3000, 64)
+    answer = [*tokenizer.encode("x"), tokenizer.eos_token_id]
+    numbers = [str(i) for i in range(EPISODES)]
+    print(f"\n{EPISODES} episodes of three turns, {SAMPLING_S * 1000:.0f} ms a call of the engine")
+    for delay in (0.0, DELAY_S):
+        tasks = [encode_task(Task("bench:OatEcho", i, {"delay_s": delay})) for i in range(EPISODES)]
+        playing = actor(SteadyLLM(answer), tokenizer, given)
+        began = time.perf_counter()
+        playing.step(tasks, None, numbers)
+        seconds = time.perf_counter() - began
+        alone = EPISODES * 3 * (delay + SAMPLING_S)
+        print(
+            f"  environment of {delay * 1000:3.0f} ms: {seconds:5.2f} s; one by one {alone:5.1f} s"
+        )
+
+
+def timed(function: Callable[[], Any]) -> float:
+    began = time.process_time()
+    function()
+    return time.process_time() - began
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("run", type=Path, help="a recorded run of gem-bench in oat")
+    run = read_run(parser.parse_args().run)
+    tokenizer = AutoTokenizer.from_pretrained(
+        run.meta["model"] or run.meta["spec"]["policy"]["model"]
+    )
+    overhead(run, tokenizer)
+    memory()
+    hidden(tokenizer)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
