@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +77,38 @@ def test_torch_is_installed_alone_and_first(venvs: Any, tmp_path: Path) -> None:
     installs = [c for c in venvs.commands if "install" in c and "-e" not in c]
     assert "torch==1" in installs[0] and "--no-deps" not in installs[0]
     assert "-r" in installs[1] and "--no-deps" in installs[1]
+
+
+def test_of_a_wheel_for_another_python_one_package_is_taken(
+    venvs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = venvs._run
+
+    def run(command: list[str], log: Path) -> None:
+        if "download" not in command:
+            record(command, log)
+        else:
+            venvs.commands.append(command)
+            folder = Path(command[command.index("-d") + 1])
+            with zipfile.ZipFile(folder / "pad-1-cp310.whl", "w") as wheel:
+                tool = zipfile.ZipInfo("pad/tool")
+                tool.external_attr = 0o755 << 16
+                wheel.writestr(tool, "#!/bin/sh\n")
+                wheel.writestr("pad/__init__.py", "")
+                wheel.writestr("compiled/lib.so", "")
+
+    monkeypatch.setattr(venvs, "_run", run)
+    spec = venvs.SPECS["dev"]
+    foreign = (venvs.Foreign("pad==1", "pad", "3.10"),)
+    venvs.SPECS["dev"] = venvs.Spec(spec.packages, spec.python, foreign=foreign)
+    build(venvs, tmp_path)
+    [download] = [c for c in venvs.commands if "download" in c]
+    assert "pad==1" in download and "3.10" in download and "--no-deps" in download
+    [base] = cached(tmp_path)
+    site = venvs._site_packages(base)
+    assert os.access(site / "pad" / "tool", os.X_OK)
+    assert (site / "pad" / "__init__.py").exists()
+    assert not (site / "compiled").exists()
 
 
 def test_nothing_is_done_when_all_is_up_to_date(venvs: Any, tmp_path: Path) -> None:

@@ -61,9 +61,8 @@ class Training:
         return self.folder.joinpath("log").read_text(encoding="utf-8", errors="replace")
 
     def last_line(self) -> str:
-        """What the launcher said last; nodes' lines begin with their names."""
-        said = [line for line in self.log.splitlines() if line and not line.startswith("\x1b")]
-        return said[-1]
+        """What the launcher said last, when its nodes have had their say."""
+        return self.log.strip().splitlines()[-1]
 
     @property
     def record(self) -> RunRecord:

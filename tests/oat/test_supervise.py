@@ -97,7 +97,7 @@ def test_a_complete_training_ends_with_0(launch: Launch) -> None:
 def test_a_node_that_fails_ends_all_and_its_cause_comes_last(launch: Launch) -> None:
     status, output = ended(launch(learner_0_0=FAILS, actor_0_0=FOREVER))
     assert status == 1
-    assert "learner 0: ValueError: the loss is not a number" in output
+    assert output.splitlines()[-1] == "learner 0: ValueError: the loss is not a number"
 
 
 def test_a_node_that_is_killed_is_named(launch: Launch) -> None:

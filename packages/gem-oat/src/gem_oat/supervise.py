@@ -76,12 +76,16 @@ def supervise(start: Callable[[], object]) -> int:
             # Launchpad's own handlers, which end this process with SIGKILL after ten seconds.
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, note)
-            return _watch(Path(folder), received)
+            status, cause = _watch(Path(folder), received)
         finally:
             end_all()
+    # Only now have all nodes had their say.
+    sys.stderr.write(f"{cause}\n" if cause else "")
+    return status
 
 
-def _watch(folder: Path, received: list[int]) -> int:
+def _watch(folder: Path, received: list[int]) -> tuple[int, str]:
+    """Return the exit status, and what to say about it, when the nodes are to be ended."""
     nodes = [_Node(process) for process in psutil.Process().children()]
     deadline: float | None = None
     while True:
@@ -91,20 +95,17 @@ def _watch(folder: Path, received: list[int]) -> int:
             # of several machines, its learners just end.
             learners = [node.title for node in nodes if node.title.startswith("learner")]
             if received or set(learners) <= set(ended):
-                return 0
+                return 0, ""
         elif failures := sorted(folder.glob("*.failed")):
-            sys.stderr.write(f"{failures[0].read_text(encoding='utf-8')}\n")
-            return 1
+            return 1, failures[0].read_text(encoding="utf-8")
         elif received:
-            return 128 + received[0]
+            return 128 + received[0], ""
         elif ended:
             deadline = deadline or time.monotonic() + _GRACE_S
             if time.monotonic() > deadline:
-                sys.stderr.write(
-                    f"{', '.join(ended)} ended before the training was complete; what it said "
-                    "last is above\n"
-                )
-                return 1
+                names = ", ".join(ended)
+                said = "ended before the training was complete; what it said last is above"
+                return 1, f"{names} {said}"
         time.sleep(_POLL_S)
 
 
