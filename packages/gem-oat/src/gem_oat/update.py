@@ -7,6 +7,7 @@ what counts in it on all ranks together.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -137,7 +138,7 @@ class Updater:
         kl_loss = loss.kl_weight * totals[3]
         metrics = {
             "loss": (totals[0] + kl_loss) / denominator,
-            "grad_norm": float(engine.get_global_grad_norm()),
+            "grad_norm": _norm(engine),
             "entropy": totals[1] / tokens,
             "clip_fraction": totals[2] / tokens,
             "logprob_difference_max": difference,
@@ -167,8 +168,7 @@ class Updater:
                 step=(learner.critic, learner.critic_optimizer, learner.critic_scheduler),
             )
         [value] = self.all_reduce([total], "sum")
-        norm = learner.critic.get_global_grad_norm()
-        return {"value_loss": value, "value_grad_norm": float(norm)}
+        return {"value_loss": value, "value_grad_norm": _norm(learner.critic)}
 
     def _in_step(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
         """Yield chunks, as many as on the rank that has most; those that are missing are empty
@@ -214,6 +214,12 @@ class Updater:
     def _inputs(self, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
         ids = pad([row.ids for row in rows], self.device)
         return ids, pad([torch.ones_like(row.ids) for row in rows], self.device)
+
+
+def _norm(engine: Any) -> float:
+    """Gradient norm before clipping, of all ranks; NaN where DeepSpeed does not say (ZeRO-0)."""
+    norm = engine.get_global_grad_norm()
+    return math.nan if norm is None else float(norm)
 
 
 def empty_row() -> Row:
