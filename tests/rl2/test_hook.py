@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import os
 import subprocess
@@ -16,7 +17,7 @@ import torch
 from gem.errors import ConfigurationError, UnsupportedVersionError
 from gem.record import read_run
 from gem.testing.golden import golden_batch
-from gem_rl2 import hook, rollout
+from gem_rl2 import hook, rollout, servers
 from gem_rl2.record import Recording
 from gem_rl2.rollout import Rollouts
 
@@ -66,7 +67,8 @@ def test_only_the_trainer_is_replaced_before_it_is_made() -> None:
 @pytest.fixture
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves this process's exit and signals alone."""
-    monkeypatch.setattr(hook, "end_children_at_exit", lambda: None)
+    monkeypatch.setattr(servers, "end_at_exit", lambda: None)
+    monkeypatch.setattr(servers, "watch", lambda: None)
 
 
 def test_without_the_section_everything_stays_rl2s(world: Any, quiet: None) -> None:
@@ -136,6 +138,41 @@ def test_adamw_gets_what_the_release_has_no_keys_for(made: Any, world: Any) -> N
     assert (group["betas"], group["eps"]) == ((0.9, 0.5), 0.25)
 
 
+def test_an_evaluation_before_the_first_iteration_can_be_had(made: Any, world: Any) -> None:
+    def evaluated(*overrides: str) -> list[int]:
+        found: list[int] = []
+
+        class Rollout:
+            env = SimpleNamespace(generate=rollout.generate)
+
+            def __call__(self, *args: Any) -> Any:
+                found.append(args[-1])
+
+                async def nothing() -> None: ...
+
+                return nothing() if world.HEAD else None
+
+        class Made(Parts):
+            def __init__(self, config: Any) -> None:
+                super().__init__(config)
+                self.rollout = Rollout()  # type: ignore[assignment]
+                self.test_dataloader = [["a row"]]
+
+            if world.HEAD:
+
+                async def train(self) -> None: ...  # type: ignore[override]
+
+        trainer, _ = made(*overrides, parts=Made)
+        ended = trainer.train()
+        if world.HEAD:
+            asyncio.run(ended)
+        return found
+
+    assert evaluated("trainer.test_freq=2", "+gem.evaluate_from=0") == [0]
+    assert evaluated("trainer.test_freq=2") == []
+    assert evaluated("+gem.evaluate_from=0") == []
+
+
 def test_another_env_file_is_refused(made: Any) -> None:
     class Stranger(Parts):
         def __init__(self, config: Any) -> None:
@@ -199,51 +236,6 @@ def test_rl2s_own_estimator_sees_no_tags(made: Any, world: Any, tmp_path: Path) 
     assert float(tensors["rewards"][:, 0].abs().max()) == 6.0
     hook.seam(compute_advantages, r, None).__wrapped__(None, tensors, edges, 1)
     assert seen == [0.0]
-
-
-HUNG = """
-import multiprocessing, signal, time
-from gem_rl2.hook import end_children_at_exit
-
-def serve():
-    time.sleep(600)
-
-def stubborn():
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    time.sleep(600)
-
-if __name__ == "__main__":
-    from gem_rl2 import hook
-    hook.END_S = 0.5
-    end_children_at_exit()
-    for target in (serve, stubborn):
-        multiprocessing.Process(target=target).start()
-    time.sleep(0.5)
-    {end}
-"""
-
-
-@pytest.mark.parametrize(
-    ("end", "status"),
-    [
-        ("pass", 0),
-        ("raise RuntimeError('the cause')", 1),
-        ("import os; os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)", 143),
-    ],
-    ids=["success", "failure", "SIGTERM"],
-)
-def test_servers_end_with_the_process_that_started_them(
-    end: str, status: int, tmp_path: Path
-) -> None:
-    """RL2's release joins its servers at exit, and never ends them."""
-    path = tmp_path / "run.py"
-    path.write_text(HUNG.replace("{end}", end))
-    done = subprocess.run(
-        [sys.executable, str(path)], capture_output=True, text=True, timeout=90, check=False
-    )
-    assert done.returncode == status
-    if status == 1:
-        assert "the cause" in done.stderr
 
 
 def test_hydra_finds_the_hook_and_other_programs_pay_nothing(tmp_path: Path) -> None:

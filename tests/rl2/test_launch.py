@@ -102,8 +102,17 @@ def test_evaluations_are_rows_with_names_and_temperatures(world: Any, tmp_path: 
     rows = [Row.read(json.loads(line)) for line in launch.files["eval.jsonl"].splitlines()]
     known = [(row.evaluation, row.decode()[1]) for row in rows]
     assert known == [("a", 0.0)] * 2 + [("b", 0.5)] * 2
-    status = {knob.name: knob.status for knob in launch.parity}
-    assert status["eval.0.every"] == "emulated"
+    knobs = {knob.name: knob for knob in launch.parity}
+    assert knobs["eval.0.every"].status == "emulated"
+    assert knobs["eval.0.every"].how.endswith("every 2 iterations, and not at the end")
+
+
+def test_one_evaluation_that_divides_the_run_is_matched(tmp_path: Path) -> None:
+    part = {"id": "game:GuessTheNumber-v0", "episodes": 2, "name": "a", "every": 3}
+    asked = RunSpec.from_mapping({**SPEC, "eval": [part]})
+    launch = adapter.compile(asked, run_dir=tmp_path, cpu=True)
+    assert "+gem.evaluate_from=0" in launch.argv
+    assert {knob.name: knob.status for knob in launch.parity}["eval.0.every"] == "matched"
 
 
 def test_without_evaluation_none_is_made(world: Any, tmp_path: Path) -> None:

@@ -151,12 +151,15 @@ def split(record: RunRecord, name: str = "train") -> list[dict[str, Any]]:
     return [m for m in record.metrics if m["split"] == name]
 
 
-def check_record(record: RunRecord, failed: tuple[int, ...] = (0, 0, 0)) -> None:
+def check_record(
+    record: RunRecord, failed: tuple[int, ...] = (0, 0, 0), *, learns: bool = True
+) -> None:
     metrics = split(record)
     assert [m["iteration"] for m in metrics] == list(range(STEPS))
     assert [m["failed_episodes"] for m in metrics] == list(failed)
     assert [m["episodes"] for m in metrics] == [8 - n for n in failed]
-    assert all(m["grad_norm"] > 0 for m in metrics)
+    # A random model earns the same in every episode, and relative advantages are 0.
+    assert all(m["grad_norm"] > 0 for m in metrics) or not learns
     assert all(math.isfinite(m["loss"]) and m["rollout_s"] > 0 for m in metrics)
     episodes = [e for e in record.episodes() if e.split == "train"]
     assert len(episodes) == STEPS * 8
@@ -218,7 +221,7 @@ def test_turn_level_gae_with_rl2s_critic_minibatches_and_a_penalty(
     check_record(record)
     for name in ("warm", "greedy"):
         found = split(record, f"eval:{name}")
-        assert [(m["iteration"], m["episodes"]) for m in found] == [(3, 3.0)]
+        assert [(m["iteration"], m["episodes"]) for m in found] == [(0, 3.0), (3, 3.0)]
     metrics = split(record)
     assert all(m["value_grad_norm"] > 0 for m in metrics)
     assert [m["kl"] != 0 for m in metrics] == [False, True, True]
@@ -231,7 +234,7 @@ def test_several_rows_an_episode_with_failures_and_kl_in_the_reward(
 ) -> None:
     folder = tmp_path / "run"
     tables = {
-        "policy": {"context": "window:1"}, "algorithm": {"advantage": "grpo", "kl_coef": 0.1},
+        "policy": {"context": "window:1"}, "algorithm": {"advantage": "reinforce", "kl_coef": 0.1},
     }  # fmt: skip
     launch = flaky(
         compiled(model, folder, **tables), folder, "actor.kl.type=reward",
@@ -249,7 +252,7 @@ def test_rl2s_own_estimator_on_gems_episodes(model: Path, tmp_path: Path) -> Non
     launch = compiled(model, folder)
     argv = [word for word in launch.argv if not word.startswith("+gem.advantage=")]
     record = train(replace(launch, argv=[*argv, "adv.norm_var=true"]), folder)
-    check_record(record)
+    check_record(record, learns=False)
     assert all(e.advantages is None for e in record.episodes())
 
 
@@ -288,8 +291,7 @@ def test_a_killed_server_stops_the_run_with_the_cause(model: Path, tmp_path: Pat
         assert process.wait(TIMEOUT_S) != 0
         assert left_over(folder) == []
     text = folder.joinpath("log").read_text(encoding="utf-8", errors="replace")
-    assert "Traceback" in text
-    assert "/generate" in text or "update_weights" in text or "Connection refused" in text
+    assert f"a process of SGLang has ended (process id {schedulers[0]})" in text
 
 
 def test_nothing_outlives_a_killed_trainer(model: Path, tmp_path: Path) -> None:

@@ -7,35 +7,25 @@ a section `gem` in the configuration everything stays RL2's own.
 
 from __future__ import annotations
 
-import atexit
 import inspect
-import multiprocessing
-import os
-import signal
-import subprocess
 import sys
-import threading
 import types
 from collections.abc import Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import psutil
 import torch
 import wandb
 from omegaconf import OmegaConf
 
 from gem.errors import ConfigurationError, UnsupportedVersionError
-from gem_rl2 import advantage, rollout, watcher
+from gem_rl2 import advantage, rollout, servers
 from gem_rl2.record import PLAYED, Recording
 from gem_rl2.release import Form, Installation, check_rl2
 from gem_rl2.rollout import Rollouts
 from gem_rl2.settings import SECTION, Keys, Settings, check
 
 PROGRAM = "RL2.trainer.ppo"
-END_S = 5.0
-"""How long RL2's servers have to end in good order."""
 
 SIGNATURES: dict[Form, dict[str, list[str]]] = {
     "release": {
@@ -95,9 +85,11 @@ def trainer(program: ModuleType, rl2: Installation) -> type[Any]:
     class GemPPOTrainer(base):  # type: ignore[misc]
         def __init__(self, config: Any) -> None:
             """Check the configuration before any model is loaded; then extend RL2's parts."""
-            end_children_at_exit()
+            servers.end_at_exit()
+            self._evaluates_first = False
             if SECTION not in config:
                 super().__init__(config)
+                servers.watch()
                 return
             plain: Any = OmegaConf.to_container(config, resolve=True)
             settings = Settings.from_mapping(plain[SECTION] or {})
@@ -108,7 +100,29 @@ def trainer(program: ModuleType, rl2: Installation) -> type[Any]:
             if settings.trainer_seed is not None:
                 torch.manual_seed(settings.trainer_seed)
             super().__init__(config)
+            servers.watch()
             self._extend(rollouts)
+            given = plain["trainer"]
+            self._evaluates_first = (
+                settings.evaluate_from == 0
+                and given["test_freq"] is not None
+                and given["load_ckpt_from"] is None
+                and not keys.eval_only
+            )
+
+        def train(self) -> Any:
+            """Train; in a checkout a coroutine."""
+            if rl2.form == "head":
+                return self._train_checkout()
+            if self._evaluates_first:
+                for rows in self.test_dataloader:
+                    self.rollout(rows, False, 0)
+            return super().train()
+
+        async def _train_checkout(self) -> None:
+            if self._evaluates_first:
+                await self.rollout(False, 0)
+            await super().train()
 
         def _extend(self, rollouts: Rollouts) -> None:
             settings = rollouts.settings
@@ -221,31 +235,3 @@ def set_adam(optimizer: Any, settings: Settings) -> None:
         beta1, beta2 = group["betas"]
         group["betas"] = (given.get("adam_beta1", beta1), given.get("adam_beta2", beta2))
         group["eps"] = given.get("adam_eps", group["eps"])
-
-
-def end_children_at_exit() -> None:
-    """End router and servers with this process: RL2 starts them and waits for them for ever.
-
-    Registered after multiprocessing's own exit handler, which joins them, and so called before it.
-    """
-    command = [sys.executable, "-I", str(Path(watcher.__file__)), str(os.getpid())]
-    guard = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-    atexit.register(_end_children, guard)
-    if threading.current_thread() is threading.main_thread():
-        # torchrun ends the other processes with SIGTERM when one has failed.
-        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-        # Servers are forked, and the router never returns to Python to see a signal.
-        os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
-
-
-def _end_children(guard: subprocess.Popen[bytes]) -> None:
-    guard.kill()
-    guard.wait()
-    children = psutil.Process(os.getpid()).children(recursive=True)
-    for child in children:
-        child.terminate()
-    _, left = psutil.wait_procs(children, timeout=END_S)
-    for child in left:
-        child.kill()
-    for process in multiprocessing.active_children():
-        process.join(END_S)

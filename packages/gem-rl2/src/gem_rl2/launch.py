@@ -195,6 +195,7 @@ def _data(spec: RunSpec, run_dir: Path, form: Form) -> dict[str, Any]:
     }
     if spec.eval:
         keys["trainer.test_freq"] = math.gcd(*(part.every for part in spec.eval))
+        keys["+gem.evaluate_from"] = 0
     return keys
 
 
@@ -384,6 +385,9 @@ def _departures(spec: RunSpec, form: Form, cpu: bool) -> Iterator[Knob]:
         how = "fp32 weights, bf16 in FSDP's mixed precision (the reference: autocast)"
         yield Knob("training.precision", "emulated", how)
     common = math.gcd(*(part.every for part in spec.eval))
-    for index, _ in enumerate(spec.eval):
-        how = f"on everything at once every {common} iterations; not before the first"
-        yield Knob(f"eval.{index}.every", "emulated", how)
+    for index, part in enumerate(spec.eval):
+        how = f"on everything at once every {common} iterations"
+        if spec.training.iterations % common:
+            how += ", and not at the end"
+        if common != part.every or spec.training.iterations % common:
+            yield Knob(f"eval.{index}.every", "emulated", how)

@@ -30,6 +30,8 @@ class Settings(adapter.Settings):
     """
     task_order: str = "shuffled"
     """`file` plays the rows in their order, which RL2 always shuffles."""
+    evaluate_from: int = 1
+    """0 evaluates before the first iteration, too, which RL2 does not."""
     trainer_seed: int | None = None
     """Seed of PyTorch in RL2's processes: order of the rows, head of a new critic."""
     episodes_at_once: int | None = None
@@ -62,9 +64,15 @@ class Settings(adapter.Settings):
             raise ConfigurationError(
                 f"gem.task_order must be one of {', '.join(TASK_ORDERS)}, got {self.task_order!r}"
             )
+        if self.evaluate_from > 1:
+            raise ConfigurationError(
+                f"gem.evaluate_from must be 0 or 1, got {self.evaluate_from}; the rest is "
+                "trainer.test_freq"
+            )
         least = {
             "prompt_tokens": 2,  # RL2's rows begin with the second token
             "response_tokens": 1,
+            "evaluate_from": 0,
             "trainer_seed": 0,
             "episodes_at_once": 1,
             "request_retries": 0,

@@ -1,0 +1,9 @@
+"""SGLang's own layers under vLLM's name.
+
+On a CPU without AMX instructions SGLang replaces its layers by vLLM's, although its own have plain
+PyTorch code for this case; without vLLM it would run transformers' models instead of its own.
+"""
+
+from sglang.srt.layers.layernorm import GemmaRMSNorm, RMSNorm
+
+__all__ = ["GemmaRMSNorm", "RMSNorm"]

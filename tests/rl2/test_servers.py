@@ -1,0 +1,134 @@
+"""Servers that end with their trainer, and a trainer that ends with its servers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+HUNG = """
+import multiprocessing, signal, time
+from gem_rl2 import servers
+
+def serve():
+    time.sleep(600)
+
+def stubborn():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(600)
+
+if __name__ == "__main__":
+    servers.END_S = 0.5
+    servers.end_at_exit()
+    for target in (serve, stubborn):
+        multiprocessing.Process(target=target).start()
+    time.sleep(0.5)
+    {end}
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        ("pass", 0),
+        ("raise RuntimeError('the cause')", 1),
+        ("import os; os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)", 143),
+    ],
+    ids=["success", "failure", "SIGTERM"],
+)
+def test_servers_end_with_the_process_that_started_them(
+    end: str, status: int, tmp_path: Path
+) -> None:
+    """RL2's release joins its servers at exit, and never ends them."""
+    path = tmp_path / "run.py"
+    path.write_text(HUNG.replace("{end}", end))
+    done = subprocess.run(
+        [sys.executable, str(path)], capture_output=True, text=True, timeout=40, check=False
+    )
+    assert done.returncode == status
+    if status == 1:
+        assert "the cause" in done.stderr
+
+
+LOST = """
+import multiprocessing, os, subprocess, sys, time
+from gem_rl2 import servers
+
+def server():
+    part = subprocess.Popen(["sglang-part", "600"], executable="{part}")
+    time.sleep(600)
+
+if __name__ == "__main__":
+    servers.END_S = servers.POLL_S = 0.2
+    servers.PATIENCE_S = 0.5
+    servers.end_at_exit()
+    multiprocessing.Process(target=server).start()
+    time.sleep(1.5)
+    parts = servers._parts()
+    assert len(parts) == 1, parts
+    servers.watch()
+    [part] = parts
+    print(part.pid, flush=True)
+    {then}
+"""
+
+
+@pytest.mark.parametrize(
+    ("then", "status"),
+    [
+        ("part.kill(); time.sleep(60)", 143),
+        ("servers.STOP_S = 0.5; import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+         "part.kill(); time.sleep(60)", 1),
+        ("time.sleep(2)", 0),
+    ],
+    ids=["a part dies", "the main thread hears nothing", "nothing dies"],
+)  # fmt: skip
+def test_a_server_that_lost_a_part_stops_the_trainer(
+    then: str, status: int, tmp_path: Path
+) -> None:
+    part = tmp_path / "sglang-part"
+    part.symlink_to("/bin/sleep")
+    path = tmp_path / "run.py"
+    path.write_text(LOST.replace("{part}", str(part)).replace("{then}", then))
+    done = subprocess.run(
+        [sys.executable, str(path)], capture_output=True, text=True, timeout=40, check=False
+    )
+    assert done.returncode == status, done.stderr[-2000:]
+    assert ("a process of SGLang has ended" in done.stderr) == (status != 0)
+
+
+def test_nothing_outlives_a_trainer_that_was_killed(tmp_path: Path) -> None:
+    path = tmp_path / "run.py"
+    path.write_text(HUNG.replace("{end}", "print('up', flush=True); time.sleep(600)"))
+    process = subprocess.Popen(
+        [sys.executable, str(path)], stdout=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        deadline = time.monotonic() + 60
+        while _group_lives(process.pid):
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def _group_lives(group: int) -> bool:
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, its_group, *_ = stat.read_text(errors="replace").rpartition(")")[2].split()
+            if int(its_group) == group and state not in "ZX":
+                return True
+    return False
