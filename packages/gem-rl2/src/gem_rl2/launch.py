@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import math
@@ -73,7 +74,7 @@ class RL2Adapter:
         env = {"WANDB_MODE": "disabled", "TOKENIZERS_PARALLELISM": "false"}
         path = [rl2.path] if os.environ.get("GEM_RL2_HOME") else []
         if cpu:
-            keys |= _one_cpu(rl2.form)
+            keys |= _one_cpu(rl2.form, run_dir)
             env |= CPU_ENV
             if spec.training.precision == "fp32":
                 env["GEM_CPU_DTYPE"] = "float32"
@@ -264,8 +265,12 @@ def _gem(spec: RunSpec, run_dir: Path, form: Form) -> dict[str, Any]:
     return {f"+gem.{key}": value for key, value in settings.items() if value is not None}
 
 
-def _one_cpu(form: Form) -> dict[str, Any]:
+def _one_cpu(form: Form, run_dir: Path) -> dict[str, Any]:
     keys: dict[str, Any] = {f"+rollout.server_args.{k}": v for k, v in CPU_SERVER.items()}
+    # By itself SGLang chooses a port long before it listens, among those that the system gives to
+    # any connection meanwhile: on a busy machine it is gone by then. These are not given out.
+    digest = hashlib.sha256(str(run_dir).encode()).digest()
+    keys["+rollout.server_args.nccl_port"] = 20_000 + int.from_bytes(digest[:4], "big") % 12_000
     checkpointing = (
         "gradient_checkpointing" if form == "release" else "enable_gradient_checkpointing"
     )
