@@ -17,7 +17,7 @@ from gem.trajectory import Trajectory
 from gem_oat import compat
 from gem_oat.advantage import Row, give_advantages, make_rows, trained_rows
 from gem_oat.data import Collector, Share, Tasks
-from gem_oat.record import Recording
+from gem_oat.record import Recording, rows_wanted
 from gem_oat.settings import Args
 from gem_oat.supervise import done, reported
 from gem_oat.update import Loss, Updater, minibatches
@@ -90,7 +90,7 @@ class Learner(PPOMultiTurnLearner):  # type: ignore[misc]
         )
         seconds = time.perf_counter() - began
         if args.gem_record_dir is not None:
-            rows = trained_rows(data_list, self.rows)
+            rows = trained_rows(data_list, self.rows) if rows_wanted() else []
             parts = _gather((list(data_list), per_turn, rows))
             if self.recording is not None:
                 self.recording.batch(parts, self.actor_info["actor/rollout_s"], seconds)

@@ -12,7 +12,12 @@ from gem_oat import __version__, check_oat
 from gem_oat.settings import Args, shown
 
 Part = tuple[Sequence[Trajectory], Sequence[Sequence[float]], Sequence[Sequence[TrainedRow]]]
-"""Episodes of a rank, their turns' advantages, their rows."""
+"""Episodes of a rank, their turns' advantages, their rows if those are wanted."""
+
+
+def rows_wanted() -> bool:
+    """Whether the record is to show what the loss sees of every token."""
+    return os.environ.get("GEM_RECORD_ROWS") == "1"
 
 
 class Recording:
@@ -52,12 +57,11 @@ class Recording:
             RecordError: It cannot be written.
         """
         self._recorder.metrics(iteration, {**self._values, **values})
-        show = os.environ.get("GEM_RECORD_ROWS") == "1"
         self._recorder.episodes(
             iteration,
             [t for episodes, _, _ in self._parts for t in episodes],
             [a for _, advantages, _ in self._parts for a in advantages],
-            rows=[r for _, _, rows in self._parts for r in rows] if show else None,
+            rows=[r for _, _, rows in self._parts for r in rows] if rows_wanted() else None,
         )
         self._parts = ()
 

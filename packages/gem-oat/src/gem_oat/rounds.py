@@ -30,6 +30,7 @@ class Rounds:
         self._generate = generate
         self._waiting: list[tuple[list[int], Any, asyncio.Future[Any]]] = []
         self._arrived = asyncio.Event()
+        self._complete = asyncio.Event()
         self._playing = 0
         self.rounds = 0
         """Calls of the engine so far."""
@@ -42,14 +43,19 @@ class Rounds:
             yield
         finally:
             self._playing -= 1
-            self._arrived.set()
+            self._note()
 
     async def sample(self, prompt_ids: list[int], params: Any) -> Any:
         """Return the engine's output for a prompt; what the engine raises, this raises."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting.append((prompt_ids, params, future))
         self._arrived.set()
+        self._note()
         return await future
+
+    def _note(self) -> None:
+        if len(self._waiting) >= self._playing:
+            self._complete.set()
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
@@ -87,14 +93,10 @@ class Rounds:
 
     async def _collect(self, wait_s: float) -> None:
         """Return when all episodes have asked, or some have and `wait_s` seconds are over."""
-        while not self._waiting:
-            self._arrived.clear()
+        self._arrived.clear()
+        if not self._waiting:
             await self._arrived.wait()
-        deadline = time.monotonic() + wait_s
-        while len(self._waiting) < self._playing:
-            self._arrived.clear()
-            left = deadline - time.monotonic()
-            try:
-                await asyncio.wait_for(self._arrived.wait(), max(left, 0))
-            except asyncio.TimeoutError:
-                return
+        if len(self._waiting) < self._playing:
+            self._complete.clear()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._complete.wait(), wait_s)
