@@ -11,7 +11,7 @@ from gem.advantage import advantages
 from gem.errors import RolloutError
 from gem.testing.golden import golden_batch, golden_turn_rows
 from gem.trajectory import turn_table
-from gem_rl2.advantage import compute, logprob_difference, read
+from gem_rl2.advantage import compute, logprob_difference, read, repeat
 from gem_rl2.rollout import TAG
 
 KEYS = ("+gem.advantage=rebn", "+gem.prompt_tokens=100", "+gem.max_failed_fraction=0.5")
@@ -131,7 +131,7 @@ def test_the_critic_is_trained_towards_the_turns_targets(world: Any) -> None:
 def test_more_parts_than_rows_are_refused_with_the_cause(world: Any) -> None:
     tensors, edges, played = batch(world)
     keys = world.keys("actor.update_per_rollout=6")
-    with pytest.raises(RolloutError, match="cannot divide the 7 rows.*as many parts"):
+    with pytest.raises(RolloutError, match="cannot divide the 7 rows.*into 6 parts"):
         compute(world.settings(*KEYS), keys, tensors, read(tensors, edges, played))
 
 
@@ -144,3 +144,13 @@ def test_stale_log_probabilities_are_seen(world: Any) -> None:
     place = int(tensors["action_mask"][0].argmax())
     tensors["old_logps"][0, place] += 0.5
     assert logprob_difference(tensors, episodes) == pytest.approx(0.5)
+
+
+def test_passes_over_a_batch_are_consecutive_parts_of_what_rl2_gets(world: Any) -> None:
+    tensors, _, _ = batch(world)
+    once = {key: value.clone() for key, value in tensors.items()}
+    repeat(tensors, 1)
+    assert all(torch.equal(tensors[key], once[key]) for key in once)
+    repeat(tensors, 3)
+    for key, value in tensors.items():
+        assert all(torch.equal(part, once[key]) for part in value.chunk(3))

@@ -47,7 +47,7 @@ def configured(launch: Any, world: Any, *more: str) -> Any:
 @pytest.mark.parametrize("cpu", [True, False])
 @pytest.mark.parametrize("name", ["rebn", "grpo", "gae"])
 def test_rl2_understands_every_key(name: str, cpu: bool, world: Any, tmp_path: Path) -> None:
-    asked = spec(algorithm={"advantage": name, "kl_coef": 0.5, "minibatches": 2})
+    asked = spec(algorithm={"advantage": name, "kl_coef": 0.5, "minibatches": 2, "epochs": 3})
     launch = adapter.compile(asked, run_dir=tmp_path, cpu=cpu)
     assert launch.argv[0] == "torchrun"
     assert launch.argv[launch.argv.index("-m") + 1] == "RL2.trainer.ppo"
@@ -57,7 +57,7 @@ def test_rl2_understands_every_key(name: str, cpu: bool, world: Any, tmp_path: P
     check(settings, keys)
     limits = budget(settings, keys)
     assert (limits.prompt_tokens, limits.response_tokens, limits.turn_tokens) == (40, 100, 8)
-    assert (keys.tasks, keys.group_size, keys.minibatches) == (4, 6, 2)
+    assert (keys.tasks, keys.group_size, keys.minibatches, settings.epochs) == (4, 6, 6, 3)
     assert (keys.gamma, keys.lam, keys.kl_coef, keys.kl_type) == (0.875, 0.75, 0.5, "loss")
     assert not keys.dynamic_filtering
     actor = config["actor"]
@@ -155,7 +155,6 @@ def test_the_checkout_is_put_on_the_path(world: Any, tmp_path: Path) -> None:
     ("tables", "key"),
     [
         ({"algorithm": {"loss_aggregation": "row-mean-token-sum"}}, "algorithm.loss_aggregation"),
-        ({"algorithm": {"epochs": 2}}, "algorithm.epochs"),
         ({"algorithm": {"minibatches": 5}}, "algorithm.minibatches"),
         (
             {"algorithm": {"minibatches": 2}, "policy": {"context": "concat"}},

@@ -64,6 +64,7 @@ def refusals(world: Any) -> list[tuple[list[str], dict[str, Any], str]]:
         ([f"{world.TRAIN}.responses_per_prompt=1"], {"advantage": "grpo"}, "responses_per_prompt"),
         ([kl, "actor.kl.type=null"], {}, "actor.kl.coef=0.5 with actor.kl.type=None"),
         (["adv.norm_var=true"], {}, "adv.norm_var"),
+        (["actor.update_per_rollout=3"], {"epochs": 2}, "gem.epochs=2.*multiple of it, got 3"),
         (["adv.global_norm=true"], {}, "adv.global_norm"),
     ]
     if world.HEAD:

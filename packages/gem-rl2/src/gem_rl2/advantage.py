@@ -170,7 +170,7 @@ def compute(
     check_failures(
         [t.valid for t in trajectories], settings.max_failed_fraction, reasons(trajectories)
     )
-    _check_minibatches(batch, keys)
+    _check_minibatches(batch, keys.minibatches // settings.epochs)
     values = None
     if name == "gae":
         source = batch["old_values" if keys.form == "head" else "values"]
@@ -224,12 +224,23 @@ def _rewards(
     ]
 
 
-def _check_minibatches(batch: Tensors, keys: Keys) -> None:
+def repeat(batch: Tensors, epochs: int) -> None:
+    """Give RL2 every row as often as there are passes.
+
+    RL2 trains once on consecutive parts of a batch, as many as `actor.update_per_rollout`: with
+    that many parts times passes, each pass is one after the other.
+    """
+    if epochs > 1:
+        for key, value in batch.items():
+            batch[key] = value.repeat(epochs, *[1] * (value.dim() - 1))
+
+
+def _check_minibatches(batch: Tensors, parts: int) -> None:
     rows = len(batch["states"])
-    if (keys.minibatches - 1) * math.ceil(rows / keys.minibatches) >= rows:
+    if (parts - 1) * math.ceil(rows / parts) >= rows:
         raise RolloutError(
-            f"actor.update_per_rollout={keys.minibatches}: RL2 cannot divide the {rows} rows of "
-            "this batch into as many parts"
+            f"actor.update_per_rollout: RL2 cannot divide the {rows} rows of this batch into "
+            f"{parts} parts"
         )
     if not batch["action_mask"].any():
         raise RolloutError("no token of this batch was sampled: there is nothing to train on")

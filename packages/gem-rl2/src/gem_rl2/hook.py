@@ -183,6 +183,7 @@ def seam(original: Any, rollouts: Rollouts, recording: Recording | None) -> Any:
                 {} if difference is None else {"logprob_difference_max": difference},
                 [episode.trained_rows(tensor_dict) for episode in episodes],
             )
+        advantage.repeat(tensor_dict, settings.epochs)
 
     from RL2.utils.logging import time_logger
 

@@ -103,10 +103,6 @@ def _check(spec: RunSpec) -> None:
             f"algorithm.loss_aggregation={algorithm.loss_aggregation!r}: RL2 has 'token-mean' and "
             "a mean over rows of token means, but no sum over tokens"
         )
-    if algorithm.epochs != 1:
-        raise ConfigurationError(
-            f"algorithm.epochs={algorithm.epochs}: RL2 trains on a batch once; set it to 1"
-        )
     rows = training.tasks * training.group_size
     if rows % algorithm.minibatches:
         raise ConfigurationError(
@@ -208,7 +204,7 @@ def _algorithm(spec: RunSpec) -> dict[str, Any]:
         "adv.lamda": algorithm.lam,
         "actor.clip": algorithm.clip,
         "actor.avg_level": "token",
-        "actor.update_per_rollout": algorithm.minibatches,
+        "actor.update_per_rollout": algorithm.minibatches * algorithm.epochs,
         "actor.entropy.coef": algorithm.entropy_coef,
     }
     if algorithm.kl_coef:
@@ -256,6 +252,7 @@ def _gem(spec: RunSpec, run_dir: Path, form: Form) -> dict[str, Any]:
         "turns": policy.turns,
         "context": policy.context,
         "system_prompt": policy.system_prompt,
+        "epochs": spec.algorithm.epochs,
         "task_order": "file",
         "trainer_seed": spec.seed,
         "record_dir": str(run_dir),
@@ -348,7 +345,7 @@ def _how(form: Form) -> dict[str, str]:
         "algorithm.gamma": "adv.gamma, per turn",
         "algorithm.lam": "adv.lamda, per turn",
         "algorithm.clip": "actor.clip",
-        "algorithm.epochs": "one; RL2 has no other",
+        "algorithm.epochs": "one",
         "algorithm.minibatches": "actor.update_per_rollout",
         "algorithm.loss_aggregation": "actor.avg_level=token: over all tokens of an optimiser step",
         "algorithm.kl_coef": "actor.kl.coef",
@@ -371,6 +368,9 @@ def _departures(spec: RunSpec, form: Form, cpu: bool) -> Iterator[Knob]:
     if algorithm.kl_coef:
         how = "as a term of the loss (k3 estimator), not of the reward"
         yield Knob("algorithm.kl_coef", "emulated", how)
+    if algorithm.epochs > 1:
+        how = "gem.epochs: RL2 gets the rows of a batch as often, one pass after the other"
+        yield Knob("algorithm.epochs", "emulated", how)
     if algorithm.minibatches > 1 and form == "head":
         how = "actor.update_per_rollout; groups in the order in which they end"
         yield Knob("algorithm.minibatches", "emulated", how)

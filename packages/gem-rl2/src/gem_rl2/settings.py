@@ -28,6 +28,8 @@ class Settings(adapter.Settings):
     response_tokens: int | None = None
     """Most tokens appended to a fresh prompt; by default what `actor.max_length_per_device` leaves.
     """
+    epochs: int = 1
+    """Passes over a batch, of which RL2 itself has one."""
     task_order: str = "shuffled"
     """`file` plays the rows in their order, which RL2 always shuffles."""
     evaluate_from: int = 1
@@ -72,6 +74,7 @@ class Settings(adapter.Settings):
         least = {
             "prompt_tokens": 2,  # RL2's rows begin with the second token
             "response_tokens": 1,
+            "epochs": 1,
             "evaluate_from": 0,
             "trainer_seed": 0,
             "episodes_at_once": 1,
@@ -213,6 +216,11 @@ def check(settings: Settings, keys: Keys) -> None:
         raise ConfigurationError(
             "rollout.test.path is not set: RL2 would take rollout.test_ratio of the training rows "
             "away for evaluation; give it a file of its own (python -m gem_rl2.make_dataset --eval)"
+        )
+    if keys.minibatches % settings.epochs:
+        raise ConfigurationError(
+            f"gem.epochs={settings.epochs}: actor.update_per_rollout counts the optimiser steps of "
+            f"all passes and must be a multiple of it, got {keys.minibatches}"
         )
     if settings.advantage is not None:
         _check_advantage(settings.advantage, keys)
