@@ -14,7 +14,7 @@ import pytest
 
 from gem.errors import ConfigurationError
 from gem.record import Recorder
-from gem_bench.plot import drawing, interpolate, plot, tick_label, ticks
+from gem_bench.plot import COLORS, DASHES, drawing, interpolate, plot, tick_label, ticks
 from gem_bench.report import report
 from gem_bench.series import load_runs
 from gem_bench.tokens import find_tokenizer, token_bytes
@@ -84,6 +84,24 @@ def test_every_point_of_the_picture_lies_inside_it(runs: list[Path]) -> None:
     ]
     assert points
     assert all(left <= x <= left + width and top <= y <= top + height for x, y in points)
+
+
+def test_a_legend_of_many_trainers_has_rows_and_tells_them_apart(
+    make_run: Callable[..., Path],
+) -> None:
+    groups = load_runs([make_run(f"trainer-{i}") for i in range(8)])
+    root = ElementTree.fromstring(plot(groups, metrics=["success_rate"]))
+    names = [t for t in root.iter(f"{SVG}text") if (t.text or "").startswith("trainer-")]
+    assert len(names) == len(groups) == 8
+    width = float(root.get("viewBox", "").split()[2])
+    panel = root.find(f"{SVG}g")
+    assert panel is not None
+    top = float(panel.get("transform", "").split()[-1].rstrip(")"))
+    rows = {float(t.get("y", "")) for t in names}
+    assert 1 < len(rows) < 8
+    assert all(float(t.get("x", "")) < width for t in names)
+    assert max(rows) < top
+    assert len({c for c, _ in COLORS}) == len(set(DASHES)) == 8
 
 
 def test_a_metric_that_nobody_recorded_is_refused_with_those_that_are(runs: list[Path]) -> None:

@@ -23,16 +23,19 @@ COLORS = (
     ("#8a4bc4", "#c79bf2"),
     ("#b3261e", "#ff8f87"),
     ("#7a6a00", "#dcc640"),
+    ("#3d4652", "#c3ccd8"),
+    ("#c2317f", "#ff93c9"),
 )
 """Light and dark variant for each group; told apart by colour-blind readers too."""
-DASHES = ("none", "9 7", "3 6", "14 5 3 5", "1 6", "6 3")
+DASHES = ("none", "9 7", "3 6", "14 5 3 5", "1 6", "6 3", "18 6", "10 4 2 4 2 4")
 """Dash pattern for each group: where curves coincide, as they should, both are seen."""
 RATES = ("success_rate", "format_error_rate", "truncated_rate", "drift_rate", "length_stop_rate")
 _POINTS = 120
 """Where runs with different tokens or seconds at each iteration are averaged."""
 
 
-_WIDTH, _HEIGHT, _GAP, _LEGEND, _MARGIN = 460, 300, 40, 44, 14
+_WIDTH, _HEIGHT, _GAP, _MARGIN = 460, 300, 40, 14
+_LEGEND_ROW, _LEGEND_GAP = 22, 22
 _LEFT, _TOP, _BOTTOM = 44, 30, 44
 """Room inside a panel for tick labels, name and axis name."""
 
@@ -70,6 +73,8 @@ def plot(
         ConfigurationError: A metric is recorded in none of the runs.
     """
     panels = []
+    inner = len(metrics) * (_WIDTH + _GAP) - _GAP
+    legend, top = _legend(groups, inner)
     for index, metric in enumerate(metrics):
         drawings = [drawing(group, metric, x, window) for group in groups]
         if not any(drawings):
@@ -78,17 +83,17 @@ def plot(
             raise ConfigurationError(
                 f"no run recorded {metric!r}; recorded: {', '.join(sorted(known))}"
             )
-        place = f"translate({index * (_WIDTH + _GAP)} {_LEGEND})"
+        place = f"translate({index * (_WIDTH + _GAP)} {top})"
         panels.append(f'<g transform="{place}">{_panel(drawings, metric, x)}</g>')
-    width = len(metrics) * (_WIDTH + _GAP) - _GAP + 2 * _MARGIN
-    height = _LEGEND + _HEIGHT + 2 * _MARGIN
+    width = inner + 2 * _MARGIN
+    height = top + _HEIGHT + 2 * _MARGIN
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" role="img" '
         f'viewBox="{-_MARGIN} {-_MARGIN} {width} {height}" font-family="system-ui, sans-serif" '
         f'font-size="13"><title>{escape(_title(groups, metrics, x))}</title>'
         f"<style>{_style(len(groups))}</style>"
         f'<rect class="paper" x="{-_MARGIN}" y="{-_MARGIN}" width="{width}" height="{height}"/>'
-        f"{_legend(groups)}{''.join(panels)}</svg>\n"
+        f"{legend}{''.join(panels)}</svg>\n"
     )
 
 
@@ -204,14 +209,18 @@ def _text(kind: str, x: float, y: float, text: str, anchor: str = "start") -> st
     return f'<text class="{kind}" {place}>{escape(text)}</text>'
 
 
-def _legend(groups: Sequence[Group]) -> str:
-    out, x = [], 0
+def _legend(groups: Sequence[Group], width: int) -> tuple[str, int]:
+    """Return the legend, in as many rows as it needs, and where the panels begin."""
+    out, x, y = [], 0, 0
     for index, group in enumerate(groups):
-        runs = f" ({len(group.runs)} seeds)" if len(group.runs) > 1 else ""
-        out.append(f'<line class="mean g{index}" x1="{x}" x2="{x + 22}" y1="10" y2="10"/>')
-        out.append(_text("name", x + 30, 14, group.label + runs))
-        x += 62 + int(7.4 * len(group.label + runs))
-    return "".join(out)
+        label = group.label + (f" ({len(group.runs)} seeds)" if len(group.runs) > 1 else "")
+        wide = 62 + int(7.4 * len(label))
+        if x and x + wide > width:
+            x, y = 0, y + _LEGEND_ROW
+        line = f'<line class="mean g{index}" x1="{x}" x2="{x + 22}" y1="{y + 10}" y2="{y + 10}"/>'
+        out += [line, _text("name", x + 30, y + 14, label)]
+        x += wide
+    return "".join(out), y + _LEGEND_ROW + _LEGEND_GAP
 
 
 def _style(groups: int) -> str:
