@@ -130,7 +130,7 @@ e2e-openrlhf: env-dev env-openrlhf ## Real OpenRLHF in each way of using it, wha
 	PATH="$(CURDIR)/.venvs/openrlhf/bin:$$PATH" MODEL="$$($(DEV) -m gem_cpu.tiny_model)" OUT=$(CURDIR)/$(RUNS)/example-openrlhf \
 	  timeout 900 packages/gem-openrlhf/examples/train_openrlhf.sh --cpu
 e2e-oat: env-dev env-oat ## Real oat in each way of using it, two ranks, what stops it, and the example file
-	$(OAT) -m pytest -q tests/oat -m slow
+	GEM_CPU=1 DS_ACCELERATOR=cpu $(OAT) -m pytest -q tests/oat -m slow
 	MODEL="$$($(DEV) -m gem_cpu.tiny_model)" timeout 900 $(OAT) packages/gem-oat/examples/train_oat.py --cpu
 e2e-tinker: env-dev env-tinker ## A real Tinker server: both styles, resume, stale weights, a server that dies; the example file
 	$(TINKER) -m pytest -q tests/tinker -m slow

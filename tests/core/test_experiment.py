@@ -47,6 +47,18 @@ def test_every_iteration_plays_new_seeds() -> None:
     spec = RunSpec.from_mapping(SPEC)
     tasks = [t for k in range(3) for t in spec.train_tasks(k)]
     assert tasks == [Task(spec.env.id, s, {"hint": "range"}) for s in range(100, 106)]
+    assert [spec.task_set[i] for i in range(len(spec.task_set))] == tasks
+
+
+def test_evaluations_are_told_apart_by_their_names() -> None:
+    data = copy.deepcopy(SPEC)
+    data["eval"].append({"name": "other", "id": SPEC["env"]["id"], "episodes": 2, "seed": 5})
+    same, other = RunSpec.from_mapping(data).evaluations
+    assert (same.name, len(same.tasks), same.temperature) == ("same", 64, 1.0)
+    assert [other.tasks[i].seed for i in range(len(other.tasks))] == [5, 6]
+    data["eval"][1]["name"] = "same"
+    with pytest.raises(ConfigurationError, match="eval: two evaluations are called 'same'"):
+        RunSpec.from_mapping(data)
 
 
 @pytest.mark.parametrize(

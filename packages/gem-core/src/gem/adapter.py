@@ -1,6 +1,7 @@
 """What the adapters of all trainers have in common.
 
-- `Source`, `encode_task`, `decode_task`: tasks in a trainer's dataset.
+- `Source`, `parse_sources`, `encode_task`, `decode_task`: tasks in a trainer's dataset.
+- `make_dataset`: the command that writes them into a file, where a trainer reads one.
 - `Settings`: how episodes are played, the same keys in every trainer.
 - `check_failures`: when a batch has lost too much to train on.
 - `require`: the supported versions of a trainer.
@@ -9,11 +10,14 @@
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, quote
 
@@ -70,6 +74,61 @@ class Source:
         if self.temperature is not None:
             options += f"&temperature={self.temperature!r}"
         return f"{self.tasks.uri}#{options}"
+
+
+def parse_sources(texts: Sequence[str], key: str, *, unique: bool = True) -> list[Source]:
+    """Parse several sources.
+
+    Args:
+        texts: See `Source.parse`.
+        key: Setting that is named in messages.
+        unique: Whether each must have a name of its own, as evaluations must.
+
+    Raises:
+        ConfigurationError: One is malformed, or two have the same name.
+    """
+    found = [Source.parse(text) for text in texts]
+    if unique:
+        check_names([source.name for source in found], key)
+    return found
+
+
+def check_names(names: Sequence[str], key: str) -> None:
+    """Raise `ConfigurationError` if two evaluations have the same name; it begins with `key`."""
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigurationError(
+                f"{key}: two evaluations are called {name!r}; names are given as #name=..."
+            )
+
+
+def make_dataset(
+    write: Callable[..., str], argv: Sequence[str] | None, *, program: str, trainer: str
+) -> int:
+    """Be the command `<program> [--eval] FILE URI...`; return its exit status.
+
+    Args:
+        write: `write(uris, evaluation=...)` returns the file's text, a line for each task.
+        argv: Arguments; None takes those of this process.
+        program: Name of the command.
+        trainer: Whose dataset it is.
+    """
+    parser = argparse.ArgumentParser(
+        prog=program, description=f"Write seeded tasks of environments as a dataset of {trainer}."
+    )
+    parser.add_argument("file", type=Path, help="file to write, *.jsonl")
+    parser.add_argument("uri", nargs="+", help="gem:<env id>?n=..&seed=..[#name=..&temperature=..]")
+    parser.add_argument("--eval", action="store_true", help="for evaluation")
+    args = parser.parse_args(argv)
+    try:
+        text = write(args.uri, evaluation=args.eval)
+        args.file.parent.mkdir(parents=True, exist_ok=True)
+        args.file.write_text(text, encoding="utf-8")
+    except (GemError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(f"{args.file}: {text.count(chr(10))} tasks")
+    return 0
 
 
 def encode_task(task: Task, temperature: float | None = None) -> str:

@@ -25,10 +25,11 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
+from gem.adapter import Source, check_names
 from gem.advantage import ADVANTAGES
 from gem.errors import ConfigurationError, GemError
 from gem.rollout.play import Budget
-from gem.tasks import Task
+from gem.tasks import Task, TaskSet
 
 ENTRY_POINT_GROUP = "gem.adapters"
 PartT = TypeVar("PartT")
@@ -169,6 +170,7 @@ class RunSpec:
         spec = _build(cls, data, "")
         if spec.policy.lora_init is not None and not spec.policy.lora_rank:
             raise ConfigurationError("policy.lora_init: needs a policy.lora_rank above 0")
+        check_names([part.name for part in spec.eval], "eval")
         return spec
 
     def to_mapping(self) -> dict[str, Any]:
@@ -180,6 +182,20 @@ class RunSpec:
         """The episode's token and turn limits."""
         p = self.policy
         return Budget(p.turn_tokens, p.response_tokens, p.prompt_tokens, p.turns)
+
+    @property
+    def task_set(self) -> TaskSet:
+        """All training tasks, in order, `training.tasks` an iteration."""
+        n = self.training.iterations * self.training.tasks
+        return TaskSet(self.env.id, n, self.env.seed, self.env.params)
+
+    @property
+    def evaluations(self) -> list[Source]:
+        """What is evaluated on."""
+        return [
+            Source(TaskSet(e.id, e.episodes, e.seed, e.params), e.name, e.temperature)
+            for e in self.eval
+        ]
 
     def train_tasks(self, iteration: int) -> list[Task]:
         """Return the tasks of an iteration: each of `training.tasks` seeds, one entry a task."""

@@ -9,10 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gem.adapter import Source
 from gem.errors import ConfigurationError
 from gem.experiment import Knob, Launch, RunSpec, parity
-from gem.tasks import TaskSet
 from gem_oat import SUPPORTED_OAT, check_oat
 
 EPS = 1e-8
@@ -94,19 +92,12 @@ def _check(spec: RunSpec) -> None:
     for name, (wrong, value, reason) in refused.items():
         if wrong:
             raise ConfigurationError(f"{name}: {reason}, got {value!r}")
-    names = [part.name for part in spec.eval]
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigurationError(f"eval: two evaluations are called {name!r}")
 
 
 def _gem(spec: RunSpec, run_dir: Path) -> dict[str, Any]:
-    evals = [
-        Source(TaskSet(e.id, e.episodes, e.seed, e.params), e.name, e.temperature).text
-        for e in spec.eval
-    ]
+    evals = [source.text for source in spec.evaluations]
     flags: dict[str, Any] = {
-        "gem_tasks": TaskSet(spec.env.id, 1, spec.env.seed, spec.env.params).uri,
+        "gem_tasks": spec.task_set.uri,
         "gem_advantage": spec.algorithm.advantage,
         "gem_loss_aggregation": spec.algorithm.loss_aggregation,
         "gem_context": spec.policy.context,

@@ -12,7 +12,7 @@ import tyro
 from oat.algorithms.ppo import PPOArgs
 from oat.args import default_args_validation
 
-from gem.adapter import MAX_FAILED_FRACTION, Source
+from gem.adapter import MAX_FAILED_FRACTION, Source, parse_sources
 from gem.errors import ConfigurationError
 from gem.rollout import Budget
 from gem.tasks import TaskSet
@@ -93,12 +93,7 @@ class Args(PPOArgs):  # type: ignore[misc]
         Raises:
             ConfigurationError: One is malformed, or two have the same name.
         """
-        found = [Source.parse(text) for text in self.gem_eval.split()]
-        names = [source.name for source in found]
-        for name in names:
-            if names.count(name) > 1:
-                raise ConfigurationError(f"--gem_eval: two evaluations are called {name!r}")
-        return found
+        return parse_sources(self.gem_eval.split(), "--gem_eval")
 
     def budget(self, *, evaluation: bool = False) -> Budget:
         """Limits of an episode."""

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from gem.adapter import Source, decode_task, encode_task
-from gem.errors import ConfigurationError
+from gem.adapter import decode_task, encode_task, parse_sources
 from gem.tasks import Task
 from gem_openrlhf.seams import check_signature
 from gem_openrlhf.settings import check_dataset, load_settings
@@ -57,13 +56,7 @@ def rows(texts: Sequence[str], *, evaluation: bool) -> Iterator[dict[str, str]]:
         UnknownEnvError: No such environment.
         UnknownParameterError: The environment has no such parameter.
     """
-    sources = [Source.parse(text) for text in texts]
-    names = [source.name for source in sources]
-    for name in names:
-        if evaluation and names.count(name) > 1:
-            raise ConfigurationError(
-                f"two evaluations are called {name!r}; give them names with #name=..."
-            )
+    sources = parse_sources(texts, "dataset", unique=evaluation)
     for source in sources:
         source.tasks[0].make().close()
     for number, source in enumerate(sources):

@@ -14,10 +14,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from gem.adapter import Source
 from gem.errors import ConfigurationError
 from gem.experiment import Knob, Launch, RunSpec, parity
-from gem.tasks import TaskSet
 from gem_openrlhf import SUPPORTED_OPENRLHF, check_openrlhf, worker
 from gem_openrlhf.dataset import write
 from gem_openrlhf.settings import Settings
@@ -120,18 +118,12 @@ def _check(spec: RunSpec) -> None:
 
 
 def _files(spec: RunSpec, run_dir: Path) -> dict[str, str]:
-    size = spec.training
-    train = TaskSet(spec.env.id, size.iterations * size.tasks, spec.env.seed, spec.env.params)
     files = {
         AGENT_FILE: _agent_file(spec, run_dir),
-        TRAIN_FILE: write([train.uri], evaluation=False),
+        TRAIN_FILE: write([spec.task_set.uri], evaluation=False),
     }
     if spec.eval:
-        evals = [
-            Source(TaskSet(e.id, e.episodes, e.seed, e.params), e.name, e.temperature).text
-            for e in spec.eval
-        ]
-        files[EVAL_FILE] = write(evals, evaluation=True)
+        files[EVAL_FILE] = write([source.text for source in spec.evaluations], evaluation=True)
     return files
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gem.adapter import Source, decode_task, encode_task
+from gem.adapter import decode_task, encode_task, parse_sources
 from gem.errors import ConfigurationError
 from gem.tasks import Task
 
@@ -61,13 +61,7 @@ def rows(texts: Sequence[str], *, evaluation: bool) -> Iterator[dict[str, Any]]:
         UnknownEnvError: No such environment.
         UnknownParameterError: The environment has no such parameter.
     """
-    sources = [Source.parse(text) for text in texts]
-    names = [source.name for source in sources]
-    for name in names:
-        if evaluation and names.count(name) > 1:
-            raise ConfigurationError(
-                f"two evaluations are called {name!r}; give them names with #name=..."
-            )
+    sources = parse_sources(texts, "dataset", unique=evaluation)
     for source in sources:
         source.tasks[0].make().close()
     number = 0

@@ -12,10 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gem.adapter import Source
 from gem.errors import ConfigurationError
 from gem.experiment import Knob, Launch, RunSpec, parity
-from gem.tasks import TaskSet
 from gem_rl2 import SUPPORTED_RL2
 from gem_rl2.__main__ import ENV_FILE
 from gem_rl2.dataset import write
@@ -121,16 +119,12 @@ def _check(spec: RunSpec) -> None:
 
 
 def _files(spec: RunSpec) -> dict[str, str]:
-    size = spec.training
-    train = TaskSet(spec.env.id, size.iterations * size.tasks, spec.env.seed, spec.env.params)
-    evals = [
-        Source(TaskSet(e.id, e.episodes, e.seed, e.params), e.name, e.temperature).text
-        for e in spec.eval
-    ]
+    train = spec.task_set.uri
+    evals = [source.text for source in spec.evaluations]
     # RL2 wants rows to evaluate on even if it never does.
     return {
-        TRAIN_FILE: write([train.uri], evaluation=False),
-        EVAL_FILE: write(evals or [train.uri], evaluation=True),
+        TRAIN_FILE: write([train], evaluation=False),
+        EVAL_FILE: write(evals or [train], evaluation=True),
     }
 
 

@@ -8,10 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gem.adapter import Source
 from gem.errors import ConfigurationError
 from gem.experiment import Knob, Launch, RunSpec, parity
-from gem.tasks import TaskSet
 from gem_tinker import SUPPORTED_TINKER, check_tinker
 
 ALPHA = 32.0
@@ -112,21 +110,14 @@ def _check(spec: RunSpec) -> None:
     for name, (wrong, value, reason) in refused.items():
         if wrong:
             raise ConfigurationError(f"{name}: {reason}, got {value!r}")
-    names = [part.name for part in spec.eval]
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigurationError(f"eval: two evaluations are called {name!r}")
 
 
 def _settings(spec: RunSpec) -> dict[str, Any]:
     policy, algorithm, optimizer, size = spec.policy, spec.algorithm, spec.optimizer, spec.training
-    evals = [
-        Source(TaskSet(e.id, e.episodes, e.seed, e.params), e.name, e.temperature).text
-        for e in spec.eval
-    ]
+    evals = [source.text for source in spec.evaluations]
     settings: dict[str, Any] = {
         "model": policy.model,
-        "train": TaskSet(spec.env.id, 1, spec.env.seed, spec.env.params).uri,
+        "train": spec.task_set.uri,
         "iterations": size.iterations,
         "tasks": size.tasks,
         "group_size": size.group_size,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gem.adapter import Settings, Source
+from gem.adapter import Settings, Source, parse_sources
 from gem.advantage import ADVANTAGES
 from gem.errors import ConfigurationError
 from gem.rollout import Budget
@@ -152,12 +152,7 @@ class Config(Settings):
         Raises:
             ConfigurationError: One is malformed, or two have the same name.
         """
-        found = [Source.parse(text) for text in self.eval.split()]
-        names = [source.name for source in found]
-        for name in names:
-            if names.count(name) > 1:
-                raise ConfigurationError(f"eval: two evaluations are called {name!r}")
-        return found
+        return parse_sources(self.eval.split(), "eval")
 
 
 def read(arguments: Sequence[str]) -> Config:

@@ -107,20 +107,14 @@ def _check(spec: RunSpec) -> None:
             "actor_rollout_ref.model.lora_rank in a command of your own, got "
             f"{spec.policy.lora_rank}"
         )
-    names = [part.name for part in spec.eval]
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigurationError(f"eval: two evaluations are called {name!r}")
 
 
 def _data(spec: RunSpec) -> dict[str, Any]:
     size = spec.training
-    train = TaskSet(spec.env.id, size.iterations * size.tasks, spec.env.seed, spec.env.params)
+    train = spec.task_set
     # verl wants validation data even if it never validates.
-    evals = [
-        Source(TaskSet(e.id, e.episodes, e.seed, e.params), e.name, e.temperature).text
-        for e in spec.eval
-    ] or [Source(TaskSet(train.env_id, 1, train.seed, train.params), "none").text]
+    none = Source(TaskSet(train.env_id, 1, train.seed, train.params), "none")
+    evals = [source.text for source in spec.evaluations or [none]]
     return {
         "data.custom_cls.path": "pkg://gem_verl.dataset",
         "data.custom_cls.name": "GemDataset",
