@@ -51,27 +51,33 @@ demo: env-dev env-verl ## One experiment in the reference trainer and in real ve
 	$(BENCH) plot $(RUNS)/demo/reference $(RUNS)/demo/verl --out $(RUNS)/demo/curves.svg
 
 # Tinker's servers train low-rank adapters only, so there is a reference that does, too.
-define train
-@set -e; for seed in $(SEEDS); do \
-  for trainer in $(TRAINERS); do $(call one,$$trainer,$$trainer-$$seed,0); done; \
-  for trainer in $(LORA_TRAINERS); do $(call one,$$trainer,$$trainer-lora-$$seed,8); done; done
-$(BENCH) compare $(OUT)/*/
-$(BENCH) report $(OUT)/*/ --out $(OUT)/report.html
-$(BENCH) plot $(OUT)/*/ --out $(OUT)/curves.svg
-endef
-one = $(BENCH) run recipes/guess-easy.toml --to $(1) --cpu --seed $$seed --overwrite --out $(OUT)/$(2) \
-  --set env.seed=$$(($$seed * 1000000)) --set training.iterations=$(ITERATIONS) \
-  --set policy.model=$(MODEL) --set policy.lora_rank=$(3)
-
+# `make -j 2 compare` lets two runs go on side by side.
 compare: OUT = $(RUNS)/compare
 compare: $(TRAINER_ENVS) ## One experiment in every trainer; ends in runs/compare/report.html
-	$(train)
+	$(comparison)
 
 compare-seeds: OUT = $(RUNS)/seeds
 compare-seeds: SEEDS = 0 1 2
 compare-seeds: ITERATIONS = 120
 compare-seeds: $(TRAINER_ENVS) ## Conformance L4: the same with three seeds, to the end
-	$(train)
+	$(comparison)
+
+define comparison
++@$(MAKE) --no-print-directory compared OUT=$(OUT) SEEDS="$(SEEDS)" ITERATIONS=$(ITERATIONS)
+$(BENCH) compare $(OUT)/*/
+$(BENCH) report $(OUT)/*/ --out $(OUT)/report.html
+$(BENCH) plot $(OUT)/*/ --out $(OUT)/curves.svg
+endef
+
+OUT ?= $(RUNS)/compare
+.PHONY: compared FORCE
+compared: $(foreach seed,$(SEEDS),$(TRAINERS:%=$(OUT)/%-$(seed)) $(LORA_TRAINERS:%=$(OUT)/%-lora-$(seed)))
+FORCE:
+$(OUT)/%: FORCE
+	$(BENCH) run recipes/guess-easy.toml --cpu --overwrite --out $@ --to $(firstword $(subst -, ,$*)) \
+	  --seed $(lastword $(subst -, ,$*)) --set env.seed=$$(($(lastword $(subst -, ,$*)) * 1000000)) \
+	  --set policy.lora_rank=$(if $(findstring -lora-,$*),8,0) --set policy.model=$(MODEL) \
+	  --set training.iterations=$(ITERATIONS)
 
 compare-soft: SEEDS = 0 1 2
 compare-soft: TRAINERS = reference verl

@@ -6,8 +6,6 @@ import asyncio
 import json
 import logging
 import math
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -21,7 +19,6 @@ from gem.trajectory import Trajectory
 from gem_rl2 import rollout, sampler
 from gem_rl2.dataset import Row
 from gem_rl2.rollout import TAG, Rollouts, state_dicts
-from gem_rl2.threads import DaemonThreads
 
 GATE = threading.Event()
 BUSY: list[int] = []
@@ -229,15 +226,6 @@ def test_the_number_of_episodes_at_once_can_be_limited(
     assert asyncio.run(some()) == 2
 
 
-def test_an_environment_that_hangs_does_not_keep_the_process_alive() -> None:
-    code = (
-        "import threading\nfrom gem_rl2.threads import DaemonThreads\n"
-        "DaemonThreads().submit(threading.Event().wait)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], timeout=60, check=False)
-    assert done.returncode == 0
-
-
 def test_rows_that_cannot_be_played_are_refused(world: Any, server: Any, tokenizer: Any) -> None:
     s = server(["end"])
     unknown = json.dumps({"env_id": "test:Nope-v0", "seed": 0, "params": {}, "temperature": None})
@@ -310,22 +298,3 @@ def test_rl2_gets_no_reward_of_a_failed_episode(world: Any, server: Any, tokeniz
     assert [r for r in returns if not math.isnan(r)] == []
     _, good = Group(world, r, server(["end"]), tokenizer).play()
     assert set(metrics) == set(good)  # the release takes the keys of the first episode
-
-
-def test_threads_of_environments_are_used_again() -> None:
-    threads = DaemonThreads()
-    found = {threads.submit(threading.get_ident).result(10)}
-    for _ in range(50):
-        found.add(threads.submit(threading.get_ident).result(10))
-    # The next call may come before a thread has said that it is idle.
-    assert len(found) < 10
-    GATE.clear()
-    waiting = [threads.submit(GATE.wait, 20) for _ in range(20)]
-    assert threads.submit(int).result(10) == 0  # none waits for another
-    GATE.set()
-    assert all(future.result(10) for future in waiting)
-
-
-def test_what_an_environment_raises_reaches_the_caller() -> None:
-    with pytest.raises(ZeroDivisionError):
-        DaemonThreads().submit(lambda: 1 / 0).result(10)

@@ -23,7 +23,6 @@ from gem.trajectory import Trajectory
 from gem_rl2.dataset import Row
 from gem_rl2.sampler import SglangSampler
 from gem_rl2.settings import Keys, Settings, budget
-from gem_rl2.threads import DaemonThreads
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +48,6 @@ class Rollouts:
         self._batch: list[Trajectory] = []
         self._budget = budget(settings, keys)
         self._chat: ChatFormat | None = None
-        self._threads = DaemonThreads()
         self._places = asyncio.Semaphore(settings.episodes_at_once or 2**30)
 
     def take(self) -> list[Trajectory]:
@@ -95,7 +93,6 @@ class Rollouts:
                 group=row.number,
                 retries=settings.retries,
                 step_timeout_s=settings.step_timeout_s,
-                executor=self._threads,
             )
         if trajectory.failure is not None:
             logger.warning("episode of %s is void: %s", task, trajectory.failure)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -48,12 +47,12 @@ from gem.core import Env as GemCoreEnv
 from gem.errors import ConfigurationError
 from gem.rollout import Budget, ChatFormat, Sample
 from gem.rollout.play import EnvFailedError, Episode, blames_env, close_env
+from gem.rollout.threads import env_threads
 from gem.tasks import Task, TaskSet
 from gem.trajectory import Trajectory as GemTrajectory
 
 T = TypeVar("T")
 
-_ENV_THREADS = 256
 
 check_cookbook()
 
@@ -146,7 +145,7 @@ class GemEnv(Env):  # type: ignore[misc]
     def close(self) -> None:
         """Close the environment, in a thread."""
         if self._env is not None:
-            _threads().submit(close_env, self._env)
+            env_threads().submit(close_env, self._env)
             self._env = None
 
     def _next(self) -> tuple[tinker.ModelInput, list[int]]:
@@ -156,7 +155,7 @@ class GemEnv(Env):  # type: ignore[misc]
 
     async def _run(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         call = functools.partial(function, *args, **kwargs)
-        work = asyncio.get_running_loop().run_in_executor(_threads(), call)
+        work = asyncio.get_running_loop().run_in_executor(env_threads(), call)
         return await asyncio.wait_for(work, self.playing.step_timeout_s)
 
 
@@ -333,8 +332,3 @@ class GemEvaluatorBuilder:
 @functools.lru_cache(maxsize=8)
 def _chat(model_name: str, system_prompt: str | None) -> ChatFormat:
     return ChatFormat(get_tokenizer(model_name), system_prompt=system_prompt)
-
-
-@functools.cache
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_ENV_THREADS, thread_name_prefix="gem-env")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 import math
 from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -21,14 +20,12 @@ from gem.errors import (
     UnknownParameterError,
 )
 from gem.rollout.context import make_context
+from gem.rollout.threads import env_threads
 from gem.rollout.tokens import ChatFormat
 from gem.tasks import Task
 from gem.trajectory import EpisodeEnd, Failure, StopReason, Trajectory, Turn
 
 logger = logging.getLogger(__name__)
-
-# Enough for blocking environments to wait side by side; threads start only when needed.
-_ENV_THREADS = 256
 
 
 @dataclass(frozen=True)
@@ -251,13 +248,13 @@ async def play(
         retries: Further attempts after an environment failed.
         step_timeout_s: Limit of one `reset`, with the making of the environment, or one `step`,
             in seconds. The thread of an environment that hangs cannot be ended and is left behind.
-        executor: Runs the environment; by default a shared pool of threads.
+        executor: Runs the environment; by default threads that all episodes share.
 
     Raises:
         ConfigurationError: The task names an unknown environment or parameter.
     """
     loop = asyncio.get_running_loop()
-    pool = executor or _shared_threads()
+    pool = executor or env_threads()
 
     async def run(function: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.wait_for(loop.run_in_executor(pool, function, *args), step_timeout_s)
@@ -318,11 +315,6 @@ def close_env(env: Env) -> None:
         env.close()
     except Exception:
         logger.warning("closing %r failed", env, exc_info=True)
-
-
-@functools.cache
-def _shared_threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_ENV_THREADS, thread_name_prefix="gem-env")
 
 
 def _scalars(info: Info) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""Threads that do not keep a process alive."""
+"""Threads in which environments run; they do not keep a process alive."""
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -42,3 +43,9 @@ class DaemonThreads(Executor):
                     future.set_result(result)
             del future, call  # an idle thread keeps nothing alive
             self._idle.release()
+
+
+@functools.cache
+def env_threads() -> DaemonThreads:
+    """Return the threads that all environments of this process share."""
+    return DaemonThreads()
