@@ -1,11 +1,19 @@
-"""A tokenizer that is made in a moment, for the tests of every package."""
+"""What the tests of every package share: no time limits, a tokenizer that is made in a moment."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+
+with contextlib.suppress(ImportError):  # not every trainer's environment has it
+    from hypothesis import settings
+
+    # By default an example that takes 200 ms fails its test, as any does on a busy machine.
+    settings.register_profile("gem", deadline=None)
+    settings.load_profile("gem")
 
 CHATML = (
     "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"

@@ -25,7 +25,7 @@ MEGABYTE = 1_000_000
 
 @every_format
 @given(answer=st.text(st.characters(exclude_characters="\\{}<>`", codec="utf-8")))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_what_is_wrapped_is_extracted(form: AnswerFormat, answer: str) -> None:
     assert form.extract(f"Thinking. {form.wrap(answer)} Done.") == answer.strip()
 
@@ -44,7 +44,7 @@ def test_nothing_is_extracted_where_nothing_is_marked(form: AnswerFormat) -> Non
 
 @every_format
 @given(st.text())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_any_reply_is_read_without_an_error(form: AnswerFormat, reply: str) -> None:
     assert form.extract(reply) is None or isinstance(form.extract(reply), str)
 

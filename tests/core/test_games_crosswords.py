@@ -88,7 +88,7 @@ def test_the_clues_are_light_and_their_licence_is_shipped() -> None:
     assert f"{len(clue_book(True))} rarer words" in readme
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(SEEDS, st.booleans(), st.integers(1, 10), st.integers(0, 60))
 def test_every_word_asked_for_has_a_place_and_touches_no_other(
     seed: int, hardcore: bool, num_words: int, spare: int
@@ -115,7 +115,7 @@ def test_every_word_asked_for_has_a_place_and_touches_no_other(
     assert runs == {tuple(slot) for slot in slots}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(SEEDS, st.booleans(), st.integers(1, 10), st.integers(0, 50))
 def test_words_are_drawn_within_their_letters(
     seed: int, hardcore: bool, num_words: int, spare: int

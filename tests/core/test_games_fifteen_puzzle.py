@@ -96,7 +96,7 @@ def test_running_out_of_turns_pays_the_share_of_cells_in_place() -> None:
 
 
 @given(st.integers(0, 2**32), st.sampled_from([3, 4]))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_the_board_shown_is_the_board(seed: int, rows: int) -> None:
     env = FifteenPuzzle(num_rows=rows, max_turns=30)
     env.reset(seed=seed)

@@ -177,7 +177,7 @@ def test_the_oracle_reaches_64_in_time_far_more_often_than_random_play() -> None
 
 
 @given(BOARDS)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_the_oracle_moves_legally_wherever_a_move_is_legal(board: Board) -> None:
     legal = [direction for direction in DIRECTIONS if slide(board, direction) != board]
     assert best_move(board) in (legal or DIRECTIONS)

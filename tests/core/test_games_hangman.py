@@ -63,7 +63,7 @@ def test_the_whole_word_pays_what_was_still_hidden() -> None:
     assert guess(started("LEVEL"), "LEVEL")[1] == pytest.approx(1.0)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.sampled_from(words_of_length(False, 6)), st.permutations(string.ascii_uppercase))
 def test_every_won_game_pays_one_whatever_the_order_of_letters(word: str, letters: Any) -> None:
     env = started(word.upper(), max_turns=26)

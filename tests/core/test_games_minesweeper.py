@@ -112,7 +112,7 @@ def test_a_zero_opens_its_surroundings_up_to_the_numbers() -> None:
 
 
 @given(st.integers(0, 2**32), st.integers(4, 7), st.integers(4, 7), st.floats(0, 0.5))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_openings_are_those_of_the_recursive_definition(
     seed: int, rows: int, cols: int, density: float
 ) -> None:
@@ -192,7 +192,7 @@ def test_what_is_no_command_with_a_cell_is_a_format_error(content: str) -> None:
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_risks_are_the_shares_of_all_boards_that_agree_with_the_numbers(seed: int) -> None:
     rng = random.Random(seed)
     rows, cols, num_mines = 4, rng.choice([4, 5]), rng.choice([2, 3, 4])

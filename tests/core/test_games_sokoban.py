@@ -160,7 +160,7 @@ def test_what_is_no_direction_is_a_format_error(content: str) -> None:
 
 
 @given(seed=st.integers(0, 10**6), moves=st.lists(st.sampled_from(DIRECTIONS), max_size=60))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_every_move_agrees_with_the_rules(seed: int, moves: list[str]) -> None:
     env = make("game:Sokoban-v0", max_turns=61)
     board = board_of(env.reset(seed=seed)[0])
@@ -237,7 +237,7 @@ def test_generation_neither_shares_state_nor_depends_on_threads() -> None:
 
 
 @given(cells=st.permutations(range(16)), walls=st.integers(0, 5), boxes=st.integers(1, 2))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_the_solver_finds_a_solution_exactly_where_there_is_one(
     cells: list[int], walls: int, boxes: int
 ) -> None:

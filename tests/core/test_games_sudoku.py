@@ -172,7 +172,7 @@ def test_all_288_small_grids_and_nothing_else_are_drawn() -> None:
 
 
 @given(seed=st.integers(0, 10**9), max_empty=st.integers(1, 16))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_small_boards_have_exactly_one_solution(seed: int, max_empty: int) -> None:
     rng = random.Random(seed)
     solution = full_grid(rng, 4)

@@ -141,7 +141,7 @@ RATIONALS = st.fractions(-2000, 2000, max_denominator=50)
 
 
 @given(RATIONALS, RATIONALS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_spellings_of_two_numbers_are_equal_just_when_the_numbers_are(
     a: Fraction, b: Fraction
 ) -> None:
@@ -165,7 +165,7 @@ def expanded(roots: list[int]) -> list[int]:
 
 
 @given(COEFFICIENTS, st.integers(-1, 1), st.integers(0, 3))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_product_equals_its_expansion_and_no_other_polynomial(
     roots: list[int], change: int, where: int
 ) -> None:
@@ -177,7 +177,7 @@ def test_a_product_equals_its_expansion_and_no_other_polynomial(
 
 
 @given(st.lists(st.integers(-50, 50), min_size=2, max_size=5), st.randoms())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_order_matters_in_tuples_but_not_in_sets(items: list[int], rng: Any) -> None:
     shuffled = rng.sample(items, len(items))
     written, other = (", ".join(map(str, each)) for each in (items, shuffled))
@@ -188,7 +188,7 @@ def test_order_matters_in_tuples_but_not_in_sets(items: list[int], rng: Any) -> 
 
 
 @given(st.permutations("listen"))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_a_word_equals_none_of_its_other_arrangements(letters: list[str]) -> None:
     word = "".join(letters)
     assert grade(word, "listen").correct == (word == "listen")
@@ -204,7 +204,7 @@ PIECES = [
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join) | st.text())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_answer_gets_a_verdict(prediction: str) -> None:
     for gold in ("7", "x+1", "\\{1,2\\}", "[0,1)", "\\text{yes}", "\\sqrt{2}", "y=2x", "50\\%"):
         assert isinstance(grade(prediction, gold), Verdict)

@@ -65,7 +65,7 @@ def test_a_gold_of_another_type_is_named(gold: Any) -> None:
 
 
 @given(st.text(), st.text())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_any_text_is_graded_and_normalising_twice_changes_nothing(text: str, gold: str) -> None:
     assert grade(text, gold).correct == (normalise(text) == normalise(gold) != "")
     assert normalise(normalise(text)) == normalise(text)

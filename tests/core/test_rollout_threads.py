@@ -2,38 +2,86 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
+from typing import NoReturn
 
 import pytest
 
-from gem.rollout.threads import DaemonThreads
+from gem.rollout.threads import EnvThreads
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    event = threading.Event()
+    yield event
+    event.set()
 
 
 def test_an_environment_that_hangs_does_not_keep_the_process_alive() -> None:
     code = (
-        "import threading\nfrom gem.rollout.threads import DaemonThreads\n"
-        "DaemonThreads().submit(threading.Event().wait)\n"
+        "import threading\nfrom gem.rollout.threads import EnvThreads\n"
+        "EnvThreads().start(threading.Event().wait)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], timeout=60, check=False)
     assert done.returncode == 0
 
 
-def test_threads_of_environments_are_used_again() -> None:
-    threads = DaemonThreads()
-    found = {threads.submit(threading.get_ident).result(10)}
-    for _ in range(50):
-        found.add(threads.submit(threading.get_ident).result(10))
-    # The next call may come before a thread has said that it is idle.
-    assert len(found) < 10
-    gate = threading.Event()
-    waiting = [threads.submit(gate.wait, 20) for _ in range(20)]
-    assert threads.submit(int).result(10) == 0  # none waits for another
-    gate.set()
-    assert all(future.result(10) for future in waiting)
+def test_threads_are_used_again_and_none_waits_for_another(gate: threading.Event) -> None:
+    async def go() -> None:
+        threads = EnvThreads()
+        found = {await threads.run(threading.get_ident) for _ in range(50)}
+        # The next call may come before a thread has said that it is idle.
+        assert len(found) < 10
+        waiting = [asyncio.create_task(threads.run(gate.wait, 20)) for _ in range(20)]
+        await asyncio.sleep(0)
+        assert await threads.run(int) == 0
+        gate.set()
+        assert all(await asyncio.gather(*waiting))
+
+    asyncio.run(go())
 
 
-def test_what_an_environment_raises_reaches_the_caller() -> None:
+def test_what_a_call_raises_reaches_who_waits_for_it() -> None:
     with pytest.raises(ZeroDivisionError):
-        DaemonThreads().submit(lambda: 1 / 0).result(10)
+        asyncio.run(EnvThreads().run(lambda: 1 / 0))
+
+
+def test_stop_iteration_which_no_future_can_hold_does_not_hang() -> None:
+    def empty() -> NoReturn:
+        raise StopIteration("no more rows")
+
+    with pytest.raises(RuntimeError, match="StopIteration: no more rows") as caught:
+        asyncio.run(asyncio.wait_for(EnvThreads().run(empty), 20))
+    assert isinstance(caught.value.__cause__, StopIteration)
+
+
+def test_a_thread_is_left_behind_after_its_time_limit(gate: threading.Event) -> None:
+    threads = EnvThreads()
+    with pytest.raises(asyncio.TimeoutError):
+        asyncio.run(threads.run(gate.wait, 20, timeout_s=0.01))
+    gate.set()  # its result comes after the loop has been closed
+    assert asyncio.run(threads.run(int)) == 0
+
+
+class Later(EnvThreads):
+    """Keeps calls instead of making them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[Callable[[], None]] = []
+
+    def start(self, call: Callable[[], None]) -> None:
+        self.kept.append(call)
+
+
+def test_a_call_that_nobody_waits_for_any_more_is_not_begun() -> None:
+    threads, calls = Later(), list[int]()
+    with pytest.raises(asyncio.TimeoutError):
+        asyncio.run(threads.run(calls.append, 1, timeout_s=0.01))
+    (call,) = threads.kept
+    call()
+    assert calls == []

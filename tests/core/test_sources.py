@@ -64,7 +64,7 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path) -> None:
         max_size=8,
     )
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_rows_are_found_whatever_text_they_hold(
     rows: list[dict[str, str]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -226,7 +226,7 @@ def _readme() -> str:
 
 
 @given(size=st.integers(1, 200), key=st.integers(), epoch=st.integers(0, 3))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_permutation_shows_every_element_once(size: int, key: int, epoch: int) -> None:
     assert sorted(permuted(i, size, key, epoch) for i in range(size)) == list(range(size))
 

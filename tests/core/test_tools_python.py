@@ -141,7 +141,7 @@ def test_wrong_arguments_are_told_and_run_nothing(arguments: Any, why: str) -> N
     assert recorder.programs == []
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.sampled_from(
@@ -209,7 +209,7 @@ def test_a_traceback_does_not_depend_on_where_the_program_was_put() -> None:
 
 
 @given(st.text(max_size=3000), st.integers(64, 500))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_long_output_keeps_its_head_and_its_tail(text: str, limit: int) -> None:
     short = clip(text, limit)
     assert len(short) <= limit + 60

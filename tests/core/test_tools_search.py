@@ -94,7 +94,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(values)
 def test_messagepack_reads_back_what_it_wrote(value: Any) -> None:
     assert unpacked(packed(value)) == value
@@ -117,7 +117,7 @@ def test_messagepack_reads_the_short_forms_that_others_write() -> None:
     assert unpacked(bytes.fromhex("94cc80cd0100d0dfca3fc00000")) == [128, 256, -33, 1.5]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.binary(max_size=40))
 def test_messagepack_of_nonsense_is_an_error_of_the_value(data: bytes) -> None:
     with contextlib.suppress(ValueError):
@@ -149,7 +149,7 @@ def by_definition(passages: list[str], query: str) -> list[tuple[int, float]]:
     return sorted((s for s in scores if s[1] > 0), key=lambda pair: (-round(pair[1], 5), pair[0]))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.lists(st.lists(st.sampled_from(WORDS), min_size=1, max_size=6), min_size=1, max_size=300),
     st.lists(st.sampled_from([*WORDS, "unheard"]), min_size=1, max_size=4),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -135,7 +136,9 @@ def check_parameters(id: str, entry_point: Callable[..., Env], kwargs: Mapping[s
     Raises:
         UnknownParameterError: At least one keyword is unknown.
     """
-    parameters = inspect.signature(entry_point).parameters
+    # Examining a constructor takes longer than most take to run.
+    look = _parameters if isinstance(entry_point, Hashable) else _parameters.__wrapped__
+    parameters = look(entry_point)
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return
     unknown = [name for name in kwargs if name not in parameters]
@@ -144,6 +147,11 @@ def check_parameters(id: str, entry_point: Callable[..., Env], kwargs: Mapping[s
             f"{id} has no parameter {', '.join(map(repr, unknown))}; "
             f"it has {', '.join(sorted(parameters))}"
         )
+
+
+@functools.lru_cache(maxsize=1024)
+def _parameters(entry_point: Callable[..., Env]) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(entry_point).parameters
 
 
 def _unknown_message(id: str) -> str:

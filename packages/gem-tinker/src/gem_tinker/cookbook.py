@@ -94,7 +94,9 @@ class GemEnv(Env):  # type: ignore[misc]
         """
         with blames_env(self.playing.step_timeout_s):
             self._env = await self._run(self.task.make)
-            observation, info = await self._run(self._env.reset, seed=self.task.seed)
+            observation, info = await self._run(
+                functools.partial(self._env.reset, seed=self.task.seed)
+            )
         self.episode.begin(observation, info)
         failure = self.episode.trajectory.failure
         if failure is not None:
@@ -145,7 +147,7 @@ class GemEnv(Env):  # type: ignore[misc]
     def close(self) -> None:
         """Close the environment, in a thread."""
         if self._env is not None:
-            env_threads().submit(close_env, self._env)
+            env_threads().start(functools.partial(close_env, self._env))
             self._env = None
 
     def _next(self) -> tuple[tinker.ModelInput, list[int]]:
@@ -153,10 +155,8 @@ class GemEnv(Env):  # type: ignore[misc]
         ids = self.episode.request.prompt_ids
         return tinker.ModelInput.from_ints(ids), sorted(self.playing.chat.stop_ids)
 
-    async def _run(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        call = functools.partial(function, *args, **kwargs)
-        work = asyncio.get_running_loop().run_in_executor(env_threads(), call)
-        return await asyncio.wait_for(work, self.playing.step_timeout_s)
+    async def _run(self, function: Callable[..., T], *args: Any) -> T:
+        return await env_threads().run(function, *args, timeout_s=self.playing.step_timeout_s)
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import math
 from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -229,7 +229,6 @@ async def play(
     make_env: Callable[[Task], Env] = Task.make,
     retries: int = 1,
     step_timeout_s: float | None = None,
-    executor: Executor | None = None,
 ) -> Trajectory:
     """Play one episode with an asynchronous sampler.
 
@@ -248,16 +247,11 @@ async def play(
         retries: Further attempts after an environment failed.
         step_timeout_s: Limit of one `reset`, with the making of the environment, or one `step`,
             in seconds. The thread of an environment that hangs cannot be ended and is left behind.
-        executor: Runs the environment; by default threads that all episodes share.
 
     Raises:
         ConfigurationError: The task names an unknown environment or parameter.
     """
-    loop = asyncio.get_running_loop()
-    pool = executor or env_threads()
-
-    async def run(function: Callable[..., Any], *args: Any) -> Any:
-        return await asyncio.wait_for(loop.run_in_executor(pool, function, *args), step_timeout_s)
+    threads = env_threads()
 
     def start(made: list[Env]) -> tuple[Observation, Info]:
         # One visit to a thread; `made` holds the environment even if its reset fails.
@@ -270,19 +264,20 @@ async def play(
         made: list[Env] = []
         try:
             with blames_env(step_timeout_s):
-                observation, info = await run(start, made)
+                observation, info = await threads.run(start, made, timeout_s=step_timeout_s)
             episode.begin(observation, info)
             while episode.request is not None:
                 text = episode.receive(await sampler(episode.request))
                 with blames_env(step_timeout_s):
-                    episode.advance(await run(made[0].step, text))
+                    step = await threads.run(made[0].step, text, timeout_s=step_timeout_s)
+                    episode.advance(step)
             return episode.trajectory
         except EnvFailedError as error:
             failure = str(error)
         finally:
             # Most environments hold nothing that would have to be released.
             if made and getattr(type(made[0]), "close", None) is not Env.close:
-                pool.submit(close_env, made[0])
+                threads.start(functools.partial(close_env, made[0]))
     episode.fail(Failure("infra", failure, attempts=retries + 1))
     return episode.trajectory
 

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import threading
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
 from queue import SimpleQueue
-from typing import Any, TypeAlias
+from typing import TypeAlias, TypeVar
 
-Call: TypeAlias = tuple["Future[Any]", Callable[[], Any]]
+T = TypeVar("T")
+
+Call: TypeAlias = Callable[[], None]
 
 
-class DaemonThreads(Executor):
+class EnvThreads:
     """Runs every call at once in a thread that the interpreter does not wait for at its end.
 
-    `ThreadPoolExecutor` joins its threads at exit, so that one environment that hangs would keep a
+    `concurrent.futures` joins its threads at exit, so that one environment that hangs would keep a
     run from ending. Threads are used again: starting one holds up whoever starts it.
     """
 
@@ -23,29 +25,67 @@ class DaemonThreads(Executor):
         self._calls: SimpleQueue[Call] = SimpleQueue()
         self._idle = threading.Semaphore(0)
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Start a call; see `concurrent.futures.Executor.submit`."""
-        future: Future[Any] = Future()
-        self._calls.put((future, lambda: fn(*args, **kwargs)))
+    async def run(
+        self, function: Callable[..., T], *args: object, timeout_s: float | None = None
+    ) -> T:
+        """Call a function in a thread; return what it returns, raise what it raises.
+
+        Args:
+            function: May block.
+            args: Its arguments.
+            timeout_s: Most seconds to wait. The thread cannot be ended and is left behind.
+
+        Raises:
+            asyncio.TimeoutError: It took longer.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+
+        def settle(result: T | None, error: BaseException | None) -> None:
+            if future.done():
+                return  # nobody waits any more
+            if error is None:
+                future.set_result(result)  # type: ignore[arg-type]
+            else:
+                future.set_exception(error)
+
+        def call() -> None:
+            if future.cancelled():
+                return
+            result, error = None, None
+            try:
+                result = function(*args)
+            except StopIteration as stop:  # no future can hold one
+                error = RuntimeError(f"StopIteration: {stop}")
+                error.__cause__ = stop
+            except BaseException as raised:
+                error = raised
+            try:
+                loop.call_soon_threadsafe(settle, result, error)
+            except RuntimeError:
+                if not loop.is_closed():
+                    raise
+
+        self.start(call)
+        if timeout_s is None:
+            return await future
+        return await asyncio.wait_for(future, timeout_s)
+
+    def start(self, call: Call) -> None:
+        """Run a call that raises nothing and that nobody waits for."""
+        self._calls.put(call)
         if not self._idle.acquire(blocking=False):
             threading.Thread(target=self._work, name="gem-env", daemon=True).start()
-        return future
 
     def _work(self) -> None:
         while True:
-            future, call = self._calls.get()
-            if future.set_running_or_notify_cancel():
-                try:
-                    result = call()
-                except BaseException as error:
-                    future.set_exception(error)
-                else:
-                    future.set_result(result)
-            del future, call  # an idle thread keeps nothing alive
+            call = self._calls.get()
+            call()
+            del call  # an idle thread keeps nothing alive
             self._idle.release()
 
 
 @functools.cache
-def env_threads() -> DaemonThreads:
+def env_threads() -> EnvThreads:
     """Return the threads that all environments of this process share."""
-    return DaemonThreads()
+    return EnvThreads()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Protocol
 
 from gem.core import Observation
@@ -17,7 +17,8 @@ _RESPONSE = "GemResponseMark"
 _OBSERVATION = "GemObservationMark"
 
 _REMEMBERED = 256
-"""Texts whose ids are kept: episodes of a group begin alike, and games say the same again."""
+"""Texts and ids of each kind that are kept: episodes of a group begin alike, and games say the
+same again."""
 
 
 class Tokenizer(Protocol):
@@ -71,12 +72,14 @@ class ChatFormat:
             )
         self.tokenizer = tokenizer
         self._remembered = lru_cache(_REMEMBERED)(self._tokenize)
+        self._bridges = lru_cache(_REMEMBERED)(self._bridge)
+        self._spelled = lru_cache(_REMEMBERED)(partial(self._decode, skip_special_tokens=False))
         self._system = [] if system_prompt is None else [_message("system", system_prompt)]
         self._template_kwargs = dict(template_kwargs or {})
         special = {int(i) for i in tokenizer.all_special_ids}
         special |= {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
         self._special_ids = frozenset(special)
-        spelled = (self.decode([i], control=True) for i in special)
+        spelled = (self._decode([i], skip_special_tokens=False) for i in special)
         self._special_texts = tuple(text for text in spelled if text)
         first = self.bridge("x", closed=False)[0]
         self._closing_id = first if first in special else None
@@ -84,17 +87,22 @@ class ChatFormat:
         self.stop_ids: frozenset[int] = frozenset(int(i) for i in ids if i is not None)
         """Tokens at which a sampler must end the turn."""
 
-    def decode(self, ids: Sequence[int], *, control: bool = False) -> str:
-        """Return the text of a response as the environment gets it.
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of a response as the environment gets it, without control tokens.
 
         Bytes that do not form a character become U+FFFD.
-
-        Args:
-            ids: Token ids.
-            control: Spell control tokens out instead of leaving them out.
         """
+        return self._decode(ids, skip_special_tokens=True)
+
+    def spell(self, ids: Sequence[int]) -> str:
+        """Return the text of what is no response, control tokens spelled out."""
+        return self._spelled(tuple(ids))
+
+    def _decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         text = self.tokenizer.decode(
-            list(ids), skip_special_tokens=not control, clean_up_tokenization_spaces=False
+            list(ids),
+            skip_special_tokens=skip_special_tokens,
+            clean_up_tokenization_spaces=False,
         )
         return str(text)
 
@@ -123,7 +131,10 @@ class ChatFormat:
             observation: What the environment said.
             closed: The response already ends with the token that closes a message.
         """
-        text = text_of(observation)
+        ids = self._bridges(text_of(observation)).tolist()
+        return ids[1:] if closed else ids
+
+    def _bridge(self, text: str) -> array[int]:
         marked = self._spells_special(text)
         conversation = [
             *self._system,
@@ -135,9 +146,8 @@ class ChatFormat:
         if marked:
             before, after = _cut(rendered, _OBSERVATION)
             ids = [*self._encode(before), *self.encode_text(text), *self._encode(after)]
-        else:
-            ids = self._encode(rendered)
-        return ids[1:] if closed else ids
+            return array("i", ids)
+        return self._tokenize(rendered)
 
     def is_closed(self, response_ids: Sequence[int]) -> bool:
         """Return whether a response ends with the token that closes a message."""
@@ -272,7 +282,7 @@ class TokenTranscript:
     def _text_before(self, turn: int) -> str:
         """What the template put between the previous response's content and this response."""
         begin = 0 if turn == 0 else self._starts[turn - 1] + len(self._body(turn - 1))
-        return self._chat.decode(self.ids[begin : self._starts[turn]], control=True)
+        return self._chat.spell(self.ids[begin : self._starts[turn]])
 
 
 def text_of(observation: Observation) -> str:
