@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from gem.testing.golden import golden_batch, golden_turn_rows
 from gem_oat.advantage import Row, give_advantages, make_rows
-from gem_oat.update import Loss, Updater, chunks, minibatches
+from gem_oat.update import Loss, Updater
 
 VOCAB = 32
 LOSS = Loss(clip=0.2, value_clip=0.2, value_weight=1.0, kl_weight=0.0, tis=None, by_token=True)
@@ -245,22 +245,3 @@ def test_rows_without_a_sampled_token_are_no_step() -> None:
     updater = Updater(made, LOSS, forward_tokens=50, all_reduce=lambda numbers, op: numbers)
     assert updater.policy_step([row]) == {}
     assert made.model.model.boundaries == []
-
-
-@pytest.mark.parametrize("parts", [1, 2, 3, 7])
-def test_minibatches_are_runs_of_consecutive_episodes(parts: int) -> None:
-    rows = golden_rows(turns=True)
-    found = minibatches(rows, parts)
-    assert [row for part in found for row in part] == rows
-    assert len(found) == parts
-    episodes = [{row.episode for row in part} for part in found]
-    assert sum(map(len, episodes)) == len({row.episode for row in rows})
-
-
-def test_chunks_hold_at_most_so_many_tokens() -> None:
-    rows = golden_rows(turns=True)
-    for most in (1, 30, 100):
-        found = list(chunks(rows, most))
-        assert [row for chunk in found for row in chunk] == rows
-        for chunk in found:
-            assert len(chunk) == 1 or len(chunk) * max(len(r.ids) for r in chunk) <= most

@@ -9,7 +9,7 @@ import pytest
 
 from gem.errors import ConfigurationError, RolloutError
 from gem.testing.golden import golden_batch, golden_turn_rows
-from gem_tinker.advantage import Objective, Row, batch_rows, minibatches, to_datums, trained_rows
+from gem_tinker.advantage import Objective, Row, batch_rows, to_datums, trained_rows
 
 SERVERS = ("hosted", "skyrl_train", "skyrl_jax")
 
@@ -78,16 +78,6 @@ def test_failed_episodes_have_no_rows_and_move_no_statistic() -> None:
     for mine, other in zip(rows, alone, strict=True):
         assert np.array_equal(mine.advantages, other.advantages)
     assert not any(per_turn[episodes.index(failed[0])])
-
-
-def test_minibatches_keep_episodes_whole() -> None:
-    rows, _ = batch_rows(golden_turn_rows(), "rebn", 0.9)
-    parts = minibatches(rows, 3)
-    assert [row for part in parts for row in part] == rows
-    owners = [{row.episode for row in part} for part in parts]
-    assert len(parts) == 3
-    assert not (owners[0] & owners[1] or owners[1] & owners[2])
-    assert len(minibatches(rows, 99)) == len({row.episode for row in rows})
 
 
 def test_a_row_without_logprobs_is_refused() -> None:

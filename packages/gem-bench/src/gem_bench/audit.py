@@ -27,13 +27,14 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from gem.advantage import advantages
+from gem.batches import chunks
 from gem.errors import ConfigurationError
 from gem.experiment import RunSpec
 from gem.record import RunRecord
 from gem.rollout import ChatFormat
 from gem.trajectory import Trajectory, turn_table
 from gem_bench.conformance import LOSS_FLOOR, RELATIVE, Finding
-from gem_bench.reference import Learner, Row, chunks, pad, training_rows
+from gem_bench.reference import Learner, Row, pad, training_rows
 
 FOLLOWS = 1e-3
 """Largest difference of log-probabilities at which a replay still stands for the run."""

@@ -17,7 +17,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from gem.advantage import advantages
+from gem.batches import chunks, minibatches
 from gem.errors import ConfigurationError, GemError
 from gem.experiment import RunSpec, SamplingPart
 from gem.metrics import episode_metrics
@@ -222,20 +223,6 @@ def trained_rows(
     return shown
 
 
-def chunks(rows: Sequence[Row], max_tokens: int) -> Iterator[list[Row]]:
-    """Split rows, in order, so that a padded batch holds at most `max_tokens` (or one row)."""
-    chunk: list[Row] = []
-    width = 0
-    for row in rows:
-        width = max(width, len(row.ids))
-        if chunk and (len(chunk) + 1) * width > max_tokens:
-            yield chunk
-            chunk, width = [], len(row.ids)
-        chunk.append(row)
-    if chunk:
-        yield chunk
-
-
 def pad(rows: Sequence[Row], device: torch.device) -> dict[str, Tensor]:
     """Right-padded `input_ids` and `attention_mask`, `[rows, length]`."""
     width = max(len(row.ids) for row in rows)
@@ -363,9 +350,6 @@ class Learner:
     ) -> dict[str, float]:
         """Improve the policy (and the critic) on one batch.
 
-        Minibatches are runs of consecutive episodes, so groups that are played together stay
-        together and no random order has to be agreed on between trainers.
-
         Args:
             rows: The batch.
             advantage: Of each turn, `[episode][turn]`.
@@ -374,15 +358,12 @@ class Learner:
         Returns:
             Means over the updates of loss, gradient norm before clipping, entropy and so on.
         """
-        episodes = sorted({row.episode for row in rows})
-        n, parts = len(episodes), min(self.algorithm.minibatches, len(episodes))
-        cuts = [episodes[n * i // parts : n * (i + 1) // parts] for i in range(parts)]
-        batches = [[row for row in rows if cut[0] <= row.episode <= cut[-1]] for cut in cuts]
-        if self.algorithm.epochs * parts > 1:
+        parts = [part for part in minibatches(rows, self.algorithm.minibatches) if part]
+        if self.algorithm.epochs * len(parts) > 1:
             self._remember_logprobs(rows)
         steps = []
         for _ in range(self.algorithm.epochs):
-            for batch in batches:
+            for batch in parts:
                 step = self._policy_step(batch, advantage)
                 if self.critic is not None:
                     step |= self._critic_step(self.critic, batch, target)

@@ -12,6 +12,7 @@ from oat.algorithms.ppo_multiturn import PPOMultiTurnLearner
 from oat.utils.ipc import PlasmaShmClient
 
 from gem.adapter import Source, encode_task
+from gem.batches import minibatches
 from gem.metrics import episode_metrics
 from gem.trajectory import Trajectory
 from gem_oat import compat
@@ -20,7 +21,7 @@ from gem_oat.data import Collector, Share, Tasks
 from gem_oat.record import Recording, rows_wanted
 from gem_oat.settings import Args
 from gem_oat.supervise import done, reported
-from gem_oat.update import Loss, Updater, minibatches
+from gem_oat.update import Loss, Updater
 
 compat.install()
 

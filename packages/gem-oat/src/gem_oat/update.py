@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gem.batches import chunks
 from gem.trajectory import Sequence as TokenRow
 from gem_oat.advantage import Row
 from gem_oat.loss import kl_penalty, policy_loss, sampler_correction, value_loss
@@ -35,28 +36,6 @@ class Loss:
     """Most weight of a token's importance correction; None: no correction."""
     by_token: bool
     """Mean over tokens, else sum over tokens and mean over rows."""
-
-
-def minibatches(rows: Sequence[Row], parts: int) -> list[list[Row]]:
-    """Split rows into runs of consecutive episodes; some may be empty."""
-    episodes = sorted({row.episode for row in rows})
-    n = len(episodes)
-    cuts = [set(episodes[n * i // parts : n * (i + 1) // parts]) for i in range(parts)]
-    return [[row for row in rows if row.episode in cut] for cut in cuts]
-
-
-def chunks(rows: Sequence[Row], most_tokens: int) -> Iterator[list[Row]]:
-    """Split rows, in order, so that a padded batch holds at most `most_tokens` (or one row)."""
-    chunk: list[Row] = []
-    width = 0
-    for row in rows:
-        width = max(width, len(row.ids))
-        if chunk and (len(chunk) + 1) * width > most_tokens:
-            yield chunk
-            chunk, width = [], len(row.ids)
-        chunk.append(row)
-    if chunk:
-        yield chunk
 
 
 def pad(tensors: Sequence[Tensor], device: Any) -> Tensor:

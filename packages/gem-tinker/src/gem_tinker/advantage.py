@@ -107,14 +107,6 @@ def batch_rows(
     return rows, split
 
 
-def minibatches(rows: Sequence[Row], parts: int) -> list[list[Row]]:
-    """Cut rows into runs of whole episodes, as even as possible, in order."""
-    episodes = sorted({row.episode for row in rows})
-    parts, n = min(parts, len(episodes)), len(episodes)
-    cuts = [set(episodes[n * i // parts : n * (i + 1) // parts]) for i in range(parts)]
-    return [[row for row in rows if row.episode in cut] for cut in cuts]
-
-
 def to_datums(rows: Sequence[Row], objective: Objective) -> list[tinker.Datum]:
     """Make the datums of one update; rows without a sampled token have none.
 

@@ -23,6 +23,7 @@ import numpy as np
 import tinker
 
 from gem.adapter import check_failures
+from gem.batches import minibatches
 from gem.errors import ConfigurationError, GemError, RolloutError
 from gem.metrics import episode_metrics
 from gem.record import RUN, Recorder
@@ -30,7 +31,7 @@ from gem.rollout import ChatFormat
 from gem.tasks import Task
 from gem.trajectory import Trajectory
 from gem_tinker import __version__, check_tinker
-from gem_tinker.advantage import Objective, Row, batch_rows, minibatches, to_datums, trained_rows
+from gem_tinker.advantage import Objective, Row, batch_rows, to_datums, trained_rows
 from gem_tinker.answers import answer
 from gem_tinker.checkpoints import Checkpoint, Checkpoints
 from gem_tinker.probe import grad_norm, probe
@@ -207,8 +208,8 @@ class Run:
 
     async def _update(self, rows: Sequence[Row]) -> dict[str, float]:
         """Train on a batch; return means over its updates."""
-        parts = minibatches(rows, self.config.minibatches) * self.config.epochs
-        steps = [await self._step(part) for part in parts]
+        parts = [part for part in minibatches(rows, self.config.minibatches) if part]
+        steps = [await self._step(part) for part in parts * self.config.epochs]
         names = set.intersection(*(set(step) for step in steps))
         metrics = {name: float(np.mean([step[name] for step in steps])) for name in names}
         # Only the first update sees the weights that sampled.
