@@ -52,7 +52,8 @@ class EnvThreads:
         def call() -> None:
             if future.cancelled():
                 return
-            result, error = None, None
+            result: T | None = None
+            error: BaseException | None = None
             try:
                 result = function(*args)
             except StopIteration as stop:  # no future can hold one
