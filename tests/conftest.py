@@ -1,9 +1,11 @@
-"""What the tests of every package share: no time limits, a tokenizer that is made in a moment."""
+"""What the tests of every package share: a tokenizer and a model made in a moment, a small run."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,3 +55,69 @@ def make_tokenizer() -> Callable[[Sequence[str], int], Any]:
 def tokenizer(make_tokenizer: Callable[[Sequence[str], int], Any]) -> Any:
     """A tokenizer with a token for every byte and none besides."""
     return make_tokenizer(["guess the number"], 259)
+
+
+@pytest.fixture(scope="session")
+def model(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model of 100,000 weights that every engine can run on CPU (heads of 32)."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    folder = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        max_position_embeddings=2048,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def compiled(model: Path) -> Callable[..., Any]:
+    """Compile three iterations of eight episodes: `compiled(adapter, folder, **tables)`.
+
+    `tables` change those of the RunSpec. Returns the `gem.experiment.Launch`.
+    """
+    from gem.experiment import RunSpec
+
+    def evaluation(name: str, temperature: float) -> dict[str, Any]:
+        game = {"id": "game:GuessTheNumber-v0", "params": {"prompt": "short"}}
+        return {**game, "name": name, "episodes": 3, "every": 3, "temperature": temperature}
+
+    lengths = {"prompt_tokens": 300, "response_tokens": 900, "turn_tokens": 8}
+    spec: dict[str, Any] = {
+        "name": "smoke",
+        # Formats are never right: the episode must go on for there to be several turns.
+        "env": {
+            "id": "game:GuessTheNumber-v0-easy",
+            "params": {"prompt": "short", "format_error_ends": False},
+        },
+        "policy": {"model": str(model), **lengths},
+        "algorithm": {"advantage": "rebn", "gamma": 0.9, "lam": 0.95},
+        "optimizer": {"lr": 1e-3},
+        "training": {"iterations": 3, "tasks": 4, "group_size": 2},
+        "eval": [evaluation("warm", 1.0), evaluation("greedy", 0.0)],
+    }
+
+    def make(adapter: Any, folder: Path, **tables: Any) -> Any:
+        changed = {
+            name: {**spec.get(name, {}), **table} if isinstance(table, Mapping) else table
+            for name, table in tables.items()
+        }
+        folder.mkdir()
+        launch = adapter.compile(
+            RunSpec.from_mapping({**spec, **changed}), run_dir=folder, cpu=True
+        )
+        return replace(launch, env={**launch.env, "GEM_RECORD_ROWS": "1"})
+
+    return make

@@ -1,4 +1,4 @@
-"""What tests of gem-oat share: oat without a GPU, a tokenizer, a tiny model, a scripted engine."""
+"""What tests of gem-oat share: oat without a GPU, a scripted engine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,59 +23,6 @@ elif os.environ.get("GEM_CPU") == "1":
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what oat's imports have to say
         importlib.import_module("oat.interface")
-
-
-@pytest.fixture(scope="session")
-def tokenizer() -> Any:
-    """A byte-level tokenizer with ChatML."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.decoder = decoders.ByteLevel()
-    bpe.train_from_iterator(
-        ["guess the number"],
-        trainers.BpeTrainer(
-            vocab_size=259,
-            special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-            show_progress=False,
-        ),
-    )
-    made = PreTrainedTokenizerFast(
-        tokenizer_object=bpe, eos_token="<|im_end|>", pad_token="<|endoftext|>"
-    )
-    made.chat_template = (
-        "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
-        "{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
-    )
-    return made
-
-
-@pytest.fixture(scope="session")
-def model(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model of 100,000 weights."""
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    folder = tmp_path_factory.mktemp("model")
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
-        max_position_embeddings=2048,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 class ScriptedLLM:

@@ -8,14 +8,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from gem.experiment import Launch, RunSpec
+from gem.experiment import Launch
 from gem.record import read_run
 from gem_openrlhf.launch import adapter
 
@@ -25,64 +25,13 @@ TIMEOUT_S = 900
 STEPS = 3
 
 
-@pytest.fixture(scope="module")
-def model(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model that vLLM can run on CPU (heads of 32)."""
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    folder = tmp_path_factory.mktemp("model")
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
-        max_position_embeddings=2048,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+Compile = Callable[..., Launch]
 
 
-def compiled(model: Path, folder: Path, **tables: Mapping[str, Any]) -> Launch:
-    spec = {
-        "name": "smoke",
-        # Formats are never right: the episode must go on for there to be several turns.
-        "env": {
-            "id": "game:GuessTheNumber-v0-easy",
-            "params": {"prompt": "short", "format_error_ends": False},
-        },
-        "policy": {
-            "model": str(model),
-            "prompt_tokens": 300,
-            "response_tokens": 900,
-            "turn_tokens": 8,
-        },
-        "algorithm": {"advantage": "rebn", "gamma": 0.9, "lam": 0.95},
-        "optimizer": {"lr": 1e-3},
-        "training": {"iterations": STEPS, "tasks": 4, "group_size": 2},
-        "eval": [
-            {
-                "name": name,
-                "id": "game:GuessTheNumber-v0",
-                "params": {"prompt": "short"},
-                "episodes": 3,
-                "every": 3,
-                "temperature": temperature,
-            }
-            for name, temperature in (("warm", 1.0), ("greedy", 0.0))
-        ],
-    }
-    whole = {**spec, **{name: {**spec.get(name, {}), **table} for name, table in tables.items()}}
-    folder.mkdir()
-    launch = adapter.compile(RunSpec.from_mapping(whole), run_dir=folder, cpu=True)
-    return replace(launch, env={**launch.env, "GEM_RECORD_ROWS": "1"})
+@pytest.fixture
+def compile(compiled: Compile) -> Compile:
+    """Compile a small run: `compile(folder, **tables of the RunSpec)`."""
+    return partial(compiled, adapter)
 
 
 @contextlib.contextmanager
@@ -160,9 +109,9 @@ def check_record(folder: Path, failed: tuple[int, ...] = (0, 0, 0)) -> None:
     assert sorted(seeds) == [seed for seed in range(STEPS * 4) for _ in range(2)]
 
 
-def test_turn_level_gae_with_openrlhfs_critic(model: Path, tmp_path: Path) -> None:
+def test_turn_level_gae_with_openrlhfs_critic(compile: Compile, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    text = train(compiled(model, folder, algorithm={"advantage": "gae"}), folder)
+    text = train(compile(folder, algorithm={"advantage": "gae"}), folder)
     check_record(folder)
     record = read_run(folder)
     for name in ("warm", "greedy"):
@@ -205,13 +154,10 @@ def flaky(launch: Launch, settings: str = "") -> Launch:
 
 
 def test_the_asynchronous_trainer_with_failures_and_kl_in_the_reward(
-    model: Path, tmp_path: Path
+    compile: Compile, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    launch = compiled(
-        model, folder, algorithm={"kl_coef": 0.1},
-        training={"precision": "bf16"},
-    )  # fmt: skip
+    launch = compile(folder, algorithm={"kl_coef": 0.1}, training={"precision": "bf16"})
     argv = [flag for flag in launch.argv if flag != "--algo.kl.use_loss"]
     # Generation is over before the last step is: there is no evaluation of it.
     argv += ["--train.async_enable", "--algo.kl.estimator", "k1", "--eval.steps", "1"]
@@ -224,9 +170,9 @@ def test_the_asynchronous_trainer_with_failures_and_kl_in_the_reward(
     assert all(m["iteration"] in (1, 2) and m["episodes"] == 3 for m in evaluated)
 
 
-def test_openrlhfs_own_estimator_without_the_hook(model: Path, tmp_path: Path) -> None:
+def test_openrlhfs_own_estimator_without_the_hook(compile: Compile, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    launch = compiled(model, folder, training={"precision": "bf16"})
+    launch = compile(folder, training={"precision": "bf16"})
     stock = (
         "from gem_openrlhf import GemAgentExecutor, Settings\n\n\n"
         "class AgentExecutor(GemAgentExecutor):\n"
@@ -239,9 +185,9 @@ def test_openrlhfs_own_estimator_without_the_hook(model: Path, tmp_path: Path) -
     assert not folder.joinpath("metrics.jsonl").exists()
 
 
-def test_too_many_failed_episodes_stop_the_run(model: Path, tmp_path: Path) -> None:
+def test_too_many_failed_episodes_stop_the_run(compile: Compile, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    launch = compiled(model, folder, training={"precision": "bf16"})
+    launch = compile(folder, training={"precision": "bf16"})
     launch.argv.append("--train.async_enable")
     status, text = run(flaky(launch), folder)
     assert status != 0
@@ -249,17 +195,17 @@ def test_too_many_failed_episodes_stop_the_run(model: Path, tmp_path: Path) -> N
     assert "sandbox gone" in text
 
 
-def test_a_missing_hook_stops_the_run_with_what_to_do(model: Path, tmp_path: Path) -> None:
+def test_a_missing_hook_stops_the_run_with_what_to_do(compile: Compile, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    launch = compiled(model, folder, training={"precision": "bf16"})
+    launch = compile(folder, training={"precision": "bf16"})
     status, text = run(with_agent(launch, launch.files["agent.py"], hook=False), folder)
     assert status != 0
     assert "RAY_RUNTIME_ENV_HOOK=gem_openrlhf.worker.runtime_env_hook" in text
 
 
-def test_a_killed_engine_stops_the_run(model: Path, tmp_path: Path) -> None:
+def test_a_killed_engine_stops_the_run(compile: Compile, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    launch = compiled(model, folder, training={"precision": "bf16", "iterations": 1000})
+    launch = compile(folder, training={"precision": "bf16", "iterations": 1000})
     with started(launch, folder) as process:
         deadline = time.monotonic() + TIMEOUT_S
         while not folder.joinpath("metrics.jsonl").exists():

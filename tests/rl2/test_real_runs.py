@@ -9,14 +9,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gem.experiment import Launch, RunSpec
+from gem.experiment import Launch
 from gem.record import RunRecord, read_run
 from gem_rl2.launch import adapter
 
@@ -26,64 +27,13 @@ TIMEOUT_S = 600
 STEPS = 3
 
 
-@pytest.fixture(scope="module")
-def model(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model."""
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    folder = tmp_path_factory.mktemp("model")
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
-        max_position_embeddings=2048,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+Compile = Callable[..., Launch]
 
 
-def compiled(model: Path, folder: Path, **tables: Mapping[str, Any]) -> Launch:
-    spec: dict[str, Any] = {
-        "name": "smoke",
-        # Formats are never right: the episode must go on for there to be several turns.
-        "env": {
-            "id": "game:GuessTheNumber-v0-easy",
-            "params": {"prompt": "short", "format_error_ends": False},
-        },
-        "policy": {
-            "model": str(model),
-            "prompt_tokens": 300,
-            "response_tokens": 700,
-            "turn_tokens": 8,
-        },
-        "algorithm": {"advantage": "rebn", "gamma": 0.9, "lam": 0.95},
-        "optimizer": {"lr": 1e-3},
-        "training": {"iterations": STEPS, "tasks": 4, "group_size": 2},
-        "eval": [
-            {
-                "name": name,
-                "id": "game:GuessTheNumber-v0",
-                "params": {"prompt": "short"},
-                "episodes": 3,
-                "every": 3,
-                "temperature": temperature,
-            }
-            for name, temperature in (("warm", 1.0), ("greedy", 0.0))
-        ],
-    }
-    whole = {**spec, **{name: {**spec.get(name, {}), **table} for name, table in tables.items()}}
-    folder.mkdir()
-    launch = adapter.compile(RunSpec.from_mapping(whole), run_dir=folder, cpu=True)
-    return replace(launch, env={**launch.env, "GEM_RECORD_ROWS": "1"})
+@pytest.fixture
+def compile(compiled: Compile) -> Compile:
+    """Compile a small run: `compile(folder, **tables of the RunSpec)`."""
+    return partial(compiled, adapter)
 
 
 @contextlib.contextmanager
@@ -213,11 +163,11 @@ def flaky(launch: Launch, folder: Path, *overrides: str) -> Launch:
 
 
 def test_turn_level_gae_with_rl2s_critic_minibatches_and_a_penalty(
-    model: Path, tmp_path: Path
+    compile: Compile, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
     algorithm = {"advantage": "gae", "minibatches": 2, "kl_coef": 0.1}
-    record = train(compiled(model, folder, algorithm=algorithm), folder)
+    record = train(compile(folder, algorithm=algorithm), folder)
     check_record(record)
     for name in ("warm", "greedy"):
         found = split(record, f"eval:{name}")
@@ -230,16 +180,13 @@ def test_turn_level_gae_with_rl2s_critic_minibatches_and_a_penalty(
 
 
 def test_several_rows_an_episode_with_failures_and_kl_in_the_reward(
-    model: Path, tmp_path: Path
+    compile: Compile, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    tables = {
-        "policy": {"context": "window:1"}, "algorithm": {"advantage": "reinforce", "kl_coef": 0.1},
-    }  # fmt: skip
-    launch = flaky(
-        compiled(model, folder, **tables), folder, "actor.kl.type=reward",
-        "+gem.max_failed_fraction=0.3",
-    )  # fmt: skip
+    algorithm = {"advantage": "reinforce", "kl_coef": 0.1}
+    launch = compile(folder, policy={"context": "window:1"}, algorithm=algorithm)
+    overrides = ("actor.kl.type=reward", "+gem.max_failed_fraction=0.3")
+    launch = flaky(launch, folder, *overrides)
     record = train(launch, folder)
     check_record(record, failed=(0, 2, 0))
     rows = [len(e.rows or []) for e in record.episodes() if e.split == "train"]
@@ -247,18 +194,18 @@ def test_several_rows_an_episode_with_failures_and_kl_in_the_reward(
     assert split(record)[-1]["kl"] != 0
 
 
-def test_rl2s_own_estimator_on_gems_episodes(model: Path, tmp_path: Path) -> None:
+def test_rl2s_own_estimator_on_gems_episodes(compile: Compile, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    launch = compiled(model, folder)
+    launch = compile(folder)
     argv = [word for word in launch.argv if not word.startswith("+gem.advantage=")]
     record = train(replace(launch, argv=[*argv, "adv.norm_var=true"]), folder)
     check_record(record, learns=False)
     assert all(e.advantages is None for e in record.episodes())
 
 
-def test_too_many_failed_episodes_stop_the_run(model: Path, tmp_path: Path) -> None:
+def test_too_many_failed_episodes_stop_the_run(compile: Compile, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    status, text = run(flaky(compiled(model, folder), folder), folder)
+    status, text = run(flaky(compile(folder), folder), folder)
     assert status != 0
     assert "1 of 8 episodes of this batch failed" in text  # a tenth may, the first is too much
     assert "sandbox gone" in text
@@ -279,9 +226,9 @@ def named(folder: Path, name: str) -> list[int]:
     ]
 
 
-def test_a_killed_server_stops_the_run_with_the_cause(model: Path, tmp_path: Path) -> None:
+def test_a_killed_server_stops_the_run_with_the_cause(compile: Compile, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    launch = compiled(model, folder, training={"iterations": 1000})
+    launch = compile(folder, training={"iterations": 1000})
     with started(launch, folder) as process:
         wait_for_the_second_batch(process, folder)
         schedulers = named(folder, "sglang::scheduler")
@@ -294,9 +241,9 @@ def test_a_killed_server_stops_the_run_with_the_cause(model: Path, tmp_path: Pat
     assert f"a process of SGLang has ended (process id {schedulers[0]})" in text
 
 
-def test_nothing_outlives_a_killed_trainer(model: Path, tmp_path: Path) -> None:
+def test_nothing_outlives_a_killed_trainer(compile: Compile, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    launch = compiled(model, folder, training={"iterations": 1000})
+    launch = compile(folder, training={"iterations": 1000})
     with started(launch, folder) as process:
         wait_for_the_second_batch(process, folder)
         workers = [p for p in named(folder, "RL2.trainer.ppo") if p != process.pid]

@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from gem.experiment import RunSpec
+from gem.experiment import Launch
 from gem.record import read_run
 from gem_verl.launch import adapter
 
@@ -22,65 +22,29 @@ TIMEOUT_S = 900
 STEPS = 3
 
 
-@pytest.fixture(scope="module")
-def model(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model that vLLM can run on CPU (heads of 32)."""
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    folder = tmp_path_factory.mktemp("model")
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),  # verl never samples what the tokenizer does not know
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
-        max_position_embeddings=2048,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+Train = Callable[..., str]
 
 
-def run(model: Path, folder: Path, advantage: str, *overrides: str) -> str:
-    """Train, and return the log."""
-    spec = RunSpec.from_mapping(
-        {
-            "name": "smoke",
-            # Formats are never right: the episode must go on for there to be several turns.
-            "env": {
-                "id": "game:GuessTheNumber-v0-easy",
-                "params": {"prompt": "short", "format_error_ends": False},
-            },
-            "policy": {
-                "model": str(model),
-                "prompt_tokens": 300,
-                "response_tokens": 900,
-                "turn_tokens": 8,
-            },
-            "algorithm": {"advantage": advantage, "gamma": 0.9, "lam": 0.95},
-            "optimizer": {"lr": 1e-3},
-            "training": {"iterations": STEPS, "tasks": 4, "group_size": 2},
-            "eval": [
-                {
-                    "name": "other",
-                    "id": "game:GuessTheNumber-v0",
-                    "params": {"prompt": "short"},
-                    "episodes": 3,
-                    "every": 2,
-                }
-            ],
-        }
-    )
-    folder.mkdir()
-    launch = adapter.compile(spec, run_dir=folder, cpu=True)
-    env = {k: v for k, v in os.environ.items() if k not in launch.unset}
-    env |= launch.env | {"GEM_RECORD_ROWS": "1"}
+@pytest.fixture
+def train(compiled: Callable[..., Launch]) -> Train:
+    """Train, and return the log: `train(folder, advantage, *overrides)`."""
+    other = {
+        "name": "other",
+        "id": "game:GuessTheNumber-v0",
+        "params": {"prompt": "short"},
+        "episodes": 3,
+        "every": 2,
+    }
+
+    def start(folder: Path, advantage: str, *overrides: str) -> str:
+        launch = compiled(adapter, folder, algorithm={"advantage": advantage}, eval=[other])
+        return run(launch, folder, *overrides)
+
+    return start
+
+
+def run(launch: Launch, folder: Path, *overrides: str) -> str:
+    env = {k: v for k, v in os.environ.items() if k not in launch.unset} | launch.env
     log = folder / "log"
     with log.open("wb") as file:
         process = subprocess.Popen(
@@ -124,19 +88,19 @@ def check_record(folder: Path, rows_per_episode: int) -> None:
     assert seeds == [seed for seed in range(STEPS * 4) for _ in range(2)]
 
 
-def test_verls_own_sync_trainer(model: Path, tmp_path: Path) -> None:
-    text = run(model, tmp_path / "run", "rebn", "trainer.v1.trainer_mode=sync", "~gem.record_dir")
+def test_verls_own_sync_trainer(train: Train, tmp_path: Path) -> None:
+    text = train(tmp_path / "run", "rebn", "trainer.v1.trainer_mode=sync", "~gem.record_dir")
     assert "val-core/other/acc/mean@1" in text
     assert "critic/advantages/max:" in text
 
 
-def test_verls_own_asynchronous_trainer(model: Path, tmp_path: Path) -> None:
+def test_verls_own_asynchronous_trainer(train: Train, tmp_path: Path) -> None:
     mode = "trainer.v1.trainer_mode=colocate_async"
-    assert "gem_verl" in run(model, tmp_path / "run", "grpo", mode, "~gem.record_dir")
+    assert "gem_verl" in train(tmp_path / "run", "grpo", mode, "~gem.record_dir")
 
 
-def test_turn_level_gae_with_verls_critic(model: Path, tmp_path: Path) -> None:
-    run(model, tmp_path / "run", "gae")
+def test_turn_level_gae_with_verls_critic(train: Train, tmp_path: Path) -> None:
+    train(tmp_path / "run", "gae")
     check_record(tmp_path / "run", rows_per_episode=1)
     assert all(
         m["value_grad_norm"] > 0
@@ -145,9 +109,8 @@ def test_turn_level_gae_with_verls_critic(model: Path, tmp_path: Path) -> None:
     )
 
 
-def test_a_row_per_turn(model: Path, tmp_path: Path) -> None:
-    run(
-        model,
+def test_a_row_per_turn(train: Train, tmp_path: Path) -> None:
+    train(
         tmp_path / "run",
         "rebn",
         "actor_rollout_ref.rollout.agent.default_agent_loop=gem_turns",
@@ -156,7 +119,7 @@ def test_a_row_per_turn(model: Path, tmp_path: Path) -> None:
     check_record(tmp_path / "run", rows_per_episode=4)
 
 
-def test_our_asynchronous_trainer(model: Path, tmp_path: Path) -> None:
-    run(model, tmp_path / "run", "rebn", "trainer.v1.trainer_mode=gem_colocate_async")
+def test_our_asynchronous_trainer(train: Train, tmp_path: Path) -> None:
+    train(tmp_path / "run", "rebn", "trainer.v1.trainer_mode=gem_colocate_async")
     record = read_run(tmp_path / "run")
     assert [m["iteration"] for m in record.metrics if m["split"] == "train"] == list(range(STEPS))
