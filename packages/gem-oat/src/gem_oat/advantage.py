@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -59,9 +60,8 @@ class Row:
     def give(self, advantage: Sequence[float], target: Sequence[float]) -> None:
         """Take over the advantage and the critic's target of each turn of the episode."""
         start = len(self.tokens.prompt_ids) - 1
-        spread = torch.tensor(self.tokens.spread(advantage), dtype=torch.float64)
-        self.advantages[start:] = spread.float()
-        self.targets = torch.tensor([target[turn] for turn, _ in self.states]).float()
+        self.advantages[start:] = _tensor(self.tokens.spread(advantage), np.float32)
+        self.targets = _tensor([target[turn] for turn, _ in self.states], np.float32)
 
 
 def make_rows(trajectories: Iterable[Trajectory]) -> list[Row]:
@@ -70,15 +70,15 @@ def make_rows(trajectories: Iterable[Trajectory]) -> list[Row]:
     for episode, trajectory in enumerate(trajectories):
         for tokens in trajectory.sequences() if trajectory.valid else []:
             before = len(tokens.prompt_ids) - 1
-            mask = torch.tensor([0.0] * before + [float(m) for m in tokens.mask])
+            mask = _tensor([0] * before + tokens.mask, np.float32)
             sampler = None
             if tokens.logprobs is not None:
-                sampler = torch.tensor([0.0] * before + tokens.logprobs)
+                sampler = _tensor([0.0] * before + tokens.logprobs, np.float32)
             rows.append(
                 Row(
                     episode,
                     tokens,
-                    ids=torch.tensor(tokens.prompt_ids + tokens.response_ids),
+                    ids=_tensor(tokens.prompt_ids + tokens.response_ids, np.int64),
                     mask=mask,
                     advantages=torch.zeros(len(mask)),
                     sampler=sampler,
@@ -87,6 +87,11 @@ def make_rows(trajectories: Iterable[Trajectory]) -> list[Row]:
                 )
             )
     return rows
+
+
+def _tensor(values: list[Any], dtype: type[np.generic]) -> Tensor:
+    """`torch.tensor`, which takes five times as long for a list."""
+    return torch.from_numpy(np.array(values, dtype))
 
 
 @dataclass(frozen=True)

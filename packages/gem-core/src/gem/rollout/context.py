@@ -20,6 +20,15 @@ from gem.rollout.tokens import ChatFormat, TokenTranscript, text_of
 from gem.trajectory import Drift
 
 
+class Response(NamedTuple):
+    """What the policy said."""
+
+    ids: Sequence[int]
+    """Exactly as sampled, the closing token included."""
+    text: str
+    """What the environment got: `ids` decoded without control tokens."""
+
+
 class Prompt(NamedTuple):
     """What a context adds before the next turn."""
 
@@ -34,10 +43,10 @@ class Context(Protocol):
     def start(self, observation: Observation) -> Prompt:
         """Return the first prompt."""
 
-    def extend(self, response_ids: Sequence[int], observation: Observation) -> Prompt:
+    def extend(self, response: Response, observation: Observation) -> Prompt:
         """Take a response and the observation that followed; return the next prompt."""
 
-    def finish(self, last_response_ids: Sequence[int] | None) -> list[Drift]:
+    def finish(self, last: Response | None) -> list[Drift]:
         """Take the last response unless `extend` had it; report where rendering would differ."""
 
 
@@ -51,15 +60,15 @@ class ChatContext:
         """Return the rendered first user message."""
         return Prompt(self._transcript.start(observation), fresh=True)
 
-    def extend(self, response_ids: Sequence[int], observation: Observation) -> Prompt:
+    def extend(self, response: Response, observation: Observation) -> Prompt:
         """Return the bridge to the next response."""
-        self._transcript.respond(response_ids)
+        self._transcript.respond(*response)
         return Prompt(self._transcript.observe(observation), fresh=False)
 
-    def finish(self, last_response_ids: Sequence[int] | None) -> list[Drift]:
+    def finish(self, last: Response | None) -> list[Drift]:
         """Compare the transcript with a fresh rendering."""
-        if last_response_ids is not None:
-            self._transcript.respond(last_response_ids)
+        if last is not None:
+            self._transcript.respond(*last)
         return self._transcript.drift()
 
 
@@ -80,17 +89,17 @@ class ConcatContext:
         self._first = self._chat.encode_text(text_of(observation) + "\n")
         return self._prompt()
 
-    def extend(self, response_ids: Sequence[int], observation: Observation) -> Prompt:
+    def extend(self, response: Response, observation: Observation) -> Prompt:
         """Return a new prompt with this exchange at its end."""
         piece = self._chat.encode_text(text_of(observation) + "\n")
         if self._actions:
-            piece = [*self._chat.content_ids(response_ids), *self._newline, *piece]
+            piece = [*self._chat.content_ids(response.ids), *self._newline, *piece]
         self._exchanges.append(piece)
         if self._window is not None:
             del self._exchanges[: -self._window]
         return self._prompt()
 
-    def finish(self, last_response_ids: Sequence[int] | None) -> list[Drift]:
+    def finish(self, last: Response | None) -> list[Drift]:
         """Every prompt is its own sequence: nothing can drift apart."""
         return []
 

@@ -19,7 +19,7 @@ from gem.errors import (
     UnknownEnvError,
     UnknownParameterError,
 )
-from gem.rollout.context import make_context
+from gem.rollout.context import Response, make_context
 from gem.rollout.threads import env_threads
 from gem.rollout.tokens import ChatFormat
 from gem.tasks import Task
@@ -186,7 +186,7 @@ class Episode:
         elif self._budget.turns is not None and len(trajectory.turns) >= self._budget.turns:
             self._finish("turn_budget")
         else:
-            ids, fresh = self._context.extend(sample.token_ids, observation)
+            ids, fresh = self._context.extend(self._response(), observation)
             room = self._budget.response_tokens - (0 if fresh else self._row_length + len(ids))
             if room < 1 or (fresh and len(ids) > self._budget.prompt_tokens):
                 self._finish("token_budget", responded=True)
@@ -214,8 +214,10 @@ class Episode:
     def _finish(self, end: EpisodeEnd, responded: bool = False) -> None:
         self.trajectory.end = end
         self.trajectory.final_observation = self._observation
-        last = None if responded else self._sample.token_ids
-        self.trajectory.drift = self._context.finish(last)
+        self.trajectory.drift = self._context.finish(None if responded else self._response())
+
+    def _response(self) -> Response:
+        return Response(self._sample.token_ids, self._text)
 
 
 async def play(

@@ -215,6 +215,7 @@ class TokenTranscript:
         self._chat = chat
         self._observations: list[Observation] = []
         self._responses: list[list[int]] = []
+        self._texts: list[str] = []
         self._starts: list[int] = []
         self.ids: list[int] = []
         """Everything so far: prompt, responses, bridges."""
@@ -225,8 +226,14 @@ class TokenTranscript:
         self.ids = self._chat.prompt(observation)
         return list(self.ids)
 
-    def respond(self, response_ids: Sequence[int]) -> None:
-        """Append a response as sampled; empty and cut responses are fine."""
+    def respond(self, response_ids: Sequence[int], text: str | None = None) -> None:
+        """Append a response as sampled; empty and cut responses are fine.
+
+        Args:
+            response_ids: Exactly as sampled.
+            text: What `ChatFormat.decode` made of them, if that is known.
+        """
+        self._texts.append(self._chat.decode(response_ids) if text is None else text)
         self._starts.append(len(self.ids))
         self._responses.append(list(response_ids))
         self.ids.extend(response_ids)
@@ -252,8 +259,7 @@ class TokenTranscript:
 
         Encodes each response once and renders the conversation once: linear in its length.
         """
-        chat, found = self._chat, []
-        texts = [chat.decode(ids) for ids in self._responses]
+        chat, texts, found = self._chat, self._texts, list[Drift]()
         for turn, text in enumerate(texts):
             body, fresh = self._body(turn), chat.encode_text(text)
             if fresh != body:
