@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,3 +58,14 @@ def keep() -> Callable[[str, str], None]:
         path.write_text(f"{datetime.datetime.now(datetime.timezone.utc).date()}\n")
 
     return write
+
+
+@pytest.fixture(scope="session")
+def compare() -> Callable[[Path, Path], list[Any]]:
+    """Compare a run of `guess-easy-greedy` with the reference's: `compare(reference, other)`."""
+    from gem.record import read_run
+    from gem_bench.conformance import compare_runs
+    from gem_bench.runspec import load_spec
+
+    algorithm = load_spec(ROOT / "recipes" / "guess-easy-greedy.toml").algorithm
+    return lambda reference, other: compare_runs(read_run(reference), read_run(other), algorithm)

@@ -205,9 +205,7 @@ def logprob_difference(batch: Tensors, episodes: Sequence[Episode]) -> float | N
     return float(distance[rows].max())
 
 
-def _rewards(
-    keys: Keys, batch: Tensors, episodes: Sequence[Episode]
-) -> list[list[float]]:  # fmt: skip
+def _rewards(keys: Keys, batch: Tensors, episodes: Sequence[Episode]) -> list[list[float]]:
     """Reward of each turn, with the KL penalty that RL2 took from the rewards of its tokens."""
     rewards = [episode.trajectory.rewards for episode in episodes]
     if not keys.kl_coef or keys.kl_type != "reward":

@@ -1,0 +1,35 @@
+"""Several passes and optimiser steps over a batch in real trainers, against the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("gem_bench.runspec", reason="needs the development environment: make env-dev")
+
+pytestmark = pytest.mark.slow
+
+CHAT = ("algorithm.epochs=2", "algorithm.minibatches=2", "training.iterations=3")
+# Two optimiser steps of a batch, a prompt for every turn, sums over rows.
+TURNS = (*CHAT, "policy.context=concat", "algorithm.loss_aggregation=row-mean-token-sum")
+
+
+@pytest.mark.parametrize(
+    ("trainer", "settings"),
+    [("verl", CHAT), ("openrlhf", CHAT), ("oat", TURNS), ("rl2", CHAT)],
+    ids=["verl", "openrlhf", "oat", "rl2"],
+)
+def test_two_passes_of_two_steps_are_the_reference_s(
+    trainer: str,
+    settings: tuple[str, ...],
+    run: Callable[..., Path],
+    compare: Callable[[Path, Path], list[Any]],
+    tmp_path: Path,
+) -> None:
+    recipe = "guess-easy-greedy"
+    folders = [run(name, tmp_path / name, recipe, *settings) for name in ("reference", trainer)]
+    findings = compare(*folders)
+    assert not findings, "\n".join(map(str, findings[:20]))
