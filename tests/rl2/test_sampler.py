@@ -17,6 +17,7 @@ from gem_rl2.sampler import SglangSampler
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(module, "MOST_DELAY_S", 0.01)
 
 
 def ask(
@@ -54,22 +55,34 @@ def test_a_cut_turn_is_told_from_one_that_just_fits(server: Any) -> None:
 
 
 def test_a_request_that_failed_is_repeated(server: Any) -> None:
-    s = server([503, 500, "a"])
+    s = server([502, 500, "a"])
     assert ask(s.url).token_ids
     assert len(s.requests) == 3
 
 
 def test_a_server_that_keeps_failing_ends_the_run_with_the_cause(server: Any) -> None:
-    s = server([503])
-    with pytest.raises(RolloutError, match=r"did not answer in 3 attempts; the last: status 503"):
+    s = server([500])
+    with pytest.raises(RolloutError, match=r"did not answer: 3 failures in .*the last: status 500"):
         ask(s.url)
     assert len(s.requests) == 3
+
+
+def test_a_router_that_has_no_server_for_a_while_is_waited_for(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s = server([503] * 8 + ["a"])
+    assert ask(s.url, retries=0).token_ids
+    monkeypatch.setattr(module, "UNAVAILABLE_S", 0.0)
+    s = server([503])
+    with pytest.raises(RolloutError, match="1 failures in .*the last: status 503"):
+        ask(s.url, retries=0)
+    assert len(s.requests) == 1
 
 
 def test_a_server_that_is_gone_ends_the_run_with_the_cause(server: Any) -> None:
     s = server(["a"])
     s.close()
-    with pytest.raises(RolloutError, match=r"in 2 attempts.*Cannot connect"):
+    with pytest.raises(RolloutError, match="2 failures.*Cannot connect"):
         ask(s.url, retries=1)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +16,14 @@ from gem.rollout import Request, Sample
 logger = logging.getLogger(__name__)
 
 FIRST_DELAY_S = 1.0
-"""Wait before the second attempt of a request; doubles with every further one."""
+MOST_DELAY_S = 10.0
+"""Wait before the second attempt of a request; doubles with every further one up to the most."""
+UNAVAILABLE_S = 180.0
+"""How long it is no failure that the router has no server (503).
+
+SGLang's servers close connections after 5 s. If that happens while the router sends the first
+requests of a rollout, it takes the server for broken and asks it nothing for 60 s.
+"""
 
 
 class SglangSampler:
@@ -78,25 +86,29 @@ class SglangSampler:
         return Sample(ids, logprobs, "length" if cut else "stop")
 
     async def _post(self, body: dict[str, Any]) -> Any:
-        delay = FIRST_DELAY_S
-        for attempt in range(self._retries + 1):
+        began, delay, failures = time.monotonic(), FIRST_DELAY_S, 0
+        while True:
+            unavailable = False
             try:
                 async with self._session.post(self._url, json=body) as response:
                     if response.status < 400:
                         return await response.json(content_type=None)
                     text = (await response.text())[:500]
                     problem = f"status {response.status}: {text}"
+                    unavailable = response.status == 503
                     if response.status < 500:
                         raise RolloutError(f"SGLang refuses a request with {problem}")
             except asyncio.TimeoutError:
                 problem = "no answer within gem.request_timeout_s"
             except (aiohttp.ClientError, OSError, ValueError) as error:
                 problem = f"{type(error).__name__}: {error}"
-            if attempt < self._retries:
-                logger.warning("%s: %s; trying again in %g s", self._url, problem, delay)
-                await asyncio.sleep(delay)
-                delay *= 2
-        raise RolloutError(
-            f"SGLang at {self._url} did not answer in {self._retries + 1} attempts; the last: "
-            f"{problem}"
-        )
+            if not unavailable or time.monotonic() - began > UNAVAILABLE_S:
+                failures += 1
+            if failures > self._retries:
+                raise RolloutError(
+                    f"SGLang at {self._url} did not answer: {failures} failures in "
+                    f"{time.monotonic() - began:.0f} s, the last: {problem}"
+                )
+            logger.warning("%s: %s; trying again in %g s", self._url, problem, delay)
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, MOST_DELAY_S)
