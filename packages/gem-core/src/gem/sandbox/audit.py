@@ -19,8 +19,9 @@ from gem.errors import ConfigurationError, UnreachableError
 from gem.sandbox.attacks import ATTACKS, Attack
 from gem.sandbox.base import Executor, Limits, Result
 
-# Beyond a program's time: what a machine on which all is busy may take to wake whoever waits.
-_LATE_S = 1.0
+# What a machine on which all is busy may take to end a program whose time is over. One that got rid
+# of its limit takes for ever.
+_LATE_S = 10.0
 # What runs before and after an attack runs so often: more often than there are processes that an
 # executor has ready, so that some run in one that was made later.
 _TIMES = 6
