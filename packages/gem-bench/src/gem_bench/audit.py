@@ -40,6 +40,8 @@ FOLLOWS = 1e-3
 """Largest difference of log-probabilities at which a replay still stands for the run."""
 MUST_FOLLOW = 5
 """Iterations that a replay follows if nothing is wrong."""
+RARE = -10.0
+"""Log-probability below which a token is rare: where a sampler goes wrong first."""
 Z_LIMIT = 4.0
 """Largest standardised deviation of a correct sampler (one in 16,000 is beyond)."""
 
@@ -62,6 +64,8 @@ class Audit:
     stop_z: float | None
     """Standardised difference between the number of tokens that end a turn and the number
     expected; positive: the sampler ends turns too often."""
+    rare: tuple[int, float] | None
+    """Rare tokens, as drawn, as expected."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,8 @@ class _Moments:
     """Probability of a token that ends the turn."""
     stopped: Tensor
     """Whether such a token was drawn."""
+    rare: Tensor
+    """Probability of a rare token."""
 
 
 def audit(
@@ -141,6 +147,7 @@ def audit(
             _z(moments.stopped - moments.stop, moments.stop * (1 - moments.stop))
             if whole
             else None,
+            (int((moments.logprob < RARE).sum()), float(moments.rare.sum())) if whole else None,
         )
 
 
@@ -199,6 +206,12 @@ def lines(audits: Sequence[Audit]) -> Iterator[str]:
         f"{_number(pooled(a.surprisal_z for a in good), 0, 2)}, "
         f"stops {_number(pooled(a.stop_z for a in good), 0, 2)} standard deviations"
     )
+    rare = [a.rare for a in good if a.rare is not None]
+    if rare:
+        yield (
+            f"{sum(drawn for drawn, _ in rare)} tokens with a log-probability below {RARE:g} were "
+            f"drawn, {math.fsum(expected for _, expected in rare):.1f} expected"
+        )
 
 
 def _number(value: float | None, width: int, digits: int) -> str:
@@ -243,6 +256,7 @@ def _moments(
                 (probs * logprobs**2).sum(-1) - entropy**2,
                 probs[:, stop].sum(-1),
                 torch.isin(chosen, stop).double(),
+                (probs * (logprobs < RARE)).sum(-1),
             )
         )
     names = _Moments.__dataclass_fields__
