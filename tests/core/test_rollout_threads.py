@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
@@ -43,6 +44,35 @@ def test_threads_are_used_again_and_none_waits_for_another(gate: threading.Event
         assert all(await asyncio.gather(*waiting))
 
     asyncio.run(go())
+
+
+def allow_threads(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """Let the system refuse further threads, as containers do."""
+    start, left = threading.Thread.start, iter(range(most))
+
+    def limited(thread: threading.Thread) -> None:
+        if thread.name == "gem-env" and next(left, None) is None:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+
+
+def test_calls_share_the_threads_that_the_system_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    allow_threads(monkeypatch, 2)
+
+    async def go() -> list[int]:
+        threads = EnvThreads()
+        calls = [threads.run(lambda n=n: time.sleep(0.001) or n) for n in range(20)]
+        return await asyncio.wait_for(asyncio.gather(*calls), 20)
+
+    assert asyncio.run(go()) == list(range(20))
+
+
+def test_a_system_that_allows_no_thread_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    allow_threads(monkeypatch, 0)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        asyncio.run(EnvThreads().run(int))
 
 
 def test_what_a_call_raises_reaches_who_waits_for_it() -> None:

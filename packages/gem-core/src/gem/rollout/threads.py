@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
+from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import TypeAlias, TypeVar
@@ -15,15 +16,22 @@ Call: TypeAlias = Callable[[], None]
 
 
 class EnvThreads:
-    """Runs every call at once in a thread that the interpreter does not wait for at its end.
+    """Runs calls side by side in threads that the interpreter does not wait for at its end.
 
     `concurrent.futures` joins its threads at exit, so that one environment that hangs would keep a
-    run from ending. Threads are used again: starting one holds up whoever starts it.
+    run from ending. No call waits for another that blocks, and yet a thousand short calls need
+    only a few threads: while calls wait, exactly one further thread is on its way. It gets the
+    interpreter as soon as a running call blocks, and calls for the next thread if it must.
     """
 
     def __init__(self) -> None:
-        self._calls: SimpleQueue[Call] = SimpleQueue()
-        self._idle = threading.Semaphore(0)
+        # Reentrant: an abandoned episode closes its environment whenever garbage is collected.
+        self._lock = threading.RLock()
+        self._calls: deque[Call] = deque()
+        self._coming = False
+        """A thread was woken or started and has not looked at the calls yet."""
+        self._threads = self._idle = 0
+        self._wake: SimpleQueue[None] = SimpleQueue()
 
     async def run(
         self, function: Callable[..., T], *args: object, timeout_s: float | None = None
@@ -74,16 +82,43 @@ class EnvThreads:
 
     def start(self, call: Call) -> None:
         """Run a call that raises nothing and that nobody waits for."""
-        self._calls.put(call)
-        if not self._idle.acquire(blocking=False):
-            threading.Thread(target=self._work, name="gem-env", daemon=True).start()
+        with self._lock:
+            self._summon()
+            self._calls.append(call)
+
+    def _summon(self) -> None:
+        if self._coming:
+            return
+        if self._idle:
+            self._idle -= 1
+            self._wake.put(None)
+        else:
+            try:
+                threading.Thread(target=self._work, name="gem-env", daemon=True).start()
+            except RuntimeError:
+                if not self._threads:
+                    raise
+                return  # the system allows no more: the next thread that is free takes the call
+            self._threads += 1
+        self._coming = True
 
     def _work(self) -> None:
+        arrived = True
         while True:
-            call = self._calls.get()
-            call()
+            with self._lock:
+                if arrived:
+                    self._coming = False
+                call = self._calls.popleft() if self._calls else None
+                if call is None:
+                    self._idle += 1
+                elif self._calls:
+                    self._summon()
+            arrived = call is None
+            if call is None:
+                self._wake.get()
+            else:
+                call()
             del call  # an idle thread keeps nothing alive
-            self._idle.release()
 
 
 @functools.cache

@@ -72,6 +72,7 @@ class ChatFormat:
             )
         self.tokenizer = tokenizer
         self._remembered = lru_cache(_REMEMBERED)(self._tokenize)
+        self._prompts = lru_cache(_REMEMBERED)(self._prompt)
         self._bridges = lru_cache(_REMEMBERED)(self._bridge)
         self._spelled = lru_cache(_REMEMBERED)(partial(self._decode, skip_special_tokens=False))
         self._system = [] if system_prompt is None else [_message("system", system_prompt)]
@@ -108,11 +109,13 @@ class ChatFormat:
 
     def prompt(self, observation: Observation) -> list[int]:
         """Return the ids of a conversation's beginning, ready for the policy's first turn."""
-        text = text_of(observation)
+        return self._prompts(text_of(observation)).tolist()
+
+    def _prompt(self, text: str) -> array[int]:
         if not self._spells_special(text):
-            return self._encode(self._render([*self._system, _message("user", text)]))
+            return self._tokenize(self._render([*self._system, _message("user", text)]))
         before, after = self.frame()
-        return [*before, *self.encode_text(text), *after]
+        return array("i", [*before, *self.encode_text(text), *after])
 
     def frame(self) -> tuple[list[int], list[int]]:
         """Return the ids before and after the content of a single user message."""
