@@ -7,16 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from golden_rows import DEFECTS, GAMMA, expected
 
 pytest.importorskip("tinker", reason="needs the tinker environment: make env-tinker")
 
-from gem import advantage
-from gem.advantage import ADVANTAGES, advantages
+from gem.advantage import ADVANTAGES
 from gem.testing.golden import golden_batch, golden_turn_rows
-from gem.trajectory import Trajectory, turn_table
+from gem.trajectory import Trajectory
 from gem_tinker.advantage import Objective, batch_rows, to_datums, trained_rows
 
-GAMMA = 0.9
 ESTIMATORS = [name for name in ADVANTAGES if name != "gae"]
 OBJECTIVES = [
     Objective(aggregation, server)
@@ -36,20 +35,11 @@ def sent(batch: list[Trajectory], name: str, gamma: float, objective: Objective)
     return list(zip(read, [row.factor for row in trained], strict=True))
 
 
-def expected(batch: list[Trajectory], name: str) -> list[Any]:
-    """`gem.advantage` on the trajectories, one float32 array per row that has a sampled token.
-
-    As Tinker aligns them: the first target is the second token of the prompt.
-    """
-    table = turn_table(batch)
-    per_turn, _ = advantages(name, table, gamma=GAMMA)
-    found = []
-    for trajectory, values in zip(batch, table.split(per_turn), strict=True):
-        for row in trajectory.sequences() if trajectory.valid else []:
-            if any(row.mask):
-                out = [0.0] * (len(row.prompt_ids) - 1) + row.spread(values)
-                found.append(np.array(out, np.float32))
-    return found
+def right(batch: list[Trajectory], name: str) -> list[Any]:
+    """One float32 array for each row that has a sampled token."""
+    rows = [row for t in batch if t.valid for row in t.sequences()]
+    wanted = zip(rows, expected(name, batch), strict=True)
+    return [np.array(out, np.float32) for row, out in wanted if any(row.mask)]
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
@@ -58,13 +48,10 @@ def expected(batch: list[Trajectory], name: str) -> list[Any]:
 def test_datums_hold_gems_advantages(
     name: str, batch: Callable[[], list[Trajectory]], objective: Objective
 ) -> None:
-    right = expected(batch(), name)
-    found = sent(batch(), name, GAMMA, objective)
-    assert len(found) == len(right)
-    assert any(array.any() for array in right)
-    for (array, factor), wanted in zip(found, right, strict=True):
-        assert array.dtype == np.float32
-        assert np.array_equal(array, wanted * factor)
+    found, wanted = sent(batch(), name, GAMMA, objective), right(batch(), name)
+    assert any(array.any() for array in wanted)
+    assert all(array.dtype == np.float32 for array, _ in found)
+    assert same(found, wanted)
 
 
 @pytest.mark.parametrize("batch", BATCHES)
@@ -81,26 +68,18 @@ def test_the_record_shows_what_was_sent(batch: Callable[[], list[Trajectory]]) -
         assert len(row.advantages) == len(right.mask)
 
 
-BREAKS: dict[str, Callable[[pytest.MonkeyPatch], float]] = {
-    "gamma": lambda patch: 1.0,
-    "unbiased standard deviation": lambda patch: _ddof(patch),
-}
+def same(found: list[Any], wanted: list[Any]) -> bool:
+    pairs = zip(found, wanted, strict=True)
+    return all(np.array_equal(array, row * factor) for (array, factor), row in pairs)
 
 
-@pytest.mark.parametrize("broken", BREAKS)
-def test_the_comparison_notices(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = expected(golden_batch(), "rebn")
-    gamma = BREAKS[broken](monkeypatch)
-    found = sent(golden_batch(), "rebn", gamma, Objective("token-mean", "hosted"))
-    same = [np.array_equal(a, w * f) for (a, f), w in zip(found, right, strict=True)]
-    assert not all(same)
+@pytest.mark.parametrize("broken", DEFECTS)
+def test_a_defect_is_noticed(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = right(golden_batch(), "rebn")
+    DEFECTS[broken](monkeypatch)
+    assert not same(sent(golden_batch(), "rebn", GAMMA, OBJECTIVES[0]), wanted)
 
 
-def _ddof(patch: pytest.MonkeyPatch) -> float:
-    def unbiased(x: Any, valid: Any, all_reduce: Any) -> Any:
-        result = np.zeros_like(x)
-        result[valid] = (x[valid] - x[valid].mean()) / x[valid].std(ddof=1)
-        return result
-
-    patch.setattr(advantage, "_normalise", unbiased)
-    return GAMMA
+def test_another_discount_is_noticed() -> None:
+    found = sent(golden_batch(), "rebn", 1.0, OBJECTIVES[0])
+    assert not same(found, right(golden_batch(), "rebn"))

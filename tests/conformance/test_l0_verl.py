@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
+from golden_rows import GAMMA, LAM, critic, per_turn, unbiased_deviation
 
 pytest.importorskip("verl", reason="needs the verl environment: make env-verl")
 
 import torch
 from omegaconf import OmegaConf
 from tensordict import TensorDict
-from verl import DataProto
-from verl.trainer.ppo.ray_trainer import compute_advantage
 
-from gem import advantage
-from gem.advantage import ADVANTAGES, TurnTable, advantages
+with warnings.catch_warnings():
+    # verl warns of each of its engines that is not installed.
+    warnings.simplefilter("ignore")
+    from verl import DataProto
+    from verl.trainer.ppo.ray_trainer import compute_advantage
+
+from gem.advantage import ADVANTAGES, TurnTable
 from gem.testing.golden import golden_batch, golden_turn_rows
 from gem.trajectory import Trajectory, turn_table
 from gem_verl.advantage import Batch, EpisodeRows, given
 
-GAMMA, LAM = 0.9, 0.8
 PADDING = 3
 
 
@@ -75,18 +78,11 @@ class Rows:
 
     def expected(self, name: str) -> torch.Tensor:
         """`gem.advantage` on the trajectories, spread by their own rows, as float32."""
-        values = [[critic(e, k) for k in range(len(t.turns))] for e, t in enumerate(self.batch)]
-        table = turn_table(self.batch, values)
-        per_turn, _ = advantages(name, table, gamma=GAMMA, lam=LAM)
-        split = table.split(per_turn)
+        split = per_turn(name, self.batch)
         out = torch.zeros(self.mask.shape)
         for i, (e, row) in enumerate(self.rows):
             out[i, : len(row.response_ids)] = torch.tensor(row.spread(split[e]))
         return out
-
-
-def critic(episode: int, turn: int) -> float:
-    return 0.125 * episode - 0.25 * turn
 
 
 def maskable() -> list[Trajectory]:
@@ -126,7 +122,7 @@ BREAKS: dict[str, Callable[[Rows, pytest.MonkeyPatch], float]] = {
     "reward on the wrong token": lambda rows, patch: _set(
         rows, "rewards", torch.roll(rows.rewards, 5, dims=1)
     ),
-    "unbiased standard deviation": lambda rows, patch: _ddof(patch),
+    "unbiased standard deviation": lambda rows, patch: _unbiased(patch),
     "reward of the last turn only": lambda rows, patch: _set(
         rows, "rewards", rows.rewards.sum(1, keepdim=True) * _last(rows.mask)
     ),
@@ -146,21 +142,16 @@ def _set(rows: Rows, name: str, value: torch.Tensor) -> float:
     return GAMMA
 
 
+def _unbiased(patch: pytest.MonkeyPatch) -> float:
+    unbiased_deviation(patch)
+    return GAMMA
+
+
 def _last(mask: torch.Tensor) -> torch.Tensor:
     positions = torch.arange(mask.shape[1]) * mask
     out = torch.zeros(mask.shape)
     out[torch.arange(len(mask)), positions.argmax(1)] = 1.0
     return out
-
-
-def _ddof(patch: pytest.MonkeyPatch) -> float:
-    def unbiased(x: Any, valid: Any, all_reduce: Any) -> Any:
-        result = np.zeros_like(x)
-        result[valid] = (x[valid] - x[valid].mean()) / x[valid].std(ddof=1)
-        return result
-
-    patch.setattr(advantage, "_normalise", unbiased)
-    return GAMMA
 
 
 def test_the_golden_batch_is_ugly_enough() -> None:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Callable
 from pathlib import Path
 
+import breaks
 import pytest
 
 from gem.record import read_run
 
 pytest.importorskip("gem_bench.runspec", reason="needs the development environment: make env-dev")
 from gem_bench.conformance import Finding
-
-_spec = importlib.util.spec_from_file_location("breaks", Path(__file__).with_name("breaks.py"))
-assert _spec is not None and _spec.loader is not None
-breaks = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(breaks)
 
 GREEDY = "guess-easy-greedy"
 TRAINERS = ("verl", "openrlhf", "oat", "rl2")
