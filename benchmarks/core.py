@@ -1,4 +1,4 @@
-"""Advantages and transcripts: speed against the naive way of doing the same, in one table.
+"""Advantages, transcripts and threads: speed against the naive way of doing the same.
 
 python benchmarks/core.py [--tokenizer PATH]
 
@@ -8,16 +8,20 @@ Needs transformers for the transcript rows; without --tokenizer a small byte-lev
 from __future__ import annotations
 
 import argparse
+import asyncio
 import math
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from gem.advantage import TurnTable, gae, grpo, rebn
 from gem.rollout import ChatFormat, TokenTranscript
+from gem.rollout.threads import EnvThreads
 
 TURNS = 100_000
+EPISODES, STEPS = 128, 8
 
 
 def best_of(function: Callable[[], Any], repeats: int = 7) -> float:
@@ -104,7 +108,8 @@ def small_tokenizer() -> Any:
 
 
 def transcript_rows(tokenizer: Any) -> None:
-    observation = "At turn 7, you guessed 12, and the target number is higher than 12. " * 2
+    said_by_env = "At turn {}, you guessed 12, and the target number is higher than 12. " * 2
+    observations = [said_by_env.format(turn, turn) for turn in range(100)]
     response = tokenizer.encode("I think the answer is \\boxed{12}", add_special_tokens=False)
     response.append(tokenizer.eos_token_id)
     print(f"\n{'prompts of one episode':44} {'characters':>10} {'ms':>10}")
@@ -112,22 +117,22 @@ def transcript_rows(tokenizer: Any) -> None:
         naive, ours = Counting(tokenizer), Counting(tokenizer)
 
         def rerender(counting: Any = naive, turns: int = turns) -> None:
-            messages = [{"role": "user", "content": observation}]
-            for _ in range(turns):
+            messages = [{"role": "user", "content": observations[0]}]
+            for turn in range(turns):
                 text = counting.apply_chat_template(
                     messages, tokenize=False, add_generation_prompt=True
                 )
                 counting.encode(text, add_special_tokens=False)
                 said = counting.decode(response, skip_special_tokens=True)
                 messages.append({"role": "assistant", "content": said})
-                messages.append({"role": "user", "content": observation})
+                messages.append({"role": "user", "content": observations[turn + 1]})
 
         def append(counting: Any = ours, turns: int = turns) -> None:
             transcript = TokenTranscript(ChatFormat(counting))
-            transcript.start(observation)
-            for _ in range(turns - 1):
+            transcript.start(observations[0])
+            for turn in range(1, turns):
                 transcript.respond(response)
-                transcript.observe(observation)
+                transcript.observe(observations[turn])
 
         for name, function, counting in (
             (f"  {turns} turns, rendered anew (baseline)", rerender, naive),
@@ -138,11 +143,50 @@ def transcript_rows(tokenizer: Any) -> None:
             print(f"{name:44} {characters:10,} {best_of(function, 3):10.1f}")
 
 
+def busy(rounds: int) -> int:
+    """Compute for a few microseconds."""
+    return sum(range(rounds))
+
+
+def thread_rows() -> None:
+    """Steps of a few microseconds in threads, by an event loop that has work of its own."""
+
+    async def episode(step: Callable[[], Awaitable[int]]) -> None:
+        for _ in range(STEPS):
+            busy(2000)  # the event loop's part of a turn
+            await step()
+
+    async def all_of_them(step: Callable[[], Awaitable[int]]) -> None:
+        await asyncio.gather(*(episode(step) for _ in range(EPISODES)))
+
+    async def go() -> None:
+        loop, threads, pool = asyncio.get_running_loop(), EnvThreads(), ThreadPoolExecutor(EPISODES)
+        ways: dict[str, Callable[[], Awaitable[int]]] = {
+            "ThreadPoolExecutor (baseline)": lambda: loop.run_in_executor(pool, busy, 200),
+            "EnvThreads": lambda: threads.run(busy, 200),
+        }
+        spent: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+        for _ in range(15):
+            for name, step in ways.items():
+                began, cpu = time.perf_counter(), time.process_time()
+                await all_of_them(step)
+                elapsed = (time.perf_counter() - began, time.process_time() - cpu)
+                spent[name].append(elapsed)
+        for name, times in spent.items():
+            wall, cpu = (1e3 * min(column) for column in zip(*times, strict=True))
+            print(f"{'  ' + name:44} {wall:10.1f} {cpu:10.1f}")
+
+    title = f"{EPISODES} episodes of {STEPS} quick steps"
+    print(f"\n{title:44} {'ms':>10} {'CPU ms':>10}")
+    asyncio.run(go())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokenizer", help="path of a Hugging Face tokenizer")
     args = parser.parse_args()
     advantage_rows()
+    thread_rows()
     if args.tokenizer:
         from transformers import AutoTokenizer
 

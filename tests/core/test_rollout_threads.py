@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import NoReturn
 
 import pytest
@@ -44,6 +46,66 @@ def test_threads_are_used_again_and_none_waits_for_another(gate: threading.Event
         assert all(await asyncio.gather(*waiting))
 
     asyncio.run(go())
+
+
+def spin(gate: threading.Event) -> None:
+    """Block without letting go of the interpreter."""
+    while not gate.is_set():
+        pass
+
+
+@pytest.mark.parametrize("block", [threading.Event.wait, spin])
+def test_a_result_does_not_wait_for_a_later_call(
+    block: Callable[[threading.Event], object], gate: threading.Event
+) -> None:
+    async def go() -> None:
+        threads = EnvThreads()
+        for _ in range(20):
+            quick = [asyncio.create_task(threads.run(int)) for _ in range(3)]
+            blocked = asyncio.create_task(threads.run(block, gate))
+            assert await asyncio.wait_for(asyncio.gather(*quick), 20) == [0, 0, 0]
+            gate.set()
+            await asyncio.wait_for(blocked, 20)
+            gate.clear()
+
+    asyncio.run(go())
+
+
+def test_event_loops_share_threads_and_get_their_own_results() -> None:
+    threads = EnvThreads()
+
+    def step(number: int) -> int:
+        if number % 7 == 0:
+            time.sleep(0.001)
+        if number % 11 == 0:
+            raise LookupError(number)
+        return number
+
+    async def go(first: int) -> None:
+        numbers = range(first, first + 300)
+        calls = [threads.run(step, number, timeout_s=20) for number in numbers]
+        found = await asyncio.gather(*calls, return_exceptions=True)
+        for number, result in zip(numbers, found, strict=True):
+            if number % 11:
+                assert result == number
+            else:
+                assert isinstance(result, LookupError)
+                assert result.args == (number,)
+
+    with ThreadPoolExecutor(4) as loops:
+        list(loops.map(lambda first: asyncio.run(go(first)), range(0, 4000, 500)))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_forked_process_starts_threads_of_its_own() -> None:
+    code = (
+        "import asyncio, os\nfrom gem.rollout.threads import env_threads\n"
+        "run = lambda: asyncio.run(asyncio.wait_for(env_threads().run(int), 20))\n"
+        "run()\nchild = os.fork()\nrun()\n"
+        "if child: raise SystemExit(os.waitpid(child, 0)[1])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], timeout=60, check=False)
+    assert done.returncode == 0
 
 
 def allow_threads(monkeypatch: pytest.MonkeyPatch, most: int) -> None:

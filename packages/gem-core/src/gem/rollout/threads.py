@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from queue import SimpleQueue
 from typing import TypeAlias, TypeVar
 
@@ -19,17 +20,21 @@ class EnvThreads:
     """Runs calls side by side in threads that the interpreter does not wait for at its end.
 
     `concurrent.futures` joins its threads at exit, so that one environment that hangs would keep a
-    run from ending. No call waits for another that blocks, and yet a thousand short calls need
-    only a few threads: while calls wait, exactly one further thread is on its way. It gets the
-    interpreter as soon as a running call blocks, and calls for the next thread if it must.
+    run from ending. And waking a thread costs more than a step of most environments: here no call
+    waits for another that blocks, yet a thousand short calls need only a few threads. While calls
+    wait, exactly one further thread is on its way. It gets the interpreter as soon as a running
+    call blocks (or has had its share of time), delivers the results that are ready and calls for
+    the next thread if it must. If nothing blocks, one thread makes all calls and delivers all
+    results at once.
     """
 
     def __init__(self) -> None:
         # Reentrant: an abandoned episode closes its environment whenever garbage is collected.
         self._lock = threading.RLock()
         self._calls: deque[Call] = deque()
+        self._results: list[tuple[asyncio.AbstractEventLoop, Call]] = []
         self._coming = False
-        """A thread was woken or started and has not looked at the calls yet."""
+        """A thread was woken or started and has not looked at calls and results yet."""
         self._threads = self._idle = 0
         self._wake: SimpleQueue[None] = SimpleQueue()
 
@@ -69,11 +74,8 @@ class EnvThreads:
                 error.__cause__ = stop
             except BaseException as raised:
                 error = raised
-            try:
-                loop.call_soon_threadsafe(settle, result, error)
-            except RuntimeError:
-                if not loop.is_closed():
-                    raise
+            with self._lock:
+                self._results.append((loop, functools.partial(settle, result, error)))
 
         self.start(call)
         if timeout_s is None:
@@ -105,23 +107,51 @@ class EnvThreads:
     def _work(self) -> None:
         arrived = True
         while True:
+            results = []
             with self._lock:
                 if arrived:
                     self._coming = False
                 call = self._calls.popleft() if self._calls else None
+                if self._calls:
+                    self._summon()
                 if call is None:
                     self._idle += 1
-                elif self._calls:
-                    self._summon()
+                # Otherwise the thread that comes delivers them, perhaps with those of more calls.
+                if arrived or call is None or not self._coming:
+                    results, self._results = self._results, results
+            _deliver(results)
             arrived = call is None
             if call is None:
                 self._wake.get()
             else:
                 call()
-            del call  # an idle thread keeps nothing alive
+            del call, results  # an idle thread keeps nothing alive
+
+
+def _deliver(results: Iterable[tuple[asyncio.AbstractEventLoop, Call]]) -> None:
+    """Run calls in their event loops; one that is closed needs nothing any more."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[Call]] = {}
+    for loop, call in results:
+        by_loop.setdefault(loop, []).append(call)
+    for loop, calls in by_loop.items():
+        try:
+            loop.call_soon_threadsafe(_run, calls)
+        except RuntimeError:
+            if not loop.is_closed():
+                raise
+
+
+def _run(calls: list[Call]) -> None:
+    for call in calls:
+        call()
 
 
 @functools.cache
 def env_threads() -> EnvThreads:
     """Return the threads that all environments of this process share."""
     return EnvThreads()
+
+
+if hasattr(os, "register_at_fork"):
+    # A forked process has none of its parent's threads.
+    os.register_at_fork(after_in_child=env_threads.cache_clear)

@@ -16,7 +16,7 @@ from gem.trajectory import Drift
 _RESPONSE = "GemResponseMark"
 _OBSERVATION = "GemObservationMark"
 
-_REMEMBERED = 256
+_REMEMBERED = 1024
 """Texts and ids of each kind that are kept: episodes of a group begin alike, and games say the
 same again."""
 
