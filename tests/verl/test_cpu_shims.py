@@ -17,6 +17,14 @@ print(model.load_valuehead_model.__module__)
 print(get_platform().device_name)
 """
 
+SOCKETS = """
+import verl, torch
+from verl.workers.rollout.vllm_rollout import bucketed_weight_transfer as transfer
+handle = "ipc:///tmp/rl-colocate-zmq-01000000-replica-0-rank-0.sock"
+print(transfer.BucketedWeightSender(handle, bucket_size_mb=1).zmq_handle)
+print(transfer.BucketedWeightReceiver(handle, device=torch.device("cpu")).zmq_handle)
+"""
+
 VLLM = """
 from vllm.plugins import load_general_plugins
 load_general_plugins()
@@ -41,6 +49,13 @@ def test_verl_gets_a_platform_and_a_critic_that_need_no_gpu() -> None:
     done = python(PLATFORM, GEM_CPU="1", VERL_PLATFORM="cpu")
     assert done.stdout.split()[-3:] == ["True", "gem_cpu.verl_platform", "cpu"], done.stderr
     assert done.stderr.count("Not tested:") == 1
+
+
+def test_ray_clusters_have_sockets_of_their_own() -> None:
+    """Without, two runs at a time load each other's weights."""
+    done = python(SOCKETS, GEM_CPU="1", VERL_PLATFORM="cpu", RAY_RAYLET_PID="17")
+    expected = "ipc:///tmp/rl-colocate-17-zmq-01000000-replica-0-rank-0.sock"
+    assert done.stdout.split()[-2:] == [expected] * 2, done.stderr
 
 
 def test_verl_is_left_alone_without_being_asked() -> None:

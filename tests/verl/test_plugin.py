@@ -6,13 +6,14 @@ import importlib.metadata
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import gem.adapter
 from gem.adapter import ProblemError, examine
-from gem.errors import MissingExtraError, UnsupportedVersionError
+from gem.errors import ConfigurationError, MissingExtraError, UnsupportedVersionError
 from gem_verl import check_verl, doctor, plugin, trainer
 
 REGISTERED = """
@@ -101,6 +102,15 @@ def test_a_changed_trainer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer.PPOTrainer, "_compute_advantage", changed)
     with pytest.raises(UnsupportedVersionError, match=r"_compute_advantage\(self, batch, metrics"):
         trainer.check_seams()
+
+
+def test_a_second_run_with_the_same_sockets_is_refused(tmp_path: Path) -> None:
+    first = trainer.claim_sockets("01000000", str(tmp_path))
+    trainer.claim_sockets("02000000", str(tmp_path)).close()
+    with pytest.raises(ConfigurationError, match="one Ray cluster for both"):
+        trainer.claim_sockets("01000000", str(tmp_path))
+    first.close()
+    trainer.claim_sockets("01000000", str(tmp_path)).close()
 
 
 def test_the_doctor_finds_this_installation_well() -> None:

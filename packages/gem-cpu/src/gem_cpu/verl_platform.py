@@ -5,8 +5,10 @@ Importing this module registers the platform `cpu` with verl; `gem_cpu.verl_plug
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import inspect
+import os
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +16,8 @@ from typing import Any
 
 import torch
 from verl.plugin.platform import PlatformBase, PlatformRegistry
+
+from gem.after_import import after_import
 
 _DUPLICATED = "cpu:gloo,cpu:gloo"
 _GIB = 2**30
@@ -183,3 +187,32 @@ def load_critic_without_flash_attention() -> None:
         )
 
     model.load_valuehead_model = load_valuehead_model
+
+
+def separate_weight_sockets() -> None:
+    """Give every Ray cluster of this machine sockets of its own for verl's weights.
+
+    verl names them by the number of the Ray job, which is the same in every new cluster: two runs
+    at a time would send their weights to each other's engine.
+    """
+    after_import(
+        "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer", _name_sockets_by_cluster
+    )
+
+
+def _name_sockets_by_cluster(module: types.ModuleType) -> None:
+    # Ray sets it for its workers; engines are their children.
+    cluster = os.environ.get("RAY_RAYLET_PID", "0")
+    for end in (module.BucketedWeightSender, module.BucketedWeightReceiver):
+        _name_socket(end, cluster)
+
+
+def _name_socket(end: Any, cluster: str) -> None:
+    original = end.__init__
+
+    @functools.wraps(original)
+    def init(self: Any, zmq_handle: str, *args: Any, **kwargs: Any) -> None:
+        named = zmq_handle.replace("/rl-colocate-", f"/rl-colocate-{cluster}-")
+        original(self, named, *args, **kwargs)
+
+    end.__init__ = init

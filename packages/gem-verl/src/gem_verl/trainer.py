@@ -8,12 +8,15 @@ episodes out of verl's statistics and stop when too many fail; log `gem/*` metri
 
 from __future__ import annotations
 
+import fcntl
 import inspect
 import math
 import os
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, TextIO
 
+import ray
 import torch
 import transfer_queue as tq
 import verl
@@ -24,7 +27,7 @@ from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from gem.adapter import check_failures
-from gem.errors import RolloutError, UnsupportedVersionError
+from gem.errors import ConfigurationError, RolloutError, UnsupportedVersionError
 from gem.metrics import episode_metrics
 from gem.record import RUN, Recorder, TrainedRow
 from gem.trajectory import Trajectory, TurnSpan
@@ -78,6 +81,32 @@ def check_seams() -> None:
             )
 
 
+def claim_sockets(job_id: str, folder: str = "/tmp") -> TextIO:
+    """Make sure that no other run of this machine uses the same sockets for its weights.
+
+    verl sends weights to vLLM through sockets that it names by the number of the Ray job. Every new
+    Ray cluster begins with the same number, and verl removes a socket that is in the way: two runs
+    at a time would load each other's weights, or wait for ever.
+
+    Returns:
+        What is to be kept open as long as the run goes on.
+
+    Raises:
+        ConfigurationError: Another run is there.
+    """
+    path = Path(folder) / f"gem-verl-{job_id}.lock"
+    try:
+        held = path.open("a")
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise ConfigurationError(
+            f"another verl run on this machine, in a Ray cluster of its own, has Ray job {job_id}, "
+            "too, and verl would mix up the weights of the two; start one Ray cluster for both "
+            f"(ray start --head, RAY_ADDRESS=auto), or one run after the other ({path}: {error})"
+        ) from error
+    return held
+
+
 @dataclass
 class _Episode:
     """An episode of the current batch."""
@@ -99,6 +128,8 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
 
     def __init__(self, config: Any) -> None:
         self._settings = check_config(config)
+        if config.actor_rollout_ref.rollout.name == "vllm" and os.environ.get("GEM_CPU") != "1":
+            self._sockets = claim_sockets(ray.get_runtime_context().get_job_id())
         self._recorder: Recorder | None = None
         if self._settings.record_dir is not None:
             self._recorder = Recorder(self._settings.record_dir)
