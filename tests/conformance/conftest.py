@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import fcntl
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,19 +33,30 @@ def run() -> Callable[..., Path]:
         command += ["--out", str(folder), "--timeout", str(TIMEOUT_S)]
         for setting in settings:
             command += ["--set", setting]
-        ended = subprocess.run(
-            command,
-            cwd=ROOT,
-            env={**os.environ, "GEM_RECORD_ROWS": "1", **environment},
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S + 60,
-            check=False,
-        )
+        with one_at_a_time(trainer):
+            ended = subprocess.run(
+                command,
+                cwd=ROOT,
+                env={**os.environ, "GEM_RECORD_ROWS": "1", **environment},
+                capture_output=True,
+                text=True,
+                timeout=TIMEOUT_S + 60,
+                check=False,
+            )
         assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
         return folder
 
     return start
+
+
+@contextlib.contextmanager
+def one_at_a_time(trainer: str) -> Iterator[None]:
+    """Keep two runs of RL2 apart: its router always takes the same port for its metrics."""
+    with contextlib.ExitStack() as held:
+        if trainer == "rl2":
+            path = Path(tempfile.gettempdir()) / f"gem-conformance-{os.getuid()}-rl2.lock"
+            fcntl.flock(held.enter_context(path.open("w")), fcntl.LOCK_EX)
+        yield
 
 
 @pytest.fixture(scope="session")
