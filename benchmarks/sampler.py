@@ -1,6 +1,8 @@
 """Does vLLM draw from the model's distribution, with the seeds that the adapters give it?
 
-    GEM_CPU=1 .venvs/verl/bin/python benchmarks/sampler.py --model MODEL
+    GEM_CPU=1 VLLM_TARGET_DEVICE=cpu VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind \\
+        TORCHDYNAMO_DISABLE=1 OMP_NUM_THREADS=1 \\
+        .venvs/verl/bin/python benchmarks/sampler.py --model MODEL
 
 Samples from a fixed model and adds up, over all tokens drawn, what should be zero on average: the
 surprisal less the entropy, the share of tokens that end a turn less its expectation, the share of

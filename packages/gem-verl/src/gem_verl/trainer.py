@@ -95,14 +95,19 @@ def claim_sockets(job_id: str, folder: str = "/tmp") -> TextIO:
         ConfigurationError: Another run is there.
     """
     path = Path(folder) / f"gem-verl-{job_id}.lock"
+    if not path.exists():
+        path.touch()
+        path.chmod(0o644)
+    # Reading is enough for a lock, and all that is allowed on another user's file.
+    held = path.open()
     try:
-        held = path.open("a")
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+    except BlockingIOError as error:
+        held.close()
         raise ConfigurationError(
             f"another verl run on this machine, in a Ray cluster of its own, has Ray job {job_id}, "
             "too, and verl would mix up the weights of the two; start one Ray cluster for both "
-            f"(ray start --head, RAY_ADDRESS=auto), or one run after the other ({path}: {error})"
+            f"(ray start --head, RAY_ADDRESS=auto), or one run after the other (it holds {path})"
         ) from error
     return held
 

@@ -20,12 +20,12 @@ class EnvThreads:
     """Runs calls side by side in threads that the interpreter does not wait for at its end.
 
     `concurrent.futures` joins its threads at exit, so that one environment that hangs would keep a
-    run from ending. And waking a thread costs more than a step of most environments: here no call
-    waits for another that blocks, yet a thousand short calls need only a few threads. While calls
-    wait, exactly one further thread is on its way. It gets the interpreter as soon as a running
-    call blocks (or has had its share of time), delivers the results that are ready and calls for
-    the next thread if it must. If nothing blocks, one thread makes all calls and delivers all
-    results at once.
+    run from ending. And waking a thread costs more than a step of a game: here no call waits for
+    another that blocks, yet a thousand short calls need only a few threads. While calls wait,
+    exactly one further thread is on its way. It gets the interpreter as soon as a running call
+    blocks (or has had its share of time), delivers the results that are ready and calls for the
+    next thread if it must. While nothing blocks, one thread makes call after call and delivers the
+    results together.
     """
 
     def __init__(self) -> None:
