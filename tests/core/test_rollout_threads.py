@@ -55,17 +55,17 @@ def spin(gate: threading.Event) -> None:
 
 
 @pytest.mark.parametrize("block", [threading.Event.wait, spin])
-def test_a_result_does_not_wait_for_a_later_call(
+def test_a_result_does_not_wait_for_later_calls(
     block: Callable[[threading.Event], object], gate: threading.Event
 ) -> None:
     async def go() -> None:
         threads = EnvThreads()
-        for _ in range(20):
+        for _ in range(5):
             quick = [asyncio.create_task(threads.run(int)) for _ in range(3)]
-            blocked = asyncio.create_task(threads.run(block, gate))
+            blocked = [asyncio.create_task(threads.run(block, gate)) for _ in range(2)]
             assert await asyncio.wait_for(asyncio.gather(*quick), 20) == [0, 0, 0]
             gate.set()
-            await asyncio.wait_for(blocked, 20)
+            await asyncio.wait_for(asyncio.gather(*blocked), 20)
             gate.clear()
 
     asyncio.run(go())
@@ -129,6 +129,22 @@ def test_calls_share_the_threads_that_the_system_allows(monkeypatch: pytest.Monk
         return await asyncio.wait_for(asyncio.gather(*calls), 20)
 
     assert asyncio.run(go()) == list(range(20))
+
+
+def test_a_result_does_not_wait_where_only_one_thread_is_allowed(
+    monkeypatch: pytest.MonkeyPatch, gate: threading.Event
+) -> None:
+    allow_threads(monkeypatch, 1)
+
+    async def go() -> None:
+        threads = EnvThreads()
+        quick = asyncio.create_task(threads.run(int))
+        blocked = asyncio.create_task(threads.run(gate.wait, 60))
+        assert await asyncio.wait_for(quick, 20) == 0
+        gate.set()
+        assert await blocked
+
+    asyncio.run(go())
 
 
 def test_a_system_that_allows_no_thread_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
