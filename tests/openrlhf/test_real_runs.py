@@ -203,7 +203,8 @@ def test_a_missing_hook_stops_the_run_with_what_to_do(compile: Compile, tmp_path
     assert "RAY_RUNTIME_ENV_HOOK=gem_openrlhf.worker.runtime_env_hook" in text
 
 
-def test_a_killed_engine_stops_the_run(compile: Compile, tmp_path: Path) -> None:
+@pytest.mark.parametrize("at", ["any time", "weight transfer"])
+def test_a_killed_engine_stops_the_run(compile: Compile, tmp_path: Path, at: str) -> None:
     folder = tmp_path / "run"
     launch = compile(folder, training={"precision": "bf16", "iterations": 1000})
     with started(launch, folder) as process:
@@ -211,14 +212,27 @@ def test_a_killed_engine_stops_the_run(compile: Compile, tmp_path: Path) -> None
         while not folder.joinpath("metrics.jsonl").exists():
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.5)
-        engines = [
-            pid
-            for pid in _session(process.pid)
-            if b"RolloutRayActor" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        ]
-        assert engines
-        for pid in engines:
-            os.kill(pid, signal.SIGKILL)
+        if at == "weight transfer":
+            # Held up, the policy meets engines that are dead when it has weights for them.
+            signal_actors(process, "PolicyModelActor", signal.SIGSTOP)
+            time.sleep(5)
+        signal_actors(process, "RolloutRayActor", signal.SIGKILL)
+        if at == "weight transfer":
+            signal_actors(process, "PolicyModelActor", signal.SIGCONT)
         assert process.wait(TIMEOUT_S) != 0
     text = folder.joinpath("log").read_text(encoding="utf-8", errors="replace")
-    assert "RolloutRayActor" in text.rpartition("Traceback")[2]
+    cause = text.rpartition("Traceback")[2]
+    assert "RolloutRayActor" in cause
+    assert at == "any time" or "died while weights were sent to it" in cause
+
+
+def signal_actors(process: subprocess.Popen[bytes], name: str, number: int) -> None:
+    """Send a signal to the processes of a Ray actor."""
+    pids = [
+        pid
+        for pid in _session(process.pid)
+        if name.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+    assert pids
+    for pid in pids:
+        os.kill(pid, number)

@@ -25,6 +25,7 @@ from openrlhf.trainer import ppo_trainer, ppo_trainer_async
 for name in ("RemoteExperienceMaker", "TensorboardLogger", "prepare_datasets"):
     print(getattr(ppo_trainer, name).__module__)
 print(ppo_trainer_async.prepare_datasets.__module__)
+print(ppo_trainer.BasePPOTrainer.broadcast_to_vllm.__module__)
 """
 
 
@@ -43,11 +44,12 @@ def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_worker_uses_our_classes_once_it_imports_openrlhf() -> None:
     done = python(IN_A_WORKER)
-    assert done.stdout.split()[-4:] == [
+    assert done.stdout.split()[-5:] == [
         "gem_openrlhf.advantage",
         "gem_openrlhf.logs",
         "gem_openrlhf.dataset",
         "gem_openrlhf.dataset",
+        "gem_openrlhf.engines",
     ], done.stderr
 
 
@@ -68,6 +70,8 @@ def test_a_changed_signature_is_named_with_both_versions() -> None:
         check_signature(changed, "compute", ["self", "experiences"])
     for part in ("Maker.compute(self, experiences)", "extra", "0.11.2", ">=0.11.1,<0.12"):
         assert part in str(error.value)
+    traced = SimpleNamespace(__name__="Actor", fit=lambda self, *, _ray_trace_ctx=None: None)
+    check_signature(traced, "fit", ["self"])
     with pytest.raises(UnsupportedVersionError, match="has None"):
         check_signature(changed, "gone", ["self"])
 

@@ -24,12 +24,13 @@ VARIABLE = "RAY_RUNTIME_ENV_HOOK"
 HOOK = "gem_openrlhf.worker.runtime_env_hook"
 _KEY = "worker_process_setup_hook"
 
-SEAMS = {
-    "openrlhf.trainer.ppo_utils.experience_maker": "gem_openrlhf.advantage",
-    "openrlhf.trainer.ppo_trainer": "gem_openrlhf.dataset",
-    "openrlhf.utils.logging_utils": "gem_openrlhf.logs",
-}
-"""OpenRLHF's module: our module whose `install(module)` replaces one name in it."""
+SEAMS = (
+    ("openrlhf.trainer.ppo_utils.experience_maker", "gem_openrlhf.advantage"),
+    ("openrlhf.trainer.ppo_trainer", "gem_openrlhf.dataset"),
+    ("openrlhf.trainer.ppo_trainer", "gem_openrlhf.engines"),
+    ("openrlhf.utils.logging_utils", "gem_openrlhf.logs"),
+)
+"""OpenRLHF's module, and ours whose `install(module)` replaces one name in it."""
 
 _state = {"installed": False}
 
@@ -57,7 +58,7 @@ def setup() -> None:
     if _state["installed"]:
         return
     check_openrlhf()
-    for theirs, ours in SEAMS.items():
+    for theirs, ours in SEAMS:
         after_import(theirs, _installer(ours))
     _state["installed"] = True
 

@@ -1,0 +1,74 @@
+"""Real Ray actors that live, are busy, or die while a call waits for them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from gem.errors import RolloutError
+
+ray = pytest.importorskip("ray")
+from gem_openrlhf.engines import call_while_alive  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray warns without it.
+        ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
+        yield
+        ray.shutdown()
+
+
+@pytest.fixture
+def engines(cluster: None) -> Iterator[list[Any]]:
+    class Engine:  # In here, Ray sends it by value.
+        async def pid(self) -> int:
+            return os.getpid()
+
+        async def block(self, seconds: float) -> None:
+            time.sleep(seconds)
+
+    actors = [ray.remote(num_cpus=0)(Engine).remote() for _ in range(2)]
+    ray.get([actor.pid.remote() for actor in actors])
+    yield actors
+    for actor in actors:
+        ray.kill(actor)
+
+
+def kill(actor: Any) -> None:
+    os.kill(ray.get(actor.pid.remote()), signal.SIGKILL)
+
+
+def test_what_a_call_returns_or_raises_comes_back(engines: list[Any]) -> None:
+    assert call_while_alive(lambda: 7, engines) == 7
+    with pytest.raises(ZeroDivisionError):
+        call_while_alive(lambda: 1 / 0, engines)
+
+
+def test_a_call_for_a_dead_actor_is_given_up(engines: list[Any]) -> None:
+    def never() -> None:
+        kill(engines[1])
+        threading.Event().wait()
+
+    with pytest.raises(RolloutError, match=r"engine died(?s:.*)Engine"):
+        call_while_alive(never, engines)
+
+
+def test_an_error_that_a_death_caused_names_the_actor(engines: list[Any]) -> None:
+    def closed() -> None:
+        kill(engines[0])
+        raise ConnectionError("closed by peer")
+
+    with pytest.raises(RolloutError, match="engine died"):
+        call_while_alive(closed, engines)
+
+
+def test_a_busy_actor_is_not_dead(engines: list[Any]) -> None:
+    assert call_while_alive(lambda: ray.get(engines[0].block.remote(4.0)), engines) is None
