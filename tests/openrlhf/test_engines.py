@@ -10,11 +10,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import ray
 
 from gem.errors import RolloutError
-
-ray = pytest.importorskip("ray")
-from gem_openrlhf.engines import call_while_alive  # noqa: E402
+from gem_openrlhf.engines import call_while_alive
 
 
 @pytest.fixture(scope="module")
