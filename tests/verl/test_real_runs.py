@@ -7,7 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -43,10 +44,11 @@ def train(compiled: Callable[..., Launch]) -> Train:
     return start
 
 
-def run(launch: Launch, folder: Path, *overrides: str) -> str:
+@contextlib.contextmanager
+def started(launch: Launch, folder: Path, *overrides: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a run; its processes are gone afterwards."""
     env = {k: v for k, v in os.environ.items() if k not in launch.unset} | launch.env
-    log = folder / "log"
-    with log.open("wb") as file:
+    with folder.joinpath("log").open("wb") as file:
         process = subprocess.Popen(
             [sys.executable, *launch.argv[1:], *overrides],
             stdout=file,
@@ -56,14 +58,34 @@ def run(launch: Launch, folder: Path, *overrides: str) -> str:
             start_new_session=True,
         )
         try:
-            status = process.wait(TIMEOUT_S)
+            yield process
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-    text = log.read_text(encoding="utf-8", errors="replace")
-    assert status == 0, text[-4000:]
-    assert f"step:{STEPS} " in text
-    return text
+            for pid in session(process.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            process.wait()
+
+
+def session(leader: int) -> list[int]:
+    """The processes of a run: Ray keeps them in its session."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            if os.getsid(int(entry.name)) == leader:
+                found.append(int(entry.name))
+    return found
+
+
+def log(folder: Path) -> str:
+    return folder.joinpath("log").read_text(encoding="utf-8", errors="replace")
+
+
+def run(launch: Launch, folder: Path, *overrides: str) -> str:
+    with started(launch, folder, *overrides) as process:
+        status = process.wait(TIMEOUT_S)
+    assert status == 0, log(folder)[-4000:]
+    assert f"step:{STEPS} " in log(folder)
+    return log(folder)
 
 
 def check_record(folder: Path, rows_per_episode: int) -> None:
@@ -123,3 +145,45 @@ def test_our_asynchronous_trainer(train: Train, tmp_path: Path) -> None:
     train(tmp_path / "run", "rebn", "trainer.v1.trainer_mode=gem_colocate_async")
     record = read_run(tmp_path / "run")
     assert [m["iteration"] for m in record.metrics if m["split"] == "train"] == list(range(STEPS))
+
+
+@pytest.mark.parametrize(
+    ("killed", "held", "named"),
+    [
+        # Held up, the actor meets a dead engine or server when it has weights for it.
+        ("VLLM::EngineCore", "ray::WorkerDict", "vLLMHttpServer: EngineCore"),
+        ("ray::vLLMHttpServer", "ray::WorkerDict", "class_name: vLLMHttpServer"),
+        ("ray::AgentLoopWorker", None, "class_name: AgentLoopWorker"),
+    ],
+)
+def test_a_killed_process_stops_the_run_and_is_named(
+    compiled: Callable[..., Launch], tmp_path: Path, killed: str, held: str | None, named: str
+) -> None:
+    folder = tmp_path / "run"
+    launch = compiled(adapter, folder, training={"iterations": 1000})
+    with started(launch, folder) as process:
+        deadline = time.monotonic() + TIMEOUT_S
+        while "step:1 " not in log(folder):
+            assert process.poll() is None and time.monotonic() < deadline, log(folder)[-4000:]
+            time.sleep(0.5)
+        if held is not None:
+            signal_processes(process, held, signal.SIGSTOP)
+            time.sleep(5)
+        signal_processes(process, killed, signal.SIGKILL)
+        if held is not None:
+            signal_processes(process, held, signal.SIGCONT)
+        assert process.wait(TIMEOUT_S) != 0
+    cause = log(folder).rpartition("Traceback")[2]
+    assert "a process that the run needs has died" in cause and named in cause
+
+
+def signal_processes(process: subprocess.Popen[bytes], title: str, number: int) -> None:
+    """Send a signal to the processes of a run whose title begins so."""
+    pids = []
+    for pid in session(process.pid):
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(title.encode()):
+                pids.append(pid)
+    assert pids
+    for pid in pids:
+        os.kill(pid, number)

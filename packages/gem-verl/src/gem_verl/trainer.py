@@ -1,9 +1,10 @@
 """verl's trainer hook: modes `gem_sync` and `gem_colocate_async`.
 
-Both are verl's own trainers with five methods extended. They let estimators know the rows of each
-episode, its rewards and the critic's values; train the critic where turns begin; leave failed
-episodes out of verl's statistics and stop when too many fail; log `gem/*` metrics; and write a
-`gem.record` where `gem.record_dir` says. This is the only module that touches TransferQueue.
+Both are verl's own trainers with some methods extended, `SEAMS`. They let estimators know the rows
+of each episode, its rewards and the critic's values; train the critic where turns begin; leave
+failed episodes out of verl's statistics and stop when too many fail; stop when a process that the
+rollout needs is dead; log `gem/*` metrics; and write a `gem.record` where `gem.record_dir` says.
+This is the only module that touches TransferQueue.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from gem.adapter import check_failures
 from gem.errors import ConfigurationError, RolloutError, UnsupportedVersionError
 from gem.metrics import episode_metrics
+from gem.ray_actors import call_while_alive
 from gem.record import RUN, Recorder, TrainedRow
 from gem.trajectory import Trajectory, TurnSpan
 from gem_verl import SUPPORTED_VERL, __version__
@@ -36,6 +38,7 @@ from gem_verl.advantage import Batch, EpisodeRows, given
 from gem_verl.settings import check_config
 
 SEAMS = {
+    "fit": ["self", "agent_loop_manager"],
     "_build_replay_buffer": ["self"],
     "_balance_batch": ["self", "batch", "metrics", "logging_prefix", "keep_minibatch"],
     "_compute_advantage": ["self", "batch", "metrics"],
@@ -151,6 +154,14 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
         self._failed = 0
         self._advantages: list[list[float]] = []
         super().__init__(config)
+
+    def fit(self, agent_loop_manager: Any) -> None:
+        """Train, as long as all agent loops and rollout servers live; verl would wait for them."""
+        actors = list(agent_loop_manager.agent_loop_workers)
+        for replica in self.llm_server_manager.get_replicas():
+            actors.extend(replica.servers)
+        fit = super().fit
+        call_while_alive(lambda: fit(agent_loop_manager), actors, engine="engine")
 
     def _build_replay_buffer(self) -> Any:
         buffer = super()._build_replay_buffer()

@@ -7,13 +7,14 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
 
 from gem.errors import RolloutError
-from gem_openrlhf.engines import call_while_alive
+from gem.ray_actors import call_while_alive
 
 
 @pytest.fixture(scope="module")
@@ -27,14 +28,20 @@ def cluster() -> Iterator[None]:
 
 @pytest.fixture
 def engines(cluster: None) -> Iterator[list[Any]]:
-    class Engine:  # In here, Ray sends it by value.
+    class Server:  # In here, Ray sends it by value.
+        def __init__(self) -> None:
+            self.engine = SimpleNamespace(errored=False, dead_error="out of memory")
+
         async def pid(self) -> int:
             return os.getpid()
+
+        async def end_engine(self) -> None:
+            self.engine.errored = True
 
         async def block(self, seconds: float) -> None:
             time.sleep(seconds)
 
-    actors = [ray.remote(num_cpus=0)(Engine).remote() for _ in range(2)]
+    actors = [ray.remote(num_cpus=0)(Server).remote() for _ in range(2)]
     ray.get([actor.pid.remote() for actor in actors])
     yield actors
     for actor in actors:
@@ -56,7 +63,7 @@ def test_a_call_for_a_dead_actor_is_given_up(engines: list[Any]) -> None:
         kill(engines[1])
         threading.Event().wait()
 
-    with pytest.raises(RolloutError, match=r"engine died(?s:.*)Engine"):
+    with pytest.raises(RolloutError, match=r"has died(?s:.*)Server"):
         call_while_alive(never, engines)
 
 
@@ -65,8 +72,21 @@ def test_an_error_that_a_death_caused_names_the_actor(engines: list[Any]) -> Non
         kill(engines[0])
         raise ConnectionError("closed by peer")
 
-    with pytest.raises(RolloutError, match="engine died"):
+    with pytest.raises(RolloutError, match="has died") as error:
         call_while_alive(closed, engines)
+    assert isinstance(error.value.__context__, ray.exceptions.RayActorError)
+
+
+@pytest.mark.parametrize("waits_s", [0, 3600])
+def test_an_engine_that_ends_without_its_actor(engines: list[Any], waits_s: float) -> None:
+    def fails() -> None:
+        threading.Event().wait(3)  # healthy when first asked
+        ray.get(engines[0].end_engine.remote())
+        threading.Event().wait(waits_s)
+        raise ConnectionError("closed by peer")
+
+    with pytest.raises(RolloutError, match="has died. Server: out of memory"):
+        call_while_alive(fails, engines, engine="engine")
 
 
 def test_a_busy_actor_is_not_dead(engines: list[Any]) -> None:
