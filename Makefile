@@ -90,7 +90,7 @@ compare-soft: env-dev env-verl ## REINFORCE, GRPO and ReBN on a never negative r
 
 # Checks
 
-.PHONY: compatibility compatibility-check docs docs-check check-envs lint types test test-dev test-verl test-openrlhf conformance conformance-breaks e2e e2e-tools e2e-openrlhf example-verl test-oat e2e-oat test-tinker e2e-tinker test-rl2 e2e-rl2
+.PHONY: compatibility compatibility-check docs docs-check check-envs lint types test test-dev test-verl test-openrlhf conformance conformance-breaks e2e e2e-tools e2e-openrlhf example-verl killed-verl test-oat e2e-oat test-tinker e2e-tinker test-rl2 e2e-rl2
 docs: env-dev ## Write the pages about the environments (docs/envs)
 	$(DEV) -m gem.testing.catalogue docs/envs
 docs-check: env-dev ## The pages about the environments are current
@@ -129,6 +129,8 @@ e2e-tools: env-dev env-verl ## Python, search and MCP through the reference and 
 	$(DEV) -m pytest -q tests/e2e/test_tools.py
 e2e: env-dev env-verl example-verl ## Real verl in each way of using it, a few steps each, and the example file
 	$(VERL) -m pytest -q tests/verl -m slow
+killed-verl: env-dev env-verl ## Real verl whose vLLM engine is killed: the run ends and says so (part of e2e)
+	$(VERL) -m pytest -q tests/verl -m slow -k EngineCore
 example-verl: env-dev env-verl ## The example file of gem-verl on the CPU, two steps
 	PATH="$(CURDIR)/.venvs/verl/bin:$$PATH" MODEL="$$($(DEV) -m gem_cpu.tiny_model)" \
 	  timeout 900 packages/gem-verl/examples/train_verl.sh --cpu trainer.total_training_steps=2
