@@ -13,9 +13,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
-import ray
-from ray.exceptions import RayActorError
-
 from gem.errors import RolloutError
 
 T = TypeVar("T")
@@ -74,6 +71,9 @@ class _Watched:
 
     def check(self, timeout_s: float) -> None:
         """Ask the actors that have no question open; raise if one is found to be dead."""
+        import ray
+        from ray.exceptions import RayActorError
+
         for number, actor in enumerate(self._actors):
             if number not in self._asked:
                 self._asked[number] = actor.__ray_call__.remote(_problem, self._engine)
