@@ -267,6 +267,28 @@ def test_a_killed_process_ends_the_run_and_all_of_its_processes(
     assert not [p for p in below if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 
+ENGINE_GONE = """
+from gem.after_import import after_import
+def install(module):
+    call, received = module.LLM.collective_rpc, []
+    def collective_rpc(self, method, *args, **kwargs):
+        received.extend(["weight"] * (method == "update_weight"))
+        if len(received) == 40:
+            raise RuntimeError("the engine is dead")
+        return call(self, method, *args, **kwargs)
+    module.LLM.collective_rpc = collective_rpc
+after_import("vllm", install)
+"""
+
+
+def test_an_engine_that_cannot_receive_weights_ends_the_run(
+    start: Callable[..., Training], tmp_path: Path
+) -> None:
+    training = start("gone", with_code(tmp_path / "code", ENGINE_GONE))
+    assert training.ended() == 1
+    assert training.last_line() == "actor 0: RuntimeError: the engine is dead"
+
+
 def test_a_model_that_does_not_exist_is_named(start: Callable[..., Training]) -> None:
     training = start("missing", pretrain="/no/such/model")
     assert training.ended() == 1

@@ -37,6 +37,21 @@ class Actor(PPOActor):  # type: ignore[misc]
             super().init(actor_id, save_path)
             self._chat = ChatFormat(self.tokenizer, system_prompt=self.args.gem_system_prompt)
 
+    def update_weight(
+        self,
+        name: str,
+        dtype: str,
+        shape: Sequence[int],
+        cuda_ipc_handles: Any = None,
+        empty_cache: bool = False,
+    ) -> Any:
+        """Receive a parameter; called by oat's learner.
+
+        The learner would wait for an engine that cannot receive, and never see why.
+        """
+        with reported(f"actor {self.actor_id}"):
+            return super().update_weight(name, dtype, shape, cuda_ipc_handles, empty_cache)
+
     def step(
         self,
         prompts: Sequence[str],

@@ -12,6 +12,14 @@ SEAMS: dict[str, tuple[str, ...]] = {
     "oat.interface.get_program": ("args", "learner_cls", "actor_cls"),
     "oat.args.default_args_validation": ("args",),
     "oat.algorithms.ppo.PPOActor.init": ("self", "actor_id", "save_path"),
+    "oat.algorithms.ppo.PPOActor.update_weight": (
+        "self",
+        "name",
+        "dtype",
+        "shape",
+        "cuda_ipc_handles",
+        "empty_cache",
+    ),
     "oat.algorithms.ppo.PPOActor.step": ("self", "prompts", "formatted_prompts", "references"),
     "oat.algorithms.ppo_multiturn.PPOMultiTurnLearner._init": ("self", "args", "actors"),
     "oat.algorithms.ppo_multiturn.PPOMultiTurnLearner.prepare_data": (
