@@ -13,9 +13,12 @@ import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+
+from gem_oat.supervise import _watch
 
 LAUNCHER = """
 import subprocess, sys
@@ -92,6 +95,27 @@ def test_a_complete_training_ends_with_0(launch: Launch) -> None:
     status, output = ended(launch(learner_0_0=DONE, actor_0_0=FOREVER))
     assert status == 0, output
     assert "[learner_0_0] trained" in output
+
+
+def test_a_training_that_is_complete_between_two_looks_is_complete() -> None:
+    received: list[int] = []
+
+    class Folder:
+        """Where the learner leaves its word, and asks the launcher to end, just after a look."""
+
+        def __truediv__(self, name: str) -> Folder:
+            return self
+
+        def exists(self) -> bool:
+            known = bool(received)
+            received.append(signal.SIGTERM)
+            return known
+
+        def glob(self, pattern: str) -> list[Path]:
+            return []
+
+    folder: Any = Folder()
+    assert _watch(folder, received) == (0, "")
 
 
 def test_a_node_that_fails_ends_all_and_its_cause_comes_last(launch: Launch) -> None:

@@ -89,17 +89,19 @@ def _watch(folder: Path, received: list[int]) -> tuple[int, str]:
     nodes = [_Node(process) for process in psutil.Process().children()]
     deadline: float | None = None
     while True:
+        # Looked at before the words that were left before them.
         ended = [node.title for node in nodes if node.ended()]
+        asked = list(received)
         if (folder / _DONE).exists():
             # oat's learner asks this process to end when all is done; where it is not the first
             # of several machines, its learners just end.
             learners = [node.title for node in nodes if node.title.startswith("learner")]
-            if received or set(learners) <= set(ended):
+            if asked or set(learners) <= set(ended):
                 return 0, ""
         elif failures := sorted(folder.glob("*.failed")):
             return 1, failures[0].read_text(encoding="utf-8")
-        elif received:
-            return 128 + received[0], ""
+        elif asked:
+            return 128 + asked[0], ""
         elif ended:
             deadline = deadline or time.monotonic() + _GRACE_S
             if time.monotonic() > deadline:
