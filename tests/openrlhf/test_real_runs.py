@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
+from real_runs import TIMEOUT_S, kill, log, started, until
 
 from gem.experiment import Launch
 from gem.record import read_run
@@ -21,7 +16,6 @@ from gem_openrlhf.launch import adapter
 
 pytestmark = pytest.mark.slow
 
-TIMEOUT_S = 900
 STEPS = 3
 
 
@@ -34,35 +28,11 @@ def compile(compiled: Compile) -> Compile:
     return partial(compiled, adapter)
 
 
-@contextlib.contextmanager
-def started(launch: Launch, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a run; its processes are gone afterwards."""
-    for name, text in launch.files.items():
-        folder.joinpath(name).write_text(text)
-    env = {k: v for k, v in os.environ.items() if k not in launch.unset}
-    with folder.joinpath("log").open("wb") as file:
-        process = subprocess.Popen(
-            [sys.executable, *launch.argv[1:]],
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            env=env | launch.env,
-            cwd=folder,
-            start_new_session=True,
-        )
-        try:
-            yield process
-        finally:
-            for pid in _session(process.pid):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            process.wait()
-
-
 def run(launch: Launch, folder: Path) -> tuple[int, str]:
     """Train to the end; return the exit status and the log."""
     with started(launch, folder) as process:
         status = process.wait(TIMEOUT_S)
-    return status, folder.joinpath("log").read_text(encoding="utf-8", errors="replace")
+    return status, log(folder)
 
 
 def train(launch: Launch, folder: Path) -> str:
@@ -70,19 +40,6 @@ def train(launch: Launch, folder: Path) -> str:
     assert status == 0, text[-4000:]
     assert f"Global step {STEPS}:" in text
     return text
-
-
-def _session(leader: int) -> list[int]:
-    """The processes started by `leader`, which Ray keeps in its session."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdecimal():
-            continue
-        with contextlib.suppress(OSError):
-            fields = entry.joinpath("stat").read_text(errors="replace").rpartition(")")[2].split()
-            if int(fields[3]) == leader:
-                found.append(int(entry.name))
-    return found
 
 
 def with_agent(launch: Launch, source: str, *, hook: bool = True) -> Launch:
@@ -210,28 +167,8 @@ def test_an_engine_killed_before_a_weight_transfer_stops_the_run(
     folder = tmp_path / "run"
     launch = compile(folder, training={"precision": "bf16", "iterations": 1000})
     with started(launch, folder) as process:
-        deadline = time.monotonic() + TIMEOUT_S
-        while not folder.joinpath("metrics.jsonl").exists():
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.5)
-        # Held up, the policy meets engines that are dead when it has weights for them.
-        signal_processes(process, "ray::PolicyModelActor", signal.SIGSTOP)
-        time.sleep(5)
-        signal_processes(process, killed, signal.SIGKILL)
-        signal_processes(process, "ray::PolicyModelActor", signal.SIGCONT)
+        until(process, folder, "Global step 1:")
+        kill(process, folder, killed, held="ray::PolicyModelActor")
         assert process.wait(TIMEOUT_S) != 0
-    text = folder.joinpath("log").read_text(encoding="utf-8", errors="replace")
-    cause = text.rpartition("Traceback")[2]
+    cause = log(folder).rpartition("Traceback")[2]
     assert "a process that the run needs has died" in cause and "RolloutRayActor" in cause
-
-
-def signal_processes(process: subprocess.Popen[bytes], title: str, number: int) -> None:
-    """Send a signal to the processes of a run whose title begins so."""
-    pids = [
-        pid
-        for pid in _session(process.pid)
-        if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(title.encode())
-    ]
-    assert pids
-    for pid in pids:
-        os.kill(pid, number)

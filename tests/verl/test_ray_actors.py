@@ -39,7 +39,7 @@ def engines(cluster: None) -> Iterator[list[Any]]:
             self.engine.errored = True
 
         async def block(self, seconds: float) -> None:
-            time.sleep(seconds)
+            time.sleep(seconds)  # not asyncio's: nothing else is answered meanwhile
 
     actors = [ray.remote(num_cpus=0)(Server).remote() for _ in range(2)]
     ray.get([actor.pid.remote() for actor in actors])

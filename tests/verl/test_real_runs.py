@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from real_runs import TIMEOUT_S, kill, log, started, until
 
 from gem.experiment import Launch
 from gem.record import read_run
@@ -19,7 +14,6 @@ from gem_verl.launch import adapter
 
 pytestmark = pytest.mark.slow
 
-TIMEOUT_S = 900
 STEPS = 3
 
 
@@ -42,42 +36,6 @@ def train(compiled: Callable[..., Launch]) -> Train:
         return run(launch, folder, *overrides)
 
     return start
-
-
-@contextlib.contextmanager
-def started(launch: Launch, folder: Path, *overrides: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a run; its processes are gone afterwards."""
-    env = {k: v for k, v in os.environ.items() if k not in launch.unset} | launch.env
-    with folder.joinpath("log").open("wb") as file:
-        process = subprocess.Popen(
-            [sys.executable, *launch.argv[1:], *overrides],
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            env=env,
-            cwd=folder,
-            start_new_session=True,
-        )
-        try:
-            yield process
-        finally:
-            for pid in session(process.pid):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            process.wait()
-
-
-def session(leader: int) -> list[int]:
-    """The processes of a run: Ray keeps them in its session."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError):
-            if os.getsid(int(entry.name)) == leader:
-                found.append(int(entry.name))
-    return found
-
-
-def log(folder: Path) -> str:
-    return folder.joinpath("log").read_text(encoding="utf-8", errors="replace")
 
 
 def run(launch: Launch, folder: Path, *overrides: str) -> str:
@@ -162,28 +120,8 @@ def test_a_killed_process_stops_the_run_and_is_named(
     folder = tmp_path / "run"
     launch = compiled(adapter, folder, training={"iterations": 1000})
     with started(launch, folder) as process:
-        deadline = time.monotonic() + TIMEOUT_S
-        while "step:1 " not in log(folder):
-            assert process.poll() is None and time.monotonic() < deadline, log(folder)[-4000:]
-            time.sleep(0.5)
-        if held is not None:
-            signal_processes(process, held, signal.SIGSTOP)
-            time.sleep(5)
-        signal_processes(process, killed, signal.SIGKILL)
-        if held is not None:
-            signal_processes(process, held, signal.SIGCONT)
+        until(process, folder, "step:1 ")
+        kill(process, folder, killed, held)
         assert process.wait(TIMEOUT_S) != 0
     cause = log(folder).rpartition("Traceback")[2]
     assert "a process that the run needs has died" in cause and named in cause
-
-
-def signal_processes(process: subprocess.Popen[bytes], title: str, number: int) -> None:
-    """Send a signal to the processes of a run whose title begins so."""
-    pids = []
-    for pid in session(process.pid):
-        with contextlib.suppress(OSError):
-            if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(title.encode()):
-                pids.append(pid)
-    assert pids
-    for pid in pids:
-        os.kill(pid, number)

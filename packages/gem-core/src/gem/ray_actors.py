@@ -1,7 +1,7 @@
 """A call that waits for Ray actors ends when one of them, or its vLLM engine, is dead.
 
-Much that trainers wait for never ends then: the sender of a broadcast over NCCL waits for ever for
-a receiver that is gone (over Gloo half an hour), and so does a socket for its other end.
+Trainers by themselves go on waiting then: the sender of a broadcast for a receiver that is gone, a
+socket for its other end.
 
 Needs Ray, which trainers bring along.
 """

@@ -89,7 +89,7 @@ def _watch(folder: Path, received: list[int]) -> tuple[int, str]:
     nodes = [_Node(process) for process in psutil.Process().children()]
     deadline: float | None = None
     while True:
-        # Looked at before the words that were left before them.
+        # These two first: a node leaves its word before it ends or asks this process to end.
         ended = [node.title for node in nodes if node.ended()]
         asked = list(received)
         if (folder / _DONE).exists():
