@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from gem.record import RunRecord, read_run
+from gem_oat.supervise import _alive
 
 pytestmark = pytest.mark.slow
 
@@ -264,7 +265,7 @@ def test_a_killed_process_ends_the_run_and_all_of_its_processes(
     assert training.ended() == 1
     last = training.last_line()
     assert f"{node}/0 ended before the training was complete" in last or "is gone" in last
-    assert not [p for p in below if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    assert not [p for p in below if _alive(p)]
 
 
 ENGINE_GONE = """

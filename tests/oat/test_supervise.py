@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from gem_oat.supervise import _watch
+from gem_oat.supervise import _Node, _watch
 
 LAUNCHER = """
 import subprocess, sys
@@ -63,10 +63,16 @@ os._exit(3)
 
 
 @pytest.fixture
-def launch(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
+def decorate(tmp_path: Path) -> Path:
+    """A shell script that does what Launchpad's does."""
+    script = tmp_path / "decorate_output"
+    script.write_text(textwrap.dedent(DECORATE))
+    return script
+
+
+@pytest.fixture
+def launch(decorate: Path, tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
     """Start a supervised program of nodes `{title: code}`."""
-    decorate = tmp_path / "decorate_output"
-    decorate.write_text(textwrap.dedent(DECORATE))
 
     def start(**nodes: str) -> subprocess.Popen[str]:
         code = LAUNCHER.format(nodes=nodes, decorate=str(decorate))
@@ -115,7 +121,7 @@ def test_a_training_that_is_complete_between_two_looks_is_complete() -> None:
             return []
 
     folder: Any = Folder()
-    assert _watch(folder, received) == (0, "")
+    assert _watch(folder, received, []) == (0, "")
 
 
 def test_a_node_that_fails_ends_all_and_its_cause_comes_last(launch: Launch) -> None:
@@ -129,6 +135,31 @@ def test_a_node_that_is_killed_is_named(launch: Launch) -> None:
     assert status == 1
     assert "actor_0_0 ended before the training was complete" in output
     assert "[actor_0_0] last words" in output
+
+
+def test_a_node_that_died_before_anybody_looked_is_ended() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as shell:
+        process = psutil.Process(shell.pid)
+        while process.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.01)
+        assert _Node(process).ended()
+
+
+def test_a_node_that_died_before_anybody_looked_is_ended_though_its_child_lives(
+    decorate: Path, tmp_path: Path
+) -> None:
+    note = tmp_path / "note"
+    with subprocess.Popen(
+        ["bash", str(decorate), "33", "actor_0_0", sys.executable, "-c", ORPHANS],
+        env={**os.environ, "NOTE": str(note)},
+    ) as shell:
+        process = psutil.Process(shell.pid)
+        while not note.exists() or [p.name() for p in process.children()] != ["sed"]:
+            time.sleep(0.01)
+        try:
+            assert _Node(process).ended()
+        finally:
+            os.kill(int(note.read_text()), signal.SIGKILL)
 
 
 def test_who_ends_the_launcher_ends_everything(launch: Launch) -> None:

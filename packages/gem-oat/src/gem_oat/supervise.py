@@ -76,7 +76,8 @@ def supervise(start: Callable[[], object]) -> int:
             # Launchpad's own handlers, which end this process with SIGKILL after ten seconds.
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, note)
-            status, cause = _watch(Path(folder), received)
+            nodes = [_Node(process) for process in psutil.Process().children()]
+            status, cause = _watch(Path(folder), received, nodes)
         finally:
             end_all()
     # Only now have all nodes had their say.
@@ -84,9 +85,8 @@ def supervise(start: Callable[[], object]) -> int:
     return status
 
 
-def _watch(folder: Path, received: list[int]) -> tuple[int, str]:
+def _watch(folder: Path, received: list[int], nodes: list[_Node]) -> tuple[int, str]:
     """Return the exit status, and what to say about it, when the nodes are to be ended."""
-    nodes = [_Node(process) for process in psutil.Process().children()]
     deadline: float | None = None
     while True:
         # These two first: a node leaves its word before it ends or asks this process to end.
@@ -117,17 +117,19 @@ class _Node:
     def __init__(self, shell: psutil.Process) -> None:
         self._shell = shell
         self._self: psutil.Process | None = None
-        # bash decorate_output COLOUR TITLE COMMAND ...
-        words = shell.cmdline()
+        words: list[str] = []
+        with contextlib.suppress(psutil.NoSuchProcess):  # nor has one that is a zombie already
+            # bash decorate_output COLOUR TITLE COMMAND ...
+            words = shell.cmdline()
         self.title = str(words[3]) if len(words) > 3 else f"process {shell.pid}"
 
     def ended(self) -> bool:
         """Whether the node is gone; its shell stays as long as anybody holds the output."""
         if self._self is None and _alive(self._shell):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                below = [p for p in self._shell.children() if not _carries(p)]
-                self._self = below[0] if below else None
-            return False
+            below = [p for p in _children(self._shell) if _alive(p)]
+            self._self = next((p for p in below if not _carries(p)), None)
+            # The shell starts the node first: where only its output is passed on, it is gone.
+            return bool(below) and all(_name(p) == "sed" for p in below)
         return not _alive(self._self or self._shell)
 
 
@@ -151,9 +153,19 @@ def end_all() -> None:
 
 
 def _carries(process: psutil.Process) -> bool:
+    return _name(process) in ("sed", "bash", "decorate_output")
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
     with contextlib.suppress(psutil.NoSuchProcess):
-        return str(process.name()) in ("sed", "bash", "decorate_output")
-    return False
+        return list(process.children())
+    return []
+
+
+def _name(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return str(process.name())
+    return ""
 
 
 def _alive(process: psutil.Process) -> bool:

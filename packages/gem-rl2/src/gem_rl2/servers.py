@@ -8,6 +8,7 @@ answers nothing.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import multiprocessing
 import multiprocessing.util  # registers its exit handler when it is imported
 import os
@@ -54,10 +55,12 @@ def _end(guard: subprocess.Popen[bytes] | None = None) -> None:
         guard.wait()
     children = psutil.Process(os.getpid()).children(recursive=True)
     for child in children:
-        child.terminate()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.terminate()
     _, left = psutil.wait_procs(children, timeout=END_S)
     for child in left:
-        child.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
     for process in multiprocessing.active_children():
         process.join(END_S)
 
@@ -75,8 +78,9 @@ def _parts() -> dict[psutil.Process, psutil.Process]:
     found = {}
     for server in psutil.Process(os.getpid()).children():
         for part in server.children(recursive=True):
-            if part.name().startswith(PART):
-                found[part] = server
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if part.name().startswith(PART):
+                    found[part] = server
     return found
 
 
