@@ -72,6 +72,7 @@ class Adapter:
             env={"FAKE": "a b", "PYTHONUNBUFFERED": "1"},
             unset=["CUDA_VISIBLE_DEVICES"],
             files={"conf/fake.yaml": "lr: 1\\n"},
+            state=["left", "left.txt"],
             parity=[Knob("algorithm.gamma", "matched", "fake.gamma"),
                     Knob("optimizer.lr", "emulated", "warm-up of 0 steps"),
                     Knob("seed", "unmatched", "fake has no seed")],

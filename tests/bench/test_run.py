@@ -196,6 +196,41 @@ def test_a_folder_that_holds_a_run_is_only_used_again_when_told_so(
     assert len(read_run(out).metrics) == 6
 
 
+def test_nothing_goes_on_from_what_an_earlier_run_left(
+    gem_bench: Start, spec_file: WriteSpec, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    command = ("run", spec_file(), "--to", "fake", "--out", out)
+    (out / "left").mkdir(parents=True)
+    (out / "left" / "weights").touch()
+    (out / "left.txt").touch()
+    (out / "notes.txt").touch()
+    code, _, err = finish(gem_bench(*command))
+    assert code == 2
+    assert "already holds a run (left, left.txt)" in err
+    code, _, err = finish(gem_bench(*command, "--overwrite"))
+    assert code == 0, err
+    assert not (out / "left").exists()
+    assert not (out / "left.txt").exists()
+    assert (out / "notes.txt").exists()
+
+
+def test_a_run_does_not_end_because_nobody_looks_any_more(
+    gem_bench: Start, spec_file: WriteSpec, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    process = gem_bench("run", spec_file(), "--to", "fake", "--out", out)
+    assert process.stderr is not None
+    process.stderr.close()
+    assert process.wait(120) == 0
+    assert meta(out)["status"] == "finished"
+    assert len(read_run(out).metrics) == 6
+    process = gem_bench("run", spec_file("crash"), "--to", "fake", "--out", tmp_path / "crash")
+    assert process.stderr is not None
+    process.stderr.close()
+    assert process.wait(120) == 1
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -250,6 +285,20 @@ def test_metrics_are_read_while_the_last_line_is_still_being_written(tmp_path: P
     assert tail.read() == [{"iteration": 0}]
     path.write_text(first + second)
     assert tail.read() == [{"iteration": 1}]
+
+
+def test_metrics_that_are_replaced_by_fewer_lines_are_read_anew(tmp_path: Path) -> None:
+    from gem_bench.progress import Tail
+
+    tail = Tail(tmp_path)
+    path, partial = tmp_path / "metrics.jsonl", tmp_path / "metrics.partial"
+    path.write_text("".join(json.dumps({"iteration": i}) + "\n" for i in range(3)))
+    assert len(tail.read()) == 3
+    partial.write_text(json.dumps({"iteration": 0, "again": "longer than all that was read"}))
+    partial.replace(path)
+    with path.open("a") as file:
+        file.write("\n")
+    assert [line["iteration"] for line in tail.read()] == [0]
 
 
 def test_processes_are_found_without_proc_too() -> None:

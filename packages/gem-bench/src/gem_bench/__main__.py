@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -72,7 +73,8 @@ def _run(args: argparse.Namespace) -> int:
         overwrite=args.overwrite,
         timeout_s=args.timeout,
     )
-    print(f"{args.to}: {outcome.status}: {outcome.message}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # nobody may be there any more to read it
+        print(f"{args.to}: {outcome.status}: {outcome.message}", file=sys.stderr, flush=True)
     return STATUSES[outcome.status]
 
 

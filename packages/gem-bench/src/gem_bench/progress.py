@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import statistics
 import sys
@@ -21,16 +22,24 @@ _LINES = 12
 
 
 class Tail:
-    """Reads the complete lines that are appended to a run's metrics file."""
+    """Reads the complete lines that are appended to a run's metrics file.
+
+    A trainer that goes on from a checkpoint puts another file in its place, without what was
+    trained after the checkpoint; that is read from its start.
+    """
 
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / METRICS
+        self._file: int | None = None
         self._offset = 0
 
     def read(self) -> list[dict[str, Any]]:
         """Return the lines added since the last call; one still being written is left alone."""
         try:
             with self._path.open("rb") as file:
+                number = os.fstat(file.fileno()).st_ino
+                if number != self._file:
+                    self._file, self._offset = number, 0
                 file.seek(self._offset)
                 block = file.read()
         except FileNotFoundError:
@@ -53,7 +62,7 @@ class Progress:
         """
         self._name = name
         self.iterations = iterations
-        self._output = output or sys.stderr
+        self._output: TextIO | None = output or sys.stderr
         self._live = self._output.isatty()
         self._every = max(1, math.ceil(iterations / _LINES))
         self._began = time.monotonic()
@@ -70,21 +79,28 @@ class Progress:
             self._recent.append(line)
             self.done = line["iteration"] + 1
             if not self._live and (self.done % self._every == 0 or self.done == 1):
-                self._output.write(self.status() + "\n")
-                self._output.flush()
+                self._write(self.status() + "\n")
         if self._live:
             # A line that wraps could not be overwritten.
             text = self.status()[: shutil.get_terminal_size().columns - 1]
             # Blanks wipe out what a longer line left behind.
-            self._output.write(f"\r{text:<{self._shown}}")
-            self._output.flush()
+            self._write(f"\r{text:<{self._shown}}")
             self._shown = len(text)
 
     def close(self) -> None:
         """Leave the live line standing."""
         if self._live and self._shown:
-            self._output.write("\n")
+            self._write("\n")
+
+    def _write(self, text: str) -> None:
+        if self._output is None:
+            return
+        try:
+            self._output.write(text)
             self._output.flush()
+        except OSError:
+            # Whoever looked is gone: a terminal, or the reader of a pipe. The run goes on.
+            self._output = None
 
     def status(self) -> str:
         """Return the line."""

@@ -12,7 +12,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -76,7 +76,7 @@ def run(
         RecordError: The record cannot be written.
     """
     output = output or sys.stderr
-    clear(run_dir, overwrite=overwrite)
+    clear(run_dir, (RUN, METRICS, EPISODES), overwrite=overwrite)
     seconds: dict[str, float] = {}
     with _timed(seconds, "model"):
         resolved = resolve_model(spec.policy.model)
@@ -90,6 +90,7 @@ def run(
         )
     with _timed(seconds, "check"):
         check_environments(compiled, spec)
+    clear(run_dir, compiled.launch.state, overwrite=overwrite)
     recorder = Recorder(run_dir)
     _write_files(run_dir, compiled.launch)
     meta: dict[str, Any] = {
@@ -126,14 +127,19 @@ def run(
     return outcome
 
 
-def clear(run_dir: Path, *, overwrite: bool) -> None:
-    """Make sure that a folder holds no record.
+def clear(run_dir: Path, names: Iterable[str], *, overwrite: bool) -> None:
+    """Make sure that a folder holds nothing of an earlier run.
+
+    Args:
+        run_dir: The folder; need not exist.
+        names: What a run leaves in it.
+        overwrite: Remove what is there.
 
     Raises:
-        ConfigurationError: It holds one and `overwrite` is false.
+        ConfigurationError: Something is there and `overwrite` is false.
         RecordError: It cannot be removed.
     """
-    there = [name for name in (RUN, METRICS, EPISODES) if (run_dir / name).exists()]
+    there = [name for name in names if (run_dir / name).exists()]
     if there and not overwrite:
         raise ConfigurationError(
             f"{run_dir} already holds a run ({', '.join(there)}); choose another folder, or "
@@ -141,7 +147,10 @@ def clear(run_dir: Path, *, overwrite: bool) -> None:
         )
     for name in there:
         try:
-            (run_dir / name).unlink()
+            if (run_dir / name).is_dir():
+                shutil.rmtree(run_dir / name)
+            else:
+                (run_dir / name).unlink()
         except OSError as error:
             raise RecordError(f"cannot remove {run_dir / name}: {error}") from error
 

@@ -18,6 +18,7 @@ from gem.errors import ConfigurationError
 from gem.experiment import Knob, Launch, RunSpec, parity
 from gem_openrlhf import SUPPORTED_OPENRLHF, check_openrlhf, worker
 from gem_openrlhf.dataset import write
+from gem_openrlhf.record import EVALUATED
 from gem_openrlhf.settings import Settings
 
 AGENT_FILE, TRAIN_FILE, EVAL_FILE = "agent.py", "train.jsonl", "eval.jsonl"
@@ -84,6 +85,7 @@ class OpenRLHFAdapter:
             env=env,
             unset=["CUDA_VISIBLE_DEVICES"] if cpu else [],
             files=_files(spec, run_dir),
+            state=[EVALUATED],
             parity=parity(spec, _HOW, _departures(spec, cpu)),
         )
 

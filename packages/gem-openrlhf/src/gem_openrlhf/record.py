@@ -37,7 +37,7 @@ RECORDED = {
 }
 """Names in the record, and in OpenRLHF's logs."""
 
-_EVALUATED = "evaluated"
+EVALUATED = "evaluated"
 
 
 class Recording:
@@ -106,7 +106,7 @@ class Recording:
             RecordError: They cannot be written.
         """
         played: dict[str, list[Trajectory]] = {}
-        for file in sorted((self._recorder.folder / _EVALUATED).glob("*.jsonl")):
+        for file in sorted((self._recorder.folder / EVALUATED).glob("*.jsonl")):
             for line in file.read_text(encoding="utf-8").splitlines():
                 entry = json.loads(line)
                 trajectory = Trajectory.from_dict(entry["trajectory"])
@@ -127,7 +127,7 @@ def recording(folder: str) -> Recording:
 
 def keep_evaluated(folder: str, name: str, trajectory: Trajectory) -> None:
     """Leave an evaluation episode for the process that writes the record."""
-    path = Path(folder) / _EVALUATED / f"{os.uname().nodename}-{os.getpid()}.jsonl"
+    path = Path(folder) / EVALUATED / f"{os.uname().nodename}-{os.getpid()}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     line = json.dumps({"name": name, "trajectory": trajectory.to_dict()})
     with path.open("a", encoding="utf-8") as file:

@@ -89,7 +89,3 @@ class Checkpoints:
                     partial.replace(path)
             except (OSError, ValueError, KeyError) as error:
                 raise RecordError(f"cannot rewind {path}: {error}") from error
-
-
-def _before(line: str, iteration: int) -> bool:
-    return line.endswith("\n") and json.loads(line)["iteration"] < iteration

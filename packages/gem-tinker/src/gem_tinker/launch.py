@@ -11,10 +11,13 @@ from typing import Any
 from gem.errors import ConfigurationError
 from gem.experiment import Knob, Launch, RunSpec, parity
 from gem_tinker import SUPPORTED_TINKER, check_tinker
+from gem_tinker.checkpoints import CHECKPOINTS
 
 ALPHA = 32.0
 """Every Tinker server scales adapters by 32 / rank."""
 
+_SERVER = "server"
+"""Folder of the local server's state."""
 _BUCKET = 32
 _MOST_SEQUENCES = 64
 
@@ -46,19 +49,20 @@ class TinkerAdapter:
         arguments = [f"{key}={_text(value)}" for key, value in settings.items()]
         command = ["python", "-m", "gem_tinker.train", *arguments]
         if not cpu:
-            return Launch(argv=command, parity=_parity(spec, cpu))
+            return Launch(argv=command, state=[CHECKPOINTS], parity=_parity(spec, cpu))
         server = {
             "model": spec.policy.model,
             "max-rank": spec.policy.lora_rank,
             "sequences": min(_update_rows(spec), _MOST_SEQUENCES),
             "bucket": _bucket(spec),
-            "state": run_dir / "server",
+            "state": run_dir / _SERVER,
         }
         options = [word for key, value in server.items() for word in (f"--{key}", str(value))]
         return Launch(
             argv=["python", "-m", "gem_cpu.tinker_server", *options, "--", *command],
             env={"HF_HUB_OFFLINE": "1", "TINKER_TELEMETRY": "0"},
             unset=["TINKER_BASE_URL", "TINKER_API_KEY"],
+            state=[CHECKPOINTS, _SERVER],
             parity=_parity(spec, cpu),
         )
 
