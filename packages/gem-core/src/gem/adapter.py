@@ -28,6 +28,7 @@ from gem.errors import (
     RolloutError,
     UnsupportedVersionError,
 )
+from gem.rollout.environment import STEP_TIMEOUT_S
 from gem.tasks import Task, TaskSet
 
 SettingsT = TypeVar("SettingsT", bound="Settings")
@@ -163,8 +164,8 @@ class Settings:
     """Most turns of an episode, besides the environment's own limit."""
     retries: int = 1
     """Further attempts, each with a new environment, after an environment failed."""
-    step_timeout_s: float | None = None
-    """Limit of one environment reset or step in seconds."""
+    step_timeout_s: float | None = STEP_TIMEOUT_S
+    """Limit of one environment reset or step in seconds; None for no limit."""
     seed: int | None = None
     """Seed every sampled turn on its own, so that the order of requests does not matter."""
     max_failed_fraction: float = MAX_FAILED_FRACTION

@@ -15,6 +15,7 @@ from oat.args import default_args_validation
 from gem.adapter import MAX_FAILED_FRACTION, Source, parse_sources
 from gem.errors import ConfigurationError
 from gem.rollout import Budget
+from gem.rollout.environment import STEP_TIMEOUT_S
 from gem.tasks import TaskSet
 
 FORWARD_TOKENS = 8192
@@ -41,8 +42,8 @@ class Args(PPOArgs):  # type: ignore[misc]
     gem_turns: Optional[int] = None  # noqa: UP045
     # Further attempts, each with a new environment, after an environment failed.
     gem_retries: int = 1
-    # Limit of one environment reset or step in seconds.
-    gem_step_timeout_s: Optional[float] = None  # noqa: UP045
+    # Limit of one environment reset or step in seconds; None for no limit.
+    gem_step_timeout_s: Optional[float] = STEP_TIMEOUT_S  # noqa: UP045
     # Seed every sampled turn on its own, so that a run can be repeated.
     gem_seed: Optional[int] = None  # noqa: UP045
     # Share of failed episodes in a batch above which the run stops.

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from gem_tinker import check_cookbook
 
@@ -43,11 +43,10 @@ from tinker_cookbook.rl.types import (
 )
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
-from gem.core import Env as GemCoreEnv
 from gem.errors import ConfigurationError
 from gem.rollout import Budget, ChatFormat, Sample
-from gem.rollout.play import EnvFailedError, Episode, blames_env, close_env
-from gem.rollout.threads import env_threads
+from gem.rollout.environment import STEP_TIMEOUT_S, EnvFailedError, ThreadedEnv, blames_env
+from gem.rollout.play import Episode
 from gem.tasks import Task, TaskSet
 from gem.trajectory import Trajectory as GemTrajectory
 
@@ -66,7 +65,7 @@ class Playing:
     budget: Budget
     context: str = "chat"
     system_prompt: str | None = None
-    step_timeout_s: float | None = None
+    step_timeout_s: float | None = STEP_TIMEOUT_S
 
     @property
     def chat(self) -> ChatFormat:
@@ -84,7 +83,7 @@ class GemEnv(Env):  # type: ignore[misc]
         self.episode = Episode(
             task, playing.chat, context=playing.context, budget=playing.budget, group=group
         )
-        self._env: GemCoreEnv | None = None
+        self._env = ThreadedEnv(task.make, playing.step_timeout_s)
 
     async def initial_observation(self) -> tuple[tinker.ModelInput, list[int]]:
         """Reset the environment.
@@ -92,16 +91,14 @@ class GemEnv(Env):  # type: ignore[misc]
         Raises:
             EnvFailedError: It raised, took too long, or its first prompt is too long.
         """
-        with blames_env(self.playing.step_timeout_s):
-            self._env = await self._run(self.task.make)
-            observation, info = await self._run(
-                functools.partial(self._env.reset, seed=self.task.seed)
-            )
-        self.episode.begin(observation, info)
-        failure = self.episode.trajectory.failure
-        if failure is not None:
+        try:
+            self.episode.begin(*await self._env.reset(self.task.seed))
+            failure = self.episode.trajectory.failure
+            if failure is not None:
+                raise EnvFailedError(f"{failure.kind}: {failure.message}")
+        except EnvFailedError:
             self.close()
-            raise EnvFailedError(f"{failure.kind}: {failure.message}")
+            raise
         return self._next()
 
     async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
@@ -111,12 +108,12 @@ class GemEnv(Env):  # type: ignore[misc]
             EnvFailedError: The environment raised or took too long.
             gem.errors.RolloutError: More was sampled than a turn may have.
         """
-        assert self._env is not None
         cut = (extra or {}).get("stop_reason") == "length"
         text = self.episode.receive(Sample(list(action), None, "length" if cut else "stop"))
         try:
-            with blames_env(self.playing.step_timeout_s):
-                self.episode.advance(await self._run(self._env.step, text))
+            step = await self._env.step(text)
+            with blames_env():
+                self.episode.advance(step)
         except EnvFailedError:
             self.close()
             raise
@@ -146,17 +143,12 @@ class GemEnv(Env):  # type: ignore[misc]
 
     def close(self) -> None:
         """Close the environment, in a thread."""
-        if self._env is not None:
-            env_threads().start(functools.partial(close_env, self._env))
-            self._env = None
+        self._env.close()
 
     def _next(self) -> tuple[tinker.ModelInput, list[int]]:
         assert self.episode.request is not None
         ids = self.episode.request.prompt_ids
         return tinker.ModelInput.from_ints(ids), sorted(self.playing.chat.stop_ids)
-
-    async def _run(self, function: Callable[..., T], *args: Any) -> T:
-        return await env_threads().run(function, *args, timeout_s=self.playing.step_timeout_s)
 
 
 @dataclass(frozen=True)
@@ -274,7 +266,7 @@ class GemDatasetBuilder(RLDatasetBuilder):  # type: ignore[misc]
     turns: int | None = None
     context: str = "chat"
     system_prompt: str | None = None
-    step_timeout_s: float | None = None
+    step_timeout_s: float | None = STEP_TIMEOUT_S
 
     async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
         """Return the training set, and the test set if there is one.

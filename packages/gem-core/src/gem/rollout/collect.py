@@ -7,15 +7,8 @@ from typing import TypeAlias
 
 from gem.core import Env
 from gem.errors import ConfigurationError, RolloutError
-from gem.rollout.play import (
-    Budget,
-    EnvFailedError,
-    Episode,
-    Request,
-    Sample,
-    blames_env,
-    close_env,
-)
+from gem.rollout.environment import EnvFailedError, blames_env, close_env
+from gem.rollout.play import Budget, Episode, Request, Sample
 from gem.rollout.tokens import ChatFormat
 from gem.tasks import Task
 from gem.trajectory import Failure, Trajectory
@@ -37,8 +30,9 @@ def play_batch(
 ) -> list[Trajectory]:
     """Play one episode per task in lockstep; finished episodes leave the batch.
 
-    Environments run in the calling thread, one after the other. One that raises starts over with
-    a new instance; after `retries` such attempts its episode has a `Failure`. The others go on.
+    Environments run in the calling thread, one after the other, without a time limit. One that
+    raises starts over with a new instance; after `retries` such attempts its episode has a
+    `Failure`. The others go on.
 
     Args:
         tasks: The episodes to play.

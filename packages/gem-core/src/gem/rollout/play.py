@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import functools
-import logging
 import math
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from gem.core import Env, Info, Observation, Step
-from gem.errors import (
-    ConfigurationError,
-    MissingExtraError,
-    RolloutError,
-    UnknownEnvError,
-    UnknownParameterError,
-)
+from gem.errors import ConfigurationError, RolloutError
 from gem.rollout.context import Response, make_context
-from gem.rollout.threads import env_threads
+from gem.rollout.environment import STEP_TIMEOUT_S, EnvFailedError, ThreadedEnv, blames_env
 from gem.rollout.tokens import ChatFormat
 from gem.tasks import Task
 from gem.trajectory import EpisodeEnd, Failure, StopReason, Trajectory, Turn
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -230,7 +219,7 @@ async def play(
     group: int = 0,
     make_env: Callable[[Task], Env] = Task.make,
     retries: int = 1,
-    step_timeout_s: float | None = None,
+    step_timeout_s: float | None = STEP_TIMEOUT_S,
 ) -> Trajectory:
     """Play one episode with an asynchronous sampler.
 
@@ -248,70 +237,29 @@ async def play(
         make_env: Makes the environment of a task.
         retries: Further attempts after an environment failed.
         step_timeout_s: Limit of one `reset`, with the making of the environment, or one `step`,
-            in seconds. The thread of an environment that hangs cannot be ended and is left behind.
+            in seconds; None for no limit. The thread of an environment that hangs cannot be ended
+            and is left behind.
 
     Raises:
         ConfigurationError: The task names an unknown environment or parameter.
     """
-    threads = env_threads()
-
-    def start(made: list[Env]) -> tuple[Observation, Info]:
-        # One visit to a thread; `made` holds the environment even if its reset fails.
-        made.append(make_env(task))
-        return made[0].reset(seed=task.seed)
-
     episode = Episode(task, chat, context=context, budget=budget, group=group)
     failure = ""
     for _ in range(retries + 1):
-        made: list[Env] = []
+        env = ThreadedEnv(functools.partial(make_env, task), step_timeout_s)
         try:
-            with blames_env(step_timeout_s):
-                observation, info = await threads.run(start, made, timeout_s=step_timeout_s)
-            episode.begin(observation, info)
+            episode.begin(*await env.reset(task.seed))
             while episode.request is not None:
-                text = episode.receive(await sampler(episode.request))
-                with blames_env(step_timeout_s):
-                    step = await threads.run(made[0].step, text, timeout_s=step_timeout_s)
+                step = await env.step(episode.receive(await sampler(episode.request)))
+                with blames_env():
                     episode.advance(step)
             return episode.trajectory
         except EnvFailedError as error:
             failure = str(error)
         finally:
-            # Most environments hold nothing that would have to be released.
-            if made and getattr(type(made[0]), "close", None) is not Env.close:
-                threads.start(functools.partial(close_env, made[0]))
+            env.close()
     episode.fail(Failure("infra", failure, attempts=retries + 1))
     return episode.trajectory
-
-
-class EnvFailedError(Exception):
-    """An environment raised or exceeded its time limit."""
-
-
-@contextlib.contextmanager
-def blames_env(limit_s: float | None = None) -> Iterator[None]:
-    """Turn what an environment raises into `EnvFailedError`; wrong configuration passes.
-
-    Args:
-        limit_s: Time limit to name in the message, in seconds.
-    """
-    try:
-        yield
-    except (ConfigurationError, MissingExtraError, UnknownEnvError, UnknownParameterError):
-        raise
-    except asyncio.TimeoutError as error:
-        limit = "" if limit_s is None else f" of {limit_s:g} s"
-        raise EnvFailedError(f"environment exceeded its time limit{limit}") from error
-    except Exception as error:
-        raise EnvFailedError(f"{type(error).__name__}: {error}") from error
-
-
-def close_env(env: Env) -> None:
-    """Close an environment that is no longer needed; a failure to do so loses nothing."""
-    try:
-        env.close()
-    except Exception:
-        logger.warning("closing %r failed", env, exc_info=True)
 
 
 def _scalars(info: Info) -> dict[str, Any]:

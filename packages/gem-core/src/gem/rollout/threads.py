@@ -63,7 +63,7 @@ class EnvThreads:
                 future.set_exception(error)
 
         def call() -> None:
-            if future.cancelled():
+            if future.done():
                 return
             result: T | None = None
             error: BaseException | None = None
@@ -80,7 +80,11 @@ class EnvThreads:
         self.start(call)
         if timeout_s is None:
             return await future
-        return await asyncio.wait_for(future, timeout_s)
+        limit = loop.call_later(timeout_s, settle, None, asyncio.TimeoutError())
+        try:
+            return await future
+        finally:
+            limit.cancel()
 
     def start(self, call: Call) -> None:
         """Run a call that raises nothing and that nobody waits for."""

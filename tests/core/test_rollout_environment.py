@@ -1,0 +1,117 @@
+"""An environment in threads is closed once, and never while a call to it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from gem.core import Env
+from gem.rollout.environment import STEP_TIMEOUT_S, EnvFailedError, ThreadedEnv
+
+LIMIT_S = 0.05
+
+
+class Gated(Env):
+    """Waits where it is told to, and notes what happens to it."""
+
+    def __init__(self, waits: str, gate: threading.Event, log: list[str]) -> None:
+        super().__init__()
+        self.waits, self.gate, self.log = waits, gate, log
+        self._call("make")
+
+    def _call(self, name: str) -> None:
+        self.log.append(name)
+        if name == self.waits:
+            assert self.gate.wait(60)
+        self.log.append(f"{name} ended")
+
+    def reset(self, seed: int | None = None, **options: Any) -> Any:
+        self._call("reset")
+        return "begin", {}
+
+    def step(self, action: str) -> Any:
+        self._call("step")
+        return "go on", 0.0, False, False, {}
+
+    def close(self) -> None:
+        self.log.append("closed")
+        CLOSED.set()
+
+    def sample_random_action(self) -> str:
+        return "x"
+
+
+CLOSED = threading.Event()
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    CLOSED.clear()
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+async def visit(env: ThreadedEnv) -> None:
+    try:
+        await env.reset(0)
+        await env.step("x")
+    finally:
+        env.close()
+
+
+@pytest.mark.parametrize("waits", ["make", "reset", "step"])
+def test_what_exceeds_its_limit_is_closed_when_it_returns(
+    waits: str, gate: threading.Event
+) -> None:
+    log: list[str] = []
+    with pytest.raises(EnvFailedError, match="time limit of 0.05 s"):
+        asyncio.run(visit(ThreadedEnv(lambda: Gated(waits, gate, log), LIMIT_S)))
+    assert log[-1] == waits
+    assert not CLOSED.wait(0.1)
+    gate.set()
+    assert CLOSED.wait(60)
+    assert log.count("closed") == 1
+    assert log[-1] == "closed"
+    assert f"{waits} ended" in log
+
+
+def test_what_is_cancelled_is_closed_when_it_returns(gate: threading.Event) -> None:
+    log: list[str] = []
+
+    async def cancelled() -> None:
+        task = asyncio.ensure_future(visit(ThreadedEnv(lambda: Gated("step", gate, log))))
+        for _ in range(6000):
+            if "step" in log:
+                break
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancelled())
+    assert "closed" not in log
+    gate.set()
+    assert CLOSED.wait(60)
+    assert log[-2:] == ["step ended", "closed"]
+
+
+def test_what_is_closed_twice_is_closed_once(gate: threading.Event) -> None:
+    log: list[str] = []
+    env = ThreadedEnv(lambda: Gated("nothing", gate, log))
+    asyncio.run(visit(env))
+    env.close()
+    assert CLOSED.wait(60)
+    assert log.count("closed") == 1
+    with pytest.raises(EnvFailedError, match="closed"):
+        asyncio.run(env.step("x"))
+
+
+def test_there_is_a_limit_by_default() -> None:
+    from gem.adapter import Settings
+
+    assert Settings().step_timeout_s == STEP_TIMEOUT_S
