@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from gem_oat.supervise import _Node, _watch
+from gem_oat.supervise import _name, _Node, _watch
 
 LAUNCHER = """
 import subprocess, sys
@@ -43,6 +43,7 @@ from gem_oat.supervise import done, reported
 with reported("learner 0"):
     print("trained")
 done()
+time.sleep(1)  # so that the launcher's handlers are there
 os.kill(int(os.environ["LAUNCHER"]), signal.SIGTERM)  # as oat's learner does
 time.sleep(600)
 """
@@ -51,9 +52,24 @@ from gem_oat.supervise import reported
 with reported("learner 0"):
     raise ValueError("the loss is not a number")
 """
-VANISHES = (
-    "import os, signal; print('last words', flush=True); os.kill(os.getpid(), signal.SIGKILL)"
-)
+VANISHES = """
+import os, pathlib, signal, time
+print("last words", flush=True)
+time.sleep(0.5)  # so that the launcher knows its name
+pathlib.Path(os.environ["NOTE"]).write_text(f"{os.getpid()}.")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+MISSES = """
+import os, pathlib, psutil, time
+from gem_oat.supervise import reported
+note = pathlib.Path(os.environ["NOTE"])
+with reported("learner 0"):
+    while not note.exists() or not note.read_text().endswith("."):
+        time.sleep(0.01)
+    while psutil.pid_exists(int(note.read_text()[:-1])):
+        time.sleep(0.01)
+    raise ConnectionError("actor 0 is gone")
+"""
 ORPHANS = """
 import subprocess, sys, os
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
@@ -140,7 +156,9 @@ def test_a_node_that_is_killed_is_named(launch: Launch) -> None:
 def test_a_node_that_died_before_anybody_looked_is_ended() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as shell:
         process = psutil.Process(shell.pid)
+        deadline = time.monotonic() + 60
         while process.status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < deadline
             time.sleep(0.01)
         assert _Node(process).ended()
 
@@ -154,12 +172,22 @@ def test_a_node_that_died_before_anybody_looked_is_ended_though_its_child_lives(
         env={**os.environ, "NOTE": str(note)},
     ) as shell:
         process = psutil.Process(shell.pid)
-        while not note.exists() or [p.name() for p in process.children()] != ["sed"]:
+        deadline = time.monotonic() + 60
+        while not note.exists() or [_name(p) for p in process.children()] != ["sed"]:
+            assert time.monotonic() < deadline
             time.sleep(0.01)
         try:
             assert _Node(process).ended()
         finally:
             os.kill(int(note.read_text()), signal.SIGKILL)
+
+
+def test_a_node_that_is_killed_is_named_though_another_misses_it_first(launch: Launch) -> None:
+    status, output = ended(launch(learner_0_0=MISSES, actor_0_0=VANISHES))
+    assert status == 1
+    last = "actor_0_0 ended without a word; then learner 0: ConnectionError: actor 0 is gone"
+    assert output.splitlines()[-1] == last
+    assert "Traceback" in output
 
 
 def test_who_ends_the_launcher_ends_everything(launch: Launch) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 HUNG = """
-import multiprocessing, signal, time
+import multiprocessing, os, signal, threading, time
 from gem_rl2 import servers
 
 def serve():
@@ -24,13 +24,17 @@ def stubborn():
     time.sleep(600)
 
 if __name__ == "__main__":
-    servers.END_S = 0.5
+    servers.END_S = 2
     servers.end_at_exit()
     for target in (serve, stubborn):
         multiprocessing.Process(target=target).start()
     time.sleep(0.5)
     {end}
 """
+TERMINATE = "lambda: os.kill(os.getpid(), signal.SIGTERM)"
+SIGTERM = f"({TERMINATE})(); time.sleep(60)"
+TWICE = f"threading.Thread(target=lambda: (time.sleep(1), ({TERMINATE})()), daemon=True).start()"
+TWICE = f"{TWICE}; {SIGTERM}"
 
 
 @pytest.mark.parametrize(
@@ -38,9 +42,10 @@ if __name__ == "__main__":
     [
         ("pass", 0),
         ("raise RuntimeError('the cause')", 1),
-        ("import os; os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)", 143),
+        (SIGTERM, 143),
+        (TWICE, 143),
     ],
-    ids=["success", "failure", "SIGTERM"],
+    ids=["success", "failure", "SIGTERM", "SIGTERM twice"],
 )
 def test_servers_end_with_the_process_that_started_them(
     end: str, status: int, tmp_path: Path

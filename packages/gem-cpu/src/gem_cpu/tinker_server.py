@@ -259,6 +259,8 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     # The `finally` clauses below end what was started.
     signal.signal(signal.SIGTERM, _stop)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # nohup: the run is to outlive a terminal
+        signal.signal(signal.SIGHUP, _stop)
     options = Options(args.model, args.max_rank, args.sequences, args.bucket)
     try:
         with running(options, args.python, args.state) as server:

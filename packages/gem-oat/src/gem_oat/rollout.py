@@ -37,6 +37,21 @@ class Actor(PPOActor):  # type: ignore[misc]
             super().init(actor_id, save_path)
             self._chat = ChatFormat(self.tokenizer, system_prompt=self.args.gem_system_prompt)
 
+    def init_process_group(
+        self,
+        master_address: str,
+        master_port: int,
+        rank_offset: int,
+        world_size: int,
+        group_name: str,
+        backend: str,
+    ) -> None:
+        """Join the group that weights are sent in; called by oat's learner, which waits there."""
+        with reported(f"actor {self.actor_id}"):
+            super().init_process_group(
+                master_address, master_port, rank_offset, world_size, group_name, backend
+            )
+
     def update_weight(
         self,
         name: str,

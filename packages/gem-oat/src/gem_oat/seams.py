@@ -12,6 +12,15 @@ SEAMS: dict[str, tuple[str, ...]] = {
     "oat.interface.get_program": ("args", "learner_cls", "actor_cls"),
     "oat.args.default_args_validation": ("args",),
     "oat.algorithms.ppo.PPOActor.init": ("self", "actor_id", "save_path"),
+    "oat.algorithms.ppo.PPOActor.init_process_group": (
+        "self",
+        "master_address",
+        "master_port",
+        "rank_offset",
+        "world_size",
+        "group_name",
+        "backend",
+    ),
     "oat.algorithms.ppo.PPOActor.update_weight": (
         "self",
         "name",

@@ -25,6 +25,7 @@ STATUS = "GEM_OAT_STATUS"
 """Environment variable: folder in which nodes leave their word."""
 
 _DONE = "done"
+_FAILED = ".failed"
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)
 _POLL_S = 0.1
 _GRACE_S = 5.0
@@ -37,12 +38,14 @@ def reported(node: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        # First: whoever finds the word may end this process at once.
+        with contextlib.suppress(OSError):
+            traceback.print_exc()
         folder = os.environ.get(STATUS)
         if folder is not None:
-            name = f"{time.time_ns():020d}-{os.getpid()}.failed"
-            text = f"{node}: {type(error).__name__}: {error}"
-            Path(folder, name).write_text(text, encoding="utf-8")
-        traceback.print_exc()
+            path = Path(folder, f"{time.time_ns():020d}-{os.getpid()}.partial")
+            path.write_text(f"{node}: {type(error).__name__}: {error}", encoding="utf-8")
+            path.replace(path.with_suffix(_FAILED))
         raise
 
 
@@ -90,24 +93,29 @@ def _watch(folder: Path, received: list[int], nodes: list[_Node]) -> tuple[int, 
     deadline: float | None = None
     while True:
         # These two first: a node leaves its word before it ends or asks this process to end.
-        ended = [node.title for node in nodes if node.ended()]
+        ended = [node for node in nodes if node.ended()]
         asked = list(received)
         if (folder / _DONE).exists():
             # oat's learner asks this process to end when all is done; where it is not the first
             # of several machines, its learners just end.
-            learners = [node.title for node in nodes if node.title.startswith("learner")]
-            if asked or set(learners) <= set(ended):
+            learners = [node for node in nodes if node.title.startswith("learner")]
+            if asked or all(node in ended for node in learners):
                 return 0, ""
-        elif failures := sorted(folder.glob("*.failed")):
-            return 1, failures[0].read_text(encoding="utf-8")
+        elif failures := sorted(folder.glob(f"*{_FAILED}")):
+            cause = failures[0].read_text(encoding="utf-8")
+            # A node that was killed says nothing; who missed it does.
+            said = {int(path.stem.split("-")[1]) for path in failures}
+            silent = ", ".join(n.title for n in nodes if n.pid not in said and n.ended())
+            return 1, f"{silent} ended without a word; then {cause}" if silent else cause
         elif asked:
-            return 128 + asked[0], ""
+            number = signal.Signals(asked[0])
+            return 128 + number, f"ended by {number.name} before the training was complete"
         elif ended:
             deadline = deadline or time.monotonic() + _GRACE_S
             if time.monotonic() > deadline:
-                names = ", ".join(ended)
-                said = "ended before the training was complete; what it said last is above"
-                return 1, f"{names} {said}"
+                names = ", ".join(node.title for node in ended)
+                why = "ended before the training was complete; what it said last is above"
+                return 1, f"{names} {why}"
         time.sleep(_POLL_S)
 
 
@@ -122,6 +130,11 @@ class _Node:
             # bash decorate_output COLOUR TITLE COMMAND ...
             words = shell.cmdline()
         self.title = str(words[3]) if len(words) > 3 else f"process {shell.pid}"
+
+    @property
+    def pid(self) -> int:
+        """Process id of the node, or of its shell where the node was never seen."""
+        return int((self._self or self._shell).pid)
 
     def ended(self) -> bool:
         """Whether the node is gone; its shell stays as long as anybody holds the output."""

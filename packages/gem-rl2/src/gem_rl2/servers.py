@@ -50,10 +50,12 @@ def end_at_exit() -> None:
 
 
 def _end(guard: subprocess.Popen[bytes] | None = None) -> None:
-    if guard is not None:
-        guard.kill()
-        guard.wait()
+    if threading.current_thread() is threading.main_thread():
+        # Who ends a whole process group asks twice: itself, and through torchrun.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
     children = psutil.Process(os.getpid()).children(recursive=True)
+    children = [child for child in children if guard is None or child.pid != guard.pid]
     for child in children:
         with contextlib.suppress(psutil.NoSuchProcess):
             child.terminate()
@@ -63,6 +65,9 @@ def _end(guard: subprocess.Popen[bytes] | None = None) -> None:
             child.kill()
     for process in multiprocessing.active_children():
         process.join(END_S)
+    if guard is not None:
+        guard.kill()
+        guard.wait()
 
 
 def watch() -> None:
