@@ -7,6 +7,8 @@ import decimal
 import fractions
 import importlib.util
 import json
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -24,6 +26,7 @@ from gem.errors import DataError, MissingExtraError
 from gem.grading import Verdict
 from gem.grading import math as grader
 from gem.grading.math import agrade, grade, needs_extra
+from gem.grading.pool import _Worker
 
 PAIRS = [
     json.loads(line)
@@ -284,6 +287,22 @@ def test_what_the_reader_cannot_read_is_compared_by_math_verify() -> None:
     assert (verdict.correct, verdict.reason) == (True, "symbolic")
     assert grade("1/3", SYMBOLIC, timeout_s=60)[:2] == (False, "different")
     assert grade("1/2", ["7", SYMBOLIC], timeout_s=60).correct
+
+
+def test_an_answer_is_not_wrong_because_a_worker_was_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    exchange, killed = _Worker.exchange, []
+
+    def killed_once(worker: _Worker, request: bytes, timeout_s: float) -> Any:
+        if request and not killed:
+            killed.append(worker.pid)
+            os.kill(worker.pid, signal.SIGKILL)
+        return exchange(worker, request, timeout_s)
+
+    monkeypatch.setattr(_Worker, "exchange", killed_once)
+    assert grade("1/2", SYMBOLIC, timeout_s=60)[:2] == (True, "symbolic")
+    assert killed
 
 
 def test_an_answer_that_restates_the_problem_is_no_number(without_workers: None) -> None:

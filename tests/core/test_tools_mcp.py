@@ -80,6 +80,16 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def await_port(port: int) -> None:
+    """Wait until a server listens."""
+    for _ in range(600):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.1)
+    raise AssertionError("the server does not start")
+
+
 class HttpServer:
     """The time server over HTTP, to be killed and started again at the same port."""
 
@@ -91,12 +101,7 @@ class HttpServer:
     def start(self) -> None:
         command = [sys.executable, "-m", "gem.tools.time_server", "--port", str(self.port)]
         self.process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-        for _ in range(600):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
-                    return
-            time.sleep(0.1)
-        raise AssertionError("the server does not start")
+        await_port(self.port)
 
     def kill(self) -> None:
         self.process.kill()
@@ -404,6 +409,36 @@ def test_a_server_over_http_answers_dies_and_comes_back(http: HttpServer) -> Non
     tool.close()
 
 
+def test_a_server_over_http_that_answers_nothing_is_to_blame_for_a_slow_call(
+    http: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gem.tools.mcp_connection._PING_S", 0.5)
+    tool = MCPTool(http.url, retries=0, timeout_s=0.5)
+    tool.reset()
+    http.process.send_signal(signal.SIGSTOP)
+    try:
+        with pytest.raises(UnreachableError, match="not done after 0.5 s, nor a ping"):
+            said(tool, "days_in_month", date="2024-02-03")
+    finally:
+        http.process.send_signal(signal.SIGCONT)
+    tool.timeout_s = 30.0
+    assert said(tool, "days_in_month", date="2024-02-03") == ToolResult("29", ok=True)
+    tool.close()
+
+
+def test_a_server_that_stays_away_is_to_blame_for_a_broken_call(opened: Any) -> None:
+    tool = opened(
+        "if os.path.exists(__file__ + '.gone'): os._exit(1)\n"
+        "def answer(arguments):\n"
+        "    if os.path.exists(__file__ + '.once'): open(__file__ + '.gone', 'w')\n"
+        "    open(__file__ + '.once', 'w')\n"
+        "    os._exit(1)",
+        retries=0,
+    )
+    with pytest.raises(UnreachableError):
+        said(tool, "f")
+
+
 @pytest.mark.parametrize("transport", ["stdio", "streamableHttp"])
 def test_a_published_server_that_nobody_here_wrote_answers(
     everything: Path, transport: str
@@ -422,7 +457,8 @@ def test_a_published_server_that_nobody_here_wrote_answers(
                 )
             )
             stack.callback(server.kill)
-            tool = MCPTool(f"http://127.0.0.1:{port}/mcp", retries=6, retry_delay_s=0.1)
+            await_port(port)
+            tool = MCPTool(f"http://127.0.0.1:{port}/mcp")
         stack.callback(tool.close)
         tool.reset()
         assert said(tool, "echo", message="ü") == ToolResult("Echo: ü", ok=True)

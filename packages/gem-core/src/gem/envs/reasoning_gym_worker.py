@@ -148,9 +148,13 @@ def score(which: dict[str, Any], answer: str, timeout_s: float) -> tuple[float, 
 
     The item may have to be made again first, which does not count against the time.
     """
-    item(which)
-    try:
-        reply = _helper.ask({"op": "score", **which, "text": answer}, timeout_s)
-    except _LostError as lost:
-        return 0.0, str(lost)
-    return reply["score"], reply["reason"]
+    for attempt in range(2):
+        item(which)
+        try:
+            reply = _helper.ask({"op": "score", **which, "text": answer}, timeout_s)
+            return reply["score"], reply["reason"]
+        except _LostError as lost:
+            # The process may have died for a reason that is none of this answer's.
+            if str(lost) == "timeout" or attempt == 1:
+                return 0.0, str(lost)
+    raise AssertionError("unreachable")

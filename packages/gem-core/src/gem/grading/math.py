@@ -195,6 +195,9 @@ def _decide_long(prediction: str, gold: str) -> tuple[bool, str, Sequence[_Undec
 
 def _ask(pool: WorkerPool, question: _Undecided, timeout_s: float) -> tuple[bool, str]:
     reply = pool.call(question.prediction, question.gold, timeout_s=timeout_s)
+    if reply.failure == "crash":
+        # Perhaps not the answer's doing; what is, crashes again.
+        reply = pool.call(question.prediction, question.gold, timeout_s=timeout_s)
     if reply.failure in ("timeout", "crash"):
         return False, reply.failure
     if reply.failure is not None:

@@ -26,7 +26,7 @@ from gem.tools.base import (
     printable,
     read_arguments,
 )
-from gem.tools.mcp_connection import Connection, Refused, ServerGoneError
+from gem.tools.mcp_connection import Connection, Refused, ServerGoneError, TookTooLong
 
 _NAME = re.compile(r"<tool_name>")
 _ARGUMENTS = re.compile(r"<arguments>")
@@ -187,12 +187,18 @@ class MCPTool(Tool):
             connection = self._connected(function.server)
             try:
                 answer = connection.call(function.name, call.arguments, self.timeout_s)
+            except TookTooLong as error:
+                # A server that many share may be the one to blame.
+                if "url" in self.servers[function.server] and not connection.answers():
+                    raise self._unreachable(function.server, f"{error}, nor a ping") from error
+                return self._failed(str(error))
             except Refused as error:
                 return self._failed(str(error))
             except ServerGoneError as error:
                 connection.close()
-                # It was there, and went away over the same call twice: that is the call's doing.
+                # Twice over the same call, and it is there again: that is the call's doing.
                 if last:
+                    self._connected(function.server)
                     return self._failed(f"the server broke off ({error})")
             else:
                 if answer.is_error:
@@ -241,8 +247,11 @@ class MCPTool(Tool):
                 reason = str(error)
             else:
                 return connections[server]
-        where = self.servers[server].get("url") or command
-        raise UnreachableError(f"MCP server {server!r} ({where}): {reason}")
+        raise self._unreachable(server, reason)
+
+    def _unreachable(self, server: str, reason: str) -> UnreachableError:
+        where = self.servers[server].get("url") or self.servers[server]["command"]
+        return UnreachableError(f"MCP server {server!r} ({where}): {reason}")
 
 
 def _untitled(schema: Any) -> Any:

@@ -21,6 +21,7 @@ _TAIL_BYTES = 2_000
 _CLOSE_S = 8.0
 # Beyond the time limit of a call: the loop's own slack.
 _SLACK_S = 5.0
+_PING_S = 5.0
 
 
 class ServerGoneError(Exception):
@@ -29,6 +30,10 @@ class ServerGoneError(Exception):
 
 class Refused(Exception):  # noqa: N818
     """A server answered that a call cannot be carried out, or took too long."""
+
+
+class TookTooLong(Refused):
+    """A call was not done within its time limit."""
 
 
 class Function(NamedTuple):
@@ -98,13 +103,32 @@ class Connection:
             if _broken(error):
                 raise ServerGoneError(self._reason(error)) from error
             if error.code == _types().REQUEST_TIMEOUT:
-                raise Refused(f"{name} was not done after {timeout_s:g} s") from error
+                raise TookTooLong(f"{name} was not done after {timeout_s:g} s") from error
             raise Refused(str(error)) from error
         except asyncio.CancelledError:
             raise
         except Exception as error:
             raise ServerGoneError(self._reason(error)) from error
         return Answer(_text(result), bool(result.is_error))
+
+    def answers(self) -> bool:
+        """Return whether the server answers a ping, be it with a refusal."""
+        try:
+            return self._wait(self._ping(), _PING_S + _SLACK_S)
+        except ServerGoneError:
+            return False
+
+    async def _ping(self) -> bool:
+        sdk = _sdk()
+        try:
+            await asyncio.wait_for(self._client.send_ping(), _PING_S)
+        except sdk.MCPError as error:
+            return not _broken(error) and error.code != _types().REQUEST_TIMEOUT
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            return False
+        return True
 
     def close(self) -> None:
         """End the connection, and the server if it was started for it; safe to repeat."""
