@@ -106,17 +106,17 @@ types: env-dev ## Static types of all packages
 	  packages/gem-openrlhf/src packages/gem-oat/src packages/gem-tinker/src packages/gem-rl2/src
 test: test-dev test-verl test-openrlhf test-oat test-tinker test-rl2 ## Unit, property and installation tests, conformance L0
 test-dev: env-dev
-	$(DEV) -m pytest -q -n 2 -m "not slow" tests/core tests/bench tests/cpu tests/packages
+	$(DEV) -m pytest -q --timeout 1200 -n 2 -m "not slow" tests/core tests/bench tests/cpu tests/packages
 test-verl: env-verl
-	GEM_CPU=1 $(VERL) -m pytest -q -m "not slow" tests/verl tests/conformance
+	GEM_CPU=1 $(VERL) -m pytest -q --timeout 1200 -m "not slow" tests/verl tests/conformance
 test-openrlhf: env-openrlhf
-	GEM_CPU=1 DS_ACCELERATOR=cpu $(OPENRLHF) -m pytest -q -m "not slow" tests/openrlhf tests/conformance
+	GEM_CPU=1 DS_ACCELERATOR=cpu $(OPENRLHF) -m pytest -q --timeout 1200 -m "not slow" tests/openrlhf tests/conformance
 test-oat: env-oat
-	GEM_CPU=1 DS_ACCELERATOR=cpu $(OAT) -m pytest -q -m "not slow" tests/oat tests/conformance
+	GEM_CPU=1 DS_ACCELERATOR=cpu $(OAT) -m pytest -q --timeout 1200 -m "not slow" tests/oat tests/conformance
 test-tinker: env-tinker
-	$(TINKER) -m pytest -q -m "not slow" tests/tinker tests/conformance
+	$(TINKER) -m pytest -q --timeout 1200 -m "not slow" tests/tinker tests/conformance
 test-rl2: env-rl2
-	GEM_CPU=1 $(RL2) -m pytest -q -m "not slow" tests/rl2 tests/conformance
+	GEM_CPU=1 $(RL2) -m pytest -q --timeout 1200 -m "not slow" tests/rl2 tests/conformance
 conformance: $(TRAINER_ENVS) ## Run reference and real trainers, compare them (levels L1 to L3)
 	$(DEV) -m pytest -q -n 2 --dist loadfile tests/conformance -m "slow and not breaks"
 compatibility: env-dev ## Write README's compatibility table; takes over what `make conformance` found last

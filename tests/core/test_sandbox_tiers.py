@@ -46,8 +46,8 @@ def test_a_program_prints_fails_and_is_limited(kind: type[Executor]) -> None:
     failed = executor.run("print('before')\n1 / 0")
     assert (failed.stdout, failed.exit_code, failed.limit_hit) == ("before\n", 1, None)
     assert failed.stderr.rstrip().endswith("ZeroDivisionError: division by zero")
-    limits = Limits(wall_s=1.0, memory_mb=128, output_bytes=1000)
-    assert executor.run("while True: pass", "", limits).limit_hit == "time"
+    assert executor.run("while True: pass", "", Limits(wall_s=1.0)).limit_hit == "time"
+    limits = Limits(memory_mb=128, output_bytes=1000)
     assert executor.run("x = [0] * 10**9", "", limits).limit_hit == "memory"
     more = executor.run("print('x' * 5000)", "", limits)
     assert (more.stdout[:1000], more.limit_hit) == ("x" * 1000, "output")

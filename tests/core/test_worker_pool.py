@@ -107,7 +107,10 @@ def test_a_call_does_not_wait_for_one_that_hangs(pool: WorkerPool) -> None:
     hung: list[Reply] = []
     thread = threading.Thread(target=lambda: hung.append(pool.call(FOREVER, timeout_s=600)))
     pool.call("1", timeout_s=30)
+    idle = len(pool._idle)
     thread.start()
+    # Else it could have to start a process, which `close` would keep from starting.
+    assert eventually(lambda: len(pool._idle) < idle)
     assert [pool.call(str(i), timeout_s=30).value for i in range(50)] == list(range(50))
     assert hung == []
     pool.close()

@@ -251,6 +251,13 @@ def test_environments_that_crash_stop_the_run_with_the_cause(
     assert training.record.metrics == []
 
 
+def called(process: psutil.Process, *names: str) -> bool:
+    """Whether one of these is part of its name; a process that has ended has none."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return any(name in process.name() for name in names)
+    return False
+
+
 @pytest.mark.parametrize("node", ["actor_0_0", "learner_0_0"])
 def test_a_killed_process_ends_the_run_and_all_of_its_processes(
     node: str, start: Callable[..., Training]
@@ -259,12 +266,11 @@ def test_a_killed_process_ends_the_run_and_all_of_its_processes(
     first = training.folder / "record" / "metrics.jsonl"
     training.until(lambda: first.exists() and first.read_text().count("train") >= 1)
     below = psutil.Process(training.process.pid).children(recursive=True)
-    [shell] = [p for p in below if p.name() == "decorate_output" and node in p.cmdline()[3]]
-    [victim] = [p for p in shell.children() if "python" in p.name() or "process_entry" in p.name()]
+    [shell] = [p for p in below if called(p, "decorate_output") and node in p.cmdline()[3]]
+    [victim] = [p for p in shell.children() if called(p, "python", "process_entry")]
     victim.kill()
     assert training.ended() == 1
-    last = training.last_line()
-    assert f"{node}/0 ended before the training was complete" in last or "is gone" in last
+    assert f"{node}/0 ended" in training.last_line()
     assert not [p for p in below if _alive(p)]
 
 

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from real_runs import TIMEOUT_S, kill, log, started, until
+from real_runs import TIMEOUT_S, kill, log, started, traced, until
 
 from gem.experiment import Launch
 from gem.record import read_run
@@ -170,5 +170,5 @@ def test_an_engine_killed_before_a_weight_transfer_stops_the_run(
         until(process, folder, "Global step 1:")
         kill(process, folder, killed, held="ray::PolicyModelActor")
         assert process.wait(TIMEOUT_S) != 0
-    cause = log(folder).rpartition("Traceback")[2]
-    assert "a process that the run needs has died" in cause and "RolloutRayActor" in cause
+    said = traced(folder, "a process that the run needs has died", "RolloutRayActor")
+    assert said, log(folder)[-4000:]

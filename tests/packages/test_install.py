@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 
@@ -16,6 +17,9 @@ PACKAGES = (
     "gem-core", "gem-bench", "gem-cpu",
     "gem-verl", "gem-openrlhf", "gem-tinker", "gem-oat", "gem-rl2",
 )  # fmt: skip
+# Packages come over a network.
+pytestmark = pytest.mark.timeout(3600)
+
 IMPORT_EVERYTHING = """
 import importlib, json, pkgutil, sys, {name} as package
 found = [package.__name__]
@@ -58,11 +62,18 @@ def empty(tmp_path: Path) -> Path:
 
 
 def install(python: Path, *what: str | Path) -> None:
-    for attempt in range(3):
-        result = run(python, "-m", "pip", "install", "-q", *what)
+    said = ""
+    for pause_s in (0, 5, 30):
+        time.sleep(pause_s)
+        try:
+            result = run(python, "-m", "pip", "install", "-q", *what)
+        except subprocess.TimeoutExpired as error:
+            said = str(error)
+            continue
         if result.returncode == 0:
             return
-        assert attempt < 2, result.stderr
+        said = result.stderr
+    raise AssertionError(said)
 
 
 @pytest.mark.parametrize("name", PACKAGES)

@@ -244,7 +244,7 @@ def test_hydra_finds_the_hook_and_other_programs_pay_nothing(tmp_path: Path) -> 
         "print('hydra_plugins.gem_rl2_hook' in sys.modules, 'gem_rl2.hook' in sys.modules)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=90, check=True,
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True,
         env={k: v for k, v in os.environ.items() if k != "GEM_CPU"},
     )  # fmt: skip
     assert done.stdout.split() == ["True", "False"]

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from turns import one_at_a_time
 
 from gem.experiment import Launch
 from gem.record import RunRecord, read_run
@@ -43,7 +44,7 @@ def started(launch: Launch, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
         folder.joinpath(name).write_text(text)
     env = {k: v for k, v in os.environ.items() if k not in launch.unset}
     mark = f"GEM_TEST_RUN={folder}"
-    with folder.joinpath("log").open("wb") as file:
+    with one_at_a_time("rl2"), folder.joinpath("log").open("wb") as file:
         process = subprocess.Popen(
             [sys.executable, "-m", "torch.distributed.run", *launch.argv[1:]],
             stdout=file,
@@ -60,6 +61,8 @@ def started(launch: Launch, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
             for pid in marked(mark):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+            # The next run needs its port.
+            left_over(folder)
 
 
 def marked(mark: str) -> list[int]:
@@ -219,11 +222,13 @@ def wait_for_the_second_batch(process: subprocess.Popen[bytes], folder: Path) ->
 
 
 def named(folder: Path, name: str) -> list[int]:
-    return [
-        pid
-        for pid in marked(f"GEM_TEST_RUN={folder}")
-        if name in Path(f"/proc/{pid}/cmdline").read_text(errors="replace").replace("\0", " ")
-    ]
+    found = []
+    for pid in marked(f"GEM_TEST_RUN={folder}"):
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").replace("\0", " ")
+            if name in words:
+                found.append(pid)
+    return found
 
 
 def test_a_killed_server_stops_the_run_with_the_cause(compile: Compile, tmp_path: Path) -> None:
@@ -234,7 +239,8 @@ def test_a_killed_server_stops_the_run_with_the_cause(compile: Compile, tmp_path
         schedulers = named(folder, "sglang::scheduler")
         assert schedulers
         for pid in schedulers:
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         assert process.wait(TIMEOUT_S) != 0
         assert left_over(folder) == []
     text = folder.joinpath("log").read_text(encoding="utf-8", errors="replace")

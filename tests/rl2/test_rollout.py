@@ -188,6 +188,15 @@ def test_evaluation_episodes_are_kept_apart(world: Any, server: Any, tokenizer: 
     assert [t.valid for t in r.evaluated["same"]] == [True, False]
 
 
+async def busy(number: int) -> None:
+    """Wait until so many are in their environment."""
+    for _ in range(6000):
+        if len(BUSY) >= number:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"{len(BUSY)} are busy, not {number}")
+
+
 def test_slow_environments_hold_nothing_up(world: Any, server: Any, tokenizer: Any) -> None:
     """Eight wait in their environment at once while another is sampled to its end."""
     r = rollouts(world)
@@ -195,8 +204,7 @@ def test_slow_environments_hold_nothing_up(world: Any, server: Any, tokenizer: A
 
     async def all_of_them() -> list[Any]:
         waiting = [asyncio.create_task(r.play(row(i), tokenizer, slow.url, {})) for i in range(8)]
-        while len(BUSY) < 4:
-            await asyncio.sleep(0.01)
+        await busy(4)
         trajectory, _ = await r.play(row(9), tokenizer, quick.url, {})
         assert len(trajectory.turns) == 3
         assert not all(task.done() for task in waiting)
@@ -215,8 +223,7 @@ def test_the_number_of_episodes_at_once_can_be_limited(
 
     async def some() -> int:
         tasks = [asyncio.create_task(r.play(row(i), tokenizer, s.url, {})) for i in range(5)]
-        while len(BUSY) < 2:
-            await asyncio.sleep(0.01)
+        await busy(2)
         await asyncio.sleep(0.2)
         found = len(BUSY)
         for task in tasks:

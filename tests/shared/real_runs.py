@@ -14,7 +14,7 @@ from pathlib import Path
 from gem.experiment import Launch
 
 TIMEOUT_S = 900
-QUIET_S = 5.0
+QUIET_S = 20.0
 
 
 @contextlib.contextmanager
@@ -46,6 +46,11 @@ def log(folder: Path) -> str:
     return folder.joinpath("log").read_text(encoding="utf-8", errors="replace")
 
 
+def traced(folder: Path, *words: str) -> bool:
+    """Whether a traceback of the run has all of the words."""
+    return any(all(word in text for word in words) for text in log(folder).split("Traceback")[1:])
+
+
 def session(leader: int) -> list[int]:
     """The processes of a run: Ray keeps them in its session."""
     found = []
@@ -74,12 +79,14 @@ def kill(
         folder: Where its log is.
         title: Of those to kill.
         held: Title of processes that are stopped meanwhile. They go on once nothing else of the
-            run did, so that they are the first to meet the dead.
+            run did, so that they are the first to meet the dead; or after a while, should
+            something go on saying things.
     """
     if held is not None:
         _signal(process, held, signal.SIGSTOP)
         size, since = -1, time.monotonic()
-        while time.monotonic() - since < QUIET_S:
+        deadline = since + TIMEOUT_S
+        while time.monotonic() < min(since + QUIET_S, deadline):
             if len(log(folder)) != size:
                 size, since = len(log(folder)), time.monotonic()
             time.sleep(0.2)
@@ -96,4 +103,5 @@ def _signal(process: subprocess.Popen[bytes], title: str, number: int) -> None:
                 pids.append(pid)
     assert pids, f"no process is called {title}"
     for pid in pids:
-        os.kill(pid, number)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)

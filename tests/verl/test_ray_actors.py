@@ -21,7 +21,14 @@ from gem.ray_actors import call_while_alive
 def cluster() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray warns without it.
-        ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
+        for attempt in range(2):
+            try:
+                ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
+                break
+            except Exception as error:  # Ray has no class for it; it gives a start half a minute.
+                if attempt or "timed out during startup" not in str(error):
+                    raise
+                ray.shutdown()
         yield
         ray.shutdown()
 

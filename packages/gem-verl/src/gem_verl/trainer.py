@@ -9,6 +9,7 @@ This is the only module that touches TransferQueue.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import inspect
 import math
@@ -156,10 +157,12 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
         super().__init__(config)
 
     def fit(self, agent_loop_manager: Any) -> None:
-        """Train, as long as all agent loops and rollout servers live; verl would wait for them."""
+        """Train, as long as agent loops, rollout servers and the queue live; verl would wait."""
         actors = list(agent_loop_manager.agent_loop_workers)
         for replica in self.llm_server_manager.get_replicas():
             actors.extend(replica.servers)
+        with contextlib.suppress(ValueError):  # a queue without a controller of this name
+            actors.append(ray.get_actor("TransferQueueController", namespace="transfer_queue"))
         fit = super().fit
         call_while_alive(lambda: fit(agent_loop_manager), actors, engine="engine")
 

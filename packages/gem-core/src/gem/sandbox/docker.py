@@ -62,7 +62,7 @@ class DockerExecutor(Executor):
         try:
             with contextlib.closing(docker.from_env()) as client:
                 return self._run(client, given, limits)
-        except docker.errors.DockerException as error:
+        except (docker.errors.DockerException, OSError) as error:
             raise UnreachableError(f"the container engine failed: {error}") from error
 
     def _run(self, client: Any, given: bytes, limits: Limits) -> Result:
@@ -81,6 +81,8 @@ class DockerExecutor(Executor):
                 exit_code = container.wait(timeout=left)["StatusCode"]
             except OSError:
                 # The SDK's errors of its HTTP client, time-outs included, are OSErrors.
+                if time.monotonic() - began < limits.wall_s:
+                    raise
                 limit_hit = "time"
                 container.kill()
             seconds = time.monotonic() - began

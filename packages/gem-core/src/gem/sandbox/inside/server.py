@@ -60,6 +60,8 @@ class _Session:
         self.channel = channel
         self.call: _Call | None = None
         self.used = time.monotonic()
+        # It has been killed, and may take a moment to be gone.
+        self.ending = False
 
 
 def main() -> None:
@@ -254,8 +256,9 @@ class _Server:
         self._follow(call, report, time.monotonic(), wall_s, memory_mb)
 
     def _begin(self, key: int, request: bytes) -> None:
-        waiting = [each for each in self.sessions.values() if each.call is None]
-        if len(self.sessions) >= self.most and waiting:
+        living = [each for each in self.sessions.values() if not each.ending]
+        waiting = [each for each in living if each.call is None]
+        if len(living) >= self.most and waiting:
             self._end(min(waiting, key=lambda each: each.used))
         channel, theirs = pair()
         descriptor = theirs.fileno()
@@ -359,6 +362,7 @@ class _Server:
             self.alarm = min(self.alarm, call.session.used + self.idle_s)
 
     def _end(self, which: _Session) -> None:
+        which.ending = True
         os.kill(which.pid, 9)
 
     def _kill(self, call: _Call, limit: bytes) -> None:

@@ -1,0 +1,68 @@
+"""Processes: what runs below one, waiting until they have changed, and a forked child."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+
+def below(pid: int) -> list[int]:
+    """The ids of all processes below one."""
+    try:
+        paths = list(Path(f"/proc/{pid}/task").glob("*/children"))
+        children = [int(child) for path in paths for child in path.read_text().split()]
+    except OSError:
+        return []
+    return children + [process for child in children for process in below(child)]
+
+
+def settles(condition: Callable[[], bool]) -> bool:
+    """Whether it becomes true, and soon enough for a busy machine."""
+    for _ in range(400):
+        if condition():
+            return True
+        time.sleep(0.025)
+    return False
+
+
+def settled(pid: int) -> int:
+    """The process id of a sandbox, once it has all the forks that wait for programs."""
+    counts: list[int] = []
+
+    def same() -> bool:
+        counts.append(len(below(pid)))
+        # A second without a change: on a busy machine forks come late.
+        return len(counts) > 40 and len(set(counts[-40:])) == 1
+
+    assert settles(same)
+    return pid
+
+
+@contextlib.contextmanager
+def forked(function: Callable[[], str]) -> Iterator[Callable[[], str]]:
+    """Call it in a forked child; yields what waits for its text, which is empty if it has none."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.write(writing, function().encode())
+        finally:
+            os._exit(0)
+    # The last other end: who waits learns of it when the child ends.
+    os.close(writing)
+
+    def answer() -> str:
+        ready, _, _ = select.select([reading], [], [], 300)
+        return os.read(reading, 1 << 16).decode() if ready else ""
+
+    try:
+        yield answer
+    finally:
+        os.close(reading)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
