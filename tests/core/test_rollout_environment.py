@@ -80,6 +80,17 @@ def test_what_exceeds_its_limit_is_closed_when_it_returns(
     assert f"{waits} ended" in log
 
 
+def test_a_time_out_of_the_environments_own_is_not_taken_for_the_limit(
+    gate: threading.Event,
+) -> None:
+    class Remote(Gated):
+        def reset(self, seed: int | None = None, **options: Any) -> Any:
+            raise TimeoutError("the web site does not answer")
+
+    with pytest.raises(EnvFailedError, match="TimeoutError: the web site does not answer"):
+        asyncio.run(visit(ThreadedEnv(lambda: Remote("nothing", gate, []))))
+
+
 def test_what_is_cancelled_is_closed_when_it_returns(gate: threading.Event) -> None:
     log: list[str] = []
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import logging
@@ -17,7 +16,7 @@ from gem.errors import (
     UnknownEnvError,
     UnknownParameterError,
 )
-from gem.rollout.threads import env_threads
+from gem.rollout.threads import CallTimeoutError, env_threads
 
 T = TypeVar("T")
 
@@ -42,7 +41,7 @@ def blames_env(limit_s: float | None = None) -> Iterator[None]:
         yield
     except (ConfigurationError, MissingExtraError, UnknownEnvError, UnknownParameterError):
         raise
-    except asyncio.TimeoutError as error:
+    except CallTimeoutError as error:
         limit = "" if limit_s is None else f" of {limit_s:g} s"
         raise EnvFailedError(f"environment exceeded its time limit{limit}") from error
     except Exception as error:

@@ -16,6 +16,10 @@ T = TypeVar("T")
 Call: TypeAlias = Callable[[], None]
 
 
+class CallTimeoutError(asyncio.TimeoutError):
+    """A call was not done within its time limit; a time-out of its own is something else."""
+
+
 class EnvThreads:
     """Runs calls side by side in threads that the interpreter does not wait for at its end.
 
@@ -49,7 +53,7 @@ class EnvThreads:
             timeout_s: Most seconds to wait. The thread cannot be ended and is left behind.
 
         Raises:
-            asyncio.TimeoutError: It took longer.
+            CallTimeoutError: It took longer.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
@@ -80,7 +84,7 @@ class EnvThreads:
         self.start(call)
         if timeout_s is None:
             return await future
-        limit = loop.call_later(timeout_s, settle, None, asyncio.TimeoutError())
+        limit = loop.call_later(timeout_s, settle, None, CallTimeoutError())
         try:
             return await future
         finally:
