@@ -91,6 +91,18 @@ def test_a_process_that_dies_is_a_crash_of_that_call_only(pool: WorkerPool) -> N
 
 
 @posix
+def test_a_process_that_died_while_it_was_idle_costs_no_call_its_answer() -> None:
+    pool = WorkerPool(EVAL, 1)
+    for number in range(3):
+        assert pool.call("1", timeout_s=30) == Reply(1)
+        [pid] = pool.pids()
+        os.kill(pid, signal.SIGKILL)
+        assert pool.call(str(number), timeout_s=30) == Reply(number)
+        assert pool.call("-1", timeout_s=30) == Reply(-1)
+    pool.close()
+
+
+@posix
 def test_memory_is_limited() -> None:
     pool = WorkerPool(EVAL, 1, memory_mb=512)
     assert pool.call("len(bytearray(1 << 32))", timeout_s=30) == Reply(None, "MemoryError: ")

@@ -249,11 +249,11 @@ class Launch:
     """Environment variables to remove."""
     files: dict[str, str] = field(default_factory=dict)
     """Files to write into the run folder before the start: relative path, content."""
+    parity: list[Knob] = field(default_factory=list)
+    """One entry per setting of the RunSpec."""
     state: list[str] = field(default_factory=list)
     """Files and folders in the run folder, beside the record, that the trainer would go on from if
     an earlier run had left them."""
-    parity: list[Knob] = field(default_factory=list)
-    """One entry per setting of the RunSpec."""
 
     def to_json(self) -> str:
         """Return JSON that `from_json` reads back."""

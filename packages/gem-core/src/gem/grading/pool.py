@@ -87,14 +87,18 @@ class WorkerPool:
         """
         request = json.dumps([timeout_s, args]).encode() + b"\n"
         with self._slots:
-            worker = self._idle_worker()
-            reusable = False
-            try:
-                answer, expired = worker.exchange(request, timeout_s)
-                reusable = worker.alive()
-            finally:
-                # Not so if the exchange was interrupted by an exception in this thread.
-                self._give_back(worker, reusable)
+            for _ in range(2):
+                worker = self._idle_worker()
+                reusable = False
+                try:
+                    answer, expired, taken = worker.exchange(request, timeout_s)
+                    # Who comes after a process that never took the request would still answer it.
+                    reusable = taken and worker.alive()
+                finally:
+                    # Not so if the exchange was interrupted by an exception in this thread.
+                    self._give_back(worker, reusable)
+                if taken:
+                    break
         if answer is not None:
             return Reply(answer.get("value"), answer.get("error"))
         return Reply(None, "timeout" if expired else "crash")
@@ -183,20 +187,23 @@ class _Worker:
         self.pid = self.process.pid
 
     def await_start(self, timeout_s: float) -> None:
-        answer, expired = self.exchange(b"", timeout_s)
+        answer, expired, _ = self.exchange(b"", timeout_s)
         if answer is not None or not self.alive():
             how = f"not ready after {timeout_s:g} s" if expired else "its process ended"
             problem = (answer or {}).get("error", how)
             raise UnreachableError(f"cannot start a worker for {self._target}: {problem}")
 
-    def exchange(self, request: bytes, timeout_s: float) -> tuple[dict[str, Any] | None, bool]:
-        """Return the answer, None if the process is gone, and whether the time limit was reached.
+    def exchange(
+        self, request: bytes, timeout_s: float
+    ) -> tuple[dict[str, Any] | None, bool, bool]:
+        """Return the answer, None if the process is gone; whether the time limit was reached;
+        whether the request was taken, by a process that may have died since.
 
         A process that is ready to answer says so; if that is what comes back, it has replaced the
         one that was asked.
         """
         lock = threading.Lock()
-        answered = expired = False
+        answered = expired = taken = False
 
         def expire() -> None:
             nonlocal expired
@@ -217,6 +224,9 @@ class _Worker:
                 while view:
                     view = view[self._requests.write(view) :]
             while (message := self._message()) is not None and "ready" not in message:
+                if "taken" in message:
+                    taken = True
+                    continue
                 answer = message
                 with lock:
                     answered = not expired
@@ -225,10 +235,10 @@ class _Worker:
             else:
                 self.gone = message is None
                 self.pid = self.process.pid if message is None else message["ready"]
-            self._busy = False
+            self._busy = bool(request) and not taken
         finally:
             timer.cancel()
-        return answer, expired
+        return answer, expired, taken
 
     def _message(self) -> dict[str, Any] | None:
         """Return the next message, None at the end; what a killed process half wrote is none."""

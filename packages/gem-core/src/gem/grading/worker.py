@@ -45,6 +45,8 @@ def _answer(function: Callable[..., Any], answers: Any) -> None:
     _send(answers, {"ready": os.getpid()})
     for line in sys.stdin.buffer:
         timeout_s, arguments = json.loads(line)
+        # From here on its end is the end of this call.
+        _send(answers, {"taken": os.getpid()})
         _limit_cpu(timeout_s)
         try:
             answer = {"value": function(*arguments)}
