@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from turns import one_at_a_time
+from locks import one_at_a_time
 
 ROOT = Path(__file__).parents[2]
 FOUND = Path(os.environ.get("RUNS", ROOT / "runs")) / "conformance"

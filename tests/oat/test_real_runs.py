@@ -248,6 +248,7 @@ def test_environments_that_crash_stop_the_run_with_the_cause(
     last = training.last_line()
     assert "8 of 8 episodes of this batch failed" in last
     assert "the sandbox is gone" in last
+    assert "without a word" not in last
     assert training.record.metrics == []
 
 

@@ -177,7 +177,11 @@ def test_a_node_that_died_before_anybody_looked_is_ended_though_its_child_lives(
             assert time.monotonic() < deadline
             time.sleep(0.01)
         try:
-            assert _Node(process).ended()
+            node = _Node(process)
+            assert node.ended()
+            # Whether the word is its own is not known, so it is not said to be silent.
+            (tmp_path / f"1-{note.stat().st_ino}.failed").write_text("actor 0: ValueError: why")
+            assert _watch(tmp_path, [], [node]) == (1, "actor 0: ValueError: why")
         finally:
             os.kill(int(note.read_text()), signal.SIGKILL)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from turns import one_at_a_time
+from locks import one_at_a_time
 
 from gem.experiment import Launch
 from gem.record import RunRecord, read_run

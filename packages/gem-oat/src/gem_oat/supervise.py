@@ -105,7 +105,8 @@ def _watch(folder: Path, received: list[int], nodes: list[_Node]) -> tuple[int, 
             cause = failures[0].read_text(encoding="utf-8")
             # A node that was killed says nothing; who missed it does.
             said = {int(path.stem.split("-")[1]) for path in failures}
-            silent = ", ".join(n.title for n in nodes if n.pid not in said and n.ended())
+            said_nothing = [node for node in nodes if node.pid and node.pid not in said]
+            silent = ", ".join(node.title for node in said_nothing if node.ended())
             return 1, f"{silent} ended without a word; then {cause}" if silent else cause
         elif asked:
             number = signal.Signals(asked[0])
@@ -132,9 +133,9 @@ class _Node:
         self.title = str(words[3]) if len(words) > 3 else f"process {shell.pid}"
 
     @property
-    def pid(self) -> int:
-        """Process id of the node, or of its shell where the node was never seen."""
-        return int((self._self or self._shell).pid)
+    def pid(self) -> int | None:
+        """Process id of the node; None if it was never seen."""
+        return None if self._self is None else int(self._self.pid)
 
     def ended(self) -> bool:
         """Whether the node is gone; its shell stays as long as anybody holds the output."""

@@ -124,8 +124,6 @@ class Connection:
             await asyncio.wait_for(self._client.send_ping(), _PING_S)
         except sdk.MCPError as error:
             return not _broken(error) and error.code != _types().REQUEST_TIMEOUT
-        except asyncio.CancelledError:
-            raise
         except Exception:
             return False
         return True
