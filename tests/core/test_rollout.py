@@ -7,12 +7,14 @@ import threading
 import time
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gem.core import Env
 from gem.errors import ConfigurationError, RolloutError, UnknownEnvError
+from gem.metrics import episode_metrics
 from gem.rollout import (
     Budget,
     ChatFormat,
@@ -367,6 +369,40 @@ def test_a_first_prompt_that_does_not_fit_is_a_counted_failure(small_tokenizer: 
 def test_budgets_must_be_positive() -> None:
     with pytest.raises(ConfigurationError, match="turn_tokens must be at least 1, got 0"):
         Budget(turn_tokens=0, response_tokens=8, prompt_tokens=8)
+
+
+def test_numpys_scalars_in_an_info_are_recorded_as_pythons(small_tokenizer: Any) -> None:
+    class Measured(Echo):
+        def step(self, action: str) -> Any:
+            info = {
+                "success": (np.array([1, 2]) == np.array([1, 2])).all(),
+                "share": np.float32(0.5),
+                "ratio": np.float64(0.25),
+                "count": np.int64(7),
+                "distance": np.array(3.0),
+                "name": np.str_("x"),
+                "board": np.zeros(3),
+                "anything": np.array(object()),
+                "missing": None,
+                ("not", "json"): 1,
+            }
+            return "x", 1.0, True, False, info
+
+    trajectory = drive("batch", small_tokenizer, lambda task: Measured())
+    info = trajectory.turns[0].info
+    assert info == {
+        "success": True,
+        "share": 0.5,
+        "ratio": 0.25,
+        "count": 7,
+        "distance": 3.0,
+        "name": "x",
+        "missing": None,
+    }
+    assert {type(value) for value in info.values()} == {bool, float, int, str, type(None)}
+    assert trajectory.success
+    assert episode_metrics([trajectory])["success_rate"] == 1.0
+    assert Trajectory.from_json(trajectory.to_json()) == trajectory
 
 
 # Failures

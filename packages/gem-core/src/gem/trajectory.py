@@ -53,7 +53,8 @@ class Turn:
     truncated: bool
     stop_reason: StopReason
     info: dict[str, Any] = field(default_factory=dict)
-    """The JSON scalars of the environment's info."""
+    """What JSON can hold of the environment's info: None, booleans, numbers and text, numpy's
+    scalars as Python's."""
 
 
 @dataclass(frozen=True)

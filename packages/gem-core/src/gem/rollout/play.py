@@ -263,4 +263,12 @@ async def play(
 
 
 def _scalars(info: Info) -> dict[str, Any]:
-    return {k: v for k, v in info.items() if v is None or isinstance(v, bool | int | float | str)}
+    """Return what JSON can hold of an info; numpy's scalars become those of Python."""
+    kept: dict[str, Any] = {}
+    for key, value in info.items():
+        # `np.bool_` and `np.float32` are no bool and no float; an array without dimensions is one.
+        if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+            value = value.item()
+        if isinstance(key, str) and (value is None or isinstance(value, bool | int | float | str)):
+            kept[key] = value
+    return kept
