@@ -95,6 +95,86 @@ def test_output_is_cut_at_its_limit_and_both_streams_are_kept(sandbox: BwrapExec
     assert (more.stdout, more.limit_hit) == ("x" * 1000, "output")
 
 
+def test_megabytes_of_output_within_the_limit_are_kept_whole(sandbox: BwrapExecutor) -> None:
+    limits = Limits(output_bytes=8 << 20)
+    code = "import sys; print('x' * (7 << 20)); print('y' * (7 << 20), file=sys.stderr)"
+    result = sandbox.run(code, "", limits)
+    assert (len(result.stdout), len(result.stderr)) == ((7 << 20) + 1, (7 << 20) + 1)
+    assert (result.exit_code, result.limit_hit) == (0, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("wall_s", 0),
+        ("wall_s", float("inf")),
+        ("wall_s", float("nan")),
+        ("wall_s", "5"),
+        ("memory_mb", 0.5),
+        ("memory_mb", 1 << 31),
+        ("output_bytes", 0),
+        ("output_bytes", 1e6),
+        ("output_bytes", True),
+        ("disk_mb", -1),
+        ("processes", None),
+    ],
+)
+def test_a_limit_that_means_nothing_is_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(ConfigurationError, match=rf"^{name} must be .*, got {value!r}$"):
+        Limits(**{name: value})  # type: ignore[arg-type]
+
+
+def test_a_hundred_threads_run_at_once_by_default_and_no_more_processes_than_allowed(
+    sandbox: BwrapExecutor,
+) -> None:
+    threads = (
+        "import threading\nall_here = threading.Barrier(100)\n"
+        "threads = [threading.Thread(target=all_here.wait) for _ in range(100)]\n"
+        "for thread in threads: thread.start()\n"
+        "for thread in threads: thread.join()\nprint(len(threads))"
+    )
+    assert sandbox.run(threads).stdout == "100\n"
+    forks = (
+        "import os, time\nstarted = 1\nfor _ in range(1000):\n"
+        "    try:\n        if os.fork() == 0: time.sleep(60)\n"
+        "        started += 1\n    except OSError: break\nprint(started)"
+    )
+    assert sandbox.run(forks).stdout == f"{Limits().processes}\n"
+
+
+STREAMS = (
+    "import os\n"
+    "print(open('/dev/stdin').read(), open('/dev/fd/0').read(), flush=True)\n"
+    "open('/dev/stdout', 'w').write('out\\n'); open('/dev/stderr', 'w').write('err\\n')\n"
+    "fd = os.open('here', os.O_CREAT | os.O_RDWR); os.write(fd, b'more')\n"
+)
+
+
+def test_streams_can_be_opened_by_name(sandbox: BwrapExecutor) -> None:
+    program = STREAMS + "print(open(f'/dev/fd/{fd}').read())"
+    result = sandbox.run(program, "given")
+    assert (result.stdout, result.stderr) == ("given given\nout\nmore\n", "err\n")
+    with sandbox.session() as session:
+        for number in "123":
+            result = session.run(STREAMS, number)
+            assert (result.stdout, result.stderr) == (f"{number} {number}\nout\n", "err\n")
+
+
+def test_processes_that_a_program_starts_open_its_streams_by_name(sandbox: BwrapExecutor) -> None:
+    program = (
+        "import subprocess, sys\n"
+        "subprocess.run([sys.executable, '-c', \"print(open('/dev/stdin').read())\"], check=True)"
+    )
+    assert sandbox.run(program, "given").stdout == "given\n"
+
+
+def test_of_proc_there_are_the_descriptors_of_the_program_alone(sandbox: BwrapExecutor) -> None:
+    show = "import os; print(os.listdir('/proc'), os.path.samefile('/dev/fd/..', '/dev'))"
+    assert sandbox.run(show).stdout == "[] True\n"
+    with sandbox.session() as session:
+        assert session.run(show).stdout == "[] True\n"
+
+
 def test_a_hung_program_costs_its_time_and_delays_no_other(sandbox: BwrapExecutor) -> None:
     sandbox.run("1")
     with ThreadPoolExecutor(8) as threads:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import ClassVar
 
 from gem.errors import ConfigurationError
+
+_RANGE = range(1, 1 << 31)
+_LONGEST_S = 10**6
 
 
 @dataclass(frozen=True)
@@ -15,7 +19,8 @@ class Limits:
     """What one run may use; every executor enforces all of them where the platform lets it.
 
     Raises:
-        ConfigurationError: A limit is not positive.
+        ConfigurationError: A limit is not a positive finite number, or, of all but `wall_s`, not
+            an integer.
     """
 
     wall_s: float = 10.0
@@ -24,16 +29,26 @@ class Limits:
     """Address space of the program, or of what it takes on top of a warm interpreter; all of its
     processes together where the executor can count them."""
     output_bytes: int = 1 << 20
-    """Bytes kept of each output stream; a program that writes more may be stopped."""
+    """Bytes kept of standard output, and as many of standard error; a program that writes more to
+    one of them may be stopped. Pass more where long output is no error."""
     disk_mb: int = 64
     """Files that the program writes."""
-    processes: int = 32
-    """Processes and threads at a time."""
+    processes: int = 128
+    """Processes and threads at a time. The stacks of threads count as memory, 8 MB each."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if not value > 0:
-                raise ConfigurationError(f"{name} must be positive, got {value!r}")
+            if name == "wall_s":
+                number = isinstance(value, Real) and not isinstance(value, bool)
+                if not number or not 0 < value <= _LONGEST_S:
+                    raise ConfigurationError(
+                        f"{name} must be a number of seconds above 0 and at most {_LONGEST_S}, "
+                        f"got {value!r}"
+                    )
+            elif isinstance(value, bool) or not isinstance(value, Integral) or value not in _RANGE:
+                raise ConfigurationError(
+                    f"{name} must be an integer from {_RANGE[0]} to {_RANGE[-1]}, got {value!r}"
+                )
 
 
 @dataclass(frozen=True)

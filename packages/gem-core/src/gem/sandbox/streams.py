@@ -18,6 +18,9 @@ class Outputs:
         out, their_out = os.pipe()
         err, their_err = os.pipe()
         self.theirs = [their_out, their_err]
+        for descriptor in self.theirs:
+            # A program that has another user id opens them by name, as /dev/stdout.
+            os.fchmod(descriptor, 0o666)
         self.cut = False
         """More was written than is kept."""
         self._limit = limit

@@ -44,6 +44,8 @@ _ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
+    # Each further arena reserves 64 MB of the address space that a program may have.
+    "MALLOC_ARENA_MAX": "1",
 }
 
 
@@ -254,6 +256,8 @@ def _view(modules: tuple[str, ...]) -> tuple[str, list[str], list[str]]:
         "/packages",
         "/gem",
         "/dev",
+        "/dev/fd",
+        "/empty",
     ):
         # Parents that bubblewrap makes by itself are closed to programs.
         options += ["--perms", "0755", "--dir", place]
@@ -283,6 +287,8 @@ def _view(modules: tuple[str, ...]) -> tuple[str, list[str], list[str]]:
     show(_INSIDE, "/gem/inside")
     for name in ("null", "zero", "full", "random", "urandom"):
         options += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        options += ["--symlink", f"fd/{number}", f"/dev/{name}"]
     options += ["--symlink", "/tmp", "/dev/shm", "--proc", "/proc", "--perms", "0755"]
     return executable, [*options, "--dir", "/tmp", "--remount-ro", "/"], sites
 

@@ -25,10 +25,11 @@ _LIMITS = (
     resource.RLIMIT_MEMLOCK,
 )
 
-_NOSUID, _NODEV = 2, 4
+_NOSUID, _NODEV, _BIND = 2, 4, 4096
 _CLOSE_RANGE = 436
 _LAST = 0x7FFFFFFE
 _SET_PDEATHSIG, _SET_DUMPABLE, _SET_SECCOMP, _SET_NO_NEW_PRIVS = 1, 4, 22, 38
+_SET_SECUREBITS, _NO_SETUID_FIXUP = 28, 4
 
 # Numbers of the calls that are refused, by machine; from the kernel's tables. The first group is
 # refused to servers, too; they need the second, with clone at its end, to confine programs.
@@ -54,9 +55,10 @@ _EPERM, _ENOSYS = 1, 38
 
 _libc = ctypes.CDLL(None, use_errno=True)
 # Looked up here, not again in every fork.
-_unshare, _setns, _mount, _umount = _libc.unshare, _libc.setns, _libc.mount, _libc.umount2
+_unshare, _setns, _mount = _libc.unshare, _libc.setns, _libc.mount
 _capset, _control, _syscall = _libc.capset, _libc.prctl, _libc.syscall
 _mount_flags = ctypes.c_ulong(_NOSUID | _NODEV)
+_bind = ctypes.c_ulong(_BIND)
 _no_capabilities = struct.pack("Ii", 0x20080522, 0), struct.pack("6I", *[0] * 6)
 
 
@@ -76,19 +78,23 @@ def rejoin(namespace: int, kind: int) -> None:
         raise _error("setns")
 
 
-def leave_proc() -> int:
-    """Take /proc away from this process and all below it; return a descriptor of it."""
-    descriptor = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
-    if _umount(b"/proc", 2) < 0:
-        raise _error("unmount /proc")
-    return descriptor
+def leave_proc() -> None:
+    """Leave of /proc, in this mount namespace, the descriptors of this process, as /dev/fd.
+
+    They belong to the user id that this process has now. Raises OSError.
+    """
+    _prctl(_SET_DUMPABLE, 1)
+    for source, target in ((b"/proc/self/fd", b"/dev/fd"), (b"/empty", b"/proc")):
+        if _mount(source, target, None, _bind, None) < 0:
+            raise _error(f"mount {target.decode()}")
+    hide()
 
 
 def private_folder(disk_mb: int) -> None:
     """Put an empty folder of limited size over /tmp; raises OSError."""
     options = b"size=%dm,nr_inodes=8192,mode=1777" % disk_mb
     if _mount(b"tmpfs", b"/tmp", b"tmpfs", _mount_flags, options) < 0:
-        raise _error("mount")
+        raise _error("mount /tmp")
 
 
 def beside(*descriptors: int) -> list[tuple[int, int]]:
@@ -105,6 +111,11 @@ def close_range(first: int, last: int = _LAST) -> None:
     """Close the descriptors from one to another, or all from there on."""
     if _syscall(_CLOSE_RANGE, first, last, 0) < 0:
         raise _error("close_range")
+
+
+def keep_capabilities() -> None:
+    """Have this process and its forks keep capabilities when they change their user id."""
+    _prctl(_SET_SECUREBITS, _NO_SETUID_FIXUP)
 
 
 def become(uid: int) -> None:

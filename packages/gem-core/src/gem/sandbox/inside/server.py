@@ -79,7 +79,8 @@ def main() -> None:
     sockets = [_socket.socket(fileno=int(descriptor)) for descriptor in descriptors.split(",")]
     *requests, steps = sockets
     namespace = os.open("/proc/self/ns/pid", os.O_RDONLY)
-    proc = confine.leave_proc()
+    proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
+    confine.keep_capabilities()
     program.make_streams()
     filters = confine.filters()
     confine.Filter(filters[0]).install()

@@ -20,7 +20,7 @@ import signal
 import struct
 import sys
 
-from . import confine, program
+from . import program
 from .protocol import ANSWER, GONE, STEP, pair, receive, send
 
 TYPE_CHECKING = False
@@ -65,7 +65,6 @@ def keep(server: _socket.socket, seed: int, limit: Callable[[], None]) -> NoRetu
         limit()
         _be_state(theirs, seed)
     theirs.close()
-    confine.hide()
     _Keeper(server, pid, ours).serve()
 
 
@@ -76,6 +75,7 @@ class _Keeper:
         # The state whose files are those in the folder.
         self.files: int | None = 0
         self.dropped: list[int] = []
+        self.null = os.open("/dev/null", os.O_RDWR)
 
     def serve(self) -> NoReturn:
         while True:
@@ -86,10 +86,13 @@ class _Keeper:
                 # It came too late.
                 continue
             state, target, before, needed = STEP.unpack(message)
+            # /dev/fd of all programs is that of this process.
+            _use(descriptors[1:])
             if state in self.states:
                 exit_code, done = self._step(state, target, before, needed, descriptors)
             else:
                 exit_code, done = 0, GONE
+            _use([self.null] * 3)
             for descriptor in descriptors:
                 os.close(descriptor)
             self.server.send(ANSWER.pack(exit_code, done))
@@ -183,6 +186,12 @@ class _Keeper:
             pass
 
 
+def _use(streams: list[int]) -> None:
+    """Make descriptors the three streams of this process."""
+    for target, descriptor in enumerate(streams):
+        os.dup2(descriptor, target)
+
+
 def _wait_for(pid: int, options: int) -> bool:
     """Return whether a child has ended; False where there is none: a state is its parent."""
     try:
@@ -244,8 +253,7 @@ def _be_state(channel: _socket.socket, seed: int) -> NoReturn:
         if os.getpid() != mine:
             # A process that the program started has come to the program's end as well.
             os._exit(exit_code)
-        for stream in range(3):
-            os.dup2(null, stream)
+        _use([null] * 3)
         channel.send(_NUMBER.pack(exit_code))
 
 
@@ -253,9 +261,8 @@ def _run(main: ModuleType, before: int, descriptors: list[int]) -> int:
     """Run a program in the module of those before it; return the exit code."""
     code, *streams = descriptors
     source = program.contents(code)
-    os.close(code)
-    for target, descriptor in enumerate(streams):
-        os.dup2(descriptor, target)
+    _use(streams)
+    for descriptor in descriptors:
         os.close(descriptor)
     sys.stdin = _open(0, encoding="utf-8", errors="surrogateescape", closefd=False)
     # A function of an earlier program still shows its own lines in a traceback.

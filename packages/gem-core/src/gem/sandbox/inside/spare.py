@@ -55,10 +55,10 @@ def wait(origin: Origin, number: int) -> NoReturn:
     """Be a spare in this fork, and then a program; the number is that of the fork."""
     problem = b""
     try:
-        confine.end_with_parent()
         for bounds in origin.others:
             confine.close_range(*bounds)
-        _set_up()
+        _set_up(origin, number)
+        confine.end_with_parent()
         main = program.prepare()
     except BaseException as error:
         problem = _words(error)
@@ -74,7 +74,7 @@ def wait(origin: Origin, number: int) -> NoReturn:
     send(origin.taken, TAKEN.pack(number, time.monotonic(), wall_s, memory_mb), [report])
     try:
         source = program.contents(code)
-        limits = _confine(origin, number, request, report, streams)
+        limits = _confine(origin, request, report, streams)
         confine.limit_resources(*limits)
     except BaseException as error:
         _fail(report, error)
@@ -85,24 +85,27 @@ def wait(origin: Origin, number: int) -> NoReturn:
 def keep(origin: Origin, number: int, request: bytes, channel: int) -> NoReturn:
     """Be the keeper of a session in this fork; the channel is that to its server."""
     try:
-        _set_up()
+        _set_up(origin, number)
         null = os.open("/dev/null", os.O_RDWR)
-        limits = _confine(origin, number, request, channel, [null] * 3)
+        limits = _confine(origin, request, channel, [null] * 3)
     except BaseException as error:
         _fail(channel, error)
     seed: int = REQUEST.unpack(request)[5]
     session.keep(_socket.socket(fileno=_REPORT), seed, lambda: confine.limit_resources(*limits))
 
 
-def _set_up() -> None:
+def _set_up(origin: Origin, number: int) -> None:
     # Signals to a group of processes stop at no namespace.
     os.setsid()
     confine.unshare(confine.NEWNS)
+    if origin.uids:
+        confine.become(1 + number % origin.uids)
+    confine.leave_proc()
     confine.private_folder(_DISK_MB)
 
 
 def _confine(
-    origin: Origin, number: int, request: bytes, report: int, streams: list[int]
+    origin: Origin, request: bytes, report: int, streams: list[int]
 ) -> tuple[int, int, int, int]:
     """Close all but the streams and the report, which moves, and give up all rights.
 
@@ -116,8 +119,6 @@ def _confine(
         os.dup2(descriptor, target)
     os.dup2(report, _REPORT)
     confine.close_range(_REPORT + 1)
-    if origin.uids:
-        confine.become(1 + number % origin.uids)
     # Processes are counted by user namespace: each program has its own count.
     confine.unshare(confine.NEWUSER)
     confine.drop_capabilities()
