@@ -231,7 +231,7 @@ def test_output_is_cut_at_its_limit() -> None:
 
 
 def test_limits_must_be_positive_and_executors_can_be_pickled() -> None:
-    with pytest.raises(ConfigurationError, match="wall_s must be positive, got 0"):
+    with pytest.raises(ConfigurationError, match="wall_s must be a number of seconds above 0"):
         Limits(wall_s=0)
     assert isinstance(pickle.loads(pickle.dumps(SubprocessExecutor())), SubprocessExecutor)
 
