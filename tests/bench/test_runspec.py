@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gem.errors import ConfigurationError
-from gem.experiment import flatten
+from gem.tables import flatten
 from gem_bench.runspec import load_spec
 
 RECIPES = sorted(Path(__file__).parents[2].joinpath("recipes").glob("*.toml"))

@@ -6,6 +6,7 @@ import pickle
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -176,11 +177,19 @@ def test_wrappers_look_attributes_up_when_asked() -> None:
     assert pickle.loads(pickle.dumps(env)).turns == env.turns
 
 
+def test_class_attributes_are_the_inner_environments() -> None:
+    class Hard(Dice):
+        oracle_success = 0.25
+        note = "mine"
+
+    env = Counting(Counting(Hard()))
+    assert (env.oracle_success, env.note) == (0.25, "mine")
+    assert gem.make("game:Game2048-v0", wrappers=["episode_tracking"]).oracle_success == 0.25
+
+
 @pytest.fixture
 def dice_id() -> Any:
-    gem.list_envs()
-    gem.register("test:Dice-v0", f"{__name__}:Dice", sides=8)
-    registry._registry["test:Dice-v0"] = registry.EnvSpec("test:Dice-v0", Dice, {"sides": 8})
+    gem.register("test:Dice-v0", Dice, sides=8)
     yield "test:Dice-v0"
     del registry._registry["test:Dice-v0"]
 
@@ -200,27 +209,63 @@ def test_wrong_ids_and_parameters_are_named(dice_id: str) -> None:
     assert "\\'" not in str(caught.value)
     with pytest.raises(UnknownParameterError, match="no parameter 'side'.*sides"):
         gem.make(dice_id, side=3)
-    with pytest.raises(ConfigurationError, match="already registered"):
-        gem.register(dice_id, Dice)
     with pytest.raises(ConfigurationError, match="module:Class"):
         gem.register("test:Other-v0", "no_colon_here")
 
 
-def test_installed_packages_add_ids_through_the_entry_point_group(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Entry:
-        @staticmethod
-        def load() -> Any:
-            return lambda: gem.register("thirdparty:Dice-v0", Dice)
-
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The registry as in a process that has just begun; returns what adds an installed package."""
     monkeypatch.setattr(registry, "_registry", {})
-    monkeypatch.setattr(registry, "_loaded", False)
-    monkeypatch.setattr(registry, "entry_points", lambda group: [Entry] * (group == "gem.envs"))
+    monkeypatch.setattr(registry, "_registered_by_hand", set())
+    monkeypatch.setattr(registry, "_built_in_loaded", False)
+    monkeypatch.setattr(registry, "_packages_loaded", False)
+    installed: list[Any] = []
+    monkeypatch.setattr(registry, "entry_points", lambda group: installed * (group == "gem.envs"))
+
+    def install(function: Any) -> None:
+        installed.append(SimpleNamespace(name="x", value="x:y", load=lambda: function))
+
+    return install
+
+
+def test_installed_packages_add_ids_through_the_entry_point_group(fresh: Any) -> None:
+    fresh(lambda: gem.register("thirdparty:Dice-v0", Dice))
     assert "thirdparty:Dice-v0" in gem.list_envs()
 
 
-def test_threads_wait_until_all_ids_are_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_built_in_id_registered_before_the_first_make_is_replaced_with_a_warning(
+    fresh: Any,
+) -> None:
+    with pytest.warns(UserWarning, match="'game:Wordle-v0' is registered again; .*Dice.* replaces"):
+        gem.register("game:Wordle-v0", Dice)
+    assert isinstance(gem.make("game:Wordle-v0"), Dice)
+    assert gem.make("game:Hangman-v0").reset(seed=0)[0]
+
+
+def test_an_id_registered_again_is_replaced_with_a_warning(dice_id: str) -> None:
+    with pytest.warns(UserWarning, match="registered again"):
+        gem.register(dice_id, Dice, sides=3)
+    assert gem.make(dice_id).unwrapped.sides == 3  # type: ignore[attr-defined]
+
+
+def test_a_registration_by_hand_outlives_that_of_an_installed_package(fresh: Any) -> None:
+    fresh(lambda: gem.register("thirdparty:Dice-v0", Dice, sides=4))
+    gem.register("thirdparty:Dice-v0", Dice, sides=9)
+    assert gem.make("thirdparty:Dice-v0").unwrapped.sides == 9  # type: ignore[attr-defined]
+
+
+def test_a_package_that_registers_while_it_is_imported_is_not_loaded_by_that(fresh: Any) -> None:
+    def half_imported() -> None:
+        raise AttributeError("not defined yet")
+
+    fresh(half_imported)
+    gem.register("thirdparty:Dice-v0", Dice)  # a warning would be an error
+
+
+def test_threads_wait_until_all_ids_are_registered(
+    monkeypatch: pytest.MonkeyPatch, fresh: Any
+) -> None:
     import gem.envs
 
     started, original = threading.Event(), gem.envs.register_all
@@ -231,8 +276,6 @@ def test_threads_wait_until_all_ids_are_registered(monkeypatch: pytest.MonkeyPat
         threading.Event().wait(0.2)
         original()
 
-    monkeypatch.setattr(registry, "_registry", {})
-    monkeypatch.setattr(registry, "_loaded", False)
     monkeypatch.setattr(gem.envs, "register_all", slow)
     with ThreadPoolExecutor(8) as threads:
         first = threads.submit(gem.list_envs)
@@ -263,6 +306,12 @@ def test_task_sets_are_consecutive_seeds() -> None:
     assert [t.seed for t in tasks[1:]] == [11, 12]
     with pytest.raises(IndexError):
         _ = tasks[3]
+
+
+def test_tasks_and_task_sets_are_members_of_sets() -> None:
+    tasks = TaskSet("game:X-v0", 2, 5, {"rows": [{"a": 1}]})
+    assert len({tasks, TaskSet("game:X-v0", 2, 5, {"rows": [{"a": 1}]})}) == 1
+    assert len({*tasks, *tasks, Task("game:X-v0", 5)}) == 3
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,10 @@ import copy
 import json
 import subprocess
 import sys
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from datetime import date
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
@@ -69,7 +72,24 @@ def test_evaluations_are_told_apart_by_their_names() -> None:
         ("algorithm.gamma", 1.5, r"algorithm.gamma must be at most 1, got 1.5"),
         ("algorithm.gamma", "high", "algorithm.gamma must be of type float, got 'high'"),
         ("algorithm.gamma", True, "algorithm.gamma must be of type float, got True"),
-        ("algorithm.gamma", float("nan"), "algorithm.gamma must be at least 0, got nan"),
+        ("algorithm.gamma", float("nan"), "algorithm.gamma must be finite, got nan"),
+        (
+            "algorithm.minibatches",
+            9,
+            "at most .* episodes .* = 8, got 9",
+        ),
+        ("optimizer.beta1", 1.0, "optimizer.beta1 must be below 1, got 1.0"),
+        ("optimizer.beta2", 1, "optimizer.beta2 must be below 1, got 1.0"),
+        ("optimizer.lr", float("nan"), "optimizer.lr must be finite, got nan"),
+        pytest.param("optimizer.lr", 10**400, "optimizer.lr must be finite", id="huge"),
+        ("policy.context", "nonsense", "policy.context: unknown context 'nonsense'; known: chat"),
+        ("policy.context", "window:0", "policy.context: unknown context 'window:0'"),
+        ("policy.model", " ", "policy.model: must not be empty"),
+        ("sampling.top_k", 0, "sampling.top_k must be at least 1 or -1, got 0"),
+        ("env.params", {"x": {"y": [1, date(2026, 1, 1)]}}, r"env.params.x.y\[1\] must be a text"),
+        ("env.params", {"x": float("inf")}, "env.params.x must be finite, got inf"),
+        ("env.params", {3: 1}, "env.params has the key 3, which is no text"),
+        ("eval", [{"name": "x", "id": "y", "every": 0}], r"eval\[0\].every must be at least 1"),
         ("algorithm.advantage", "ppo", "algorithm.advantage must be one of reinforce, rebn"),
         ("optimizer.lr", 0, "optimizer.lr must be above 0, got 0.0"),
         ("training.tasks", 0, "training.tasks must be at least 1, got 0"),
@@ -87,6 +107,42 @@ def test_evaluations_are_told_apart_by_their_names() -> None:
 def test_a_wrong_key_or_value_is_named(path: str, value: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         RunSpec.from_mapping(changed(path, value))
+
+
+def numbers(part: Any, path: str = "") -> Iterator[str]:
+    """Keys of all settings that are numbers with a fraction."""
+    for name, hint in get_type_hints(part).items():
+        inner = get_args(hint)[0] if get_args(hint) else hint
+        if is_dataclass(inner):
+            yield from numbers(inner, f"{path}{name}.{'0.' * (name == 'eval')}")
+        elif inner is float:
+            yield path + name
+
+
+@pytest.mark.parametrize("key", list(numbers(RunSpec)))
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+def test_no_number_may_be_infinite_or_nan(key: str, value: float) -> None:
+    data = copy.deepcopy(SPEC)
+    *tables, last = key.split(".")
+    inner: Any = data
+    for table in tables:
+        inner = inner[int(table)] if table.isdigit() else inner.setdefault(table, {})
+    inner[last] = value
+    with pytest.raises(ConfigurationError, match=f"{last} must be finite"):
+        RunSpec.from_mapping(data)
+
+
+def test_every_number_but_the_seeds_of_environments_has_a_lower_limit() -> None:
+    parts = [RunSpec, *(p for p in vars(experiment).values() if is_dataclass(p) and p is not Task)]
+    free = {
+        f"{part.__name__}.{f.name}"
+        for part in parts
+        if part.__name__.endswith(("Part", "Spec"))
+        for f in fields(part)
+        if get_type_hints(part)[f.name] in (int, float, int | None)
+        and f.metadata["least"] is f.metadata["above"] is None
+    }
+    assert free == {"EnvPart.seed", "EvalPart.seed"}
 
 
 def test_a_missing_table_is_named() -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from gem.errors import ConfigurationError
-from gem.experiment import Knob, Launch, RunSpec, flatten
+from gem.experiment import Knob, Launch, RunSpec
+from gem.tables import flatten
 from gem_oat.launch import adapter
 from gem_oat.settings import Args, parse
 

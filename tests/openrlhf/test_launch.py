@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from gem.errors import ConfigurationError
-from gem.experiment import RunSpec, flatten
+from gem.experiment import RunSpec
+from gem.tables import flatten
 from gem_openrlhf.dataset import Row
 from gem_openrlhf.launch import adapter
 

@@ -9,7 +9,8 @@ import pytest
 
 from gem.adapter import require
 from gem.errors import ConfigurationError, UnsupportedVersionError
-from gem.experiment import Launch, RunSpec, find_adapter, flatten
+from gem.experiment import Launch, RunSpec, find_adapter
+from gem.tables import flatten
 from gem_tinker import launch
 from gem_tinker.settings import Config, read
 

@@ -17,7 +17,8 @@ from omegaconf import OmegaConf
 
 from gem.adapter import decode_task
 from gem.errors import ConfigurationError, UnsupportedVersionError
-from gem.experiment import Launch, RunSpec, find_adapter, flatten
+from gem.experiment import Launch, RunSpec, find_adapter
+from gem.tables import flatten
 from gem_verl import launch
 from gem_verl.dataset import GemDataset
 from gem_verl.settings import check_config

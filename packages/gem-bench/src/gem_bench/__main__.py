@@ -11,7 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from gem.errors import GemError
-from gem.experiment import RunSpec, flatten
+from gem.experiment import RunSpec
+from gem.tables import flatten
 from gem_bench import __version__
 from gem_bench.runspec import load_spec
 

@@ -20,7 +20,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from gem.errors import ConfigurationError, GemError, MissingExtraError, UnsupportedVersionError
-from gem.experiment import ENTRY_POINT_GROUP, Knob, Launch, RunSpec, find_adapter, flatten
+from gem.experiment import ENTRY_POINT_GROUP, Knob, Launch, RunSpec, find_adapter
+from gem.tables import flatten
 
 VENVS = ".venvs"
 COMPILE_TIMEOUT_S = 300

@@ -136,5 +136,8 @@ def _default(field: dataclasses.Field[Any]) -> str:
 def _allowed(limits: Mapping[str, Any]) -> str:
     if limits["choices"]:
         return ", ".join(limits["choices"])
-    signs = (("least", "≥"), ("above", ">"), ("most", "≤"))
-    return ", ".join(f"{sign} {limits[k]:g}" for k, sign in signs if limits[k] is not None)
+    signs = (("least", "≥"), ("above", ">"), ("most", "≤"), ("below", "<"))
+    parts = [f"{sign} {limits[k]:g}" for k, sign in signs if limits[k] is not None]
+    if limits["special"] is not None:
+        parts.append(f"{limits['special']:g}")
+    return ", ".join(parts)

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from gem.errors import RecordError
-from gem.experiment import Knob, flatten
+from gem.experiment import Knob
 from gem.record import RunRecord, read_run
+from gem.tables import flatten
 
 TRAIN = "train"
 X_AXES = {

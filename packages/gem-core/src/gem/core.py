@@ -219,6 +219,11 @@ class Wrapper(Env):
         return self.env.spec
 
     @property
+    def oracle_success(self) -> float:  # type: ignore[override]
+        """The inner environment's; without this property the attribute of `Env` would be found."""
+        return self.env.oracle_success
+
+    @property
     def rng(self) -> random.Random:
         """The inner environment's random stream."""
         return self.env.rng

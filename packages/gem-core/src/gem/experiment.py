@@ -13,151 +13,141 @@ own; this is how a program in another one asks them for their command.
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import difflib
 import json
 import sys
-import types
-import typing
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import MISSING, asdict, dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol
 
 from gem.adapter import Source, check_names
 from gem.advantage import ADVANTAGES
 from gem.errors import ConfigurationError, GemError
+from gem.rollout.context import check_context
 from gem.rollout.play import Budget
+from gem.tables import build, filled, flatten, setting
 from gem.tasks import Task, TaskSet
 
 ENTRY_POINT_GROUP = "gem.adapters"
-PartT = TypeVar("PartT")
-
-
-def _knob(
-    help: str,
-    default: Any = MISSING,
-    *,
-    least: float | None = None,
-    above: float | None = None,
-    most: float | None = None,
-    choices: tuple[str, ...] | None = None,
-) -> Any:
-    metadata = {"help": help, "least": least, "above": above, "most": most, "choices": choices}
-    if isinstance(default, dict):
-        return field(default_factory=dict, metadata=metadata)
-    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
 class EnvPart:
     """Training environment."""
 
-    id: str = _knob("registered environment id")
-    params: Mapping[str, Any] = _knob("parameters given to `gem.make`", {})
-    seed: int = _knob("task j of iteration k has seed `seed + k * tasks + j`", 0)
+    id: str = setting("registered environment id", check=filled)
+    params: Mapping[str, Any] = setting("parameters given to `gem.make`", {})
+    seed: int = setting("task j of iteration k has seed `seed + k * tasks + j`", 0)
 
 
 @dataclass(frozen=True)
 class EvalPart:
     """One evaluation; the same tasks every time."""
 
-    name: str = _knob("name in the metrics (`eval:<name>`)")
-    id: str = _knob("registered environment id")
-    params: Mapping[str, Any] = _knob("parameters given to `gem.make`", {})
-    seed: int = _knob("episode j has seed `seed + j`", 1_000_000)
-    episodes: int = _knob("episodes per evaluation", 64, least=1)
-    every: int = _knob("iterations between evaluations; also before the first and at the end", 20)
-    temperature: float = _knob("sampling temperature; 0 is greedy", 1.0, least=0)
+    name: str = setting("name in the metrics (`eval:<name>`)", check=filled)
+    id: str = setting("registered environment id", check=filled)
+    params: Mapping[str, Any] = setting("parameters given to `gem.make`", {})
+    seed: int = setting("episode j has seed `seed + j`", 1_000_000)
+    episodes: int = setting("episodes per evaluation", 64, least=1)
+    every: int = setting(
+        "iterations between evaluations; also before the first and at the end", 20, least=1
+    )
+    temperature: float = setting("sampling temperature; 0 is greedy", 1.0, least=0)
 
 
 @dataclass(frozen=True)
 class PolicyPart:
     """Model and what it is shown."""
 
-    model: str = _knob("path or hub name of a model with a chat template, or one of gem-cpu's")
-    prompt_tokens: int = _knob("most tokens of a fresh prompt", least=1)
-    response_tokens: int = _knob("most tokens appended to a fresh prompt", least=1)
-    turn_tokens: int = _knob("most tokens sampled in a turn", least=1)
-    turns: int | None = _knob("most turns, besides the environment's own limit", None, least=1)
-    context: str = _knob("`chat`, `concat`, `concat_with_action` or `window:<k>`", "chat")
-    system_prompt: str | None = _knob("text of a system message", None)
-    lora_rank: int = _knob(
+    model: str = setting(
+        "path or hub name of a model with a chat template, or one of gem-cpu's", check=filled
+    )
+    prompt_tokens: int = setting("most tokens of a fresh prompt", least=1)
+    response_tokens: int = setting("most tokens appended to a fresh prompt", least=1)
+    turn_tokens: int = setting("most tokens sampled in a turn", least=1)
+    turns: int | None = setting("most turns, besides the environment's own limit", None, least=1)
+    context: str = setting(
+        "`chat`, `concat`, `concat_with_action` or `window:<k>`", "chat", check=check_context
+    )
+    system_prompt: str | None = setting("text of a system message", None)
+    lora_rank: int = setting(
         "rank of low-rank adapters on the attention and MLP projections; 0 trains all weights",
         0,
         least=0,
     )
-    lora_alpha: float = _knob("adapters are scaled by `lora_alpha / lora_rank`", 32.0, above=0)
-    lora_init: str | None = _knob("adapter to begin with; by default a random one", None)
+    lora_alpha: float = setting("adapters are scaled by `lora_alpha / lora_rank`", 32.0, above=0)
+    lora_init: str | None = setting(
+        "adapter to begin with; by default a random one", None, check=filled
+    )
 
 
 @dataclass(frozen=True)
 class SamplingPart:
     """How training episodes are sampled; `top_k = 1` at temperature 1 is greedy."""
 
-    temperature: float = _knob("softmax temperature", 1.0, above=0)
-    top_p: float = _knob("nucleus mass", 1.0, above=0, most=1)
-    top_k: int = _knob("number of candidates; -1 is all", -1, least=-1)
+    temperature: float = setting("softmax temperature", 1.0, above=0)
+    top_p: float = setting("nucleus mass", 1.0, above=0, most=1)
+    top_k: int = setting("number of candidates; -1 is all", -1, least=1, special=-1)
 
 
 @dataclass(frozen=True)
 class AlgorithmPart:
     """Advantage and policy loss (clipped surrogate, arXiv 1707.06347 equation 7)."""
 
-    advantage: str = _knob("estimator of `gem.advantage`", choices=ADVANTAGES)
-    gamma: float = _knob("discount per turn", 1.0, least=0, most=1)
-    lam: float = _knob("GAE's lambda per turn", 1.0, least=0, most=1)
-    clip: float = _knob("clip range of the probability ratio", 0.2, above=0)
-    epochs: int = _knob("passes over a batch", 1, least=1)
-    minibatches: int = _knob("optimiser steps per pass", 1, least=1)
-    loss_aggregation: str = _knob(
+    advantage: str = setting("estimator of `gem.advantage`", choices=ADVANTAGES)
+    gamma: float = setting("discount per turn", 1.0, least=0, most=1)
+    lam: float = setting("GAE's lambda per turn", 1.0, least=0, most=1)
+    clip: float = setting("clip range of the probability ratio", 0.2, above=0)
+    epochs: int = setting("passes over a batch", 1, least=1)
+    minibatches: int = setting("optimiser steps per pass", 1, least=1)
+    loss_aggregation: str = setting(
         "mean over sampled tokens, or sum over tokens and mean over rows",
         "token-mean",
         choices=("token-mean", "row-mean-token-sum"),
     )
-    kl_coef: float = _knob("weight of the KL penalty to the initial policy", 0.0, least=0)
-    entropy_coef: float = _knob("weight of the entropy bonus", 0.0, least=0)
-    value_lr: float = _knob("critic's learning rate (`gae` only)", 1e-3, above=0)
-    value_clip: float = _knob("clip range of the critic's prediction", 0.2, above=0)
+    kl_coef: float = setting("weight of the KL penalty to the initial policy", 0.0, least=0)
+    entropy_coef: float = setting("weight of the entropy bonus", 0.0, least=0)
+    value_lr: float = setting("critic's learning rate (`gae` only)", 1e-3, above=0)
+    value_clip: float = setting("clip range of the critic's prediction", 0.2, above=0)
 
 
 @dataclass(frozen=True)
 class OptimizerPart:
     """Policy optimiser; the learning rate is constant."""
 
-    lr: float = _knob("learning rate", above=0)
-    type: str = _knob("optimiser", "adamw", choices=("adamw",))
-    beta1: float = _knob("decay of the first moment", 0.9, least=0, most=1)
-    beta2: float = _knob("decay of the second moment", 0.999, least=0, most=1)
-    eps: float = _knob("denominator offset", 1e-8, above=0)
-    weight_decay: float = _knob("decoupled weight decay", 0.0, least=0)
-    grad_clip: float = _knob("largest gradient norm", 1.0, above=0)
+    lr: float = setting("learning rate", above=0)
+    type: str = setting("optimiser", "adamw", choices=("adamw",))
+    beta1: float = setting("decay of the first moment", 0.9, least=0, below=1)
+    beta2: float = setting("decay of the second moment", 0.999, least=0, below=1)
+    eps: float = setting("denominator offset", 1e-8, above=0)
+    weight_decay: float = setting("decoupled weight decay", 0.0, least=0)
+    grad_clip: float = setting("largest gradient norm", 1.0, above=0)
 
 
 @dataclass(frozen=True)
 class TrainingPart:
     """Size of the run; an iteration plays `tasks * group_size` episodes."""
 
-    iterations: int = _knob("batches to train on", least=1)
-    tasks: int = _knob("different tasks in a batch", least=1)
-    group_size: int = _knob("episodes of each task", 1, least=1)
-    precision: str = _knob("parameters and arithmetic", "fp32", choices=("fp32", "bf16"))
+    iterations: int = setting("batches to train on", least=1)
+    tasks: int = setting("different tasks in a batch", least=1)
+    group_size: int = setting("episodes of each task", 1, least=1)
+    precision: str = setting("parameters and arithmetic", "fp32", choices=("fp32", "bf16"))
 
 
 @dataclass(frozen=True)
 class RunSpec:
     """Everything that defines a learning problem and nothing about a trainer."""
 
-    name: str = _knob("name of the experiment")
-    env: EnvPart = _knob("training environment")
-    policy: PolicyPart = _knob("model and context")
-    algorithm: AlgorithmPart = _knob("advantage and loss")
-    optimizer: OptimizerPart = _knob("optimiser")
-    training: TrainingPart = _knob("size of the run")
+    name: str = setting("name of the experiment", check=filled)
+    env: EnvPart = setting("training environment")
+    policy: PolicyPart = setting("model and context")
+    algorithm: AlgorithmPart = setting("advantage and loss")
+    optimizer: OptimizerPart = setting("optimiser")
+    training: TrainingPart = setting("size of the run")
     sampling: SamplingPart = field(default_factory=SamplingPart)
     eval: tuple[EvalPart, ...] = ()
-    seed: int = _knob("seed of sampling and of newly made weights", 0, least=0)
+    seed: int = setting("seed of sampling and of newly made weights", 0, least=0)
 
     @classmethod
     def from_mapping(cls, data: Mapping[str, Any]) -> RunSpec:
@@ -167,7 +157,14 @@ class RunSpec:
             ConfigurationError: A key is unknown, missing, of the wrong type or out of range; the
                 message names the key as `table.key`.
         """
-        spec = _build(cls, data, "")
+        spec = build(cls, data)
+        episodes = spec.training.tasks * spec.training.group_size
+        if spec.algorithm.minibatches > episodes:
+            raise ConfigurationError(
+                f"algorithm.minibatches must be at most the number of episodes in a batch, "
+                f"training.tasks * training.group_size = {episodes}, got "
+                f"{spec.algorithm.minibatches}"
+            )
         if spec.policy.lora_init is not None and not spec.policy.lora_rank:
             raise ConfigurationError("policy.lora_init: needs a policy.lora_rank above 0")
         check_names([part.name for part in spec.eval], "eval")
@@ -230,11 +227,6 @@ def parity(spec: RunSpec, how: Mapping[str, str], departures: Iterable[Knob] = (
         for name in flatten(spec.to_mapping())
     ]
     return [*knobs, *left.values()]
-
-
-def flatten(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a nested mapping under dotted keys, `{"algorithm.gamma": 0.9, "eval.0.name": ...}`."""
-    return dict(_leaves(settings, ""))
 
 
 @dataclass(frozen=True)
@@ -323,70 +315,6 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     sys.stdout.write(launch.to_json() + "\n")
     return 0
-
-
-def _build(part: type[PartT], data: Any, path: str) -> PartT:
-    if not isinstance(data, Mapping):
-        name = path.rstrip(".") or "the spec"
-        raise ConfigurationError(f"{name} must be a table, got {data!r}")
-    hints = typing.get_type_hints(part)
-    fields = {f.name: f for f in dataclasses.fields(part)}  # type: ignore[arg-type]
-    for key in data:
-        if key not in fields:
-            near = difflib.get_close_matches(str(key), fields, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(fields))}"
-            raise ConfigurationError(f"unknown key {path + str(key)!r}; {hint}")
-    values = {}
-    for name, spec in fields.items():
-        if name in data:
-            values[name] = _value(hints[name], data[name], path + name, spec.metadata)
-        elif spec.default is MISSING and spec.default_factory is MISSING:
-            raise ConfigurationError(f"missing key {path + name!r} ({spec.metadata['help']})")
-    return part(**values)
-
-
-def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _leaves(item, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            yield from _leaves(item, f"{path}.{index}")
-    else:
-        yield path, value
-
-
-def _value(hint: Any, value: Any, path: str, limits: Mapping[str, Any]) -> Any:
-    if typing.get_origin(hint) is types.UnionType:  # `T | None`
-        if value is None:
-            return None
-        hint = next(arm for arm in typing.get_args(hint) if arm is not type(None))
-    if dataclasses.is_dataclass(hint):
-        return _build(typing.cast(type[Any], hint), value, f"{path}.")
-    if typing.get_origin(hint) is tuple:
-        if not isinstance(value, list | tuple):
-            raise ConfigurationError(f"{path} must be an array of tables, got {value!r}")
-        item = typing.get_args(hint)[0]
-        return tuple(_build(item, entry, f"{path}[{i}].") for i, entry in enumerate(value))
-    if typing.get_origin(hint) is not None:  # Mapping[str, Any]
-        if not isinstance(value, Mapping):
-            raise ConfigurationError(f"{path} must be a table, got {value!r}")
-        return dict(value)
-    if hint is float and type(value) is int:
-        value = float(value)
-    if type(value) is not hint:
-        raise ConfigurationError(f"{path} must be of type {hint.__name__}, got {value!r}")
-    least, above, most = limits.get("least"), limits.get("above"), limits.get("most")
-    if least is not None and not value >= least:
-        raise ConfigurationError(f"{path} must be at least {least}, got {value}")
-    if above is not None and not value > above:
-        raise ConfigurationError(f"{path} must be above {above}, got {value}")
-    if most is not None and not value <= most:
-        raise ConfigurationError(f"{path} must be at most {most}, got {value}")
-    choices = limits.get("choices")
-    if choices is not None and value not in choices:
-        raise ConfigurationError(f"{path} must be one of {', '.join(choices)}, got {value!r}")
-    return value
 
 
 if __name__ == "__main__":

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import inspect
 import threading
 import warnings
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -44,24 +45,26 @@ class EnvSpec:
 
 
 _registry: dict[str, EnvSpec] = {}
-_loaded = False
+_registered_by_hand: set[str] = set()
+_built_in_loaded = False
+_packages_loaded = False
 _loading = False
 _load_lock = threading.RLock()
 
 
 def register(id: str, entry_point: str | Callable[..., Env], **kwargs: Any) -> None:
-    """Register an environment id.
+    """Register an environment id; one that is taken is replaced, with a warning.
+
+    A registration by hand also replaces that of an installed package, whichever comes first.
 
     Args:
-        id: New id; by convention `family:Name-v<version>[-variant]`.
+        id: By convention `family:Name-v<version>[-variant]`.
         entry_point: `"module:Class"` (imported lazily) or a callable returning an `Env`.
         **kwargs: Default parameters of this id.
 
     Raises:
-        ConfigurationError: The id is taken or the entry point is malformed.
+        ConfigurationError: The entry point is malformed.
     """
-    if id in _registry:
-        raise ConfigurationError(f"environment id {id!r} is already registered")
     if isinstance(entry_point, str):
         module, _, attribute = entry_point.partition(":")
         if not module or not attribute:
@@ -72,7 +75,21 @@ def register(id: str, entry_point: str | Callable[..., Env], **kwargs: Any) -> N
         raise ConfigurationError(
             f"entry_point of {id!r} must be 'module:Class' or a callable, got {entry_point!r}"
         )
-    _registry[id] = EnvSpec(id, entry_point, dict(kwargs))
+    # Not the packages: the one that is registering may be half imported.
+    _load_built_in()
+    with _load_lock:
+        if _loading and id in _registered_by_hand:
+            return
+        if id in _registry:
+            warnings.warn(
+                f"environment id {id!r} is registered again; {entry_point!r} replaces "
+                f"{_registry[id].entry_point!r}",
+                UserWarning,
+                stacklevel=2,
+            )
+        if not _loading:
+            _registered_by_hand.add(id)
+        _registry[id] = EnvSpec(id, entry_point, dict(kwargs))
 
 
 def list_envs(prefix: str = "") -> list[str]:
@@ -167,25 +184,44 @@ def _load() -> None:
 
     Environments are made in many threads at once: the others wait until all ids are there.
     """
-    global _loaded, _loading
-    if _loaded:
+    global _packages_loaded
+    if _packages_loaded:
+        return
+    _load_built_in()
+    with _load_lock:
+        if _packages_loaded or _loading:
+            return
+        with _only_once():
+            _register_packages()
+        _packages_loaded = True
+
+
+def _load_built_in() -> None:
+    global _built_in_loaded
+    if _built_in_loaded:
         return
     with _load_lock:
-        # The thread that loads may come here again, from a package that looks at the ids.
-        if _loaded or _loading:
+        if _built_in_loaded or _loading:
             return
-        _loading = True
-        try:
-            _register_everything()
-            _loaded = True
-        finally:
-            _loading = False
+        from gem.envs import register_all
+
+        with _only_once():
+            register_all()
+        _built_in_loaded = True
 
 
-def _register_everything() -> None:
-    from gem.envs import register_all
+@contextlib.contextmanager
+def _only_once() -> Iterator[None]:
+    """Mark the lock's thread as loading: it may come to `register` and `_load` again."""
+    global _loading
+    _loading = True
+    try:
+        yield
+    finally:
+        _loading = False
 
-    register_all()
+
+def _register_packages() -> None:
     for entry in entry_points(group=ENTRY_POINT_GROUP):
         try:
             entry.load()()

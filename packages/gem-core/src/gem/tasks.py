@@ -24,7 +24,7 @@ class Task:
     """Registered environment id."""
     seed: int
     """Seed given to `reset`."""
-    params: Mapping[str, Any] = field(default_factory=dict)
+    params: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Parameters given to `make`."""
 
     def make(self) -> Env:
@@ -48,7 +48,7 @@ class TaskSet(Sequence[Task]):
     env_id: str
     n: int
     seed: int = 0
-    params: Mapping[str, Any] = field(default_factory=dict)
+    params: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         if self.n < 1:

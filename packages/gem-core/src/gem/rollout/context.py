@@ -114,15 +114,23 @@ def make_context(name: str, chat: ChatFormat) -> Context:
     Raises:
         ConfigurationError: Unknown name, or `window:k` without a positive integer.
     """
+    window = check_context(name)
     if name == "chat":
         return ChatContext(chat)
-    if name == "concat":
-        return ConcatContext(chat, actions=False)
-    if name == "concat_with_action":
-        return ConcatContext(chat, actions=True)
+    return ConcatContext(chat, actions=name != "concat", window=window)
+
+
+def check_context(name: str) -> int | None:
+    """Check the name of a context; return k of `window:k`, None for the others.
+
+    Raises:
+        ConfigurationError: Unknown name, or `window:k` without a positive integer.
+    """
+    if name in ("chat", "concat", "concat_with_action"):
+        return None
     kind, _, size = name.partition(":")
     if kind == "window" and size.isdecimal() and int(size) > 0:
-        return ConcatContext(chat, actions=True, window=int(size))
+        return int(size)
     raise ConfigurationError(
         f"unknown context {name!r}; known: chat, concat, concat_with_action, window:<k> (k >= 1)"
     )

@@ -1,0 +1,185 @@
+"""Tables of settings: dataclasses built from parsed TOML or JSON, every key and value checked.
+
+`setting` declares a field with its help text and limits; `build` makes the dataclass from a
+mapping and names what is wrong as `table.key`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, field
+from typing import Any, TypeVar
+
+from gem.errors import ConfigurationError
+
+PartT = TypeVar("PartT")
+
+
+def setting(
+    help: str,
+    default: Any = MISSING,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    below: float | None = None,
+    special: float | None = None,
+    choices: tuple[str, ...] | None = None,
+    check: Callable[[Any], object] | None = None,
+) -> Any:
+    """Declare a field; numbers must be finite whatever their limits.
+
+    Args:
+        help: What the setting means.
+        default: Value where the key is missing; without one the key is required.
+        least: Smallest value.
+        above: Value that must be exceeded.
+        most: Largest value.
+        below: Value that must not be reached.
+        special: Allowed beside the limits.
+        choices: All allowed values.
+        check: Called with the value; raises `ConfigurationError` if it is not allowed.
+    """
+    metadata = {
+        "help": help,
+        "least": least,
+        "above": above,
+        "most": most,
+        "below": below,
+        "special": special,
+        "choices": choices,
+        "check": check,
+    }
+    if isinstance(default, dict):
+        return field(default_factory=dict, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def build(part: type[PartT], data: Any, path: str = "") -> PartT:
+    """Make `part` from a mapping.
+
+    Args:
+        part: A dataclass whose fields are declared with `setting`, or are such dataclasses.
+        data: Keys and values.
+        path: Prefix of the keys in messages, such as `"policy."`.
+
+    Raises:
+        ConfigurationError: A key is unknown, missing, of the wrong type or not allowed.
+    """
+    if not isinstance(data, Mapping):
+        name = path.rstrip(".") or "the spec"
+        raise ConfigurationError(f"{name} must be a table, got {data!r}")
+    hints = typing.get_type_hints(part)
+    fields = {f.name: f for f in dataclasses.fields(part)}  # type: ignore[arg-type]
+    for key in data:
+        if key not in fields:
+            near = difflib.get_close_matches(str(key), fields, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(fields))}"
+            raise ConfigurationError(f"unknown key {path + str(key)!r}; {hint}")
+    values = {}
+    for name, spec in fields.items():
+        if name in data:
+            values[name] = _value(hints[name], data[name], path + name, spec.metadata)
+        elif spec.default is MISSING and spec.default_factory is MISSING:
+            raise ConfigurationError(f"missing key {path + name!r} ({spec.metadata['help']})")
+    return part(**values)
+
+
+def flatten(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a nested mapping under dotted keys, `{"algorithm.gamma": 0.9, "eval.0.name": ...}`."""
+    return dict(_leaves(settings, ""))
+
+
+def filled(value: str) -> None:
+    """Refuse a text that is empty or blank."""
+    if not value.strip():
+        raise ConfigurationError("must not be empty")
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _leaves(item, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _leaves(item, f"{path}.{index}")
+    else:
+        yield path, value
+
+
+def _value(hint: Any, value: Any, path: str, limits: Mapping[str, Any]) -> Any:
+    if typing.get_origin(hint) is types.UnionType:  # `T | None`
+        if value is None:
+            return None
+        hint = next(arm for arm in typing.get_args(hint) if arm is not type(None))
+    if dataclasses.is_dataclass(hint):
+        return build(typing.cast(type[Any], hint), value, f"{path}.")
+    if typing.get_origin(hint) is tuple:
+        if not isinstance(value, list | tuple):
+            raise ConfigurationError(f"{path} must be an array of tables, got {value!r}")
+        item = typing.get_args(hint)[0]
+        return tuple(build(item, entry, f"{path}[{i}].") for i, entry in enumerate(value))
+    if typing.get_origin(hint) is not None:  # Mapping[str, Any]
+        if not isinstance(value, Mapping):
+            raise ConfigurationError(f"{path} must be a table, got {value!r}")
+        return _plain(value, path)
+    if hint is float and type(value) is int:
+        try:
+            value = float(value)
+        except OverflowError:
+            raise ConfigurationError(f"{path} must be finite, got an integer above 1e308") from None
+    if type(value) is not hint:
+        raise ConfigurationError(f"{path} must be of type {hint.__name__}, got {value!r}")
+    _check_limits(value, path, limits)
+    return value
+
+
+def _check_limits(value: Any, path: str, limits: Mapping[str, Any]) -> None:
+    if limits["special"] is not None and value == limits["special"]:
+        return
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigurationError(f"{path} must be finite, got {value}")
+    besides = "" if limits["special"] is None else f" or {limits['special']:g}"
+    for name, words, holds in _LIMITS:
+        limit = limits[name]
+        if limit is not None and not holds(value, limit):
+            raise ConfigurationError(f"{path} must be {words} {limit:g}{besides}, got {value}")
+    choices = limits["choices"]
+    if choices is not None and value not in choices:
+        raise ConfigurationError(f"{path} must be one of {', '.join(choices)}, got {value!r}")
+    if limits["check"] is not None:
+        try:
+            limits["check"](value)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{path}: {error}") from None
+
+
+_LIMITS: tuple[tuple[str, str, Callable[[Any, Any], bool]], ...] = (
+    ("least", "at least", lambda value, limit: value >= limit),
+    ("above", "above", lambda value, limit: value > limit),
+    ("most", "at most", lambda value, limit: value <= limit),
+    ("below", "below", lambda value, limit: value < limit),
+)
+
+
+def _plain(value: Any, path: str) -> Any:
+    """Return a copy of what JSON can hold: settings travel as JSON to a trainer's environment."""
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise ConfigurationError(f"{path} has the key {key!r}, which is no text")
+        return {key: _plain(item, f"{path}.{key}") for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item, f"{path}[{index}]") for index, item in enumerate(value)]
+    if value is not None and not isinstance(value, str | bool | int | float):
+        raise ConfigurationError(
+            f"{path} must be a text, number, boolean, array or table, got {value!r}"
+        )
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigurationError(f"{path} must be finite, got {value}")
+    return value
