@@ -7,8 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
-# A backslash takes the character after it along: `\{` opens nothing.
-_BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
 _FENCE = re.compile(r"```[^\s`]*[^\S\n]*\n(.*?)```", re.DOTALL)
 
 
@@ -48,12 +46,15 @@ def _boxed(reply: str) -> str | None:
         start = found.end()
     if start < 0:
         return None
-    depth = 1
-    for brace in _BRACES.finditer(reply, start):
-        depth += {"{": 1, "}": -1}.get(brace[0], 0)
-        if depth == 0:
-            return reply[start : brace.start()]
-    return None
+    # A backslash takes the character after it along: `\{` opens nothing.
+    rest = reply[start:].replace("\\\\", "  ").replace("\\{", "  ").replace("\\}", "  ")
+    open_braces, end = 1, -1
+    while open_braces:
+        begin, end = end + 1, rest.find("}", end + 1)
+        if end < 0:
+            return None
+        open_braces += rest.count("{", begin, end) - 1
+    return reply[start : start + end]
 
 
 def _fenced(reply: str) -> str | None:

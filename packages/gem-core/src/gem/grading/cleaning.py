@@ -11,6 +11,7 @@ _POWERS = {"square": "2", "sq": "2", "cubic": "3"}
 _NO_UNITS = frozenset({"dozen", "hundred", "half", "factorial", "and", "mod", "not", *SCALES})
 _UNIT = r"(?:(?:square|sq\.?|cubic)\s+)?[a-zA-Z]+\.?(?:\s*\^?\s*\{?\s*[23]\s*\}?)?"
 _UNIT_TAIL = re.compile(rf"(?<![\\a-zA-Z])({_UNIT}(?:\s*(?:/|\bper\b)\s*{_UNIT})?)$")
+_MAX_UNIT = 80
 _UNIT_PART = re.compile(r"(?:(square|sq|cubic)\.?\s+)?([a-zA-Z]+)\.?\s*\^?\s*\{?\s*([23]?)")
 
 # Commands that only change how things look.
@@ -69,7 +70,9 @@ def expanded(cleaned: str) -> tuple[str, str]:
         return text.replace("\\dollar", " "), "dollar"
     if text.endswith("%") and "," not in text and ";" not in text:
         return text[:-1], "%"
-    tail = None if text[-1:].isdigit() and "^" not in text else _UNIT_TAIL.search(text)
+    tail = None
+    if not text[-1:].isdigit() or "^" in text:
+        tail = _UNIT_TAIL.search(text, max(0, len(text) - _MAX_UNIT))
     if tail is not None:
         head = text[: tail.start()]
         unit = _canonical_unit(tail[1], apart=head[-1:].isspace())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from gem.grading.tree import Node, TooComplexError, substitute, symbols
+from gem.grading.tree import Node, TooComplexError, Work, size, substitute, symbols
 from gem.grading.values import same_value
 
 _MAX_UNORDERED = 64
@@ -15,45 +15,55 @@ def same(answer: Node, gold: Node) -> bool:
     """Return whether an answer means what the gold means.
 
     Raises:
-        TooComplexError: An exact value would be too large.
+        TooComplexError: An exact value would be too large, or the comparison too much work.
     """
+    return _same(answer, gold, Work())
+
+
+def _same(answer: Node, gold: Node, work: Work) -> bool:
+    work.spend(1)
     if answer == gold:
         return True
-    answer, gold = _plain(answer), _plain(gold)
+    answer, gold = _plain(answer, work), _plain(gold, work)
     kinds = {answer.kind, gold.kind}
     if "measure" in kinds:
-        return _same_measure(answer, gold)
+        return _same_measure(answer, gold, work)
     if "named" in kinds:
-        return _same_named(answer, gold)
+        return _same_named(answer, gold, work)
     if kinds <= {"equation"}:
-        return _same_equation(answer, gold)
+        return _same_equation(answer, gold, work)
     if "matrix" in kinds:
-        return _same_matrix(answer, gold)
+        return _same_matrix(answer, gold, work)
     if kinds <= {"list", "set", "union"} or (
         # Who answers `1, 2` to a set need not know how to typeset one.
         "set" in kinds and len(kinds) == 2 and not kinds & {"interval", "tuple"}
     ):
-        return _same_unordered(_members(answer), _members(gold))
+        return _same_unordered(_members(answer), _members(gold), work)
     if kinds <= {"interval", "tuple", "list"}:
-        return _same_ordered(answer, gold)
+        return _same_ordered(answer, gold, work)
     if kinds == {"ratio"}:
-        return _all_same(answer.args, gold.args)
+        return _all_same(answer.args, gold.args, work)
     if kinds == {"unequal"}:
-        return _all_same(answer.args, gold.args) or _all_same(answer.args[::-1], gold.args)
+        return _all_same(answer.args, gold.args, work) or _all_same(
+            answer.args[::-1], gold.args, work
+        )
     if kinds & {"interval", "tuple", "list", "union", "ratio", "equation", "unequal"}:
         return False
-    return same_value(answer, gold)
+    return same_value(answer, gold, work)
 
 
-def _plain(node: Node) -> Node:
+def _plain(node: Node, work: Work) -> Node:
     """Return a chain of equal values as its last, a set of one as its element, and so on."""
     if node.kind == "set" and len(node.args) == 1:
-        return _plain(node.args[0])
-    if node.kind == "equation" and not symbols(node):
-        return node.args[1] if same(*node.args) else node
+        return _plain(node.args[0], work)
+    if node.kind == "equation":
+        work.spend(size(node))
+        if symbols(node):
+            return node
+        return node.args[1] if _same(node.args[0], node.args[1], work) else node
     if node.kind == "chain":
         name, *values = node.args
-        if all(same(value, values[0]) for value in values[1:]):
+        if all(_same(value, values[0], work) for value in values[1:]):
             return Node("named", (name, values[-1])) if name else values[-1]
     if node.kind == "degrees" or (node.kind == "negate" and node.args[0].kind == "degrees"):
         inner = node.args[0] if node.kind == "degrees" else Node("negate", node.args[0].args)
@@ -64,26 +74,26 @@ def _plain(node: Node) -> Node:
     return node
 
 
-def _same_measure(answer: Node, gold: Node) -> bool:
+def _same_measure(answer: Node, gold: Node, work: Work) -> bool:
     """Compare values with units; a missing unit is any unit."""
     (value, unit), (right, expected) = _measured(answer), _measured(gold)
     if unit == expected or "unit" in (unit.rstrip("23"), expected.rstrip("23")):
-        return same(value, right)
+        return _same(value, right, work)
     if unit and expected:
         return False
     if "%" in (unit, expected):
         # 50% is 50 as well as 0.5: data sets have either.
         percent, other = (value, right) if unit else (right, value)
         hundredth = Node("divide", (percent, Node("number", (Fraction(100), 0))))
-        return same(percent, other) or same(hundredth, other)
-    if same(value, right):
+        return _same(percent, other, work) or _same(hundredth, other, work)
+    if _same(value, right, work):
         return True
     # `5 m` may mean five times m.
     letter = unit or expected
     if len(letter) != 1:
         return False
     product = Node("multiply", (value if unit else right, Node("symbol", (letter,))))
-    return same(product, right if unit else value)
+    return _same(product, right if unit else value, work)
 
 
 def _measured(node: Node) -> tuple[Node, str]:
@@ -93,21 +103,21 @@ def _measured(node: Node) -> tuple[Node, str]:
     return node, unit
 
 
-def _same_named(answer: Node, gold: Node) -> bool:
+def _same_named(answer: Node, gold: Node, work: Work) -> bool:
     """Compare what names stand for; the name is part of the answer only if both have one."""
     if answer.kind == gold.kind:
         names = {answer.args[0], gold.args[0]}
         functions = all(name == "y" or name.endswith("(x)") for name in names)
         if len(names) == 1 or functions:
-            return same(answer.args[1], gold.args[1])
+            return _same(answer.args[1], gold.args[1], work)
         # y = 2x and x = y/2 are the same line.
         if symbols(answer.args[1]) or symbols(gold.args[1]):
-            return _same_equation(_as_equation(answer), _as_equation(gold))
+            return _same_equation(_as_equation(answer), _as_equation(gold), work)
         return False
     if "equation" in (answer.kind, gold.kind):
-        return _same_equation(_as_equation(answer), _as_equation(gold))
+        return _same_equation(_as_equation(answer), _as_equation(gold), work)
     value, other = (answer, gold) if answer.kind == "named" else (gold, answer)
-    return same(value.args[1], other)
+    return _same(value.args[1], other, work)
 
 
 def _as_equation(node: Node) -> Node:
@@ -116,8 +126,9 @@ def _as_equation(node: Node) -> Node:
     return Node("equation", (Node("symbol", (node.args[0],)), node.args[1]))
 
 
-def _same_equation(answer: Node, gold: Node) -> bool:
+def _same_equation(answer: Node, gold: Node, work: Work) -> bool:
     """Return whether the sides' differences are proportional, by a factor that is not zero."""
+    work.spend(size(answer) + size(gold))
     first, second = (Node("add", (e.args[0], Node("negate", (e.args[1],)))) for e in (answer, gold))
     names = symbols(first)
     if not names or names != symbols(second):
@@ -126,31 +137,31 @@ def _same_equation(answer: Node, gold: Node) -> bool:
     a, b = (substitute(node, fixed) for node in (first, second))
     # first * second(point) = second * first(point), with neither zero at the point.
     zero = Node("number", (Fraction(0), 0))
-    if same_value(a, zero) or same_value(b, zero):
-        return same_value(first, second)
-    return same_value(Node("multiply", (first, b)), Node("multiply", (second, a)))
+    if same_value(a, zero, work) or same_value(b, zero, work):
+        return same_value(first, second, work)
+    return same_value(Node("multiply", (first, b)), Node("multiply", (second, a)), work)
 
 
-def _same_matrix(answer: Node, gold: Node) -> bool:
+def _same_matrix(answer: Node, gold: Node, work: Work) -> bool:
     if answer.kind == gold.kind:
         rows = zip(answer.args, gold.args, strict=False)
-        return len(answer.args) == len(gold.args) and all(_all_same(a, b) for a, b in rows)
+        return len(answer.args) == len(gold.args) and all(_all_same(a, b, work) for a, b in rows)
     matrix, other = (answer, gold) if answer.kind == "matrix" else (gold, answer)
     entries = [entry for row in matrix.args for entry in row]
     if len(matrix.args) > 1 and len(matrix.args[0]) > 1:
         return False
     if other.kind == "interval" and other.args[2] == "()":
-        return _all_same(entries, other.args[:2])
+        return _all_same(entries, other.args[:2], work)
     if other.kind == "tuple":
-        return _all_same(entries, other.args)
-    return len(entries) == 1 and same(entries[0], other)
+        return _all_same(entries, other.args, work)
+    return len(entries) == 1 and _same(entries[0], other, work)
 
 
 def _members(node: Node) -> tuple[Node, ...]:
     return node.args if node.kind in ("list", "set", "union") else (node,)
 
 
-def _same_unordered(answers: Sequence[Node], golds: Sequence[Node]) -> bool:
+def _same_unordered(answers: Sequence[Node], golds: Sequence[Node], work: Work) -> bool:
     if len(answers) != len(golds):
         return False
     if len(golds) > _MAX_UNORDERED:
@@ -158,7 +169,7 @@ def _same_unordered(answers: Sequence[Node], golds: Sequence[Node]) -> bool:
     left = list(golds)
     for answer in answers:
         for i, gold in enumerate(left):
-            if same(answer, gold):
+            if _same(answer, gold, work):
                 del left[i]
                 break
         else:
@@ -166,13 +177,13 @@ def _same_unordered(answers: Sequence[Node], golds: Sequence[Node]) -> bool:
     return True
 
 
-def _same_ordered(answer: Node, gold: Node) -> bool:
+def _same_ordered(answer: Node, gold: Node, work: Work) -> bool:
     """Compare tuples and intervals; a bare list may stand for a tuple, in order."""
     (items, brackets), (others, expected) = _ordered(answer), _ordered(gold)
     bare = "" in (brackets, expected)
     if brackets != expected and not (bare and "()" in (brackets, expected)):
         return False
-    return _all_same(items, others)
+    return _all_same(items, others, work)
 
 
 def _ordered(node: Node) -> tuple[tuple[Node, ...], str]:
@@ -182,7 +193,7 @@ def _ordered(node: Node) -> tuple[tuple[Node, ...], str]:
     return (low, high), brackets
 
 
-def _all_same(answers: Sequence[Node], golds: Sequence[Node]) -> bool:
+def _all_same(answers: Sequence[Node], golds: Sequence[Node], work: Work) -> bool:
     return len(answers) == len(golds) and all(
-        same(answer, gold) for answer, gold in zip(answers, golds, strict=True)
+        _same(answer, gold, work) for answer, gold in zip(answers, golds, strict=True)
     )

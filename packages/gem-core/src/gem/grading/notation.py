@@ -7,12 +7,14 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from gem.grading.cleaning import expanded
-from gem.grading.tree import Node, TooComplexError, UnreadableError
+from gem.grading.tree import Node, TooComplexError, UnreadableError, size
 from gem.grading.vocabulary import ALIASES, CONSTANTS, FUNCTIONS, GREEK, is_product
 
 MAX_LENGTH = 2000
 _MAX_DEPTH = 40
 _MAX_EXPONENT = 400
+# Tokens of one answer, counted again where the reader goes back.
+_MAX_TOKENS = 3000
 
 _TOKEN = re.compile(
     r"\s*(?:"
@@ -60,6 +62,7 @@ def read(cleaned: str) -> Node:
         node = _Reader(text).read()
     except RecursionError:
         raise TooComplexError("nested too deeply") from None
+    size(node)
     return Node("measure", (node, unit)) if unit else node
 
 
@@ -71,6 +74,7 @@ class _Reader:
         self.end = 0
         self.brackets = 0
         self.depth = 0
+        self.tokens = 0
         self.sign = 1
         self.signs_seen = False
         self.advance()
@@ -84,6 +88,9 @@ class _Reader:
     # Tokens
 
     def advance(self) -> None:
+        self.tokens += 1
+        if self.tokens > _MAX_TOKENS:
+            raise TooComplexError("too many tokens")
         self.start = self.end
         # In brackets a comma separates; elsewhere it may group digits.
         found = None if self.brackets else _GROUPED.match(self.text, self.end)
@@ -146,7 +153,7 @@ class _Reader:
         return Node("list", tuple(items))
 
     def item(self) -> list[Node]:
-        """Return one item; two of them when it has a sign ±."""
+        """Return one item; two of them when it has a sign ±: one sign for the whole of it."""
         position, before = self.start, (self.sign, self.signs_seen)
         self.sign, self.signs_seen = 1, False
         items = [self.relation()]
@@ -519,7 +526,7 @@ class _Reader:
         opener = self.token
         self.brackets += 1
         self.advance()
-        items = self.listed()
+        items = self.listed(self.one)
         closer = self.token
         if closer not in (")", "]"):
             raise UnreadableError(self.text)
@@ -534,16 +541,26 @@ class _Reader:
     def braced(self, opener: str, closer: str) -> Node:
         self.brackets += 1
         self.need(opener)
-        items = [] if self.token == closer else self.listed()
+        position, seen = self.start, self.signs_seen
+        # In a set each member has signs of its own.
+        alone = opener == "{"
+        items = [] if self.token == closer else self.listed(self.one if alone else self.item)
+        if alone and len(items) > 1 and self.signs_seen:
+            self.back_to(position)
+            self.signs_seen = seen
+            items = self.listed(self.item)
         self.brackets -= 1
         self.need(closer)
         return items[0] if opener == "{" and len(items) == 1 else Node("set", tuple(items))
 
-    def listed(self) -> list[Node]:
-        items = self.item()
+    def one(self) -> list[Node]:
+        return [self.relation()]
+
+    def listed(self, item: Callable[[], list[Node]]) -> list[Node]:
+        items = item()
         while self.token in (",", ";"):
             self.advance()
-            items += self.item()
+            items += item()
         return items
 
     def matrix(self) -> Node:

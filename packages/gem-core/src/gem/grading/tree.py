@@ -23,6 +23,9 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+MAX_HEIGHT = 250
+MAX_WORK = 20_000
+
 
 class Node(NamedTuple):
     """A node of an answer's tree; see the table at the top."""
@@ -37,6 +40,42 @@ class UnreadableError(Exception):
 
 class TooComplexError(Exception):
     """The text is too long or nested too deeply; never leaves the grader."""
+
+
+class Work:
+    """Counts what a comparison costs, so that its time does not depend on what the policy wrote.
+
+    One unit is a visit of a node, a few microseconds.
+    """
+
+    def __init__(self, limit: int = MAX_WORK) -> None:
+        self.left = limit
+
+    def spend(self, units: int) -> None:
+        """Take units off what is left.
+
+        Raises:
+            TooComplexError: Nothing is left.
+        """
+        self.left -= units
+        if self.left < 0:
+            raise TooComplexError("too much work")
+
+
+def size(node: Node) -> int:
+    """Return the number of nodes.
+
+    Raises:
+        TooComplexError: The tree is higher than `MAX_HEIGHT`, a matter of long sums and products.
+    """
+    count, height, level = 0, 0, [node]
+    while level:
+        height += 1
+        if height > MAX_HEIGHT:
+            raise TooComplexError("nested too deeply")
+        count += len(level)
+        level = [inner for each in level for inner in nodes(each)]
+    return count
 
 
 def nodes(node: Node) -> list[Node]:

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable
 from fractions import Fraction
 
-from gem.grading.tree import Node, TooComplexError, symbols
+from gem.grading.tree import Node, TooComplexError, Work, size, symbols
 
 # Mersenne primes: 2**61 - 1 and 2**89 - 1.
 _PRIMES = (2**61 - 1, 2**89 - 1)
@@ -37,26 +37,29 @@ class _UndefinedError(Exception):
     """No value at this point."""
 
 
-def same_value(answer: Node, gold: Node) -> bool:
+def same_value(answer: Node, gold: Node, work: Work) -> bool:
     """Return whether two expressions have the same value, whatever the values of their symbols.
 
     Raises:
-        TooComplexError: An exact value would be too large.
+        TooComplexError: An exact value would be too large, or there is no work left.
     """
+    # What one evaluation costs, and finding the names.
+    cost = size(answer) + size(gold)
+    work.spend(cost)
     names = symbols(answer) | symbols(gold)
     if not names and _is_rounded(answer, gold):
-        return _same_in_floats(answer, gold)
+        return _same_in_floats(answer, gold, work, cost)
     if not names:
         try:
-            return _exact(answer) == _exact(gold)
+            return _exact(answer, work) == _exact(gold, work)
         except (_NotRationalError, TooComplexError, OverflowError):
             pass
         except _UndefinedError:
             return False
     try:
-        return _same_in_fields(answer, gold)
+        return _same_in_fields(answer, gold, work, cost)
     except _NotRationalError:
-        return _same_in_floats(answer, gold)
+        return _same_in_floats(answer, gold, work, cost)
 
 
 def _is_rounded(*nodes: Node) -> bool:
@@ -68,33 +71,35 @@ def _is_rounded(*nodes: Node) -> bool:
     return False
 
 
-def _exact(node: Node) -> Fraction:
+def _exact(node: Node, work: Work) -> Fraction:
     """Return the value of a tree without symbols."""
     kind, args = node
     if kind == "number":
         value: Fraction = args[0]
     elif kind == "negate":
-        value = -_exact(args[0])
+        value = -_exact(args[0], work)
     elif kind == "add":
-        value = _exact(args[0]) + _exact(args[1])
+        value = _exact(args[0], work) + _exact(args[1], work)
     elif kind == "multiply":
-        value = _exact(args[0]) * _exact(args[1])
+        value = _exact(args[0], work) * _exact(args[1], work)
     elif kind == "divide":
-        below = _exact(args[1])
+        below = _exact(args[1], work)
         if not below:
             raise _UndefinedError
-        value = _exact(args[0]) / below
+        value = _exact(args[0], work) / below
     elif kind == "power":
-        value = _exact_power(_exact(args[0]), _exact(args[1]))
+        value = _exact_power(_exact(args[0], work), _exact(args[1], work))
     elif kind == "factorial":
-        value = Fraction(_factorial(_exact(args[0])))
+        value = Fraction(_factorial(_exact(args[0], work), work))
     elif kind == "measure" and args[1] == "%":
-        value = _exact(args[0]) / 100
+        value = _exact(args[0], work) / 100
     elif kind == "call":
-        value = _exact_call(args[0], [_exact(arg) for arg in args[1:]])
+        value = _exact_call(args[0], [_exact(arg, work) for arg in args[1:]])
     else:
         raise _NotRationalError
-    if max(value.numerator.bit_length(), value.denominator.bit_length()) > _MAX_BITS:
+    bits = max(value.numerator.bit_length(), value.denominator.bit_length())
+    work.spend(bits >> 8)
+    if bits > _MAX_BITS:
         raise TooComplexError("value too large")
     return value
 
@@ -128,22 +133,21 @@ def _exact_root(base: Fraction, degree: int) -> Fraction:
 
 
 def _integer_root(number: int, degree: int) -> int:
-    """Return the largest integer whose power does not exceed the number, by bisection."""
-    low, high = 0, 1 << (number.bit_length() // degree + 1)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if middle**degree <= number:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    """Return the largest integer whose power does not exceed the number, by Newton's method."""
+    root = 1 << (number.bit_length() // degree + 1)
+    while True:
+        smaller = ((degree - 1) * root + number // root ** (degree - 1)) // degree
+        if smaller >= root:
+            return root
+        root = smaller
 
 
-def _factorial(value: Fraction) -> int:
+def _factorial(value: Fraction, work: Work) -> int:
     if value.denominator != 1 or value < 0:
         raise _UndefinedError
     if value > _MAX_FACTORIAL:
         raise TooComplexError("factorial too large")
+    work.spend(value.numerator >> 4)
     return math.factorial(value.numerator)
 
 
@@ -170,22 +174,23 @@ def _exact_call(name: str, args: list[Fraction]) -> Fraction:
             return Fraction(getattr(math, name)(*integers))
         if len(integers) != 2 or min(integers) < 0:
             raise _UndefinedError
-        if min(integers[1], integers[0] - integers[1]) > _MAX_FACTORIAL:
+        if min(integers[1], integers[0] - integers[1]) * integers[0].bit_length() > _MAX_BITS:
             raise TooComplexError("binomial coefficient too large")
         return Fraction(math.comb(*integers))
     raise _NotRationalError
 
 
-def _same_in_fields(answer: Node, gold: Node) -> bool:
+def _same_in_fields(answer: Node, gold: Node, work: Work, cost: int) -> bool:
     agreed = 0
     for point in range(_POINTS):
         for prime in _PRIMES:
+            work.spend(cost)
             try:
-                a, a_defined = _in_field(answer, point, prime), True
+                a, a_defined = _in_field(answer, point, prime, work), True
             except _UndefinedError:
                 a, a_defined = 0, False
             try:
-                b, b_defined = _in_field(gold, point, prime), True
+                b, b_defined = _in_field(gold, point, prime, work), True
             except _UndefinedError:
                 b, b_defined = 0, False
             if a_defined != b_defined or a != b:
@@ -194,7 +199,7 @@ def _same_in_fields(answer: Node, gold: Node) -> bool:
     return agreed > 0
 
 
-def _in_field(node: Node, point: int, prime: int) -> int:
+def _in_field(node: Node, point: int, prime: int, work: Work) -> int:
     """Return the value modulo a prime; symbols, and pi and e, have values of the point's own."""
     kind, args = node
     if kind == "number":
@@ -206,9 +211,10 @@ def _in_field(node: Node, point: int, prime: int) -> int:
         seed = zlib.crc32(args[0].encode()) + 1
         return pow(seed * 0x9E3779B97F4A7C15 + point, 3 + point, prime)
     if kind == "negate":
-        return -_in_field(args[0], point, prime) % prime
+        return -_in_field(args[0], point, prime, work) % prime
     if kind in ("add", "multiply", "divide"):
-        left, right = _in_field(args[0], point, prime), _in_field(args[1], point, prime)
+        left = _in_field(args[0], point, prime, work)
+        right = _in_field(args[1], point, prime, work)
         if kind == "add":
             return (left + right) % prime
         if kind == "multiply":
@@ -217,21 +223,22 @@ def _in_field(node: Node, point: int, prime: int) -> int:
     if kind == "power":
         if symbols(args[1]):
             raise _NotRationalError
-        exponent = _exact(args[1])
+        exponent = _exact(args[1], work)
         if exponent.denominator != 1:
             raise _NotRationalError
         if abs(exponent) > _MAX_FIELD_EXPONENT:
             raise TooComplexError("exponent too large")
-        base = _in_field(args[0], point, prime)
+        work.spend(abs(exponent.numerator).bit_length() >> 2)
+        base = _in_field(args[0], point, prime, work)
         if not base and exponent <= 0:
             raise _UndefinedError
         return pow(base, exponent.numerator, prime)
     if kind == "measure" and args[1] == "%":
-        return _quotient(_in_field(args[0], point, prime), 100, prime)
+        return _quotient(_in_field(args[0], point, prime, work), 100, prime)
     if kind == "factorial" and not symbols(node):
-        return _factorial(_exact(args[0])) % prime
+        return _factorial(_exact(args[0], work), work) % prime
     if kind == "call" and not symbols(node):
-        value = _exact(node)
+        value = _exact(node, work)
         return _quotient(value.numerator, value.denominator, prime)
     raise _NotRationalError
 
@@ -242,15 +249,20 @@ def _quotient(above: int, below: int, prime: int) -> int:
     return above * pow(below, -1, prime) % prime
 
 
-def _same_in_floats(answer: Node, gold: Node) -> bool:
+def _same_in_floats(answer: Node, gold: Node, work: Work, cost: int) -> bool:
     tolerance = _ROUNDED if _is_rounded(answer, gold) else _CLOSE
     constant = not symbols(answer) and not symbols(gold)
-    if constant and not _is_rounded(answer, gold) and _is_rational(answer) != _is_rational(gold):
+    if (
+        constant
+        and not _is_rounded(answer, gold)
+        and (_is_rational(answer, work) != _is_rational(gold, work))
+    ):
         # An irrational number is no fraction, however near.
         tolerance = 1e-14
     agreed = 0
     for point in range(1 if constant else 2 * _POINTS):
         terms: list[float] = [0.0]
+        work.spend(cost)
         try:
             a, b = _in_floats(answer, point, terms), _in_floats(gold, point, terms)
         except (_UndefinedError, OverflowError, ZeroDivisionError, ValueError):
@@ -271,9 +283,9 @@ def _same_in_floats(answer: Node, gold: Node) -> bool:
     return agreed >= (1 if constant else 2)
 
 
-def _is_rational(node: Node) -> bool:
+def _is_rational(node: Node, work: Work) -> bool:
     try:
-        _exact(node)
+        _exact(node, work)
     except (_NotRationalError, _UndefinedError, TooComplexError):
         return False
     return True

@@ -21,6 +21,7 @@ GREEK = frozenset(
 )  # fmt: skip
 # Letters of variables that are commonly multiplied without a sign between them.
 VARIABLES = ("abcd", "klmn", "pqrst", "uvwxyz")
+_MAX_LETTERS = 12
 UNITS = {
     name: unit
     for unit, names in {
@@ -69,4 +70,6 @@ def is_notation(word: str) -> bool:
 
 def is_product(letters: str) -> bool:
     """Return whether letters written together are variables rather than a word."""
-    return len(letters) <= 2 or any(set(letters) <= set(group) for group in VARIABLES)
+    if len(letters) <= 2:
+        return True
+    return len(letters) <= _MAX_LETTERS and any(set(letters) <= set(each) for each in VARIABLES)
