@@ -465,9 +465,9 @@ def test_where_nobody_can_win_the_oracle_must_earn_more() -> None:
 
 
 def test_the_answer_may_be_in_a_prompt_but_not_always_at_one_place() -> None:
-    detail = failures(check_env(Question))["leak"]
+    detail = failures(check_env(Question, cpu_s=0.2, only=["leak"]))["leak"]
     assert re.fullmatch("always giving token (13|-1) of the prompt wins 1.00 of .*", detail)
-    assert failures(check_env(Largest)) == {}
+    assert failures(check_env(Largest, cpu_s=0.2)) == {}
 
 
 def test_an_answer_need_not_be_in_the_prompts_form_alone_to_count() -> None:
@@ -685,8 +685,11 @@ def test_what_cannot_run_here_is_named_with_the_reason(registered: None) -> None
     assert list(outcomes) == ids
     assert outcomes["test:Extra-v0"].not_run == "MissingExtraError: pip install 'gem-core[math]'"
     assert "hub.example does not answer" in outcomes["test:Offline-v0"].not_run
-    assert outcomes["test:Source-v0"].report is not None
-    assert outcomes["test:Source-v0"].report.passed
+    # Only built-in ids have a sample; whoever wants one for another id says so.
+    assert outcomes["test:Source-v0"].not_run == "UnreachableError: no hub"
+    [sampled] = check_many(["test:Source-v0"], params={"source": "sample"}, episodes=4)
+    assert sampled.report is not None
+    assert sampled.report.passed
     missing = outcomes["test:Missing-v0"].report
     assert missing is not None
     assert "no_such_module" in failures(missing)["startup"]
@@ -694,23 +697,25 @@ def test_what_cannot_run_here_is_named_with_the_reason(registered: None) -> None
     assert document["verdict"] == "fail"
     assert document["policy_version"] == "severity-v2"
     assert document["bounds"] == {"max_oracle_tolerance": 0.1, "min_floor_margin": 0.1}
-    assert [r["target"] for r in document["not_run"]] == ["test:Extra-v0", "test:Offline-v0"]
+    idle = [r["target"] for r in document["not_run"]]
+    assert idle == ["test:Extra-v0", "test:Offline-v0", "test:Source-v0"]
     verdicts = {r["target"]: r["verdict"] for r in document["reports"]}
     assert verdicts == {
         "test:Faulty-v0": "fail",
         "test:Missing-v0": "fail",
-        "test:Source-v0": "pass",
     }
 
 
 def test_several_jobs_report_the_same_in_the_same_order() -> None:
     ids = ["game:Wordle-v0-easy", "game:GuessTheNumber-v0-easy", "game:Mastermind-v0-easy"]
+    # What is compared must not depend on how long it takes.
+    only = ["contract", "rewards", "processes", "oracle", "random", "degenerate"]
 
     def told(jobs: int) -> Any:
-        outcomes = check_many(ids, jobs=jobs, episodes=4, cpu_s=10)
+        outcomes = check_many(ids, jobs=jobs, episodes=4, cpu_s=10, only=only)
         reports = [outcome.report for outcome in outcomes]
         return [
-            [(r.name, r.status, r.detail) for r in report.results if r.name != "throughput"]
+            [(r.name, r.status, r.detail) for r in report.results]
             for report in reports
             if report is not None
         ]

@@ -21,7 +21,7 @@ from typing import Any
 from gem import registry
 from gem.core import Env
 from gem.errors import ConfigurationError, MissingExtraError, UnreachableError
-from gem.testing.checker import offline_parameters
+from gem.testing.offline import offline_parameters
 from gem.testing.playing import Episode, oracle_policy, play, random_policy, score, shown
 
 FAMILIES = {

@@ -10,8 +10,8 @@ its hub lane that an oracle lets us decide here are decided here.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import json
+import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,9 +20,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from gem import registry
 from gem.core import Env
 from gem.errors import ConfigurationError, GemError, MissingExtraError, UnreachableError
-from gem.testing import checks, scores
+from gem.testing import checks, contract, scores, unearned
 from gem.testing.elsewhere import OtherProcess
-from gem.testing.subject import SkipCheck, Subject, describe, seeds_for
+from gem.testing.subject import SkipCheck, Subject, describe, lacking, seeds_for
 
 Status: TypeAlias = Literal["passed", "failed", "skipped"]
 Severity: TypeAlias = Literal["fail", "warn", "advisory"]
@@ -43,11 +43,14 @@ class Check(NamedTuple):
     lane: Lane = "local"
     many_steps: bool = False
     """Left out where a single step takes seconds."""
+    needs: tuple[str, ...] = ("sample_random_action",)
+    """Methods without which it cannot be run."""
 
 
 CHECKS: tuple[Check, ...] = (
-    Check("startup", "runtime.startup", checks.check_startup),
-    Check("contract", "runtime.state_contract", checks.check_contract),
+    Check("startup", "runtime.startup", checks.check_startup, needs=()),
+    Check("contract", "runtime.state_contract", contract.check_contract, needs=()),
+    Check("success", "gem.success_told", checks.check_success, severity="warn"),
     Check("observations", "runtime.observation_schema", checks.check_observations),
     Check("rewards", "runtime.reward_well_formed", scores.check_rewards),
     Check("determinism", "runtime.episode_determinism", checks.check_determinism),
@@ -60,9 +63,17 @@ CHECKS: tuple[Check, ...] = (
     Check("replay", "semantic.replayability", checks.check_replay, 3),
     Check("grading", "semantic.verifier_determinism", checks.check_grading, 3, many_steps=True),
     Check("agreement", "gem.prompt_grader_agreement", scores.check_agreement, 3),
-    Check("oracle", "semantic.oracle_max", scores.check_oracle, 3),
+    Check("oracle", "semantic.oracle_max", scores.check_oracle, 3, needs=()),
     Check("random", "semantic.floor_gap", scores.check_random, 3),
     Check("degenerate", "semantic.canary_floor", scores.check_degenerate, 3, many_steps=True),
+    Check(
+        "unearned",
+        "gem.unearned_return",
+        unearned.check_unearned,
+        3,
+        severity="warn",
+        many_steps=True,
+    ),
     Check("leak", "semantic.no_solution_leakage", scores.check_leak, 3, many_steps=True),
     Check("bad_input", "gem.bad_input", checks.check_bad_input, many_steps=True),
     Check("global_rng", "gem.global_rng", checks.check_global_rng, many_steps=True),
@@ -75,8 +86,7 @@ CHECKS: tuple[Check, ...] = (
         many_steps=True,
     ),
 )
-"""All checks, in the order in which they are reported; without the first, the others make no
-sense."""
+"""All checks, in the order in which they are reported."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +98,12 @@ class CheckResult:
     detail: str = ""
     """What was measured, or what went wrong and where."""
     check: Check = field(default=CHECKS[0], repr=False, compare=False)
+
+    @property
+    def shown(self) -> str:
+        """The status as people read it: a failure that is not held against it is a warning."""
+        advice = self.status == "failed" and self.check.severity != "fail"
+        return "warning" if advice else self.status
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready mapping with OpenEnv's fields."""
@@ -108,6 +124,8 @@ class CheckReport:
 
     env: str
     results: list[CheckResult] = field(default_factory=list)
+    replaced: tuple[str, ...] = ()
+    """What was checked otherwise than the id has it, such as `source='sample' instead of ...`."""
 
     @property
     def passed(self) -> bool:
@@ -117,13 +135,19 @@ class CheckReport:
     @property
     def failures(self) -> list[CheckResult]:
         """The results that an environment must not have."""
-        return [r for r in self.results if r.status == "failed" and r.check.severity == "fail"]
+        return [r for r in self.results if r.shown == "failed"]
+
+    @property
+    def warnings(self) -> list[CheckResult]:
+        """The results that its author should know."""
+        return [r for r in self.results if r.shown == "warning"]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return `{"target", "verdict", "results": [...]}`, ready for JSON."""
+        """Return `{"target", "verdict", "replaced", "results": [...]}`, ready for JSON."""
         return {
             "target": self.env,
             "verdict": "pass" if self.passed else "fail",
+            "replaced": list(self.replaced),
             "results": [result.to_dict() for result in self.results],
         }
 
@@ -133,22 +157,36 @@ class CheckReport:
 
     @property
     def head(self) -> str:
-        """One line: the id and whether it passed."""
-        failed = len(self.failures)
+        """One line: the id, what was replaced in it, and whether it passed."""
+        failed, warned = len(self.failures), len(self.warnings)
         verdict = f"{failed} of {len(self.results)} checks failed" if failed else "ok"
-        return f"{self.env}: {verdict}"
+        if warned:
+            verdict += f", {warned} warning{'s' if warned > 1 else ''}"
+        replaced = f" (with {', '.join(self.replaced)})" if self.replaced else ""
+        return f"{self.env}{replaced}: {verdict}"
 
-    def table(self, status: Status | None = None) -> str:
-        """Return a line per result, of one status or of all."""
-        rows = [r for r in self.results if status is None or r.status == status]
-        return "\n".join(f"  {r.name:<12} {r.status:<8} {r.detail}".rstrip() for r in rows)
+    def table(self, *shown: str) -> str:
+        """Return the results that are shown as one of these words, or all of them.
+
+        Results with several faults have a line for each.
+        """
+        rows = [r for r in self.results if not shown or r.shown in shown]
+        indent = "\n" + " " * 24
+        return "\n".join(
+            f"  {r.name:<12} {r.shown:<8} {indent.join(r.detail.splitlines())}".rstrip()
+            for r in rows
+        )
 
     def __str__(self) -> str:
         return f"{self.head}\n{self.table()}"
 
 
-def named(names: Collection[str]) -> list[Check]:
+def named(names: Collection[str], parameter: str = "only") -> list[Check]:
     """Return the checks of these names, all of them if there are no names.
+
+    Args:
+        names: Names of checks.
+        parameter: What the caller calls them.
 
     Raises:
         ConfigurationError: There is no such check.
@@ -157,7 +195,8 @@ def named(names: Collection[str]) -> list[Check]:
     unknown = sorted(set(names) - set(known))
     if unknown:
         raise ConfigurationError(
-            f"only must name checks ({', '.join(known)}), got {', '.join(map(repr, unknown))}"
+            f"{parameter} must name checks ({', '.join(known)}), "
+            f"got {', '.join(map(repr, unknown))}"
         )
     return [check for check in CHECKS if not names or check.name in names]
 
@@ -176,8 +215,8 @@ def check_env(
     """Check an environment.
 
     Args:
-        env: A registered id, or a function that makes the environment. Only functions that can
-            be pickled are checked in another process.
+        env: A registered id, or a function that makes the environment. It is checked as it is:
+            no parameter is replaced. Only what another process can import is checked there.
         episodes: Episodes per policy in the checks that compare success rates.
         max_steps: Longest episode that is played.
         cpu_s: CPU seconds per policy in these checks; where they are used up fewer episodes are
@@ -191,47 +230,77 @@ def check_env(
         GemError: The id or a parameter is wrong, or what the environment needs is missing.
     """
     chosen = named(only)
+    _require_limits(episodes, max_steps, cpu_s, max_return)
     factory: Callable[..., Env]
     if isinstance(env, str):
         name, factory = env, partial(_make, registry.spec(env), **params)
     else:
         name, factory = getattr(env, "__name__", repr(env)), partial(env, **params)
-    startup, *others = CHECKS
     subject = Subject(factory, episodes, max_steps, cpu_s, max_return)
+    others = [check for check in CHECKS[1:] if check in chosen]
+    subject, began, runnable = _start(subject)
+    with contextlib.ExitStack() as stack:
+        if runnable and any(check.run is checks.check_processes for check in others):
+            if other is None:
+                other = stack.enter_context(OtherProcess())
+            subject = replace(subject, other=other)
+            # It plays while the first checks run here.
+            other.ask(subject)
+        return CheckReport(name, [began, *(_run(check, subject, runnable) for check in others)])
+
+
+def _require_limits(episodes: int, max_steps: int, cpu_s: float, max_return: float) -> None:
+    for name, value in (("episodes", episodes), ("max_steps", max_steps)):
+        if value < 1:
+            raise ConfigurationError(f"{name} must be at least 1, got {value!r}")
+    if not 0 <= cpu_s < math.inf:
+        raise ConfigurationError(f"cpu_s must be a number of seconds, 0 or more, got {cpu_s!r}")
+    if not 0 < max_return < math.inf:
+        raise ConfigurationError(f"max_return must be a number above 0, got {max_return!r}")
+
+
+def _start(subject: Subject) -> tuple[Subject, CheckResult, bool]:
+    """Return what is known after a first episode, its result, and whether there can be others.
+
+    Raises:
+        GemError: The constructor refuses its parameters, or what it needs is missing.
+    """
+    check = CHECKS[0]
     try:
-        factory().close()
+        subject.factory().close()
     except GemError:
         raise
     except Exception as error:
-        return CheckReport(name, [CheckResult("startup", "failed", describe(error), startup)])
+        return subject, CheckResult(check.name, "failed", describe(error), check), False
     try:
-        began = CheckResult("startup", "passed", startup.run(subject), startup)
+        subject = replace(subject, missing=lacking(subject.factory))
+        detail = check.run(subject)
+        if not subject.missing:
+            seeds = seeds_for(subject.factory)
+            episodes = 2 if len(seeds) == 1 else subject.episodes
+            subject = replace(subject, seeds=seeds, episodes=episodes)
     except (MissingExtraError, UnreachableError):
         raise
     except Exception as error:
-        return CheckReport(name, [CheckResult("startup", "failed", describe(error), startup)])
-    with contextlib.ExitStack() as stack:
-        if other is None:
-            other = stack.enter_context(OtherProcess())
-        subject = replace(subject, seeds=seeds_for(factory), other=other)
-        if len(subject.seeds) == 1:
-            subject = replace(subject, episodes=2)
-        if any(check.run is checks.check_processes for check in chosen):
-            # It plays while the first checks run here.
-            other.ask(subject)
-        results = [_run(check, subject) for check in others if check in chosen]
-    return CheckReport(name, [began, *results])
+        return subject, CheckResult(check.name, "failed", describe(error), check), False
+    return subject, CheckResult(check.name, "passed", detail, check), True
 
 
 def _make(spec: registry.EnvSpec, /, **params: Any) -> Env:
-    # In another process an id that was registered by hand is unknown.
-    if spec.id not in registry.list_envs(spec.id):
+    # In another process an id that was registered by hand is unknown, or another one.
+    if spec.id not in registry.list_envs(spec.id) or registry.spec(spec.id) != spec:
         registry.register(spec.id, spec.entry_point, **spec.kwargs)
     return registry.make(spec.id, **params)
 
 
-def _run(check: Check, subject: Subject) -> CheckResult:
+def _run(check: Check, subject: Subject, runnable: bool) -> CheckResult:
     try:
+        # What the contract lacks is said even of an environment that cannot be played.
+        if not runnable and check.run is not contract.check_contract:
+            raise SkipCheck("needs an environment that can be played (startup)")
+        for name, why in subject.missing.items():
+            if name in check.needs:
+                raise SkipCheck(f"needs {name}(): {why}")
         if check.many_steps and len(subject.seeds) == 1:
             raise SkipCheck("a step takes seconds")
         return CheckResult(check.name, "passed", check.run(subject), check)
@@ -239,14 +308,3 @@ def _run(check: Check, subject: Subject) -> CheckResult:
         return CheckResult(check.name, "skipped", str(skip), check)
     except Exception as error:
         return CheckResult(check.name, "failed", describe(error), check)
-
-
-def offline_parameters(id: str) -> dict[str, Any]:
-    """Return the parameters with which an id needs neither a download nor a sandbox.
-
-    Data comes from the bundled sample. Programs are the sample's own and the checker's junk, so
-    that they may run without isolation.
-    """
-    known = inspect.signature(registry.spec(id).load()).parameters
-    offline = {"source": "sample", "executor": "subprocess"}
-    return {name: value for name, value in offline.items() if name in known}

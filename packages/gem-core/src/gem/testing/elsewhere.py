@@ -65,6 +65,8 @@ class OtherProcess:
             assert self._process is not None
             raise FaultError(f"another process died with status {self._process.wait()}")
         answer = json.loads(line)
+        if "unknown" in answer:
+            raise SkipCheck(f"another process cannot import what makes it: {answer['unknown']}")
         if "error" in answer:
             raise FaultError(f"another process failed: {answer['error']}")
         return str(answer["digest"])
@@ -115,11 +117,18 @@ def serve() -> None:
         os.dup2(2, 1)
         while length := sys.stdin.buffer.read(_LENGTH_BYTES):
             question = sys.stdin.buffer.read(int.from_bytes(length, "big"))
-            try:
-                subject: Subject = pickle.loads(question)
-                played = transcript(subject.factory(), subject.seeds, subject.max_steps)
-                answer = {"digest": digest(played)}
-            except Exception as error:
-                answer = {"error": describe(error)}
-            answers.write(json.dumps(answer) + "\n")
+            answers.write(json.dumps(_answer(question)) + "\n")
             answers.flush()
+
+
+def _answer(question: bytes) -> dict[str, str]:
+    try:
+        subject: Subject = pickle.loads(question)
+    except Exception as error:
+        # It is a class of the asking program's main module, for instance.
+        return {"unknown": describe(error)}
+    try:
+        played = transcript(subject.factory(), subject.seeds, subject.max_steps)
+    except Exception as error:
+        return {"error": describe(error)}
+    return {"digest": digest(played)}

@@ -215,9 +215,14 @@ def check_rewards(subject: Subject) -> str:
     episodes = [episode for score in scores for episode in score.episodes]
     paid = [step[1] for episode in episodes for step in episode.steps]
     limit = subject.max_return + 1e-9
-    require(max(map(abs, paid)) <= limit, f"a step pays {max(paid, key=abs)}")
+    remedy = (
+        f"more than max_return={subject.max_return:g}; scale the rewards, or say what an episode "
+        "may pay: check_env(..., max_return=...), gem check --max-return"
+    )
+    largest = max(paid, key=abs)
+    require(abs(largest) <= limit, f"a step pays {largest:g}, {remedy}")
     returns = [episode.total_reward for episode in episodes]
-    require(max(returns) <= limit, f"an episode pays {max(returns):g} > {subject.max_return:g}")
+    require(max(returns) <= limit, f"an episode pays {max(returns):g}, {remedy}")
     won = [episode.total_reward for episode in episodes if episode.success]
     lost = [episode.total_reward for episode in episodes if episode.done and not episode.success]
     if won and lost:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ _VERY_SLOW_S = 2.0
 
 
 class FaultError(Exception):
-    """The environment breaks a promise."""
+    """The environment breaks a promise, or several: an argument each."""
 
 
 class SkipCheck(Exception):  # noqa: N818
@@ -53,6 +53,8 @@ class Subject:
     """Seeds of the episodes that are compared step by step."""
     other: OtherProcess | None = None
     """Has been asked to play the same episodes."""
+    missing: Mapping[str, str] = field(default_factory=dict)
+    """Methods that checks depend on and that do not work, with the reason."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what another process needs to play the same episodes."""
@@ -101,10 +103,31 @@ def seeds_for(factory: Callable[..., Env]) -> range:
     return range(1 if min(wall) > _VERY_SLOW_S else 2 if min(cpu) > _SLOW_S else 4)
 
 
+def lacking(factory: Callable[..., Env]) -> dict[str, str]:
+    """Return the methods that checks depend on and that do not work, with the reason.
+
+    Raises whatever the constructor or `reset` raises.
+    """
+    with factory() as env:
+        env.reset(seed=0)
+        try:
+            env.sample_random_action()
+        except NotImplementedError:
+            return {"sample_random_action": "not implemented"}
+        except Exception as error:
+            return {"sample_random_action": describe(error)}
+    return {}
+
+
 def describe(error: Exception) -> str:
-    """Return an error on one line."""
-    text = " ".join(str(error).split())
-    text = text if isinstance(error, FaultError) else f"{type(error).__name__}: {text}"
+    """Return an error on one line, one with several faults on a line each."""
+    if not isinstance(error, FaultError):
+        return _clipped(f"{type(error).__name__}: {error}")
+    return "\n".join(_clipped(str(fault)) for fault in error.args)
+
+
+def _clipped(text: str) -> str:
+    text = " ".join(text.split())
     return text if len(text) <= 300 else text[:297] + "..."
 
 

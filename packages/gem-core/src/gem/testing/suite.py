@@ -11,15 +11,16 @@ import multiprocessing
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
 from gem import __version__
 from gem.errors import GemError, MissingExtraError, UnreachableError
 from gem.testing import scores
-from gem.testing.checker import CheckReport, CheckResult, check_env, named, offline_parameters
+from gem.testing.checker import CheckReport, CheckResult, check_env, named
 from gem.testing.elsewhere import OtherProcess
+from gem.testing.offline import replacements
 from gem.testing.subject import describe
 
 POLICY_VERSION = "severity-v2"
@@ -45,8 +46,9 @@ def check_many(
 ) -> Iterator[Outcome]:
     """Check environments, in their order.
 
-    Dataset environments get their bundled sample and programs run without isolation, unless
-    `params` says otherwise.
+    Built-in dataset ids get their bundled sample, and their programs run without isolation,
+    unless `params` says otherwise; reports name what was replaced. All others are checked as
+    registered.
 
     Args:
         ids: Registered ids.
@@ -87,8 +89,10 @@ def _check(
     report: CheckReport | None = None
     reason = ""
     try:
-        given = {**offline_parameters(id), **params}
+        replaced = replacements(id, params)
+        given = {**{one.name: one.used for one in replaced}, **params}
         report = check_env(id, other=other, **options, **given)
+        report = replace(report, replaced=tuple(map(str, replaced)))
     except (MissingExtraError, UnreachableError) as error:
         reason = describe(error)
     except (GemError, ImportError, AttributeError) as error:

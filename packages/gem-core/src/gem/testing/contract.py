@@ -1,0 +1,154 @@
+"""The contract of an environment: what is declared, returned and refused; all faults at once."""
+
+from __future__ import annotations
+
+import math
+from types import TracebackType
+from typing import Any
+
+from gem.core import Env
+from gem.errors import ResetNeededError
+from gem.testing.playing import shown
+from gem.testing.subject import FaultError, SkipCheck, Subject, describe, require
+
+# Longest answer to any action: feedback must not echo a policy's whole text.
+MAX_OBSERVATION = 20_000
+
+
+class Faults:
+    """Collects what goes wrong in `with` blocks, so that one run names everything."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+
+    def __enter__(self) -> Faults:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        text = str(error) if isinstance(error, NotImplementedError) else describe(error)
+        if text not in self.found:
+            self.found.append(text)
+        return True
+
+    def report(self) -> None:
+        """Raise `FaultError` with all faults, if there are any."""
+        if self.found:
+            raise FaultError(*self.found)
+
+
+def check_contract(subject: Subject) -> str:
+    """Return types, flags, errors before the beginning and after the end."""
+    try:
+        subject.factory().reset(seed=0)
+    except Exception as error:
+        raise SkipCheck("needs an environment that starts") from error
+    faults = Faults()
+    env = subject.factory()
+    with faults:
+        _require_refusal(env, "before reset()")
+    steps = 0
+    for seed in subject.seeds:
+        ended = False
+        with faults:
+            taken, ended = _play(env, seed, 4 * subject.max_steps - steps)
+            steps += taken
+        if ended:
+            with faults:
+                _require_refusal(env, "after the end")
+        if faults.found:
+            break
+    with faults:
+        env.reset(seed=0)
+        # What is missing is said even where a step was at fault before.
+        require(isinstance(env.sample_random_action(), str), "sample_random_action() gives no str")
+    with faults:
+        require(isinstance(env.render(), str), "render() must return a str")
+    with faults:
+        env.close()
+        env.close()
+    with faults:
+        _require_strictness(subject)
+    faults.report()
+    return f"{steps} steps"
+
+
+def _play(env: Env, seed: int, most: int) -> tuple[int, bool]:
+    """Play an episode of at most that many steps; return their number and whether it ended.
+
+    Where there is no `sample_random_action`, which is a fault of its own, the action is empty.
+    """
+    observation, info = env.reset(seed=seed)
+    require_observation(observation, f"reset(seed={seed})")
+    require(bool(shown(observation)), f"reset(seed={seed}) returned an empty observation")
+    require(isinstance(info, dict), f"reset() info is {type(info).__name__}, not dict")
+    steps, done = 0, False
+    while not done and steps < most:
+        sampled = True
+        try:
+            action: Any = env.sample_random_action()
+        except Exception:
+            action, sampled = "", False
+        if not isinstance(action, str):
+            return steps, False
+        step = env.step(action)
+        steps += 1
+        require_step(step, f"seed {seed}, action {action!r}")
+        for flag in ("format_error", "invalid_action"):
+            wrong = sampled and bool(step[4].get(flag, False))
+            require(not wrong, f"sample_random_action() gave {action!r}, info has {flag}")
+        done = step[2] or step[3]
+    return steps, done
+
+
+def _require_refusal(env: Env, when: str) -> None:
+    try:
+        env.step("")
+    except ResetNeededError:
+        return
+    except Exception as error:
+        raise FaultError(f"step() {when} must raise ResetNeededError, not {error!r}") from error
+    raise FaultError(f"step() {when} must raise ResetNeededError, it went on")
+
+
+def _require_strictness(subject: Subject) -> None:
+    try:
+        subject.factory(no_such_parameter=0)
+    except TypeError:
+        return
+    raise FaultError("the constructor must reject unknown keywords (it took no_such_parameter=0)")
+
+
+def require_observation(observation: Any, where: str) -> None:
+    """Raise `FaultError` unless it is a text, or a list of parts, of bounded length."""
+    if isinstance(observation, list):
+        for part in observation:
+            good = isinstance(part, dict) and part.get("type") in ("text", "image")
+            require(good, f"{where}: bad observation part {part!r:.80}")
+    else:
+        kind = type(observation).__name__
+        require(isinstance(observation, str), f"{where}: observation is {kind}, not str or list")
+    require(len(shown(observation)) <= MAX_OBSERVATION, f"{where}: observation too long")
+
+
+def require_step(step: Any, where: str) -> None:
+    """Raise `FaultError` unless it is a proper five-value step."""
+    require(isinstance(step, tuple) and len(step) == 5, f"{where}: step() must return 5 values")
+    observation, reward, terminated, truncated, info = step
+    require_observation(observation, where)
+    number = isinstance(reward, int | float) and not isinstance(reward, bool)
+    require(number and math.isfinite(reward), f"{where}: reward {reward!r} is no finite number")
+    flags = isinstance(terminated, bool) and isinstance(truncated, bool)
+    require(flags, f"{where}: terminated={terminated!r}, truncated={truncated!r} must be bool")
+    require(not (terminated and truncated), f"{where}: terminated and truncated are both True")
+    require(isinstance(info, dict), f"{where}: info is {type(info).__name__}, not dict")
+    for key in ("suffix", "prefix"):
+        require(key not in info, f"{where}: info[{key!r}] hides text from the observation")
+    for key in ("success", "correct", "format_error", "invalid_action"):
+        require(isinstance(info.get(key, False), bool), f"{where}: info[{key!r}] must be a bool")

@@ -1,0 +1,109 @@
+"""What an episode pays that is not won, where a policy looks for reward and not for success."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
+
+from gem.core import Env, Step, Wrapper
+from gem.testing.playing import answer_like, cpu_time, won
+from gem.testing.subject import SkipCheck, Subject, require
+from gem.wrappers import ToolEnv
+
+# Random actions tried in every turn.
+_SAMPLES = 3
+_EPSILON = 1e-9
+
+
+def check_unearned(subject: Subject) -> str:
+    """No episode that is not won pays more than one that is.
+
+    The best return without success is that of random play and of a player who tries in every turn
+    what pays at once (calls of every tool, random actions, the last action again, nothing, junk)
+    and takes the best that does not win.
+    """
+    scores = [subject.random]
+    with contextlib.suppress(SkipCheck):
+        scores.append(subject.oracle)
+    episodes = [episode for score in scores for episode in score.episodes]
+    paid = [episode.total_reward for episode in episodes if episode.success]
+    if not paid:
+        raise SkipCheck("no episode was won to compare with")
+    success = sum(paid) / len(paid)
+    lost = [episode.total_reward for episode in episodes if not episode.success]
+    best, how = max(lost, default=-float("inf")), "random play"
+    began = cpu_time()
+    for seed in subject.seeds:
+        found = _collect(subject, seed)
+        if found is not None and found[0] > best:
+            best, how = found
+        if cpu_time() - began > subject.cpu_s:
+            break
+    require(
+        best <= success + _EPSILON,
+        f"an episode that is not won pays {best:g} ({how}), a won one {success:g}: "
+        "a policy learns to collect that; pay less for what is not success",
+    )
+    if best == -float("inf"):
+        return "no episode was lost"
+    return f"{best:g} at most without success, {success:g} with it"
+
+
+def _collect(subject: Subject, seed: int) -> tuple[float, str] | None:
+    """Return the best return found without success and how it was made, None if all win."""
+    env = subject.factory()
+    env.reset(seed=seed)
+    example = answer_like(env.sample_random_action(), "?")
+    total, counts, last = 0.0, Counter[str](), ""
+    began = cpu_time()
+    for _ in range(subject.max_steps):
+        if cpu_time() - began > subject.cpu_s:
+            break
+        state = env.snapshot()
+        best: tuple[float, bool, str] | None = None
+        for action in dict.fromkeys(_candidates(env, last, example)):
+            step = env.step(action)
+            env.restore(state)
+            over = step[2] or step[3]
+            if over and won(step):
+                continue
+            value = float(step[1]), not over, action
+            if best is None or value[:2] > best[:2]:
+                best = value
+        if best is None:
+            # Whatever is done here wins.
+            return None
+        last = best[2]
+        step = env.step(last)
+        total += step[1]
+        counts[_kind(step)] += 1
+        if step[2] or step[3]:
+            break
+    env.close()
+    return total, ", ".join(f"{n} x {kind}" for kind, n in counts.items())
+
+
+def _candidates(env: Env, last: str, junk: str) -> Iterator[str]:
+    yield from _calls(env)
+    for _ in range(_SAMPLES):
+        yield env.sample_random_action()
+    yield last
+    yield ""
+    yield junk
+
+
+def _calls(env: Env) -> Iterator[str]:
+    """Yield a call or two of each tool: what is paid for a call is paid for these, too."""
+    while isinstance(env, Wrapper):
+        for tool in env.tools if isinstance(env, ToolEnv) else ():
+            named = [f"<{name}>0</{name}>" for name in tool.names]
+            # An instruction shows a call, as a rule.
+            yield from [text for text in (*named, tool.instruction()) if tool.parse(text)][:2]
+        if isinstance(env, ToolEnv):
+            yield "<tool_call>{}</tool_call>"
+        env = env.env
+
+
+def _kind(step: Step) -> str:
+    return f"call of {step[4]['tool_type'] or 'no tool'}" if step[4].get("use_tool") else "action"
