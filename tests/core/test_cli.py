@@ -37,6 +37,101 @@ def test_list_prints_ids_one_per_line(capsys: pytest.CaptureFixture[str]) -> Non
     assert "'nothing:'" in err
 
 
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [("wordle-v0-e", ["game:Wordle-v0-easy"]), ("math:*8k*", ["math:GSM8K", "math:Math8K-3to5"])],
+)
+def test_list_takes_a_part_of_an_id_or_a_pattern(
+    pattern: str, found: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("list", pattern, capsys=capsys)[1].splitlines() == found
+
+
+def test_list_can_say_a_line_about_each(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run("list", "-l", "game:Wordle", capsys=capsys)
+    lines = out.splitlines()
+    assert [line.split()[0] for line in lines] == gem.list_envs("game:Wordle")
+    assert lines[1].endswith(
+        "A secret word of common English; a guess may be any string of "
+        "letters. word_length=3, max_turns=15"
+    )
+
+
+def test_list_says_what_cannot_be_imported(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gem.list_envs()
+    monkeypatch.setattr("gem.registry._registry", dict(gem.registry._registry))
+    gem.register("mine:Gone-v0", "no_such_module:Env")
+    _, out, _ = run("list", "-l", "mine:", capsys=capsys)
+    assert out == "mine:Gone-v0  cannot be imported: No module named 'no_such_module'\n"
+
+
+def test_info_tells_parameters_limits_and_an_episode(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = run("info", "game:Wordle-v0-easy", capsys=capsys)
+    assert (status, err) == (0, "")
+    assert out.startswith("game:Wordle-v0-easy: Wordle of gem.envs.games.wordle\n\nA secret word")
+    assert "\n  word_length: int | None = 3 (else 5)\n      Letters of the word, 3 to 7" in out
+    assert "\n  require_word: bool = False\n" in out
+    assert "\nlimits\n  turns: at most 15\n  oracle: wins every start\n" in out
+    assert "\nexample: seed 0, played by the oracle\n\nYou are playing Wordle.\n" in out
+    assert out.rstrip().endswith("turns.") and "won]" in out
+
+
+def test_info_names_what_it_replaced_and_takes_parameters(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _, out, _ = run("info", "math:GSM8K", capsys=capsys)
+    assert "turns: at most 1\n" in out
+    assert "seed 0 with source='sample' instead of 'hub:axon-rl/GSM-8k', played by" in out
+    _, out, _ = run("info", "game:Wordle-v0", "--param", "max_turns=3", capsys=capsys)
+    assert "turns: at most 3\n" in out
+    status, _, err = run("info", "game:Wordle-v0", "--param", "size=3", capsys=capsys)
+    assert (status, "no parameter 'size'" in err) == (2, True)
+
+
+class Bare(gem.Env):
+    """Has neither an oracle nor random play."""
+
+    def reset(self, seed: int | None = None, **options: Any) -> Any:
+        super().reset(seed=seed)
+        return "Say something.", {}
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch) -> str:
+    gem.list_envs()
+    monkeypatch.setattr("gem.registry._registry", dict(gem.registry._registry))
+    gem.register("mine:Bare-v0", Bare)
+    return "mine:Bare-v0"
+
+
+def test_info_tells_of_environments_that_cannot_play(
+    bare: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, out, _ = run("info", bare, capsys=capsys)
+    assert "turns: no limit declared\n  oracle: none\n" in out
+    assert "example: none, it has neither oracle_action() nor sample_random_action()" in out
+
+    def fails(self: Bare, seed: int | None = None, **options: Any) -> Any:
+        raise OSError("no disk")
+
+    monkeypatch.setattr(Bare, "reset", fails)
+    status, out, _ = run("info", bare, capsys=capsys)
+    assert (status, out.splitlines()[-1]) == (0, "example: none: OSError: no disk")
+
+
+@pytest.mark.parametrize(
+    ("policy", "method"), [("oracle", "oracle_action"), ("random", "sample_random_action")]
+)
+def test_a_policy_that_an_environment_lacks_is_an_error_not_a_traceback(
+    policy: str, method: str, bare: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, _, err = run("play", bare, "--policy", policy, capsys=capsys)
+    assert status == 2
+    assert err.startswith(f"error: {bare} has no {method}(), which --policy {policy} needs")
+
+
 def test_play_boxes_bare_lines(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -48,6 +143,8 @@ def test_play_boxes_bare_lines(
     status, out, _ = run("play", EASY, "--seed", "3", "--param", "hint=range", capsys=capsys)
     assert status == 0
     assert f"you guessed {wrong}, " in out
+    # From a pipe nobody sees what was typed.
+    assert f"\n> \\boxed{{{wrong}}}\n" in out
     assert "It is between" in out
     assert out.rstrip().endswith("won after 2 turn(s), return 1")
 
@@ -159,7 +256,30 @@ def test_replay_shows_an_episode(run_folder: Path, capsys: pytest.CaptureFixture
     assert "failed after 0 turn(s), return 0: server gone" in out
     status, _, err = run("replay", str(run_folder), "--episode", "3", capsys=capsys)
     assert status == 2
-    assert "has 3 episodes, there is no 3" in err
+    assert "has 3 episodes, counted from 0; there is no 3" in err
+
+
+def test_a_record_without_episodes_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    empty = tmp_path / "empty.jsonl"
+    empty.touch()
+    for arguments in ((), ("--verify",)):
+        status, out, err = run("replay", str(empty), *arguments, capsys=capsys)
+        assert (status, out) == (2, "")
+        assert err == f"error: {empty} holds no episode\n"
+
+
+def test_a_line_that_is_no_episode_is_told_what_it_lacks(
+    run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def forget(line: dict[str, Any]) -> None:
+        del line["iteration"]
+
+    edit(run_folder, 1, forget)
+    status, _, err = run("replay", str(run_folder), "--verify", capsys=capsys)
+    assert status == 2
+    assert err.endswith("episodes.jsonl, line 2 lacks 'iteration'\n")
 
 
 def test_replay_survives_what_no_terminal_can_show(
@@ -225,7 +345,7 @@ def test_replay_notices_that_a_record_was_changed(
         (("play", EASY, "--param", "hints=range"), "no parameter 'hints'"),
         (("play", EASY, "--param", "hint"), "NAME=VALUE, got 'hint'"),
         (("check",), "at least one id, or --all"),
-        (("check", EASY, "--only", "luck"), "only must name checks"),
+        (("check", EASY, "--only", "luck"), "--only must name checks"),
         (("replay", "/nonexistent"), "/nonexistent does not exist"),
         (("replay", "."), "episodes.jsonl does not exist"),
         (("check", EASY, "--json", "/nonexistent/report.json"), "/nonexistent/report.json"),
@@ -238,6 +358,13 @@ def test_misuse_is_explained_without_a_traceback(
     assert status == 2
     assert err.startswith("error: ")
     assert message in err
+
+
+def test_negative_seconds_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["check", EASY, "--cpu-s", "-1"])
+    assert ended.value.code == 2
+    assert "--cpu-s: must be 0 or more, got -1" in capsys.readouterr().err
 
 
 def test_the_module_runs_and_survives_a_reader_that_stops() -> None:

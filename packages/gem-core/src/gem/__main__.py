@@ -1,24 +1,24 @@
-"""The command line: list, play and check environments, replay episodes, search passages."""
+"""The command line: list, describe, play and check environments, replay episodes, search."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from fnmatch import fnmatch
+from typing import Any
 
-from gem.core import Env, Observation
+from gem.core import Env
 from gem.errors import ConfigurationError, GemError
-from gem.registry import list_envs, make, spec
-
-if TYPE_CHECKING:
-    from gem.record import EpisodeRecord
+from gem.registry import list_envs, make
+from gem.replay_cli import shown
 
 _EXAMPLES = """examples:
-  python -m gem list game:
+  python -m gem list -l game:
+  python -m gem info game:Wordle-v0-easy
   python -m gem play game:GuessTheNumber-v0-easy --param hint=range
   python -m gem play game:Wordle-v0 --policy oracle
   python -m gem check --all --json report.json
@@ -38,8 +38,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     lister = commands.add_parser("list", help="print environment ids")
-    lister.add_argument("prefix", nargs="?", default="", help="only ids that start with this")
+    lister.add_argument(
+        "pattern",
+        nargs="?",
+        default="",
+        metavar="PATTERN",
+        help="only ids that contain this, or match it where it has * or ?; case does not count",
+    )
+    lister.add_argument(
+        "-l", "--long", action="store_true", help="with a line about each: what it is, parameters"
+    )
     lister.set_defaults(run=_list)
+
+    teller = commands.add_parser(
+        "info", help="describe an environment: parameters, limits, an example episode"
+    )
+    teller.add_argument("id", help="environment id")
+    _add_param(teller)
+    teller.set_defaults(run=_info)
 
     player = commands.add_parser("play", help="play one episode in the terminal")
     player.add_argument("id", help="environment id")
@@ -57,10 +73,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     checker.add_argument("--episodes", type=_positive, default=32, help="per policy (default: 32)")
     checker.add_argument(
         "--cpu-s",
-        type=float,
+        type=_seconds,
         default=0.25,
         metavar="S",
         help="CPU seconds per policy; slow environments play fewer episodes (default: 0.25)",
+    )
+    checker.add_argument(
+        "--max-return",
+        type=float,
+        default=1.0,
+        metavar="R",
+        help="most that an episode may pay (default: 1)",
     )
     checker.add_argument(
         "--only",
@@ -76,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     replayer = commands.add_parser("replay", help="show recorded episodes, or play them again")
     replayer.add_argument("file", metavar="FILE", help="an episodes.jsonl, or a run's folder")
-    replayer.add_argument("--episode", type=int, metavar="N", help="only this one, from 0")
+    replayer.add_argument("--episode", type=int, metavar="N", help="only this one; the first is 0")
     replayer.add_argument(
         "--verify", action="store_true", help="play the actions again and compare every step"
     )
@@ -154,6 +177,13 @@ def _positive(text: str) -> int:
     return number
 
 
+def _seconds(text: str) -> float:
+    number = float(text)
+    if not 0 <= number < math.inf:
+        raise argparse.ArgumentTypeError(f"must be 0 or more, got {text}")
+    return number
+
+
 def _params(pairs: Sequence[str]) -> dict[str, Any]:
     params: dict[str, Any] = {}
     for pair in pairs:
@@ -168,11 +198,28 @@ def _params(pairs: Sequence[str]) -> dict[str, Any]:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    ids = list_envs(arguments.prefix)
+    pattern = arguments.pattern.casefold()
+    wild = pattern if set("*?[") & set(pattern) else f"*{pattern}*"
+    ids = [id for id in list_envs() if fnmatch(id.casefold(), wild)]
     if not ids:
-        print(f"no environment id starts with {arguments.prefix!r}", file=sys.stderr)
+        print(f"no environment id contains or matches {arguments.pattern!r}", file=sys.stderr)
         return 1
-    print("\n".join(ids))
+    if not arguments.long:
+        print("\n".join(ids))
+        return 0
+    # Only these commands pay for the imports.
+    from gem.testing import cli
+
+    width = max(map(len, ids))
+    for id in ids:
+        print(f"{id:<{width}}  {cli.line(id)}")
+    return 0
+
+
+def _info(arguments: argparse.Namespace) -> int:
+    from gem.testing import cli
+
+    cli.info(arguments.id, _params(arguments.param))
     return 0
 
 
@@ -180,7 +227,7 @@ def _play(arguments: argparse.Namespace) -> int:
     with make(arguments.id, **_params(arguments.param)) as env:
         observation, _ = env.reset(seed=arguments.seed)
         seed, _ = env.episode_key
-        print(f"{arguments.id}, seed {seed}\n\n{_shown(observation)}")
+        print(f"{arguments.id}, seed {seed}\n\n{shown(observation)}")
         next_action = _policy(arguments, env)
         total, turns = 0.0, 0
         while True:
@@ -190,7 +237,7 @@ def _play(arguments: argparse.Namespace) -> int:
                 return 0
             observation, reward, terminated, truncated, info = env.step(action)
             total, turns = total + reward, turns + 1
-            print(f"\n{_shown(observation)}\n[reward {reward:g}]")
+            print(f"\n{shown(observation)}\n[reward {reward:g}]")
             if terminated or truncated:
                 won = bool(info.get("success", info.get("correct", False)))
                 result = "won" if won else "out of turns" if truncated else "lost"
@@ -201,71 +248,42 @@ def _play(arguments: argparse.Namespace) -> int:
 def _policy(arguments: argparse.Namespace, env: Env) -> Callable[[], str | None]:
     """Return what gives the next action, or None when there will be none."""
 
-    def show(action: str) -> str:
-        print(f"\n> {action}")
-        return action
-
     def ask() -> str | None:
         try:
             line = input("\n> ")
         except EOFError:
             return None
-        return line if arguments.raw or "\\boxed{" in line else f"\\boxed{{{line}}}"
+        action = line if arguments.raw or "\\boxed{" in line else f"\\boxed{{{line}}}"
+        if not sys.stdin.isatty():
+            # Nobody typed it here.
+            print(action)
+        return action
 
-    if arguments.policy == "oracle":
-        return lambda: show(env.oracle_action())
-    if arguments.policy == "random":
-        return lambda: show(env.sample_random_action())
-    return ask
+    if arguments.policy is None:
+        return ask
+    name = {"oracle": "oracle_action", "random": "sample_random_action"}[arguments.policy]
 
+    def take() -> str:
+        try:
+            action: str = getattr(env, name)()
+        except NotImplementedError:
+            raise ConfigurationError(
+                f"{arguments.id} has no {name}(), which --policy {arguments.policy} needs; "
+                "without --policy you play"
+            ) from None
+        print(f"\n> {action}")
+        return action
 
-def _shown(observation: Observation) -> str:
-    if isinstance(observation, str):
-        return observation
-    return "\n".join(part.get("text", f"[{part.get('type')}]") for part in observation)
+    return take
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    # Only this command pays for it.
-    from gem.testing.suite import check_many, to_json
+    from gem.testing import cli
 
     ids = list_envs() if arguments.all else arguments.ids
     if not ids:
         raise ConfigurationError("check needs at least one id, or --all")
-    params = _params(arguments.param)
-    for id in ids:
-        _ = spec(id)
-        if params:
-            make(id, **params).close()
-    if arguments.json:
-        # Fails now, not after all the checks, where nothing can be written.
-        Path(arguments.json).touch()
-    outcomes = []
-    options = {
-        "episodes": arguments.episodes,
-        "cpu_s": arguments.cpu_s,
-        "only": arguments.only,
-    }
-    for outcome in check_many(ids, jobs=arguments.jobs, params=params, **options):
-        outcomes.append(outcome)
-        report = outcome.report
-        if report is None:
-            print(f"{outcome.env}: not run: {outcome.not_run}", flush=True)
-        elif len(ids) == 1:
-            print(report, flush=True)
-        else:
-            print(report.head if report.passed else f"{report.head}\n{report.table('failed')}")
-            sys.stdout.flush()
-    if arguments.json:
-        Path(arguments.json).write_text(to_json(outcomes), encoding="utf-8")
-    reports = [outcome.report for outcome in outcomes if outcome.report is not None]
-    failed = [report.env for report in reports if not report.passed]
-    if len(ids) > 1:
-        passed, idle = len(reports) - len(failed), len(outcomes) - len(reports)
-        print(f"{passed} ok, {len(failed)} failed, {idle} not run")
-    if failed:
-        print(f"{len(failed)} of {len(reports)} failed: {', '.join(failed)}", file=sys.stderr)
-    return 1 if failed else 0
+    return cli.check(arguments, ids, _params(arguments.param))
 
 
 def _search(arguments: argparse.Namespace) -> int:
@@ -276,40 +294,9 @@ def _search(arguments: argparse.Namespace) -> int:
 
 
 def _replay(arguments: argparse.Namespace) -> int:
-    from gem.record import EPISODES, read_episodes
+    from gem import replay_cli
 
-    path = Path(arguments.file)
-    path = path / EPISODES if path.is_dir() else path
-    if not path.exists():
-        raise ConfigurationError(f"{path} does not exist")
-    verified, failed, different = 0, 0, 0
-    seen = 0
-    for number, record in enumerate(read_episodes(path)):
-        seen += 1
-        if arguments.episode is not None and number != arguments.episode:
-            continue
-        if not arguments.verify:
-            _show_episode(number, record)
-            if arguments.episode is None:
-                return 0
-            continue
-        if not record.trajectory.valid:
-            failed += 1
-            continue
-        verified += 1
-        complaint = _complaint(record)
-        if complaint:
-            different += 1
-            task = record.trajectory.task
-            print(f"episode {number}, {task.env_id}, seed {task.seed}: {complaint}")
-            if not arguments.keep_going:
-                break
-    if arguments.episode is not None and not 0 <= arguments.episode < seen:
-        raise ConfigurationError(f"{path} has {seen} episodes, there is no {arguments.episode}")
-    if arguments.verify:
-        skipped = f", {failed} failed ones not compared" if failed else ""
-        print(f"{verified - different} of {verified} episodes are the same again{skipped}")
-    return 1 if different else 0
+    return replay_cli.replay(arguments)
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
@@ -324,42 +311,6 @@ def _doctor(arguments: argparse.Namespace) -> int:
             f"--audit takes {', '.join(EXECUTORS)}, there is no {', '.join(unknown)}"
         )
     return 0 if doctor.table(arguments.audit) else 1
-
-
-def _complaint(record: EpisodeRecord) -> str:
-    """Return what is wrong with a recorded episode, "" if it is the same again."""
-    from gem.replay import difference
-
-    was, now = record.fingerprint, record.trajectory.fingerprint
-    if was is not None and (was.key, was.outcome) != (now.key, now.outcome):
-        return f"the record was changed: its fingerprint is {was}, its content's {now}"
-    found = difference(record.trajectory)
-    if found is None:
-        return ""
-    old = was is not None and was.version != now.version
-    return f"{found}" + (f"\n  recorded by gem-core {was.version}" if was and old else "")
-
-
-def _show_episode(number: int, record: EpisodeRecord) -> None:
-    trajectory = record.trajectory
-    task = trajectory.task
-    params = "".join(f", {name}={value!r}" for name, value in task.params.items())
-    print(f"episode {number}: {task.env_id}, seed {task.seed}{params}")
-    for turn in trajectory.turns:
-        print(
-            _printable(f"\n{_shown(turn.observation)}\n\n> {turn.text}\n[reward {turn.reward:g}]")
-        )
-    if trajectory.final_observation is not None:
-        print(_printable(f"\n{_shown(trajectory.final_observation)}"))
-    why = f": {trajectory.failure.message}" if trajectory.failure else ""
-    turns, total = len(trajectory.turns), trajectory.total_reward
-    print(_printable(f"\n{trajectory.end} after {turns} turn(s), return {total:g}{why}"))
-    print(f"fingerprint {trajectory.fingerprint}")
-
-
-def _printable(text: str) -> str:
-    # A policy may say what no terminal can show, such as half a surrogate pair.
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 if __name__ == "__main__":

@@ -204,7 +204,8 @@ def read_episodes(path: str | Path) -> Iterator[EpisodeRecord]:
                 fingerprint=None if taken is None else Fingerprint.parse(taken),
             )
         except (AttributeError, KeyError, TypeError, ConfigurationError) as error:
-            raise RecordError(f"{path}, episode {number}: not an episode: {error}") from error
+            what = f"lacks {error}" if isinstance(error, KeyError) else f"is no episode: {error}"
+            raise RecordError(f"{path}, line {number} {what}") from error
         yield record
 
 

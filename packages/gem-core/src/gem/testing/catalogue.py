@@ -10,19 +10,17 @@ number of steps, never after a time.
 from __future__ import annotations
 
 import argparse
-import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from gem import registry
-from gem.core import Env
 from gem.errors import ConfigurationError, MissingExtraError, UnreachableError
+from gem.testing.describing import Parameter, description, parameters, transcript
 from gem.testing.offline import offline_parameters
-from gem.testing.playing import Episode, oracle_policy, play, random_policy, score, shown
+from gem.testing.playing import oracle_policy, play, random_policy, score
 
 FAMILIES = {
     "game": "Games",
@@ -39,20 +37,6 @@ _EPISODES = 16
 # No further episode is begun after this many steps of a policy.
 _STEPS = 1_000
 _MAX_STEPS = 1_200
-# Turns of the example that are shown before the last one.
-_TURNS = 3
-_LONGEST_LINE = 500
-_ENTRY = re.compile(r"(\w+(?:, \w+)*): (.*)")
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """A parameter of an environment."""
-
-    name: str
-    default: str
-    """As it stands in the signature; "" if there is none."""
-    meaning: str
 
 
 def families() -> dict[str, list[str]]:
@@ -93,60 +77,11 @@ def section(ids: Sequence[str]) -> str:
     """Return the section about the ids of one class."""
     entry_point = registry.spec(ids[0]).load()
     parts = [f"## {getattr(entry_point, '__name__', ids[0])}"]
-    parts.append(_description(entry_point))
+    parts.append(description(entry_point))
     parts.append(_id_table(ids))
     parts.append(_parameter_table(parameters(entry_point)))
     parts.append(_example(ids[0]))
     return "\n\n".join(part for part in parts if part)
-
-
-def _description(entry_point: Callable[..., Env]) -> str:
-    """Return the docstring without its lists of attributes and arguments."""
-    text = inspect.getdoc(entry_point) or ""
-    return re.split(r"\n\n?(?:Attributes|Args|Raises):\n", text)[0].strip()
-
-
-def parameters(entry_point: Callable[..., Env]) -> list[Parameter]:
-    """Return the parameters of a class, with what its docstring says about them.
-
-    Where that refers to a base class ("See `Game`.") or says nothing, the base class is asked.
-    """
-    documented = entry_point.__mro__ if inspect.isclass(entry_point) else (entry_point,)
-    meanings: dict[str, str] = {}
-    for one in documented:
-        function = one.__dict__.get("__init__") if inspect.isclass(one) else one
-        for name, meaning in _meanings(inspect.getdoc(function) or "").items():
-            if meanings.get(name, "See ").startswith("See "):
-                meanings[name] = meaning
-    return [
-        Parameter(name, _default(parameter.default), meanings.get(name, ""))
-        for name, parameter in inspect.signature(entry_point).parameters.items()
-    ]
-
-
-def _default(value: Any) -> str:
-    if value is inspect.Parameter.empty:
-        return ""
-    # Objects go by their name: how they are represented may differ between two runs.
-    plain = value is None or isinstance(value, str | int | float | tuple | list | dict)
-    return repr(value if plain else getattr(value, "name", type(value).__name__))
-
-
-def _meanings(docstring: str) -> dict[str, str]:
-    """Return the entries of a docstring's `Args`."""
-    _, _, rest = docstring.partition("Args:\n")
-    meanings: dict[str, str] = {}
-    names: list[str] = []
-    for line in rest.splitlines():
-        if line and not line.startswith(" "):
-            break
-        entry = _ENTRY.match(line[4:])
-        if entry and line[4:5] != " ":
-            names = entry[1].split(", ")
-            meanings |= dict.fromkeys(names, entry[2])
-        elif line.strip():
-            meanings |= {name: f"{meanings[name]} {line.strip()}" for name in names}
-    return meanings
 
 
 def _parameter_table(rows: Sequence[Parameter]) -> str:
@@ -193,30 +128,7 @@ def _example(id: str) -> str:
             policy = random_policy
             episode = play(env, random_policy, _MAX_STEPS, 0)
     player = "the oracle" if policy is oracle_policy else "random play"
-    return f"Seed 0 of `{id}`, played by {player}:\n\n{_fenced(_transcript(episode))}"
-
-
-def _transcript(episode: Episode) -> str:
-    lines = [shown(episode.first)]
-    last = len(episode.steps) - 1
-    for turn, (action, step) in enumerate(zip(episode.actions, episode.steps, strict=True)):
-        if _TURNS <= turn < last:
-            if turn == _TURNS:
-                left_out = last - _TURNS
-                lines.append(f"\n... {left_out} turn{'s' if left_out > 1 else ''} left out ...")
-            continue
-        observation, reward, terminated, truncated, info = step
-        end = " terminated" if terminated else " truncated" if truncated else ""
-        won = end and bool(info.get("success", info.get("correct", reward > 0)))
-        lines.append(f"\n>>> {action}\n[reward {reward:g}{end}{', won' if won else ''}]")
-        if shown(observation):
-            lines.append(f"\n{shown(observation)}")
-    return "\n".join(_clipped(line) for line in "\n".join(lines).splitlines())
-
-
-def _clipped(line: str) -> str:
-    line = line.rstrip()
-    return line if len(line) <= _LONGEST_LINE else line[: _LONGEST_LINE - 3] + "..."
+    return f"Seed 0 of `{id}`, played by {player}:\n\n{_fenced(transcript(episode))}"
 
 
 def _fenced(text: str) -> str:

@@ -1,0 +1,136 @@
+"""The commands that tell about environments: `list -l`, `info` and `check`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gem import registry
+from gem.core import Env
+from gem.envs.datasets import SingleTurnEnv
+from gem.errors import ConfigurationError, UnknownParameterError
+from gem.testing.checker import named
+from gem.testing.describing import description, parameters, summary, transcript
+from gem.testing.offline import replacements
+from gem.testing.playing import oracle_policy, play, random_policy
+from gem.testing.subject import describe
+from gem.testing.suite import check_many, to_json
+
+_WIDTH = 100
+# Longest episode that is played as an example.
+_MAX_STEPS = 1_200
+
+
+def line(id: str) -> str:
+    """Return what an id is, in a line: a sentence about the class, and the id's parameters."""
+    spec = registry.spec(id)
+    try:
+        told = summary(spec.load()) or "no description"
+    except (ImportError, AttributeError) as error:
+        told = f"cannot be imported: {error}"
+    given = ", ".join(f"{name}={value!r}" for name, value in spec.kwargs.items())
+    return textwrap.shorten(f"{told} {given}", 160, placeholder=" ...")
+
+
+def info(id: str, given: Mapping[str, Any]) -> None:
+    """Print what an id is: description, parameters, limits and an example episode.
+
+    Raises:
+        GemError: There is no such id or parameter.
+    """
+    spec = registry.spec(id)
+    entry_point = spec.load()
+    name = getattr(entry_point, "__name__", repr(entry_point))
+    print(f"{id}: {name} of {getattr(entry_point, '__module__', '?')}\n")
+    print(description(entry_point) or "no description")
+    print("\nparameters")
+    for parameter in parameters(entry_point):
+        kind = f": {parameter.type}" if parameter.type else ""
+        value = f" = {parameter.default}" if parameter.default else ""
+        if parameter.name in spec.kwargs:
+            value = f" = {spec.kwargs[parameter.name]!r}"
+            value += f" (else {parameter.default})" if parameter.default else ""
+        print(f"  {parameter.name}{kind}{value}")
+        if parameter.meaning:
+            print(textwrap.indent(textwrap.fill(parameter.meaning, _WIDTH - 6), " " * 6))
+    _example(id, given)
+
+
+def _example(id: str, given: Mapping[str, Any]) -> None:
+    replaced = replacements(id, given)
+    used = {**{one.name: one.used for one in replaced}, **given}
+    with_what = f" with {', '.join(map(str, replaced))}" if replaced else ""
+    try:
+        with registry.make(id, **used) as env:
+            env.reset(seed=0)
+            print(f"\nlimits\n{textwrap.indent(_limits(env), '  ')}")
+            for policy in (oracle_policy, random_policy):
+                try:
+                    episode = play(env, policy, _MAX_STEPS, 0)
+                except NotImplementedError:
+                    continue
+                player = "the oracle" if policy is oracle_policy else "random play"
+                print(f"\nexample: seed 0{with_what}, played by {player}\n\n{transcript(episode)}")
+                return
+            print("\nexample: none, it has neither oracle_action() nor sample_random_action()")
+    except Exception as error:
+        if given and isinstance(error, ConfigurationError | UnknownParameterError):
+            raise
+        # Whoever asks what an environment is may not have what it needs.
+        print(f"\nexample: none{with_what}: {describe(error)}")
+
+
+def _limits(env: Env) -> str:
+    turns = 1 if isinstance(env.unwrapped, SingleTurnEnv) else getattr(env, "max_turns", None)
+    lines = ["turns: no limit declared" if turns is None else f"turns: at most {turns}"]
+    if type(env.unwrapped).oracle_action is Env.oracle_action:
+        return "\n".join([*lines, "oracle: none"])
+    share = float(env.unwrapped.oracle_success)
+    which = "wins every start" if share == 1 else f"wins {share:.2f} of such starts"
+    return "\n".join([*lines, f"oracle: {which}"])
+
+
+def check(arguments: argparse.Namespace, ids: Sequence[str], given: Mapping[str, Any]) -> int:
+    """Run `gem check`; return the exit status."""
+    _ = named(arguments.only, "--only")
+    for id in ids:
+        _ = registry.spec(id)
+        if given:
+            registry.make(id, **given).close()
+    if arguments.json:
+        # Fails now, not after all the checks, where nothing can be written.
+        try:
+            Path(arguments.json).touch()
+        except OSError as error:
+            raise ConfigurationError(f"--json: {error}") from error
+    outcomes = []
+    options = {
+        "episodes": arguments.episodes,
+        "cpu_s": arguments.cpu_s,
+        "max_return": arguments.max_return,
+        "only": arguments.only,
+    }
+    for outcome in check_many(ids, jobs=arguments.jobs, params=given, **options):
+        outcomes.append(outcome)
+        report = outcome.report
+        if report is None:
+            print(f"{outcome.env}: not run: {outcome.not_run}")
+        elif len(ids) == 1:
+            print(report)
+        else:
+            print("\n".join(filter(None, (report.head, report.table("failed", "warning")))))
+        sys.stdout.flush()
+    if arguments.json:
+        Path(arguments.json).write_text(to_json(outcomes), encoding="utf-8")
+    reports = [outcome.report for outcome in outcomes if outcome.report is not None]
+    failed = [report.env for report in reports if not report.passed]
+    if len(ids) > 1:
+        passed, idle = len(reports) - len(failed), len(outcomes) - len(reports)
+        print(f"{passed} ok, {len(failed)} failed, {idle} not run")
+    if failed:
+        print(f"{len(failed)} of {len(reports)} failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0

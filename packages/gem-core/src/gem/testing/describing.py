@@ -1,0 +1,115 @@
+"""What environments are, in words: description, parameters, an episode as text."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from gem.core import Env
+from gem.testing.playing import Episode, shown, won
+
+# Turns of an episode that are shown before the last one.
+_TURNS = 3
+_LONGEST_LINE = 500
+_ENTRY = re.compile(r"(\w+(?:, \w+)*): (.*)")
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of an environment."""
+
+    name: str
+    default: str
+    """As it stands in the signature; "" if there is none."""
+    meaning: str
+    type: str = ""
+    """As it stands in the signature; "" if there is none."""
+
+
+def description(entry_point: Callable[..., Env]) -> str:
+    """Return the docstring without its lists of attributes and arguments."""
+    text = inspect.getdoc(entry_point) or ""
+    return re.split(r"\n\n?(?:Attributes|Args|Raises):\n", text)[0].strip()
+
+
+def summary(entry_point: Callable[..., Env]) -> str:
+    """Return the first sentence of a class's or function's docstring."""
+    paragraph = " ".join(description(entry_point).partition("\n\n")[0].split())
+    return re.split(r"(?<=[.!?])\s", paragraph)[0]
+
+
+def parameters(entry_point: Callable[..., Env]) -> list[Parameter]:
+    """Return the parameters of a class, with what its docstring says about them.
+
+    Where that refers to a base class ("See `Game`.") or says nothing, the base class is asked.
+    """
+    documented = entry_point.__mro__ if inspect.isclass(entry_point) else (entry_point,)
+    meanings: dict[str, str] = {}
+    for one in documented:
+        function = one.__dict__.get("__init__") if inspect.isclass(one) else one
+        for name, meaning in _meanings(inspect.getdoc(function) or "").items():
+            if meanings.get(name, "See ").startswith("See "):
+                meanings[name] = meaning
+    return [
+        Parameter(name, _default(parameter.default), meanings.get(name, ""), _type(parameter))
+        for name, parameter in inspect.signature(entry_point).parameters.items()
+    ]
+
+
+def _type(parameter: inspect.Parameter) -> str:
+    kind = parameter.annotation
+    if kind is inspect.Parameter.empty:
+        return ""
+    return kind if isinstance(kind, str) else getattr(kind, "__name__", str(kind))
+
+
+def _default(value: Any) -> str:
+    if value is inspect.Parameter.empty:
+        return ""
+    # Objects go by their name: how they are represented may differ between two runs.
+    plain = value is None or isinstance(value, str | int | float | tuple | list | dict)
+    return repr(value if plain else getattr(value, "name", type(value).__name__))
+
+
+def _meanings(docstring: str) -> dict[str, str]:
+    """Return the entries of a docstring's `Args`."""
+    _, _, rest = docstring.partition("Args:\n")
+    meanings: dict[str, str] = {}
+    names: list[str] = []
+    for line in rest.splitlines():
+        if line and not line.startswith(" "):
+            break
+        entry = _ENTRY.match(line[4:])
+        if entry and line[4:5] != " ":
+            names = entry[1].split(", ")
+            meanings |= dict.fromkeys(names, entry[2])
+        elif line.strip():
+            meanings |= {name: f"{meanings[name]} {line.strip()}" for name in names}
+    return meanings
+
+
+def transcript(episode: Episode) -> str:
+    """Return an episode as text: its first turns and its last one."""
+    lines = [shown(episode.first)]
+    last = len(episode.steps) - 1
+    for turn, (action, step) in enumerate(zip(episode.actions, episode.steps, strict=True)):
+        if _TURNS <= turn < last:
+            if turn == _TURNS:
+                left_out = last - _TURNS
+                lines.append(f"\n... {left_out} turn{'s' if left_out > 1 else ''} left out ...")
+            continue
+        observation, reward, terminated, truncated, _ = step
+        end = " terminated" if terminated else " truncated" if truncated else ""
+        ended_well = end and won(step)
+        lines.append(f"\n>>> {action}\n[reward {reward:g}{end}{', won' if ended_well else ''}]")
+        if shown(observation):
+            lines.append(f"\n{shown(observation)}")
+    return "\n".join(_clipped(line) for line in "\n".join(lines).splitlines())
+
+
+def _clipped(line: str) -> str:
+    line = line.rstrip()
+    return line if len(line) <= _LONGEST_LINE else line[: _LONGEST_LINE - 3] + "..."
