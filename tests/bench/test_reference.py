@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Callable
@@ -499,6 +500,16 @@ def test_settings_that_would_be_ignored_are_refused(
     for key, spec in cases.items():
         with pytest.raises(ConfigurationError, match=key):
             reference.train(spec, tmp_path / "record", device="cpu")
+
+
+def test_an_error_of_the_optimiser_is_not_called_one_of_the_model(
+    make_spec: Callable[..., RunSpec], tmp_path: Path
+) -> None:
+    spec = make_spec()
+    spec = dataclasses.replace(spec, optimizer=dataclasses.replace(spec.optimizer, beta1=1.0))
+    with pytest.raises(ValueError, match="beta") as caught:
+        reference.train(spec, tmp_path / "record", device="cpu")
+    assert "policy.model" not in str(caught.value)
 
 
 def test_a_second_run_is_not_mixed_into_the_record_of_the_first(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import runpy
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -58,3 +60,17 @@ def test_the_module_keeps_its_own_loader(module: str) -> None:
     imported = importlib.import_module(module)
     assert imported.__spec__ is not None and imported.__spec__.loader is imported.__loader__
     assert type(imported.__loader__).__name__ == "SourceFileLoader"
+
+
+def test_what_else_is_asked_of_a_loader_the_modules_own_one_answers(module: str) -> None:
+    after_import(module, lambda imported: None)
+    spec = importlib.util.find_spec(module)
+    assert spec is not None and spec.loader is not None
+    assert "seen = value" in spec.loader.get_source(module)  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match="nonsense"):
+        _ = spec.loader.nonsense  # type: ignore[attr-defined]
+
+
+def test_an_awaited_module_can_be_run_as_a_program(module: str) -> None:
+    after_import(module, lambda imported: None)
+    assert runpy.run_module(module)["seen"] == 1

@@ -40,6 +40,11 @@ def test_where_minibatches_are_cut(episodes: int, sizes: list[int]) -> None:
     assert [len(part) for part in minibatches(rows, 3)] == sizes
 
 
+def test_a_group_may_fall_into_two_minibatches() -> None:
+    found = minibatches([Row(i, (0,)) for i in range(8)], 3)  # groups of four: 0-3 and 4-7
+    assert [[row.episode for row in part] for part in found] == [[0, 1], [2, 3, 4], [5, 6, 7]]
+
+
 @given(ROWS, st.integers(1, 120))
 def test_chunks_hold_at_most_so_many_tokens_and_as_many_as_fit(rows: list[Row], most: int) -> None:
     found = list(chunks(rows, most))

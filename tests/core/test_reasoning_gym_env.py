@@ -8,6 +8,7 @@ import pickle
 import random
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,10 @@ from gem.envs.dataset_ids import GENERATORS
 from gem.envs.reasoning_gym import ReasoningGymEnv
 from gem.errors import ConfigurationError, MissingExtraError
 
+# Looked for, not imported: it runs in a process of its own.
+pytestmark = pytest.mark.skipif(
+    find_spec("reasoning_gym") is None, reason="needs the extra reasoning-gym"
+)
 # Of these the package records no answer; the score of an answer is computed.
 WITHOUT_ANSWER = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}
 

@@ -1,19 +1,15 @@
-"""Trajectories, their training rows, metrics and the record on disk."""
+"""Trajectories, their training rows and metrics."""
 
 from __future__ import annotations
 
 import json
 import math
-import resource
-import signal
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gem.errors import ConfigurationError, RecordError
+from gem.errors import ConfigurationError
 from gem.metrics import episode_metrics
-from gem.record import EPISODES, METRICS, Recorder, TrainedRow, read_run
 from gem.testing.golden import golden_batch, golden_turn_rows
 from gem.trajectory import Drift, Trajectory, turn_table
 
@@ -121,76 +117,6 @@ def test_metrics_count_failures_and_leave_them_out() -> None:
     assert lost == {
         "episodes": 0, "failed_episodes": 1, "turns_total": 0, "sampled_tokens": 0,
     }  # fmt: skip
-
-
-def test_a_record_reads_back(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path / "a" / "run")
-    recorder.start({"name": "x"})
-    batch = golden_batch()
-    advantages = [[0.5] * len(t.turns) for t in batch]
-    recorder.metrics(0, {"success_rate": 0.25, "loss": math.nan})
-    row = TrainedRow([3, 4], [5, 6], [1, 0], [0.5, 0.0], [1.0, 0.0])
-    recorder.episodes(0, batch, advantages, rows=[[row]] * len(batch))
-    recorder.metrics(1, {"success_rate": 0.5}, split="eval:easy")
-    recorder.episodes(1, batch[:1], split="eval:easy")
-    run = read_run(tmp_path / "a" / "run")
-    assert run.meta == {"name": "x"}
-    assert [(m["iteration"], m["split"], m["success_rate"]) for m in run.metrics] == [
-        (0, "train", 0.25),
-        (1, "eval:easy", 0.5),
-    ]
-    assert run.metrics[0]["loss"] is None
-    assert run.metrics[1]["time_s"] >= run.metrics[0]["time_s"] >= 0
-    episodes = list(run.episodes())
-    assert [e.trajectory for e in episodes] == [*batch, batch[0]]
-    assert episodes[0].advantages == [0.5, 0.5, 0.5]
-    assert episodes[0].rows == [row]
-    assert episodes[-1].advantages is episodes[-1].rows is None
-
-
-def test_a_line_cut_off_by_a_crash_loses_only_itself(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path)
-    recorder.metrics(0, {"success_rate": 0.25})
-    whole = (tmp_path / METRICS).read_bytes()
-    (tmp_path / METRICS).write_bytes(whole + whole[: len(whole) // 2])
-    assert len(read_run(tmp_path).metrics) == 1
-    Recorder(tmp_path).metrics(1, {"success_rate": 0.5})
-    assert [m["iteration"] for m in read_run(tmp_path).metrics] == [0, 1]
-
-
-def test_a_damaged_line_elsewhere_is_named(tmp_path: Path) -> None:
-    Recorder(tmp_path).metrics(0, {})
-    path = tmp_path / METRICS
-    path.write_text("nonsense\n" + path.read_text())
-    with pytest.raises(RecordError, match=r"metrics.jsonl, line 1"):
-        read_run(tmp_path)
-
-
-def test_a_full_disk_keeps_what_was_recorded(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path)
-    batch = golden_batch()
-    recorder.episodes(0, batch)
-    size = (tmp_path / EPISODES).stat().st_size
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100, before[1]))
-    try:
-        with pytest.raises(RecordError, match="what was recorded before is intact"):
-            recorder.episodes(1, batch)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, handler)
-    assert (tmp_path / EPISODES).stat().st_size == size
-    (tmp_path / "run.json").write_text("{}")
-    assert len(list(read_run(tmp_path).episodes())) == len(batch)
-
-
-def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(RecordError, match="file"):
-        Recorder(tmp_path / "file")
-    with pytest.raises(RecordError, match="holds no run"):
-        read_run(tmp_path)
 
 
 def test_the_turns_of_a_trajectory_are_plain_json() -> None:

@@ -98,3 +98,21 @@ def test_an_engine_that_ends_without_its_actor(engines: list[Any], waits_s: floa
 
 def test_a_busy_actor_is_not_dead(engines: list[Any]) -> None:
     assert call_while_alive(lambda: ray.get(engines[0].block.remote(4.0)), engines) is None
+
+
+def test_an_actor_that_cannot_be_reached_for_the_moment_is_not_dead(
+    engines: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    get, unreachable = ray.get, ray.exceptions.ActorUnavailableError("connection lost", None)
+    asked, asked_again = [], threading.Event()
+
+    def get_or_fail(question: Any) -> Any:
+        asked.append(question)
+        if len(asked) == 1:
+            raise unreachable
+        if len(asked) > len(engines):
+            asked_again.set()
+        return get(question)
+
+    monkeypatch.setattr(ray, "get", get_or_fail)
+    assert call_while_alive(lambda: asked_again.wait(120), engines) is True

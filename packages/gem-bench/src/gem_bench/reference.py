@@ -17,8 +17,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -285,6 +285,15 @@ def value_loss(new: Tensor, old: Tensor, target: Tensor, clip: float) -> Tensor:
     return 0.5 * torch.max((new - target) ** 2, (clipped - target) ** 2)
 
 
+@contextmanager
+def _loading(path: str) -> Iterator[None]:
+    """Report what goes wrong as a fault of `policy.model`."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"policy.model: cannot load {path!r}: {error}") from error
+
+
 class Learner:
     """The policy, its critic if there is one, their optimisers, and one update from a batch."""
 
@@ -296,7 +305,8 @@ class Learner:
         self.forward_tokens = forward_tokens
         self.bf16 = spec.training.precision == "bf16"
         path = spec.policy.model
-        self.policy: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        with _loading(path):
+            self.policy: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
         if spec.policy.lora_rank:
             add_adapters(self.policy, spec.policy, spec.seed)
         # Evaluation mode throughout: dropout would make the updated policy another than the
@@ -305,7 +315,8 @@ class Learner:
         self.optimizer = self._adamw(self.policy, spec, spec.optimizer.lr)
         self.critic: Critic | None = None
         if self.algorithm.advantage == "gae":
-            self.critic = Critic(path, device)
+            with _loading(path):
+                self.critic = Critic(path, device)
             self.critic_optimizer = self._adamw(self.critic, spec, self.algorithm.value_lr)
 
     @staticmethod
@@ -482,13 +493,9 @@ def _train(
     forward_tokens: int,
     report: Callable[[int, str, dict[str, float]], None],
 ) -> Learner:
-    try:
+    with _loading(spec.policy.model):
         tokenizer = AutoTokenizer.from_pretrained(spec.policy.model)
-        learner = Learner(spec, device, forward_tokens)
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(
-            f"policy.model: cannot load {spec.policy.model!r}: {error}"
-        ) from error
+    learner = Learner(spec, device, forward_tokens)
     chat = ChatFormat(tokenizer, system_prompt=spec.policy.system_prompt)
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
     room = getattr(learner.policy.config, "max_position_embeddings", None)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 Then: TypeAlias = Callable[[ModuleType], object]
 
@@ -53,7 +53,11 @@ class _Watcher(MetaPathFinder):
 
 
 class _Following(Loader):
-    """Executes a module as its own loader does, then calls the functions that wait for it."""
+    """Executes a module as its own loader does, then calls the functions that wait for it.
+
+    Everything else (source, code, resources) is asked of the module's own loader: `python -m`,
+    `inspect` and `importlib.resources` need it.
+    """
 
     def __init__(self, loader: Loader, waiting: dict[str, list[Then]]) -> None:
         self._loader = loader
@@ -69,3 +73,8 @@ class _Following(Loader):
         self._loader.exec_module(module)
         for then in self._waiting.pop(module.__name__, []):
             then(module)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_loader":  # Not set yet: an unpickled or copied object.
+            raise AttributeError(name)
+        return getattr(self._loader, name)

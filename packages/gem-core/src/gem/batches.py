@@ -33,8 +33,9 @@ T = TypeVar("T", bound=OfTokens)
 def minibatches(rows: Sequence[E], parts: int) -> list[list[E]]:
     """Cut rows into runs of whole consecutive episodes, as even as possible.
 
-    Groups that are played together stay together, and no random order has to be agreed on between
-    trainers.
+    An episode is never cut; the episodes of a group may fall into two runs, because advantages are
+    taken before the batch is cut. The order is kept, so that trainers need not agree on a random
+    one.
 
     Args:
         rows: In the order of their episodes.

@@ -28,7 +28,8 @@ def call_while_alive(
 ) -> T:
     """Return `function()`, or give it up when one of `actors` is dead.
 
-    An actor that does not answer is taken to be busy. The function is called in a thread of its
+    An actor that does not answer, or that cannot be reached for the moment, is taken to be busy.
+    The function is called in a thread of its
     own, where it stays behind if it is given up.
 
     Args:
@@ -72,7 +73,7 @@ class _Watched:
     def check(self, timeout_s: float) -> None:
         """Ask the actors that have no question open; raise if one is found to be dead."""
         import ray
-        from ray.exceptions import RayActorError
+        from ray.exceptions import ActorUnavailableError, RayActorError
 
         for number, actor in enumerate(self._actors):
             if number not in self._asked:
@@ -87,6 +88,8 @@ class _Watched:
             del self._asked[number]
             try:
                 problem = ray.get(question)
+            except ActorUnavailableError:
+                continue  # Ray cannot reach it for the moment: asked anew at the next look.
             except RayActorError as error:
                 raise RolloutError(f"a process that the run needs has died. {error}") from error
             if problem is not None:

@@ -10,7 +10,9 @@
   "fingerprint": str}`, where `rows` is what the trainer itself trains on (`TrainedRow`), if it was
   asked to show it. `python -m gem replay` plays the episodes again.
 
-Lines are written whole and flushed, so a run that dies leaves a readable record.
+`run.json` and every episode have `schema`, the version of this format (`SCHEMA`; none means 0).
+Older records stay readable, newer ones are refused. Lines are written whole, so a run that dies
+leaves a readable record.
 """
 
 from __future__ import annotations
@@ -28,6 +30,9 @@ from gem.fingerprint import Fingerprint
 from gem.trajectory import Trajectory
 
 RUN, METRICS, EPISODES = "run.json", "metrics.jsonl", "episodes.jsonl"
+SCHEMA = 1
+"""Version of the format. To be raised when a field is renamed, removed or means something else; a
+new field that may be missing needs no new version."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,8 @@ class Recorder:
         path = self.folder / RUN
         partial = path.with_suffix(".partial")
         try:
-            partial.write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
+            text = json.dumps({"schema": SCHEMA, **meta}, indent=2) + "\n"
+            partial.write_text(text, encoding="utf-8")
             partial.replace(path)
         except OSError as error:
             raise RecordError(f"cannot write {path}: {error}") from error
@@ -111,6 +117,7 @@ class Recorder:
         lines = []
         for index, trajectory in enumerate(trajectories):
             line = {
+                "schema": SCHEMA,
                 "iteration": iteration,
                 "split": split,
                 "advantages": None if advantages is None else list(advantages[index]),
@@ -124,11 +131,13 @@ class Recorder:
     def _append(self, name: str, lines: Sequence[str]) -> None:
         path = self.folder / name
         try:
-            with path.open("ab") as file:
+            # Unbuffered: a buffer that cannot be flushed would be flushed again by `truncate`.
+            with path.open("ab", buffering=0) as file:
                 end = file.tell()
+                left = memoryview("".join(f"{line}\n" for line in lines).encode())
                 try:
-                    file.write("".join(f"{line}\n" for line in lines).encode())
-                    file.flush()
+                    while left:
+                        left = left[file.write(left) :]
                 except OSError:
                     file.truncate(end)
                     raise
@@ -167,10 +176,11 @@ class RunRecord:
 def read_run(folder: str | Path) -> RunRecord:
     """Read a record, also of a run that is still going on or died.
 
-    A last line that was cut off is left out. Missing files are empty.
+    A last line that was cut off is left out. Missing files are empty. `meta` has no `schema`.
 
     Raises:
-        RecordError: The folder holds no record, or a line other than the last is damaged.
+        RecordError: The folder holds no record, one of a newer schema, or a line other than the
+            last is damaged.
     """
     folder = Path(folder)
     run = folder / RUN
@@ -180,6 +190,9 @@ def read_run(folder: str | Path) -> RunRecord:
         meta = json.loads(run.read_text(encoding="utf-8")) if run.exists() else {}
     except (OSError, json.JSONDecodeError) as error:
         raise RecordError(f"cannot read {run}: {error}") from error
+    if not isinstance(meta, dict):
+        raise RecordError(f"cannot read {run}: a JSON object is expected, got {meta!r:.80}")
+    _check_schema(meta.pop("schema", 0), str(run))
     return RunRecord(folder, meta, list(_lines(folder / METRICS)))
 
 
@@ -189,10 +202,11 @@ def read_episodes(path: str | Path) -> Iterator[EpisodeRecord]:
     A last line that was cut off is left out.
 
     Raises:
-        RecordError: A line other than the last is damaged.
+        RecordError: A line other than the last is damaged, or of a newer schema.
     """
     path = Path(path)
     for number, line in enumerate(_lines(path), 1):
+        _check_schema(line.get("schema", 0), f"{path}, line {number}")
         try:
             rows, taken = line.get("rows"), line.get("fingerprint")
             record = EpisodeRecord(
@@ -219,9 +233,24 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
             if not line.strip():
                 continue
             try:
-                yield json.loads(line)
+                data = json.loads(line)
             except json.JSONDecodeError as error:
-                raise RecordError(f"{path}, line {number}: {error}") from error
+                raise RecordError(f"{path}, line {number} is damaged: {error}") from error
+            if not isinstance(data, dict):
+                raise RecordError(
+                    f"{path}, line {number} is damaged: a JSON object is expected, got {data!r:.80}"
+                )
+            yield data
+
+
+def _check_schema(schema: Any, place: str) -> None:
+    if type(schema) is not int or schema < 0:
+        raise RecordError(f"{place}: schema must be an integer from 0, got {schema!r:.80}")
+    if schema > SCHEMA:
+        raise RecordError(
+            f"{place}: the record has schema {schema}, this version of gem-core reads up to "
+            f"{SCHEMA}; read it with the version that wrote it, or a newer one"
+        )
 
 
 def _drop_torn_line(path: Path) -> None:
