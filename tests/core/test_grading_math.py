@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gem.errors import DataError, MissingExtraError
-from gem.grading import Verdict
+from gem.grading import Verdict, fallback
 from gem.grading import math as grader
 from gem.grading.math import agrade, grade, needs_extra
 from gem.grading.pool import _Worker
@@ -44,9 +44,9 @@ def without_extra(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "math_verify" else find(name)
     )
-    grader._need_extra.cache_clear()
+    fallback._installed.cache_clear()
     yield
-    grader._need_extra.cache_clear()
+    fallback._installed.cache_clear()
 
 
 @pytest.fixture

@@ -5,18 +5,19 @@
    with percent signs, units and grouped digits, fractions, roots, functions, polynomials,
    equations, tuples, sets, intervals, matrices. Words are compared as text: they are never
    products of letters.
-3. Only a gold that is neither readable to 2. nor plain words goes to math-verify, which needs the
-   extra `math`; see `needs_extra`. It runs in a worker that is killed at the time limit.
+3. Where 2. cannot read one of the two, math-verify is asked, which needs the extra `math`. It runs
+   in a worker that is killed at the time limit. What is asked has rules of its own, see
+   `gem.grading.fallback`: an integral or a sum that merely restates the problem is not an answer
+   to a number.
 
-An answer to a gold that 2. can read must be readable to it as well. So an integral or a sum that
-merely restates the problem is not an answer to a number.
+Without the extra an answer that 2. cannot read is wrong, `unreadable`; a gold that it cannot read
+is an error, see `needs_extra`. Work in this process is bounded by the length of the texts.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
-import importlib.util
 import numbers
 import re
 import time
@@ -26,18 +27,20 @@ from fractions import Fraction
 from math import isfinite
 from typing import Any, NamedTuple, TypeAlias
 
-from gem.errors import DataError, MissingExtraError
-from gem.grading import notation
+from gem.errors import DataError
+from gem.grading import fallback, notation
 from gem.grading.cleaning import clean
 from gem.grading.compare import same
-from gem.grading.pool import WorkerPool, shared
+from gem.grading.fallback import Question
+from gem.grading.pool import shared
 from gem.grading.tree import Node, TooComplexError, UnreadableError
 from gem.grading.verdict import Verdict
 
 Number: TypeAlias = "int | float | Fraction | Decimal"
 Gold: TypeAlias = "str | Number | Sequence[str | Number]"
 
-_INTEGER = re.compile(r"\s*([+-]?)0*([0-9]+)\s*")
+# The two parts never compete for a digit: a match takes no longer than the text is long.
+_INTEGER = re.compile(r"\s*([+-]?)0*(0|[1-9][0-9]*)\s*")
 _DECIMAL = re.compile(r"\s*[+-]?[0-9]{1,30}(?:\.[0-9]{1,11})?\s*")
 # What the reader is given at most; longer texts can only be equal to the gold as they are.
 _MAX_LENGTH = 2 * notation.MAX_LENGTH
@@ -47,19 +50,12 @@ _LETTER = re.compile(r"[^\W\d_]")
 _WORD = re.compile(r"[^\W\d_]{2}")
 _SPACES = re.compile(r"(?<!\d) | (?!\d)")
 
-# What is not worth starting: powers of powers of numbers, large exponents and factorials.
-_COSTLY = re.compile(
-    r"\d\s*(?:\^|\*\*)[\s({]*\d+\s*(?:\^|\*\*)|(?:\^|\*\*)[\s({]*-?\d{4,}|(?:\^|\*\*)[\s({]*\d+\s*"
-    r"(?:\^|\*\*)|\d{4,}[\s)}]*!|\)\s*!|factorial|binom\s*\{[^{}]*\d{4}"
-)
-_MAX_SYMBOLIC_LENGTH = 500
-_MAX_SYMBOLIC_DEPTH = 12
-_TARGET = "gem.grading.symbolic:equal"
-
 
 class _Reading(NamedTuple):
     """What a text was read as."""
 
+    cleaned: str
+    """The text without typesetting; see `gem.grading.cleaning`."""
     text: str
     """The cleaned text without the spaces that mean nothing."""
     words: str
@@ -70,13 +66,6 @@ class _Reading(NamedTuple):
     """Why there is no node: `unreadable` or `too complex`."""
 
 
-class _Undecided(NamedTuple):
-    """A comparison that math-verify has to make."""
-
-    prediction: str
-    gold: str
-
-
 def grade(prediction: str | None, gold: Gold, *, timeout_s: float = 1.0) -> Verdict:
     """Return whether an answer means the same as the gold.
 
@@ -84,7 +73,8 @@ def grade(prediction: str | None, gold: Gold, *, timeout_s: float = 1.0) -> Verd
         prediction: The policy's answer, without the box around it; None when it gave none.
         gold: The right answer, LaTeX or plain, or a number; or several of which any will do.
             A decimal of 12 digits or more is taken to be rounded.
-        timeout_s: Wall-clock limit of math-verify for each gold that needs it.
+        timeout_s: Wall-clock limit of math-verify for each gold that it is asked about; the start
+            of its process, about two seconds once, does not count.
 
     Returns:
         A verdict with reason `exact`, `number`, `text`, `value` or `symbolic` (the layer that
@@ -96,11 +86,12 @@ def grade(prediction: str | None, gold: Gold, *, timeout_s: float = 1.0) -> Verd
         DataError: The gold is not a string, a finite number or a non-empty sequence of these, or
             it is empty.
         MissingExtraError: The gold needs math-verify and that is not installed.
+        UnreachableError: Math-verify has to be asked and its process cannot be started.
     """
     began = time.perf_counter()
     correct, reason, undecided = _decide(prediction, gold)
     for question in undecided:
-        correct, reason = _ask(shared(_TARGET), question, timeout_s)
+        correct, reason = fallback.ask(shared(fallback.TARGET), question, timeout_s)
         if correct:
             break
     return Verdict(correct, reason, time.perf_counter() - began, float(correct))
@@ -111,7 +102,9 @@ async def agrade(prediction: str | None, gold: Gold, *, timeout_s: float = 1.0) 
     began = time.perf_counter()
     correct, reason, undecided = _decide(prediction, gold)
     for question in undecided:
-        correct, reason = await asyncio.to_thread(_ask, shared(_TARGET), question, timeout_s)
+        correct, reason = await asyncio.to_thread(
+            fallback.ask, shared(fallback.TARGET), question, timeout_s
+        )
         if correct:
             break
     return Verdict(correct, reason, time.perf_counter() - began, float(correct))
@@ -126,7 +119,7 @@ def needs_extra(gold: Gold) -> bool:
     return any(_symbolic(_gold_reading(text)) for text in _golds(gold))
 
 
-def _decide(prediction: str | None, gold: Gold) -> tuple[bool, str, Sequence[_Undecided]]:
+def _decide(prediction: str | None, gold: Gold) -> tuple[bool, str, Sequence[Question]]:
     """Return correctness and reason without math-verify, and what remains to be asked."""
     if type(gold) is str and type(prediction) is str:
         found, right = _INTEGER.fullmatch(prediction), _INTEGER.fullmatch(gold)
@@ -139,7 +132,7 @@ def _decide(prediction: str | None, gold: Gold) -> tuple[bool, str, Sequence[_Un
         return _decide_one(prediction, gold)
     golds = _golds(gold)
     reason = ""
-    undecided: list[_Undecided] = []
+    undecided: list[Question] = []
     for text in golds:
         correct, why, question = _decide_one(prediction, text)
         if correct:
@@ -149,10 +142,10 @@ def _decide(prediction: str | None, gold: Gold) -> tuple[bool, str, Sequence[_Un
     return False, reason, undecided
 
 
-def _decide_one(prediction: Any, gold: str) -> tuple[bool, str, Sequence[_Undecided]]:
+def _decide_one(prediction: Any, gold: str) -> tuple[bool, str, Sequence[Question]]:
     expected = _gold_reading(gold)
     if _symbolic(expected):
-        _need_extra()
+        fallback.need()
     if not isinstance(prediction, str):
         return False, "no answer", ()
     stripped = prediction.strip()
@@ -174,10 +167,8 @@ def _decide_one(prediction: Any, gold: str) -> tuple[bool, str, Sequence[_Undeci
         return True, "text", ()
     if expected.node is None and expected.words:
         return False, "different", ()
-    if expected.node is None:
-        if _costly(answer.text) or _costly(expected.text):
-            return False, "too complex", ()
-        return False, "different", (_Undecided(clean(prediction), clean(gold)),)
+    if expected.node is None or answer.problem == "unreadable":
+        return _decide_by_fallback(answer, expected)
     if answer.node is None:
         return False, answer.problem, ()
     try:
@@ -187,42 +178,28 @@ def _decide_one(prediction: Any, gold: str) -> tuple[bool, str, Sequence[_Undeci
     return correct, "value" if correct else "different", ()
 
 
-def _decide_long(prediction: str, gold: str) -> tuple[bool, str, Sequence[_Undecided]]:
+def _decide_by_fallback(
+    answer: _Reading, expected: _Reading
+) -> tuple[bool, str, Sequence[Question]]:
+    if expected.node is not None and not fallback.available():
+        return False, answer.problem, ()
+    reason = fallback.refusal(answer.cleaned, expected.cleaned, answer.node is not None)
+    if reason:
+        return False, reason, ()
+    return False, answer.problem or "different", (Question(answer.cleaned, expected.cleaned),)
+
+
+def _decide_long(prediction: str, gold: str) -> tuple[bool, str, Sequence[Question]]:
     if _INTEGER.fullmatch(prediction) and _DECIMAL.fullmatch(gold):
         return False, "different", ()
     return False, "too complex", ()
 
 
-def _ask(pool: WorkerPool, question: _Undecided, timeout_s: float) -> tuple[bool, str]:
-    reply = pool.call(question.prediction, question.gold, timeout_s=timeout_s)
-    if reply.failure == "crash":
-        # Perhaps not the answer's doing; what is, crashes again.
-        reply = pool.call(question.prediction, question.gold, timeout_s=timeout_s)
-    if reply.failure in ("timeout", "crash"):
-        return False, reply.failure
-    if reply.failure is not None:
-        # math-verify gave up on it.
-        return False, "unreadable"
-    return bool(reply.value), "symbolic" if reply.value else "different"
-
-
-def _costly(text: str) -> bool:
-    """Return whether math-verify would hardly finish, by the look of an answer."""
-    if len(text) > _MAX_SYMBOLIC_LENGTH or _COSTLY.search(text):
-        return True
-    depth = deepest = 0
-    for character in text:
-        if character in "({[":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif character in ")}]":
-            depth -= 1
-    return deepest > _MAX_SYMBOLIC_DEPTH
-
-
 @functools.lru_cache(maxsize=4096)
 def _gold_reading(gold: str) -> _Reading:
-    reading = _read(gold) if len(gold) <= _MAX_LENGTH else _Reading(gold, gold, None, "too complex")
+    reading = (
+        _read(gold) if len(gold) <= _MAX_LENGTH else _Reading(gold, gold, gold, None, "too complex")
+    )
     if not reading.text:
         raise DataError(f"gold is empty: {gold!r}")
     return reading
@@ -247,7 +224,7 @@ def _read(text: str) -> _Reading:
             words = bare
         elif _WORD.search(cleaned):
             words = folded
-    return _Reading(compact, words, node, problem)
+    return _Reading(cleaned, compact, words, node, problem)
 
 
 def _symbolic(gold: _Reading) -> bool:
@@ -288,12 +265,3 @@ def _text(gold: Any) -> str:
     except ValueError:
         # Python writes no integer of more than some thousand digits.
         raise DataError("gold must be a number of at most some thousand digits") from None
-
-
-@functools.cache
-def _need_extra() -> None:
-    if importlib.util.find_spec("math_verify") is None:
-        raise MissingExtraError(
-            "this gold can only be graded by math-verify, which is not installed: "
-            "pip install 'gem-core[math]'"
-        )

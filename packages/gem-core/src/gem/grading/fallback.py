@@ -1,0 +1,171 @@
+"""When math-verify is asked about an answer, and how its verdict is taken.
+
+Math-verify reads more notation than `gem.grading.notation` and is more lenient: it finds formulas
+in prose, takes the last part of a chain, and evaluates what a question asks to be evaluated. So it
+is asked only about a text that is one formula, no longer a list than the gold, with nothing in it
+that is left to compute; see `refusal`.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import re
+from typing import NamedTuple
+
+from gem.errors import MissingExtraError
+from gem.grading.pool import WorkerPool
+from gem.grading.vocabulary import FUNCTIONS, GREEK, is_notation
+
+TARGET = "gem.grading.symbolic:equal"
+
+# What is not worth starting: powers of powers of numbers, large exponents and factorials.
+_COSTLY = re.compile(
+    r"\d\s*(?:\^|\*\*)[\s({]*\d+\s*(?:\^|\*\*)|(?:\^|\*\*)[\s({]*-?\d{4,}|(?:\^|\*\*)[\s({]*\d+\s*"
+    r"(?:\^|\*\*)|\d{4,}[\s)}]*!|\)\s*!|factorial|binom\s*\{[^{}]*\d{4}"
+)
+_MAX_LENGTH = 500
+_MAX_DEPTH = 12
+
+_COMMAND = re.compile(r"\\([a-zA-Z]+)")
+_ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*\{\s*[a-zA-Z]+\*?\s*\}(?:\s*\{[\sclr|]+\})?")
+# Of these nothing is left to compute, or no more than in what `gem.grading.notation` reads.
+_FORM = frozenset(
+    {
+        "frac", "dfrac", "tfrac", "cfrac", "sqrt", "pi", "infty", "cdot", "times", "pm", "mp",
+        "begin", "end", "row", "dollar", "deg", "circ", "prime", "mathbb", "mathcal", "overline",
+        "bar", "hat", "vec", "overrightarrow", "in", "notin", "cup", "cap", "setminus", "subset",
+        "emptyset", "varnothing", "mid", "vert", "lvert", "rvert", "langle", "rangle", "lbrace",
+        "rbrace", "lbrack", "rbrack", "le", "leq", "leqslant", "ge", "geq", "geqslant", "lt", "gt",
+        "ne", "neq", "cdots", "ldots", "dots", "forall", "exists", "colon", "ell", "quad",
+    }
+)  # fmt: skip
+_FORM_FUNCTIONS = FUNCTIONS - {"floor", "ceil", "binom", "max", "min", "gcd", "lcm"}
+_WORD = re.compile(r"[^\W\d_]{3,}")
+_GROUPED = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+_BRACKETED = re.compile(r"[(\[{][^()\[\]{}]*[)\]}]")
+_SEPARATOR = re.compile(r"[,;&]|\\row|\\lor|\\vee|\\wedge|\\land|\b(?:or|and)\b")
+_EQUALITY = re.compile(r"(?<![<>!=])=")
+_NAMED = re.compile(r"\s*\\?[a-zA-Z]+(?:_\{?\w+\}?)?(?:\([a-zA-Z]\))?\s*=(?!=)")
+_ARITHMETIC = re.compile(
+    r"[\d%][\s)}\]]*(?:[-+*/]|\\cdot|\\times|\\div)[\s({\[]*(?:\d|\\[dtc]?frac\s*\{?\d+\}?\{?\d)|"
+    r"\d\s+\d|\)\s*\(\s*\d|\d\s*!|\\end\{\w+\}\s*[-+*]?\s*\\begin"
+)
+
+
+class Question(NamedTuple):
+    """A comparison that math-verify has to make."""
+
+    prediction: str
+    gold: str
+
+
+def available() -> bool:
+    """Return whether math-verify is installed."""
+    return _installed()
+
+
+def need() -> None:
+    """Raise if math-verify is not installed.
+
+    Raises:
+        MissingExtraError: It is not.
+    """
+    if not _installed():
+        raise MissingExtraError(
+            "this gold can only be graded by math-verify, which is not installed: "
+            "pip install 'gem-core[math]'"
+        )
+
+
+@functools.cache
+def _installed() -> bool:
+    return importlib.util.find_spec("math_verify") is not None
+
+
+def refusal(answer: str, gold: str, readable: bool) -> str:
+    """Return why math-verify is not asked to compare two cleaned texts, empty if it is.
+
+    Args:
+        answer: The policy's answer.
+        gold: The right answer; what it holds, the answer may hold as well.
+        readable: Whether `gem.grading.notation` reads the answer.
+
+    Returns:
+        `too complex` where math-verify would hardly finish; `different` for an answer of more
+        parts than the gold, for instance several answers of which one is right; `unreadable` for
+        prose, for equations that the gold has not, and for what is left to compute.
+    """
+    if _costly(answer) or _costly(gold):
+        return "too complex"
+    if _parts(answer) > _parts(gold):
+        return "different"
+    if readable:
+        return ""
+    commands = set(_COMMAND.findall(answer)) - set(_COMMAND.findall(gold))
+    if any(not _is_form(command) for command in commands):
+        return "unreadable"
+    words = set(_words(answer)) - set(_words(gold))
+    if any(not is_notation(word) for word in words):
+        return "unreadable"
+    equalities = _count(_EQUALITY, answer) - _count(_EQUALITY, gold)
+    if equalities > 1 or (equalities == 1 and not _NAMED.match(answer)):
+        return "unreadable"
+    return "unreadable" if _arithmetic(answer) > _arithmetic(gold) else ""
+
+
+def ask(pool: WorkerPool, question: Question, timeout_s: float) -> tuple[bool, str]:
+    """Return math-verify's verdict and the reason.
+
+    Raises:
+        UnreachableError: No worker can be started.
+    """
+    reply = pool.call(*question, timeout_s=timeout_s)
+    if reply.failure == "crash":
+        # Perhaps not the answer's doing; what is, crashes again.
+        reply = pool.call(*question, timeout_s=timeout_s)
+    if reply.failure in ("timeout", "crash"):
+        return False, reply.failure
+    if reply.failure is not None or reply.value is None:
+        # Math-verify gave up on it.
+        return False, "unreadable"
+    return bool(reply.value), "symbolic" if reply.value else "different"
+
+
+def _is_form(command: str) -> bool:
+    return command in _FORM or command in GREEK or command in _FORM_FUNCTIONS
+
+
+def _words(text: str) -> list[str]:
+    return _WORD.findall(_COMMAND.sub(" ", _ENVIRONMENT.sub(" ", text)))
+
+
+def _count(pattern: re.Pattern[str], text: str) -> int:
+    return sum(1 for _ in pattern.finditer(text))
+
+
+def _parts(text: str) -> int:
+    """Return how many parts separators outside brackets make, less one."""
+    text, changed = _GROUPED.sub("", text), 1
+    while changed:
+        text, changed = _BRACKETED.subn(" ", text)
+    return _count(_SEPARATOR, text)
+
+
+def _arithmetic(text: str) -> int:
+    """Return how many operations there are between two numbers, or between two matrices."""
+    return _count(_ARITHMETIC, text)
+
+
+def _costly(text: str) -> bool:
+    """Return whether math-verify would hardly finish, by the look of an answer."""
+    if len(text) > _MAX_LENGTH or _COSTLY.search(text):
+        return True
+    depth = deepest = 0
+    for character in text:
+        if character in "({[":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif character in ")}]":
+            depth -= 1
+    return deepest > _MAX_DEPTH
