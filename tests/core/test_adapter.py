@@ -25,6 +25,7 @@ from gem.errors import (
     UnsupportedVersionError,
 )
 from gem.tasks import Task, TaskSet
+from gem.trajectory import Failure
 
 GAME = "game:GuessTheNumber-v0"
 
@@ -89,8 +90,8 @@ def test_a_share_of_failed_episodes_is_counted() -> None:
 
 @pytest.mark.parametrize("valid", [[True] * 8 + [False], [False], []])
 def test_a_batch_that_lost_too_much_stops_the_run(valid: list[bool]) -> None:
-    with pytest.raises(RolloutError, match=f"of {len(valid)} episodes .* disk full"):
-        check_failures(valid, 0.1, "disk full")
+    with pytest.raises(RolloutError, match=f"of {len(valid)} episodes .* sandbox 1 .disk full"):
+        check_failures(valid, 0.1, [Failure("sandbox", "disk full", 2), None])
 
 
 def test_the_version_of_a_supported_trainer_is_returned() -> None:

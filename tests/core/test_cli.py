@@ -234,7 +234,7 @@ def run_folder(tmp_path: Path) -> Path:
     won = recorded(play(gem.make(EASY), oracle_policy, 20, 3), Task(EASY, 3))
     wordle = "game:Wordle-v0"
     cut = recorded(play(gem.make(wordle), oracle_policy, 1, 5), Task(wordle, 5))
-    lost = Trajectory(Task(EASY, 4), end="failed", failure=Failure("infra", "server gone", 2))
+    lost = Trajectory(Task(EASY, 4), end="failed", failure=Failure("environment", "server gone", 2))
     Recorder(tmp_path).episodes(0, [won, cut, lost])
     return tmp_path
 

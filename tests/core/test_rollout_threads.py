@@ -14,7 +14,7 @@ from typing import NoReturn
 
 import pytest
 
-from gem.rollout.threads import EnvThreads
+from gem.rollout.threads import CallTimeoutError, EnvThreads, one_by_one
 
 
 @pytest.fixture
@@ -173,6 +173,63 @@ def test_a_thread_is_left_behind_after_its_time_limit(gate: threading.Event) -> 
         asyncio.run(threads.run(gate.wait, 20, timeout_s=0.01))
     gate.set()  # its result comes after the loop has been closed
     assert asyncio.run(threads.run(int)) == 0
+
+
+def test_the_limit_of_a_call_begins_when_the_call_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One thread: the last of 20 calls waits for 1 s, twice its limit, and then takes 0.05 s."""
+    allow_threads(monkeypatch, 1)
+
+    async def go() -> None:
+        threads = EnvThreads()
+        calls = [threads.run(time.sleep, 0.05, timeout_s=0.5) for _ in range(20)]
+        assert await asyncio.gather(*calls) == [None] * 20
+
+    asyncio.run(go())
+
+
+def test_a_call_for_which_no_thread_is_left_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, gate: threading.Event
+) -> None:
+    allow_threads(monkeypatch, 1)
+
+    async def go() -> None:
+        threads = EnvThreads()
+        calls = [threads.run(gate.wait, 60, timeout_s=0.1) for _ in range(3)]
+        found = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(each) for each in found] == [CallTimeoutError] * 3
+
+    asyncio.run(go())
+
+
+def test_a_series_of_calls_leaves_behind_the_one_that_hangs(gate: threading.Event) -> None:
+    def fail() -> None:
+        raise LookupError("not there")
+
+    calls: list[Callable[[], object]] = [int, gate.wait, fail, lambda: "last"]
+    first, hanging, failed, last = one_by_one(calls, 0.2)
+    assert (first, last) == (0, "last")
+    assert isinstance(hanging, CallTimeoutError)
+    assert isinstance(failed, LookupError)
+
+
+def test_a_series_of_calls_changes_threads_once() -> None:
+    threads = one_by_one([threading.get_ident] * 50, 60)
+    assert len(set(threads)) == 1
+    assert threads[0] != threading.get_ident()
+    assert one_by_one([threading.get_ident], None) == [threading.get_ident()]
+    assert one_by_one([], 60) == []
+
+
+@pytest.mark.parametrize("limit", [60, None])
+def test_what_is_no_error_ends_a_series(limit: float | None) -> None:
+    made = list[int]()
+
+    def leave() -> None:
+        raise SystemExit(3)
+
+    with pytest.raises(SystemExit):
+        one_by_one([lambda: made.append(1), leave, lambda: made.append(2)], limit)
+    assert made == [1]
 
 
 class Later(EnvThreads):

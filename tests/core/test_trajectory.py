@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gem.contract import succeeded
 from gem.errors import ConfigurationError
 from gem.metrics import episode_metrics
+from gem.record import EPISODES, Recorder
 from gem.testing.golden import golden_batch, golden_turn_rows
-from gem.trajectory import Drift, Trajectory, turn_table
+from gem.trajectory import Drift, Failure, Trajectory, turn_table
 
 
 def test_an_append_only_episode_is_one_row() -> None:
@@ -62,6 +66,18 @@ def test_an_empty_last_turn_pays_on_the_rows_last_token() -> None:
     alone.turns = [golden_turn_rows()[4].turns[1]]
     [row] = alone.sequences()
     assert row.response_ids == row.token_rewards([0.25]) == []
+    assert row.reward_left([0.25]) == 0.25
+
+
+@pytest.mark.parametrize("index", range(8))
+def test_what_tokens_are_paid_and_what_is_left_is_the_sum_of_the_rewards(index: int) -> None:
+    for trajectory in (golden_batch()[index], golden_turn_rows()[index]):
+        paid = 0.0
+        for row in trajectory.sequences():
+            left = row.reward_left(trajectory.rewards)
+            assert left == 0 or not row.response_ids
+            paid += left + sum(row.token_rewards(trajectory.rewards))
+        assert paid == pytest.approx(trajectory.total_reward)
 
 
 def test_missing_logprobs_make_the_row_have_none() -> None:
@@ -81,6 +97,63 @@ def test_json_lines_read_back(index: int) -> None:
     assert "\n" not in line
     line.encode("utf-8")
     assert Trajectory.from_json(line) == trajectory
+
+
+def test_what_json_cannot_say_is_null(tmp_path: Path) -> None:
+    trajectory = golden_batch()[0]
+    first = replace(
+        trajectory.turns[0],
+        info={"distance": math.nan, "ratio": -math.inf, "steps": 3},
+        logprobs=[-math.inf, *trajectory.turns[0].logprobs[1:]],
+    )
+    trajectory.turns[0] = first
+    Recorder(tmp_path).episodes(0, [trajectory])
+    for line in (trajectory.to_json(), (tmp_path / EPISODES).read_text()):
+        assert "NaN" not in line and "Infinity" not in line
+    read = Trajectory.from_json(trajectory.to_json()).turns[0]
+    assert read.info == {"distance": None, "ratio": None, "steps": 3}
+    assert read.logprobs is not None and math.isnan(read.logprobs[0])
+    assert read.logprobs[1:] == first.logprobs[1:]
+
+
+def test_records_with_nan_and_with_kinds_of_failures_stay_readable() -> None:
+    trajectory = golden_batch()[7]
+    data = trajectory.to_dict()
+    data["turns"][0]["info"]["distance"] = math.nan
+    for kind, cause in (("infra", "environment"), ("prompt_too_long", "budget")):
+        data["failure"] = {"kind": kind, "message": "gone", "attempts": 2}
+        read = Trajectory.from_json(json.dumps(data))
+        assert read.failure == Failure(cause, "gone", 2)
+        assert math.isnan(read.turns[0].info["distance"])
+    for wrong in ({"kind": "else"}, {"cause": "else"}, {"cause": "tool", "by": 1}, {}):
+        data["failure"] = {"message": "gone", "attempts": 2, **wrong}
+        with pytest.raises(ConfigurationError, match="not a recorded trajectory"):
+            Trajectory.from_dict(data)
+
+
+@pytest.mark.parametrize(
+    ("reward", "terminated", "info", "won"),
+    [
+        (1.0, True, {}, True),
+        (1.0, False, {}, False),
+        (0.0, True, {}, False),
+        (-1.0, True, {"success": True}, True),
+        (1.0, True, {"success": False}, False),
+        (1.0, True, {"success": False, "correct": True}, False),
+        (0.0, False, {"correct": True}, True),
+        (1.0, True, {"success": None, "correct": None}, True),
+    ],
+)
+def test_success_is_what_the_info_says_or_a_task_that_ended_with_a_reward(
+    reward: float, terminated: bool, info: dict[str, Any], won: bool
+) -> None:
+    assert succeeded(reward, terminated, info) is won
+    trajectory = golden_batch()[0]
+    trajectory.turns[-1] = replace(
+        trajectory.turns[-1], reward=reward, terminated=terminated, truncated=False, info=info
+    )
+    assert trajectory.success is won
+    assert episode_metrics([trajectory])["success_rate"] == won
 
 
 @pytest.mark.parametrize("line", ["", "{", "[]", "{}", '{"task": 3}'])
@@ -115,7 +188,9 @@ def test_metrics_count_failures_and_leave_them_out() -> None:
     assert m["sampled_tokens"] == sum(len(t.response_ids) for e in batch[:7] for t in e.turns)
     lost = episode_metrics(batch[7:])
     assert lost == {
-        "episodes": 0, "failed_episodes": 1, "turns_total": 0, "sampled_tokens": 0,
+        "episodes": 0, "failed_episodes": 1, "failed_rate": 1, "failed_environment": 1,
+        "failed_tool": 0, "failed_grader": 0, "failed_sandbox": 0, "failed_engine": 0,
+        "failed_template": 0, "failed_budget": 0, "turns_total": 0, "sampled_tokens": 0,
     }  # fmt: skip
 
 

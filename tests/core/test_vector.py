@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 
 import gem
+from gem.blame import boundary
 from gem.core import Env, Wrapper
 from gem.errors import (
     ConfigurationError,
     ResetNeededError,
     UnknownEnvError,
     UnknownParameterError,
+    UnreachableError,
 )
 from gem.seeding import env_seed
 from gem.trajectory import Failure
@@ -243,7 +245,7 @@ def test_an_environment_that_raises_loses_its_own_episode_only(autoreset: str) -
     assert truncated.tolist() == [False, True, False]
     failure = infos[1]["failure"]
     assert isinstance(failure, Failure)
-    assert failure.kind == "infra"
+    assert failure.cause == "environment"
     assert failure.message == "environment 1 failed in step(): RuntimeError: out of memory"
     assert "failure" not in infos[0]
     if autoreset == "disabled":
@@ -338,6 +340,61 @@ def test_closing_reaches_every_environment_even_if_one_raises() -> None:
     with pytest.raises(OSError, match="stuck"), SyncVectorEnv([Countdown, Stuck, Countdown]) as env:
         pass
     assert [e.closed for e in env.envs] == [1, 0, 1]  # type: ignore[attr-defined]
+
+
+class Counted(Countdown):
+    """Counts those that are made and those that are closed."""
+
+    made = closings = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        if Counted.made == 2:
+            raise ConfigurationError("no room for a third one")
+        Counted.made += 1
+
+    def close(self) -> None:
+        Counted.closings += 1
+
+
+@pytest.mark.parametrize("by_id", [True, False])
+def test_environments_made_before_one_that_cannot_be_made_are_closed(
+    monkeypatch: pytest.MonkeyPatch, by_id: bool
+) -> None:
+    monkeypatch.setattr(Counted, "made", 0)
+    monkeypatch.setattr(Counted, "closings", 0)
+    monkeypatch.setattr(gem.vector, "make", lambda id, **kwargs: Counted())
+    with pytest.raises(ConfigurationError, match="no room for a third one"):
+        make_vec("test:Counted-v0", num_envs=3) if by_id else SyncVectorEnv([Counted] * 3)
+    assert (Counted.made, Counted.closings) == (2, 2)
+
+
+@pytest.mark.parametrize("call", ["reset", "step"])
+def test_wrong_configuration_is_raised_by_reset_and_by_step(call: str) -> None:
+    class Misused(Countdown):
+        def reset(self, seed: int | None = None, **options: Any) -> Any:
+            if call == "reset":
+                raise ConfigurationError("no such level")
+            return super().reset(seed=seed, **options)
+
+        def step(self, action: str) -> Any:
+            raise ConfigurationError("no such level")
+
+    env = SyncVectorEnv([Countdown, Misused])
+    with pytest.raises(ConfigurationError, match="no such level"):
+        env.reset()
+        env.step(["a", "a"])
+
+
+def test_a_failure_in_a_vector_is_blamed_on_what_failed() -> None:
+    class Searching(Countdown):
+        def step(self, action: str) -> Any:
+            with boundary("tool"):
+                raise UnreachableError("the search server is down")
+
+    env = SyncVectorEnv([Countdown, Searching])
+    env.reset()
+    assert env.step(["a", "a"])[4][1]["failure"].cause == "tool"
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,7 @@ def test_a_broken_environment_fails_its_own_episode_only(how: str, actor: Any, l
 
 def test_a_prompt_that_is_too_long_is_a_failed_episode(actor: Any, llm: Any) -> None:
     [found] = actor(llm(["x"]), prompt_max_length=3).step(tasks(1), None, ["0"])
-    assert found.failure.kind == "prompt_too_long"
+    assert found.failure.cause == "budget"
 
 
 def test_environments_step_side_by_side(actor: Any, llm: Any) -> None:

@@ -182,7 +182,7 @@ def test_a_failed_episode_is_a_row_that_says_so(
 def test_a_prompt_longer_than_its_limit_is_a_failure(engine: Any, hook: None) -> None:
     row = play(executor(advantage="rebn", prompt_tokens=5), engine(["end"]))
     failure = Played.decode(row["label"]).trajectory.failure
-    assert failure is not None and failure.kind == "prompt_too_long"
+    assert failure is not None and failure.cause == "budget"
 
 
 def test_an_environment_that_hangs_is_a_failure(engine: Any, hook: None) -> None:

@@ -144,7 +144,7 @@ def test_a_prompt_longer_than_its_limit_is_a_failure(
 ) -> None:
     r = rollouts(world, "+gem.max_failed_fraction=0.5")
     failure = play(_shorter(r), server(["end"]), tokenizer).failure
-    assert failure is not None and failure.kind == "prompt_too_long"
+    assert failure is not None and failure.cause == "budget"
 
 
 def _shorter(r: Rollouts) -> Rollouts:

@@ -155,7 +155,7 @@ def test_a_hanging_environment_is_a_failure(service: Any) -> None:
 def test_a_prompt_that_is_too_long_is_a_failure(service: Any) -> None:
     [episode] = played(service, "prompt_tokens=3")
     assert episode.failure is not None
-    assert episode.failure.kind == "prompt_too_long"
+    assert episode.failure.cause == "budget"
     assert service.samples == []
 
 

@@ -3,7 +3,7 @@
 - `Source`, `parse_sources`, `encode_task`, `decode_task`: tasks in a trainer's dataset.
 - `make_dataset`: the command that writes them into a file, where a trainer reads one.
 - `Settings`: how episodes are played, the same keys in every trainer.
-- `check_failures`: when a batch has lost too much to train on.
+- `check_failures`: when a batch has lost too much to train on; `failure_reasons`: to what.
 - `require`: the supported versions of a trainer.
 - `Check`, `ProblemError`, `doctor`: what `python -m gem_<trainer>.doctor` is made of.
 """
@@ -14,7 +14,7 @@ import argparse
 import difflib
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -30,6 +30,7 @@ from gem.errors import (
 )
 from gem.rollout.environment import STEP_TIMEOUT_S
 from gem.tasks import Task, TaskSet
+from gem.trajectory import Failure
 
 SettingsT = TypeVar("SettingsT", bound="Settings")
 MAX_FAILED_FRACTION = 0.1
@@ -215,25 +216,44 @@ class Settings:
 
 
 def check_failures(
-    valid: Sequence[bool], limit: float = MAX_FAILED_FRACTION, reasons: str = ""
+    valid: Sequence[bool],
+    limit: float = MAX_FAILED_FRACTION,
+    failures: Iterable[Failure | None] = (),
+    *,
+    batch: str = "this batch",
 ) -> int:
     """Return the number of failed episodes.
 
     Args:
         valid: For each episode of a batch, whether it did not fail.
         limit: Largest share of failed episodes that training may go on with.
-        reasons: What to add to the message.
+        failures: What is known of them; None is left out.
+        batch: What the message calls it.
 
     Raises:
-        RolloutError: Too many failed, or all.
+        RolloutError: Too many failed, or all. The message says of what causes.
     """
     failed = sum(not each for each in valid)
     if failed == len(valid) or failed > limit * len(valid):
         raise RolloutError(
-            f"{failed} of {len(valid)} episodes of this batch failed; at most a share of "
-            f"{limit:g} may. {reasons or 'The reasons are in the log.'}"
+            f"{failed} of {len(valid)} episodes of {batch} failed; at most a share of "
+            f"{limit:g} may. {failure_reasons(failures) or 'The reasons are in the log.'}"
         )
     return failed
+
+
+def failure_reasons(failures: Iterable[Failure | None]) -> str:
+    """Return how many episodes failed of which cause, with a message for each; maybe empty.
+
+    Args:
+        failures: Of a batch; None is left out.
+    """
+    messages: dict[str, list[str]] = {}
+    for failure in failures:
+        if failure is not None:
+            messages.setdefault(failure.cause, []).append(failure.message)
+    causes = (f"{cause} {len(each)} ({each[0]})" for cause, each in messages.items())
+    return f"By cause: {', '.join(causes)}." if messages else ""
 
 
 def require(distribution: str, supported: str, *, by: str, install: str) -> str:

@@ -35,6 +35,10 @@ class UnreachableError(GemError, ConnectionError):
     """A server or hub that the environment needs does not answer; the message names it."""
 
 
+class ContractError(GemError, ValueError):
+    """An environment returned what the contract does not allow; the message says what it was."""
+
+
 class DataError(GemError, ValueError):
     """Task data cannot be read; the message names the source, the row and the column."""
 

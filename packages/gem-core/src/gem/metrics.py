@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 
-from gem.trajectory import Trajectory
+from gem.blame import CAUSES, Cause
+from gem.trajectory import Failure, Trajectory
+
+FAILED_BY_CAUSE: dict[Cause, str] = {cause: f"failed_{cause}" for cause in CAUSES}
+"""Metric that counts the episodes which failed of a cause."""
 
 
-def episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+def episode_metrics(
+    trajectories: Sequence[Trajectory], lost: Sequence[Failure] = ()
+) -> dict[str, float]:
     """Summarise a batch; failed episodes are counted and enter nothing else.
 
     Args:
         trajectories: All episodes of an iteration or an evaluation.
+        lost: Failures of further episodes, of which the trainer kept no trajectory.
 
     Returns:
-        `episodes` (valid ones), `failed_episodes`, `turns_total`, `sampled_tokens` and, over the
-        valid episodes: `success_rate`, `return_mean` and `return_std` (undiscounted return,
+        `episodes` (valid ones), `failed_episodes`, `failed_rate` (share of all), `failed_<cause>`
+        for each of `gem.blame.CAUSES`, `turns_total`, `sampled_tokens` and, over the valid
+        episodes: `success_rate` (see `gem.contract.succeeded`), `return_mean` and `return_std`
+        (undiscounted return,
         population standard deviation), `turns_mean`, `tokens_per_episode` (sampled),
         `format_error_rate` (episodes with a format error), `truncated_rate` (ended by the
         environment's limit or a budget), `drift_rate` (episodes that re-rendering would have
@@ -25,9 +35,13 @@ def episode_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """
     valid = [t for t in trajectories if t.valid]
     turns = [turn for t in valid for turn in t.turns]
+    failures = [t.failure for t in trajectories if t.failure is not None] + list(lost)
+    causes = Counter(failure.cause for failure in failures)
     metrics = {
         "episodes": float(len(valid)),
-        "failed_episodes": float(len(trajectories) - len(valid)),
+        "failed_episodes": float(len(failures)),
+        "failed_rate": len(failures) / max(len(valid) + len(failures), 1),
+        **{name: float(causes[cause]) for cause, name in FAILED_BY_CAUSE.items()},
         "turns_total": float(len(turns)),
         "sampled_tokens": float(sum(t.sampled_tokens for t in valid)),
     }

@@ -1,7 +1,7 @@
 """What a rollout leaves behind: turns, trajectories and the training rows made from them.
 
 - `Turn`: one exchange: what the environment said, the exact token ids, the reward.
-- `Failure`: why an episode must not count (infrastructure, never the policy's fault).
+- `Failure`: why an episode must not count, and whose fault that is (never the policy's).
 - `Drift`: where an append-only token stream differs from a fresh rendering of the conversation.
 - `Trajectory`: one episode; `sequences()` makes its training rows, `to_json` a line of text.
 - `Sequence`: one training row: prompt, response, mask, log-probs and where each turn lies in it.
@@ -11,11 +11,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from gem.blame import CAUSES, Cause
+from gem.contract import succeeded
 from gem.core import Observation
 from gem.errors import ConfigurationError
 from gem.tasks import Task
@@ -28,7 +31,12 @@ StopReason: TypeAlias = Literal["stop", "length"]
 """Why sampling a turn ended: the model closed its turn, or a token limit cut it."""
 
 EpisodeEnd: TypeAlias = Literal["terminated", "truncated", "turn_budget", "token_budget", "failed"]
-"""Why an episode ended: the first two by the environment, the next two by the rollout's budget."""
+"""Why an episode ended: the first two by the environment, the next two by the rollout's budget.
+
+All but `failed` count, with the rewards so far: this is what a policy did, not a failure."""
+
+# Records of before failures had a cause have a `kind`.
+_CAUSE_OF_KIND: dict[str, Cause] = {"infra": "environment", "prompt_too_long": "budget"}
 
 
 @dataclass(frozen=True)
@@ -61,11 +69,32 @@ class Turn:
 class Failure:
     """Why an episode takes no part in any statistic or gradient."""
 
-    kind: Literal["infra", "prompt_too_long"]
-    """`infra`: the environment crashed or hung; `prompt_too_long`: no room for the first turn."""
+    cause: Cause
+    """Who or what is to blame, see `gem.blame.CAUSES`; of several attempts, for the last one."""
     message: str
     attempts: int
     """Times the episode was tried, each with a new environment."""
+
+    def __str__(self) -> str:
+        return f"{self.cause}: {self.message}"
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Failure:
+        """Rebuild from `dataclasses.asdict`.
+
+        Older records have a `kind` instead of the cause. Its `infra`, whatever the environment met
+        with, reads as `environment`, and `prompt_too_long` as `budget`.
+
+        Raises:
+            KeyError, TypeError: A field is missing or unknown, or the cause is.
+        """
+        fields = dict(data)
+        if "kind" in fields:
+            fields["cause"] = _CAUSE_OF_KIND[fields.pop("kind")]
+        failure = cls(**fields)
+        if failure.cause not in CAUSES:
+            raise KeyError(failure.cause)
+        return failure
 
 
 @dataclass(frozen=True)
@@ -128,7 +157,8 @@ class Sequence:
         """Put each turn's reward on its last sampled token, `[response]`.
 
         The reward of an empty turn goes where the turn would be: on the next token, or on the
-        last one of the row, so that nothing is lost. Values add up where two turns meet.
+        last one of the row. Values add up where two turns meet. A row without a response has no
+        place for a reward (`reward_left`); its turn still is a row of `turn_table`.
 
         Args:
             per_turn: One reward per turn of the whole episode.
@@ -139,6 +169,19 @@ class Sequence:
             if out:
                 out[min(place, len(out) - 1)] += float(per_turn[span.turn])
         return out
+
+    def reward_left(self, per_turn: SequenceOf[float]) -> float:
+        """Return the reward for which `token_rewards` has no place: 0 if there is a response.
+
+        Together they are the sum of the turns' rewards. Where a prompt is made anew in every turn
+        (context `concat`, for instance), an empty turn is a row without a response.
+
+        Args:
+            per_turn: One reward per turn of the whole episode.
+        """
+        if self.response_ids:
+            return 0.0
+        return sum(float(per_turn[span.turn]) for span in self.spans)
 
 
 @dataclass
@@ -175,8 +218,11 @@ class Trajectory:
 
     @property
     def success(self) -> bool:
-        """What the environment said of the last turn (`info["success"]`)."""
-        return bool(self.turns and self.turns[-1].info.get("success", False))
+        """Whether the episode is won, by its last turn; see `gem.contract.succeeded`."""
+        if not self.turns:
+            return False
+        last = self.turns[-1]
+        return succeeded(last.reward, last.terminated, last.info)
 
     @property
     def sampled_tokens(self) -> int:
@@ -209,14 +255,22 @@ class Trajectory:
         return rows
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a JSON-ready mapping, in which a hash stands for the bytes of an image."""
+        """Return a JSON-ready mapping, in which a hash stands for the bytes of an image.
+
+        JSON has no NaN and no infinity: such a value of an info, or log-probability, is None.
+        """
         return {
             "task": self.task.to_dict(),
             "group": self.group,
             "end": self.end,
             "turns": [
                 # Not `asdict`, which copies lists of tokens one by one.
-                {**vars(turn), "observation": _recordable(turn.observation)}
+                {
+                    **vars(turn),
+                    "observation": _recordable(turn.observation),
+                    "info": {key: _finite(value) for key, value in turn.info.items()},
+                    "logprobs": _finite_list(turn.logprobs),
+                }
                 for turn in self.turns
             ],
             "final_observation": _recordable(self.final_observation),
@@ -238,9 +292,12 @@ class Trajectory:
                 task=Task.from_dict(data["task"]),
                 group=data["group"],
                 end=data["end"],
-                turns=[Turn(**turn) for turn in data["turns"]],
+                turns=[
+                    Turn(**{**turn, "logprobs": _with_nan(turn["logprobs"])})
+                    for turn in data["turns"]
+                ],
                 final_observation=data["final_observation"],
-                failure=None if data["failure"] is None else Failure(**data["failure"]),
+                failure=None if data["failure"] is None else Failure.from_dict(data["failure"]),
                 drift=[Drift(**d) for d in data["drift"]],
                 policy_version=None if version is None else (version[0], version[1]),
             )
@@ -249,7 +306,7 @@ class Trajectory:
 
     def to_json(self) -> str:
         """Return one line of JSON (no line break inside)."""
-        return json.dumps(self.to_dict(), separators=(",", ":"))
+        return json.dumps(self.to_dict(), separators=(",", ":"), allow_nan=False)
 
     @classmethod
     def from_json(cls, line: str) -> Trajectory:
@@ -271,6 +328,23 @@ def _recordable(observation: Observation | None) -> Any:
     from gem.fingerprint import canonical
 
     return canonical(observation)
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _finite_list(values: list[float] | None) -> list[float | None] | None:
+    # The sum is finite if all of them are: the usual case, found at the speed of C.
+    if values is None or math.isfinite(sum(values)):
+        return values  # type: ignore[return-value]
+    return [_finite(value) for value in values]
+
+
+def _with_nan(values: list[float | None] | None) -> list[float] | None:
+    if values is None or None not in values:
+        return values  # type: ignore[return-value]
+    return [math.nan if value is None else value for value in values]
 
 
 def turn_table(

@@ -18,8 +18,8 @@ from torch import Tensor
 from gem.adapter import check_failures
 from gem.advantage import TurnTable, advantages
 from gem.record import TrainedRow
+from gem.trajectory import Failure, Trajectory
 from gem.trajectory import Sequence as TokenRow
-from gem.trajectory import Trajectory
 
 Gather = Callable[[Any], list[Any]]
 """Hands an object to all ranks; returns those of all ranks, in their order."""
@@ -100,8 +100,8 @@ class Turns:
 
     rewards: list[float]
     group: int
-    reason: str | None
-    """Why the episode failed; None: it did not."""
+    failure: Failure | None
+    """Why the episode is void; None: it is not."""
     values: list[float] | None
     """The critic's, of each turn."""
 
@@ -153,21 +153,20 @@ def give_advantages(
         Turns(
             trajectory.rewards,
             trajectory.group,
-            None if trajectory.failure is None else trajectory.failure.message,
+            trajectory.failure,
             None if values is None else values[episode],
         )
         for episode, trajectory in enumerate(trajectories)
     ]
     parts: list[list[Turns]] = gather(mine)
     batch = [turns for part in parts for turns in part]
-    reasons = [turns.reason for turns in batch if turns.reason is not None]
-    check_failures(
-        [turns.reason is None for turns in batch], max_failed_fraction, "; ".join(reasons[:3])
-    )
+    failures = [turns.failure for turns in batch]
+    valid = [failure is None for failure in failures]
+    check_failures(valid, max_failed_fraction, failures)
     table = TurnTable.build(
         [turns.rewards for turns in batch],
         groups=[turns.group for turns in batch],
-        valid=[turns.reason is None for turns in batch],
+        valid=valid,
         values=None if values is None else [turns.values or [] for turns in batch],
     )
     per_turn, targets = advantages(name, table, gamma=gamma, lam=lam)

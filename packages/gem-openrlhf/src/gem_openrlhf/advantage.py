@@ -120,8 +120,10 @@ class GemExperienceMaker(RemoteExperienceMaker):  # type: ignore[misc]
         if self.gem is None:
             return list(super().compute_advantages_and_returns(experiences))
         rows = read_rows(experiences, self.args.rollout.n_samples_per_prompt)
-        failed = check_failures(
-            [row.trajectory.valid for row in rows], self.gem.max_failed_fraction, _reasons(rows)
+        check_failures(
+            [row.trajectory.valid for row in rows],
+            self.gem.max_failed_fraction,
+            [row.trajectory.failure for row in rows],
         )
         difference = self._logprob_difference(experiences, rows, self.gem)
         per_turn: list[list[float]] | None = None
@@ -132,7 +134,7 @@ class GemExperienceMaker(RemoteExperienceMaker):  # type: ignore[misc]
             leave_out(experiences, rows)
         if self.gem.record_dir is not None:
             trajectories = [row.trajectory for row in rows]
-            values = episode_metrics(trajectories) | {"failed_episodes": float(failed)}
+            values = episode_metrics(trajectories)
             if difference is not None:
                 values["logprob_difference_max"] = difference
             recording(self.gem.record_dir).batch(
@@ -319,9 +321,3 @@ def install(module: ModuleType) -> None:
     maker = RemoteExperienceMaker
     check_signature(maker, "compute_advantages_and_returns", ["self", "experiences"])
     module.RemoteExperienceMaker = GemExperienceMaker  # type: ignore[attr-defined]
-
-
-def _reasons(rows: Sequence[Row]) -> str:
-    failures = [row.trajectory.failure for row in rows]
-    texts = dict.fromkeys(f.message for f in failures if f is not None)
-    return f"Among the reasons: {'; '.join(list(texts)[:3])}"

@@ -21,7 +21,7 @@ from gem.errors import RolloutError
 from gem.record import TrainedRow
 from gem.trajectory import Sequence as TokenRow
 from gem.trajectory import Trajectory
-from gem_rl2.rollout import TAG, reasons
+from gem_rl2.rollout import TAG
 from gem_rl2.settings import Keys, Settings
 
 Tensors = dict[str, Tensor]
@@ -168,7 +168,9 @@ def compute(
     assert name is not None
     trajectories = [e.trajectory for e in episodes]
     check_failures(
-        [t.valid for t in trajectories], settings.max_failed_fraction, reasons(trajectories)
+        [t.valid for t in trajectories],
+        settings.max_failed_fraction,
+        [t.failure for t in trajectories],
     )
     _check_minibatches(batch, keys.minibatches // settings.epochs)
     values = None

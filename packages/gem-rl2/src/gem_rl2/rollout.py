@@ -115,7 +115,8 @@ class Rollouts:
         size = max(self.keys.episodes or 0, len(self._batch))
         lost = sum(not t.valid for t in self._batch)
         valid = [False] * lost + [True] * (size - lost)
-        check_failures(valid, self.settings.max_failed_fraction, reasons(self._batch))
+        failures = [t.failure for t in self._batch]
+        check_failures(valid, self.settings.max_failed_fraction, failures)
 
 
 _current: list[Rollouts] = []
@@ -172,12 +173,6 @@ def state_dicts(trajectory: Trajectory, number: int) -> list[StateDict]:
             }
         )
     return found
-
-
-def reasons(trajectories: list[Trajectory]) -> str:
-    """Say why episodes failed, for a message."""
-    texts = dict.fromkeys(t.failure.message for t in trajectories if t.failure is not None)
-    return f"Among the reasons: {'; '.join(list(texts)[:3])}" if texts else ""
 
 
 def _metrics(trajectory: Trajectory, names: Mapping[str, str], void: float | None) -> Any:

@@ -45,9 +45,10 @@ from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 from gem.errors import ConfigurationError
 from gem.rollout import Budget, ChatFormat, Sample
-from gem.rollout.environment import STEP_TIMEOUT_S, EnvFailedError, ThreadedEnv, blames_env
+from gem.rollout.environment import STEP_TIMEOUT_S, EnvFailedError, ThreadedEnv
 from gem.rollout.play import Episode
 from gem.tasks import Task, TaskSet
+from gem.trajectory import Failure
 from gem.trajectory import Trajectory as GemTrajectory
 
 T = TypeVar("T")
@@ -95,7 +96,7 @@ class GemEnv(Env):  # type: ignore[misc]
             self.episode.begin(*await self._env.reset(self.task.seed))
             failure = self.episode.trajectory.failure
             if failure is not None:
-                raise EnvFailedError(f"{failure.kind}: {failure.message}")
+                raise EnvFailedError(failure.message, failure.cause)
         except EnvFailedError:
             self.close()
             raise
@@ -112,11 +113,10 @@ class GemEnv(Env):  # type: ignore[misc]
         text = self.episode.receive(Sample(list(action), None, "length" if cut else "stop"))
         try:
             step = await self._env.step(text)
-            with blames_env():
-                self.episode.advance(step)
         except EnvFailedError:
             self.close()
             raise
+        self.episode.advance(step)
         turn = self.episode.trajectory.turns[-1]
         request = self.episode.request
         if request is not None and request.max_tokens < self.playing.budget.turn_tokens:
@@ -166,6 +166,8 @@ class LeaveOut(RolloutStrategy):  # type: ignore[misc]
     """
 
     retries: int = 1
+    failures: list[Failure] = field(default_factory=list, compare=False)
+    """Of the episodes that were left out so far."""
 
     async def execute(
         self, env_group_builder: EnvGroupBuilder, policy: TokenCompleter
@@ -183,18 +185,21 @@ class LeaveOut(RolloutStrategy):  # type: ignore[misc]
         return RolloutResult([t for t, _ in good], [env for _, env in good], errors)
 
     async def _play(self, policy: TokenCompleter, env: GemEnv) -> Trajectory | RolloutError:
-        reason = ""
+        failed: EnvFailedError | None = None
         for attempt in range(self.retries + 1):
             playing = env if attempt == 0 else env.again()
             try:
                 trajectory = await do_single_rollout(policy, playing)
             except EnvFailedError as error:
-                reason = str(error)
+                failed = error
             else:
                 return _played(trajectory, playing.episode.trajectory)
             finally:
                 playing.close()
-        return RolloutError(error_type=EnvFailedError.__name__, error_message=reason)
+        assert failed is not None
+        failure = failed.failure(self.retries + 1)
+        self.failures.append(failure)
+        return RolloutError(error_type=EnvFailedError.__name__, error_message=str(failure))
 
 
 def _played(trajectory: Trajectory, episode: GemTrajectory) -> Played:

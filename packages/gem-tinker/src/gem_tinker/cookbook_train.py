@@ -43,7 +43,7 @@ from gem.advantage import ADVANTAGES
 from gem.errors import ConfigurationError, GemError
 from gem.metrics import episode_metrics
 from gem.record import RUN, Recorder
-from gem.trajectory import Trajectory
+from gem.trajectory import Failure, Trajectory
 from gem_tinker import __version__, check_tinker
 from gem_tinker.advantage import Objective, batch_rows, to_datums, trained_rows
 from gem_tinker.checkpoints import Checkpoints
@@ -199,8 +199,9 @@ async def _train(
         if evaluators and config.eval_every and batch % config.eval_every == 0:
             metrics |= await _evaluate(config, evaluators, sampler, batch, ml_logger)
         builders = dataset.get_batch(batch)
-        groups = await asyncio.gather(*(_play(config, sampler, builder) for builder in builders))
-        episodes, failed = _episodes(config, builders, groups)
+        strategy = LeaveOut(config.retries)
+        groups = await asyncio.gather(*(_play(config, sampler, b, strategy) for b in builders))
+        episodes, lost = _episodes(config, builders, groups, strategy.failures)
         there = [(b, g) for b, g in zip(builders, groups, strict=True) if g is not None]
         tags = [b.logging_tags() for b, _ in there]
         metrics |= compute_trajectory_metrics([g for _, g in there], tags)
@@ -225,7 +226,7 @@ async def _train(
             client, manager, batch + 1, datums, logprobs, config.compute_post_kl
         )
         await manager.maybe_save_rolling_async(batch + 1, {"batch": batch + 1})
-        ours = episode_metrics(episodes) | {"failed_episodes": float(failed)}
+        ours = episode_metrics(episodes, lost)
         metrics |= after | {f"gem/{name}": value for name, value in ours.items()}
         recorder.metrics(batch, ours)
         shown = trained_rows(rows, episodes) if os.environ.get("GEM_RECORD_ROWS") == "1" else None
@@ -240,7 +241,9 @@ async def _train(
         await manager.finalize_async()
 
 
-async def _play(config: Config, sampler: Any, builder: EnvGroupBuilder) -> TrajectoryGroup | None:
+async def _play(
+    config: Config, sampler: Any, builder: EnvGroupBuilder, strategy: LeaveOut
+) -> TrajectoryGroup | None:
     return await do_group_rollout_and_filter_constant_reward(
         sampler,
         builder,
@@ -248,7 +251,7 @@ async def _play(config: Config, sampler: Any, builder: EnvGroupBuilder) -> Traje
         temperature=1.0,
         do_remove_constant_reward_groups=False,
         enable_logging=False,
-        strategy=LeaveOut(config.retries),
+        strategy=strategy,
     )
 
 
@@ -262,17 +265,19 @@ async def _evaluate(
 
 
 def _episodes(
-    config: Config, builders: Sequence[Any], groups: Sequence[TrajectoryGroup | None]
-) -> tuple[list[Trajectory], int]:
-    """Return the episodes that were played to their end, and how many were not."""
+    config: Config,
+    builders: Sequence[Any],
+    groups: Sequence[TrajectoryGroup | None],
+    failures: Sequence[Failure],
+) -> tuple[list[Trajectory], list[Failure]]:
+    """Return the episodes that were played to their end, and why the others were not."""
     trajectories = [t for group in groups if group is not None for t in group.trajectories_G]
     episodes = [t.episode for t in trajectories if isinstance(t, Played)]
-    missing = sum(builder.size for builder in builders) - len(episodes)
-    errors = [e.error_message for g in groups if g is not None for e in g.rollout_errors]
-    valid = [True] * len(episodes) + [False] * missing
-    reasons = "; ".join(list(dict.fromkeys(errors))[:3])
-    failed = check_failures(valid, config.max_failed_fraction, reasons)
-    return episodes, failed
+    missing = sum(builder.size for builder in builders) - len(episodes) - len(failures)
+    lost = [*failures, *[Failure("engine", "the cookbook lost the episode", 1)] * missing]
+    valid = [True] * len(episodes) + [False] * len(lost)
+    check_failures(valid, config.max_failed_fraction, lost)
+    return episodes, lost
 
 
 def _mask(row: Any) -> tinker.TensorData:

@@ -185,14 +185,13 @@ class Run:
         began = time.perf_counter()
         episodes = await play_batch(sampler, self.chat, self.config, tasks, groups, sampling)
         seconds = time.perf_counter() - began
-        failures = [e.failure for e in episodes if e.failure is not None]
-        reasons = dict.fromkeys(f"{f.kind}: {f.message}" for f in failures)
-        for reason in reasons:
+        failures = [e.failure for e in episodes]
+        for reason in dict.fromkeys(str(failure) for failure in failures if failure is not None):
             logger.warning("an episode is void: %s", reason)
         check_failures(
             [episode.valid for episode in episodes],
             self.config.max_failed_fraction,
-            f"Among the reasons: {'; '.join(list(reasons)[:3])}",
+            failures,
         )
         metrics = episode_metrics(episodes)
         tokens_per_s = metrics["sampled_tokens"] / seconds

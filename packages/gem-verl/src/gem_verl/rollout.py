@@ -116,9 +116,8 @@ class GemAgentLoop(AgentLoopBase):  # type: ignore[misc]
             step_timeout_s=settings.step_timeout_s,
         )
         if trajectory.failure is not None:
-            failure = trajectory.failure
-            logger.warning("episode of %s is void: %s", task, failure)
-            return [self._void(kwargs, f"{failure.kind}: {failure.message}", trajectory)]
+            logger.warning("episode of %s is void: %s", task, trajectory.failure)
+            return [self._void(kwargs, str(trajectory.failure), trajectory)]
         trajectory.policy_version = sampler.versions(len(trajectory.turns))
         rows = trajectory.sequences()
         if self.agent == "gem_turns":

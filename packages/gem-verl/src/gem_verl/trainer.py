@@ -33,7 +33,7 @@ from gem.errors import ConfigurationError, RolloutError, UnsupportedVersionError
 from gem.metrics import episode_metrics
 from gem.ray_actors import call_while_alive
 from gem.record import RUN, Recorder, TrainedRow
-from gem.trajectory import Trajectory, TurnSpan
+from gem.trajectory import Failure, Trajectory, TurnSpan
 from gem_verl import SUPPORTED_VERL, __version__
 from gem_verl.advantage import Batch, EpisodeRows, given
 from gem_verl.settings import check_config
@@ -152,7 +152,7 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
                     }
                 )
         self._episodes: list[_Episode] = []
-        self._failed = 0
+        self._lost: list[Failure] = []
         self._advantages: list[list[float]] = []
         super().__init__(config)
 
@@ -212,13 +212,13 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
         expected = config.data.train_batch_size // self.parameter_sync_step
         expected *= config.actor_rollout_ref.rollout.n
         missing = max(expected - len(self._episodes), 0)
-        reasons = [e.failed for e in self._episodes if e.failed is not None]
-        if missing:
-            reasons.insert(0, f"{missing} never arrived (verl's log has the reasons)")
-        valid = [e.failed is None for e in self._episodes] + [False] * missing
-        limit = self._settings.max_failed_fraction
-        self._failed = check_failures(
-            valid, limit, f"Among the reasons: {'; '.join(dict.fromkeys(reasons[:3]))}"
+        lost = Failure("engine", "never arrived; verl's log has the reason", attempts=1)
+        self._lost = [lost] * missing
+        known = [e.trajectory.failure for e in self._episodes if e.trajectory is not None]
+        check_failures(
+            [e.failed is None for e in self._episodes] + [False] * missing,
+            self._settings.max_failed_fraction,
+            [*known, *self._lost],
         )
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
@@ -267,8 +267,7 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
     ) -> None:
         super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
         played = [e.trajectory for e in self._episodes if e.trajectory is not None]
-        values = episode_metrics(played)
-        values["failed_episodes"] = float(self._failed)
+        values = episode_metrics(played, self._lost)
         metrics.update({f"gem/{name}": value for name, value in values.items()})
         if self._recorder is None:
             return
@@ -316,11 +315,11 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
                 played.setdefault(name, []).append(Trajectory.from_json(text))
         for name, episodes in played.items():
             episodes.sort(key=lambda episode: episode.group)
-            reasons = dict.fromkeys(e.failure.message for e in episodes if e.failure is not None)
             check_failures(
                 [episode.valid for episode in episodes],
                 self._settings.max_failed_fraction,
-                f"Validation {name!r}. Among the reasons: {'; '.join(list(reasons)[:3])}",
+                [episode.failure for episode in episodes],
+                batch=f"validation {name!r}",
             )
             if self._recorder is not None:
                 split = f"eval:{name}"

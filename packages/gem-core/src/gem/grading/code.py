@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from gem.blame import boundary
 from gem.errors import DataError
 from gem.grading.verdict import Verdict
 from gem.sandbox import Executor, Limits, resolve
@@ -102,7 +103,8 @@ def grade(
     reason = ""
     passed = 0
     for number, test in enumerate(selected, 1):
-        result = sandbox.run(f"{program}\n{test.driver}", test.stdin, limits)
+        with boundary("sandbox"):
+            result = sandbox.run(f"{program}\n{test.driver}", test.stdin, limits)
         if result.limit_hit is not None:
             failure = f"{result.limit_hit} limit"
         elif result.exit_code != 0:

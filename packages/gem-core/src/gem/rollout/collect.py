@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from gem.core import Env
+from gem.blame import boundary
+from gem.core import Env, Info, Observation, Step
 from gem.errors import ConfigurationError, RolloutError
-from gem.rollout.environment import EnvFailedError, blames_env, close_env
+from gem.rollout.environment import STEP_TIMEOUT_S, EnvFailedError, HeldEnv, env_failure
 from gem.rollout.play import Budget, Episode, Request, Sample
+from gem.rollout.threads import one_by_one
 from gem.rollout.tokens import ChatFormat
 from gem.tasks import Task
-from gem.trajectory import Failure, Trajectory
+from gem.trajectory import Trajectory
 
 BatchSampler: TypeAlias = Callable[[list[Request]], list[Sample]]
 """Samples one response per request, in order."""
@@ -27,29 +30,35 @@ def play_batch(
     groups: Sequence[int] | None = None,
     make_env: Callable[[Task], Env] = Task.make,
     retries: int = 1,
+    step_timeout_s: float | None = STEP_TIMEOUT_S,
 ) -> list[Trajectory]:
     """Play one episode per task in lockstep; finished episodes leave the batch.
 
-    Environments run in the calling thread, one after the other, without a time limit. One that
-    raises starts over with a new instance; after `retries` such attempts its episode has a
-    `Failure`. The others go on.
+    Environments run one after the other, in a thread that is not the caller's. One that raises,
+    breaks its contract or exceeds `step_timeout_s` starts over with a new instance; after `retries`
+    such attempts its episode has a `Failure`. The others go on.
 
     Args:
         tasks: The episodes to play.
         sampler: Called once per round with the open requests of all unfinished episodes. After a
-            restart an episode's request is `fresh` again.
+            restart an episode's request is `fresh` again. What it raises reaches the caller.
         chat: The model's chat format.
         budget: Token and turn limits.
         context: What the policy is shown.
         groups: Group of each task; by default each is its own.
         make_env: Makes the environment of a task.
         retries: Further attempts after an environment failed.
+        step_timeout_s: Limit of one `reset`, with the making of the environment, or one `step`,
+            in seconds. The thread of an environment that hangs cannot be ended and is left behind.
+            None for no limit; then environments run in the calling thread.
 
     Returns:
         One trajectory per task, in order.
 
     Raises:
         RolloutError: The sampler did not answer every request.
+        ConfigurationError: A task names an unknown environment or parameter, or the chat template
+            cannot show an observation.
     """
     if groups is not None and len(groups) != len(tasks):
         raise ConfigurationError(f"{len(groups)} groups for {len(tasks)} tasks")
@@ -63,76 +72,93 @@ def play_batch(
                 group=index if groups is None else groups[index],
                 index=index,
             ),
-            make_env,
+            functools.partial(make_env, task),
             retries,
+            step_timeout_s,
         )
         for index, task in enumerate(tasks)
     ]
     try:
-        for player in players:
-            player.begin()
+        _begin(players, step_timeout_s)
         while open_players := [p for p in players if p.episode.request is not None]:
             requests = [p.episode.request for p in open_players if p.episode.request is not None]
-            samples = sampler(requests)
-            if len(samples) != len(requests):
-                raise RolloutError(f"sampler answered {len(samples)} of {len(requests)} requests")
-            for player, sample in zip(open_players, samples, strict=True):
-                player.play_turn(sample)
+            with boundary("engine"):
+                samples = sampler(requests)
+                if len(samples) != len(requests):
+                    raise RolloutError(
+                        f"sampler answered {len(samples)} of {len(requests)} requests"
+                    )
+            calls = [
+                functools.partial(player.env.step, player.episode.receive(sample))
+                for player, sample in zip(open_players, samples, strict=True)
+            ]
+            results = one_by_one(calls, step_timeout_s)
+            failed = [
+                player
+                for player, result in zip(open_players, results, strict=True)
+                if not player.advanced(result)
+            ]
+            _begin(failed, step_timeout_s)
+            for player in open_players:
+                if player.episode.request is None:
+                    player.env.close(wait=True)
     finally:
         for player in players:
-            player.close()
+            player.env.close(wait=True)
     return [player.episode.trajectory for player in players]
+
+
+def _begin(players: Sequence[_Player], timeout_s: float | None) -> None:
+    """Begin an episode in a new environment, as often as attempts are left."""
+    while players := [p for p in players if p.renew()]:
+        calls = [functools.partial(p.env.reset, p.episode.trajectory.task.seed) for p in players]
+        players = [
+            player
+            for player, result in zip(players, one_by_one(calls, timeout_s), strict=True)
+            if not player.begun(result)
+        ]
 
 
 class _Player:
     """An episode together with the environment it is played in."""
 
-    def __init__(self, episode: Episode, make_env: Callable[[Task], Env], retries: int) -> None:
+    def __init__(
+        self,
+        episode: Episode,
+        make_env: Callable[[], Env],
+        retries: int,
+        timeout_s: float | None,
+    ) -> None:
         self.episode = episode
+        self.env = HeldEnv(make_env)
         self._make_env = make_env
         self._attempts = retries + 1
-        self._failed = 0
-        self._env: Env | None = None
+        self._timeout_s = timeout_s
+        self._failures: list[EnvFailedError] = []
 
-    def begin(self) -> None:
-        """Reset a new environment, as often as attempts are left."""
-        task = self.episode.trajectory.task
-        while True:
-            try:
-                with blames_env():
-                    self._env = self._make_env(task)
-                    observation, info = self._env.reset(seed=task.seed)
-            except EnvFailedError as error:
-                if not self._may_retry(error):
-                    return
-            else:
-                self.episode.begin(observation, info)
-                return
+    def renew(self) -> bool:
+        """Get ready to begin; False if no attempt is left, which makes the episode void."""
+        self.env.close(wait=True)
+        if len(self._failures) == self._attempts:
+            self.episode.fail(self._failures[-1].failure(len(self._failures)))
+            return False
+        self.env = HeldEnv(self._make_env)
+        return True
 
-    def play_turn(self, sample: Sample) -> None:
-        """Step the environment with a sampled response."""
-        text = self.episode.receive(sample)
-        try:
-            with blames_env():
-                if self._env is None:
-                    raise RolloutError("the episode has no environment")
-                self.episode.advance(self._env.step(text))
-        except EnvFailedError as error:
-            if self._may_retry(error):
-                self.begin()
-        if self.episode.request is None:
-            self.close()
+    def begun(self, result: tuple[Observation, Info] | Exception) -> bool:
+        """Give what `reset` returned to the episode; False if it failed."""
+        if isinstance(result, Exception):
+            return self._failed(result)
+        self.episode.begin(*result)
+        return True
 
-    def close(self) -> None:
-        """Close the environment, if any."""
-        if self._env is not None:
-            close_env(self._env)
-            self._env = None
+    def advanced(self, result: Step | Exception) -> bool:
+        """Give what `step` returned to the episode; False if it failed."""
+        if isinstance(result, Exception):
+            return self._failed(result)
+        self.episode.advance(result)
+        return True
 
-    def _may_retry(self, error: EnvFailedError) -> bool:
-        self.close()
-        self._failed += 1
-        if self._failed < self._attempts:
-            return True
-        self.episode.fail(Failure("infra", str(error), attempts=self._failed))
+    def _failed(self, error: Exception) -> bool:
+        self._failures.append(env_failure(error, self._timeout_s))
         return False

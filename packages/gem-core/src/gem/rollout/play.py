@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from gem.blame import boundary
+from gem.contract import plain
 from gem.core import Env, Info, Observation, Step
 from gem.errors import ConfigurationError, RolloutError
 from gem.rollout.context import Response, make_context
-from gem.rollout.environment import STEP_TIMEOUT_S, EnvFailedError, ThreadedEnv, blames_env
+from gem.rollout.environment import STEP_TIMEOUT_S, EnvFailedError, ThreadedEnv
 from gem.rollout.tokens import ChatFormat
 from gem.tasks import Task
 from gem.trajectory import EpisodeEnd, Failure, StopReason, Trajectory, Turn
@@ -76,7 +77,9 @@ class Episode:
 
     The driver resets the environment and calls `begin`; then, while `request` is not None, it
     samples, passes the sample to `receive`, steps the environment with the returned text and
-    passes the result to `advance`.
+    passes the result to `advance`. It has checked what the environment returned (`gem.contract`):
+    what is raised here is the fault of the sampler, the chat template or the tokenizer, and
+    `gem.blame.cause_of` tells which.
     """
 
     def __init__(
@@ -99,17 +102,22 @@ class Episode:
         self.trajectory = Trajectory(task, group=group)
 
     def begin(self, observation: Observation, info: Info) -> None:
-        """Take the environment's reset; also used to start over with a fresh environment."""
+        """Take the environment's reset; also used to start over with a fresh environment.
+
+        Raises:
+            ConfigurationError: The chat template or context cannot show the observation.
+        """
         self.trajectory = Trajectory(self.trajectory.task, group=self.trajectory.group)
         self._context = make_context(self._context_name, self._chat)
         self._observation = observation
         self._row_length = 0
         self._ids: list[int] = []
-        ids, fresh = self._context.start(observation)
+        with boundary("template"):
+            ids, fresh = self._context.start(observation)
         if len(ids) > self._budget.prompt_tokens:
             self.fail(
                 Failure(
-                    "prompt_too_long",
+                    "budget",
                     f"the first prompt of {self.trajectory.task.env_id} has {len(ids)} tokens, "
                     f"prompt_tokens allows {self._budget.prompt_tokens}",
                     attempts=1,
@@ -126,25 +134,27 @@ class Episode:
         """
         if self.request is None:
             raise RolloutError("Episode.receive: no request is open")
-        n = len(sample.token_ids)
-        if n > self.request.max_tokens:
-            raise RolloutError(f"sampler returned {n} tokens of {self.request.max_tokens} allowed")
-        if sample.logprobs is not None and len(sample.logprobs) != n:
-            raise RolloutError(f"sampler returned {n} tokens, {len(sample.logprobs)} log-probs")
+        with boundary("engine"):
+            n, most = len(sample.token_ids), self.request.max_tokens
+            if n > most:
+                raise RolloutError(f"sampler returned {n} tokens of {most} allowed")
+            if sample.logprobs is not None and len(sample.logprobs) != n:
+                raise RolloutError(f"sampler returned {n} tokens, {len(sample.logprobs)} log-probs")
         self._sample, self._asked, self.request = sample, self.request, None
-        self._text: str = self._chat.decode(sample.token_ids)
+        with boundary("template"):
+            self._text: str = self._chat.decode(sample.token_ids)
         return self._text
 
     def advance(self, step: Step) -> None:
         """Take the environment's answer to the last response.
 
+        Args:
+            step: As `gem.contract.check_step` returns it.
+
         Raises:
-            ValueError: The answer is not a step (the environment is broken).
+            ConfigurationError: The chat template or context cannot show the observation.
         """
         observation, reward, terminated, truncated, info = step
-        reward = float(reward)
-        if not math.isfinite(reward):
-            raise ValueError(f"environment returned reward {reward}")
         sample, trajectory = self._sample, self.trajectory
         trajectory.turns.append(
             Turn(
@@ -155,8 +165,8 @@ class Episode:
                 logprobs=None if sample.logprobs is None else list(sample.logprobs),
                 text=self._text,
                 reward=reward,
-                terminated=bool(terminated),
-                truncated=bool(truncated),
+                terminated=terminated,
+                truncated=truncated,
                 stop_reason=sample.stop_reason,
                 info=_scalars(info),
             )
@@ -175,7 +185,8 @@ class Episode:
         elif self._budget.turns is not None and len(trajectory.turns) >= self._budget.turns:
             self._finish("turn_budget")
         else:
-            ids, fresh = self._context.extend(self._response(), observation)
+            with boundary("template"):
+                ids, fresh = self._context.extend(self._response(), observation)
             room = self._budget.response_tokens - (0 if fresh else self._row_length + len(ids))
             if room < 1 or (fresh and len(ids) > self._budget.prompt_tokens):
                 self._finish("token_budget", responded=True)
@@ -203,7 +214,8 @@ class Episode:
     def _finish(self, end: EpisodeEnd, responded: bool = False) -> None:
         self.trajectory.end = end
         self.trajectory.final_observation = self._observation
-        self.trajectory.drift = self._context.finish(None if responded else self._response())
+        with boundary("template"):
+            self.trajectory.drift = self._context.finish(None if responded else self._response())
 
     def _response(self) -> Response:
         return Response(self._sample.token_ids, self._text)
@@ -223,9 +235,9 @@ async def play(
 ) -> Trajectory:
     """Play one episode with an asynchronous sampler.
 
-    The environment runs in a thread, so that a slow one never blocks the event loop. If it raises
-    or exceeds `step_timeout_s`, the episode starts over with a new environment; after `retries`
-    such attempts it is returned with a `Failure` instead of a made-up reward.
+    The environment runs in a thread, so that a slow one never blocks the event loop. If it raises,
+    breaks its contract or exceeds `step_timeout_s`, the episode starts over with a new environment;
+    after `retries` such attempts it is returned with a `Failure` instead of a made-up reward.
 
     Args:
         task: The episode to play.
@@ -241,24 +253,26 @@ async def play(
             and is left behind.
 
     Raises:
-        ConfigurationError: The task names an unknown environment or parameter.
+        ConfigurationError: The task names an unknown environment or parameter, or the chat template
+            cannot show an observation.
     """
     episode = Episode(task, chat, context=context, budget=budget, group=group)
-    failure = ""
+    failed: EnvFailedError | None = None
     for _ in range(retries + 1):
         env = ThreadedEnv(functools.partial(make_env, task), step_timeout_s)
         try:
             episode.begin(*await env.reset(task.seed))
             while episode.request is not None:
-                step = await env.step(episode.receive(await sampler(episode.request)))
-                with blames_env():
-                    episode.advance(step)
+                with boundary("engine"):
+                    sample = await sampler(episode.request)
+                episode.advance(await env.step(episode.receive(sample)))
             return episode.trajectory
         except EnvFailedError as error:
-            failure = str(error)
+            failed = error
         finally:
             env.close()
-    episode.fail(Failure("infra", failure, attempts=retries + 1))
+    if failed is not None:
+        episode.fail(failed.failure(retries + 1))
     return episode.trajectory
 
 
@@ -266,9 +280,7 @@ def _scalars(info: Info) -> dict[str, Any]:
     """Return what JSON can hold of an info; numpy's scalars become those of Python."""
     kept: dict[str, Any] = {}
     for key, value in info.items():
-        # `np.bool_` and `np.float32` are no bool and no float; an array without dimensions is one.
-        if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
-            value = value.item()
+        value = plain(value)
         if isinstance(key, str) and (value is None or isinstance(value, bool | int | float | str)):
             kept[key] = value
     return kept

@@ -1,4 +1,8 @@
-"""Threads in which environments run; they do not keep a process alive."""
+"""Threads in which environments run; they do not keep a process alive.
+
+- `EnvThreads`: calls side by side, for asynchronous callers.
+- `one_by_one`: calls one after the other, for a caller that waits.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,14 @@ import asyncio
 import functools
 import os
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import Context, copy_context
 from queue import SimpleQueue
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
+
+from gem.blame import Cause, reached
 
 T = TypeVar("T")
 
@@ -18,6 +26,11 @@ Call: TypeAlias = Callable[[], None]
 
 class CallTimeoutError(asyncio.TimeoutError):
     """A call was not done within its time limit; a time-out of its own is something else."""
+
+    def __init__(self, inside: Cause | None = None) -> None:
+        super().__init__()
+        self.inside = inside
+        """The boundary inside of which the call still runs, if any."""
 
 
 class EnvThreads:
@@ -40,6 +53,8 @@ class EnvThreads:
         self._coming = False
         """A thread was woken or started and has not looked at calls and results yet."""
         self._threads = self._idle = 0
+        self._begun = 0
+        """Number of calls that `run` has begun."""
         self._wake: SimpleQueue[None] = SimpleQueue()
 
     async def run(
@@ -50,13 +65,17 @@ class EnvThreads:
         Args:
             function: May block.
             args: Its arguments.
-            timeout_s: Most seconds to wait. The thread cannot be ended and is left behind.
+            timeout_s: Most seconds that the call may take, from its beginning: it may have to
+                wait for others before. The thread cannot be ended and is left behind.
 
         Raises:
-            CallTimeoutError: It took longer.
+            CallTimeoutError: It took longer; or the system allows no further thread, and those
+                there are have not begun any call for that long.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
+        context = copy_context()
+        began: float | None = None
 
         def settle(result: T | None, error: BaseException | None) -> None:
             if future.done():
@@ -67,12 +86,15 @@ class EnvThreads:
                 future.set_exception(error)
 
         def call() -> None:
+            nonlocal began
             if future.done():
                 return
+            began = time.monotonic()
+            self._begun += 1
             result: T | None = None
             error: BaseException | None = None
             try:
-                result = function(*args)
+                result = context.run(function, *args)
             except StopIteration as stop:  # no future can hold one
                 error = RuntimeError(f"StopIteration: {stop}")
                 error.__cause__ = stop
@@ -84,7 +106,24 @@ class EnvThreads:
         self.start(call)
         if timeout_s is None:
             return await future
-        limit = loop.call_later(timeout_s, settle, None, CallTimeoutError())
+
+        # The thread that begins the call need not wake the loop for the sake of the clock.
+        begun = self._begun
+        limit = loop.call_later(timeout_s, lambda: look(begun))
+
+        def look(before: int) -> None:
+            """Settle a call that is over its limit, or look again when it can be at the soonest."""
+            nonlocal limit
+            left = 0.0
+            if began is not None:
+                left = began + timeout_s - time.monotonic()
+            elif self._coming or self._begun != before:
+                left = timeout_s
+            if left > 0:
+                limit = loop.call_later(left, look, self._begun)
+            else:
+                settle(None, CallTimeoutError(reached(context)))
+
         try:
             return await future
         finally:
@@ -152,6 +191,82 @@ def _deliver(results: Iterable[tuple[asyncio.AbstractEventLoop, Call]]) -> None:
 def _run(calls: list[Call]) -> None:
     for call in calls:
         call()
+
+
+def one_by_one(calls: Sequence[Callable[[], T]], timeout_s: float | None) -> list[T | Exception]:
+    """Make calls one after the other; return what each returned or raised.
+
+    They are made in another thread, so that one which exceeds its limit can be left behind; the
+    rest goes on in a further thread. The caller changes threads once for all of them.
+
+    Args:
+        calls: May block.
+        timeout_s: Most seconds of each call; `CallTimeoutError` takes the place of its result.
+            None makes them in the calling thread.
+    """
+    results: list[T | Exception] = []
+    while len(results) < len(calls):
+        series = _Series(calls[len(results) :])
+        if timeout_s is None:
+            series()
+        else:
+            env_threads().start(series)
+            series.wait(timeout_s)
+        results += series.results
+        if series.broken is not None:
+            raise series.broken
+        if len(results) < len(calls):
+            results.append(CallTimeoutError(reached(series.context)))
+    return results
+
+
+class _Series:
+    """Calls that a thread makes one after the other until it is left behind."""
+
+    def __init__(self, calls: Sequence[Callable[[], Any]]) -> None:
+        self._calls = calls
+        self._lock = threading.Lock()
+        self._left = False
+        self._ended = threading.Event()
+        self._began = time.monotonic()
+        self.results: list[Any] = []
+        self.context = Context()
+        """That of the current call."""
+        self.broken: BaseException | None = None
+        """What a call raised that is no `Exception`; it ends the series."""
+
+    def __call__(self) -> None:
+        self._began = time.monotonic()
+        for call in self._calls:
+            self.context = copy_context()
+            try:
+                result = self.context.run(call)
+            except Exception as error:
+                result = error
+            except BaseException as error:
+                self.broken = error
+                break
+            with self._lock:
+                if self._left:
+                    return
+                self.results.append(result)
+                self._began = time.monotonic()
+            del result
+        self._ended.set()
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until the calls are made, or one of them takes longer than `timeout_s`."""
+        left = timeout_s
+        try:
+            while not self._ended.wait(left):
+                with self._lock:
+                    left = self._began + timeout_s - time.monotonic()
+                    if left <= 0:
+                        self._left = True
+                        return
+        except BaseException:
+            self._left = True  # the caller is interrupted and will not ask for the rest
+            raise
 
 
 @functools.cache

@@ -33,8 +33,7 @@ EXECUTORS: dict[str, Callable[[], Executor]] = {
     "docker": DockerExecutor,
     "subprocess": SubprocessExecutor,
 }
-"""What can be asked for by name. All but `subprocess` isolate; with that, a program can read golds
-and the expected output of its own tests."""
+"""What can be asked for by name. All but `subprocess` isolate."""
 
 
 def resolve(executor: str | Executor | None) -> Executor:
@@ -58,7 +57,7 @@ def resolve(executor: str | Executor | None) -> Executor:
             raise ConfigurationError(
                 f"executor=None asks for an isolating executor: {error}; or pass "
                 "executor='subprocess', which runs the policy's programs as your own user with "
-                "full access to files, answers and network (unsafe), or a gem.sandbox.Executor"
+                "full access to files and network (unsafe), or a gem.sandbox.Executor"
             ) from error
     if executor not in EXECUTORS:
         raise ConfigurationError(

@@ -17,7 +17,6 @@ from pathlib import Path
 
 from gem.errors import ConfigurationError, UnreachableError
 from gem.sandbox.attacks import ATTACKS, Attack
-from gem.sandbox.attacks.golds import excerpts
 from gem.sandbox.base import Executor, Limits, Result
 
 # What a machine on which all is busy may take to end a program whose time is over. One that got rid
@@ -55,7 +54,7 @@ class Host:
 
     def fill(self, program: str) -> str:
         """Return a program with this host's particulars in it."""
-        others = {"drow": self.word[::-1], "mark": self.mark, "golds": excerpts()}
+        others = {"drow": self.word[::-1], "mark": self.mark}
         for name, value in {**vars(self), **others}.items():
             program = program.replace(f"{{{name}}}", str(value))
         return program

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
 from gem.sandbox.base import Executor, Limits, Result, Session
 from gem.sandbox.bwrap import BwrapExecutor
@@ -21,18 +20,15 @@ class AutoExecutor(Executor):
 
     isolates = BwrapExecutor.isolates & MontyExecutor.isolates
 
-    def __init__(self, distributions: Sequence[str] | None = None) -> None:
+    def __init__(self) -> None:
         """Check that both are there.
 
-        Args:
-            distributions: Those that programs may import; see `BwrapExecutor`.
-
         Raises:
-            ConfigurationError: Bubblewrap is not installed, or a distribution is not allowed.
+            ConfigurationError: Bubblewrap is not installed.
             MissingExtraError: The extra `monty` is not installed.
         """
         self.fast = MontyExecutor()
-        self.full = BwrapExecutor(distributions=distributions)
+        self.full = BwrapExecutor()
 
     def run(self, code: str, stdin: str = "", limits: Limits = Limits()) -> Result:  # noqa: B008
         """Run a program; see `Executor.run`."""

@@ -77,6 +77,6 @@ def _episode(group: int, script: list[tuple[str, float]], *, end: EpisodeEnd) ->
         turns=turns,
         group=group,
         end=end,
-        failure=Failure("infra", "OSError: server gone", 2) if end == "failed" else None,
+        failure=Failure("environment", "OSError: server gone", 2) if end == "failed" else None,
         policy_version=(0, 0),
     )

@@ -7,6 +7,7 @@ import textwrap
 from typing import Any, ClassVar
 
 from gem import sandbox
+from gem.blame import boundary
 from gem.envs.datasets import positive
 from gem.envs.games.base import flag, integer
 from gem.errors import UnreachableError
@@ -183,14 +184,16 @@ class PythonTool(Tool):
         return state
 
     def _run(self, code: str) -> Result:
-        if self.session:
-            return self._going_on().run(code)
-        return sandbox.resolve(self.executor).run(code, "", self._limits)
+        with boundary("sandbox"):
+            if self.session:
+                return self._going_on().run(code)
+            return sandbox.resolve(self.executor).run(code, "", self._limits)
 
     async def _arun(self, code: str) -> Result:
-        if self.session:
-            return await self._going_on().arun(code)
-        return await sandbox.resolve(self.executor).arun(code, "", self._limits)
+        with boundary("sandbox"):
+            if self.session:
+                return await self._going_on().arun(code)
+            return await sandbox.resolve(self.executor).arun(code, "", self._limits)
 
     def _going_on(self) -> sandbox.Session:
         """Return the session of this episode."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from gem.errors import ConfigurationError
@@ -37,7 +38,8 @@ def make_vec(
 
     Raises:
         ConfigurationError: The lengths of the arguments do not agree, or a value is not allowed.
-        UnknownEnvError, UnknownParameterError: See `gem.make`.
+        UnknownEnvError, UnknownParameterError: See `gem.make`. The environments made before are
+            closed.
     """
     if isinstance(env_ids, str):
         ids = [env_ids] * (1 if num_envs is None else num_envs)
@@ -52,9 +54,13 @@ def make_vec(
         raise ConfigurationError(
             f"vec_kwargs needs one mapping per environment: {len(ids)}, got {len(own)}"
         )
-    envs = []
-    for id, each in zip(ids, own, strict=True):
-        env = make(id, **{**kwargs, **each})
-        envs.append(wrap(env, wrappers) if wrappers else env)
     seeded = [i for i, each in enumerate(own) if "seed" in each]
-    return SyncVectorEnv(envs, autoreset=autoreset, seed=seed, keep_seed=seeded)
+    with ExitStack() as made:
+        envs = []
+        for id, each in zip(ids, own, strict=True):
+            env = make(id, **{**kwargs, **each})
+            made.callback(env.close)
+            envs.append(wrap(env, wrappers) if wrappers else env)
+        vector = SyncVectorEnv(envs, autoreset=autoreset, seed=seed, keep_seed=seeded)
+        made.pop_all()
+    return vector

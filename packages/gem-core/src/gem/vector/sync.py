@@ -12,13 +12,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from gem.blame import MISUSE, cause_of
+from gem.contract import check_reset, check_step
 from gem.core import Env, Info, Observation, Step
-from gem.errors import (
-    ConfigurationError,
-    MissingExtraError,
-    ResetNeededError,
-    UnknownParameterError,
-)
+from gem.errors import ConfigurationError, ResetNeededError
 from gem.seeding import env_seed
 from gem.trajectory import Failure
 
@@ -29,9 +26,6 @@ VectorStep: TypeAlias = (
     "tuple[list[Observation], npt.NDArray[np.float64], npt.NDArray[np.bool_], "
     "npt.NDArray[np.bool_], list[Info]]"
 )
-
-# What the caller got wrong is not a failure of the environment.
-_MISUSE = (ConfigurationError, MissingExtraError, UnknownParameterError)
 
 
 class AutoresetMode(Enum):
@@ -49,8 +43,10 @@ class AutoresetMode(Enum):
 class SyncVectorEnv:
     """Several environments with one `reset` and one `step`.
 
-    An environment that raises does not disturb the others: its slot has reward 0, `truncated`
-    set and a `gem.trajectory.Failure` in `info["failure"]`, and its episode must not be counted.
+    An environment that raises, or returns what `gem.contract` does not allow, does not disturb the
+    others: its slot has reward 0, `truncated` set and a `gem.trajectory.Failure` in
+    `info["failure"]`, and its episode must not be counted. What the caller got wrong
+    (`gem.blame.MISUSE`, such as a ConfigurationError) is raised, by `reset` and by `step`.
     Like any other end, it is followed by a reset according to the autoreset mode; a reset that
     fails is tried again by the next step of that slot (with `DISABLED`, by the caller).
 
@@ -70,7 +66,8 @@ class SyncVectorEnv:
         """Take the environments; does not reset them.
 
         Args:
-            envs: Environments, or functions that make them.
+            envs: Environments, or functions that make them; if one of these raises, those made
+                before are closed.
             autoreset: Mode or its name.
             seed: Base seed of the first `reset` that is not given one.
             keep_seed: Indices of environments that `seed` does not apply to.
@@ -78,9 +75,6 @@ class SyncVectorEnv:
         Raises:
             ConfigurationError: No environment, or an unknown mode.
         """
-        self.envs = [env if isinstance(env, Env) else env() for env in envs]
-        if not self.envs:
-            raise ConfigurationError("a vector environment needs at least one environment")
         try:
             self.autoreset = AutoresetMode(autoreset)
         except ValueError:
@@ -88,6 +82,16 @@ class SyncVectorEnv:
             raise ConfigurationError(
                 f"autoreset must be one of {known}, got {autoreset!r}"
             ) from None
+        self.envs: list[Env] = []
+        with ExitStack() as made:
+            for env in envs:
+                if not isinstance(env, Env):
+                    env = env()
+                    made.callback(env.close)
+                self.envs.append(env)
+            made.pop_all()
+        if not self.envs:
+            raise ConfigurationError("a vector environment needs at least one environment")
         kept = set(keep_seed)
         # Seed of the next reset that is not given one; None continues with the next episode.
         self._next_seed = [
@@ -184,8 +188,8 @@ class SyncVectorEnv:
         # Kept until the reset succeeds, so that trying again plays the same episode.
         self._next_seed[i] = seed
         try:
-            observation, info = self.envs[i].reset(seed=seed, **options)
-        except _MISUSE:
+            observation, info = check_reset(self.envs[i].reset(seed=seed, **options))
+        except MISUSE:
             raise
         except Exception as error:
             return "", {"failure": self._failure(i, "reset", error)}
@@ -198,8 +202,11 @@ class SyncVectorEnv:
             observation, info = self._reset(i, None, {})
             return observation, 0.0, False, "failure" in info, info
         try:
-            observation, reward, terminated, truncated, info = self.envs[i].step(action)
-            reward, info = float(reward), dict(info)
+            step = check_step(self.envs[i].step(action))
+            observation, reward, terminated, truncated, info = step
+            info = dict(info)
+        except MISUSE:
+            raise
         except Exception as error:
             observation, reward, terminated, truncated = "", 0.0, False, True
             info = {"failure": self._failure(i, "step", error)}
@@ -210,12 +217,12 @@ class SyncVectorEnv:
                 failure = {"failure": info["failure"]} if "failure" in info else {}
                 observation, info = self._reset(i, None, {})
                 info = {**failure, **info, **final}
-        return observation, reward, bool(terminated), bool(truncated), info
+        return observation, reward, terminated, truncated, info
 
     def _failure(self, i: int, call: str, error: Exception) -> Failure:
         logger.warning("environment %d failed in %s()", i, call, exc_info=error)
         message = f"environment {i} failed in {call}(): {type(error).__name__}: {error}"
-        return Failure("infra", message, attempts=1)
+        return Failure(cause_of(error) or "environment", message, attempts=1)
 
     def _split(self, actions: Actions) -> tuple[list[int], list[str]]:
         if isinstance(actions, str | bytes):

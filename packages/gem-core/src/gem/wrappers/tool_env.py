@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from gem.answers import AnswerFormat
+from gem.blame import boundary
 from gem.core import Env, Info, Observation, Step, Wrapper
 from gem.envs.games.base import choice, integer
 from gem.errors import ConfigurationError, ResetNeededError, UnreachableError
@@ -127,8 +128,9 @@ class ToolEnv(Wrapper):
         }
         self._clear()
         observation, info = self.env.reset(seed=seed, **options)
-        for tool in self.tools:
-            tool.reset()
+        with boundary("tool"):
+            for tool in self.tools:
+                tool.reset()
         request = _text(observation).rstrip().rpartition("\n")[2]
         self._asked = request if len(request) <= _LONGEST_REQUEST else ""
         self._running = True
@@ -149,7 +151,8 @@ class ToolEnv(Wrapper):
         tool, call = found
         gone = None
         try:
-            result = tool.execute(call) if tool else _failed(call)
+            with boundary("tool"):
+                result = tool.execute(call) if tool else _failed(call)
         except UnreachableError as error:
             if self.unreachable == "raise":
                 raise

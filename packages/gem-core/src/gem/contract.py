@@ -1,0 +1,139 @@
+"""What an environment may return, checked for rollouts and vectors alike; what a success is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from gem.core import Info, Observation, Step
+from gem.errors import ContractError
+
+_KINDS = ("text", "image")
+
+
+def check_reset(result: Any) -> tuple[Observation, Info]:
+    """Return what a `reset` returned, if the contract of `gem.core.Env` allows it.
+
+    Raises:
+        ContractError: It is not `(observation, info)`; the message says what it is.
+    """
+    if not isinstance(result, tuple | list) or len(result) != 2:
+        raise ContractError(f"reset() must return (observation, info), got {_shown(result)}")
+    observation, info = result
+    _check_info(info, "reset")
+    return _checked_observation(observation, "reset"), info
+
+
+def check_step(result: Any) -> Step:
+    """Return what a `step` returned, reward and flags as Python's own types.
+
+    Args:
+        result: `(observation, reward, terminated, truncated, info)`: text, or a list of text and
+            image parts; a finite number; two booleans, not both true; a dict. Numpy's scalars are
+            numbers and booleans, too.
+
+    Raises:
+        ContractError: It is something else; the message says what.
+    """
+    if not isinstance(result, tuple | list) or len(result) != 5:
+        raise ContractError(
+            "step() must return (observation, reward, terminated, truncated, info), "
+            f"got {_shown(result)}"
+        )
+    observation, reward, terminated, truncated, info = result
+    if type(reward) is not float:
+        reward = plain(reward)
+        if not isinstance(reward, int | float):
+            raise ContractError(f"step() must return a number as reward, got {_shown(reward)}")
+        reward = float(reward)
+    if not math.isfinite(reward):
+        raise ContractError(f"step() must return a finite reward, got {reward}")
+    terminated, truncated = plain(terminated), plain(truncated)
+    if not isinstance(terminated, bool) or not isinstance(truncated, bool):
+        raise ContractError(
+            "step() must return booleans, got "
+            f"terminated={_shown(terminated)}, truncated={_shown(truncated)}"
+        )
+    if terminated and truncated:
+        raise ContractError("step() must not return terminated and truncated at once")
+    _check_info(info, "step")
+    return _checked_observation(observation, "step"), reward, terminated, truncated, info
+
+
+def succeeded(reward: float, terminated: bool, info: Mapping[str, Any]) -> bool:
+    """Return whether an episode is won, of what its last step returned.
+
+    `info["success"]` decides. Where it is missing (or None), `info["correct"]` does; where both
+    are, an episode is won if the task ended (`terminated`) with a positive reward. Trajectories,
+    metrics and the checker all ask this function.
+
+    Args:
+        reward: Of the last step.
+        terminated: Of the last step.
+        info: Of the last step.
+    """
+    for key in ("success", "correct"):
+        told = info.get(key)
+        if told is not None:
+            return bool(told)
+    return terminated and reward > 0
+
+
+def plain(value: Any) -> Any:
+    """Return a scalar of numpy, or an array without dimensions, as a value of Python."""
+    # `np.bool_` and `np.float32` are no bool and no float.
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        return value.item()
+    return value
+
+
+def _check_info(info: Any, call: str) -> None:
+    if not isinstance(info, dict):
+        raise ContractError(f"{call}() must return a dict as info, got {_shown(info)}")
+    for key in ("success", "correct"):
+        told = info.get(key)
+        if told is not None and not isinstance(plain(told), bool | int | float):
+            raise ContractError(
+                f"{call}() must return a boolean as info[{key!r}], got {_shown(told)}"
+            )
+
+
+def _checked_observation(observation: Any, call: str) -> Observation:
+    if isinstance(observation, str):
+        _check_text(observation, call)
+        return observation
+    if not isinstance(observation, list | tuple):
+        raise ContractError(
+            f"{call}() must return text as observation, or a list of parts, "
+            f"got {_shown(observation)}"
+        )
+    for part in observation:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind not in _KINDS or kind not in part:
+            raise ContractError(
+                f"{call}() returned an observation with the part {_shown(part)}; a part is "
+                '{"type": "text", "text": ...} or {"type": "image", "image": ...}'
+            )
+        if kind == "text":
+            if not isinstance(part["text"], str):
+                raise ContractError(
+                    f"{call}() returned an observation whose text is {_shown(part['text'])}"
+                )
+            _check_text(part["text"], call)
+    return list(observation)
+
+
+def _check_text(text: str, call: str) -> None:
+    """Refuse lone surrogates: half a character, which no tokenizer can encode."""
+    if text.isascii():
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ContractError(f"{call}() returned text that is not valid Unicode: {error}") from error
+
+
+def _shown(value: Any) -> str:
+    text = f"{type(value).__name__} {value!r}"
+    return text if len(text) <= 100 else f"{text[:97]}..."
