@@ -6,8 +6,10 @@ import json
 import os
 import pickle
 import random
+import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,13 +23,14 @@ from gem.envs import reasoning_gym_worker as worker
 from gem.envs.dataset_ids import GENERATORS
 from gem.envs.reasoning_gym import ReasoningGymEnv
 from gem.errors import ConfigurationError, MissingExtraError
+from gem.grading.pool import Reply
 
 # Looked for, not imported: it runs in a process of its own.
 pytestmark = pytest.mark.skipif(
     find_spec("reasoning_gym") is None, reason="needs the extra reasoning-gym"
 )
 # Of these the package records no answer; the score of an answer is computed.
-WITHOUT_ANSWER = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}
+WITHOUT_ANSWER = {"boxnet", "graph_color", "rubiks_cube", "rush_hour"}
 
 
 def first(env: Any, **options: Any) -> str:
@@ -82,7 +85,7 @@ def test_items_are_the_same_in_another_process_and_no_global_generator_is_used()
 
     before, before_np = random.getstate(), repr(np.random.get_state(legacy=True))
     here = items()
-    worker._helper._stop()
+    worker.pool().close()
     assert items() == here
     assert random.getstate() == before
     assert repr(np.random.get_state(legacy=True)) == before_np
@@ -105,8 +108,15 @@ def test_the_stream_goes_on_with_another_data_set_after_size_items() -> None:
     assert first(shuffled, idx=12) == stream[12]
 
 
+def test_the_seed_of_the_first_reset_is_not_taken_for_that_of_the_data_set() -> None:
+    with pytest.warns(UserWarning, match="rg:gcd: seed=10 chooses where .* dataset_seed=42"):
+        env = gem.make("rg:gcd", seed=10)
+    assert first(env) == first(ReasoningGymEnv("gcd"), seed=10)
+    gem.make("rg:gcd", seed=10, dataset_seed=42)
+
+
 def test_a_copy_continues_the_stream() -> None:
-    env = ReasoningGymEnv("gcd", size=4, seed=3)
+    env = ReasoningGymEnv("gcd", size=4, dataset_seed=42, seed=3)
     first(env)
     copies = [env.spawn(same_state=True), pickle.loads(pickle.dumps(env))]
     expected = [env.step("\\boxed{1}"), *(first(env) for _ in range(9))]
@@ -114,16 +124,27 @@ def test_a_copy_continues_the_stream() -> None:
         assert [copy.step("\\boxed{1}"), *(first(copy) for _ in range(9))] == expected
 
 
-def test_scores_between_0_and_1_are_paid_and_not_correct() -> None:
-    env = ReasoningGymEnv("chain_sum")
-    env.reset(idx=0)
-    gold = env.oracle_action().removeprefix("\\boxed{").removesuffix("}")
-    _, reward, _, _, info = scored(env, f"it is {gold}, I think")
+def test_a_wrong_answer_earns_nothing_unless_partial_credit_is_asked_for() -> None:
+    gold = ReasoningGymEnv("chain_sum")
+    gold.reset(idx=0)
+    right = gold.oracle_action().removeprefix("\\boxed{").removesuffix("}")
+    said = f"it is {right}, I think"
+    _, reward, _, _, info = scored(ReasoningGymEnv("chain_sum"), said)
+    assert (reward, info["correct"], info["format_error"]) == (0.0, False, False)
+    _, reward, _, _, info = scored(ReasoningGymEnv("chain_sum", partial_credit=True), said)
     assert 0.0 < reward < 1.0
-    assert (info["score"], info["correct"], info["format_error"]) == (reward, False, False)
-    env.reset(idx=0)
-    info = env.step(gold)[4]
+    assert (info["score"], info["correct"]) == (reward, False)
+    gold.reset(idx=0)
+    info = gold.step(right)[4]
     assert (info["format_error"], info["score"]) == (True, 0.0)
+
+
+def test_a_right_answer_in_another_notation_earns_the_library_s_share() -> None:
+    env = ReasoningGymEnv("spiral_matrix")
+    env.reset(idx=0)
+    numbers = env.oracle_action().removeprefix("\\boxed{").removesuffix("}").split()
+    _, reward, _, _, info = scored(env, f"[{', '.join(numbers)}]")
+    assert (reward, info["correct"]) == (0.1, False)
 
 
 def test_game_of_life_halting_is_won_by_the_right_answer_only() -> None:
@@ -242,15 +263,6 @@ def test_no_answer_is_run_as_code(name: str, tmp_path: Path) -> None:
     assert not mark.exists()
 
 
-def test_an_answer_that_hangs_scores_nothing_and_the_next_is_right() -> None:
-    env = ReasoningGymEnv("countdown", timeout_s=0.5)
-    _, reward, _, _, info = scored(env, "9**9**9**9")
-    assert (reward, info["reason"]) == (0.0, "timeout")
-    env = ReasoningGymEnv("countdown")
-    env.reset(idx=0)
-    assert env.step(env.oracle_action())[1] == 1.0
-
-
 @pytest.mark.parametrize("answer", ["", "\x00", "\ud800", "{}", "9" * 1_000_000, "[" * 5000])
 def test_any_answer_is_scored(answer: str) -> None:
     for name in ("chain_sum", "n_queens", "countdown"):
@@ -260,7 +272,7 @@ def test_any_answer_is_scored(answer: str) -> None:
         assert isinstance(info["reason"], str)
 
 
-def test_many_threads_share_the_one_process() -> None:
+def test_many_threads_share_a_few_processes() -> None:
     def play(seed: int) -> float:
         env = ReasoningGymEnv("gcd")
         env.reset(seed=seed)
@@ -268,6 +280,43 @@ def test_many_threads_share_the_one_process() -> None:
 
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(play, range(12))) == [1.0] * 12
+    assert 1 <= len(worker.pool().pids()) <= worker.pool().workers
+
+
+def test_while_the_scoring_of_one_answer_hangs_others_are_scored() -> None:
+    hanging, env = ReasoningGymEnv("simple_integration", timeout_s=8), ReasoningGymEnv("gcd")
+    first(hanging, idx=0)
+    # Days of work for the library, in a formula that is small enough to be let through.
+    answer = "\\boxed{((a+b+c+d+e+f+g+h)*x)**60}"
+    with ThreadPoolExecutor(2) as pool:
+        # So that the second process need not be started while the first one hangs.
+        list(pool.map(lambda i: first(ReasoningGymEnv("futoshiki"), idx=i), range(2)))
+        step = pool.submit(hanging.step, answer)
+        first(env, idx=0)
+        assert env.step(env.oracle_action())[1] == 1.0
+        assert not step.done()
+        _, reward, _, _, info = step.result()
+    assert (reward, info["reason"]) == (0.0, "timeout")
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("countdown", "9**9**9**9"),
+        ("puzzle24", "9**9**9**9"),
+        ("simple_integration", "9**9**9**9"),
+        ("simple_integration", "((x**99)**99)**99"),
+        ("polynomial_multiplication", "(9**99)**99"),
+        ("coin_flip", "1e9999999999"),
+        ("coin_flip", "1e9_999_999_999"),
+        ("rubiks_cube", "U99999999999"),
+        ("rush_hour", "A+99999999999"),
+    ],
+)
+def test_enormous_computations_are_refused_before_they_begin(name: str, answer: str) -> None:
+    _, reward, _, _, info = scored(ReasoningGymEnv(name), answer)
+    assert reward == 0.0
+    assert info["reason"] not in ("timeout", "crash", "different")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork()")
@@ -282,11 +331,11 @@ def test_a_forked_process_starts_one_of_its_own() -> None:
 def test_a_killed_process_is_replaced() -> None:
     env = ReasoningGymEnv("gcd")
     text = first(env, seed=1)
-    process = worker._helper._process
-    assert process is not None
-    process._child.kill()
-    process._child.wait()
+    before = worker.pool().pids()
+    for pid in before:
+        os.kill(pid, signal.SIGKILL)
     assert first(env, seed=1) == text
+    assert not set(worker.pool().pids()) & set(before)
 
 
 def test_an_answer_is_not_wrong_because_the_process_was_killed(
@@ -294,29 +343,26 @@ def test_an_answer_is_not_wrong_because_the_process_was_killed(
 ) -> None:
     env = ReasoningGymEnv("gcd")
     first(env, seed=1)
-    item, killed = worker.item, []
-
-    def item_then_kill(which: dict[str, Any]) -> dict[str, Any]:
-        found = item(which)
-        if not killed:
-            process = worker._helper._process
-            assert process is not None
-            killed.append(process._child.pid)
-            process._child.kill()
-            process._child.wait()
-        return found
-
     answer = env.oracle_action()
-    monkeypatch.setattr(worker, "item", item_then_kill)
+    pool, killed = worker.pool(), []
+    call = pool.call
+
+    def call_and_kill(*args: Any, timeout_s: float) -> Reply:
+        if killed:
+            return call(*args, timeout_s=timeout_s)
+        killed.append(args)
+        return Reply(None, "crash")
+
+    monkeypatch.setattr(pool, "call", call_and_kill)
     assert env.step(answer)[1] == 1.0
-    assert killed
+    assert killed[0][1] == answer.removeprefix("\\boxed{").removesuffix("}")
 
 
 def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "reasoning_gym").mkdir()
     (tmp_path / "reasoning_gym" / "__init__.py").write_text("raise ImportError('not here')")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(worker, "_helper", worker._Helper())
+    monkeypatch.setattr(worker, "pool", cache(worker.pool.__wrapped__))
     with pytest.raises(MissingExtraError, match=r"pip install 'gem-core\[reasoning-gym\]'"):
         first(ReasoningGymEnv("gcd"))
-    worker._helper._stop()
+    worker.pool().close()

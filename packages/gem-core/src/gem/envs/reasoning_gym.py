@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,10 +11,11 @@ from gem.answers import BOXED, AnswerFormat
 from gem.core import Observation
 from gem.envs import reasoning_gym_worker as worker
 from gem.envs.datasets import Grade, SingleTurnEnv, positive, text
-from gem.envs.games.base import integer, optional
+from gem.envs.games.base import flag, integer, optional
 from gem.errors import ConfigurationError
 
 _MAX_SEED = 2**32
+_DATASET_SEED = 42
 # More than the longest answer that any generator has.
 _MAX_ANSWER = 20_000
 
@@ -21,18 +23,21 @@ _MAX_ANSWER = 20_000
 class ReasoningGymEnv(SingleTurnEnv):
     """Puzzles of one generator of the package reasoning-gym (extra `reasoning-gym`).
 
-    The reward is the generator's score of the answer in the last box, from 0 to 1; `correct` says
-    whether it is 1.
+    The reward is the generator's score of the answer in the last box where that answer solves the
+    task: 1, or less for another notation or more moves than needed. A wrong answer earns nothing,
+    although most generators give it a share (`partial_credit=True` pays it). `correct` says whether
+    the score is 1.
 
     The stream of items has no end: item i is item `i % size` of the data set that the generator
     makes with the seed `dataset_seed + i // size * size`. Seeds choose among the first `size`;
     resets without a seed go through these first, in an order of their own, and then through the
     next ones.
 
-    Generators and their scoring run in a process of their own, one for all environments, because
+    Generators and their scoring run in processes of their own, a few for all environments, because
     some of them seed global generators, depend on hash order, or evaluate the answer as code. An
-    answer whose scoring does not end within `timeout_s` scores 0. `game_of_life_halting`, whose
-    own scoring finds any answer right, compares it with the recorded one.
+    answer whose scoring does not end within `timeout_s` scores 0. What an answer must be before
+    the library scores it, and which generators ask for more than the library does, is in
+    docs/datasets.md.
     """
 
     _endless = True
@@ -42,11 +47,12 @@ class ReasoningGymEnv(SingleTurnEnv):
         name: str,
         *,
         size: int = 500,
-        dataset_seed: int = 42,
+        dataset_seed: int | None = None,
         level: int | None = None,
         config: Mapping[str, Any] | None = None,
         answer_format: AnswerFormat | str = BOXED,
         timeout_s: float = 5.0,
+        partial_credit: bool = False,
         eval: bool = False,
         format_error_reward: float = 0.0,
         seed: int | None = None,
@@ -57,19 +63,29 @@ class ReasoningGymEnv(SingleTurnEnv):
             name: Name of the generator.
             size: Items of one data set. Most generators make an item when it is asked for, so
                 that a large size costs nothing.
-            dataset_seed: Seed of the first data set, from 0 to 2**32 - 1.
+            dataset_seed: Seed of the first data set, from 0 to 2**32 - 1; None is 42.
             level: Difficulty: every attribute of the generator's curriculum at this level, or at
                 its highest one; from 0. None leaves the generator's defaults.
             config: Further fields of the generator's configuration.
             answer_format: How to answer: one of `gem.answers` or its name.
             timeout_s: Longest time that scoring one answer may take.
+            partial_credit: Pay the library's scores below 1 for wrong answers as well.
             eval: Items in order.
             format_error_reward: Reward of a reply without an answer.
-            seed: Seed of the first `reset` that is not given one.
+            seed: Seed of the first `reset` that is not given one: it chooses among the items.
+                Without a `dataset_seed` it warns, for the original's `seed` is our `dataset_seed`.
 
         Raises:
             ConfigurationError: A value is not allowed.
         """
+        if seed is not None and dataset_seed is None:
+            warnings.warn(
+                f"rg:{name}: seed={seed!r} chooses where in the data set of dataset_seed="
+                f"{_DATASET_SEED} the episodes begin; reasoning-gym's seed, which makes the data "
+                f"set, is dataset_seed: give it (dataset_seed={_DATASET_SEED} for this one)",
+                UserWarning,
+                stacklevel=2,
+            )
         super().__init__(
             answer_format=answer_format,
             eval=eval,
@@ -78,9 +94,11 @@ class ReasoningGymEnv(SingleTurnEnv):
         )
         self.name = text("name", name)
         self.size = integer("size", size, 1, 10**9)
-        self.dataset_seed = integer("dataset_seed", dataset_seed, 0, _MAX_SEED - 1)
+        chosen = _DATASET_SEED if dataset_seed is None else dataset_seed
+        self.dataset_seed = integer("dataset_seed", chosen, 0, _MAX_SEED - 1)
         self.level = optional(integer, "level", level, 0, 1000)
         self.timeout_s = positive("timeout_s", timeout_s)
+        self.partial_credit = flag("partial_credit", partial_credit)
         try:
             self._config = json.dumps(dict(config or {}), sort_keys=True)
         except (TypeError, ValueError) as error:
@@ -108,10 +126,9 @@ class ReasoningGymEnv(SingleTurnEnv):
 
     def _grade(self, answer: str) -> Grade:
         if len(answer) > _MAX_ANSWER:
-            score, reason = 0.0, f"longer than {_MAX_ANSWER} characters"
-        else:
-            score, reason = worker.score(self._item(), answer, self.timeout_s)
-        return Grade(score == 1.0, score, reason)
+            return Grade(False, 0.0, f"longer than {_MAX_ANSWER} characters")
+        score, solved, reason = worker.score(self._item(), answer, self.timeout_s)
+        return Grade(score == 1.0, score if solved or self.partial_credit else 0.0, reason)
 
     def _random_answer(self) -> str:
         return str(self.action_rng.randrange(1000))
@@ -119,6 +136,6 @@ class ReasoningGymEnv(SingleTurnEnv):
     def _recorded_answer(self) -> str:
         answer = worker.item(self._item())["answer"]
         read = self.answer_format.extract(self.answer_format.wrap(answer)) if answer else None
-        if read is None or worker.score(self._item(), read, self.timeout_s)[0] != 1.0:
+        if read is None or worker.score(self._item(), read, self.timeout_s)[0] < 1.0:
             raise NotImplementedError(f"{self.name}, item {self.index}: no answer is recorded")
         return str(answer)

@@ -1,19 +1,22 @@
-"""What runs in the process of reasoning-gym: makes items and scores answers, see the worker."""
+"""What runs in the processes of reasoning-gym: makes items and scores answers; see the worker."""
 
 from __future__ import annotations
 
 import ast
+import contextlib
+import faulthandler
 import json
 import math
-import os
 import random
-import re
 import string
 import sys
 from dataclasses import fields, replace
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
+
+from gem.envs import reasoning_gym_logic as logic
+from gem.envs import reasoning_gym_rules as rules
 
 # These evaluate an answer in order to accept a list in Python's notation.
 _EVALUATING = (
@@ -22,22 +25,9 @@ _EVALUATING = (
     "algorithmic.string_insertion",
     "games.n_queens",
 )
-# These give an answer to sympy's parser, which evaluates it.
-_SYMBOLIC = {
-    "countdown",
-    "intermediate_integration",
-    "polynomial_multiplication",
-    "puzzle24",
-    "simple_integration",
-}
-# Their own scoring takes every answer that is not empty for right (0.1.25).
-_COMPARED = {"game_of_life_halting"}
-_FORMULA = re.compile(r"(?!.*\.\s*[^\W\d])[\w\s+\-*/^().,=|]*", re.DOTALL)
-_NAME = re.compile(r"[^\W\d]\w*")
-_VARIABLE = re.compile(r"[^\W\d_]\d*")
-_FUNCTION = re.compile("a?(?:sin|cos|tan)h?|cot|sec|csc|exp|log|ln|sqrt|[aA]bs|pi")
-_MAX_FORMULA = 1000
-_MEMORY_BYTES = 8 << 30
+# Items of propositional logic without a conclusion that counts are replaced by the item this far
+# behind, which no stream of items reaches.
+_ASIDE = 10**12
 
 
 class _RefusedError(Exception):
@@ -48,51 +38,46 @@ class _RefusedError(Exception):
         self.kind = kind
 
 
-def main() -> None:
-    """Answer requests until standard input ends."""
-    replies = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
-    # Some generators print.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    _limit_memory()
-    for line in sys.stdin.buffer:
-        try:
-            reply = _answer(json.loads(line))
-        except _RefusedError as error:
-            reply = {"error": str(error), "kind": error.kind}
-        except Exception as error:
-            reply = {"error": f"{type(error).__name__}: {error}"[:1000], "kind": "data"}
-        replies.write(json.dumps(reply) + "\n")
-        replies.flush()
+def warm_up() -> None:
+    """Import the package; that it is missing is said by the first request."""
+    with contextlib.suppress(ImportError):
+        import reasoning_gym  # noqa: F401
+    _shadow_eval()
 
 
-def _limit_memory() -> None:
+def answer(
+    which: dict[str, Any], text: str | None = None, timeout_s: float = math.inf
+) -> dict[str, Any]:
+    """Return the question and recorded answer of an item, or the score of an answer to it.
+
+    Making the item, where it is not at hand, does not count towards the time. A process that
+    reaches it ends: nothing else stops a computation inside the interpreter.
+
+    Args:
+        which: The item.
+        text: The answer; None asks for the item.
+        timeout_s: Longest time that scoring may take.
+    """
+    key = json.dumps(which, sort_keys=True)
     try:
-        import resource
-    except ImportError:  # not on this platform
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    if soft == resource.RLIM_INFINITY or soft > _MEMORY_BYTES:
-        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, hard))
-
-
-def _answer(request: dict[str, Any]) -> dict[str, Any]:
-    operation = request.pop("op")
-    if operation == "begin":
+        data, entry = _entry(key)
+        if text is None:
+            gold = entry["answer"]
+            return {
+                "question": str(entry["question"]),
+                "answer": None if gold is None else _carried_out(str(gold)),
+            }
+        # An item of a composite says which generator it is from.
+        name = entry.get("metadata", {}).get("source_dataset", which["name"])
+        faulthandler.dump_traceback_later(min(timeout_s, 1e6), exit=True)
         try:
-            import reasoning_gym  # noqa: F401
-        except ImportError:
-            return {}  # said again, as an error, by the first request for an item
-        return {}
-    text = request.pop("text", None)
-    key = json.dumps(request, sort_keys=True)
-    if operation == "item":
-        entry = _entry(key)[1]
-        answer = entry["answer"]
-        return {
-            "question": str(entry["question"]),
-            "answer": None if answer is None else _carried_out(str(answer)),
-        }
-    return _score(key, str(text))
+            return _score(name, text, data, entry)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+    except _RefusedError as error:
+        return {"error": str(error), "kind": error.kind}
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"[:1000], "kind": "data"}
 
 
 @lru_cache(maxsize=1024)
@@ -108,7 +93,10 @@ def _entry(key: str) -> tuple[Any, dict[str, Any]]:
     random.seed(number)
     np.random.seed(number)
     try:
-        return data, data[place]
+        entry = data[place]
+        if which["name"] == "propositional_logic":
+            entry = _conclusive(data, place, entry)
+        return data, entry
     except Exception as error:
         raise _RefusedError(
             "data",
@@ -179,21 +167,34 @@ def _levelled(factory: Any, name: str, level: int, given: dict[str, Any]) -> Any
     return replace(curriculum.generate_configuration(dict(given)), **given)
 
 
-def _score(key: str, text: str) -> dict[str, Any]:
-    data, entry = _entry(key)
-    _shadow_eval()
-    # An item of a composite says which generator it is from.
-    name = entry.get("metadata", {}).get("source_dataset", json.loads(key)["name"])
-    if name in _SYMBOLIC and not _is_formula(text):
-        return {"score": 0.0, "reason": "not a formula"}
-    if name in _COMPARED:
-        text = entry["answer"] if text.lower() == str(entry["answer"]).lower() else ""
+def _conclusive(data: Any, place: int, entry: dict[str, Any]) -> dict[str, Any]:
+    """Return an item with a conclusion that counts, which becomes its recorded answer."""
+    for _ in range(1000):
+        given = entry["metadata"]
+        found = logic.conclusion(given["premises"], given["variables"])
+        if found is not None:
+            return {**entry, "question": f"{entry['question']}\n{logic.ASKED}", "answer": found}
+        place += _ASIDE
+        entry = data[place]
+    raise ValueError("no premises with a conclusion that needs several of them")
+
+
+def _score(name: str, text: str, data: Any, entry: dict[str, Any]) -> dict[str, Any]:
+    """Return the library's score of an answer, whether it is one of a solved task, and why."""
+    refused = rules.refusal(name, text, entry)
+    if refused is not None:
+        return {"score": 0.0, "solved": False, "reason": refused}
+    if name in rules.DECIDED:
+        return {"score": 1.0, "solved": True, "reason": "right"}
     try:
         score = float(data.score_answer(answer=text, entry=entry))
     except Exception as error:
-        return {"score": 0.0, "reason": f"cannot be scored ({type(error).__name__})"}
+        reason = f"cannot be scored ({type(error).__name__})"
+        return {"score": 0.0, "solved": False, "reason": reason}
     score = min(1.0, max(0.0, score)) if math.isfinite(score) else 0.0
-    return {"score": score, "reason": "equal" if score == 1.0 else "different"}
+    solved = score >= rules.least(name)
+    reason = "equal" if score == 1.0 else "right, in part" if solved else "different"
+    return {"score": score, "solved": solved, "reason": reason}
 
 
 def _carried_out(answer: str) -> str:
@@ -207,21 +208,6 @@ def _carried_out(answer: str) -> str:
     return str(sympy.parse_expr(answer, local_dict=letters).doit())
 
 
-def _is_formula(text: str) -> bool:
-    """Return whether all that a text can name are variables and functions of mathematics.
-
-    The parser knows Python's built-in functions too, and calls them; and an integral that is only
-    named would be its own solution.
-    """
-    if len(text) > _MAX_FORMULA or not _FORMULA.fullmatch(text):
-        return False
-    return all(
-        (_VARIABLE.fullmatch(name) or _FUNCTION.fullmatch(name)) is not None
-        for name in _NAME.findall(text)
-    )
-
-
-@lru_cache(maxsize=1)
 def _shadow_eval() -> None:
     for name in _EVALUATING:
         module = sys.modules.get(f"reasoning_gym.{name}")

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections.abc import Mapping
 from typing import IO, Any, NamedTuple
 
 from gem.errors import ConfigurationError, UnreachableError
@@ -47,6 +48,7 @@ class WorkerPool:
         *,
         memory_mb: int = 2048,
         start_timeout_s: float = 120.0,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         """Set up; nothing is started.
 
@@ -57,6 +59,7 @@ class WorkerPool:
             memory_mb: Address space of each process, where the platform can limit it.
             start_timeout_s: Limit on starting a process, importing the target included. It does
                 not count towards a call's own limit.
+            environment: Environment variables of the processes beside those of this process.
 
         Raises:
             ConfigurationError: A value is not allowed.
@@ -71,6 +74,7 @@ class WorkerPool:
         self.workers = workers
         self._memory_mb = memory_mb
         self._start_timeout_s = start_timeout_s
+        self._environment = dict(environment or {})
         self._begin()
         _watch(self)
 
@@ -135,7 +139,7 @@ class WorkerPool:
                     return worker
                 self._all.discard(worker)
                 worker.end()
-        worker = _Worker(self.target, self._memory_mb)
+        worker = _Worker(self.target, self._memory_mb, self._environment)
         with self._lock:
             self._all.add(worker)
         try:
@@ -166,7 +170,7 @@ class WorkerPool:
 class _Worker:
     """One process that answers, its warm parent where processes can fork, and the pipes to it."""
 
-    def __init__(self, target: str, memory_mb: int) -> None:
+    def __init__(self, target: str, memory_mb: int, environment: Mapping[str, str]) -> None:
         command = [sys.executable, "-c", _START, json.dumps(sys.path), target, str(memory_mb)]
         try:
             self.process = subprocess.Popen(
@@ -174,6 +178,7 @@ class _Worker:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
+                env={**os.environ, **environment},
                 bufsize=0,
             )
         except OSError as error:

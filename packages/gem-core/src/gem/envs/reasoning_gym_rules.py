@@ -1,0 +1,248 @@
+"""What an answer to reasoning-gym must be before the library scores it, and what its scores mean.
+
+Some of the library's own scoring (0.1.25) pays for answers that solve nothing: `nan`, a formula
+of other numbers, a prefix of the number. `refusal` keeps such answers from it, and expressions
+whose evaluation would take forever. `least` tells the scores of a solved task from those of a
+wrong answer.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from typing import Any
+
+from gem.envs import reasoning_gym_logic as logic
+
+Entry = Mapping[str, Any]
+
+# The lowest score of an answer that solves the task: in another notation, in more moves than
+# needed, to fewer places. All other scores below 1 are credit for a wrong answer: for its form, for
+# being near, for cells that the question gives, for containing the right one.
+_LEAST = {
+    "advanced_geometry": 0.5,
+    "binary_matrix": 0.1,
+    "knight_swap": 0.06,
+    "n_queens": 0.5,
+    "polynomial_equations": 0.99,
+    "quantum_lock": 0.5,
+    "shortest_path": 0.5,
+    "spiral_matrix": 0.1,
+    "string_insertion": 0.1,
+    "tower_of_hanoi": 0.06,
+}
+
+DECIDED = {"countdown", "propositional_logic", "puzzle24"}
+"""Generators whose rule here decides alone."""
+
+_UNREADABLE = (
+    AttributeError,
+    MemoryError,
+    OverflowError,
+    RecursionError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+    ZeroDivisionError,
+)
+_MAX_FORMULA = 1000
+# Exponents of numbers, and the product of those of nested powers.
+_MAX_POWER = 100
+_MAX_NUMBER = 10**40
+_FUNCTION = re.compile("a?(?:sin|cos|tan)h?|cot|sec|csc|exp|log|ln|sqrt|[aA]bs")
+_VARIABLE = re.compile(r"[^\W\d_]\d*|pi")
+_NO_NUMBER = re.compile(r"(?<![^\W\d_])s?(?:nan|inf(?:inity)?)(?=[ij]?(?![^\W\d_]))", re.IGNORECASE)
+_HUGE = re.compile(r"\d[eE][+-]?[\d_]{4,}")
+_NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?")
+
+
+def least(name: str) -> float:
+    """Return the lowest score with which a generator's task counts as solved."""
+    return _LEAST.get(name, 1.0)
+
+
+def refusal(name: str, text: str, entry: Entry) -> str | None:
+    """Return why an answer is wrong whatever the library says; None if the library decides.
+
+    Args:
+        name: The generator; of an item of a composite, the one that made the item.
+        text: The answer.
+        entry: The item as the library made it.
+    """
+    if not text.strip():
+        return "empty"
+    gold = str(entry.get("answer") or "")
+    if _NO_NUMBER.search(text) and not _NO_NUMBER.search(gold):
+        return "not a finite number"
+    if _HUGE.search(text) and not _HUGE.search(gold):
+        return "not a finite number"
+    rule = _RULES.get(name)
+    try:
+        return None if rule is None else rule(text, entry)
+    except _UNREADABLE as error:
+        return f"cannot be read ({type(error).__name__})"
+
+
+def _tree(text: str) -> ast.expr:
+    """Return a formula as a tree.
+
+    Raises:
+        ValueError: It is too long, or something else than a formula.
+        SyntaxError: It is not an expression.
+    """
+    if len(text) > _MAX_FORMULA:
+        raise ValueError(f"longer than {_MAX_FORMULA} characters")
+    return ast.parse(text.strip(), mode="eval").body
+
+
+def _value(node: ast.expr) -> Fraction:
+    """Return the value of a formula of numbers and + - * /.
+
+    Raises:
+        ValueError: There is something else in it.
+    """
+    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        return Fraction(node.value)  # type: ignore[arg-type]
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_value(node.operand)
+    if isinstance(node, ast.BinOp):
+        left, right = _value(node.left), _value(node.right)
+        if isinstance(node.op, ast.Add):
+            return left + right
+        if isinstance(node.op, ast.Sub):
+            return left - right
+        if isinstance(node.op, ast.Mult):
+            return left * right
+        if isinstance(node.op, ast.Div):
+            if not right:
+                raise ValueError("division by zero")
+            return left / right
+    raise ValueError("not a formula of numbers")
+
+
+def _made_of(text: str, numbers: list[int], target: int) -> str | None:
+    tree = _tree(text)
+    named = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)]
+    # Before anything is multiplied: the given numbers are few and small.
+    if sorted(map(str, named)) != sorted(map(str, numbers)):
+        return "not the given numbers"
+    return None if _value(tree) == target else "another value"
+
+
+def _countdown(text: str, entry: Entry) -> str | None:
+    return _made_of(text, entry["metadata"]["numbers"], entry["metadata"]["target"])
+
+
+def _puzzle24(text: str, entry: Entry) -> str | None:
+    return _made_of(text, entry["metadata"]["numbers"], 24)
+
+
+def _expression(text: str, entry: Entry) -> str | None:
+    """Let only names of mathematics and bounded powers get to the library's parser.
+
+    The parser knows Python's built-in functions too, and calls them; and an integral that is only
+    named would be its own solution.
+    """
+    return None if _bounded(_tree(text), 1) else "not a formula, or one of enormous size"
+
+
+def _bounded(node: ast.expr, power: float) -> bool:
+    if isinstance(node, ast.Constant):
+        value = node.value
+        if type(value) is int:
+            return abs(value) < _MAX_NUMBER
+        return isinstance(value, float) and math.isfinite(value)
+    if isinstance(node, ast.Name):
+        return _VARIABLE.fullmatch(node.id) is not None
+    if isinstance(node, ast.UnaryOp):
+        return isinstance(node.op, ast.USub | ast.UAdd) and _bounded(node.operand, power)
+    if isinstance(node, ast.Call):
+        known = isinstance(node.func, ast.Name) and _FUNCTION.fullmatch(node.func.id)
+        return bool(known) and not node.keywords and all(_bounded(a, power) for a in node.args)
+    if not isinstance(node, ast.BinOp):
+        return False
+    if isinstance(node.op, ast.Add | ast.Sub | ast.Mult | ast.Div):
+        return _bounded(node.left, power) and _bounded(node.right, power)
+    if not isinstance(node.op, ast.Pow):
+        return False
+    if any(isinstance(part, ast.Name) for part in ast.walk(node.right)):
+        return _bounded(node.left, power) and _bounded(node.right, power)
+    total = power * max(1.0, abs(float(_value(node.right))))
+    return total <= _MAX_POWER and _bounded(node.left, total)
+
+
+def _number_sorting(text: str, entry: Entry) -> str | None:
+    given, sorted_ = (json.loads(t.replace("'", '"')) for t in (text, entry["answer"]))
+    if not isinstance(given, list) or any(isinstance(n, bool) for n in given):
+        return "not a list of numbers"
+    same = Counter(map(float, given)) == Counter(map(float, sorted_))
+    return None if same else "not the given numbers"
+
+
+def _complex(text: str, entry: Entry) -> str | None:
+    # The library takes spaces away first, also those in "n a n".
+    strange = set(text.lower()) - set("0123456789+-.,_eij() \t\n")
+    return "not a complex number" if strange else None
+
+
+def _coin_flip(text: str, entry: Entry) -> str | None:
+    gold = float(entry["answer"])
+    # The library's tolerance of 0.0001 is more than some of these probabilities.
+    near = abs(float(Fraction(text.replace(",", ""))) - gold) <= min(1e-4, gold / 20)
+    return None if near else "another number"
+
+
+def _one_number(text: str, entry: Entry) -> str | None:
+    numbers = _NUMBER.findall(text)
+    if len(numbers) != 1:
+        return "not one number"
+    return None if float(numbers[0]) == float(entry["answer"]) else "another number"
+
+
+def _same_letters(text: str, entry: Entry) -> str | None:
+    letters = ("".join(part.lower().split()) for part in (text, str(entry["answer"])))
+    return None if len(set(letters)) == 1 else "different"
+
+
+def _boxes_only(text: str, entry: Entry) -> str | None:
+    moved = (str(move) for turn in json.loads(text) for move in turn.values())
+    return None if all(m.startswith("move(box_") for m in moved) else "moves more than boxes"
+
+
+def _few_repeats(text: str, entry: Entry) -> str | None:
+    return "a number of repeats without end" if re.search(r"\d{3}", text) else None
+
+
+def _conclusion(text: str, entry: Entry) -> str | None:
+    return logic.refusal(text, entry["metadata"]["premises"], entry["metadata"]["variables"])
+
+
+def _recorded(text: str, entry: Entry) -> str | None:
+    return None if text.lower() == str(entry["answer"]).lower() else "different"
+
+
+_RULES: dict[str, Callable[[str, Entry], str | None]] = {
+    "boxnet": _boxes_only,
+    "coin_flip": _coin_flip,
+    "complex_arithmetic": _complex,
+    "countdown": _countdown,
+    "figlet_font": _same_letters,
+    # The library takes every answer that is not empty for right.
+    "game_of_life_halting": _recorded,
+    "gsm_symbolic": _one_number,
+    "intermediate_integration": _expression,
+    "letter_jumble": _same_letters,
+    "number_sorting": _number_sorting,
+    "polynomial_multiplication": _expression,
+    "propositional_logic": _conclusion,
+    "puzzle24": _puzzle24,
+    "rubiks_cube": _few_repeats,
+    "rush_hour": _few_repeats,
+    "simple_integration": _expression,
+    "spell_backward": _same_letters,
+}

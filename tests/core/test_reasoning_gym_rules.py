@@ -1,0 +1,254 @@
+"""ReasoningGym's scoring pays for no answer that solves nothing."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Callable
+
+import pytest
+
+from gem.core import Env
+from gem.envs import reasoning_gym_logic as logic
+from gem.envs import reasoning_gym_rules as rules
+from gem.envs.reasoning_gym import ReasoningGymEnv
+
+pytest.importorskip("reasoning_gym")
+
+ITEMS = 30
+
+
+def paid(name: str, attack: Callable[[str], str]) -> tuple[list[float], list[bool]]:
+    """Return what the answers made from the questions of some items earn, and which are right."""
+    env = ReasoningGymEnv(name)
+    rewards, golds = [], []
+    for idx in range(ITEMS):
+        question = str(env.reset(idx=idx)[0])
+        answer = attack(question)
+        golds.append(recorded(env) == answer)
+        rewards.append(env.step(f"\\boxed{{{answer}}}")[1])
+    return rewards, golds
+
+
+def recorded(env: Env) -> str:
+    return env.oracle_action().removeprefix("\\boxed{").removesuffix("}")
+
+
+def of_units(target: int) -> str:
+    """Return a number written with nothing but y/y."""
+    text = unit = "(y/y)"
+    for digit in f"{target:b}"[1:]:
+        text = f"(({unit}+{unit})*{text}{f'+{unit}' if digit == '1' else ''})"
+    return text
+
+
+def free_of_numbers(question: str) -> str:
+    given = question.split("Final answer")[0]
+    numbers = re.findall(r"\d+(?:, \d+)+", given)[0]
+    target = re.findall(r"\d+", given.replace(numbers, ""))[0]
+    return f"(y-y)*({numbers.replace(', ', '*')})+{of_units(int(target))}"
+
+
+def not_numbers(question: str) -> str:
+    count = len(question.split(": ")[-1].split("\n")[0].split(","))
+    return json.dumps(["nan"] * count)
+
+
+def first_two(question: str) -> str:
+    premises = re.findall(r"^\.?\d+\. (.*)$", question.split("Given:")[1], re.MULTILINE)
+    return f"({premises[0]} ∧ {premises[1]})"
+
+
+@pytest.mark.parametrize(
+    ("name", "attack"),
+    [
+        ("complex_arithmetic", lambda q: "nan"),
+        ("complex_arithmetic", lambda q: "n a n + n a n i"),
+        ("number_sorting", not_numbers),
+        ("countdown", free_of_numbers),
+        ("puzzle24", lambda q: "8*3*1*1"),
+        ("puzzle24", lambda q: "24.5"),
+        ("coin_flip", lambda q: "0"),
+        ("coin_flip", lambda q: "0."),
+        ("propositional_logic", first_two),
+        ("prime_factorization", lambda q: re.findall(r"\d+", q)[0]),
+        ("time_intervals", lambda q: "12:00:00"),
+        ("time_intervals", lambda q: "3 days"),
+        ("game_of_life", lambda q: json.dumps([[0] * 10] * 10, separators=(",", ":"))),
+        ("rubiks_cube", lambda q: "U U'"),
+        ("complex_arithmetic", lambda q: "0"),
+        ("gsm_symbolic", lambda q: " ".join(map(str, range(100)))),
+    ],
+)
+def test_an_answer_without_a_solution_earns_nothing(
+    name: str, attack: Callable[[str], str]
+) -> None:
+    if name == "rubiks_cube":
+        env = ReasoningGymEnv(name)
+        env.reset(idx=0)
+        assert env.step(f"\\boxed{{{attack('')}}}")[1] == 0.0
+        return
+    rewards, golds = paid(name, attack)
+    assert sum(golds) < ITEMS / 2
+    unearned = [reward for reward, gold in zip(rewards, golds, strict=True) if not gold]
+    # Two premises joined are a conclusion of its own where each is only half of it.
+    assert sum(unearned) <= (2 if name == "propositional_logic" else 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "entry", "right", "wrong"),
+    [
+        (
+            "countdown",
+            {"answer": "", "metadata": {"numbers": [6, 61, 94, 4], "target": 309}},
+            ["94*4 - 61 - 6", "-6 + (94*4 - 61)", "(94*4)-(61+6)"],
+            ["94*4 - 61", "94*4 - 61 - 6 + 0", "94*4 - 61 - 5", "309", "94*4.0 - 61 - 6", "94 4"],
+        ),
+        (
+            "puzzle24",
+            {"answer": "", "metadata": {"numbers": [8, 8, 3, 3]}},
+            ["8/(3 - 8/3)"],
+            [
+                "8*3*1*1",
+                "8*3",
+                "8*3 + 8 - 8",
+                "8*3*3/3 + 8 - 8",
+                "8//3*8*3",
+                "(8+8+8)+(3/3)",
+                "8*3/0",
+            ],
+        ),
+        (
+            "number_sorting",
+            {"answer": "['-69', '13', '13', '43']"},
+            ['["-69", "13", "13", "43"]', "['-69.0', '13', '13', '43']", "[-69, 13, 13, 43]"],
+            [
+                "[]",
+                "[-69, 13, 14, 43]",
+                "[-69, 13, 43, 43]",
+                '["nan"]',
+                '["\\u006ean"]',
+                "5",
+                "[[1]]",
+            ],
+        ),
+        (
+            "coin_flip",
+            {"answer": "0.0078125"},
+            ["1/128", "0.0078125", "0.0078"],
+            ["0", "0.0", "0.00", "0.01", "0.007", "nan", "1/0", "7.8125"],
+        ),
+        (
+            "coin_flip",
+            {"answer": "0.00003051757812"},
+            ["1/32768", "3.05e-5"],
+            ["0", "0.0001", "0.00004"],
+        ),
+        (
+            "gsm_symbolic",
+            {"answer": "70"},
+            ["70", "70.0", "$70", "70 apples", "+70"],
+            ["-70", "70 or 71", "71", "7 0", "seventy"],
+        ),
+        (
+            "boxnet",
+            {"answer": None},
+            ['[{"Agent[0.5, 0.5]": "move(box_red, square[0.5, 1.5])"}]', "[]"],
+            ['[{"Agent[0.5, 0.5]": "move(target_red, square[0.5, 1.5])"}]', "{}x", "[1]"],
+        ),
+        ("spell_backward", {"answer": "ziuqer"}, ["ziuqer", "Ziuqer"], ["ziuqerx", "ziuqe"]),
+        ("figlet_font", {"answer": "STENTORIAN"}, ["stentorian"], ["stentorianss"]),
+        ("letter_jumble", {"answer": "we shall"}, ["We shall"], ["we shall be"]),
+        (
+            "simple_integration",
+            {"answer": "x**2"},
+            ["x**2 + C", "10*x**7 + 4*x**3/5 + C", "E**(2*x) - sqrt(x)*log(x, 2)", "x**(-1/2)"],
+            [
+                "Integral(x)",
+                "f(x)",
+                "S(1)",
+                "x.diff(x)",
+                "9**9**9",
+                "x**101",
+                "x if x else 1",
+                "1j",
+            ],
+        ),
+    ],
+)
+def test_a_rule_lets_right_answers_through_and_refuses_wrong_ones(
+    name: str, entry: dict[str, object], right: list[str], wrong: list[str]
+) -> None:
+    assert {text: rules.refusal(name, text, entry) for text in right} == dict.fromkeys(right)
+    assert [text for text in wrong if rules.refusal(name, text, entry) is None] == []
+
+
+@pytest.mark.parametrize(
+    "text", ["nan", "-NaN", "nanj", "inf", "[1, Infinity]", "sNaN12", "1e99999"]
+)
+def test_no_generator_takes_what_is_no_finite_number(text: str) -> None:
+    assert rules.refusal("decimal_arithmetic", text, {"answer": "1.5"}) == "not a finite number"
+    assert rules.refusal("needle_haystack", text, {"answer": text}) is None
+
+
+def test_words_that_contain_nan_are_no_numbers() -> None:
+    for text in ("banana", "information", "Nancy", "finance", "infinitely"):
+        assert rules.refusal("word_sorting", text, {"answer": "x"}) is None
+
+
+PREMISES = ["(P → Q)", "P", "(R ∨ ¬Q)"]
+
+
+@pytest.mark.parametrize("text", ["Q", "R", "(Q ∧ R)", "¬¬Q", "P → R", "(Q ∨ ¬P) ∧ Q"])
+def test_a_conclusion_from_several_premises_counts(text: str) -> None:
+    assert logic.refusal(text, PREMISES, "PQR") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("(P → Q) ∧ P", "part of it follows from a single premise"),
+        ("P", "part of it follows from a single premise"),
+        ("P ∨ R", "part of it follows from a single premise"),
+        ("Q ∧ P", "part of it follows from a single premise"),
+        ("¬R", "does not follow"),
+        ("Q ∨ ¬Q", "always true"),
+    ],
+)
+def test_restated_premises_are_no_conclusion(text: str, reason: str) -> None:
+    assert logic.refusal(text, PREMISES, "PQR") == reason
+
+
+@pytest.mark.parametrize("text", ["", "Q R", "(Q", "Q)", "S", "Q ∧", "¬", "Q & R"])
+def test_what_is_no_formula_is_not_read(text: str) -> None:
+    with pytest.raises(ValueError, match="not a"):
+        logic.refusal(text, PREMISES, "PQR")
+
+
+def test_truth_tables_are_those_of_the_library() -> None:
+    from reasoning_gym.logic.propositional_logic import Expression
+
+    names = "PQR"
+    rows = list(itertools.product((False, True), repeat=3))
+    for text in (
+        "P → Q → R",
+        "P ∧ Q ∨ R",
+        "¬P ∧ Q ↔ R",
+        "P ∨ Q → R",
+        "¬(P ↔ Q) ∧ (R ∨ P)",
+        "P ↔ Q ↔ ¬R",
+    ):
+        expression = Expression.from_string(text.replace(" ", ""))
+        table = logic._Reader(text, names).table
+        for row in rows:
+            place = sum(1 << i for i, true in enumerate(row) if true)
+            expected = expression.evaluate(dict(zip(names, row, strict=True)))
+            assert bool(table >> place & 1) == expected, (text, row)
+
+
+def test_every_item_of_propositional_logic_has_a_conclusion_and_says_what_counts() -> None:
+    env = ReasoningGymEnv("propositional_logic")
+    for idx in range(40):
+        assert logic.ASKED in str(env.reset(idx=idx)[0])
+        assert env.step(env.oracle_action())[1] == 1.0
