@@ -90,7 +90,7 @@ compare-soft: env-dev env-verl ## REINFORCE, GRPO and ReBN on a never negative r
 
 # Checks
 
-.PHONY: compatibility compatibility-check docs docs-check check-envs lint types test test-dev test-verl test-openrlhf conformance conformance-breaks e2e e2e-tools e2e-openrlhf example-verl killed-verl test-oat e2e-oat test-tinker e2e-tinker test-rl2 e2e-rl2
+.PHONY: compatibility compatibility-check docs docs-check check-envs lint types test test-dev test-verl test-openrlhf conformance conformance-breaks e2e e2e-tools example-env e2e-openrlhf example-verl killed-verl test-oat e2e-oat test-tinker e2e-tinker test-rl2 e2e-rl2
 docs: env-dev ## Write the pages about the environments (docs/envs)
 	$(DEV) -m gem.testing.catalogue docs/envs
 docs-check: env-dev ## The pages about the environments are current
@@ -127,6 +127,8 @@ conformance-breaks: env-dev env-verl env-openrlhf env-rl2 ## Build one defect af
 	$(DEV) -m pytest -q tests/conformance -m breaks
 e2e-tools: env-dev env-verl ## Python, search and MCP through the reference and real verl, compared (L0 to L3)
 	$(DEV) -m pytest -q tests/e2e/test_tools.py
+example-env: env-dev ## The package of docs/your-own-environment.md: install, check, play, train, replay
+	$(DEV) -m pytest -q tests/packages/test_example.py
 e2e: env-dev env-verl example-verl ## Real verl in each way of using it, a few steps each, and the example file
 	$(VERL) -m pytest -q tests/verl -m slow
 killed-verl: env-dev env-verl ## Real verl whose vLLM engine is killed: the run ends and says so (part of e2e)
