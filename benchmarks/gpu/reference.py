@@ -161,7 +161,7 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as scratch:
         out = args.out or Path(scratch)
-        tiny = tiny_model.ensure(progress=False, recipe=recipe)
+        tiny = tiny_model.make(recipe, progress=False)
         print(f"\ntiny model, soft reward, {tasks} tasks x 8 episodes, fp32")
         curves: dict[str, list[list[float]]] = {}
         for advantage in ("reinforce", "grpo", "rebn"):

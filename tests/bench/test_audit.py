@@ -36,7 +36,7 @@ SPEC: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., RunRecord]:
     """Trains with the reference and returns the record, which may tell another story."""
-    model = str(tiny_model.ensure(progress=False))
+    model = str(tiny_model.ensure())
 
     def changed(changes: dict[str, Any]) -> dict[str, Any]:
         data = json.loads(json.dumps(SPEC))

@@ -67,7 +67,7 @@ gem.register(CRASHING, CrashesOnOddSeeds, max_number=10, max_turns=4)
 @pytest.fixture(scope="session")
 def model_folder() -> str:
     """The tiny model, made once per machine."""
-    return str(tiny_model.ensure(progress=False))
+    return str(tiny_model.ensure())
 
 
 @pytest.fixture

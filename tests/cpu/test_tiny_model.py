@@ -1,4 +1,4 @@
-"""The tiny model: made once, loads everywhere, plays legally and badly."""
+"""The tiny model: shipped, can be made again, loads everywhere, plays legally and badly."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ HASTY = Recipe(careful_episodes=32, careful_steps=2, unskilled_episodes=32, unsk
 
 @pytest.fixture(scope="session")
 def folder() -> Path:
-    """The standard model, made once per machine."""
-    return tiny_model.ensure(progress=False)
+    """The standard model."""
+    return tiny_model.ensure()
 
 
 @pytest.fixture(scope="session")
@@ -115,18 +115,46 @@ def test_a_careful_player_respects_every_hint_and_an_unskilled_one_does_not(
     assert success(0.0) == pytest.approx(0.344, abs=0.05)
 
 
+def test_the_shipped_model_was_made_from_what_the_recipe_says_today(folder: Path) -> None:
+    tokenizer, inputs = tiny_model.inputs(Recipe())
+    about = json.loads((folder / "gem_model.json").read_text())
+    assert about["fingerprint"] == cloning.fingerprint(inputs), (
+        "the game's texts, the token layout or the recipe changed: make the model again with "
+        "python -m gem_cpu.tiny_model --anew --out packages/gem-cpu/src/gem_cpu/models/tiny"
+    )
+    shipped = json.loads((folder / "tokenizer.json").read_text())
+    assert json.loads(tokenizer.backend_tokenizer.to_str())["model"] == shipped["model"]
+
+
+@pytest.mark.slow
+def test_a_model_made_here_behaves_like_the_shipped_one(model: Any, tokenizer: Any) -> None:
+    made = transformers.AutoModelForCausalLM.from_pretrained(
+        tiny_model.make(progress=False), dtype=torch.float32
+    )
+    ours, theirs = (episode_metrics(play(m, tokenizer, 1000)) for m in (made, model))
+    # Four standard errors of a difference of two shares of 1,000 episodes.
+    assert ours["success_rate"] == pytest.approx(theirs["success_rate"], abs=0.09)
+    assert ours["turns_mean"] == pytest.approx(theirs["turns_mean"], abs=0.2)
+    assert ours["format_error_rate"] < 0.02
+    rows = tiny_model.cloning_rows(Recipe(), tokenizer, 0.0, 64)
+    losses = [cloning.clone(m, rows, steps=1, batch=64, lr=0.0) for m in (made, model)]
+    assert losses[0] == pytest.approx(losses[1], abs=0.03)
+
+
 def test_a_model_that_was_made_is_not_made_again(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    folder = tiny_model.make(HASTY, cache=tmp_path, progress=False)
+
     def fail(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("trained again")
 
     monkeypatch.setattr(tiny_model, "clone", fail)
-    assert tiny_model.ensure(progress=False) == folder
+    assert tiny_model.make(HASTY, cache=tmp_path, progress=False) == folder
 
 
 def test_the_same_recipe_gives_the_same_weights_in_the_same_folder_name(tmp_path: Path) -> None:
-    a, b = (tiny_model.ensure(tmp_path / name, False, HASTY) for name in "ab")
+    a, b = (tiny_model.make(HASTY, cache=tmp_path / name, progress=False) for name in "ab")
     assert a.name == b.name
     for file in ("model.safetensors", "tokenizer.json", "config.json"):
         assert (a / file).read_bytes() == (b / file).read_bytes()
@@ -135,7 +163,7 @@ def test_the_same_recipe_gives_the_same_weights_in_the_same_folder_name(tmp_path
 
 def test_another_recipe_gets_another_folder(tmp_path: Path) -> None:
     names = {
-        tiny_model.ensure(tmp_path, False, recipe).name
+        tiny_model.make(recipe, cache=tmp_path, progress=False).name
         for recipe in (HASTY, replace(HASTY, seed=1), replace(HASTY, params={"hint": "range"}))
     }
     assert len(names) == 3

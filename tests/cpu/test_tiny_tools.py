@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ except ValueError as error:
     pytest.skip(f"no sandbox: {error}", allow_module_level=True)
 
 from gem_cpu import tiny_tools  # noqa: E402
-from gem_cpu.cloning import train_tokenizer  # noqa: E402
+from gem_cpu.cloning import fingerprint, train_tokenizer  # noqa: E402
 from gem_cpu.tiny_tools import Recipe, cloning_rows, lesson_texts  # noqa: E402
 from gem_cpu.tool_lessons import LESSONS, Classroom, ToolPlayer, with_tool  # noqa: E402
 
@@ -123,12 +124,22 @@ def test_cloning_data_are_made_of_calls_and_answers(room: Classroom, tokenizer: 
         assert answer.startswith("\\boxed{") and rest == ""
 
 
+def test_the_shipped_model_was_made_from_what_the_recipe_says_today() -> None:
+    with Classroom(Recipe().seed) as standard:
+        _, inputs = tiny_tools.inputs(Recipe(), standard)
+    about = json.loads((tiny_tools.ensure() / "gem_model.json").read_text())
+    assert about["fingerprint"] == fingerprint(inputs), (
+        "texts, token layout or recipe changed: make the model again with "
+        "python -m gem_cpu.tiny_tools --anew --out packages/gem-cpu/src/gem_cpu/models/tiny-tools"
+    )
+
+
 def test_the_model_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tiny_tools.ensure(tmp_path, progress=False, recipe=HASTY)
+    folder = tiny_tools.make(HASTY, cache=tmp_path, progress=False)
     assert (folder / "model.safetensors").exists() and folder.name.startswith("tiny-tools-")
 
     def fail(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("trained again")
 
     monkeypatch.setattr(tiny_tools, "clone", fail)
-    assert tiny_tools.ensure(tmp_path, progress=False, recipe=HASTY) == folder
+    assert tiny_tools.make(HASTY, cache=tmp_path, progress=False) == folder

@@ -19,7 +19,7 @@ def resolve_model(model: str) -> str:
     """Return a folder or hub name for `policy.model`.
 
     Args:
-        model: `tiny`, `tiny-tools` or `smollm2` (made, or fetched from the cache, by gem-cpu),
+        model: `tiny`, `tiny-tools` (part of gem-cpu) or `smollm2` (made by gem-cpu, then cached),
             the path of a folder, or a name on the model hub, which is returned as it is.
 
     Raises:

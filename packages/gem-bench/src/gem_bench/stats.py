@@ -1,58 +1,155 @@
-"""Confidence intervals for few runs and for many episodes."""
+"""Confidence intervals for every table, picture and evaluation, and when there is none.
+
+What is independent decides the width. Runs with different seeds are; so are the tasks of one run,
+but not the episodes of one task, which succeed and fail together. So intervals are over runs where
+there are several, and over tasks otherwise; an interval over the tasks of one run does not know how
+much runs differ from each other. A difference between runs with the same seeds, or on the same
+tasks, is taken pair by pair. The best of several numbers has no interval here: the maximum is
+biased upwards, and an interval for any one of them does not cover it.
+
+`tests/bench/test_stats.py` simulates how often each interval covers the truth.
+"""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
-from typing import Literal
+from functools import lru_cache
+from typing import Literal, TypeAlias, TypeVar
 
 LEVEL = 0.95
+Method: TypeAlias = Literal[
+    "runs", "tasks", "paired runs", "paired tasks", "unpaired runs", "unpaired tasks", "none"
+]
+Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean with its 95 % confidence interval."""
+    """A mean, or a difference of two, with its 95 % confidence interval."""
 
     mean: float
-    low: float
-    high: float
-    method: Literal["t", "wilson"]
-    """`t`: over runs with different seeds. `wilson`: over the episodes of one run, so it does not
-    know how much runs differ from each other."""
-    n: float
-    """Runs or episodes."""
+    low: float | None
+    high: float | None
+    method: Method
+    """What was taken as independent; `none`: there is too little for an interval."""
+    n: int
+    """Runs, tasks or pairs."""
 
 
 def over_runs(values: Sequence[float]) -> Estimate:
     """Student's t interval of the mean of independent runs.
 
     Args:
-        values: One value a run, at least two.
+        values: One value a run, at least one; with one there is no interval.
     """
-    n = len(values)
-    mean = statistics.fmean(values)
-    half = t_quantile(n - 1) * statistics.stdev(values) / math.sqrt(n)
-    return Estimate(mean, mean - half, mean + half, "t", n)
+    return _t_interval(values, "runs")
 
 
-def over_episodes(successes: float, episodes: float) -> Estimate:
-    """Wilson's score interval of a success rate (Wilson 1927, JASA 22, 209-212).
+def over_tasks(outcomes: Sequence[Sequence[float]]) -> Estimate:
+    """Interval of a success rate whose episodes are clustered by task.
+
+    Wilson's score interval with the number of independent episodes that the spread between tasks
+    leaves (the effective sample size), and Student's t with a degree of freedom for every task but
+    one: Korn and Graubard 1998, Survey Methodology 24, 193-201; compared with others by Dean and
+    Pagano 2015, Journal of Survey Statistics and Methodology 3, 484-503.
 
     Args:
-        successes: Number of successful episodes.
-        episodes: Number of episodes, at least one.
+        outcomes: Success of each episode, within [0, 1], `[task][episode]`; a task without
+            episodes does not count. With one task there is no interval.
+
+    Raises:
+        ValueError: There is no episode.
     """
-    z = NormalDist().inv_cdf((1 + LEVEL) / 2)
-    rate = successes / episodes
-    scale = 1 + z * z / episodes
-    centre = (rate + z * z / (2 * episodes)) / scale
-    half = z / scale * math.sqrt(rate * (1 - rate) / episodes + (z / (2 * episodes)) ** 2)
-    return Estimate(rate, max(0.0, centre - half), min(1.0, centre + half), "wilson", episodes)
+    tasks = [task for task in outcomes if len(task)]
+    sizes = [len(task) for task in tasks]
+    episodes = sum(sizes)
+    if not episodes:
+        raise ValueError("a success rate needs at least one episode")
+    rate = math.fsum(math.fsum(task) for task in tasks) / episodes
+    if len(tasks) < 2:
+        return Estimate(rate, None, None, "none", len(tasks))
+    n = _effective_episodes(tasks, rate)
+    t = t_quantile(len(tasks) - 1)
+    scale = 1 + t * t / n
+    centre = (rate + t * t / (2 * n)) / scale
+    half = t / scale * math.sqrt(rate * (1 - rate) / n + (t / (2 * n)) ** 2)
+    return Estimate(rate, max(0.0, centre - half), min(1.0, centre + half), "tasks", len(tasks))
 
 
+def difference_of_runs(a: Mapping[Key, float], b: Mapping[Key, float]) -> Estimate:
+    """Interval of the mean of `a` less that of `b`, each over runs.
+
+    Pair by pair if both have the same seeds; otherwise Welch's t interval (Welch 1947,
+    Biometrika 34, 28-35).
+
+    Args:
+        a: A value for each seed, at least one.
+        b: Likewise.
+    """
+    if a.keys() == b.keys():
+        return _t_interval([a[key] - b[key] for key in a], "paired runs")
+    return _welch(list(a.values()), list(b.values()), "unpaired runs")
+
+
+def difference_of_tasks(
+    a: Mapping[Key, Sequence[float]], b: Mapping[Key, Sequence[float]]
+) -> Estimate:
+    """Interval of the mean outcome of one run less that of another, each over its tasks.
+
+    Pair by pair over the tasks that both have played; if there are none, Welch's t interval.
+
+    Args:
+        a: Outcomes of the episodes of each task, at least one episode a task.
+        b: Likewise.
+    """
+    ours, theirs = ({key: statistics.fmean(v) for key, v in x.items()} for x in (a, b))
+    both = [key for key in ours if key in theirs]
+    if both:
+        return _t_interval([ours[key] - theirs[key] for key in both], "paired tasks")
+    return _welch(list(ours.values()), list(theirs.values()), "unpaired tasks")
+
+
+def _t_interval(values: Sequence[float], method: Method) -> Estimate:
+    n = len(values)
+    mean = statistics.fmean(values)
+    if n < 2:
+        return Estimate(mean, None, None, "none", n)
+    half = t_quantile(n - 1) * statistics.stdev(values) / math.sqrt(n)
+    return Estimate(mean, mean - half, mean + half, method, n)
+
+
+def _welch(a: Sequence[float], b: Sequence[float], method: Method) -> Estimate:
+    mean, n = statistics.fmean(a) - statistics.fmean(b), min(len(a), len(b))
+    if n < 2:
+        return Estimate(mean, None, None, "none", n)
+    u, v = statistics.variance(a) / len(a), statistics.variance(b) / len(b)
+    spread = u + v
+    # Rounded down: the interval is rather too wide.
+    degrees = spread**2 / (u**2 / (len(a) - 1) + v**2 / (len(b) - 1)) if spread else 1.0
+    half = t_quantile(max(1, math.floor(degrees))) * math.sqrt(spread)
+    return Estimate(mean, mean - half, mean + half, method, n)
+
+
+def _effective_episodes(tasks: Sequence[Sequence[float]], rate: float) -> float:
+    """How many independent episodes would tell as much as these, from the spread between tasks.
+
+    Between the number of tasks, where the episodes of a task all end alike, and that of episodes.
+    """
+    sizes = [len(task) for task in tasks]
+    episodes, k = sum(sizes), len(tasks)
+    fewest = episodes**2 / sum(n * n for n in sizes)
+    deviations = (math.fsum(task) - rate * n for task, n in zip(tasks, sizes, strict=True))
+    variance = k / (k - 1) * math.fsum(d * d for d in deviations) / episodes**2
+    # Where all episodes ended alike, nothing tells whether tasks differ.
+    if not 0 < rate < 1:
+        return fewest
+    return min(max(rate * (1 - rate) / variance, fewest), episodes) if variance else episodes
+
+
+@lru_cache(maxsize=1024)
 def t_quantile(degrees: int, probability: float = (1 + LEVEL) / 2) -> float:
     """Quantile of Student's t distribution with an integer number of degrees of freedom.
 

@@ -3,17 +3,20 @@
 A small model is a byte-level BPE tokenizer trained on the texts it will meet, a randomly
 initialised `Qwen3ForCausalLM`, and a warm start by cloning scripted players, whose episodes are
 trajectories of `gem.rollout`: they have exactly the token layout that the model meets in training.
-Everything is seeded; a model is made once and cached under a hash of its inputs.
+Everything is seeded. The models of the standard recipes are part of this package (`shipped`):
+another machine rounds differently, so that the same recipe becomes another model there. Any other
+recipe is made once and cached under a hash of its inputs.
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -21,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from gem.seeding import stream
-from gem.trajectory import Sequence
+from gem.trajectory import Sequence as TokenRow
 
 CHAT_TEMPLATE = (
     "{%- for message in messages %}"
@@ -114,7 +117,7 @@ def new_model(size: Size, seed: int) -> Any:
 
 def clone(
     model: Any,
-    rows: list[Sequence],
+    rows: list[TokenRow],
     *,
     steps: int,
     batch: int,
@@ -170,7 +173,7 @@ def clone(
     return float(loss.item())
 
 
-def _cloning_batch(rows: list[Sequence]) -> tuple[Any, Any, Any]:
+def _cloning_batch(rows: list[TokenRow]) -> tuple[Any, Any, Any]:
     """Right-padded ids, attention mask and labels (-1: nothing to learn), `[rows, length]`."""
     import torch
 
@@ -211,9 +214,24 @@ def make_once(target: Path, write: Callable[[Path], None]) -> Path:
     return target
 
 
+def shipped(name: str) -> Path:
+    """Return the folder of a model that is part of this package: `tiny` or `tiny-tools`."""
+    return Path(__file__).with_name("models") / name
+
+
+def fingerprint(inputs: Mapping[str, Any]) -> str:
+    """Return a hash of what a model is made from; it is the same on every machine.
+
+    Args:
+        inputs: As given to `ensure_model`.
+    """
+    return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
+
+
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    # Sums over threads round differently: one thread gives the same model everywhere.
+    # Sums over threads round differently: one thread gives the same model whenever this machine
+    # makes it.
     import torch
 
     threads = torch.get_num_threads()
@@ -230,32 +248,64 @@ def ensure_model(
     inputs: Mapping[str, Any],
     warm_start: Callable[[], tuple[Any, float]],
     *,
+    code: Sequence[str | Path],
     cache: str | Path | None = None,
 ) -> Path:
     """Return the folder of a model, making it if it is not in the cache.
 
-    The folder's name carries a hash of `inputs`, of this file and of the library versions.
+    The folder's name carries a hash of `inputs`, of `code`, of this file and of the library
+    versions.
 
     Args:
         name: First part of the folder's name.
         tokenizer: Saved beside the model.
         inputs: Everything that decides what the model becomes, ready for JSON; `inputs["recipe"]`
-            is kept beside the model.
+            and the `fingerprint` are kept beside the model.
         warm_start: Returns the model and its last cloning loss; runs on one thread.
+        code: Files that `warm_start` is written in.
         cache: Cache folder, see `cache_folder`.
     """
     versions = {package: version(package) for package in ("torch", "tokenizers", "transformers")}
-    parts = {**inputs, "cloning": file_hash(__file__), "versions": versions}
-    key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+    files = [file_hash(path) for path in (*code, __file__)]
+    key = fingerprint({**inputs, "code": files, "versions": versions})
 
     def write(folder: Path) -> None:
         with _one_thread():
             model, loss = warm_start()
         save(model, tokenizer, folder)
-        about = {"recipe": inputs["recipe"], "versions": versions, "loss": loss}
+        about = {
+            "recipe": inputs["recipe"],
+            "fingerprint": fingerprint(inputs),
+            "versions": versions,
+            "loss": loss,
+        }
         (folder / "gem_model.json").write_text(json.dumps(about, indent=2) + "\n")
 
     return make_once(cache_folder(cache) / f"{name}-{key}", write)
+
+
+def command(
+    module: str, name: str, make: Callable[[], Path], argv: Sequence[str] | None = None
+) -> int:
+    """Be the command of a shipped model: print its folder, copy it, or make it anew.
+
+    Args:
+        module: Name of the module that is run.
+        name: See `shipped`.
+        make: Makes the model of the standard recipe and returns its folder.
+        argv: Arguments; None takes those of this process.
+    """
+    parser = argparse.ArgumentParser(prog=f"python -m {module}")
+    parser.add_argument("--out", type=Path, help="copy the model to this folder")
+    parser.add_argument(
+        "--anew", action="store_true", help="make the model instead of taking the shipped one"
+    )
+    args = parser.parse_args(argv)
+    folder = make() if args.anew else shipped(name)
+    if args.out is not None:
+        folder = Path(shutil.copytree(folder, args.out, dirs_exist_ok=True))
+    print(folder)
+    return 0
 
 
 def save(model: Any, tokenizer: Any, folder: Path) -> None:

@@ -1,6 +1,6 @@
 """Make the tiny model: a Qwen3-architecture policy that plays a number game, but not well.
 
-    python -m gem_cpu.tiny_model [--out DIR]
+    python -m gem_cpu.tiny_model [--anew] [--out DIR]
 
 It is small enough that real trainers improve it on two CPU cores within minutes. Three steps: a
 byte-level BPE tokenizer trained on the game's own texts, a randomly initialised
@@ -10,14 +10,13 @@ The warm start has two parts. First the model clones a player who respects every
 learns what the texts mean; then an unskilled one, so that it hardly acts on it. Like a pre-trained
 language model it then plays badly but can learn to play well within a hundred updates. The
 cloning data are trajectories of `gem.rollout`, so they have exactly the token layout that the
-model meets in training. Everything is seeded; the result is cached under a hash of its inputs.
+model meets in training. Everything is seeded; the result of the standard recipe is part of this
+package.
 """
 
 from __future__ import annotations
 
-import argparse
 import re
-import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -28,7 +27,16 @@ from gem.rollout import Budget, ChatFormat, Request, Sample, play_batch
 from gem.seeding import stream
 from gem.tasks import Task
 from gem.trajectory import Sequence
-from gem_cpu.cloning import EOS, Size, clone, ensure_model, file_hash, new_model, train_tokenizer
+from gem_cpu.cloning import (
+    EOS,
+    Size,
+    clone,
+    command,
+    ensure_model,
+    new_model,
+    shipped,
+    train_tokenizer,
+)
 
 
 @dataclass(frozen=True)
@@ -117,33 +125,45 @@ def cloning_rows(recipe: Recipe, tokenizer: Any, consistent: float, n: int) -> l
     return [row for t in play_batch(tasks, player, chat, budget=budget) for row in t.sequences()]
 
 
-def ensure(
-    cache: str | Path | None = None, progress: bool = True, recipe: Recipe | None = None
-) -> Path:
-    """Return the folder of the tiny model, making it if it is not in the cache.
+def ensure() -> Path:
+    """Return the folder of the tiny model, which is part of this package."""
+    return shipped("tiny")
 
-    The name carries a hash of the recipe, this file, the game's texts, the token layout of a few
-    episodes and the library versions. Making it takes about a minute of one core.
 
-    Args:
-        cache: Cache folder, see `cache_folder`.
-        progress: Show a progress bar on standard error.
-        recipe: What to make; by default the standard model.
-    """
-    recipe = recipe or Recipe()
+def inputs(recipe: Recipe) -> tuple[Any, dict[str, Any]]:
+    """Return the tokenizer and all that decides what the model becomes, for `ensure_model`."""
     texts = game_texts(recipe)
     tokenizer = train_tokenizer(texts, recipe.size.vocabulary, recipe.size.max_positions)
-    inputs = {
+    rows = cloning_rows(recipe, tokenizer, recipe.consistent, 8)
+    return tokenizer, {
         "recipe": asdict(recipe),
-        "code": file_hash(__file__),
         "texts": texts,
-        "layout": [
-            (r.prompt_ids, r.response_ids, r.mask)
-            for r in cloning_rows(recipe, tokenizer, recipe.consistent, 8)
-        ],
+        "layout": [(r.prompt_ids, r.response_ids, r.mask) for r in rows],
     }
+
+
+def make(
+    recipe: Recipe | None = None, *, cache: str | Path | None = None, progress: bool = True
+) -> Path:
+    """Return the folder of a model made here, making it if it is not in the cache.
+
+    It takes about a minute of one core. On another kind of processor the same recipe gives a model
+    that behaves alike, but is not equal to the last bit.
+
+    Args:
+        recipe: What to make; by default the standard model.
+        cache: Cache folder, see `cache_folder`.
+        progress: Show a progress bar on standard error.
+    """
+    recipe = recipe or Recipe()
+    tokenizer, parts = inputs(recipe)
     return ensure_model(
-        "tiny", tokenizer, inputs, lambda: _warm_started(recipe, tokenizer, progress), cache=cache
+        "tiny",
+        tokenizer,
+        parts,
+        lambda: _warm_started(recipe, tokenizer, progress),
+        code=[__file__],
+        cache=cache,
     )
 
 
@@ -175,15 +195,8 @@ def _warm_started(recipe: Recipe, tokenizer: Any, progress: bool) -> tuple[Any, 
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Make the model and print its folder."""
-    parser = argparse.ArgumentParser(prog="python -m gem_cpu.tiny_model")
-    parser.add_argument("--out", type=Path, help="copy the model to this folder")
-    args = parser.parse_args(argv)
-    folder = ensure()
-    if args.out is not None:
-        folder = Path(shutil.copytree(folder, args.out, dirs_exist_ok=True))
-    print(folder)
-    return 0
+    """Print the folder of the model, after copying or making it if asked to."""
+    return command("gem_cpu.tiny_model", "tiny", make, argv)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Make the tiny tool user: a Qwen3-architecture policy that can call tools, but often does not.
 
-    python -m gem_cpu.tiny_tools [--out DIR]
+    python -m gem_cpu.tiny_tools [--anew] [--out DIR]
 
 It is as small as the tiny model, and made like it, by cloning scripted players: first one who
 always asks the tool and answers what it says, so that the model learns the form of the calls and
@@ -10,8 +10,6 @@ it can be right about is only what a tool told it.
 
 from __future__ import annotations
 
-import argparse
-import shutil
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,7 +19,15 @@ from gem.rollout import Budget, ChatFormat, play_batch
 from gem.seeding import stream
 from gem.trajectory import Sequence
 from gem_cpu import tool_lessons
-from gem_cpu.cloning import Size, clone, ensure_model, file_hash, new_model, train_tokenizer
+from gem_cpu.cloning import (
+    Size,
+    clone,
+    command,
+    ensure_model,
+    new_model,
+    shipped,
+    train_tokenizer,
+)
 from gem_cpu.tool_lessons import Classroom, ToolPlayer, first_reply, last_reply, lesson_of
 
 _AT_ONCE = 48
@@ -83,18 +89,35 @@ def cloning_rows(
     return rows
 
 
-def ensure(
-    cache: str | Path | None = None, progress: bool = True, recipe: Recipe | None = None
-) -> Path:
-    """Return the folder of the tiny tool user, making it if it is not in the cache.
+def ensure() -> Path:
+    """Return the folder of the tiny tool user, which is part of this package."""
+    return shipped("tiny-tools")
 
-    The name carries a hash of the recipe, this file, the texts and token layout of a few episodes
-    and the library versions. Making it takes a few minutes of one core.
+
+def inputs(recipe: Recipe, room: Classroom) -> tuple[Any, dict[str, Any]]:
+    """Return the tokenizer and all that decides what the model becomes, for `ensure_model`."""
+    texts = lesson_texts(recipe, room)
+    tokenizer = train_tokenizer(texts, recipe.size.vocabulary, recipe.size.max_positions)
+    rows = cloning_rows(recipe, room, tokenizer, recipe.asks, 12)
+    return tokenizer, {
+        "recipe": asdict(recipe),
+        "texts": texts,
+        "layout": [(r.prompt_ids, r.response_ids, r.mask) for r in rows],
+    }
+
+
+def make(
+    recipe: Recipe | None = None, *, cache: str | Path | None = None, progress: bool = True
+) -> Path:
+    """Return the folder of a tool user made here, making it if it is not in the cache.
+
+    It takes a few minutes of one core. On another kind of processor the same recipe gives a model
+    that behaves alike, but is not equal to the last bit.
 
     Args:
+        recipe: What to make; by default the standard model.
         cache: Cache folder, see `gem_cpu.cloning.cache_folder`.
         progress: Show progress bars on standard error.
-        recipe: What to make; by default the standard model.
 
     Raises:
         ConfigurationError: No sandbox for the Python tool.
@@ -102,22 +125,15 @@ def ensure(
     """
     recipe = recipe or Recipe()
     with Classroom(recipe.seed) as room:
-        texts = lesson_texts(recipe, room)
-        tokenizer = train_tokenizer(texts, recipe.size.vocabulary, recipe.size.max_positions)
-        inputs = {
-            "recipe": asdict(recipe),
-            "code": [file_hash(__file__), file_hash(tool_lessons.__file__)],
-            "texts": texts,
-            "layout": [
-                (r.prompt_ids, r.response_ids, r.mask)
-                for r in cloning_rows(recipe, room, tokenizer, recipe.asks, 12)
-            ],
-        }
-
-        def warm_start() -> tuple[Any, float]:
-            return _warm_started(recipe, room, tokenizer, progress)
-
-        return ensure_model("tiny-tools", tokenizer, inputs, warm_start, cache=cache)
+        tokenizer, parts = inputs(recipe, room)
+        return ensure_model(
+            "tiny-tools",
+            tokenizer,
+            parts,
+            lambda: _warm_started(recipe, room, tokenizer, progress),
+            code=[__file__, tool_lessons.__file__],
+            cache=cache,
+        )
 
 
 def _warm_started(
@@ -150,15 +166,8 @@ def _warm_started(
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Make the model and print its folder."""
-    parser = argparse.ArgumentParser(prog="python -m gem_cpu.tiny_tools")
-    parser.add_argument("--out", type=Path, help="copy the model to this folder")
-    args = parser.parse_args(argv)
-    folder = ensure()
-    if args.out is not None:
-        folder = Path(shutil.copytree(folder, args.out, dirs_exist_ok=True))
-    print(folder)
-    return 0
+    """Print the folder of the model, after copying or making it if asked to."""
+    return command("gem_cpu.tiny_tools", "tiny-tools", make, argv)
 
 
 if __name__ == "__main__":
