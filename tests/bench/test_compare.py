@@ -11,10 +11,11 @@ import pytest
 
 from gem.errors import RecordError
 from gem.record import Recorder
+from gem.tasks import Task
+from gem.trajectory import Trajectory, Turn
 from gem_bench.__main__ import main
 from gem_bench.compare import RENDERERS, compare
 from gem_bench.series import load_runs, smooth
-from gem_bench.stats import over_episodes, over_runs, t_quantile
 
 SPEC = {"name": "x", "algorithm": {"advantage": "rebn", "gamma": 0.9}}
 
@@ -37,41 +38,14 @@ def write(
     return folder
 
 
-@pytest.mark.parametrize(
-    ("degrees", "expected"),
-    # Two-sided 95 % points of Student's t, from printed tables.
-    [(1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (7, 2.365), (10, 2.228), (30, 2.042)],
-)
-def test_t_quantiles_are_those_of_printed_tables(degrees: int, expected: float) -> None:
-    assert t_quantile(degrees) == pytest.approx(expected, abs=5e-4)
-
-
-def test_interval_over_three_runs() -> None:
-    # Mean 0.7, sample standard deviation 0.1, t = 4.3027: half width 4.3027 * 0.1 / sqrt(3).
-    interval = over_runs([0.6, 0.7, 0.8])
-    assert interval.mean == pytest.approx(0.7)
-    assert interval.low == pytest.approx(0.7 - 0.24841, abs=1e-4)
-    assert interval.high == pytest.approx(0.7 + 0.24841, abs=1e-4)
-
-
-def test_interval_over_episodes() -> None:
-    # Worked by hand: centre (0.8 + 0.19207) / 1.38415, half 1.4160 * sqrt(0.016 + 0.0096036).
-    interval = over_episodes(8, 10)
-    assert interval.low == pytest.approx(0.4902, abs=5e-4)
-    assert interval.high == pytest.approx(0.9433, abs=5e-4)
-    nothing = over_episodes(0, 10)
-    assert nothing.low == pytest.approx(0)
-    assert nothing.high == pytest.approx(0.2775, abs=5e-4)
-
-
 def test_final_is_the_last_window_and_best_the_highest(tmp_path: Path) -> None:
     rates = [0.1, 0.3, 0.9, 0.7, 0.5, 0.5]
     row = compare(load_runs([write(tmp_path / "a", rates)]), window=2).rows[0]
     assert row.final is not None and row.best is not None
     assert row.final.mean == pytest.approx(0.5)
-    assert row.final.n == 20
-    assert row.final.method == "wilson"
-    assert row.best.mean == pytest.approx(0.8)
+    assert row.best == pytest.approx(0.8)
+    # Without episodes nothing tells which belong to one task.
+    assert (row.final.low, row.final.method) == (None, "none")
     assert (row.episodes, row.turns, row.sampled_tokens) == (60, 180, 600)
 
 
@@ -80,8 +54,10 @@ def test_seeds_of_one_experiment_are_one_row_with_an_interval_over_runs(tmp_path
     rows = compare(load_runs(folders)).rows
     assert len(rows) == 1
     assert rows[0].final is not None
-    assert rows[0].final.method == "t"
-    assert rows[0].final.high - rows[0].final.low == pytest.approx(2 * 0.24841, abs=1e-4)
+    assert rows[0].final.method == "runs"
+    # Mean 0.7, sample standard deviation 0.1, t = 4.3027: half width 4.3027 * 0.1 / sqrt(3).
+    assert rows[0].final.low == pytest.approx(0.7 - 0.24841, abs=1e-4)
+    assert rows[0].final.high == pytest.approx(0.7 + 0.24841, abs=1e-4)
     assert rows[0].episodes == 30  # per run, not in all
 
 
@@ -121,6 +97,23 @@ def test_what_spoils_a_comparison_is_said(tmp_path: Path) -> None:
     notes = "\n".join(compare(load_runs(folders)).notes)
     assert "share a seed" in notes
     assert f"{tmp_path / 'c'}: this run is not finished (failed)" in notes
+
+
+def episode(seed: int, won: bool, group: int) -> Trajectory:
+    turn = Turn(
+        observation="?",
+        context_ids=[1],
+        fresh=True,
+        response_ids=[2],
+        logprobs=None,
+        text="x",
+        reward=float(won),
+        terminated=True,
+        truncated=False,
+        stop_reason="stop",
+        info={"success": won},
+    )
+    return Trajectory(Task("mine:X", seed), turns=[turn], group=group, end="terminated")
 
 
 @pytest.mark.parametrize("form", sorted(RENDERERS))
@@ -192,6 +185,57 @@ def test_the_command_compares_folders(
     assert out.splitlines()[3].startswith("verl")
     assert main(["compare", "nowhere"]) == 2
     assert "nowhere holds no run" in capsys.readouterr().err
+
+
+def test_one_run_has_an_interval_over_its_tasks_and_a_paired_difference(
+    make_run: Callable[..., Path],
+) -> None:
+    folders = [make_run(trainer) for trainer in ("reference", "verl")]
+    comparison = compare(load_runs(folders), window=5)
+    for row in comparison.rows:
+        assert row.final is not None and row.final.low is not None and row.final.high is not None
+        assert row.final.method == "tasks"
+        assert row.final.low < row.final.mean < row.final.high
+    (contrast,) = comparison.contrasts
+    first, second = (row.final.mean for row in comparison.rows if row.final is not None)
+    assert contrast.difference.mean == pytest.approx(second - first)
+    assert contrast.difference.method == "paired tasks"
+    line = next(x for x in RENDERERS["text"](comparison).splitlines() if " less " in x)
+    assert line.startswith("verl less reference: final success ")
+    assert f"over {contrast.difference.n} tasks that both played" in line
+
+
+def test_episodes_of_one_task_are_not_taken_for_independent(tmp_path: Path) -> None:
+    """Eight episodes a task that all end alike tell as much as one."""
+
+    def interval(copies: int) -> float:
+        folder = tmp_path / str(copies)
+        recorder = Recorder(folder)
+        for iteration in range(4):
+            batch = [episode(16 * iteration + task, task % 2 == 0, task) for task in range(16)]
+            batch = [t for t in batch for _ in range(copies)]
+            values = {"success_rate": 0.5, "episodes": len(batch)}
+            recorder.metrics(iteration, values)
+            recorder.episodes(iteration, batch)
+        final = compare(load_runs([folder])).rows[0].final
+        assert final is not None and final.low is not None and final.high is not None
+        return final.high - final.low
+
+    assert interval(8) == pytest.approx(interval(1), rel=0.02)
+
+
+def test_runs_of_the_same_seeds_are_compared_in_pairs(tmp_path: Path) -> None:
+    def runs(trainer: str, shift: float) -> list[Path]:
+        return [
+            write(tmp_path / f"{trainer}{s}", [0.5 + 0.1 * s + shift], trainer=trainer, seed=s)
+            for s in range(3)
+        ]
+
+    (contrast,) = compare(load_runs([*runs("a", 0.0), *runs("b", 0.05)])).contrasts
+    assert contrast.difference.method == "paired runs"
+    # Seeds differ by 0.1, but the difference is the same in each.
+    assert contrast.difference.low == pytest.approx(0.05)
+    assert contrast.difference.high == pytest.approx(0.05)
 
 
 @pytest.mark.parametrize("window", ["0", "-3", "many"])

@@ -39,7 +39,7 @@ def played(rng: random.Random, chances: list[float], size: int) -> list[list[flo
     return [[float(rng.random() < p) for _ in range(size)] for p in chances]
 
 
-# Beta distributions of a task's chance: (0.2, 0.2) are tasks that are mostly always or never solved.
+# Beta distributions of a task's chance: at (0.2, 0.2) most are always or never solved.
 @pytest.mark.parametrize(
     ("tasks", "size", "alpha", "beta"),
     [
@@ -118,7 +118,9 @@ def test_a_difference_on_the_same_tasks_is_told_more_exactly_than_on_others() ->
     paired = difference_of_tasks(a, b)
     unpaired = difference_of_tasks(a, {f"other {key}": value for key, value in b.items()})
     assert paired.method == "paired tasks" and unpaired.method == "unpaired tasks"
-    widths = [e.high - e.low for e in (paired, unpaired) if e.high is not None and e.low is not None]
+    widths = [
+        e.high - e.low for e in (paired, unpaired) if e.high is not None and e.low is not None
+    ]
     assert widths[0] < widths[1] / 2
     assert paired.mean == pytest.approx(unpaired.mean)
 

@@ -1,8 +1,10 @@
 """Compare runs: what they cost, how well they did, and whether they are comparable at all.
 
 Final success is the mean over the last `window` iterations of training, best success the highest
-mean over any `window` iterations in a row; both are of the sampled training episodes. With
-several seeds the interval is Student's t over runs, with one it is Wilson's over episodes.
+mean over any `window` iterations in a row; both are of the sampled training episodes. Final success
+has an interval over runs where there are several seeds, over tasks where there is one; a maximum
+has none (`gem_bench.stats`). Differences to the first group are taken pair by pair where both have
+the same seeds or tasks.
 """
 
 from __future__ import annotations
@@ -10,13 +12,19 @@ from __future__ import annotations
 import itertools
 import json
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from gem.experiment import Knob
 from gem_bench.series import TRAIN, Group, Run, differences
-from gem_bench.stats import Estimate, over_episodes, over_runs
+from gem_bench.stats import (
+    Estimate,
+    difference_of_runs,
+    difference_of_tasks,
+    over_runs,
+    over_tasks,
+)
 
 
 @dataclass(frozen=True)
@@ -39,9 +47,18 @@ class Row:
     iteration_s: float | None
     """Median seconds between two records."""
     final: Estimate | None
-    best: Estimate | None
+    best: float | None
     knobs: list[Knob]
     """Settings that are not matched."""
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """By how much the final success of one group is above that of the first."""
+
+    label: str
+    baseline: str
+    difference: Estimate
 
 
 @dataclass(frozen=True)
@@ -50,6 +67,7 @@ class Comparison:
 
     window: int
     rows: list[Row]
+    contrasts: list[Contrast]
     differing: dict[str, list[Any]]
     """Settings that differ between the groups: key, value in each."""
     notes: list[str]
@@ -62,32 +80,96 @@ def compare(groups: Sequence[Group], *, window: int = 20) -> Comparison:
         groups: As read by `load_runs`.
         window: Iterations that final and best success are averaged over.
     """
+    finals = [_Final.read(group, window) for group in groups]
     return Comparison(
         window,
-        [_row(group, window) for group in groups],
+        [_row(group, final, window) for group, final in zip(groups, finals, strict=True)],
+        _contrasts(groups, finals),
         differences([group.settings for group in groups]),
         [note for group in groups for note in _notes(group)],
     )
 
 
-def window_means(run: Run, window: int) -> list[tuple[float, float]]:
-    """Return `(successes, episodes)` over every `window` iterations in a row, or over all."""
+def window_means(run: Run, window: int) -> list[float]:
+    """Return the success rate over every `window` iterations in a row, or over all."""
+    points = [(rate * count, count) for _, rate, count in _points(run)]
+    last = max(len(points) - window, 0)
+    spans = [points[i : i + window] for i in range(last + 1)] if points else []
+    return [sum(s for s, _ in span) / sum(n for _, n in span) for span in spans]
+
+
+def _points(run: Run) -> list[tuple[int, float, float]]:
+    """Iteration, success rate and number of episodes, where both are recorded."""
     curve = run.curves.get(TRAIN)
     if curve is None:
         return []
-    points = [
-        (rate * count, count)
-        for rate, count in zip(curve.column("success_rate"), curve.column("episodes"), strict=True)
+    columns = (curve.iterations, curve.column("success_rate"), curve.column("episodes"))
+    return [
+        (iteration, rate, count)
+        for iteration, rate, count in zip(*columns, strict=True)
         if rate is not None and count
     ]
-    last = max(len(points) - window, 0)
-    spans = [points[i : i + window] for i in range(last + 1)] if points else []
-    return [(sum(s for s, _ in span), sum(n for _, n in span)) for span in spans]
 
 
-def _row(group: Group, window: int) -> Row:
+@dataclass(frozen=True)
+class _Final:
+    """What is known of a group's last iterations."""
+
+    rates: dict[int, float]
+    """Success rate by the place of the run in its group; runs without any are missing."""
+    seeds: list[Hashable]
+    """What tells the runs apart: seed and tasks."""
+    outcomes: dict[str, list[float]]
+    """Of the one run of a group, by task; empty if there are several, or no episodes recorded."""
+
+    @classmethod
+    def read(cls, group: Group, window: int) -> _Final:
+        means = {i: window_means(run, window) for i, run in enumerate(group.runs)}
+        outcomes: dict[str, list[float]] = {}
+        if len(group.runs) == 1:
+            run = group.runs[0]
+            last = [iteration for iteration, _, _ in _points(run)[-window:]]
+            outcomes = run.outcomes(TRAIN, frozenset(last))
+        return cls(
+            {i: m[-1] for i, m in means.items() if m},
+            [(run.seed, run.spec.get("env.seed")) for run in group.runs],
+            outcomes,
+        )
+
+    @property
+    def estimate(self) -> Estimate | None:
+        if not self.rates:
+            return None
+        over = over_runs(list(self.rates.values()))
+        if len(self.rates) > 1 or not self.outcomes:
+            return over
+        # The mean is that of the metrics, as the curve shows it.
+        return replace(over_tasks(list(self.outcomes.values())), mean=over.mean)
+
+    def by_seed(self) -> dict[Hashable, float]:
+        """Success rates by seed; by place where runs share a seed, so that none is lost."""
+        if len(set(self.seeds)) < len(self.seeds):
+            return {("run", i): rate for i, rate in self.rates.items()}
+        return {self.seeds[i]: rate for i, rate in self.rates.items()}
+
+
+def _contrasts(groups: Sequence[Group], finals: Sequence[_Final]) -> list[Contrast]:
+    """Each group less the first, with an interval wherever there can be one."""
+    found = []
+    for group, final in zip(groups[1:], finals[1:], strict=True):
+        if not finals[0].rates or not final.rates:
+            continue
+        if final.outcomes and finals[0].outcomes:
+            difference = difference_of_tasks(final.outcomes, finals[0].outcomes)
+        else:
+            difference = difference_of_runs(final.by_seed(), finals[0].by_seed())
+        found.append(Contrast(group.label, groups[0].label, difference))
+    return found
+
+
+def _row(group: Group, final: _Final, window: int) -> Row:
     runs = group.runs
-    spans = [w for run in runs if (w := window_means(run, window))]
+    best = [max(means) for run in runs if (means := window_means(run, window))]
     parity = {(k.name, k.status, k.how): k for run in runs for k in run.parity}
     return Row(
         label=group.label,
@@ -102,18 +184,10 @@ def _row(group: Group, window: int) -> Row:
         wall_s=_mean([run.seconds for run in runs]),
         start_up_s=_mean([run.record.meta.get("seconds", {}).get("start_up") for run in runs]),
         iteration_s=_mean([_iteration_seconds(run) for run in runs]),
-        final=_estimate([w[-1] for w in spans]),
-        best=_estimate([max(w, key=lambda span: span[0] / span[1]) for w in spans]),
+        final=final.estimate,
+        best=_mean(best),
         knobs=[knob for knob in parity.values() if knob.status != "matched"],
     )
-
-
-def _estimate(spans: list[tuple[float, float]]) -> Estimate | None:
-    if not spans:
-        return None
-    if len(spans) == 1:
-        return over_episodes(*spans[0])
-    return over_runs([successes / episodes for successes, episodes in spans])
 
 
 def _iterations(run: Run) -> int:
@@ -157,7 +231,7 @@ _COLUMNS: dict[str, Callable[[Row], str]] = {
     "start-up s": lambda r: number(r.start_up_s, 0),
     "s/iteration": lambda r: number(r.iteration_s, 2),
     "final success": lambda r: estimate(r.final),
-    "best success": lambda r: estimate(r.best),
+    "best success": lambda r: number(r.best, 3),
 }
 
 
@@ -166,11 +240,39 @@ def number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:,.{digits}f}"
 
 
-def estimate(value: Estimate | None) -> str:
-    """Return `mean [low, high]`."""
+def estimate(value: Estimate | None, sign: str = "") -> str:
+    """Return `mean [low, high]`, or the mean alone where there is no interval.
+
+    Args:
+        value: What to write; `-` if it is not known.
+        sign: `+` to write the sign of positive numbers.
+    """
     if value is None:
         return "-"
-    return f"{value.mean:.3f} [{value.low:.3f}, {value.high:.3f}]"
+    if value.low is None or value.high is None:
+        return f"{value.mean:{sign}.3f}"
+    return f"{value.mean:{sign}.3f} [{value.low:{sign}.3f}, {value.high:{sign}.3f}]"
+
+
+HOW = {
+    "runs": "over {n} runs",
+    "tasks": "over {n:,} tasks of one run; runs differ by more",
+    "paired runs": "over {n} pairs of runs with the same seed",
+    "paired tasks": "over {n:,} tasks that both played; runs differ by more",
+    "unpaired runs": "over runs with different seeds",
+    "unpaired tasks": "over the tasks of one run each; runs differ by more",
+    "none": "no interval: too little to tell",
+}
+"""What an interval is over, for readers; to be formatted with `n`."""
+
+
+def contrasts(comparison: Comparison) -> list[str]:
+    """Return a line about each difference to the first group."""
+    return [
+        f"{c.label} less {c.baseline}: final success {estimate(c.difference, '+')} "
+        f"({HOW[c.difference.method].format(n=c.difference.n)})"
+        for c in comparison.contrasts
+    ]
 
 
 def table(comparison: Comparison) -> list[list[str]]:
@@ -184,16 +286,13 @@ def table(comparison: Comparison) -> list[list[str]]:
 
 def remarks(comparison: Comparison) -> list[str]:
     """Return how to read the table, and whatever stands in the way of a fair comparison."""
-    rows = comparison.rows
-    methods = {e.method for r in rows for e in (r.final, r.best) if e is not None}
-    how = {
-        "t": "Student's t over runs",
-        "wilson": "Wilson over the episodes of one run; seeds vary more",
-    }
+    finals = [row.final for row in comparison.rows if row.final is not None]
+    how = sorted({HOW[e.method].format(n=e.n) for e in finals})
     lines = [
         f"Success is that of sampled training episodes, averaged over (up to) {comparison.window} "
-        "iterations; in brackets the 95 % interval "
-        f"({'; '.join(how[m] for m in sorted(methods)) or 'none'}). Counts are per run."
+        f"iterations; in brackets the 95 % interval ({'; '.join(how) or 'none'}). The best of many "
+        "windows is above its own mean by chance and has no interval. Counts are per run.",
+        *contrasts(comparison),
     ]
     if comparison.differing:
         keys = ", ".join(comparison.differing)

@@ -1,7 +1,9 @@
 """Draw learning curves as one static SVG picture, for light and dark pages.
 
-A thin line is a run, the thick one the mean of the runs of a group, the band its 95 % interval
-(Student's t over runs). A group with one run shows the run as recorded, and smoothed.
+Thick lines are smoothed, by a trailing mean over a number of iterations that the picture states.
+In a group of several runs a thin line is a run, the thick one their mean, the band its 95 %
+interval (Student's t over runs). A group with one run shows the run as recorded, smoothed, and no
+band: one run does not tell how much runs differ.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ _POINTS = 120
 _WIDTH, _HEIGHT, _GAP, _MARGIN = 460, 300, 40, 14
 _LEGEND_ROW, _LEGEND_GAP = 22, 22
 _LEFT, _TOP, _BOTTOM = 44, 30, 44
+_CAPTION = 20
 """Room inside a panel for tick labels, name and axis name."""
 
 
@@ -86,14 +89,15 @@ def plot(
         place = f"translate({index * (_WIDTH + _GAP)} {top})"
         panels.append(f'<g transform="{place}">{_panel(drawings, metric, x)}</g>')
     width = inner + 2 * _MARGIN
-    height = top + _HEIGHT + 2 * _MARGIN
+    caption = _text("tick", 0, top + _HEIGHT + _CAPTION, _caption(groups, window))
+    height = top + _HEIGHT + _CAPTION + 2 * _MARGIN
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" role="img" '
         f'viewBox="{-_MARGIN} {-_MARGIN} {width} {height}" font-family="system-ui, sans-serif" '
         f'font-size="13"><title>{escape(_title(groups, metrics, x))}</title>'
         f"<style>{_style(len(groups))}</style>"
         f'<rect class="paper" x="{-_MARGIN}" y="{-_MARGIN}" width="{width}" height="{height}"/>'
-        f"{legend}{''.join(panels)}</svg>\n"
+        f"{legend}{''.join(panels)}{caption}</svg>\n"
     )
 
 
@@ -221,6 +225,13 @@ def _legend(groups: Sequence[Group], width: int) -> tuple[str, int]:
         out += [line, _text("name", x + 30, y + 14, label)]
         x += wide
     return "".join(out), y + _LEGEND_ROW + _LEGEND_GAP
+
+
+def _caption(groups: Sequence[Group], window: int) -> str:
+    parts = [f"Trailing mean over {window} iterations" if window > 1 else "As recorded"]
+    if any(len(group.runs) > 1 for group in groups):
+        parts.append("bands: 95 % interval over seeds")
+    return "; ".join(parts)
 
 
 def _style(groups: int) -> str:

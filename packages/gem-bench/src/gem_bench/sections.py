@@ -36,9 +36,11 @@ def cards(rows: Sequence[Row]) -> str:
 
 def _card(row: Row, index: int) -> str:
     final = f"{row.final.mean:.3f}" if row.final else "–"
-    interval = f"{row.final.low:.3f} – {row.final.high:.3f}" if row.final else ""
+    interval = ""
+    if row.final is not None and row.final.low is not None and row.final.high is not None:
+        interval = f"{row.final.low:.3f} – {row.final.high:.3f}"
     facts = [
-        f"best {row.best.mean:.3f}" if row.best else "",
+        f"best {row.best:.3f}" if row.best is not None else "",
         f"{row.episodes:,.0f} episodes",
         f"{clock(row.wall_s)} wall" if row.wall_s is not None else "",
         f"{number(row.iteration_s, 2)} s/iteration" if row.iteration_s is not None else "",
@@ -47,7 +49,7 @@ def _card(row: Row, index: int) -> str:
     return (
         f'<article class="card g{index}"><h3>{escape(row.label)}</h3>'
         f'<p class="big">{final}<small>{interval}</small></p>'
-        "<p>final success and its 95 % interval</p>"
+        f"<p>final success{' and its 95 % interval' if interval else ''}</p>"
         f'<p class="facts">{" · ".join(filter(None, facts))}</p></article>'
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
@@ -113,6 +113,19 @@ class Run:
         before = dict(zip((line["iteration"] for line in train), sampled, strict=False))
         total = sum(line.get("sampled_tokens") or 0.0 for line in train)
         return {split: _curve(rows, before, total) for split, rows in lines.items()}
+
+    def outcomes(self, split: str, iterations: Container[int]) -> dict[str, list[float]]:
+        """Return the success (0 or 1) of each valid episode, by task.
+
+        The key is the task's JSON, which is the same in every trainer.
+        """
+        found: dict[str, list[float]] = defaultdict(list)
+        for record in self.record.episodes(split, iterations):
+            trajectory = record.trajectory
+            if trajectory.valid:
+                key = json.dumps(trajectory.task.to_dict(), sort_keys=True)
+                found[key].append(float(trajectory.success))
+        return dict(found)
 
     def total(self, metric: str) -> float:
         """Sum of a training metric over the run."""

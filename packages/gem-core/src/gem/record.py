@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -168,9 +168,16 @@ class RunRecord:
     meta: dict[str, Any]
     metrics: list[dict[str, Any]]
 
-    def episodes(self) -> Iterator[EpisodeRecord]:
-        """Yield the recorded episodes in order, one at a time."""
-        yield from read_episodes(self.folder / EPISODES)
+    def episodes(
+        self, split: str | None = None, iterations: Container[int] | None = None
+    ) -> Iterator[EpisodeRecord]:
+        """Yield the recorded episodes in order, one at a time.
+
+        Args:
+            split: Only those of this split.
+            iterations: Only those of these iterations.
+        """
+        yield from read_episodes(self.folder / EPISODES, split, iterations)
 
 
 def read_run(folder: str | Path) -> RunRecord:
@@ -196,10 +203,17 @@ def read_run(folder: str | Path) -> RunRecord:
     return RunRecord(folder, meta, list(_lines(folder / METRICS)))
 
 
-def read_episodes(path: str | Path) -> Iterator[EpisodeRecord]:
+def read_episodes(
+    path: str | Path, split: str | None = None, iterations: Container[int] | None = None
+) -> Iterator[EpisodeRecord]:
     """Yield the episodes of an `episodes.jsonl`, one at a time; nothing if there is no such file.
 
     A last line that was cut off is left out.
+
+    Args:
+        path: The file.
+        split: Only episodes of this split; others are not looked into.
+        iterations: Only episodes of these iterations; others are not looked into.
 
     Raises:
         RecordError: A line other than the last is damaged, or of a newer schema.
@@ -208,6 +222,10 @@ def read_episodes(path: str | Path) -> Iterator[EpisodeRecord]:
     for number, line in enumerate(_lines(path), 1):
         _check_schema(line.get("schema", 0), f"{path}, line {number}")
         try:
+            if split is not None and line["split"] != split:
+                continue
+            if iterations is not None and line["iteration"] not in iterations:
+                continue
             rows, taken = line.get("rows"), line.get("fingerprint")
             record = EpisodeRecord(
                 iteration=line["iteration"],
