@@ -120,8 +120,8 @@ def drawing(group: Group, metric: str, x: str, window: int) -> Drawing | None:
     return Drawing(
         smoothed,
         Line(grid, [e.mean for e in estimates]),
-        [max(e.low, floor) for e in estimates],
-        [min(e.high, ceiling) for e in estimates],
+        [max(e.low, floor) for e in estimates if e.low is not None],
+        [min(e.high, ceiling) for e in estimates if e.high is not None],
     )
 
 
