@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from gem.record import read_run
+from gem_bench.learning import nothing_learnt
 from gem_bench.processes import Family, _processes, _processes_by_ps
 
 Start = Callable[..., subprocess.Popen[str]]
@@ -82,6 +83,50 @@ def test_progress_without_a_terminal_is_a_few_plain_lines(
     assert "return 0.500" in lines[-1]
     assert "turns 3.0" in lines[-1]
     assert "\r" not in err
+
+
+def test_a_policy_that_never_changes_is_told_at_the_end(
+    gem_bench: Start, spec_file: WriteSpec, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    code, _, err = finish(gem_bench("run", spec_file("idle"), "--to", "fake", "--out", out))
+    assert code == 0, err
+    assert err.rstrip().splitlines()[-1] == (
+        "warning: the policy never changed: its gradient was 0 in all of 6 iterations; all "
+        "episodes of an iteration earned the same, so that none is better than another"
+    )
+    code, _, err = finish(
+        gem_bench("run", spec_file(), "--to", "fake", "--out", tmp_path / "other")
+    )
+    assert "warning" not in err
+
+
+LINE = {"split": "train", "grad_norm": 0.0, "episodes": 8.0, "return_mean": 0.0, "return_std": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("lines", "cause"),
+    [
+        ([LINE], "all of 1 iteration; no episode earned anything"),
+        ([LINE, {**LINE, "return_mean": 1.0}], "of 2 iterations; all episodes of an iteration"),
+        ([LINE, {**LINE, "return_std": 0.3}], "but not within what the advantage compares"),
+        ([{**LINE, "episodes": 0.0}], "no episode was valid"),
+        ([LINE, {"split": "eval:hard", "grad_norm": 2.0}], "no episode earned anything"),
+    ],
+)
+def test_a_gradient_of_zero_is_told_with_its_likely_cause(
+    lines: list[dict[str, Any]], cause: str
+) -> None:
+    assert cause in nothing_learnt(lines)
+
+
+@pytest.mark.parametrize(
+    "lines", [[], [LINE, {**LINE, "grad_norm": 0.1}], [{"split": "train"}], [{"split": "eval:x"}]]
+)
+def test_a_policy_that_changed_or_of_which_nobody_knows_is_not_warned_of(
+    lines: list[dict[str, Any]],
+) -> None:
+    assert nothing_learnt(lines) == ""
 
 
 def test_a_crash_shows_the_end_of_the_log_and_where_it_is(

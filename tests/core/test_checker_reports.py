@@ -165,6 +165,7 @@ def test_a_reward_above_the_limit_comes_with_limit_and_remedy() -> None:
         ([{"name": "search_tool_no_int_reward", "index": "sample"}], ""),
     ],
 )
+@pytest.mark.filterwarnings("ignore:the wrapper 'search_tool'")
 def test_presets_that_pay_for_calls_are_warned_of(wrappers: Any, pays: str) -> None:
     pytest.importorskip("bm25s")
     report = check_env("game:GuessTheNumber-v0-easy", only=["unearned"], wrappers=wrappers)

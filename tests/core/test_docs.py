@@ -1,9 +1,13 @@
-"""Every Python snippet of the documentation runs as printed."""
+"""Every Python snippet of the documentation runs as printed, and what it claims is so."""
 
 from __future__ import annotations
 
+import ast
+import io
 import re
 import shlex
+import tokenize
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +28,96 @@ CODE = [
 ]
 
 
+def comments(code: str) -> dict[int, str]:
+    """Return the comments of a program by line."""
+    tokens = tokenize.generate_tokens(io.StringIO(code).readline)
+    return {t.start[0]: t.string.lstrip("# ") for t in tokens if t.type == tokenize.COMMENT}
+
+
+def literal(text: str) -> tuple[bool, Any]:
+    """Return whether a text is a Python literal, and its value."""
+    try:
+        return True, ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return False, None
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+def run_snippet(code: str, names: dict[str, Any]) -> int:
+    """Run a program and check what its comments claim; return the number of claims.
+
+    The comment of a `print` is the beginning of what is printed, up to `...`. The comment of an
+    expression or an assignment is its value, if it is a literal; other comments are prose.
+    """
+    said, claims = comments(code), 0
+    for statement in ast.parse(code).body:
+        printed = io.StringIO()
+        with redirect_stdout(printed):
+            exec(compile(ast.Module([statement], []), "snippet", "exec"), names)
+        out = words(printed.getvalue())
+        for node in ast.walk(statement):
+            claim = said.get(getattr(node, "end_lineno", None) or 0, "")
+            if not claim or not isinstance(node, ast.Expr | ast.Assign):
+                continue
+            if isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "print":
+                expected = words(claim.partition("...")[0])
+                assert expected in out if node is not statement else out.startswith(expected), out
+                claims += 1
+                continue
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.value
+            is_literal, value = literal(claim)
+            if is_literal and isinstance(target, ast.Name | ast.Attribute | ast.Subscript):
+                found = eval(ast.unparse(target), names)
+                assert found == value, f"{ast.unparse(target)} is {found!r}, not {claim}"
+                claims += 1
+    return claims
+
+
 @pytest.mark.parametrize("code", CODE)
-def test_a_python_snippet_runs(
-    code: str, small_tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_python_snippet_runs_and_does_what_it_says(
+    code: str, small_tokenizer: Any, tmp_path: Path
 ) -> None:
     # `path` stands for the reader's own model.
     small_tokenizer.save_pretrained(tmp_path)
     try:
-        exec(compile(code, "snippet", "exec"), {"path": tmp_path, "__name__": "snippet"})
+        run_snippet(code, {"path": tmp_path, "__name__": "snippet"})
     except MissingExtraError as error:
         pytest.skip(str(error))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "x = 1.0  # 2.0",
+        "x = 1.0\nx  # 2.0",
+        "x = {'a': 1}\nx['a']  # 2",
+        "print('3 4 5')  # 3 5 ...",
+        "if True:\n    print(6)  # 7",
+    ],
+)
+def test_a_claim_that_is_wrong_is_noticed(wrong: str) -> None:
+    with pytest.raises(AssertionError):
+        run_snippet(wrong, {})
+
+
+def test_claims_that_are_right_are_counted_and_prose_is_not() -> None:
+    right = "x = 1.0  # 1.0\nx  # one\nprint('3 4 5')  # 3 4 ...\nx  # 1.0"
+    assert run_snippet(right, {}) == 3
+
+
+@pytest.mark.parametrize("page", ["tools.md", "datasets.md"])
+def test_the_first_snippet_of_a_page_about_tasks_earns_the_reward(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text()
+    code = next(code for language, code in FENCE.findall(text) if language == "python")
+    names: dict[str, Any] = {}
+    try:
+        assert run_snippet(code, names) >= 1
+    except MissingExtraError as error:
+        pytest.skip(str(error))
+    assert names["reward"] == 1.0
 
 
 def test_the_readme_has_a_snippet_of_about_ten_lines() -> None:

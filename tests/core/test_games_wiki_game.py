@@ -23,6 +23,7 @@ import gem
 from gem.envs.games.wiki_backends import Graph, GraphBackend, Kiwix, MediaWiki, Page, graph
 from gem.envs.games.wiki_game import WikiGame, balanced_boxes, shortened
 from gem.errors import ConfigurationError, DataError, UnreachableError
+from gem.testing.describing import parameters
 
 IDS = [f"game:WikiGame-v0{suffix}" for suffix in ("", "-easy", "-hard")]
 VARIANTS = ["noregrets", "oneback", "freenav", "eidetic"]
@@ -266,6 +267,23 @@ def test_oneback_comes_back_from_a_page_without_links_for_another_turn(small: st
     go(env, "A")
     assert env.turn == 2
     assert go(env, "End")[1:4] == (0.0, False, True)
+
+
+def test_the_documented_reward_of_a_format_error_is_paid(small: str) -> None:
+    [row] = [one for one in parameters(WikiGame) if one.name == "format_error_ends"]
+    env = started(small, "noregrets")
+    assert f"Its reward is {env.step('no box')[1]:g} either way." in row.meaning
+
+
+@pytest.mark.parametrize("variant", ["freenav", "eidetic"])
+def test_a_page_without_links_is_a_step_like_any_other_where_one_can_go_back(
+    small: str, variant: str
+) -> None:
+    env = started(small, variant)
+    assert go(env, "End")[1:4] == (-0.05, False, False)
+    assert (env.trail[-1].title, env.turn) == ("End", 1)
+    assert go(env, "<PREV_PAGE>")[1:4] == (-0.05, False, False)
+    assert env.trail[-1].title == "A"
 
 
 def test_freenav_goes_back_as_often_as_there_are_pages(small: str) -> None:

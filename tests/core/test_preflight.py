@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gem import preflight
-from gem.errors import MissingExtraError
+from gem.errors import ConfigurationError, MissingExtraError
 from gem.experiment import RunSpec
 from gem.tasks import Task
 
@@ -62,3 +62,9 @@ def test_what_an_evaluation_lacks_is_an_error_too(
     evals = [{"name": "e", "id": "game:Wordle-v0", "params": {"tools": [GONE]}}]
     assert run({**SPEC, "eval": evals}, monkeypatch) == 2
     assert "no command 'no-such-command'" in capsys.readouterr().err
+
+
+def test_an_environment_that_shows_images_is_refused_by_its_id() -> None:
+    task = Task("math:Geometry3K", 0, {"source": "sample"})
+    with pytest.raises(ConfigurationError, match="math:Geometry3K shows images"):
+        preflight.check([task])

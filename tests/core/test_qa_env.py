@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 
 import gem
@@ -42,6 +43,60 @@ def test_the_last_tag_counts() -> None:
 def test_a_row_without_an_answer_is_an_error_of_the_data(gold: Any) -> None:
     with pytest.raises(DataError, match="row 0, column 'answer': "):
         graded(gold, "<answer></answer>")
+
+
+@pytest.mark.parametrize(
+    ("gold", "reply"),
+    [
+        (4, "4"),
+        (4.0, "4"),
+        (-0.25, "-0.25"),
+        (np.int64(1969), "1969"),
+        (np.float32(0.5), "0.5"),
+        ([4, "four"], "Four"),
+        (10**30, "1" + "0" * 30),
+        (True, "true"),
+    ],
+)
+def test_a_number_is_an_answer_and_a_whole_one_has_no_fraction(gold: Any, reply: str) -> None:
+    assert graded(gold, f"<answer>{reply}</answer>")[1] == 1.0
+    assert graded(gold, "<answer>17</answer>")[1] == 0.0
+
+
+def test_the_oracle_says_a_number_as_it_is_graded() -> None:
+    env = QaEnv([{"problem": "?", "answer": 4.0}])
+    env.reset()
+    assert env.answer == 4.0
+    assert env.step(env.oracle_action())[1] == 1.0
+
+
+@pytest.mark.parametrize("gold", [{}, float("nan"), ["a", None], [[1]], 3j])
+def test_a_row_that_cannot_be_graded_is_refused_when_the_data_is_loaded(gold: Any) -> None:
+    rows = [{"problem": "?", "answer": "a"}] * 20 + [{"problem": "?", "answer": gold}]
+    for _ in range(2):
+        env = QaEnv(rows)
+        with pytest.raises(DataError, match="row 20, column 'answer': .*is no answer"):
+            env.reset(idx=0)
+
+
+def test_rows_are_verified_once_and_later_ones_when_they_are_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = [{"problem": "?", "answer": "a"}] * 30 + [{"problem": "?", "answer": None}]
+    verified = []
+    verify = QaEnv._verify_item
+
+    def counting(env: QaEnv) -> None:
+        verified.append(env.index)
+        verify(env)
+
+    monkeypatch.setattr("gem.envs.datasets.VERIFIED_ROWS", 30)
+    monkeypatch.setattr(QaEnv, "_verify_item", counting)
+    for _ in range(3):
+        QaEnv(rows).reset(idx=5)
+    assert verified == [*range(30), 5, 5, 5]
+    with pytest.raises(DataError, match="row 30, column 'answer': None is no answer"):
+        QaEnv(rows).reset(idx=30)
 
 
 @pytest.mark.parametrize("depth", DEPTHS)

@@ -238,8 +238,8 @@ def test_the_environment_of_the_user_stays_outside(monkeypatch: pytest.MonkeyPat
     assert "secret" not in shown.lower()
 
 
-def test_a_module_without_a_folder_of_packages_shows_no_folder() -> None:
-    executor = BwrapExecutor(servers=1, modules=())
+def test_without_chosen_distributions_no_package_is_shown() -> None:
+    executor = BwrapExecutor(servers=1, modules=(), distributions=())
     assert executor.run("import numpy").stderr.endswith("No module named 'numpy'\n")
     assert executor.run("import os; print(os.listdir('/packages'))").stdout == "[]\n"
 

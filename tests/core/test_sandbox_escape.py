@@ -9,6 +9,7 @@ import shutil
 import site
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -18,7 +19,9 @@ import gem
 from gem.__main__ import main
 from gem.errors import ConfigurationError, MissingExtraError
 from gem.sandbox import EXECUTORS, Executor, Limits, Result, SubprocessExecutor, resolve
-from gem.sandbox.attacks import ATTACKS
+from gem.sandbox.attacks import ATTACKS, Attack
+from gem.sandbox.attacks.base import TRY
+from gem.sandbox.attacks.golds import GOLDS, excerpts
 from gem.sandbox.audit import audit, host
 
 TIERS = [name for name in EXECUTORS if name != "subprocess"]
@@ -28,6 +31,7 @@ HARMLESS = [
     for attack in ATTACKS
     if attack.isolation in ("files", "network")
     and attack.name.split()[0] in ("read", "connect", "listen")
+    and "golds" not in attack.name
 ]
 
 
@@ -108,6 +112,27 @@ def test_an_executor_that_claims_too_much_is_found_out() -> None:
     assert "gem-audit" in found["read the user's and the system's files"]
     assert found["connect to the host and to the world"]
     assert found["listen"]
+
+
+@pytest.mark.parametrize("attack", GOLDS, ids=lambda attack: attack.name)
+def test_an_executor_that_shows_golds_is_found_out(attack: Attack) -> None:
+    [found] = audit(Liar(), [replace(attack, program=TRY + attack.program, session=False)])
+    assert found.got
+
+
+def test_every_bundled_file_with_answers_is_looked_for() -> None:
+    data = Path(gem.__file__).with_name("data")
+    apart = ("README.md", "LICENSE")
+    bundled = {
+        str(path.relative_to(data))
+        for path in data.rglob("*")
+        if path.is_file() and path.suffix != ".png" and not path.name.startswith(apart)
+    }
+    assert set(excerpts()) == bundled
+    assert {"samples/gsm8k.jsonl", "samples/code.jsonl", "words.txt", "clues.tsv"} <= bundled
+    for name, piece in excerpts().items():
+        assert bytes.fromhex(piece)[::-1] in (data / name).read_bytes()
+        assert len(piece) > 40
 
 
 def test_memory_that_is_not_wiped_is_found_out() -> None:

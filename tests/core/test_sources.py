@@ -14,8 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import gem
+from gem import sources
 from gem.errors import ConfigurationError, DataError, MissingExtraError, UnreachableError
-from gem.sources import SAMPLE_FOLDER, SAMPLES, column_of, load, permuted
+from gem.sources import SAMPLE_FOLDER, SAMPLES, checked, column_of, load, permuted
 
 ROWS = [{"problem": f"{i} + {i} = ?", "answer": str(2 * i)} for i in range(5)]
 
@@ -243,3 +245,69 @@ def test_a_permutation_of_a_huge_set_needs_no_room() -> None:
     size = 10**15
     assert len({permuted(i, size, 1) for i in range(500)}) == 500
     assert permuted(7, size, 1) < size
+
+
+ROWS_IN_MEMORY = [{"q": "1 + 1?", "a": 2}, {"q": "What is a half?", "a": 0.5}]
+
+
+def test_a_data_set_in_memory_is_a_source() -> None:
+    datasets = pytest.importorskip("datasets")
+    data = datasets.Dataset.from_list([{"q": "1 + 1?", "a": 2}, {"q": "2 + 2?", "a": 4}])
+    env = gem.make("qa:HotpotQA", source=data, question_column="q", answer_column="a")
+    env.reset(idx=1)
+    assert env.step("<answer>4</answer>")[1] == 1.0
+    assert list(env.unwrapped.table) == list(data)
+    both = datasets.DatasetDict(train=data, test=data)
+    with pytest.raises(ConfigurationError, match="one split of a data set, got .*'train', 'test'"):
+        gem.make("qa:HotpotQA", source=both)
+
+
+def test_what_has_rows_and_column_names_is_a_source_whatever_its_class() -> None:
+    class Columns:
+        column_names = sorted(ROWS_IN_MEMORY[0])
+
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, index: int) -> Any:
+            return ROWS_IN_MEMORY[index]
+
+    assert list(load(Columns())) == ROWS_IN_MEMORY
+
+
+def test_a_data_frame_is_a_source_and_keeps_the_type_of_each_value() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(ROWS_IN_MEMORY).astype({"a": object})
+    frame["n"] = [1, 2]
+    frame.index = [7, 7]  # rows are counted, not looked up
+    table = load(frame)
+    assert table.row(1) == {**ROWS_IN_MEMORY[1], "n": 2}
+    assert type(table.row(0)["n"]) is int
+    env = gem.make("qa:HotpotQA", source=frame, question_column="q", answer_column="a")
+    env.reset(idx=0)
+    assert env.step("<answer>2</answer>")[1] == 1.0
+    assert env.unwrapped.spawn().reset(idx=1)[0].startswith("What is a half?")
+
+
+@pytest.mark.parametrize("source", [3, b"bytes", {"q": 1}, iter([]), {1, 2}])
+def test_what_is_no_source_is_refused_with_its_type(source: Any) -> None:
+    with pytest.raises(ConfigurationError, match=f"DataFrame, got {type(source).__name__}"):
+        checked(source)
+
+
+def test_a_table_is_read_like_a_list() -> None:
+    table = load(ROWS_IN_MEMORY)
+    assert (len(table), table[0], table[-1]) == (2, *ROWS_IN_MEMORY)
+    assert list(table) == ROWS_IN_MEMORY
+    for index in (2, -3):
+        with pytest.raises(IndexError, match=f"no row {index}"):
+            _ = table[index]
+
+
+def test_rows_in_memory_give_one_table_and_are_not_kept_for_ever() -> None:
+    first = [{"a": 1}]
+    assert load(first) is load(first)
+    assert load([{"a": 1}]) is not load(first)
+    for number in range(10):
+        load([{"a": number}])
+    assert len(sources._in_memory) <= sources._REMEMBERED

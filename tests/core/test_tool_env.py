@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
+import warnings
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -286,13 +290,51 @@ PRESETS = {
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_have_the_numbers_of_the_original(name: str) -> None:
     own = {"index": "sample"} if "search" in name else {"executor": "subprocess"}
-    env: Any = gem.make(GUESS, wrappers=[{"name": name, **own}])
+    paid = sum(PRESETS[name]) > 0
+    warned: Any = pytest.warns(UserWarning, match="calls earn 1.5") if paid else nullcontext()
+    with warned:
+        env: Any = gem.make(GUESS, wrappers=[{"name": name, **own}])
     assert (env.tool_reward, env.tool_success_reward) == PRESETS[name]
     assert (env.tool_execute_error_reward, env.max_tool_uses) == (0.0, 5)
     [tool] = env.tools
     assert tool.timeout_s == 5.0
     assert getattr(tool, "topk", 3) == 3
     assert getattr(tool, "keep_error_last_line", False) is name.endswith("last_line_error")
+
+
+def test_presets_that_pay_for_calls_say_so_once_and_name_what_pays_for_success() -> None:
+    wrapper = {"name": "python_tool", "executor": "subprocess"}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for _ in range(3):
+            gem.make(GUESS, wrappers=[wrapper])
+            gem.make(GUESS, wrappers=[{**wrapper, "name": "python_tool_no_int_reward"}])
+    [warning] = caught
+    assert str(warning.message) == (
+        "the wrapper 'python_tool' has the original GEM's rewards: 5 calls earn 1.5 without any "
+        "success, which as a rule earns 1; 'python_tool_no_int_reward' pays for success alone"
+    )
+
+
+ROOT = Path(__file__).parents[2]
+PAID_BY_CALL = re.compile(r"[\"'](?:python|search)_tool[\"']")
+SNIPPET = re.compile(r"^```python\n.*?^```$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        *(ROOT / "recipes").glob("*.toml"),
+        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "packages").glob("*/examples/**/*.py"),
+        *(ROOT / "packages").glob("*/examples/**/*.toml"),
+    ],
+    ids=lambda path: path.name,
+)
+def test_no_recipe_example_or_snippet_pays_for_calls(file: Path) -> None:
+    text = file.read_text(encoding="utf-8")
+    shown = "\n".join(SNIPPET.findall(text)) if file.suffix == ".md" else text
+    assert not PAID_BY_CALL.search(shown)
 
 
 def test_wrappers_are_applied_in_order_the_last_one_outermost() -> None:

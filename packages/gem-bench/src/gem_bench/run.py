@@ -23,6 +23,7 @@ from gem.errors import ConfigurationError, RecordError
 from gem.experiment import Launch, RunSpec
 from gem.record import EPISODES, METRICS, RUN, Recorder
 from gem_bench.adapters import Compiled, check_environments, compile_launch
+from gem_bench.learning import nothing_learnt_in
 from gem_bench.logs import explain
 from gem_bench.models import resolve_model
 from gem_bench.processes import Family
@@ -234,7 +235,9 @@ def _judge(
     if progress.done < progress.iterations:
         why = f"the trainer ended without an error, but recorded only {took}"
         return Outcome("failed", explain(why, log), progress.done)
-    return Outcome("finished", f"{took}; log: {log}", progress.done)
+    learnt = nothing_learnt_in(log.parent)
+    warning = f"\nwarning: {learnt}" if learnt else ""
+    return Outcome("finished", f"{took}; log: {log}{warning}", progress.done)
 
 
 @contextlib.contextmanager

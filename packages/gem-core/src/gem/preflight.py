@@ -3,8 +3,9 @@
     python -m gem.preflight < spec.json
 
 reads a RunSpec as JSON; exit status 2 and a message if something is missing: a package, a sandbox,
-a server, a data file. To be run where the trainer will play its episodes, because what is
-installed there decides; otherwise a missing extra would show as a failed batch, minutes later.
+a server, a data file; or if one of them shows images. To be run where the trainer will play its
+episodes, because what is installed there decides; otherwise a missing extra would show as a failed
+batch, minutes later.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import json
 import sys
 from collections.abc import Iterable
 
-from gem.errors import GemError
+from gem.errors import ConfigurationError, GemError
 from gem.experiment import RunSpec
 from gem.tasks import Task
 
@@ -28,11 +29,17 @@ def check(tasks: Iterable[Task]) -> None:
     """Begin every task once.
 
     Raises:
+        ConfigurationError: It shows images, which no `gem.rollout.ChatFormat` renders.
         GemError: What its environment, its tools or their servers need is not there.
     """
     for task in tasks:
         with task.make() as env:
-            env.reset(seed=task.seed)
+            observation, _ = env.reset(seed=task.seed)
+        if not isinstance(observation, str) and any(p.get("type") == "image" for p in observation):
+            raise ConfigurationError(
+                f"{task.env_id} shows images, and policies are shown text only: it can be played "
+                f"and graded, but not trained or evaluated in a run"
+            )
 
 
 def main() -> int:

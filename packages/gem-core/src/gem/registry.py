@@ -112,8 +112,9 @@ def spec(id: str) -> EnvSpec:
 
 
 def make(
-    id: str,
+    id: str = "",
     *,
+    env_id: str = "",
     tools: ToolLike | Sequence[ToolLike] = (),
     wrappers: WrapperLike | Sequence[WrapperLike] = (),
     **overrides: Any,
@@ -122,6 +123,7 @@ def make(
 
     Args:
         id: A registered id; `gem.list_envs()` has them all.
+        env_id: The same under the name that the original GEM has for it.
         tools: Tools that the policy may call, such as `["python"]`; see `gem.tools.make_tools`.
             They are unpaid; `wrappers` has others.
         wrappers: Put around the environment and its tools, the last one outermost; see
@@ -133,6 +135,11 @@ def make(
         UnknownParameterError: The environment has no such parameter.
         ConfigurationError: A parameter value is not allowed.
     """
+    if bool(id) == bool(env_id):
+        raise ConfigurationError(
+            f"make needs one environment id, got id={id!r} and env_id={env_id!r}"
+        )
+    id = id or env_id
     env_spec = spec(id)
     kwargs = {**env_spec.kwargs, **overrides}
     entry_point = env_spec.load()

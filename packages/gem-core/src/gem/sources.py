@@ -6,27 +6,56 @@ A source is one of
   one, read by `datasets` (extra `data`); a plain `"owner/name"` means the same;
 - `"file:path"` or a plain path that ends in `.jsonl`, `.csv` or `.parquet` (Parquet: extra `data`);
 - `"sample:name"`: a small table that ships with the package, see `SAMPLES`;
-- a sequence of mappings in memory.
+- rows in memory: a sequence of mappings, a `datasets.Dataset`, a pandas `DataFrame`.
 """
 
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import json
 import mmap
 import re
 import threading
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from gem.errors import ConfigurationError, DataError, MissingExtraError, UnreachableError
 from gem.seeding import stream
 
 Row: TypeAlias = Mapping[str, Any]
-Source: TypeAlias = "str | Path | Sequence[Row]"
+
+
+class Columns(Protocol):
+    """What is used of a `datasets.Dataset`: `data[i]` is row i as a mapping."""
+
+    @property
+    def column_names(self) -> list[str]:
+        """Names of the columns."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Any: ...
+
+
+class Frame(Protocol):
+    """What is used of a pandas `DataFrame`."""
+
+    @property
+    def columns(self) -> Any:
+        """Names of the columns."""
+
+    @property
+    def iloc(self) -> Any:
+        """Rows by position."""
+
+    def __len__(self) -> int: ...
+
+
+Source: TypeAlias = "str | Path | Sequence[Row] | Columns | Frame"
 
 SAMPLE_FOLDER = Path(__file__).parent / "data" / "samples"
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -36,11 +65,17 @@ _LOCAL_HINT = (
 )
 
 _tables: dict[tuple[Any, ...], Table] = {}
+_in_memory: dict[int, tuple[Any, Table]] = {}
+_REMEMBERED = 4
+"""Sources in memory of which the table is kept: environments are made over and over for the same
+rows, and what was verified of them need not be verified again."""
 _loading = threading.Lock()
 
 
 class Table:
     """Rows by number; nothing is parsed before it is asked for.
+
+    `len(table)`, `table[i]` and iteration work as for a list of mappings.
 
     Attributes:
         name: What errors call it.
@@ -50,8 +85,32 @@ class Table:
     name: str
     folder = Path()
 
+    @functools.cached_property
+    def verified(self) -> set[Any]:
+        """For what its rows were found fit."""
+        return set()
+
     def __len__(self) -> int:
         raise NotImplementedError
+
+    def __getitem__(self, index: int) -> Row:
+        """Return row `index`; negative numbers count from the end.
+
+        Raises:
+            IndexError: There is no such row.
+            DataError: The row cannot be read.
+        """
+        size = len(self)
+        if not -size <= index < size:
+            raise IndexError(f"{self.name} has {size} rows, there is no row {index}")
+        return self.row(index % size)
+
+    def __iter__(self) -> Iterator[Row]:
+        return (self.row(index) for index in range(len(self)))
+
+    def only(self, column: str) -> Table:
+        """Return a table in which that column is read without the others, where this is cheaper."""
+        return self
 
     def row(self, index: int) -> Row:
         """Return row `index`, counted from 0.
@@ -76,17 +135,39 @@ def column_of(row: Row, column: str, name: str, index: int) -> Any:
 
 
 class _Memory(Table):
-    def __init__(self, rows: Sequence[Any]) -> None:
-        self.name = f"list of {len(rows)} rows"
+    def __init__(self, rows: Sequence[Any] | Columns) -> None:
+        kind = "data set" if hasattr(rows, "column_names") else "list"
+        self.name = f"{kind} of {len(rows)} rows"
         self._rows = rows
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def row(self, index: int) -> Row:
-        row = self._rows[index]
+        row: Any = self._rows[index]
         if not isinstance(row, Mapping):
             raise DataError(f"{self.name}, row {index}: {type(row).__name__} is not a mapping")
+        return row
+
+    def only(self, column: str) -> Table:
+        # Reading a row of a `datasets.Dataset` decodes its images.
+        select = getattr(self._rows, "select_columns", None)
+        if select is None or column not in getattr(self._rows, "column_names", ()):
+            return self
+        return _Memory(select([column]))
+
+
+class _Frame(Table):
+    def __init__(self, frame: Frame) -> None:
+        self.name = f"data frame of {len(frame)} rows"
+        self._frame = frame
+
+    def __len__(self) -> int:
+        return len(self._frame)
+
+    def row(self, index: int) -> Row:
+        # Not `iloc[index]`, a series of one type: integers beside a fraction would become floats.
+        row: Row = self._frame.iloc[[index]].to_dict("records")[0]
         return row
 
 
@@ -207,9 +288,24 @@ def checked(source: Any) -> Source:
     """
     if isinstance(source, (str, Path, Sequence)) and not isinstance(source, bytes):
         return source
+    names = getattr(source, "column_names", None)
+    if isinstance(names, Mapping):
+        splits = ", ".join(map(repr, names))
+        raise ConfigurationError(
+            f"source must be one split of a data set, got {type(source).__name__} with {splits}; "
+            f"choose one: source=data[...]"
+        )
+    rows = all(hasattr(source, name) for name in ("__len__", "__getitem__"))
+    if rows and (isinstance(names, list) or _is_frame(source)):
+        return source  # type: ignore[no-any-return]
     raise ConfigurationError(
-        f"source must be a URI, a path or a sequence of mappings, got {type(source).__name__}"
+        f"source must be a URI, a path, a sequence of mappings, a datasets.Dataset or a pandas "
+        f"DataFrame, got {type(source).__name__}"
     )
+
+
+def _is_frame(source: Any) -> bool:
+    return hasattr(source, "columns") and hasattr(source, "iloc")
 
 
 def load(source: Source, split: str | None = None) -> Table:
@@ -227,10 +323,23 @@ def load(source: Source, split: str | None = None) -> Table:
         UnreachableError: The hub cannot be reached.
     """
     source = checked(source)
-    table = _load_named(str(source), split) if isinstance(source, (str, Path)) else _Memory(source)
+    named = isinstance(source, (str, Path))
+    table = _load_named(str(source), split) if named else _load_memory(source)
     if not len(table):
         raise DataError(f"{table.name} has no rows")
     return table
+
+
+def _load_memory(source: Any) -> Table:
+    with _loading:
+        # The entry holds the source: no other object can have its id.
+        _, table = _in_memory.pop(id(source), (None, None))
+        if table is None:
+            table = _Frame(source) if _is_frame(source) else _Memory(source)
+        _in_memory[id(source)] = source, table
+        while len(_in_memory) > _REMEMBERED:
+            del _in_memory[next(iter(_in_memory))]
+        return table
 
 
 def _load_named(source: str, split: str | None) -> Table:

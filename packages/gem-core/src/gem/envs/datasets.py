@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from copy import copy
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -16,6 +17,8 @@ from gem.sources import SAMPLES, Row, Source, Table, checked, column_of, load, p
 EnvT = TypeVar("EnvT", bound="DatasetEnv")
 
 _LIMIT = 10**18
+VERIFIED_ROWS = 10_000
+"""Rows of a source that are verified when it is loaded; later ones are when they are shown."""
 
 
 class Grade(NamedTuple):
@@ -104,9 +107,25 @@ class SingleTurnEnv(Env):
         else:
             self._addressed += 1
             self.index = idx
+        # An item that cannot be graded must show before a model has written anything.
+        self._verify_item()
         observation = self._observe()
         self._over = False
         return observation, {"index": self.index}
+
+    @property
+    def answer(self) -> Any:
+        """The recorded answer of the current item, as the data has it; for code, its tests.
+
+        Raises:
+            ResetNeededError: `reset` was never called.
+            NotImplementedError: None is recorded.
+        """
+        _ = self.episode_key
+        return self._recorded_answer()
+
+    def _verify_item(self) -> None:
+        """Raise `DataError` if item `self.index` cannot be graded; need not find every fault."""
 
     _endless = False
     """Whether new items follow when all `_size()` items were shown."""
@@ -198,6 +217,10 @@ class SingleTurnEnv(Env):
 class DatasetEnv(SingleTurnEnv):
     """Rows of a data set as tasks.
 
+    `table[index]` is the row of the current episode, `answer` its recorded answer. Rows whose
+    answer is of no use are refused when the data is loaded, as far as the first `VERIFIED_ROWS`
+    tell, and else when they are shown.
+
     The data is loaded at the first `reset`, once per process, however many environments use it.
     Snapshots hold the number of the row, never the data; a pickle holds it only when the source
     is a list in memory, which another process could not find again.
@@ -224,8 +247,8 @@ class DatasetEnv(SingleTurnEnv):
 
         Args:
             source: `"hub:owner/name"`, a path to a `.jsonl`, `.csv` or `.parquet` file, a folder
-                laid out like a hub data set, `"sample"`, or a sequence of mappings; see
-                `gem.sources`.
+                laid out like a hub data set, `"sample"`, a sequence of mappings, a
+                `datasets.Dataset` or a pandas `DataFrame`; see `gem.sources`.
             split: Split of a hub data set or folder; the other sources have none.
             sample: Which sample of `gem.sources.SAMPLES` the source `"sample"` is.
             question_column: Column with the question.
@@ -261,13 +284,43 @@ class DatasetEnv(SingleTurnEnv):
 
         Raises:
             ConfigurationError: The source is malformed or has no such split.
-            DataError: It cannot be read.
+            DataError: It cannot be read, or a row cannot be graded.
             MissingExtraError: It needs the extra `data`.
             UnreachableError: The hub does not answer.
         """
         if self._loaded is None:
-            self._loaded = load(self.source or self._rows or (), self.split)
+            rows = self.source if self._rows is None else self._rows
+            table = load(() if rows is None else rows, self.split)
+            self._verify(table)
+            self._loaded = table
         return self._loaded
+
+    @property
+    def answer(self) -> Any:
+        """The recorded answer of the current row, as the data has it; for code, its tests.
+
+        Raises:
+            ResetNeededError: `reset` was never called.
+        """
+        _ = self.episode_key
+        return column_of(self._row(), self.answer_column, self.table.name, self.index)
+
+    def _verify(self, table: Table) -> None:
+        """Verify the rows of a table, once per process.
+
+        Raises:
+            DataError: A row cannot be graded.
+        """
+        key = type(self), self.answer_column
+        if key in table.verified:
+            return
+        # Another environment: this one may be in the middle of an episode.
+        probe = copy(self)
+        probe._loaded = table.only(self.answer_column)
+        for index in range(min(len(table), VERIFIED_ROWS)):
+            probe.index = index
+            probe._verify_item()
+        table.verified.add(key)
 
     def snapshot(self) -> bytes:
         """Return the state without the data; see `Env.snapshot`."""

@@ -64,6 +64,9 @@ class MathEnv(DatasetEnv):
         )
         self.timeout_s = positive("timeout_s", timeout_s)
 
+    def _verify_item(self) -> None:
+        self._gold()
+
     def _gold(self) -> Any:
         gold = self._cell(self._row(), self.answer_column, *_GOLD_TYPES)
         if gold == [] or isinstance(gold, bool):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 from gem.answers import ANSWER_TAG, BOXED, AnswerFormat
 from gem.envs.datasets import DatasetEnv, Grade
 from gem.grading import qa as grader
@@ -35,7 +38,8 @@ class QaEnv(DatasetEnv):
         """Store the parameters; see `DatasetEnv` for those not listed.
 
         Args:
-            source: Rows with a question and an answer: text, or a list of which any is right.
+            source: Rows with a question and an answer: text, a number, or a list of them of which
+                any is right.
             split: Split of a hub data set.
             sample: Sample that `source="sample"` stands for.
             question_column: Column with the question.
@@ -60,12 +64,16 @@ class QaEnv(DatasetEnv):
             seed=seed,
         )
 
+    def _verify_item(self) -> None:
+        self._golds()
+
     def _golds(self) -> list[str]:
-        value = self._cell(self._row(), self.answer_column, str, bool, list)
-        golds = [str(gold) for gold in (value if isinstance(value, list) else [value])]
-        if not any(gold.strip() for gold in golds):
-            raise self._fault(self.answer_column, f"{value!r} is no answer")
-        return golds
+        value = self._cell(self._row(), self.answer_column, object)
+        golds = [_words(gold) for gold in (value if isinstance(value, list) else [value])]
+        words = [gold for gold in golds if gold is not None]
+        if len(words) < len(golds) or not any(gold.strip() for gold in words):
+            raise self._fault(self.answer_column, f"{value!r:.200} is no answer")
+        return words
 
     def _grade(self, answer: str) -> Grade:
         verdict = grader.grade(answer, self._golds())
@@ -76,6 +84,17 @@ class QaEnv(DatasetEnv):
 
     def _recorded_answer(self) -> str:
         return self._golds()[0]
+
+
+def _words(gold: Any) -> str | None:
+    """Return an answer as text, a whole number without a fraction; None for what is no answer."""
+    if callable(getattr(gold, "item", None)):  # numpy's scalars
+        gold = gold.item()
+    if isinstance(gold, float):
+        if not math.isfinite(gold):
+            return None
+        return str(int(gold)) if gold.is_integer() else str(gold)
+    return str(gold) if isinstance(gold, str | bool | int) else None
 
 
 class RuleTaker(QaEnv):

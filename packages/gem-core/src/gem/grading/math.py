@@ -32,6 +32,7 @@ from gem.grading import fallback, notation
 from gem.grading.cleaning import clean
 from gem.grading.compare import same
 from gem.grading.fallback import Question
+from gem.grading.forms import unevaluated
 from gem.grading.pool import shared
 from gem.grading.tree import Node, TooComplexError, UnreadableError
 from gem.grading.verdict import Verdict
@@ -78,9 +79,10 @@ def grade(prediction: str | None, gold: Gold, *, timeout_s: float = 1.0) -> Verd
 
     Returns:
         A verdict with reason `exact`, `number`, `text`, `value` or `symbolic` (the layer that
-        decided, if correct), or `different`, `no answer`, `empty`, `unreadable`, `too complex`
-        (refused: too long, nested too deeply, too large a power or factorial), `timeout`, or
-        `crash` (the worker ran out of memory, say).
+        decided, if correct), or `different`, `unevaluated` (the right value, left to be worked out;
+        see `gem.grading.forms`), `no answer`, `empty`, `unreadable`, `too complex` (refused: too
+        long, nested too deeply, too large a power or factorial), `timeout`, or `crash` (the worker
+        ran out of memory, say).
 
     Raises:
         DataError: The gold is not a string, a finite number or a non-empty sequence of these, or
@@ -173,6 +175,8 @@ def _decide_one(prediction: Any, gold: str) -> tuple[bool, str, Sequence[Questio
         return False, answer.problem, ()
     try:
         correct = same(answer.node, expected.node)
+        if correct and unevaluated(answer.node, expected.node):
+            return False, "unevaluated", ()
     except (TooComplexError, RecursionError):
         return False, "too complex", ()
     return correct, "value" if correct else "different", ()

@@ -381,7 +381,10 @@ class _Reader:
         if text.isdigit() and _MIXED.match(self.text, position):
             self.advance()
             fraction = self.nested(self.simple_fraction)
-            return Node("add", (Node("number", (value, 0)), fraction))
+            above, below = (part.args[0] for part in fraction.args)
+            if not below:
+                raise UnreadableError(self.text)
+            return Node("number", (value + above / below, 0))
         self.advance()
         if self.kind == "number":
             raise UnreadableError(self.text)

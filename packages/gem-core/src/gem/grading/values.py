@@ -47,7 +47,7 @@ def same_value(answer: Node, gold: Node, work: Work) -> bool:
     cost = size(answer) + size(gold)
     work.spend(cost)
     names = symbols(answer) | symbols(gold)
-    if not names and _is_rounded(answer, gold):
+    if not names and is_rounded(answer, gold):
         return _same_in_floats(answer, gold, work, cost)
     if not names:
         try:
@@ -62,7 +62,23 @@ def same_value(answer: Node, gold: Node, work: Work) -> bool:
         return _same_in_floats(answer, gold, work, cost)
 
 
-def _is_rounded(*nodes: Node) -> bool:
+def rational(node: Node, work: Work) -> Fraction | None:
+    """Return the value if it is a rational number that is found without approximation.
+
+    Raises:
+        TooComplexError: There is no work left.
+    """
+    work.spend(1)
+    try:
+        return _exact(node, work)
+    except (_NotRationalError, _UndefinedError, OverflowError):
+        return None
+    except TooComplexError:
+        work.spend(0)
+        return None
+
+
+def is_rounded(*nodes: Node) -> bool:
     """Return whether one value is a decimal with so many digits that it may be rounded."""
     for node in nodes:
         inner = node.args[0] if node.kind == "negate" else node
@@ -250,12 +266,12 @@ def _quotient(above: int, below: int, prime: int) -> int:
 
 
 def _same_in_floats(answer: Node, gold: Node, work: Work, cost: int) -> bool:
-    tolerance = _ROUNDED if _is_rounded(answer, gold) else _CLOSE
+    tolerance = _ROUNDED if is_rounded(answer, gold) else _CLOSE
     constant = not symbols(answer) and not symbols(gold)
     if (
         constant
-        and not _is_rounded(answer, gold)
-        and (_is_rational(answer, work) != _is_rational(gold, work))
+        and not is_rounded(answer, gold)
+        and ((rational(answer, work) is None) != (rational(gold, work) is None))
     ):
         # An irrational number is no fraction, however near.
         tolerance = 1e-14
@@ -281,14 +297,6 @@ def _same_in_floats(answer: Node, gold: Node, work: Work, cost: int) -> bool:
             return False
         agreed += 1
     return agreed >= (1 if constant else 2)
-
-
-def _is_rational(node: Node, work: Work) -> bool:
-    try:
-        _exact(node, work)
-    except (_NotRationalError, _UndefinedError, TooComplexError):
-        return False
-    return True
 
 
 def _in_floats(node: Node, point: int, terms: list[float]) -> complex:

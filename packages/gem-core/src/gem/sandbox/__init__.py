@@ -33,7 +33,8 @@ EXECUTORS: dict[str, Callable[[], Executor]] = {
     "docker": DockerExecutor,
     "subprocess": SubprocessExecutor,
 }
-"""What can be asked for by name. All but `subprocess` isolate."""
+"""What can be asked for by name. All but `subprocess` isolate; with that, a program can read golds
+and the expected output of its own tests."""
 
 
 def resolve(executor: str | Executor | None) -> Executor:
@@ -57,7 +58,7 @@ def resolve(executor: str | Executor | None) -> Executor:
             raise ConfigurationError(
                 f"executor=None asks for an isolating executor: {error}; or pass "
                 "executor='subprocess', which runs the policy's programs as your own user with "
-                "full access to files and network (unsafe), or a gem.sandbox.Executor"
+                "full access to files, answers and network (unsafe), or a gem.sandbox.Executor"
             ) from error
     if executor not in EXECUTORS:
         raise ConfigurationError(

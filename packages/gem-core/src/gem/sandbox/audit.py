@@ -17,6 +17,7 @@ from pathlib import Path
 
 from gem.errors import ConfigurationError, UnreachableError
 from gem.sandbox.attacks import ATTACKS, Attack
+from gem.sandbox.attacks.golds import excerpts
 from gem.sandbox.base import Executor, Limits, Result
 
 # What a machine on which all is busy may take to end a program whose time is over. One that got rid
@@ -54,7 +55,7 @@ class Host:
 
     def fill(self, program: str) -> str:
         """Return a program with this host's particulars in it."""
-        others = {"drow": self.word[::-1], "mark": self.mark}
+        others = {"drow": self.word[::-1], "mark": self.mark, "golds": excerpts()}
         for name, value in {**vars(self), **others}.items():
             program = program.replace(f"{{{name}}}", str(value))
         return program

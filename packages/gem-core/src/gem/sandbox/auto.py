@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from gem.sandbox.base import Executor, Limits, Result, Session
 from gem.sandbox.bwrap import BwrapExecutor
@@ -20,15 +21,18 @@ class AutoExecutor(Executor):
 
     isolates = BwrapExecutor.isolates & MontyExecutor.isolates
 
-    def __init__(self) -> None:
+    def __init__(self, distributions: Sequence[str] | None = None) -> None:
         """Check that both are there.
 
+        Args:
+            distributions: Those that programs may import; see `BwrapExecutor`.
+
         Raises:
-            ConfigurationError: Bubblewrap is not installed.
+            ConfigurationError: Bubblewrap is not installed, or a distribution is not allowed.
             MissingExtraError: The extra `monty` is not installed.
         """
         self.fast = MontyExecutor()
-        self.full = BwrapExecutor()
+        self.full = BwrapExecutor(distributions=distributions)
 
     def run(self, code: str, stdin: str = "", limits: Limits = Limits()) -> Result:  # noqa: B008
         """Run a program; see `Executor.run`."""

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from gem.errors import ConfigurationError, UnreachableError
 from gem.sandbox.base import Executor, Limits, Result, Session
 from gem.sandbox.bwrap_session import BwrapSession
+from gem.sandbox.packages import names, shown
 from gem.sandbox.streams import encoded
 from gem.sandbox.warm import NotSentError, Server
 
@@ -28,7 +29,8 @@ class BwrapExecutor(Executor):
     """Runs each program in a fork of a warm interpreter inside a bubblewrap sandbox.
 
     The sandbox has no network, no file of the user, and of the system only the libraries, the
-    interpreter and the folders of the installed `modules`, read-only; its environment is ours. In
+    interpreter and the chosen `distributions`, read-only; its environment is ours. Gem and
+    reasoning-gym, which have golds and make tasks, are never in it, nor is what needs them. In
     it each program has a process namespace, a user namespace and a temporary folder of its own,
     no capabilities, and a filter in front of the system calls. When it ends, so does everything
     that it started, and its folder is gone. The interpreters are shared by all executors of this
@@ -40,17 +42,26 @@ class BwrapExecutor(Executor):
 
     isolates = frozenset({"files", "network", "processes"})
 
-    def __init__(self, servers: int | None = None, modules: Sequence[str] = MODULES) -> None:
+    def __init__(
+        self,
+        servers: int | None = None,
+        modules: Sequence[str] = MODULES,
+        distributions: Sequence[str] | None = None,
+    ) -> None:
         """Check that bubblewrap is there; nothing is started.
 
         Args:
             servers: Warm interpreters that start programs, each one after the other; None: one per
                 core, at most 8. Any number of programs run at the same time.
-            modules: Installed modules that programs may import along with everything else in
-                their folders; programs that name one of them get it imported beforehand.
+            modules: Modules, where installed, that programs may import; programs that name one of
+                them get it imported beforehand.
+            distributions: Names of installed distributions that programs may import, along with
+                what these need; None: those of `gem.sandbox.packages.DISTRIBUTIONS` that are there.
+                To add to these: `[*DISTRIBUTIONS, "torch"]`, of which all must be there.
 
         Raises:
-            ConfigurationError: A value is not allowed, or bubblewrap is not installed.
+            ConfigurationError: A value is not allowed, a distribution is not installed or needs
+                gem or reasoning-gym, or bubblewrap is not installed.
         """
         if servers is None:
             servers = min(8, os.cpu_count() or 1)
@@ -62,7 +73,12 @@ class BwrapExecutor(Executor):
                 f"install it: {INSTALL}"
             )
         self.servers = servers
-        self.modules = tuple(modules)
+        self.modules = names("modules", modules)
+        self.distributions = (
+            None if distributions is None else names("distributions", distributions)
+        )
+        if distributions is not None or self.modules != MODULES:
+            shown(self.distributions, self.modules)
 
     def run(self, code: str, stdin: str = "", limits: Limits = Limits()) -> Result:  # noqa: B008
         """Run a program; see `Executor.run`."""
@@ -71,7 +87,7 @@ class BwrapExecutor(Executor):
         for _ in range(_ATTEMPTS):
             with (
                 contextlib.suppress(NotSentError),
-                _pool(self.servers, self.modules).server() as server,
+                self._pool().server() as server,
             ):
                 return server.run(source, encoded(stdin), limits, level)[0]
         raise UnreachableError(f"the sandbox ended {_ATTEMPTS} times before a program began")
@@ -87,13 +103,16 @@ class BwrapExecutor(Executor):
         """
         return BwrapSession(self._connect, limits)
 
+    def _pool(self) -> _Pool:
+        return _pool(self.servers, self.distributions, self.modules)
+
     def _connect(self) -> Server:
-        with _pool(self.servers, self.modules).server() as server:
+        with self._pool().server() as server:
             return server
 
     def pids(self) -> list[int]:
         """Return the process ids of the running sandboxes."""
-        return _pool(self.servers, self.modules).pids()
+        return self._pool().pids()
 
 
 def _level(source: bytes, modules: tuple[str, ...]) -> int:
@@ -105,15 +124,17 @@ def _level(source: bytes, modules: tuple[str, ...]) -> int:
 
 
 @functools.cache
-def _pool(servers: int, modules: tuple[str, ...]) -> _Pool:
-    return _Pool(servers, modules)
+def _pool(servers: int, distributions: tuple[str, ...] | None, modules: tuple[str, ...]) -> _Pool:
+    return _Pool(servers, distributions, modules)
 
 
 class _Pool:
     """Servers that start when needed; each call goes to the one with the fewest."""
 
-    def __init__(self, servers: int, modules: tuple[str, ...]) -> None:
-        self.modules = modules
+    def __init__(
+        self, servers: int, distributions: tuple[str, ...] | None, modules: tuple[str, ...]
+    ) -> None:
+        self.start = functools.partial(Server, distributions, modules)
         self.lock = threading.Lock()
         self.places = [_Place() for _ in range(servers)]
         _pools.append(self)
@@ -135,7 +156,7 @@ class _Pool:
                     if place.server is not None:
                         place.server.end()
                     place.server = None
-                    place.server = _spawner().submit(Server, self.modules).result()
+                    place.server = _spawner().submit(self.start).result()
                 server = place.server
             yield server
         finally:

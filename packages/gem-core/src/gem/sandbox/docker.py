@@ -26,7 +26,8 @@ class DockerExecutor(Executor):
     """Runs each program in a container of its own: hundreds of milliseconds a program.
 
     The container has no network, a read-only image, a temporary folder in memory, an unprivileged
-    user without capabilities, and the memory and process limits of the engine.
+    user without capabilities, and the memory and process limits of the engine. Nothing of this
+    machine is mounted in it; the image is to hold neither gem nor reasoning-gym nor golds.
     """
 
     isolates = frozenset({"files", "network", "processes"})

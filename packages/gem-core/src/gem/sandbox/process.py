@@ -23,7 +23,9 @@ _START = 'ulimit -v "$1" 2>/dev/null; ulimit -f "$2" 2>/dev/null; shift 2; exec 
 class SubprocessExecutor(Executor):
     """UNSAFE: the program runs as your own user, with your files and your network.
 
-    Only for programs that you would run yourself. It has a private folder, an environment without
+    Only for programs that you would run yourself. A program of a policy can read the answers here:
+    the golds of bundled and of your own data, and the expected output of its tests in the memory of
+    the process that grades it. It has a private folder, an environment without
     your variables, a session of its own that is killed as a whole, and the time, memory and
     output limits (time only, where there is no POSIX shell).
     """

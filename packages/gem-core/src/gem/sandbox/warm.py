@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import importlib.util
 import json
 import os
 import select
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -19,9 +16,9 @@ from gem.errors import UnreachableError
 from gem.sandbox.base import Limits, Result
 from gem.sandbox.inside.protocol import REPORT, REQUEST
 from gem.sandbox.streams import Outputs, in_memory
+from gem.sandbox.view import PACKAGES, view
 
-_INSIDE = Path(__file__).with_name("inside")
-_START = "import sys; sys.path[0] = '/gem'; sys.path += sys.argv.pop(1).split(':'); from inside import server; server.main()"  # noqa: E501
+_START = "import sys; sys.path[0] = '/sandbox'; sys.path.append(sys.argv.pop(1)); from inside import server; server.main()"  # noqa: E501
 _START_S = 60.0
 # Beyond a program's own limit; then the server itself is stuck.
 _GRACE_S = 10.0
@@ -70,8 +67,9 @@ _ALONE = Step(0, 0, 0, 0, 0, False)
 class Server:
     """One sandbox: bubblewrap, and in it interpreters that have imported more and more."""
 
-    def __init__(self, modules: tuple[str, ...]) -> None:
+    def __init__(self, distributions: tuple[str, ...] | None, modules: tuple[str, ...]) -> None:
         self.broken = False
+        seen = view(distributions, modules)
         # One for each interpreter, and one for the sessions of the last.
         pairs = [_sockets() for _ in range(3 + len(modules))]
         *self.requests, self.steps = [ours for ours, _ in pairs]
@@ -81,21 +79,20 @@ class Server:
         mapping = _Mapping() if as_root else None
         descriptors = [end.fileno() for end in theirs]
         passed = [*descriptors, *(mapping.theirs if mapping else ())]
-        executable, binds, sites = _view(modules)
-        command = ["bwrap", *_isolation(), *(mapping.options if mapping else ())]
-        command += [*binds, "--chdir", "/tmp", executable, "-s", "-S", "-c", _START]
-        command += [":".join(sites), str(uids), str(_SESSIONS), str(_IDLE_S)]
-        command += [",".join(map(str, descriptors)), *modules]
+        command = ["bwrap", *_isolation(), *(mapping.options if mapping else ()), *seen.options]
+        inside = ["--chdir", "/tmp", seen.executable, "-s", "-S", "-c", _START, PACKAGES]
+        inside += [str(uids), str(_SESSIONS), str(_IDLE_S), ",".join(map(str, descriptors))]
         try:
-            self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                pass_fds=passed,
-                env={**_ENVIRONMENT, "LD_LIBRARY_PATH": "/python/lib"},
-                cwd="/",
-            )
+            with seen.copied() as (copies, files):
+                self.process = subprocess.Popen(
+                    [*command, *copies, *seen.last, *inside, *modules],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    pass_fds=[*passed, *files],
+                    env={**_ENVIRONMENT, "LD_LIBRARY_PATH": "/python/lib"},
+                    cwd="/",
+                )
         except OSError as error:
             raise UnreachableError(f"cannot start bwrap: {error}") from error
         finally:
@@ -241,69 +238,6 @@ def _free_uids() -> int:
 def _isolation() -> list[str]:
     options = ["--unshare-all", "--unshare-user", "--uid", "0", "--gid", "0", "--cap-add", "ALL"]
     return [*options, "--new-session", "--die-with-parent", "--hostname", "sandbox"]
-
-
-@functools.cache
-def _view(modules: tuple[str, ...]) -> tuple[str, list[str], list[str]]:
-    """Return the interpreter's path inside, options for what is visible, folders of modules."""
-    options: list[str] = []
-    for place in (
-        "/usr",
-        "/usr/share",
-        "/etc",
-        "/python",
-        "/python/bin",
-        "/packages",
-        "/gem",
-        "/dev",
-        "/dev/fd",
-        "/empty",
-    ):
-        # Parents that bubblewrap makes by itself are closed to programs.
-        options += ["--perms", "0755", "--dir", place]
-
-    def show(path: Path, at: str) -> None:
-        if path.is_symlink() and str(path) == at:
-            options.extend(["--symlink", str(path.readlink()), at])
-        elif path.exists():
-            options.extend(["--ro-bind", str(path), at])
-
-    for name in ("/usr/lib", "/usr/lib64", "/lib", "/lib64"):
-        show(Path(name), name)
-    for name in ("/etc/ld.so.cache", "/etc/alternatives", "/usr/share/zoneinfo"):
-        show(Path(name), name)
-    # `sys.executable` of a virtual environment is a link to the interpreter itself.
-    python = Path(getattr(sys, "_base_executable", None) or sys.executable).resolve()
-    prefix = Path(sys.base_prefix).resolve()
-    executable = str(python)
-    if prefix != Path("/usr"):
-        executable = f"/python/bin/{python.name}"
-        show(prefix / "lib", "/python/lib")
-    show(python, executable)
-    sites: list[str] = []
-    for folder in _folders(modules):
-        sites.append(f"/packages/{len(sites)}")
-        show(folder, sites[-1])
-    show(_INSIDE, "/gem/inside")
-    for name in ("null", "zero", "full", "random", "urandom"):
-        options += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        options += ["--symlink", f"fd/{number}", f"/dev/{name}"]
-    options += ["--symlink", "/tmp", "/dev/shm", "--proc", "/proc", "--perms", "0755"]
-    return executable, [*options, "--dir", "/tmp", "--remount-ro", "/"], sites
-
-
-def _folders(modules: tuple[str, ...]) -> list[Path]:
-    """Return the folders of installed packages that the modules are in."""
-    folders: list[Path] = []
-    for module in modules:
-        spec = importlib.util.find_spec(module)
-        if spec is not None and spec.origin:
-            origin = Path(spec.origin)
-            folder = origin.parents[1] if origin.name.startswith("__init__.") else origin.parent
-            if folder.name in ("site-packages", "dist-packages") and folder not in folders:
-                folders.append(folder)
-    return folders
 
 
 def _sockets() -> tuple[socket.socket, socket.socket]:

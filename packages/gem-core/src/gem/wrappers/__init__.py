@@ -1,12 +1,15 @@
 """Wrappers by name, as `gem.make(id, wrappers=[...])` takes them.
 
 `tool_env` is `ToolEnv` with parameters of one's own; the other tool wrappers are presets of it.
+`python_tool` and `search_tool` have the rewards of the original GEM, which pay more for calls than
+for success: they warn, and `..._no_int_reward` is what to use.
 What the policy is shown of the past is no wrapper but a context: see `gem.rollout.context`.
 """
 
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
@@ -22,13 +25,29 @@ WrapperLike: TypeAlias = "str | Mapping[str, Any] | Callable[[Env], Env]"
 """A name, `{"name": ..., <parameter>: <value>, ...}`, or a function that wraps."""
 
 
+_MAX_TOOL_USES = 5
+
+
 def _tool(name: str, *, paid: Mapping[str, Any], **fixed: Any) -> Callable[..., Env]:
     """Return a preset of `ToolEnv` with one tool; the tool's parameters are the preset's."""
 
     def preset(env: Env, **parameters: Any) -> Env:
-        return ToolEnv(env, [{"name": name, **fixed, **parameters}], max_tool_uses=5, **paid)
+        tools = [{"name": name, **fixed, **parameters}]
+        wrapped = ToolEnv(env, tools, max_tool_uses=_MAX_TOOL_USES, **paid)
+        if paid:
+            # From this very line: Python shows it once, however many environments are made.
+            warnings.warn(_paid_for_calls(name, sum(paid.values())), UserWarning, stacklevel=1)
+        return wrapped
 
     return preset
+
+
+def _paid_for_calls(name: str, reward: float) -> str:
+    return (
+        f"the wrapper '{name}_tool' has the original GEM's rewards: {_MAX_TOOL_USES} calls earn "
+        f"{_MAX_TOOL_USES * reward:g} without any success, which as a rule earns 1; "
+        f"'{name}_tool_no_int_reward' pays for success alone"
+    )
 
 
 _PYTHON = {"tool_reward": 0.05, "tool_success_reward": 0.25}

@@ -94,7 +94,7 @@ class WikiGame(Game[str]):
         format_error_ends: bool = False,
         seed: int | None = None,
     ) -> None:
-        """Set the parameters; nothing is read or asked before the first `reset`.
+        r"""Set the parameters; nothing is read or asked before the first `reset`.
 
         Args:
             max_turns: Clicks allowed.
@@ -113,7 +113,8 @@ class WikiGame(Game[str]):
             query_delay_ms: Pause before every question to a server, in milliseconds, 0 to 1,000.
             max_query_attempts: How often a question is asked when the server fails, 1 to 20.
             query_use_cache: Whether answers are kept for the lifetime of the environment.
-            format_error_ends: See `Game`.
+            format_error_ends: Whether an action without a readable `\boxed{...}` ends the
+                episode; otherwise it costs a turn. Its reward is -0.2 either way.
             seed: Seed of the first `reset` that is not given one.
 
         Raises:

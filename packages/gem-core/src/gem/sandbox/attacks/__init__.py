@@ -3,8 +3,8 @@
 A program prints `GOT` and what, and nothing like it when it got nothing. In it, `{secret}` is the
 path of a file of the user and `{home}` their folder, `{word}` what stands in it, in a variable of
 the environment and in earlier programs, `{drow}` the same backwards, `{port}` and `{abstract}`
-where the host listens, `{victim}` a process of the user. A process called `{mark}` must not be left
-when a program, or its session, has ended.
+where the host listens, `{victim}` a process of the user, `{golds}` pieces of bundled files with
+answers. A process called `{mark}` must not be left when a program, or its session, has ended.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from gem.sandbox.attacks.base import TRY, Attack
 from gem.sandbox.attacks.files import FILES
+from gem.sandbox.attacks.golds import GOLDS
 from gem.sandbox.attacks.limits import LIMITS
 from gem.sandbox.attacks.neighbours import NEIGHBOURS
 from gem.sandbox.attacks.network import NETWORK
@@ -34,6 +35,7 @@ def _whole(attack: Attack) -> Attack:
 
 ATTACKS: list[Attack] = [
     *(_whole(Attack(name, "files", program)) for name, program in FILES),
+    *map(_whole, GOLDS),
     *(_whole(Attack(name, "network", program)) for name, program in NETWORK),
     *(_whole(Attack(name, "processes", program)) for name, program in PROCESSES),
     *map(_whole, NEIGHBOURS),

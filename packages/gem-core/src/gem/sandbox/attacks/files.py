@@ -35,7 +35,8 @@ for number, target in enumerate(["{secret}", "/proc/1/root{secret}", "/proc/self
         """
 import json, os, sys
 folders = {os.path.dirname(json.__file__), *sys.path, "/", "/etc", "/usr", "/usr/lib", "/dev",
-           "/gem", "/gem/inside", "/python", "/packages", "/packages/0", "{home}"}
+           "/sandbox", "/sandbox/inside", "/python", "/packages", "/packages/numpy", "/empty",
+           "/dev/fd", "/proc", os.path.dirname(os.__file__) + "/site-packages", "{home}"}
 for folder in folders - {""}:
     if not folder.startswith("/tmp"):
         attempt("file in " + folder, lambda: open(folder + "/sitecustomize.py", "w").write("x"))

@@ -32,7 +32,8 @@ except OSError: pass
 
 _LINKS = """
 import json, os
-for target in ("/gem/inside/server.py", "/gem/inside/session.py", json.__file__, "/dev/zero"):
+inside = "/sandbox/inside/"
+for target in (inside + "server.py", inside + "session.py", json.__file__, "/dev/zero"):
     for name in ("program.py", "program-2.py", "program-3.py", "json.py"):
         try: os.symlink(target, "/tmp/" + name)
         except OSError: pass

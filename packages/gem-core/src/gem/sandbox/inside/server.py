@@ -75,7 +75,7 @@ def main() -> None:
     """
     uids, sessions, idle_s, descriptors, *modules = sys.argv[1:]
     # Programs import as an isolated interpreter does.
-    sys.path.remove("/gem")
+    sys.path.remove("/sandbox")
     sockets = [_socket.socket(fileno=int(descriptor)) for descriptor in descriptors.split(",")]
     *requests, steps = sockets
     namespace = os.open("/proc/self/ns/pid", os.O_RDONLY)

@@ -1,0 +1,50 @@
+"""Whether a run can have learnt anything: what its metrics say about updates."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gem.record import METRICS
+
+
+def nothing_learnt(lines: Sequence[dict[str, Any]]) -> str:
+    """Return why the policy never changed, "" if it did or if the metrics do not say.
+
+    Args:
+        lines: The metrics of a run, a mapping per iteration and split.
+    """
+    train = [line for line in lines if line.get("split") == "train"]
+    if not train or any(line.get("grad_norm") != 0.0 for line in train):
+        return ""
+    iterations = f"{len(train)} iteration{'s' if len(train) > 1 else ''}"
+    return f"the policy never changed: its gradient was 0 in all of {iterations}; {_cause(train)}"
+
+
+def nothing_learnt_in(run_dir: Path) -> str:
+    """Return `nothing_learnt` of a recorded run; damaged lines say nothing."""
+    lines = []
+    for text in (run_dir / METRICS).read_text(encoding="utf-8").splitlines():
+        try:
+            lines.append(json.loads(text))
+        except ValueError:
+            return ""
+    return nothing_learnt(lines)
+
+
+def _cause(train: Sequence[dict[str, Any]]) -> str:
+    if not any(line.get("episodes") for line in train):
+        return "no episode was valid (failed_episodes in the metrics)"
+    same = all(line.get("return_std") == 0.0 for line in train)
+    if not same:
+        return (
+            "episodes differ in their returns, but not within what the advantage compares: "
+            "groups in which all are alike, or responses of which no token counts"
+        )
+    earned = {line.get("return_mean") for line in train}
+    if earned == {0.0}:
+        remedy = "`gem play` it, and let it pay for what this policy can do"
+        return f"no episode earned anything: the policy never does what the task pays for; {remedy}"
+    return "all episodes of an iteration earned the same, so that none is better than another"

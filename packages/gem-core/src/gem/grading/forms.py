@@ -1,0 +1,393 @@
+"""Tells an answer that was worked out from one that leaves the work to the reader.
+
+`(16-3-4)*2` has the value 18, but whoever answers it to a question that holds this formula has
+copied it. An operation on numbers that could be carried out is one that the gold must have, too.
+Notations of a number are none: fractions, mixed numbers, decimals, scientific notation, roots
+that are no rational number, multiples of π, e and i, sums of terms that cannot be combined, powers
+too large to be written in digits. Nor are the forms of an expression with variables.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+from gem.grading.tree import Node, Work, nodes, symbols
+from gem.grading.values import is_rounded, rational
+
+# A power of so many bits, 15 digits and more, is a notation of its own.
+_LARGE_BITS = 50
+_LARGE_EXPONENT = 20
+_MAX_RADICAND = 1_000_000
+
+_FAMILIES = {
+    **dict.fromkeys(("sin", "cos", "tan", "cot", "sec", "csc"), "trigonometric function"),
+    **dict.fromkeys(("arcsin", "arccos", "arctan"), "inverse trigonometric function"),
+    **dict.fromkeys(("sinh", "cosh", "tanh"), "hyperbolic function"),
+    **dict.fromkeys(("ln", "log", "lg", "logbase"), "logarithm"),
+    **dict.fromkeys(("floor", "ceil"), "rounding"),
+    **dict.fromkeys(("max", "min"), "maximum"),
+    **dict.fromkeys(("gcd", "lcm"), "common divisor or multiple"),
+    "abs": "absolute value",
+    "binom": "factorial",
+}
+_STRUCTURES = frozenset(
+    {"tuple", "list", "set", "ratio", "interval", "union", "matrix", "named", "unequal", "measure"}
+)
+_BY_KIND = {"add": "sum", "multiply": "product", "divide": "quotient", "power": "power"}
+_TEN = Node("number", (Fraction(10), 0))
+
+# Where only the text is at hand. Each operation with what shows it.
+_IN_TEXT = {
+    "integral": re.compile(r"\\i*int(?![a-z])|\\oint(?![a-z])|∫|\bintegral\b"),
+    "sum over a range": re.compile(r"\\sum(?![a-z])|∑"),
+    "product over a range": re.compile(r"\\prod(?![a-z])|∏"),
+    "limit": re.compile(r"\\lim(?![a-z])"),
+    "derivative": re.compile(r"\\frac\s*\{\s*(?:d|\\partial)\b"),
+    "factorial": re.compile(r"[\d)}]\s*!|\\[dt]?binom(?![a-z])|\\choose(?![a-z])"),
+    "common divisor or multiple": re.compile(r"\\gcd(?![a-z])|\b(?:gcd|lcm|GCD|LCM)\b"),
+    "rounding": re.compile(r"\\l(?:floor|ceil)(?![a-z])|\b(?:floor|ceil)\b"),
+    "remainder": re.compile(r"\\[bp]?mod(?![a-z])|\bmod\b"),
+    "maximum": re.compile(r"\\(?:max|min)(?![a-z])"),
+    "determinant": re.compile(r"\\det(?![a-z])|vmatrix"),
+    "logarithm": re.compile(r"\\(?:ln|log|lg)(?![a-z])"),
+    "trigonometric function": re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])"),
+    "product": re.compile(r"(?<![\w.^])\d[\d.]*\s*(?:\\times|\\cdot|\*)\s*(?!10\s*\^)\(?\d"),
+    "quotient": re.compile(r"\d\s*\\div(?![a-z])"),
+    "sum": re.compile(
+        r"(?<![\w^_{}\\/.)*])\d[\d.]*\s*[+-]\s*\d[\d.]*(?![\d.]|\s*[a-zA-Z\\(^{/*!%])"
+    ),
+}
+_SQUARE_ROOT = re.compile(r"\\sqrt\s*(?:\{\s*(\d{1,30})\s*\}|(\d))")
+
+
+def unevaluated(answer: Node | str, gold: Node | str) -> str | None:
+    """Return an operation that a right answer leaves to be carried out and the gold does not have.
+
+    Args:
+        answer: What an answer that equals the gold was read as; its cleaned text (see
+            `gem.grading.cleaning`) if it could not be read.
+        gold: The same of the gold.
+
+    Returns:
+        The operation's name, for messages; None if the answer is worked out.
+
+    Raises:
+        TooComplexError: To find out is too much work.
+    """
+    if answer == gold:
+        return None
+    found = _operations(answer)
+    if found:
+        found -= _operations(gold)
+    elif not isinstance(gold, str) and not isinstance(answer, str):
+        found = _beyond_numbers(answer, gold)
+    return min(found, default=None)
+
+
+def _operations(answer: Node | str) -> set[str]:
+    if isinstance(answer, str):
+        return _in_text(answer)
+    return {found for component in _components(answer) for found in _in_component(component)}
+
+
+def _in_text(text: str) -> set[str]:
+    found = {operation for operation, shown in _IN_TEXT.items() if shown.search(text)}
+    for radicand in _SQUARE_ROOT.finditer(text):
+        number = int(radicand[1] or radicand[2])
+        if math.isqrt(number) ** 2 == number:
+            found.add("root")
+    return found
+
+
+def _components(node: Node) -> list[Node]:
+    """Return the expressions that a structure consists of; chains and equations as they are."""
+    if node.kind in _STRUCTURES:
+        return [found for inner in nodes(node) for found in _components(inner)]
+    return [node]
+
+
+def _in_component(node: Node) -> set[str]:
+    if node.kind in ("chain", "equation") and not symbols(node):
+        # One of the equal values that is worked out is enough.
+        values = [_in_component(value) for value in nodes(node)]
+        return min(values, key=len)
+    survey = _Survey()
+    for side in nodes(node) if node.kind in ("chain", "equation") else [node]:
+        survey.visit(side)
+    if symbols(node):
+        # x² + y² = 5² is a usual form, (x-(-1)) at least a common one.
+        survey.found -= {"power", "sign"}
+    return survey.found
+
+
+def _beyond_numbers(answer: Node, gold: Node) -> set[str]:
+    """Return what makes an answer no number where the gold consists of numbers only."""
+    numbers = _components(gold)
+    if any(is_rounded(number) or not _is_plain(number) for number in numbers):
+        return set()
+    found: set[str] = set()
+    if _has_power(answer) and not _has_large_number(gold):
+        # Whatever large powers there are, they cancel.
+        found.add("power")
+    for component in _components(answer):
+        values = [component]
+        if component.kind in ("chain", "equation"):
+            if symbols(component):
+                continue
+            values = nodes(component)
+        if not any(_is_plain(value) for value in values):
+            kind = _BY_KIND.get(component.kind, "function")
+            found.add("variables" if symbols(component) else kind)
+    return found
+
+
+def _is_plain(node: Node) -> bool:
+    """Return whether an expression is a rational number, written as one."""
+    survey = _Survey()
+    return node.kind not in ("chain", "equation") and survey.visit(node).plain and not survey.found
+
+
+def _has_power(node: Node) -> bool:
+    if node.kind == "power" and not symbols(node):
+        return not _is_power_of_ten(node)
+    return any(map(_has_power, nodes(node)))
+
+
+def _has_large_number(node: Node) -> bool:
+    if node.kind == "number":
+        value = node.args[0]
+        return bool(max(abs(value.numerator), value.denominator).bit_length() > _LARGE_BITS)
+    return node.kind == "power" or any(map(_has_large_number, nodes(node)))
+
+
+class _Part(NamedTuple):
+    """What is known of a subtree."""
+
+    closed: bool = True
+    """It has no variables."""
+    plain: bool = False
+    """It is a rational number, and written as one but for operations that were found in it."""
+    large: bool = False
+    """It contains a power that is too large to be written in digits."""
+    imaginary: bool = False
+    """It contains i."""
+    sum: bool = False
+    """It is a sum that cannot be combined."""
+    root: bool = False
+    """It is a root that is no rational number."""
+
+
+_PLAIN = _Part(plain=True)
+
+
+class _Survey:
+    """Collects the operations in a tree, one visit a node."""
+
+    def __init__(self) -> None:
+        self.found: set[str] = set()
+        self.work = Work()
+
+    def visit(self, node: Node) -> _Part:
+        kind, args = node
+        if kind == "number":
+            return _PLAIN
+        if kind == "symbol":
+            name = args[0]
+            if name == "infinity":
+                return _PLAIN
+            return _Part(closed=name in ("pi", "e", "i"), imaginary=name == "i")
+        if kind == "negate":
+            part = self.visit(args[0])
+            if args[0].kind == "negate" and part.closed:
+                self.found.add("sign")
+            return part
+        if kind in ("add", "multiply"):
+            return self._combined(node)
+        if kind == "divide":
+            return self._quotient(node)
+        if kind == "power":
+            return self._power(node)
+        if kind == "call":
+            return self._call(node)
+        parts = [self.visit(inner) for inner in nodes(node)]
+        closed = all(part.closed for part in parts)
+        if kind == "factorial" and closed:
+            self.found.add("factorial")
+            return _PLAIN
+        return parts[0] if len(parts) == 1 else _Part(closed=closed)
+
+    def _combined(self, node: Node) -> _Part:
+        """Return what a sum or product of any number of operands is."""
+        operands = _flat(node, node.kind)
+        parts = [self.visit(operand) for operand in operands]
+        part = _Part(
+            closed=all(part.closed for part in parts),
+            large=any(part.large for part in parts),
+            imaginary=any(part.imaginary for part in parts),
+        )
+        if node.kind == "add":
+            plain = all(p.plain for p in parts)
+            if not part.large:
+                self._like_terms(operands, parts)
+            return part._replace(sum=not plain, plain=plain, root=any(p.root for p in parts))
+        factors = [(o, p) for o, p in zip(operands, parts, strict=True) if p.closed]
+        numbers = [(o, p) for o, p in factors if p.plain or _has_coefficient(o)]
+        if len(operands) == 2 and all(p.plain for p in parts) and _is_power_of_ten(operands[1]):
+            return _PLAIN
+        if part.large:
+            return part._replace(plain=all(p.plain for p in parts))
+        if (
+            len(numbers) > 1
+            or sum(p.sum for _, p in factors) > 1
+            or sum(p.root for _, p in factors) > 1
+            or sum(p.imaginary for _, p in factors) > 1
+        ):
+            self.found.add("product")
+        plain = all(p.plain for p in parts)
+        return part._replace(plain=plain, root=any(p.root for p in parts))
+
+    def _like_terms(self, operands: Sequence[Node], parts: Sequence[_Part]) -> None:
+        """Note a sum some of whose terms could be combined."""
+        keys = {"" if p.plain else _key(o) for o, p in zip(operands, parts, strict=True)}
+        if len(keys) < len(operands):
+            self.found.add("sum")
+
+    def _quotient(self, node: Node) -> _Part:
+        above, below = (self.visit(arg) for arg in node.args)
+        closed = above.closed and below.closed
+        large = above.large or below.large
+        if above.plain and below.plain:
+            if not large and not all(_is_integer(a) or _is_power_of_ten(a) for a in node.args):
+                self.found.add("quotient")
+            return _Part(plain=True, large=large)
+        if closed and below.imaginary:
+            self.found.add("quotient")
+        root = above.root or below.root
+        return _Part(closed, large=large, imaginary=above.imaginary, sum=above.sum, root=root)
+
+    def _power(self, node: Node) -> _Part:
+        base, exponent = self.visit(node.args[0]), node.args[1]
+        before = set(self.found)
+        part = self.visit(exponent)
+        if not (base.closed and part.closed):
+            return _Part(closed=False)
+        value = rational(exponent, self.work)
+        if value is None:
+            if part.imaginary:
+                self.found.add("trigonometric function")
+            return _Part(imaginary=part.imaginary)
+        if value.denominator != 1:
+            if base.plain and rational(node, self.work) is not None:
+                self.found.add("root")
+                return _PLAIN
+            return _Part(root=True, large=base.large)
+        if base.plain:
+            if _is_power_of_ten(node):
+                return _PLAIN
+            number = rational(node.args[0], self.work)
+            bits = 0
+            if number is not None:
+                bits = max(abs(number.numerator), number.denominator).bit_length() - 1
+            if base.large or abs(value) * bits >= _LARGE_BITS:
+                # The exponent is how it is written.
+                self.found = before
+                return _Part(plain=True, large=True)
+            self.found.add("power")
+            return _PLAIN
+        if abs(value) >= _LARGE_EXPONENT:
+            self.found = before
+            return _Part(large=True, imaginary=base.imaginary)
+        if node.args[0].kind != "symbol" or base.imaginary:
+            self.found.add("power")
+        return _Part(imaginary=base.imaginary)
+
+    def _call(self, node: Node) -> _Part:
+        name = node.args[0]
+        parts = [self.visit(inner) for inner in nodes(node)]
+        closed = all(part.closed for part in parts)
+        if not closed:
+            return _Part(closed=False)
+        if name not in ("sqrt", "root"):
+            if name in _FAMILIES:
+                self.found.add(_FAMILIES[name])
+            return _Part(imaginary=any(part.imaginary for part in parts))
+        radicand = rational(node.args[1], self.work)
+        if radicand is not None and rational(node, self.work) is not None:
+            self.found.add("root")
+            return _PLAIN
+        if radicand is not None and radicand < 0 and name == "sqrt":
+            self.found.add("root of a negative number")
+        if parts[0].sum and (parts[0].root or parts[0].imaginary):
+            self.found.add("root of a sum")
+        return _Part(root=True, large=any(part.large for part in parts))
+
+
+def _flat(node: Node, kind: str) -> list[Node]:
+    """Return the operands of nested sums or products, from left to right."""
+    found: list[Node] = []
+    waiting = [node]
+    while waiting:
+        each = waiting.pop()
+        if each.kind == kind:
+            waiting += reversed(each.args)
+        elif each.kind == "negate" and each.args[0].kind == kind:
+            waiting.append(each.args[0])
+        else:
+            found.append(each)
+    return found
+
+
+def _is_literal(node: Node) -> bool:
+    return node.kind == "number" or (node.kind == "negate" and node.args[0].kind == "number")
+
+
+def _is_integer(node: Node) -> bool:
+    inner = node.args[0] if node.kind == "negate" else node
+    return inner.kind == "number" and inner.args[0].denominator == 1
+
+
+def _is_power_of_ten(node: Node) -> bool:
+    return node.kind == "power" and node.args[0] == _TEN and _is_literal(node.args[1])
+
+
+def _has_coefficient(node: Node) -> bool:
+    """Return whether a factor is a fraction such as 2π/3, part of which is a rational number."""
+    if node.kind == "negate":
+        return _has_coefficient(node.args[0])
+    return node.kind == "divide" and any(
+        _is_literal(factor) for arg in node.args for factor in _flat(arg, "multiply")
+    )
+
+
+def _key(term: Node) -> str:
+    """Return what is the same for terms that differ in rational factors: 2√3 and √27."""
+    while term.kind == "negate":
+        term = term.args[0]
+    if term.kind == "divide":
+        return f"{_key(term.args[0])}/{_key(term.args[1])}".removesuffix("/")
+    factors = []
+    for factor in _flat(term, "multiply"):
+        if factor.kind == "divide":
+            factors.append(_key(factor))
+        elif factor.kind == "call" and factor.args[0] == "sqrt":
+            factors.append(_radicand(factor.args[1]))
+        elif not _is_literal(factor):
+            factors.append(repr(factor))
+    return "*".join(sorted(factors))
+
+
+def _radicand(node: Node) -> str:
+    """Return what stays below a square root when squares are taken out."""
+    value = rational(node, Work())
+    if value is None or not 0 < value.numerator * value.denominator <= _MAX_RADICAND:
+        return f"sqrt {node}"
+    number, divisor = value.numerator * value.denominator, 2
+    while divisor * divisor <= number:
+        while number % (divisor * divisor) == 0:
+            number //= divisor * divisor
+        divisor += 1
+    return f"sqrt {number}"

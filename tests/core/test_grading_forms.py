@@ -1,0 +1,149 @@
+"""Answers have to be worked out: which operations are left, and which notations are none."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from gem.grading import forms, notation
+from gem.grading.cleaning import clean
+from gem.grading.forms import unevaluated
+from gem.grading.math import grade
+from gem.grading.tree import Node, size
+
+
+def left(answer: str, gold: str) -> str | None:
+    return unevaluated(notation.read(clean(answer)), notation.read(clean(gold)))
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "operation"),
+    [
+        ("(16-3-4)*2", "18", "product"),
+        ("16-3-4", "9", "sum"),
+        ("2^{10}", "1024", "power"),
+        ("\\binom{16}{15}", "16", "factorial"),
+        ("4!", "24", "factorial"),
+        ("\\gcd(1313,1001)", "13", "common divisor or multiple"),
+        ("\\sqrt{5625}", "75", "root"),
+        ("\\sqrt{-4}", "2i", "root of a negative number"),
+        ("\\sqrt{7+4\\sqrt3}", "2+\\sqrt3", "root of a sum"),
+        ("\\sin 30^\\circ", "0.5", "trigonometric function"),
+        ("\\arctan 1", "\\frac{\\pi}{4}", "inverse trigonometric function"),
+        ("\\log_2 8", "3", "logarithm"),
+        ("\\lfloor 2.5\\rfloor", "2", "rounding"),
+        ("|-3|", "3", "absolute value"),
+        ("\\max(3,5)", "5", "maximum"),
+        ("\\frac{\\frac12}{3}", "\\frac16", "quotient"),
+        ("\\sin^2 x+\\cos^2 x", "1", "variables"),
+        ("e^{i\\pi/3}", "\\frac12+\\frac{\\sqrt3}{2}i", "trigonometric function"),
+    ],
+)
+def test_the_operation_that_is_left_is_named(answer: str, gold: str, operation: str) -> None:
+    assert left(answer, gold) == operation
+    assert left(gold, answer) is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "operation"),
+    [
+        ("\\int_0^1 x\\,dx", "\\frac12", "integral"),
+        ("\\sum_{k=1}^{3} k", "6", "sum over a range"),
+        ("\\prod_{k=1}^{3} k", "6", "product over a range"),
+        ("\\lim_{x\\to 0} x", "0", "limit"),
+        ("\\frac{d}{dx} x^2", "2x", "derivative"),
+        ("7^{100} \\pmod{13}", "9", "remainder"),
+        ("7 \\mod 5", "2", "remainder"),
+        ("\\left|\\begin{vmatrix} 1&2\\\\3&4 \\end{vmatrix}\\right|", "2", "determinant"),
+        ("?? 2 \\times 3", "6", "product"),
+        ("?? 2 + 3", "5", "sum"),
+        ("?? \\sqrt{16}", "4", "root"),
+        ("?? 5!", "120", "factorial"),
+        ("?? 12 \\div 3", "4", "quotient"),
+    ],
+)
+def test_a_text_that_cannot_be_read_is_searched_for_operations(
+    answer: str, gold: str, operation: str
+) -> None:
+    for expected in (clean(gold), notation.read(clean(gold))):
+        assert unevaluated(clean(answer), expected) == operation
+    assert unevaluated(clean(answer), "so: " + clean(answer)) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["?? x^2+1-3y", "?? 1+2t", "?? 3 \\times 10^8", "?? \\sqrt{8}", "?? 2x+3", "?? 3+4i",
+     "?? -5", "?? \\frac{1}{2}+\\frac{x}{3}", "?? a \\ne 0", "?? 2-\\sqrt{3}", "?? x \\in [1,2]"],
+)  # fmt: skip
+def test_a_form_in_a_text_is_no_operation(text: str) -> None:
+    assert unevaluated(clean(text), "5") is None
+
+
+NUMBERS = st.integers(2, 60)
+
+
+@st.composite
+def formulas(draw: st.DrawFn, depth: int = 2) -> tuple[str, Fraction]:
+    """A formula of at least one operation, and its value."""
+    operands = []
+    for _ in range(2):
+        if depth and draw(st.booleans()):
+            text, value = draw(formulas(depth - 1))
+            operands.append((f"({text})", value))
+        else:
+            number = draw(NUMBERS)
+            operands.append((str(number), Fraction(number)))
+    (a, x), (b, y) = operands
+    sign = draw(st.sampled_from(["+", "-", "\\cdot ", "*", "\\times "]))
+    value = x + y if sign == "+" else x - y if sign == "-" else x * y
+    return f"{a}{sign}{b}", value
+
+
+@given(formulas())
+@settings(max_examples=150)
+def test_a_formula_of_numbers_is_not_its_value_but_the_value_is(
+    formula: tuple[str, Fraction],
+) -> None:
+    text, value = formula
+    assert grade(text, str(value))[:2] == (False, "unevaluated")
+    assert grade(str(value), text).correct
+    assert grade(f"{text}={value}", str(value)).correct
+
+
+@given(st.integers(1, 999), st.integers(2, 999), st.integers(2, 60))
+@settings(max_examples=100)
+def test_a_fraction_mixed_number_decimal_or_surd_is_worked_out(a: int, b: int, c: int) -> None:
+    assume(a % b)
+    value = Fraction(a, b)
+    surd = f"\\frac{{{a}\\sqrt{{{c * c + 1}}}}}{{{b}}}"
+    for answer, gold in (
+        (f"\\frac{{{a * c}}}{{{b * c}}}", str(value)),
+        (f"{c}\\frac{{{a % b}}}{{{b}}}", str(c + Fraction(a % b, b))),
+        (f"{a}\\pi/{b}", f"\\frac{{{value.numerator}\\pi}}{{{value.denominator}}}"),
+        (surd, f"\\frac{{{value.numerator}}}{{{value.denominator}}}\\sqrt{{{c * c + 1}}}"),
+        (f"{a}+\\sqrt{{{c * c + 1}}}", f"\\sqrt{{{c * c + 1}}}+{a}"),
+        (f"{a}{c:03}\\times 10^{{{c}}}", f"{a}{c:03}{'0' * c}"),
+    ):
+        assert grade(answer, gold).correct, (answer, gold)
+
+
+def test_finding_operations_visits_every_node_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    visits = 0
+    visit = forms._Survey.visit
+
+    def visited(survey: forms._Survey, node: Node) -> forms._Part:
+        nonlocal visits
+        visits += 1
+        return visit(survey, node)
+
+    monkeypatch.setattr(forms._Survey, "visit", visited)
+    for piece in ("x^2+1-", "\\sqrt{999999}+", "1/97+", "(1+\\sqrt{2})*", "x=1+1,", "-(1+", "1+1="):
+        closer = ")" if piece.endswith("(1+") else ""
+        times = 9 if closer else 50
+        node = notation.read(clean(f"{piece * times}1{closer * times}"))
+        visits = 0
+        unevaluated(node, notation.read("5"))
+        assert 0 < visits <= 4 * size(node)
