@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gem import errors
+from gem import errors, moved
 from gem.core import ContentPart, Env, Info, Observation, Step, Wrapper
 from gem.registry import EnvSpec, list_envs, make, register, spec
 
@@ -20,6 +20,8 @@ if Path(__file__).with_name("envs").joinpath("registration.py").exists():
         "gem-llm (the original GEM) is installed in the same place as gem-core and both are named "
         "'gem'; run: pip uninstall -y gem-llm gem-core && pip install gem-core"
     )
+
+moved.install()
 
 __all__ = [
     "ContentPart",
@@ -44,4 +46,4 @@ def __getattr__(name: str) -> Any:
         from gem.vector import make_vec
 
         return make_vec
-    raise AttributeError(f"module 'gem' has no attribute {name!r}")
+    raise moved.missing("gem", name)

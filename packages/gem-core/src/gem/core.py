@@ -7,6 +7,7 @@ import random
 import secrets
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar
 
+from gem import moved
 from gem.errors import ConfigurationError, ResetNeededError
 from gem.seeding import stream
 
@@ -301,3 +302,7 @@ def _checked_seed(seed: int | None) -> int | None:
         return int(seed.__index__())
     except AttributeError:
         raise ConfigurationError(f"seed must be an integer or None, got {seed!r}") from None
+
+
+def __getattr__(name: str) -> Any:
+    raise moved.missing("gem.core", name)

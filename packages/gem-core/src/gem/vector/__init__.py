@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+from gem import moved
 from gem.errors import ConfigurationError
 from gem.registry import make
 from gem.vector.sync import AutoresetMode, SyncVectorEnv
@@ -64,3 +65,7 @@ def make_vec(
         vector = SyncVectorEnv(envs, autoreset=autoreset, seed=seed, keep_seed=seeded)
         made.pop_all()
     return vector
+
+
+def __getattr__(name: str) -> Any:
+    raise moved.missing("gem.vector", name)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
+from gem import moved
 from gem.core import Env
 from gem.errors import ConfigurationError, UnknownParameterError
 from gem.wrappers.tool_env import ToolEnv
@@ -126,3 +127,7 @@ def _function(wrapper: WrapperLike) -> Callable[[Env], Env]:
             f"it has {', '.join(sorted(set(known) - {'env'})) or 'none'}"
         )
     return partial(function, **parameters)
+
+
+def __getattr__(name: str) -> Any:
+    raise moved.missing("gem.wrappers", name)
