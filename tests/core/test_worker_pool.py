@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -99,6 +100,34 @@ def test_a_process_that_died_while_it_was_idle_costs_no_call_its_answer() -> Non
         os.kill(pid, signal.SIGKILL)
         assert pool.call(str(number), timeout_s=30) == Reply(number)
         assert pool.call("-1", timeout_s=30) == Reply(-1)
+    pool.close()
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="the platform has no /proc")
+def test_a_thousand_calls_leave_no_process_and_no_descriptor_behind() -> None:
+    pool = WorkerPool(EVAL, 1)
+
+    def standing() -> tuple[int, int]:
+        """Return how many processes descend from this one, and its open descriptors."""
+        listed = subprocess.check_output(["ps", "-eo", "pid=,ppid="]).split()
+        pairs = [
+            (int(pid), int(parent)) for pid, parent in zip(listed[::2], listed[1::2], strict=True)
+        ]
+        family: set[int] = {os.getpid()}
+        while more := {pid for pid, parent in pairs if parent in family} - family:
+            family |= more
+        return len(family), len(list(Path("/proc/self/fd").iterdir()))
+
+    pool.call("1", timeout_s=30)
+    before = standing()
+    for i in range(1000):
+        if i % 20:
+            assert pool.call(str(i), timeout_s=30) == Reply(i)
+        else:
+            assert pool.call(FOREVER, timeout_s=0.01) == Reply(None, "timeout")
+    assert pool.call("1", timeout_s=30) == Reply(1)
+    # What lists them is one of them, each time.
+    assert standing() == before
     pool.close()
 
 
