@@ -115,6 +115,16 @@ def test_what_the_gold_leaves_to_compute_the_answer_may_leave_too(believer: Beli
     assert len(believer.asked) == 1
 
 
+def test_a_formula_of_the_question_is_no_answer_to_a_gold_that_only_math_verify_reads(
+    believer: Believer,
+) -> None:
+    gold = r"\int_0^9 4x/9\,dx"
+    for prediction in ("(16-3-4)*2", r"\binom{18}{17}", r"\gcd(36, 54)"):
+        assert grade(prediction, gold)[:2] == (False, "unevaluated")
+    assert believer.asked == []
+    assert grade("18", gold).correct
+
+
 @pytest.mark.parametrize(
     "prediction",
     [

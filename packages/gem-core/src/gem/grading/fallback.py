@@ -3,7 +3,8 @@
 Math-verify reads more notation than `gem.grading.notation` and is more lenient: it finds formulas
 in prose, takes the last part of a chain, and evaluates what a question asks to be evaluated. So it
 is asked only about a text that is one formula, no longer a list than the gold, with nothing in it
-that is left to compute; see `refusal`.
+that is left to compute: neither what `gem.grading.forms.unevaluated` finds nor any operation that
+it does not know; see `refusal`.
 """
 
 from __future__ import annotations

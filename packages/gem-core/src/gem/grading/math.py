@@ -79,8 +79,8 @@ def grade(prediction: str | None, gold: Gold, *, timeout_s: float = 1.0) -> Verd
 
     Returns:
         A verdict with reason `exact`, `number`, `text`, `value` or `symbolic` (the layer that
-        decided, if correct), or `different`, `unevaluated` (the right value, left to be worked out;
-        see `gem.grading.forms`), `no answer`, `empty`, `unreadable`, `too complex` (refused: too
+        decided, if correct), or `different`, `unevaluated` (left to be worked out; see
+        `gem.grading.forms`), `no answer`, `empty`, `unreadable`, `too complex` (refused: too
         long, nested too deeply, too large a power or factorial), `timeout`, or `crash` (the worker
         ran out of memory, say).
 
@@ -188,6 +188,12 @@ def _decide_by_fallback(
     if expected.node is not None and not fallback.available():
         return False, answer.problem, ()
     reason = fallback.refusal(answer.cleaned, expected.cleaned, answer.node is not None)
+    try:
+        # A gold that cannot be read has only its text, so an answer is judged by its text as well.
+        if not reason and unevaluated(answer.cleaned, expected.node or expected.cleaned):
+            reason = answer.problem or "unevaluated"
+    except (TooComplexError, RecursionError):
+        reason = "too complex"
     if reason:
         return False, reason, ()
     return False, answer.problem or "different", (Question(answer.cleaned, expected.cleaned),)
