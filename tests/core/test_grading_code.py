@@ -100,7 +100,7 @@ def test_values_are_compared_as_json_and_floats_with_tolerance() -> None:
 
 def test_a_list_of_statements_or_of_mappings_works() -> None:
     assert grade(ADD, ["assert add(1, 2) == 3", "assert add('a', 'b') == 'ab'"]).correct
-    assert grade(ADD, ["assert add(1, 2) == 4"]).reason == "test 1 of 1: error"
+    assert grade(ADD, ["assert add(1, 2) == 4"]).reason == "test 1 of 1: wrong output"
     assert grade(DOUBLE, [{"input": "1", "output": "2"}]).correct
     assert grade(ADD, [{"fn_name": "add", "input": [1, 2], "output": 3}]).correct
 

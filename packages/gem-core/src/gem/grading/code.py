@@ -1,60 +1,69 @@
-"""Programs: run against tests in a sandbox."""
+"""Programs: run against tests in a sandbox, with what is expected of them outside of it."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import secrets
+import math
+import re
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from gem.blame import boundary
 from gem.errors import DataError
+from gem.grading.inside.encoding import encode, same
+from gem.grading.programs import Runner
+from gem.grading.replay import failures, results
+from gem.grading.statements import CallFailedError, NotDataError, Statement, value_of
 from gem.grading.verdict import Verdict
 from gem.sandbox import Executor, Limits, resolve
 
 Tests: TypeAlias = "str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]"
 
 _SHOWN = 200
-# Both read their task from stdin and are run after the program, whose own output is cut off at the
-# marker. The expected value of a call never enters the sandbox.
-_CALL = """
-import json as _json, sys as _sys
-_task = _json.loads(_sys.stdin.read())
-_function = globals().get(_task["function"])
-if _function is None:
-    _function = getattr(Solution(), _task["function"])
-_value = _function(*_task["arguments"])
-print(_task["marker"] + _json.dumps(_value, default=list))
-"""
-_CHECK = """
-import json as _json, sys as _sys
-_task = _json.loads(_sys.stdin.read())
-exec(_task["check"], globals())
-print(_task["marker"] + "true")
-"""
+_OUTPUT_BYTES = 8 << 20
+_DECIMAL = re.compile(r"[+-]?(?=[\d.]*\d)(?=[^.e]*[.e])\d*\.?\d*(e[+-]?\d{1,4})?", re.I | re.A)
+_TOLERANCE = 1e-9
+_MAX_DIGITS = 400
 
 
 @dataclass(frozen=True)
-class _Test:
-    """One test: what a run gets, and what must come back."""
+class _Printed:
+    """A test of what a program prints."""
 
     stdin: str
-    expected: Any
-    driver: str = ""
-    """Appended to the program; empty for a test of stdin and stdout."""
-    marker: str = ""
-    """Precedes the value that the driver prints."""
+    expected: str
 
-    def passes(self, stdout: str) -> bool:
-        if not self.driver:
-            return _trimmed(stdout) == _trimmed(self.expected)
-        _, found, value = stdout.rpartition(self.marker)
-        try:
-            return bool(found) and _same(json.loads(value), self.expected)
-        except ValueError:
-            return False
+    @property
+    def size(self) -> int:
+        return len(self.stdin)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A test of what a function returns."""
+
+    operation: list[Any]
+    """As `inside/candidate.py` takes it."""
+    expected: Any
+    size: int
+
+
+@dataclass(frozen=True)
+class _Asserted:
+    """A test that is a statement."""
+
+    statement: Statement
+
+    @property
+    def size(self) -> int:
+        return len(self.statement.source)
+
+
+_Test: TypeAlias = "_Printed | _Call | _Asserted"
 
 
 def grade(
@@ -100,18 +109,12 @@ def grade(
     if not isinstance(program, str) or not program.strip():
         return Verdict(False, "no program", time.perf_counter() - began, 0.0)
     limits = Limits(wall_s=timeout_s, memory_mb=memory_mb)
+    judge = _Judge(selected, sandbox, program, limits)
     reason = ""
     passed = 0
     for number, test in enumerate(selected, 1):
-        with boundary("sandbox"):
-            result = sandbox.run(f"{program}\n{test.driver}", test.stdin, limits)
-        if result.limit_hit is not None:
-            failure = f"{result.limit_hit} limit"
-        elif result.exit_code != 0:
-            failure = "error"
-        elif not test.passes(result.stdout):
-            failure = "wrong output"
-        else:
+        failure = judge.failure(test)
+        if not failure:
             passed += 1
             continue
         reason = reason or f"test {number} of {len(selected)}: {failure}"
@@ -120,6 +123,86 @@ def grade(
     correct = passed == len(selected)
     score = passed / len(selected) if partial else float(correct)
     return Verdict(correct, reason or "passed", time.perf_counter() - began, score)
+
+
+class _Judge:
+    """The tests of one program; each kind that can share runs does, when its first is asked for."""
+
+    def __init__(
+        self, tests: Sequence[_Test], sandbox: Executor, program: str, limits: Limits
+    ) -> None:
+        self._run: Callable[[_Printed], str] = lambda test: _printed(test, sandbox, program, limits)
+        calls = [test for test in tests if isinstance(test, _Call)]
+        self._called = _called(calls, Runner(sandbox, "candidate", program, limits))
+        statements = [test.statement for test in tests if isinstance(test, _Asserted)]
+        self._asserted = failures(statements, sandbox, program, limits)
+
+    def failure(self, test: _Test) -> str:
+        """Return why the next test of its kind does not pass, or ''."""
+        if isinstance(test, _Printed):
+            return self._run(test)
+        return next(self._called if isinstance(test, _Call) else self._asserted)
+
+
+def _printed(test: _Printed, sandbox: Executor, program: str, limits: Limits) -> str:
+    # More than twice what is expected cannot be right; what goes to stderr is nobody's business.
+    room = max(_OUTPUT_BYTES, 2 * len(test.expected.encode("utf-8", "replace")))
+    with boundary("sandbox"):
+        result = sandbox.run(program, test.stdin, dataclasses.replace(limits, output_bytes=room))
+    if result.limit_hit is not None:
+        return f"{result.limit_hit} limit"
+    if result.exit_code != 0:
+        return "error"
+    return "" if _same_text(result.stdout, test.expected) else "wrong output"
+
+
+def _called(tests: Sequence[_Call], runner: Runner) -> Iterator[str]:
+    answers = runner.answers([[test.operation] for test in tests])
+    for test, answer in zip(tests, answers, strict=True):
+        values, failure = results(answer, 1)
+        yield failure or _judged(values[0], test.expected)
+
+
+def _judged(result: Any, expected: Any) -> str:
+    try:
+        right = _matches(value_of(result), expected)
+        if not right and isinstance(expected, list) and len(expected) == 1:
+            # Data sets wrap a call's value in a list of one.
+            right = _matches(value_of(result), expected[0])
+    except CallFailedError as error:
+        return str(error)
+    except (NotDataError, RecursionError) as error:
+        return f"error ({error})"
+    return "" if right else "wrong output"
+
+
+def _matches(value: Any, expected: Any) -> bool:
+    """Return whether a value is what JSON data says, which has neither tuples, sets nor keys
+    other than text."""
+    if isinstance(expected, list):
+        if isinstance(value, (set, frozenset)):
+            try:
+                value, expected = sorted(value), sorted(expected)
+            except TypeError:
+                return False
+        elif isinstance(value, (tuple, bytes, range, deque)) or hasattr(value, "__next__"):
+            value = list(value)
+        if not isinstance(value, list) or len(value) != len(expected):
+            return False
+        return all(map(_matches, value, expected))
+    if isinstance(expected, dict) and isinstance(value, dict):
+        texts = {_key(key): item for key, item in value.items()}
+        return texts.keys() == expected.keys() and all(
+            _matches(texts[key], expected[key]) for key in expected
+        )
+    return same(value, expected)
+
+
+def _key(key: Any) -> Any:
+    """Return a key of a dictionary as JSON has it."""
+    if key is None or isinstance(key, bool):
+        return json.dumps(key)
+    return repr(key) if isinstance(key, (int, float)) else key
 
 
 def _parsed(tests: Any) -> list[_Test]:
@@ -139,7 +222,7 @@ def _parsed(tests: Any) -> list[_Test]:
         name = tests.get("fn_name")
         if name is not None:
             return [_call(name, *pair) for pair in zip(inputs, outputs, strict=True)]
-        return [_Test(*map(_text, pair)) for pair in zip(inputs, outputs, strict=True)]
+        return [_Printed(*map(_text, pair)) for pair in zip(inputs, outputs, strict=True)]
     if not _list(tests) or not tests:
         raise DataError(f"tests must be a mapping or a non-empty list, got {_short(tests)}")
     return [_listed(test) for test in tests]
@@ -147,30 +230,28 @@ def _parsed(tests: Any) -> list[_Test]:
 
 def _listed(test: Any) -> _Test:
     if isinstance(test, str):
-        marker = secrets.token_hex(16)
-        task = json.dumps({"check": test, "marker": marker})
-        return _Test(task, True, _CHECK, marker)
+        return _Asserted(Statement(test))
     if isinstance(test, Mapping) and {"input", "output"} <= set(test):
         if test.get("fn_name") is not None:
             return _call(test["fn_name"], test["input"], test["output"])
-        return _Test(_text(test["input"]), _text(test["output"]))
+        return _Printed(_text(test["input"]), _text(test["output"]))
     raise DataError(
         "a test in a list must be a statement or a mapping with 'input' and 'output', "
         f"got {_short(test)}"
     )
 
 
-def _call(name: Any, arguments: Any, expected: Any) -> _Test:
+def _call(name: Any, arguments: Any, expected: Any) -> _Call:
     if not isinstance(name, str) or not _list(arguments):
         raise DataError(
             "a call test must have a function name and a list of arguments, "
             f"got fn_name={name!r} and {_short(arguments)}"
         )
-    marker = secrets.token_hex(16)
     try:
-        task = json.dumps({"function": name, "arguments": list(arguments), "marker": marker})
-        # Through JSON once, as the program's value is: tuples become lists, keys strings.
-        return _Test(task, json.loads(json.dumps(expected)), _CALL, marker)
+        given = json.loads(json.dumps(list(arguments)))
+        operation = ["call", ["function", name], [encode(item, str) for item in given]]
+        # Through JSON once: tuples become lists, keys strings.
+        return _Call(operation, json.loads(json.dumps(expected)), len(json.dumps(given)))
     except (TypeError, ValueError) as error:
         raise DataError(f"a call test must be JSON ({error}): {_short(arguments)}") from None
 
@@ -179,7 +260,7 @@ def _longest(tests: list[_Test], max_tests: int) -> list[_Test]:
     """Return at most `max_tests` tests, those with the longest inputs, in their old order."""
     if len(tests) <= max_tests:
         return tests
-    longest = sorted(range(len(tests)), key=lambda i: -len(tests[i].stdin))[:max_tests]
+    longest = sorted(range(len(tests)), key=lambda i: -tests[i].size)[:max_tests]
     return [tests[i] for i in sorted(longest)]
 
 
@@ -189,17 +270,33 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else str(value)
 
 
+def _same_text(text: str, expected: str) -> bool:
+    """Return whether two outputs are equal but for trailing whitespace and rounded decimals."""
+    lines, wanted = _trimmed(text), _trimmed(expected)
+    return len(lines) == len(wanted) and all(map(_same_line, lines, wanted))
+
+
+def _same_line(line: str, wanted: str) -> bool:
+    if line == wanted:
+        return True
+    words, others = line.split(), wanted.split()
+    return len(words) == len(others) and all(map(_same_word, words, others))
+
+
+def _same_word(word: str, wanted: str) -> bool:
+    """Return whether two words are equal, or decimal numbers (both with a point or an exponent)
+    that differ by no more than a relative or absolute 1e-9."""
+    if word == wanted:
+        return True
+    if max(len(word), len(wanted)) > _MAX_DIGITS:
+        return False
+    if not (_DECIMAL.fullmatch(word) and _DECIMAL.fullmatch(wanted)):
+        return False
+    return math.isclose(float(word), float(wanted), rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
+
+
 def _trimmed(text: str) -> list[str]:
     return [line.rstrip() for line in text.strip().splitlines()]
-
-
-def _same(value: Any, expected: Any) -> bool:
-    # Data sets wrap a call's value in a list of one.
-    if value == expected or (isinstance(expected, list) and [value] == expected):
-        return True
-    if isinstance(value, float) and isinstance(expected, (int, float)):
-        return abs(value - expected) <= 1e-9 * max(1.0, abs(expected))
-    return False
 
 
 def _list(value: Any) -> bool:

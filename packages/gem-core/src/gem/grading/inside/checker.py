@@ -1,0 +1,396 @@
+"""Tests that are statements, run without the program: what they call of it is asked for.
+
+A test runs with the results that are known so far. A call whose result is not known gives a
+`_Pending`; the test goes on as far as that is not needed, so that more than one call is found in a
+run, and the program is then run with all of them. Whether a test passes is decided only when all
+of its calls, in the same order, have been answered.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import json
+import types
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from gem.grading.inside.batch import begin, work
+    from gem.grading.inside.encoding import decode, encode, preamble, same
+
+_MAX_OPERATIONS = 10_000
+_ALLOWED = frozenset(
+    [
+        *("abc", "array", "ast", "bisect", "cmath", "collections", "copy", "dataclasses", "enum"),
+        *("datetime", "decimal", "fractions", "functools", "heapq", "itertools", "json", "math"),
+        *("numbers", "numpy", "operator", "random", "re", "statistics", "string", "sys", "time"),
+        *("textwrap", "types", "typing", "__future__"),
+    ]
+)
+_PROGRAM = frozenset(["candidate", "main", "program", "solution", "submission"])
+"""What tests call the module that the program is."""
+_TAKEN = frozenset(
+    ["breakpoint", "compile", "eval", "exec", "exit", "help", "input", "open", "quit"]
+)
+"""What a test could turn a text of the program into something that runs with, or wait."""
+
+
+class _Stop(BaseException):
+    """A result is needed that is not known."""
+
+
+class _Refused(BaseException):
+    """The test needs what cannot be had of a program in another process."""
+
+
+class ProgramError(Exception):
+    """What a program raised, when it is no exception of Python's own."""
+
+
+class _Known:
+    """The operations of one test: those answered, and those that it asks for now."""
+
+    def __init__(self, answered: list[Any]) -> None:
+        self.answered = answered
+        self.operations: list[Any] = []
+        self.pending = False
+
+    def ask(self, kind: str, target: Any, arguments: Any = (), named: Any = None) -> Any:
+        """Return the value of an operation, raise its exception, or return `_Pending`."""
+        place = len(self.operations)
+        if place >= _MAX_OPERATIONS:
+            raise _Stop if self.pending else _Refused(f"it has more than {place} calls")
+        named = named or {}
+        operation = [
+            kind,
+            target,
+            [encode(value, _argument) for value in arguments],
+            [[key, encode(value, _argument)] for key, value in named.items()],
+        ]
+        self.operations.append(operation)
+        if not self.pending and place < len(self.answered):
+            asked, result = self.answered[place]
+            if json.dumps(asked) == json.dumps(operation):
+                return self._value(place, operation, result, arguments, named)
+        self.pending = True
+        return _Pending()
+
+    def _value(self, place: int, operation: Any, result: Any, arguments: Any, named: Any) -> Any:
+        if "x" in result:
+            raise _exception(result["x"], result["m"])
+        for which, now in result.get("a", ()):
+            changed = arguments[which] if isinstance(which, int) else named[which]
+            _change(changed, decode(now, _no_object, arrays=True))
+        raw = result["v"]
+        if isinstance(raw, dict) and "o" in raw:
+            kind, target = operation[:2]
+            called = kind == "call" and target[0] == "name"
+            made = called and target[1].lstrip("_")[:1].isupper()
+            return _Object(self, ["result", place], raw["o"][0], made)
+        return decode(raw, _no_object, arrays=True)
+
+
+def _change(changed: Any, now: Any) -> None:
+    """Give an argument the content that the program left it with."""
+    if isinstance(changed, list) and isinstance(now, list):
+        changed[:] = now
+    elif isinstance(changed, (dict, set)) and type(changed) is type(now):
+        changed.clear()
+        changed.update(now)
+
+
+def _exception(names: list[str], message: str) -> BaseException:
+    for name in names:
+        kind = getattr(builtins, name, None)
+        if isinstance(kind, type) and issubclass(kind, Exception):
+            try:
+                return kind(message)
+            except TypeError:
+                break
+    return ProgramError(f"{names[0]}: {message}")
+
+
+def _no_object(tag: str, payload: Any) -> Any:
+    raise _Refused(f"the program returns objects inside of data, of class {payload[0]!r:.60}")
+
+
+def _argument(value: Any) -> Any:
+    """Write an argument that is no data."""
+    if isinstance(value, _Pending):
+        raise _Stop
+    if isinstance(value, (_Name, _Object)):
+        return {"p": object.__getattribute__(value, "_target")}
+    name = getattr(value, "__name__", None)
+    is_builtin = isinstance(name, str) and getattr(builtins, name, None) is value
+    if is_builtin and isinstance(value, (type, types.BuiltinFunctionType)):
+        return {"B": name}
+    raise _Refused(f"an argument of type {type(value).__name__!r} cannot be given to a program")
+
+
+class _Pending:
+    """A result that is not known yet. What is computed with it is not known, either."""
+
+    def __init__(self) -> None:
+        pass
+
+
+def _need(*_: Any, **__: Any) -> Any:
+    raise _Stop
+
+
+def _unknown(*_: Any) -> Any:
+    return _Pending()
+
+
+_BINARY = [
+    *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "divmod"),
+    *("and", "or", "xor", "lshift", "rshift"),
+]
+_COMPARED = ["eq", "ne", "lt", "le", "gt", "ge"]
+for _name in (*_BINARY, *("r" + _name for _name in _BINARY), *_COMPARED, "neg", "pos", "abs"):
+    setattr(_Pending, f"__{_name}__", _unknown)
+for _name in (
+    *("bool", "hash", "len", "iter", "next", "getitem", "setitem", "delitem", "contains", "call"),
+    *("str", "repr", "format", "int", "float", "complex", "index", "round", "enter", "exit"),
+    *("getattr", "instancecheck", "reversed"),
+):
+    setattr(_Pending, f"__{_name}__", _need)
+
+
+def _refuse(how: str) -> Callable[..., Any]:
+    def refuse(self: Any, *_: Any, **__: Any) -> Any:
+        what = object.__getattribute__(self, "_what")
+        raise _Refused(f"it needs {how} of {what}, which the program could answer as it likes")
+
+    return refuse
+
+
+class _Name:
+    """Something that the program defines, by its name."""
+
+    def __init__(self, known: _Known, target: list[Any], what: str) -> None:
+        for name, value in (("_known", known), ("_target", target), ("_what", what)):
+            object.__setattr__(self, name, value)
+
+    def _ask(self, kind: str, *arguments: Any) -> Any:
+        return self._known.ask(kind, self._target, arguments)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return self._known.ask("call", self._target, arguments, named)
+
+    def __getattr__(self, name: str) -> Any:
+        return self._ask("attr", name)
+
+
+class _Object(_Name):
+    """An object in the program's process; `made` where the test made it of a class."""
+
+    def __init__(self, known: _Known, target: list[Any], kind: str, made: bool) -> None:
+        super().__init__(known, target, f"an object of the program's class {kind!r:.60}")
+        object.__setattr__(self, "_made", made)
+
+    def _data(self, kind: str, *arguments: Any) -> Any:
+        if not self._made:
+            raise _Refused(f"it uses {self._what}, which it has not made itself")
+        value = self._ask(kind, *arguments)
+        if isinstance(value, _Pending):
+            raise _Stop
+        return value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._ask("set", name, value)
+
+    def __len__(self) -> int:
+        return int(self._data("len"))
+
+    def __str__(self) -> str:
+        return str(self._data("str"))
+
+    def __repr__(self) -> str:
+        return str(self._data("repr"))
+
+    def __iter__(self) -> Any:
+        return iter(self._data("iter"))
+
+    def __contains__(self, item: Any) -> bool:
+        return bool(self._data("in", item))
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._data("item", key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._ask("setitem", key, value)
+
+    def __delitem__(self, key: Any) -> None:
+        self._ask("delitem", key)
+
+
+for _name in (*_COMPARED, *_BINARY, *("r" + _name for _name in _BINARY)):
+    setattr(_Name, f"__{_name}__", _refuse("a comparison or arithmetic"))
+for _name in ("bool", "hash", "instancecheck", "float", "int", "index", "enter", "exit"):
+    setattr(_Name, f"__{_name}__", _refuse(f"the {_name}"))
+
+
+class _Rewritten(ast.NodeTransformer):
+    """Assertions and calls of methods go through `_Test`."""
+
+    def visit_Assert(self, node: ast.Assert) -> Any:
+        self.generic_visit(node)
+        if any(isinstance(part, _KEPT) for part in ast.walk(node)):
+            return node
+        parts = [node.test] if node.msg is None else [node.test, node.msg]
+        return ast.copy_location(ast.Expr(_calling("__gem_assert__", map(_lambda, parts))), node)
+
+    def visit_Compare(self, node: ast.Compare) -> Any:
+        self.generic_visit(node)
+        if len(node.ops) == 1 and isinstance(node.ops[0], ast.Eq):
+            return ast.copy_location(
+                _calling("__gem_equal__", [node.left, *node.comparators]), node
+            )
+        return node
+
+    def visit_Call(self, node: ast.Call) -> Any:
+        self.generic_visit(node)
+        if isinstance(node.func, ast.Attribute):
+            first = [node.func.value, ast.Constant(node.func.attr)]
+            return ast.copy_location(
+                ast.Call(_loaded("__gem_method__"), [*first, *node.args], node.keywords), node
+            )
+        return node
+
+
+_KEPT = (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom)
+
+
+def _loaded(name: str) -> ast.expr:
+    return ast.Name(name, ast.Load())
+
+
+def _calling(name: str, arguments: Any) -> ast.expr:
+    return ast.Call(_loaded(name), list(arguments), [])
+
+
+def _lambda(body: ast.expr) -> ast.expr:
+    nothing = ast.arguments([], [], None, [], [], None, [])
+    return ast.Lambda(nothing, body)
+
+
+class _Raises:
+    """`pytest.raises`."""
+
+    def __init__(self, known: _Known, expected: Any) -> None:
+        self.known, self.expected, self.value = known, expected, None
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
+        self.value = error
+        if kind is None and not self.known.pending:
+            raise AssertionError("nothing was raised")
+        return kind is None or issubclass(kind, self.expected)
+
+
+class _Test:
+    """One test, run with what is known."""
+
+    def __init__(self, task: dict[str, Any]) -> None:
+        self.task = task
+        self.known = _Known(task["answered"])
+
+    def outcome(self) -> list[Any]:
+        """Return `[passed | failed | more | error | refused, details]`."""
+        what, details = "passed", ""
+        try:
+            self._run()
+        except _Refused as reason:
+            return ["refused", str(reason)]
+        except _Stop:
+            pass
+        except AssertionError:
+            what = "failed"
+        except BaseException as error:
+            what, details = "error", type(error).__name__
+        if self.known.pending:
+            return ["more", self.known.operations]
+        if what == "passed" and not self.known.operations:
+            return ["refused", "it calls nothing of the program"]
+        return [what, details]
+
+    def _run(self) -> None:
+        import random
+
+        random.seed(0)
+        tree = ast.fix_missing_locations(_Rewritten().visit(ast.parse(self.task["source"])))
+        allowed = {k: v for k, v in vars(builtins).items() if k not in _TAKEN}
+        scope = {
+            "__builtins__": {**allowed, "__import__": self._import},
+            "__name__": "__main__",
+            "__gem_assert__": self._assert,
+            "__gem_equal__": self._equal,
+            "__gem_method__": self._method,
+            **preamble(set(self.task["preamble"])),
+            **{name: self._named(name) for name in self.task["names"]},
+        }
+        before = set(scope)
+        exec(compile(tree, "test", "exec"), scope)
+        if self.known.operations:
+            return
+        # Tests as pytest collects them: defined, and not called.
+        for name in [name for name in scope if name not in before and name.startswith("test")]:
+            if isinstance(scope[name], types.FunctionType):
+                scope[name]()
+
+    def _named(self, name: str) -> _Name:
+        return _Name(self.known, ["name", name], f"the program's {name!r}")
+
+    def _import(self, name: str, scope: Any = None, local: Any = None, *more: Any) -> Any:
+        if name in _PROGRAM:
+            module = types.ModuleType(name)
+            module.__getattr__ = self._named  # type: ignore[method-assign]
+            return module
+        if name == "pytest":
+            module = types.ModuleType(name)
+            module.raises = self._raises  # type: ignore[attr-defined]
+            return module
+        if name.partition(".")[0] not in _ALLOWED:
+            raise _Refused(f"it imports {name!r}")
+        return __import__(name, scope, local, *more)
+
+    def _raises(self, expected: Any, *_: Any, **__: Any) -> _Raises:
+        return _Raises(self.known, expected)
+
+    def _assert(self, test: Callable[[], Any], message: Callable[[], Any] | None = None) -> None:
+        try:
+            holds = test()
+            if isinstance(holds, _Pending) or holds:
+                return
+            if not self.known.pending:
+                raise AssertionError(message() if message is not None else "")
+        except _Refused:
+            raise
+        except BaseException:
+            # What failed is decided when everything is known; more calls may follow.
+            if not self.known.pending:
+                raise
+
+    def _equal(self, left: Any, right: Any) -> Any:
+        equal = left == right
+        return equal if equal is not False else same(left, right)
+
+    def _method(self, of: Any, name: str, *arguments: Any, **named: Any) -> Any:
+        if isinstance(of, _Name):
+            target = object.__getattribute__(of, "_target")
+            if isinstance(of, _Object) and not of._made:
+                raise _Refused(f"it calls a method of {of._what}, which it has not made itself")
+            return self.known.ask("call", ["method", target, name], arguments, named)
+        return getattr(of, name)(*arguments, **named)
+
+
+def main(_: str) -> None:
+    """Run the tests that stdin has, each with its answers so far."""
+    tasks, answers = begin()
+    work(tasks, answers, lambda task: _Test(task).outcome())
