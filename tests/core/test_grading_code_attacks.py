@@ -241,7 +241,11 @@ def f(x):
     "tags that are none": """
 import os
 def f(x):
-    for v in ("{}", '{"q": 5}', '{"z": [9]}', '{"p": ["name", "f"]}', '{"o": []}', '{"i": 9}'):
+    for v in (
+        "{}", '{"q": 5}', '{"z": [9]}', '{"p": ["name", "f"]}', '{"o": []}', '{"i": 9}',
+        '{"k": ["Fraction", "1e999999999"]}', '{"k": ["Decimal", "1e999999999"]}', '{"k": [9]}',
+        '{"r": [0, 1000000000000, 1]}', '{"r": [0, 1, 0]}', '{"d": [[[], 1]]}', '{"c": [[]]}',
+    ):
         for d in range(3, 64):
             try:
                 os.write(d, b'[0, 0.0, [{"v": ' + v.encode() + b"}]]\\n")
@@ -307,6 +311,45 @@ def test_no_attack_is_paid_for_a_call(attack: str, executor: str) -> None:
     tests = {"fn_name": "f", "inputs": [[3]], "outputs": [9]}
     verdict = grader.grade(ATTACKS[attack], tests, executor=executor, timeout_s=5, memory_mb=512)
     assert not verdict.correct
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        '{"k": ["Fraction", "1e999999999"]}',
+        '{"k": ["Decimal", "1e999999999"]}',
+        '{"r": [0, 1000000000000000000000000, 1]}',
+        '{"r": [0, 1, 0]}',
+        '{"d": [[[], 1]]}',
+        '{"d": [[{"i": "0x' + "f" * 100_000 + '"}, 1]]}',
+        '{"y": ["f8", {"o": 3}]}',
+        '{"y": 3}',
+        '{"o": "x"}',
+        '{"c": ["a", []]}',
+        '{"b": 5}',
+        "{}",
+        "[{}, {}]",
+        "1e400",
+        "-",
+        '{"s": [[]]}',
+    ],
+)
+def test_forged_data_is_wrong_and_neither_an_exception_nor_work(value: str) -> None:
+    class Forger(Executor):
+        def run(self, code: str, stdin: str = "", limits: Limits = Limits()) -> Result:  # noqa: B008
+            lines = ['["began"]', "[]", "{}", '["load"]', '["task"]', '["task", [], 1e999]']
+            lines += [f"[1{'0' * 4000}, 1{'0' * 4000}, 0]", f'[0, 0, [{{"v": {value}}}]]']
+            return Result("\n".join(lines), "", 0, 0.0)
+
+    for tests in (
+        ["assert f(3) == 9"],
+        ["assert int(f(3)) == 9"],
+        ["assert sorted(f(3)) == [9]"],
+        ["assert list(f(3)) == set(f(3))"],
+        {"fn_name": "f", "inputs": [[3]], "outputs": [[9]]},
+        {"fn_name": "f", "inputs": [[3]], "outputs": [{"9": 9}]},
+    ):
+        assert not grader.grade("x", tests, executor=Forger()).correct
 
 
 def test_an_attack_in_one_test_takes_no_other_tests_verdict() -> None:

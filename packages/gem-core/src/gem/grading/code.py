@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import re
@@ -171,8 +172,11 @@ def _judged(result: Any, expected: Any) -> str:
             right = _matches(value_of(result), expected[0])
     except CallFailedError as error:
         return str(error)
-    except (NotDataError, RecursionError) as error:
+    except NotDataError as error:
         return f"error ({error})"
+    except Exception as error:
+        # Numbers with more digits than Python writes, lists nested more deeply than it compares.
+        return f"error ({type(error).__name__})"
     return "" if right else "wrong output"
 
 
@@ -186,7 +190,7 @@ def _matches(value: Any, expected: Any) -> bool:
             except TypeError:
                 return False
         elif isinstance(value, (tuple, bytes, range, deque)) or hasattr(value, "__next__"):
-            value = list(value)
+            value = list(itertools.islice(value, len(expected) + 1))
         if not isinstance(value, list) or len(value) != len(expected):
             return False
         return all(map(_matches, value, expected))

@@ -17,7 +17,7 @@ from gem.errors import ConfigurationError
 from gem.sandbox import Executor, Limits, Result
 
 _INSIDE = Path(__file__).with_name("inside")
-_ROOM = 8 << 20
+_ROOM = 4 << 20
 """Bytes of what a run may answer."""
 _SLACK = 0.25
 """Share of a test's time that several in one run get more, so that one that began early has had all
@@ -106,7 +106,7 @@ class _Run:
         for line in result.stdout.split("\n"):
             try:
                 self._read(json.loads(line))
-            except (ValueError, TypeError, KeyError, RecursionError):
+            except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError):
                 # Cut at a limit, or forged.
                 continue
 

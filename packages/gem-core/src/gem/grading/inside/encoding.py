@@ -27,6 +27,8 @@ _MAX_NODES = 1_000_000
 _MAX_DEPTH = 100
 _MAX_COLLISIONS = 64
 _SMALL = 1 << 63
+# As Decimal and Fraction write themselves, within bounds: as an integer, 1e999999999 is endless.
+_NUMBER = r"-?([0-9]{1,2000}(/[0-9]{1,2000}|(\.[0-9]{1,2000})?(E[+-]?[0-9]{1,3})?)|NaN|Infinity)"
 _REL_TOL, _ABS_TOL = 1e-9, 1e-12
 
 
@@ -129,10 +131,11 @@ def decode(raw: Any, other: Callable[[str, Any], Any], arrays: bool = False) -> 
     if tag == "k":
         import decimal
         import fractions
+        import re
 
         kind, text = payload
-        if len(text) > 4000:
-            raise ValueError("a number has too many digits")
+        if re.fullmatch(_NUMBER, text) is None:
+            raise ValueError("no number, or one that is too large")
         return fractions.Fraction(text) if kind == "Fraction" else decimal.Decimal(text)
     if tag == "c":
         real, imag = payload
