@@ -95,10 +95,12 @@ def main(mode, run_dir, iterations):
     if mode == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     recorder = Recorder(run_dir)
+    LOST = {"failed_episodes": 3, "failed_sandbox": 2, "failed_environment": 1}
     for i in range(int(iterations)):
         recorder.metrics(i, {"success_rate": i / 10, "return_mean": 0.5, "turns_mean": 3.0,
                              "sampled_tokens": 100.0, "episodes": 2.0,
-                             **({"grad_norm": 0.0, "return_std": 0.0} if mode == "idle" else {})})
+                             **({"grad_norm": 0.0, "return_std": 0.0} if mode == "idle" else {}),
+                             **(LOST if mode == "lossy" else {})})
         if i == 2 and mode == "crash":
             raise RuntimeError("worker 3 died: tensor shapes differ")
         if i == 2 and mode == "disk-full":

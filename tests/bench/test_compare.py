@@ -15,6 +15,7 @@ from gem.tasks import Task
 from gem.trajectory import Trajectory, Turn
 from gem_bench.__main__ import main
 from gem_bench.compare import RENDERERS, compare
+from gem_bench.sections import numbers
 from gem_bench.series import load_runs, smooth
 
 SPEC = {"name": "x", "algorithm": {"advantage": "rebn", "gamma": 0.9}}
@@ -114,6 +115,21 @@ def episode(seed: int, won: bool, group: int) -> Trajectory:
         info={"success": won},
     )
     return Trajectory(Task("mine:X", seed), turns=[turn], group=group, end="terminated")
+
+
+def test_failures_are_shown_by_cause(tmp_path: Path) -> None:
+    folder = write(tmp_path / "a", [0.5])
+    recorder = Recorder(folder)
+    recorder.metrics(1, {"failed_episodes": 3, "failed_tool": 2, "failed_environment": 1})
+    recorder.metrics(2, {"failed_episodes": 4})  # as older records have it
+    recorder.metrics(2, {"failed_episodes": 1, "failed_budget": 1}, "eval:easy")
+    found = compare(load_runs([folder, write(tmp_path / "b", [0.5], seed=1)]))
+    notes = "\n".join(found.notes)
+    assert "train: 7 episodes failed (unknown 4, tool 2, environment 1)" in notes
+    assert "eval:easy: 1 episode failed (budget 1)" in notes
+    assert str(tmp_path / "b") not in notes
+    assert found.rows[0].failed_by_cause == {"unknown": 2, "tool": 1, "environment": 0.5}
+    assert "7 episodes failed (unknown 4, tool 2" in numbers(found)  # the report's table
 
 
 @pytest.mark.parametrize("form", sorted(RENDERERS))

@@ -142,6 +142,16 @@ def test_a_crash_shows_the_end_of_the_log_and_where_it_is(
     assert len(read_run(out).metrics) == 3
 
 
+def test_the_end_of_a_run_says_how_many_episodes_failed_of_what(
+    gem_bench: Start, spec_file: WriteSpec, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    code, _, err = finish(gem_bench("run", spec_file("lossy"), "--to", "fake", "--out", out))
+    assert code == 0
+    assert "18 episodes failed (sandbox 12, environment 6); they count nowhere" in err
+    assert meta(out)["failed_by_cause"] == {"sandbox": 12, "environment": 6}
+
+
 def test_a_killed_trainer_is_reported_with_its_signal(
     gem_bench: Start, spec_file: WriteSpec, tmp_path: Path
 ) -> None:

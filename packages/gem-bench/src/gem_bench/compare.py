@@ -12,11 +12,13 @@ from __future__ import annotations
 import itertools
 import json
 import statistics
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from gem.experiment import Knob
+from gem.metrics import failures_text
 from gem_bench.series import TRAIN, Group, Run, differences
 from gem_bench.stats import (
     Estimate,
@@ -38,6 +40,8 @@ class Row:
     iterations: float
     episodes: float
     failed_episodes: float
+    failed_by_cause: dict[str, float]
+    """See `gem.blame.CAUSES`; `unknown` in older records."""
     turns: float
     sampled_tokens: float
     wall_s: float | None
@@ -179,6 +183,7 @@ def _row(group: Group, final: _Final, window: int) -> Row:
         iterations=statistics.fmean(_iterations(run) for run in runs),
         episodes=statistics.fmean(run.total("episodes") for run in runs),
         failed_episodes=statistics.fmean(run.total("failed_episodes") for run in runs),
+        failed_by_cause=_failed_by_cause(runs),
         turns=statistics.fmean(run.total("turns_total") for run in runs),
         sampled_tokens=statistics.fmean(run.total("sampled_tokens") for run in runs),
         wall_s=_mean([run.seconds for run in runs]),
@@ -188,6 +193,13 @@ def _row(group: Group, final: _Final, window: int) -> Row:
         best=_mean(best),
         knobs=[knob for knob in parity.values() if knob.status != "matched"],
     )
+
+
+def _failed_by_cause(runs: Sequence[Run]) -> dict[str, float]:
+    counts: Counter[str] = Counter()
+    for run in runs:
+        counts.update(run.failed_by_cause())
+    return {cause: count / len(runs) for cause, count in counts.most_common()}
 
 
 def _iterations(run: Run) -> int:
@@ -210,9 +222,11 @@ def _notes(group: Group) -> list[str]:
     for run in group.runs:
         if run.status not in ("finished", "unknown"):
             notes.append(f"{run.folder}: this run is not finished ({run.status})")
-        if run.total("failed_episodes"):
-            count = run.total("failed_episodes")
-            notes.append(f"{run.folder}: {count:.0f} episodes failed and count nowhere")
+        notes += [
+            f"{run.folder}, {split}: {failures_text(counts)}; they count nowhere"
+            for split in run.curves
+            if (counts := run.failed_by_cause(split))
+        ]
         if not run.spec:
             notes.append(f"{run.folder}: no run.json, so its settings are not known")
     seeds = [run.seed for run in group.runs]

@@ -31,7 +31,14 @@ COLORS = (
 """Light and dark variant for each group; told apart by colour-blind readers too."""
 DASHES = ("none", "9 7", "3 6", "14 5 3 5", "1 6", "6 3", "18 6", "10 4 2 4 2 4")
 """Dash pattern for each group: where curves coincide, as they should, both are seen."""
-RATES = ("success_rate", "format_error_rate", "truncated_rate", "drift_rate", "length_stop_rate")
+RATES = (
+    "success_rate",
+    "format_error_rate",
+    "truncated_rate",
+    "failed_rate",
+    "drift_rate",
+    "length_stop_rate",
+)
 _POINTS = 120
 """Where runs with different tokens or seconds at each iteration are averaged."""
 

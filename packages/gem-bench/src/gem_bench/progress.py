@@ -9,10 +9,11 @@ import shutil
 import statistics
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from pathlib import Path
 from typing import Any, TextIO
 
+from gem.metrics import failed_by_cause
 from gem.record import METRICS
 
 _RECENT = 10
@@ -70,10 +71,13 @@ class Progress:
         self._shown = 0
         self.done = 0
         """Iterations recorded so far."""
+        self.failed: Counter[str] = Counter()
+        """Episodes that failed so far, evaluations included, by cause."""
 
     def update(self, lines: list[dict[str, Any]]) -> None:
         """Take in new lines of metrics and show them."""
         for line in lines:
+            self.failed.update(failed_by_cause([line]))
             if line["split"] != "train":
                 continue
             self._recent.append(line)

@@ -170,7 +170,7 @@ def _episode(
         "success": t.success,
         "valid": t.valid,
         "return": t.total_reward,
-        "end": t.end if t.failure is None else f"failed: {t.failure.message}",
+        "end": t.end if t.failure is None else f"failed: {t.failure}",
         "drift": len(t.drift),
         "advantages": _rounded(record.advantages),
         "turns": turns,

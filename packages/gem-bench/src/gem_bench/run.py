@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from types import FrameType
@@ -21,6 +21,7 @@ from typing import Any, Literal, TextIO
 
 from gem.errors import ConfigurationError, RecordError
 from gem.experiment import Launch, RunSpec
+from gem.metrics import failures_text
 from gem.record import EPISODES, METRICS, RUN, Recorder
 from gem_bench.adapters import Compiled, check_environments, compile_launch
 from gem_bench.learning import nothing_learnt_in
@@ -45,6 +46,8 @@ class Outcome:
     """One or more lines for the user; the end of the log is in it if the run failed."""
     iterations: int
     """Iterations recorded."""
+    failed_by_cause: dict[str, int] = field(default_factory=dict)
+    """Episodes that failed, evaluations included; see `gem.blame.CAUSES`."""
 
 
 def run(
@@ -119,7 +122,12 @@ def run(
         grace_s=grace_s,
         seconds=seconds,
     )
-    ended = {"status": outcome.status, "iterations": outcome.iterations, "seconds": seconds}
+    ended = {
+        "status": outcome.status,
+        "iterations": outcome.iterations,
+        "failed_by_cause": outcome.failed_by_cause,
+        "seconds": seconds,
+    }
     try:
         recorder.start(meta | ended)
     except RecordError as error:
@@ -215,7 +223,12 @@ def _supervise(
     stages = ("model", "compile", "check", "command")
     seconds["total"] = round(sum(seconds.get(stage, 0.0) for stage in stages), 2)
     took = f"{progress.done} of {progress.iterations} iterations in {clock(seconds['command'])}"
-    return _judge(code, stop, progress, took, log_path)
+    outcome = _judge(code, stop, progress, took, log_path)
+    if not progress.failed:
+        return outcome
+    failed = dict(progress.failed.most_common())
+    message = f"{outcome.message}\n{failures_text(failed)}; they count nowhere"
+    return replace(outcome, message=message, failed_by_cause=failed)
 
 
 def _judge(

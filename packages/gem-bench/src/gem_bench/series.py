@@ -17,6 +17,7 @@ from typing import Any
 
 from gem.errors import RecordError
 from gem.experiment import Knob
+from gem.metrics import failed_by_cause
 from gem.record import RunRecord, read_run
 from gem.tables import flatten
 
@@ -33,6 +34,7 @@ METRICS = {
     "tokens_per_episode": "sampled tokens per episode",
     "format_error_rate": "episodes with a format error",
     "truncated_rate": "truncated episodes",
+    "failed_rate": "failed episodes, of all played",
     "loss": "loss",
     "grad_norm": "gradient norm",
     "entropy": "entropy (nats per token)",
@@ -101,6 +103,10 @@ class Run:
         if known is not None:
             return float(known)
         return self.curves[TRAIN].seconds[-1] if TRAIN in self.curves else None
+
+    def failed_by_cause(self, split: str = TRAIN) -> dict[str, int]:
+        """Return how many episodes of a split failed of which cause."""
+        return failed_by_cause(line for line in self.record.metrics if line["split"] == split)
 
     @cached_property
     def curves(self) -> dict[str, Curve]:

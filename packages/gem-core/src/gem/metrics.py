@@ -4,13 +4,35 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from gem.blame import CAUSES, Cause
 from gem.trajectory import Failure, Trajectory
 
 FAILED_BY_CAUSE: dict[Cause, str] = {cause: f"failed_{cause}" for cause in CAUSES}
 """Metric that counts the episodes which failed of a cause."""
+
+
+def failed_by_cause(metrics: Iterable[Mapping[str, float | None]]) -> dict[str, int]:
+    """Return how many episodes failed of which cause, most first; causes without any are left out.
+
+    Args:
+        metrics: Of several batches, see `episode_metrics`. Failures of older records, which have
+            no causes, count as `unknown`.
+    """
+    counts: Counter[str] = Counter()
+    for batch in metrics:
+        known = {c: int(batch.get(name) or 0) for c, name in FAILED_BY_CAUSE.items()}
+        counts.update(known)
+        counts["unknown"] += int(batch.get("failed_episodes") or 0) - sum(known.values())
+    return {cause: count for cause, count in counts.most_common() if count > 0}
+
+
+def failures_text(counts: Mapping[str, int]) -> str:
+    """Return `3 episodes failed (environment 2, tool 1)` of what `failed_by_cause` returned."""
+    total = sum(counts.values())
+    causes = ", ".join(f"{cause} {count}" for cause, count in counts.items())
+    return f"{total:,} episode{'' if total == 1 else 's'} failed ({causes or 'none'})"
 
 
 def episode_metrics(
