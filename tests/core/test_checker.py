@@ -211,7 +211,8 @@ class Parrot(GuessTheNumber):
 
     def step(self, action: str) -> Step:
         observation, *rest = super().step(action)
-        return (f"You said {action}. {observation}", *rest)  # type: ignore[return-value]
+        said = action.encode("utf-8", "replace").decode()
+        return (f"You said {said}. {observation}", *rest)  # type: ignore[return-value]
 
 
 class Historian(GuessTheNumber):
@@ -397,8 +398,8 @@ class SeedsGlobalNumpy(GuessTheNumber):
     [
         (StepsBeforeReset, "contract", r"before reset\(\) must raise.*AttributeError"),
         (StepsAfterTheEnd, "contract", "after the end must raise.*went on"),
-        (BothFlags, "contract", "both True"),
-        (NumpyReward, "contract", "no finite number"),
+        (BothFlags, "contract", "terminated and truncated at once"),
+        (NumpyReward, "contract", "must return a number as reward, got ndarray"),
         (Suffix, "contract", "hides text"),
         (IllegalSampler, "contract", "invalid_action"),
         (SwallowsKeywords, "contract", "unknown keywords"),

@@ -134,12 +134,37 @@ def test_success_that_is_not_told_is_a_warning_with_the_remedy() -> None:
             del info["success"]
             return (*rest, info)  # type: ignore[return-value]
 
+    class Correct(GuessTheNumber):
+        def step(self, action: str) -> Step:
+            *rest, info = super().step(action)
+            info["correct"] = info.pop("success")
+            return (*rest, info)  # type: ignore[return-value]
+
     report = check_env(Silent, only=["success"], min_number=1, max_number=10, max_turns=4)
     assert report.passed
     assert report.head == "Silent: ok, 1 warning"
-    assert "put info['success'] (bool) into every step" in result(report, "success").detail
+    assert "put info['success'] (bool) into it" in result(report, "success").detail
     assert "  success      warning  " in report.table("warning")
     assert check_env("game:GuessTheNumber-v0", only=["success"]).warnings == []
+    # What trajectories and metrics call a success is what the checker calls one.
+    options = {"min_number": 1, "max_number": 10, "max_turns": 4}
+    assert check_env(Correct, only=["success", "oracle"], **options).warnings == []
+    for env in (Silent, Correct):
+        oracle = result(check_env(env, only=["oracle"], **options), "oracle")
+        assert oracle.detail.startswith("won 32 of 32")
+
+
+def test_a_positive_reward_at_a_limit_is_no_success_where_none_is_told() -> None:
+    class Consoled(Bare):
+        def step(self, action: str) -> Step:
+            _, _, over, _, _ = super().step(action)
+            return "No.", 0.5, False, over, {}
+
+        def sample_random_action(self) -> str:
+            return "a"
+
+    report = check_env(Consoled, only=["random"])
+    assert result(report, "random").detail == "random play wins 0.00"
 
 
 class Paid(GuessTheNumber):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from fnmatch import fnmatch
 from typing import Any
 
+from gem.contract import succeeded
 from gem.core import Env
 from gem.errors import ConfigurationError, GemError
 from gem.registry import list_envs, make
@@ -239,7 +240,7 @@ def _play(arguments: argparse.Namespace) -> int:
             total, turns = total + reward, turns + 1
             print(f"\n{shown(observation)}\n[reward {reward:g}]")
             if terminated or truncated:
-                won = bool(info.get("success", info.get("correct", False)))
+                won = succeeded(reward, terminated, info)
                 result = "won" if won else "out of turns" if truncated else "lost"
                 print(f"{result} after {turns} turn(s), return {total:g}")
                 return 0

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from types import TracebackType
 from typing import Any
 
-from gem.core import Env
-from gem.errors import ResetNeededError
+from gem.contract import check_reset, check_step, plain
+from gem.core import Env, Observation, Step
+from gem.errors import ContractError, ResetNeededError
 from gem.testing.playing import shown
 from gem.testing.subject import FaultError, SkipCheck, Subject, describe, require
 
@@ -32,7 +32,8 @@ class Faults:
     ) -> bool:
         if not isinstance(error, Exception):
             return False
-        text = str(error) if isinstance(error, NotImplementedError) else describe(error)
+        known = isinstance(error, NotImplementedError | ContractError)
+        text = str(error) if known else describe(error)
         if text not in self.found:
             self.found.append(text)
         return True
@@ -84,10 +85,9 @@ def _play(env: Env, seed: int, most: int) -> tuple[int, bool]:
 
     Where there is no `sample_random_action`, which is a fault of its own, the action is empty.
     """
-    observation, info = env.reset(seed=seed)
-    require_observation(observation, f"reset(seed={seed})")
+    observation, _ = check_reset(env.reset(seed=seed))
+    _require_bounded(observation, f"reset(seed={seed})")
     require(bool(shown(observation)), f"reset(seed={seed}) returned an empty observation")
-    require(isinstance(info, dict), f"reset() info is {type(info).__name__}, not dict")
     steps, done = 0, False
     while not done and steps < most:
         sampled = True
@@ -97,9 +97,8 @@ def _play(env: Env, seed: int, most: int) -> tuple[int, bool]:
             action, sampled = "", False
         if not isinstance(action, str):
             return steps, False
-        step = env.step(action)
+        step = require_step(env.step(action), f"seed {seed}, action {action!r}")
         steps += 1
-        require_step(step, f"seed {seed}, action {action!r}")
         for flag in ("format_error", "invalid_action"):
             wrong = sampled and bool(step[4].get(flag, False))
             require(not wrong, f"sample_random_action() gave {action!r}, info has {flag}")
@@ -125,30 +124,25 @@ def _require_strictness(subject: Subject) -> None:
     raise FaultError("the constructor must reject unknown keywords (it took no_such_parameter=0)")
 
 
-def require_observation(observation: Any, where: str) -> None:
-    """Raise `FaultError` unless it is a text, or a list of parts, of bounded length."""
-    if isinstance(observation, list):
-        for part in observation:
-            good = isinstance(part, dict) and part.get("type") in ("text", "image")
-            require(good, f"{where}: bad observation part {part!r:.80}")
-    else:
-        kind = type(observation).__name__
-        require(isinstance(observation, str), f"{where}: observation is {kind}, not str or list")
-    require(len(shown(observation)) <= MAX_OBSERVATION, f"{where}: observation too long")
+def require_step(result: Any, where: str) -> Step:
+    """Return a proper five-value step, whose texts are bounded and hide nothing.
 
-
-def require_step(step: Any, where: str) -> None:
-    """Raise `FaultError` unless it is a proper five-value step."""
-    require(isinstance(step, tuple) and len(step) == 5, f"{where}: step() must return 5 values")
-    observation, reward, terminated, truncated, info = step
-    require_observation(observation, where)
-    number = isinstance(reward, int | float) and not isinstance(reward, bool)
-    require(number and math.isfinite(reward), f"{where}: reward {reward!r} is no finite number")
-    flags = isinstance(terminated, bool) and isinstance(truncated, bool)
-    require(flags, f"{where}: terminated={terminated!r}, truncated={truncated!r} must be bool")
-    require(not (terminated and truncated), f"{where}: terminated and truncated are both True")
-    require(isinstance(info, dict), f"{where}: info is {type(info).__name__}, not dict")
+    Raises:
+        FaultError: It breaks the contract that rollouts hold an environment to, or one of these.
+    """
+    try:
+        step = check_step(result)
+    except ContractError as error:
+        raise FaultError(f"{where}: {error}") from error
+    observation, _, _, _, info = step
+    _require_bounded(observation, where)
     for key in ("suffix", "prefix"):
         require(key not in info, f"{where}: info[{key!r}] hides text from the observation")
-    for key in ("success", "correct", "format_error", "invalid_action"):
-        require(isinstance(info.get(key, False), bool), f"{where}: info[{key!r}] must be a bool")
+    for key in ("format_error", "invalid_action"):
+        value = plain(info.get(key, False))
+        require(isinstance(value, bool), f"{where}: info[{key!r}] must be a bool")
+    return step
+
+
+def _require_bounded(observation: Observation, where: str) -> None:
+    require(len(shown(observation)) <= MAX_OBSERVATION, f"{where}: observation too long")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, TypeAlias
 
+from gem.contract import succeeded
 from gem.core import Env, Observation, Step
 from gem.fingerprint import canonical
 from gem.tasks import Task
@@ -38,7 +39,7 @@ class Episode:
 
     @property
     def success(self) -> bool:
-        """What the last info says; without such a key, whether the last reward is positive."""
+        """Whether it is won, by its last step; see `gem.contract.succeeded`."""
         return bool(self.steps) and won(self.steps[-1])
 
     @property
@@ -87,9 +88,9 @@ class Score:
 
 
 def won(step: Step) -> bool:
-    """Whether a last step says that the episode was won."""
-    info = step[4]
-    return bool(info.get("success", info.get("correct", step[1] > 0)))
+    """Whether an episode is won whose last step this is; see `gem.contract.succeeded`."""
+    _, reward, terminated, _, info = step
+    return succeeded(reward, terminated, info)
 
 
 def random_policy(env: Env, observation: Observation) -> str:

@@ -374,6 +374,8 @@ def _folded(title: str) -> str:
 
 
 def _echo(move: str) -> str:
+    # Half a surrogate pair is text that no observation may have.
+    move = move.encode("utf-8", "replace").decode("utf-8")
     return move if len(move) <= _LONGEST_ECHO else f"{move[:_LONGEST_ECHO]}..."
 
 
