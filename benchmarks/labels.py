@@ -12,7 +12,8 @@ outputs hold labelled pairs; nothing of them is kept:
 Ours is given what stands in the box, as an environment gives it, or the formula itself; a pair
 whose answer has to be found in prose is left out. Math-verify reads what its own tests give it:
 whole texts of Math-Verify and lighteval, which is its home advantage; elsewhere the answer between
-dollar signs. FN: labelled equal, graded different; FP: the other way.
+dollar signs. "without extra" is ours where math-verify is not installed. FN: labelled equal, ours
+says different; FP: the other way.
 """
 
 from __future__ import annotations
@@ -186,11 +187,18 @@ _SENTENCE = re.compile(r"^\s*[^\W\d_]{2,}\s*[\s:']|[\u0590-\u1dff\u3000-\u9fff]"
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 
 
-def boxes(text: str) -> str:
-    """Return what the boxes of a gold hold, as a list."""
+def boxes(text: str) -> str | None:
+    """Return what the boxes of a gold hold, as a list; None if there is prose between them.
+
+    A box that is repeated counts once.
+    """
     starts = [found.start() for found in _BOX.finditer(text)]
     parts = [text[a:b] for a, b in zip(starts, [*starts[1:], len(text)], strict=True)]
-    return ", ".join(filter(None, map(BOXED.extract, parts)))
+    found = dict.fromkeys(content for part in parts if (content := BOXED.extract(part)))
+    between = [part.partition(BOXED.extract(part) or "")[2] for part in parts[:-1]]
+    if len(found) > 1 and any(len(_WORD.findall(words)) > 2 for words in between):
+        return None
+    return ", ".join(found)
 
 
 def bare(text: str) -> str | None:
@@ -253,8 +261,9 @@ def row(name: str, results: list[Result], left_out: int) -> str:
     theirs = sum(result.theirs == result.pair.equal for result in results)
     missed = sum(result.pair.equal and not result.ours for result in results)
     wrong = sum(result.ours and not result.pair.equal for result in results)
-    figures = f"{len(results):7,}{equal:8,}{ours:8,}{ours / len(results):7.1%}{theirs:8,}"
-    return f"{name:22}{figures}{theirs / len(results):7.1%}{missed:6}{wrong:5}{left_out:10}"
+    alone = sum((each.ours and each.reason != "symbolic") == each.pair.equal for each in results)
+    shares = "".join(f"{n:8,}{n / len(results):7.1%}" for n in (ours, alone, theirs))
+    return f"{name:22}{len(results):7,}{equal:8,}{shares}{missed:6}{wrong:5}{left_out:10}"
 
 
 def main() -> None:
@@ -276,8 +285,8 @@ def main() -> None:
         else:
             results.append(result)
             seen.setdefault((result.gold, result.prediction), result)
-    print(f"{'':22}{'pairs':>7}{'equal':>8}{'ours':>8}{'':7}{'math-verify':>15}", end="")
-    print(f"{'FN':>6}{'FP':>5}{'left out':>10}")
+    titles = "".join(f"{title:>15}" for title in ("ours", "without extra", "math-verify"))
+    print(f"{'':22}{'pairs':>7}{'equal':>8}{titles}{'FN':>6}{'FP':>5}{'left out':>10}")
     for name, _, _ in SOURCES:
         those = [result for result in results if result.pair.source == name]
         if those:
