@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from gem import errors, moved
 from gem.core import ContentPart, Env, Info, Observation, Step, Wrapper
-from gem.registry import EnvSpec, list_envs, make, register, spec
+from gem.registry import list_envs, make, register, spec
+from gem.specs import EnvSpec
 
 if TYPE_CHECKING:
     from gem.vector import make_vec

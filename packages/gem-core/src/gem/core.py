@@ -5,6 +5,8 @@ from __future__ import annotations
 import pickle
 import random
 import secrets
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar
 
 from gem import moved
@@ -12,7 +14,7 @@ from gem.errors import ConfigurationError, ResetNeededError
 from gem.seeding import stream
 
 if TYPE_CHECKING:
-    from gem.registry import EnvSpec
+    from gem.specs import EnvSpec
 
 
 class ContentPart(TypedDict, total=False):
@@ -30,6 +32,7 @@ Observation: TypeAlias = "str | list[ContentPart]"
 Info: TypeAlias = dict[str, Any]
 Step: TypeAlias = tuple[Observation, float, bool, bool, Info]
 EnvT = TypeVar("EnvT", bound="Env")
+WrapperT = TypeVar("WrapperT", bound="Wrapper")
 
 # Separates the stream that `sample_random_action` draws from from the episode's own stream.
 _ACTION_STREAM = 1
@@ -44,8 +47,8 @@ class Env:
     by all instances (word lists, data sets) belongs at module level.
 
     Attributes:
-        spec: The registered id and parameters this instance was made from; None when constructed
-            directly.
+        spec: The registered id and parameters this instance was made from; `gem.make(env.spec)`
+            makes another one. None when constructed directly.
         rng: Random stream of the current episode; replaced by every `reset`.
     """
 
@@ -99,6 +102,7 @@ class Env:
             seed: With an integer, the episode is the first one of that seed. With None, it is the
                 next episode of the seed given last (to `reset` or the constructor).
             **options: Environment-specific choices for this episode, documented per environment.
+                `options={...}`, as Gymnasium has it, means the same; see `reset_options`.
 
         Returns:
             `(observation, info)`: all the policy needs to act (instructions, board, request), and
@@ -205,6 +209,21 @@ class Wrapper(Env):
     Attributes are looked up on the inner environment whenever they are asked for, never copied.
     """
 
+    # Slots are no part of `__dict__`, and so of no snapshot: what a wrapper was made of is not its
+    # state.
+    __slots__ = ("_arguments", "_given_spec")
+    _arguments: tuple[tuple[Any, ...], Mapping[str, Any]] | None
+    _given_spec: EnvSpec | None
+
+    def __new__(cls: type[WrapperT], *args: Any, **kwargs: Any) -> WrapperT:
+        """Remember the arguments besides the environment, for `spec`."""
+        self = object.__new__(cls)
+        keyword = {name: value for name, value in kwargs.items() if name != "env"}
+        positional = args if "env" in kwargs else args[1:]
+        self._arguments = (positional, keyword) if args or kwargs else None
+        self._given_spec = None
+        return self
+
     def __init__(self, env: Env) -> None:
         self.env = env
 
@@ -215,9 +234,20 @@ class Wrapper(Env):
         return getattr(self.env, name)
 
     @property
-    def spec(self) -> EnvSpec | None:  # type: ignore[override]
-        """The inner environment's spec."""
-        return self.env.spec
+    def spec(self) -> EnvSpec | None:
+        """The inner environment's spec and this wrapper."""
+        if self._given_spec is not None:
+            return self._given_spec
+        inner = self.env.spec
+        if inner is None or self._arguments is None:
+            return inner
+        from gem.specs import recipe
+
+        return replace(inner, wrappers=(*inner.wrappers, recipe(type(self), self._arguments)))
+
+    @spec.setter
+    def spec(self, spec: EnvSpec | None) -> None:
+        self._given_spec = spec
 
     @property
     def oracle_success(self) -> float:  # type: ignore[override]
@@ -277,13 +307,15 @@ class Wrapper(Env):
         self.env = env
         env.restore(inner)
 
-    def spawn(self: EnvT, same_state: bool = False, seed: int | None = None) -> EnvT:
+    def spawn(self: WrapperT, same_state: bool = False, seed: int | None = None) -> WrapperT:
         """Spawn the inner environment and wrap it alike."""
         child = type(self).__new__(type(self))
-        inner = self.env.spawn(same_state=same_state, seed=seed)  # type: ignore[attr-defined]
+        inner = self.env.spawn(same_state=same_state, seed=seed)
         own = pickle.dumps({k: v for k, v in self.__dict__.items() if k != "env"}, protocol=5)
         child.__dict__.update(pickle.loads(own))
-        child.env = inner  # type: ignore[attr-defined]
+        child.env = inner
+        child._arguments = self._arguments
+        child._given_spec = self._given_spec
         return child
 
     @property
@@ -293,6 +325,27 @@ class Wrapper(Env):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}{self.env!r}>"
+
+
+def reset_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a `reset`, those given as `options={...}` among the others.
+
+    For environments that have options, so that `reset(idx=3)` and Gymnasium's
+    `reset(options={"idx": 3})` are the same call; `options=None` gives none.
+
+    Raises:
+        ConfigurationError: `options` is no mapping, or an option is given both ways.
+    """
+    own = dict(options)
+    given = own.pop("options", None)
+    if given is None:
+        return own
+    if not isinstance(given, Mapping):
+        raise ConfigurationError(f"options must be a mapping or None, got {given!r:.80}")
+    twice = sorted(set(own) & set(given))
+    if twice:
+        raise ConfigurationError(f"reset got the option {twice[0]!r} twice")
+    return {**own, **given}
 
 
 def _checked_seed(seed: int | None) -> int | None:

@@ -6,42 +6,22 @@ import contextlib
 import difflib
 import functools
 import inspect
+import os
 import threading
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from gem.core import Env
 from gem.errors import ConfigurationError, UnknownEnvError, UnknownParameterError
+from gem.specs import EnvSpec
 
 if TYPE_CHECKING:
     from gem.tools import ToolLike
     from gem.wrappers import WrapperLike
 
 ENTRY_POINT_GROUP = "gem.envs"
-
-
-@dataclass(frozen=True)
-class EnvSpec:
-    """What an id stands for."""
-
-    id: str
-    """Registered name, such as `game:GuessTheNumber-v0-easy`."""
-    entry_point: str | Callable[..., Env]
-    """`"package.module:Class"`, imported at the first `make`, or a callable that returns an Env."""
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """Parameters given to the entry point."""
-
-    def load(self) -> Callable[..., Env]:
-        """Return the callable behind the entry point; imports its module."""
-        if not isinstance(self.entry_point, str):
-            return self.entry_point
-        module, _, attribute = self.entry_point.partition(":")
-        loaded: Callable[..., Env] = getattr(import_module(module), attribute)
-        return loaded
 
 
 _registry: dict[str, EnvSpec] = {}
@@ -112,22 +92,26 @@ def spec(id: str) -> EnvSpec:
 
 
 def make(
-    id: str = "",
+    id: str | EnvSpec = "",
     *,
     env_id: str = "",
     tools: ToolLike | Sequence[ToolLike] = (),
     wrappers: WrapperLike | Sequence[WrapperLike] = (),
+    checked: bool | None = None,
     **overrides: Any,
 ) -> Env:
     """Make the environment `id`.
 
     Args:
-        id: A registered id; `gem.list_envs()` has them all.
+        id: A registered id; `gem.list_envs()` has them all. Or the `spec` of an environment,
+            which is then made again with its parameters, tools and wrappers.
         env_id: The same under the name that the original GEM has for it.
         tools: Tools that the policy may call, such as `["python"]`; see `gem.tools.make_tools`.
             They are unpaid; `wrappers` has others.
         wrappers: Put around the environment and its tools, the last one outermost; see
             `gem.wrappers.wrap`.
+        checked: Check every reset and step against the contract; see `gem.wrappers.Checked`. By
+            default the environment variable `GEM_CHECKED` decides: 1 checks.
         **overrides: Parameters that replace or complete those of the id, `seed` among them.
 
     Raises:
@@ -139,18 +123,28 @@ def make(
         raise ConfigurationError(
             f"make needs one environment id, got id={id!r} and env_id={env_id!r}"
         )
-    id = id or env_id
-    env_spec = spec(id)
-    kwargs = {**env_spec.kwargs, **overrides}
-    entry_point = env_spec.load()
-    check_parameters(id, entry_point, kwargs)
+    found = id if isinstance(id, EnvSpec) else spec(id or env_id)
+    kwargs = {**found.kwargs, **overrides}
+    entry_point = found.load()
+    check_parameters(found.id, entry_point, kwargs)
     env: Env = entry_point(**kwargs)
-    env.unwrapped.spec = EnvSpec(id, env_spec.entry_point, kwargs)
-    if tools or wrappers:
-        # Whoever needs neither does not import them.
-        from gem.wrappers import ToolEnv, wrap
+    made = EnvSpec(found.id, found.entry_point, kwargs)
+    env.unwrapped.spec = made
+    # An entry point may return a wrapper, which the spec then makes again without being told.
+    env.spec = made
+    if checked is None:
+        checked = os.environ.get("GEM_CHECKED") == "1"
+    if found.wrappers or tools or wrappers or checked:
+        # Whoever needs none of them does not import them.
+        from gem.wrappers import Checked, ToolEnv, wrap
 
+        env = wrap(env, found.wrappers)
         env = wrap(ToolEnv(env, tools) if tools else env, wrappers)
+        if checked:
+            # How it is looked at is no part of what it is.
+            told = env.spec
+            env = Checked(env)
+            env.spec = told
     return env
 
 

@@ -101,6 +101,31 @@ def filled(value: str) -> None:
         raise ConfigurationError("must not be empty")
 
 
+def plain_values(value: Any, path: str) -> Any:
+    """Return a copy of what JSON can hold, with lists for tuples.
+
+    Settings travel as JSON to a trainer's environment.
+
+    Raises:
+        ConfigurationError: A value is of another type, or not finite; the message begins with
+            where it is, `path` first.
+    """
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise ConfigurationError(f"{path} has the key {key!r}, which is no text")
+        return {key: plain_values(item, f"{path}.{key}") for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_values(item, f"{path}[{index}]") for index, item in enumerate(value)]
+    if value is not None and not isinstance(value, str | bool | int | float):
+        raise ConfigurationError(
+            f"{path} must be a text, number, boolean, array or table, got {value!r}"
+        )
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigurationError(f"{path} must be finite, got {value}")
+    return value
+
+
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         for key, item in value.items():
@@ -127,7 +152,7 @@ def _value(hint: Any, value: Any, path: str, limits: Mapping[str, Any]) -> Any:
     if typing.get_origin(hint) is not None:  # Mapping[str, Any]
         if not isinstance(value, Mapping):
             raise ConfigurationError(f"{path} must be a table, got {value!r}")
-        return _plain(value, path)
+        return plain_values(value, path)
     if hint is float and type(value) is int:
         try:
             value = float(value)
@@ -165,21 +190,3 @@ _LIMITS: tuple[tuple[str, str, Callable[[Any, Any], bool]], ...] = (
     ("most", "at most", lambda value, limit: value <= limit),
     ("below", "below", lambda value, limit: value < limit),
 )
-
-
-def _plain(value: Any, path: str) -> Any:
-    """Return a copy of what JSON can hold: settings travel as JSON to a trainer's environment."""
-    if isinstance(value, Mapping):
-        for key in value:
-            if not isinstance(key, str):
-                raise ConfigurationError(f"{path} has the key {key!r}, which is no text")
-        return {key: _plain(item, f"{path}.{key}") for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item, f"{path}[{index}]") for index, item in enumerate(value)]
-    if value is not None and not isinstance(value, str | bool | int | float):
-        raise ConfigurationError(
-            f"{path} must be a text, number, boolean, array or table, got {value!r}"
-        )
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ConfigurationError(f"{path} must be finite, got {value}")
-    return value

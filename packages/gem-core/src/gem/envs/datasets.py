@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from gem.answers import FORMATS, AnswerFormat
 from gem.blame import boundary
-from gem.core import Env, Info, Observation, Step
+from gem.core import Env, Info, Observation, Step, reset_options
 from gem.envs.games.base import choice, flag, integer, optional
 from gem.errors import ConfigurationError, DataError, ResetNeededError, UnknownParameterError
 from gem.sources import SAMPLES, Row, Source, Table, checked, column_of, load, permuted
@@ -88,6 +88,7 @@ class SingleTurnEnv(Env):
             ConfigurationError: There is no item `idx`.
             UnknownParameterError: An option other than `idx` was given.
         """
+        options = reset_options(options)
         idx = options.pop("idx", None)
         if options:
             raise UnknownParameterError(

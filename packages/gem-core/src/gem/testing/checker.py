@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from gem import registry
 from gem.core import Env
 from gem.errors import ConfigurationError, GemError, MissingExtraError, UnreachableError
+from gem.specs import EnvSpec
 from gem.testing import checks, contract, scores, unearned
 from gem.testing.elsewhere import OtherProcess
 from gem.testing.subject import SkipCheck, Subject, describe, lacking, seeds_for
@@ -286,7 +287,7 @@ def _start(subject: Subject) -> tuple[Subject, CheckResult, bool]:
     return subject, CheckResult(check.name, "passed", detail, check), True
 
 
-def _make(spec: registry.EnvSpec, /, **params: Any) -> Env:
+def _make(spec: EnvSpec, /, **params: Any) -> Env:
     # In another process an id that was registered by hand is unknown, or another one.
     if spec.id not in registry.list_envs(spec.id) or registry.spec(spec.id) != spec:
         registry.register(spec.id, spec.entry_point, **spec.kwargs)

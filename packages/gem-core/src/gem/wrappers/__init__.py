@@ -17,13 +17,24 @@ from typing import Any, TypeAlias
 from gem import moved
 from gem.core import Env
 from gem.errors import ConfigurationError, UnknownParameterError
+from gem.specs import imported
+from gem.wrappers.checked import Checked
 from gem.wrappers.tool_env import ToolEnv
-from gem.wrappers.tracking import EpisodeTracking
+from gem.wrappers.tracking import EpisodeTracking, RecordEpisodeStatistics
 
-__all__ = ["WRAPPERS", "EpisodeTracking", "ToolEnv", "WrapperLike", "wrap"]
+__all__ = [
+    "WRAPPERS",
+    "Checked",
+    "EpisodeTracking",
+    "RecordEpisodeStatistics",
+    "ToolEnv",
+    "WrapperLike",
+    "wrap",
+]
 
 WrapperLike: TypeAlias = "str | Mapping[str, Any] | Callable[[Env], Env]"
-"""A name, `{"name": ..., <parameter>: <value>, ...}`, or a function that wraps."""
+"""A name, `{"name": ..., <parameter>: <value>, ...}`, or a function that wraps. A wrapper of one's
+own has the name `package.module:Class`."""
 
 
 _MAX_TOOL_USES = 5
@@ -64,6 +75,8 @@ WRAPPERS: dict[str, Callable[..., Env]] = {
     "search_tool": _tool("search", paid=_SEARCH, topk=3, timeout_s=5.0),
     "search_tool_no_int_reward": _tool("search", paid={}, topk=3, timeout_s=5.0),
     "episode_tracking": EpisodeTracking,
+    "record_episode_statistics": RecordEpisodeStatistics,
+    "checked": Checked,
 }
 """Wrappers by name. The presets of one tool take that tool's parameters."""
 
@@ -110,7 +123,11 @@ def _function(wrapper: WrapperLike) -> Callable[[Env], Env]:
         return wrapper
     parameters = dict(wrapper)
     name = parameters.pop("name", None)
-    if name not in WRAPPERS:
+    if isinstance(name, str) and ":" in name:
+        function = _imported(name)
+    elif name in WRAPPERS:
+        function = WRAPPERS[name]
+    else:
         context = _CONTEXTS.get(str(name))
         hint = (
             f"the context {context!r} takes its place (see gem.rollout.context)"
@@ -118,7 +135,6 @@ def _function(wrapper: WrapperLike) -> Callable[[Env], Env]:
             else f"known: {', '.join(map(repr, WRAPPERS))}"
         )
         raise ConfigurationError(f"unknown wrapper {name!r}; {hint}")
-    function = WRAPPERS[name]
     known = inspect.signature(function).parameters
     unknown = [p for p in parameters if p not in known or p == "env"]
     if unknown and not any(p.kind is p.VAR_KEYWORD for p in known.values()):
@@ -127,6 +143,17 @@ def _function(wrapper: WrapperLike) -> Callable[[Env], Env]:
             f"it has {', '.join(sorted(set(known) - {'env'})) or 'none'}"
         )
     return partial(function, **parameters)
+
+
+def _imported(name: str) -> Callable[..., Env]:
+    try:
+        function = imported(name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigurationError(f"wrapper {name!r} cannot be imported: {error}") from error
+    if not callable(function):
+        raise ConfigurationError(f"wrapper {name!r} must be callable, got {function!r:.80}")
+    made: Callable[..., Env] = function
+    return made
 
 
 def __getattr__(name: str) -> Any:

@@ -249,6 +249,7 @@ class ToolEnv(Wrapper):
         child = type(self).__new__(type(self))
         child.env = self.env.spawn(same_state=same_state, seed=seed)
         child.tools = [tool.spawn() for tool in self.tools]
+        child._arguments, child._given_spec = self._arguments, self._given_spec
         own = {k: v for k, v in self.__dict__.items() if k not in _OWN}
         child.__dict__.update(pickle.loads(pickle.dumps(own, protocol=5)))
         if not same_state:

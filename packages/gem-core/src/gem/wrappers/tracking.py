@@ -1,7 +1,8 @@
-"""Episode statistics in info: steps and undiscounted return so far."""
+"""Episode statistics in info: steps and undiscounted return, so far or of the whole episode."""
 
 from __future__ import annotations
 
+import time
 from typing import Any, TypeVar
 
 from gem.core import Env, Info, Observation, Step, Wrapper
@@ -49,4 +50,57 @@ class EpisodeTracking(Wrapper):
         if not same_state:
             child.step_counter = 0
             child.cumulative_rewards = 0.0
+        return child
+
+
+StatisticsT = TypeVar("StatisticsT", bound="RecordEpisodeStatistics")
+
+
+class RecordEpisodeStatistics(Wrapper):
+    """Gymnasium's statistics: the last step's info has `episode`, `{"r": ..., "l": ..., "t": ...}`.
+
+    `r` is the undiscounted return, `l` the number of steps, `t` the seconds since the `reset`, or
+    since the environment was spawned or restored. `t` is measured: a seed does not fix it.
+    """
+
+    # Of this process, so no part of a snapshot.
+    __slots__ = ("_began",)
+    _began: float
+
+    def __init__(self, env: Env) -> None:
+        super().__init__(env)
+        self._clear()
+
+    def _clear(self) -> None:
+        self._return = 0.0
+        self._steps = 0
+        self._began = time.perf_counter()
+
+    def reset(self, seed: int | None = None, **options: Any) -> tuple[Observation, Info]:
+        """Reset the inner environment and the statistics."""
+        result = self.env.reset(seed=seed, **options)
+        self._clear()
+        return result
+
+    def step(self, action: str) -> Step:
+        """Step the inner environment; say how the episode was when it is over."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        self._return += reward
+        self._steps += 1
+        if terminated or truncated:
+            seconds = round(time.perf_counter() - self._began, 6)
+            info = {**info, "episode": {"r": self._return, "l": self._steps, "t": seconds}}
+        return observation, reward, terminated, truncated, info
+
+    def restore(self, state: bytes) -> None:
+        """Restore the statistics and the inner environment; the time begins now."""
+        super().restore(state)
+        self._began = time.perf_counter()
+
+    def spawn(self: StatisticsT, same_state: bool = False, seed: int | None = None) -> StatisticsT:
+        """Spawn the inner environment; the statistics go along with the state."""
+        child = super().spawn(same_state=same_state, seed=seed)
+        child._began = time.perf_counter()
+        if not same_state:
+            child._clear()
         return child

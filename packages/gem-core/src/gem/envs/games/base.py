@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from gem.core import Env, Info, Step
+from gem.core import Env, Info, Step, reset_options
 from gem.errors import ConfigurationError, ResetNeededError, UnknownParameterError
 
 Move = TypeVar("Move")
@@ -74,6 +74,7 @@ class Game(Env, Generic[Move]):
         Raises:
             UnknownParameterError: An option was given.
         """
+        options = reset_options(options)
         if options:
             raise UnknownParameterError(
                 f"{type(self).__name__}.reset has no option {', '.join(map(repr, options))}"

@@ -1,0 +1,70 @@
+"""The contract of environments, checked at every reset and step."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from gem.contract import check_reset, check_step
+from gem.core import Env, Info, Observation, Step, Wrapper
+from gem.errors import ContractError, ResetNeededError
+
+EnvT = TypeVar("EnvT", bound="Checked")
+
+
+class Checked(Wrapper):
+    """Raises where the environment breaks the contract of `gem.Env`; to be the outermost wrapper.
+
+    `gem.make(..., checked=True)` puts it around an environment, and so does the environment
+    variable `GEM_CHECKED=1` around all that are made. It changes nothing but numpy's scalars, which
+    become Python's.
+    """
+
+    def __init__(self, env: Env) -> None:
+        super().__init__(env)
+        self._running = False
+
+    def reset(self, seed: int | None = None, **options: Any) -> tuple[Observation, Info]:
+        """Reset the inner environment.
+
+        Raises:
+            ContractError: It returned what the contract does not allow.
+        """
+        self._running = False
+        returned = self.env.reset(seed=seed, **options)
+        try:
+            checked = check_reset(returned)
+        except ContractError as error:
+            raise self._named(error) from None
+        self._running = True
+        return checked
+
+    def step(self, action: str) -> Step:
+        """Step the inner environment.
+
+        Raises:
+            ContractError: It returned what the contract does not allow.
+            ResetNeededError: The episode has not begun or is over.
+            TypeError: The action is not a text.
+        """
+        if not self._running:
+            raise ResetNeededError(
+                f"{self.unwrapped!r}: the episode has not begun or is over; call reset()"
+            )
+        if not isinstance(action, str):
+            raise TypeError(f"action must be a str, got {type(action).__name__}")
+        returned = self.env.step(action)
+        try:
+            checked = check_step(returned)
+        except ContractError as error:
+            raise self._named(error) from None
+        self._running = not (checked[2] or checked[3])
+        return checked
+
+    def spawn(self: EnvT, same_state: bool = False, seed: int | None = None) -> EnvT:
+        """Spawn the inner environment; only a copy of its state is in the middle of an episode."""
+        child = super().spawn(same_state=same_state, seed=seed)
+        child._running = self._running and same_state
+        return child
+
+    def _named(self, error: ContractError) -> ContractError:
+        return ContractError(f"{self.unwrapped!r}: {error}")
