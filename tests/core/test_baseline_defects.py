@@ -76,10 +76,14 @@ def test_siblings_do_not_change_an_episode(env_id: str) -> None:
 def test_another_environment_in_between_does_not_change_an_episode(env_id: str) -> None:
     alone, env, other = episode(gem.make(env_id), seed=5), gem.make(env_id), gem.make(env_id)
     told: list[Any] = [env.reset(seed=5)[0]]
-    for _ in alone[1:]:
-        other.reset(seed=5)
+    for turn, _ in enumerate(alone[1:]):
+        if turn < 10:
+            # Making a board may take longer than all turns on it.
+            other.reset(seed=5)
         action = env.sample_random_action()
-        other.step(other.sample_random_action())
+        *_, terminated, truncated, _ = other.step(other.sample_random_action())
+        if terminated or truncated:
+            other.reset()
         told.append(env.step(action))
     assert told == alone
 
@@ -210,12 +214,6 @@ def test_observations_hold_all_the_policy_needs(env_id: str) -> None:
     assert set(info) == {"success", "format_error", "invalid_action"}
 
 
-@pytest.mark.parametrize("env_id", IDS)
-def test_every_registered_id_can_be_made_reset_and_played(env_id: str) -> None:
-    for seed in range(20):
-        episode(gem.make(env_id), seed=seed)
-
-
 def test_only_the_exact_number_pays() -> None:
     env = make(EASY)
     for seed in range(50):
@@ -246,7 +244,7 @@ def test_codes_with_duplicates_may_be_longer_than_the_numbers() -> None:
 
 
 @pytest.mark.parametrize("env_id", IDS)
-def test_sampled_actions_are_always_legal(env_id: str) -> None:
+def test_every_registered_id_can_be_played_and_sampled_actions_are_legal(env_id: str) -> None:
     env = gem.make(env_id)
     for seed in range(20):
         for _, _, _, _, info in episode(env, seed)[1:]:

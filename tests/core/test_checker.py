@@ -12,6 +12,7 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +48,16 @@ def make_guess(**parameters: Any) -> GuessTheNumber:
     return GuessTheNumber(min_number=1, max_number=10, max_turns=4, **parameters)
 
 
+@pytest.fixture(scope="module")
+def other() -> Iterator[OtherProcess]:
+    """One other process for all that is checked, as `gem check` has one."""
+    with OtherProcess() as process:
+        yield process
+
+
 @pytest.mark.parametrize("env_id", GAMES)
-def test_built_in_games_pass_every_check(env_id: str) -> None:
-    report = check_env(env_id, episodes=8, cpu_s=0.05)
+def test_built_in_games_pass_every_check(env_id: str, other: OtherProcess) -> None:
+    report = check_env(env_id, episodes=8, cpu_s=0.05, other=other)
     assert [r.name for r in report.results] == NAMES
     assert failures(report) == {}
 
@@ -58,8 +66,8 @@ def test_built_in_games_pass_every_check(env_id: str) -> None:
     "params",
     [{"hint": "range"}, {"prompt": "short"}, {"soft_reward": True}, {"format_error_ends": False}],
 )
-def test_parameters_do_not_change_that(params: dict[str, Any]) -> None:
-    assert check_env("game:GuessTheNumber-v0", episodes=16, **params).passed
+def test_parameters_do_not_change_that(params: dict[str, Any], other: OtherProcess) -> None:
+    assert check_env("game:GuessTheNumber-v0", episodes=16, other=other, **params).passed
 
 
 class StepsAfterTheEnd(GuessTheNumber):
