@@ -100,6 +100,7 @@ def replies() -> Iterator[str]:
     for piece in PIECES + TAGS:
         body = piece * (REPLY // len(piece))
         yield from (body, f"\\boxed{{{body}}}", f"</think> <answer>{body}</answer>")
+    yield ",".join(f"\\boxed{{{i}}}" for i in range(REPLY // 14))
 
 
 def show(title: str, cases: list[Case], n: int, limit: float) -> None:

@@ -18,6 +18,7 @@ from gem.answers import (
     THINK_BOXED,
     AnswerFormat,
 )
+from gem.grading.math import grade
 
 every_format = pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
 MEGABYTE = 1_000_000
@@ -136,3 +137,34 @@ def test_tags_and_thinking_are_told_apart(
     form: AnswerFormat, reply: str, answer: str | None
 ) -> None:
     assert form.extract(reply) == answer
+
+
+@pytest.mark.parametrize(
+    ("reply", "answer"),
+    [
+        ("\\boxed{-2} and \\boxed{1}", "-2, 1"),
+        ("$\\boxed{-2}$, $\\boxed{1}$ or $\\boxed{3}$.", "-2, 1, 3"),
+        ("\\(\\boxed{1}\\) \\text{ and } \\(\\boxed{2}\\)", "1, 2"),
+        ("\\boxed{x = 1} \\quad \\boxed{x = 2}", "x = 1, x = 2"),
+        ("\\boxed{5}, \\boxed{5}", "5"),
+        ("\\boxed{3}. So it is \\boxed{4}", "4"),
+        ("\\boxed{3}, no, \\boxed{4}", "4"),
+        ("\\boxed{3} \\boxed{4}", "4"),
+        ("\\boxed{1}. Or: \\boxed{2} and \\boxed{3}", "2, 3"),
+        ("\\boxed{\\boxed{5}}", "5"),
+        ("\\boxed{1} and \\boxed{2", None),
+    ],
+)
+def test_boxes_that_are_joined_are_one_answer(reply: str, answer: str | None) -> None:
+    assert BOXED.extract(reply) == answer
+
+
+def test_several_boxes_are_no_hedge() -> None:
+    assert not grade(BOXED.extract("\\boxed{1} or \\boxed{2}"), "2").correct
+    assert grade(BOXED.extract("\\boxed{-2} and \\boxed{1}"), "1,-2").correct
+
+
+def test_a_megabyte_of_joined_boxes_is_one_long_answer() -> None:
+    numbers = [str(number) for number in range(MEGABYTE // 14)]
+    reply = ",".join(f"\\boxed{{{number}}}" for number in numbers)
+    assert BOXED.extract(reply) == ", ".join(numbers)

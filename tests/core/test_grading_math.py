@@ -161,6 +161,59 @@ def test_spellings_of_two_numbers_are_equal_just_when_the_numbers_are(
             assert not grade(mine, str(b)).correct, mine
 
 
+def decorated(value: str) -> list[str]:
+    """Ways to write an answer around its value."""
+    return [
+        f"|AB|={value}", f"\\frac{{NO}}{{BO}} = {value}", f"x={value}\\approx 3.1",
+        f"{value}\\approx 3.1", f"x \\approx {value}", f"\\text{{(B) }} {value}",
+        f"{value}\\text{{ blue cows}}", f"({value})^\\circ C", f"f^\\prime(2) = {value}",
+        f"{value} \\\\", f"[{value}]",
+    ]  # fmt: skip
+
+
+@given(RATIONALS, RATIONALS)
+@settings(max_examples=60)
+def test_what_stands_around_a_value_never_makes_it_another(a: Fraction, b: Fraction) -> None:
+    for mine in decorated(str(a)):
+        assert grade(mine, str(a)).correct, mine
+        assert grade(str(a), mine).correct, mine
+        if a != b:
+            assert not grade(mine, str(b)).correct, mine
+            assert not grade(str(b), mine).correct, mine
+
+
+@given(st.tuples(RATIONALS, RATIONALS), st.tuples(RATIONALS, RATIONALS))
+@settings(max_examples=40)
+def test_a_named_pair_is_the_pair_and_no_other(
+    mine: tuple[Fraction, Fraction], other: tuple[Fraction, Fraction]
+) -> None:
+    named, bare, gold = f"(p,q)=({mine[0]},{mine[1]})", f"({mine[0]}, {mine[1]})", "({}, {})"
+    assert grade(named, bare).correct
+    assert grade(bare, named).correct
+    assert grade(named, gold.format(*other)).correct == (mine == other)
+
+
+@given(RATIONALS, RATIONALS)
+@settings(max_examples=60)
+def test_an_inequality_of_minus_x_is_that_of_x_turned_round(a: Fraction, b: Fraction) -> None:
+    assert grade(f"-x>{-a}", f"x<{a}").correct
+    assert grade(f"-x\\le {-a}", f"x\\ge {a}").correct
+    assert not grade(f"-x>{-a}", f"x>{a}").correct
+    assert grade(f"-x<{a}", f"x>{b}").correct == (a == -b)
+
+
+@given(st.integers(-5000, 5000), st.integers(-5000, 5000))
+@settings(max_examples=60)
+def test_percent_is_a_hundredth_or_the_number_of_a_gold_that_is_no_fraction(a: int, b: int) -> None:
+    hundredths = Fraction(a, 100)
+    assert grade(f"{a}\\%", str(hundredths)).correct
+    assert grade(str(hundredths), f"{a}\\%").correct
+    assert grade(f"{a}\\%", f"{b}\\%").correct == (a == b)
+    # A gold without the sign may mean percent only if it is not below one.
+    assert grade(f"{hundredths}\\%", str(hundredths)).correct == (abs(hundredths) >= 1 or a == 0)
+    assert grade(str(hundredths), f"{hundredths}\\%").correct
+
+
 COEFFICIENTS = st.lists(st.integers(-9, 9), min_size=1, max_size=4)
 
 

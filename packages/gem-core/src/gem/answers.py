@@ -7,6 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+# What joins boxes that are parts of one answer.
+_JOINT = re.compile(
+    r"(?:\s|\$|\\[()\[\]])*(?:(?:[,;]|(?:\\(?:text|mbox|textrm)\s*\{\s*)?(?:and|or)\b\s*\}?|"
+    r"\\q?quad(?![a-zA-Z])|\\[,;: ])(?:\s|\$|\\[()\[\]])*)+"
+)
 _FENCE = re.compile(r"```[^\s`]*[^\S\n]*\n(.*?)```", re.DOTALL)
 
 
@@ -40,21 +45,36 @@ class AnswerFormat:
 
 
 def _boxed(reply: str) -> str | None:
-    r"""Return the content of the last `\boxed{...}`, None if its brace is never closed."""
-    start = -1
-    for found in _BOX.finditer(reply):
-        start = found.end()
-    if start < 0:
+    r"""Return the content of the last `\boxed{...}`, None if its brace is never closed.
+
+    Boxes that are joined to it by commas, `and` or `or` are parts of one answer.
+    """
+    boxes = [found.span() for found in _BOX.finditer(reply)]
+    last = _content(reply[boxes[-1][1] :]) if boxes else None
+    if last is None:
         return None
+    contents, begin = {last: None}, boxes.pop()[0]
+    for start, end in reversed(boxes):
+        content = _content(reply[end:begin])
+        if content is None or not _JOINT.fullmatch(reply[end + len(content) + 1 : begin]):
+            break
+        # The same answer twice is one answer.
+        contents[content] = None
+        begin = start
+    return ", ".join(reversed(contents))
+
+
+def _content(text: str) -> str | None:
+    """Return what stands before the brace that closes, None if there is none."""
     # A backslash takes the character after it along: `\{` opens nothing.
-    rest = reply[start:].replace("\\\\", "  ").replace("\\{", "  ").replace("\\}", "  ")
+    rest = text.replace("\\\\", "  ").replace("\\{", "  ").replace("\\}", "  ")
     open_braces, end = 1, -1
     while open_braces:
         begin, end = end + 1, rest.find("}", end + 1)
         if end < 0:
             return None
         open_braces += rest.count("{", begin, end) - 1
-    return reply[start : start + end]
+    return text[:end]
 
 
 def _fenced(reply: str) -> str | None:
@@ -100,7 +120,10 @@ BOXED = AnswerFormat(
     _boxed,
     "\\boxed{{}}",
 )
-r"""The last `\boxed{...}` is the answer; nothing is, if the last one is left open."""
+r"""The last `\boxed{...}` is the answer; nothing is, if the last one is left open.
+
+Several that commas, `and` or `or` join are one answer, a list: `\boxed{1} or \boxed{2}` is `1, 2`.
+"""
 
 FENCED_CODE = AnswerFormat(
     "fenced_code",

@@ -23,14 +23,33 @@ _TEXT = re.compile(
     r"\\(?:text(?:bf|it|rm|normal|tt|sf)?|math(?:rm|bf|it|sf|tt|normal)|mbox|hbox|operatorname|"
     r"boldsymbol|bm|vec|underline|boxed|fbox)\*?\s*\{([^{}]*)\}"
 )
-_DIGIT_GROUPS = re.compile(r"(?<=\d)(?:\{,\}|,?\\[,! ]|\\;)(?=\d{3}(?!\d))")
+_DIGIT_GROUPS = re.compile(r"(?<=\d)(?:\{,\}|,?\\[, ]|,?\\!\s*|\\;)(?=\d{3}(?!\d))")
+_SPACED_DIGITS = re.compile(r"[+-]?\d{1,3}(?: \d{3})+")
+# Two backslashes for one, as a text that was escaped twice has them.
+_ESCAPED_TWICE = re.compile(r"\\\\(?=[a-zA-Z]{2})")
+_PRIMES = re.compile(r"\^\s*(?:\{\s*((?:\\prime\s*)+)\}|(\\prime)(?![a-zA-Z]))")
+# `\text{blue cows}` behind a number.
+_WORDS_BEHIND = re.compile(
+    r"(?<=[\d)}])\s*\\(?:text|textrm|mathrm|mbox)\s*\{\s*([a-zA-Z]+(?:\s+[a-zA-Z]+)+)\s*\}\W*$"
+)
+# Words that make of a text behind a number more than what is counted.
+_NO_COUNTED = frozenset(
+    {
+        "a", "and", "approximately", "at", "base", "be", "between", "but", "cubic", "each",
+        "equals", "exactly", "for", "if", "in", "infinitely", "is", "least", "less", "many",
+        "minus", "mod", "modulo", "more", "most", "no", "not", "only", "or", "otherwise", "over",
+        "per", "plus", "point", "sq", "square", "than", "times", "to", "when", "where", "wrong",
+    }
+)  # fmt: skip
+_TEMPERATURE = re.compile(r"\\deg\s*([CF])$")
 _DEGREES = re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-zA-Z]))|\\degree(?![a-zA-Z])|°|º")
 _SUPERSCRIPTS = re.compile(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
 _SUPERSCRIPT = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _CHARACTERS = str.maketrans(
     {
         "−": "-", "–": "-", "—": "-", "×": "*", "·": "*", "⋅": "*", "∙": "*", "÷": "/", "⁄": "/",
-        "∕": "/", "≤": "\\le ", "≥": "\\ge ", "≠": "\\ne ", "∞": "\\infty ", "π": "\\pi ",
+        "∕": "/", "≈": "\\approx ", "≤": "\\le ", "≥": "\\ge ", "≠": "\\ne ", "∞": "\\infty ",
+        "π": "\\pi ",
         "√": " sqrt ", "∪": "\\cup ", "∈": "\\in ", "±": "\\pm ", "∓": "\\mp ", "∅": "\\emptyset ",
         "ℝ": "\\mathbb{R} ", "，": ",", "（": "(", "）": ")", "θ": "\\theta ", "α": "\\alpha ",
         "β": "\\beta ", "λ": "\\lambda ", "％": "%", "£": "\\$", "€": "\\$", "\xa0": " ",
@@ -47,7 +66,11 @@ def clean(text: str) -> str:
         text = _SUPERSCRIPTS.sub(lambda m: f"^{{{m[0].translate(_SUPERSCRIPT)}}}", text)
         text = unicodedata.normalize("NFKC", text.translate(_CHARACTERS)).translate(_CHARACTERS)
     if "\\" in text:
+        text = _PRIMES.sub(lambda m: "'" * (m[1] or m[2]).count("prime"), text)
+        text = _WORDS_BEHIND.sub(_joined, text)
         text = _DIGIT_GROUPS.sub("", text)
+        if "\\begin" not in text:
+            text = _ESCAPED_TWICE.sub(r"\\", text)
         text = text.replace("\\\\", "\\row ").replace("\\$", " \\dollar ")
         text = _LOOKS.sub(" ", text)
         text = text.replace("\\%", "%").replace("\\_", "_").replace("\\&", " and ")
@@ -57,7 +80,17 @@ def clean(text: str) -> str:
                 break
     else:
         text = _DIGIT_GROUPS.sub("", text)
-    return " ".join(text.replace("$", " ").split()).rstrip(".,; ")
+    text = " ".join(text.replace("$", " ").split()).rstrip(".,; \\").removesuffix("\\row")
+    text = text.rstrip()
+    return text.replace(" ", "") if _SPACED_DIGITS.fullmatch(text) else text
+
+
+def _joined(found: re.Match[str]) -> str:
+    """Return several words as one, which may be a unit; as they are if they say something else."""
+    words = found[1].lower().split()
+    if any(word in _NO_COUNTED or word in _NO_UNITS or word in SCALES for word in words):
+        return found[0]
+    return " " + "".join(words)
 
 
 def expanded(cleaned: str) -> tuple[str, str]:
@@ -66,6 +99,9 @@ def expanded(cleaned: str) -> tuple[str, str]:
     text = _REALS.sub(r"(-\\infty,\\infty)", text)
     text = _MEMBER.sub("", text)
     text = _SCALE.sub(lambda m: f"*10^{{{SCALES[m[1].lower()]}}}", text)
+    temperature = _TEMPERATURE.search(text)
+    if temperature:
+        return text[: temperature.start()], "degree" + temperature[1]
     if "\\dollar" in text:
         return text.replace("\\dollar", " "), "dollar"
     if text.endswith("%") and "," not in text and ";" not in text:

@@ -9,6 +9,7 @@ from gem.grading.tree import Node, TooComplexError, Work, size, substitute, symb
 from gem.grading.values import same_value
 
 _MAX_UNORDERED = 64
+_DEGREES = ({"degree", "degreeC"}, {"degree", "degreeF"})
 
 
 def same(answer: Node, gold: Node) -> bool:
@@ -26,6 +27,8 @@ def _same(answer: Node, gold: Node, work: Work) -> bool:
         return True
     answer, gold = _plain(answer, work), _plain(gold, work)
     kinds = {answer.kind, gold.kind}
+    if "choice" in kinds:
+        return _same_choice(answer, gold, work)
     if "measure" in kinds:
         return _same_measure(answer, gold, work)
     if "named" in kinds:
@@ -77,15 +80,19 @@ def _plain(node: Node, work: Work) -> Node:
 def _same_measure(answer: Node, gold: Node, work: Work) -> bool:
     """Compare values with units; a missing unit is any unit."""
     (value, unit), (right, expected) = _measured(answer), _measured(gold)
-    if unit == expected or "unit" in (unit.rstrip("23"), expected.rstrip("23")):
+    if unit == expected or {unit, expected} in _DEGREES:
+        return _same(value, right, work)
+    if "unit" in (unit.rstrip("23"), expected.rstrip("23")):
         return _same(value, right, work)
     if unit and expected:
         return False
     if "%" in (unit, expected):
-        # 50% is 50 as well as 0.5: data sets have either.
         percent, other = (value, right) if unit else (right, value)
         hundredth = Node("divide", (percent, Node("number", (Fraction(100), 0))))
-        return _same(percent, other, work) or _same(hundredth, other, work)
+        if _same(hundredth, other, work):
+            return True
+        # A gold of 50 may have left the sign out, as an answer may; a gold of 0.5 is a fraction.
+        return not (unit and _is_below_one(right)) and _same(percent, other, work)
     if _same(value, right, work):
         return True
     # `5 m` may mean five times m.
@@ -94,6 +101,26 @@ def _same_measure(answer: Node, gold: Node, work: Work) -> bool:
         return False
     product = Node("multiply", (value if unit else right, Node("symbol", (letter,))))
     return _same(product, right if unit else value, work)
+
+
+def _is_below_one(node: Node) -> bool:
+    inner = node.args[0] if node.kind == "negate" else node
+    if inner.kind == "divide":
+        parts = [arg.args[0] for arg in inner.args if arg.kind == "number"]
+        return len(parts) == 2 and bool(abs(parts[0]) < abs(parts[1]))
+    return inner.kind == "number" and bool(abs(inner.args[0]) < 1)
+
+
+def _same_choice(answer: Node, gold: Node, work: Work) -> bool:
+    """Compare `(B) 5` with another such, with B or with 5."""
+    if answer.kind == gold.kind:
+        return bool(answer.args[0] == gold.args[0]) and _same(answer.args[1], gold.args[1], work)
+    choice, other = (answer, gold) if answer.kind == "choice" else (gold, answer)
+    if other == Node("symbol", (choice.args[0],)):
+        return True
+    if choice is answer:
+        return _same(answer.args[1], other, work)
+    return _same(other, gold.args[1], work)
 
 
 def _measured(node: Node) -> tuple[Node, str]:

@@ -35,8 +35,11 @@ _FAMILIES = {
     "binom": "factorial",
 }
 _STRUCTURES = frozenset(
-    {"tuple", "list", "set", "ratio", "interval", "union", "matrix", "named", "unequal", "measure"}
-)
+    {
+        "tuple", "list", "set", "ratio", "interval", "union", "matrix", "named", "unequal",
+        "measure", "choice",
+    }
+)  # fmt: skip
 _BY_KIND = {"add": "sum", "multiply": "product", "divide": "quotient", "power": "power"}
 _TEN = Node("number", (Fraction(10), 0))
 
@@ -126,6 +129,9 @@ def _in_component(node: Node) -> set[str]:
 
 def _beyond_numbers(answer: Node, gold: Node) -> set[str]:
     """Return what makes an answer no number where the gold consists of numbers only."""
+    if answer.kind == "symbol":
+        # The letter of a choice.
+        return set()
     numbers = _components(gold)
     if any(is_rounded(number) or not _is_plain(number) for number in numbers):
         return set()

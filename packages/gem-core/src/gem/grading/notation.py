@@ -32,19 +32,22 @@ _MIXED = re.compile(
 _SUBSCRIPT = re.compile(r"\s*_\s*(?:\{\s*([a-zA-Z0-9, ]{1,20})\s*\}|([a-zA-Z0-9]))")
 # What stands left of an equals sign to say what the answer is: `f(x)`, `AB`, `Area`.
 _NAMED = re.compile(
-    r"\s*(?:[a-zA-Z]\s*\(\s*[a-zA-Z0-9]+(?:\s*,\s*[a-zA-Z0-9]+)*\s*\)|[A-Z]{2,4}|[a-zA-Z]{3,12})"
-    r"\s*(?==(?!=))"
+    r"\s*(?:[a-zA-Z]\s*'{0,3}\s*\(\s*[a-zA-Z0-9]+(?:\s*,\s*[a-zA-Z0-9]+)*\s*\)|[A-Z]{2,4}|[a-zA-Z]{3,12})"
+    r"\s*(?==(?!=)|\\approx(?![a-zA-Z]))"
 )
+# The letter of a choice in front of what it stands for: `(B) 5`.
+_CHOICE = re.compile(r"\(([A-J])\)\s+(?!and\b|or\b)(?=-?[^\s*/^=<>,;:!+|)'-])")
 
 _RELATIONS = {
     "=": "=", "==": "=", "<": "<", ">": ">", "<=": "<=", ">=": ">=", "!=": "!=",
     "\\le": "<=", "\\leq": "<=", "\\leqslant": "<=", "\\ge": ">=", "\\geq": ">=",
-    "\\geqslant": ">=", "\\lt": "<", "\\gt": ">", "\\ne": "!=", "\\neq": "!=",
+    "\\geqslant": ">=", "\\lt": "<", "\\gt": ">", "\\ne": "!=", "\\neq": "!=", "\\approx": "~",
 }  # fmt: skip
 _PRODUCTS = frozenset({"*", "\\cdot", "\\times", "\\ast"})
 _QUOTIENTS = frozenset({"/", "\\div"})
 _CLOSERS = {"(": ")]", "[": ")]"}
 _FRACTIONS = frozenset({"\\frac", "\\dfrac", "\\tfrac", "\\cfrac"})
+_VALUES = frozenset({"pi", "e", "i", "infinity"})
 _NOTHING = frozenset({"\\emptyset", "\\varnothing"})
 
 
@@ -57,13 +60,16 @@ def read(cleaned: str) -> Node:
     """
     if len(cleaned) > MAX_LENGTH:
         raise TooComplexError("too long")
-    text, unit = expanded(cleaned)
+    choice = _CHOICE.match(cleaned)
+    text, unit = expanded(cleaned[choice.end() :] if choice else cleaned)
     try:
         node = _Reader(text).read()
     except RecursionError:
         raise TooComplexError("nested too deeply") from None
     size(node)
-    return Node("measure", (node, unit)) if unit else node
+    if unit:
+        node = Node("measure", (node, unit))
+    return Node("choice", (choice[1], node)) if choice else node
 
 
 class _Reader:
@@ -165,35 +171,53 @@ class _Reader:
         return items
 
     def relation(self) -> Node:
+        self.take("\\approx")
         named = _NAMED.match(self.text, self.start)
         if named is not None and self.kind == "name":
             self.end = named.end()
             self.advance()
-            self.need("=")
-            return Node("named", ("".join(named[0].split()), self.union()))
-        sides, signs = [self.union()], []
-        while self.token in _RELATIONS:
-            signs.append(_RELATIONS[self.token])
             self.advance()
-            sides.append(self.union())
+            name, sides = "".join(named[0].split()), [self.union()]
+            signs = self.further(sides)
+            return self.equal(name, sides, ["=", *signs])
+        sides = [self.union()]
+        signs = self.further(sides)
         if not signs:
             if self.token == ":":
                 while self.take(":"):
                     sides.append(self.union())
                 return Node("ratio", tuple(sides))
             return sides[0]
-        if all(sign == "=" for sign in signs):
-            return self.equation(sides)
+        if all(sign in ("=", "~") for sign in signs):
+            name = _name(sides[0])
+            return self.equal(name, sides[1:] if name else sides, signs if name else ["", *signs])
         if signs == ["!="]:
             return Node("unequal", (sides[0], sides[1]))
         return self.inequality(sides, signs)
 
-    def equation(self, sides: list[Node]) -> Node:
-        name = sides[0].args[0] if sides[0].kind == "symbol" else ""
-        if len(sides) == 2:
-            kind = "named" if name else "equation"
-            return Node(kind, (name or sides[0], sides[1]))
-        return Node("chain", (name, *(sides[1:] if name else sides)))
+    def further(self, sides: list[Node]) -> list[str]:
+        """Read what signs of relations join to one side; return the signs."""
+        signs = []
+        while self.token in _RELATIONS:
+            signs.append(_RELATIONS[self.token])
+            self.advance()
+            sides.append(self.union())
+        return signs
+
+    def equal(self, name: str, sides: list[Node], signs: list[str]) -> Node:
+        """Return what is named, an equation or a chain; `signs` has the one left of each side.
+
+        What is approximate does not count where something exact stands left of it.
+        """
+        if any(sign not in ("", "=", "~") for sign in signs):
+            raise UnreadableError(self.text)
+        exact = next((i for i, sign in enumerate(signs) if i and sign == "~"), len(signs))
+        sides = sides[:exact]
+        if len(sides) == 1:
+            return Node("named", (name, sides[0])) if name else sides[0]
+        if len(sides) == 2 and not name:
+            return Node("equation", tuple(sides))
+        return Node("chain", (name, *sides))
 
     def inequality(self, sides: list[Node], signs: list[str]) -> Node:
         """Return the interval of the one symbol that is bounded."""
@@ -210,13 +234,20 @@ class _Reader:
         if len(sides) == 3:
             low, middle, high = sides
             brackets = ["[" if signs[0] == "<=" else "(", "]" if signs[1] == "<=" else ")"]
-        elif sides[0].kind == "symbol":
+        elif sides[0].kind == "symbol" or (
+            sides[0].kind == "negate" and sides[0].args[0].kind == "symbol"
+        ):
             middle, high = sides
             brackets[1] = "]" if signs[0] == "<=" else ")"
         else:
             low, middle = sides
             brackets[0] = "[" if signs[0] == "<=" else "("
-        if middle.kind != "symbol" or middle.args[0] in ("pi", "e", "i", "infinity"):
+        if middle.kind == "negate":
+            # -x < 1 is x > -1.
+            middle = middle.args[0]
+            low, high = _negated(high), _negated(low)
+            brackets = ["(" if brackets[1] == ")" else "[", ")" if brackets[0] == "(" else "]"]
+        if middle.kind != "symbol" or middle.args[0] in _VALUES:
             raise UnreadableError(self.text)
         return Node("interval", (low, high, "".join(brackets)))
 
@@ -259,7 +290,11 @@ class _Reader:
                 self.advance()
                 node = Node("divide", (node, self.signed_factor()))
             elif self.begins_factor():
-                node = Node("multiply", (node, self.factor()))
+                bracket = self.token == "["
+                factor = self.factor()
+                if bracket and factor.kind in ("interval", "tuple"):
+                    raise UnreadableError(self.text)
+                node = Node("multiply", (node, factor))
             else:
                 return node
 
@@ -282,7 +317,7 @@ class _Reader:
                 or self.token[1:] in FUNCTIONS
                 or self.token[1:] in GREEK
             )
-        return self.token in ("(", "{")
+        return self.token in ("(", "{", "[")
 
     def factor(self) -> Node:
         node = self.primary()
@@ -597,3 +632,30 @@ class _Reader:
             raise UnreadableError(self.text)
         self.end = found.end()
         return found[1]
+
+
+def _name(node: Node) -> str:
+    """Return what names a value left of an equals sign: x, (x, y), |AB|, AB/CD."""
+    if node.kind == "symbol":
+        return str(node.args[0]) if node.args[0] not in _VALUES else ""
+    if node.kind in ("tuple", "interval"):
+        names = [_name(each) for each in node.args if isinstance(each, Node)]
+        round_brackets = node.kind == "tuple" or node.args[-1] == "()"
+        return f"({','.join(names)})" if all(names) and round_brackets else ""
+    return _length(node)
+
+
+def _length(node: Node) -> str:
+    """Return the name of a length between points, or of a ratio of such; empty for all else."""
+    if node.kind == "symbol":
+        return str(node.args[0]) if node.args[0][0].isupper() else ""
+    parts = [_length(each) for each in node.args if isinstance(each, Node)]
+    if node.kind == "call" and node.args[0] == "abs" and all(parts):
+        return f"|{parts[0]}|"
+    if node.kind in ("multiply", "divide") and all(parts):
+        return ("/" if node.kind == "divide" else "").join(parts)
+    return ""
+
+
+def _negated(node: Node) -> Node:
+    return node.args[0] if node.kind == "negate" else Node("negate", (node,))

@@ -16,6 +16,8 @@ Kinds of `Node` and their arguments:
 | `matrix` | rows: tuples of nodes |
 | `named` | what stands left of an equals sign (text), node |
 | `equation`, `unequal` | two nodes |
+| `chain` | what stands left of the first equals sign or an empty text, then equal nodes |
+| `choice` | letter of a choice, the node behind it |
 """
 
 from __future__ import annotations

@@ -329,6 +329,8 @@ def _in_floats(node: Node, point: int, terms: list[float]) -> complex:
     if kind == "power":
         if values[1].imag == 0 and values[0].imag == 0 and values[0].real > 0:
             return complex(values[0].real ** values[1].real)
+        if values[0].imag == 0 and values[0].real < 0:
+            return _power_of_negative(node, values[0].real, values[1])
         return complex(values[0] ** values[1])
     if kind == "degrees":
         return values[0] * math.pi / 180
@@ -337,6 +339,16 @@ def _in_floats(node: Node, point: int, terms: list[float]) -> complex:
             raise _UndefinedError
         return complex(math.gamma(values[0].real + 1))
     raise _UndefinedError
+
+
+def _power_of_negative(node: Node, base: float, exponent: complex) -> complex:
+    """Return a power; with variables, one with an odd root is real: x^(1/3) is the cube root."""
+    if symbols(node.args[0]):
+        fraction = rational(node.args[1], Work())
+        if fraction is not None and fraction.denominator % 2 and fraction.denominator > 1:
+            size = (-base) ** float(fraction)
+            return complex(-size if fraction.numerator % 2 else size)
+    return complex(base**exponent)
 
 
 def _float_symbol(name: str, point: int) -> complex:

@@ -51,7 +51,10 @@ UNITS = {
         "rad": "rad radian radians",
         "Hz": "Hz hertz",
         "unit": "unit units",
-        "%": "percent",
+        "%": "percent pct percentage",
+        "day": "day days",
+        "week": "week weeks",
+        "month": "month months",
     }.items()
     for name in names.split()
 }
