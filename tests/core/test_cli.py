@@ -18,6 +18,7 @@ from gem.record import Recorder
 from gem.tasks import Task
 from gem.testing.playing import oracle_policy, play, recorded
 from gem.trajectory import Failure, Trajectory
+from gem.wrappers import _warn_of_pay
 
 EASY = "game:GuessTheNumber-v0-easy"
 
@@ -358,6 +359,17 @@ def test_misuse_is_explained_without_a_traceback(
     assert status == 2
     assert err.startswith("error: ")
     assert message in err
+
+
+@pytest.mark.filterwarnings("default:the wrapper")
+def test_a_warning_is_a_line_without_source(capsys: pytest.CaptureFixture[str]) -> None:
+    _warn_of_pay.cache_clear()
+    wrapper = 'wrappers=[{"name": "python_tool", "executor": "subprocess"}]'
+    arguments = ("play", EASY, "--policy", "oracle", "--param", wrapper)
+    status, _, err = run(*arguments, capsys=capsys)
+    assert status == 0
+    [line] = err.splitlines()
+    assert line.startswith("warning: the wrapper 'python_tool' has the original GEM's rewards")
 
 
 def test_negative_seconds_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

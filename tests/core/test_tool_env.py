@@ -24,7 +24,7 @@ from gem.rollout import Budget, ChatFormat, Sample, play_batch
 from gem.tasks import TaskSet
 from gem.testing import check_env
 from gem.tools import PythonTool, Tool, ToolCall, ToolResult
-from gem.wrappers import EpisodeTracking, ToolEnv, wrap
+from gem.wrappers import EpisodeTracking, ToolEnv, _warn_of_pay, wrap
 
 GUESS = "game:GuessTheNumber-v0-easy"
 PYTHON = {"name": "python", "executor": "subprocess", "timeout_s": 20.0}
@@ -290,6 +290,7 @@ PRESETS = {
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_have_the_numbers_of_the_original(name: str) -> None:
     own = {"index": "sample"} if "search" in name else {"executor": "subprocess"}
+    _warn_of_pay.cache_clear()
     paid = sum(PRESETS[name]) > 0
     warned: Any = pytest.warns(UserWarning, match="calls earn 1.5") if paid else nullcontext()
     with warned:
@@ -305,7 +306,8 @@ def test_presets_have_the_numbers_of_the_original(name: str) -> None:
 def test_presets_that_pay_for_calls_say_so_once_and_name_what_pays_for_success() -> None:
     wrapper = {"name": "python_tool", "executor": "subprocess"}
     with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("default")
+        warnings.simplefilter("always")
+        _warn_of_pay.cache_clear()
         for _ in range(3):
             gem.make(GUESS, wrappers=[wrapper])
             gem.make(GUESS, wrappers=[{**wrapper, "name": "python_tool_no_int_reward"}])

@@ -7,9 +7,10 @@ import json
 import math
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatch
-from typing import Any
+from typing import Any, TextIO
 
 from gem.contract import succeeded
 from gem.core import Env
@@ -122,7 +123,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     arguments = parser.parse_args(argv)
     try:
-        status: int = arguments.run(arguments)
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            status: int = arguments.run(arguments)
         sys.stdout.flush()
     except (GemError, OSError) as error:
         if isinstance(error, BrokenPipeError):
@@ -136,6 +139,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("\ninterrupted", file=sys.stderr)
         return 130
     return status
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    # Lines of our own source say nothing to a person at a terminal.
+    print(f"warning: {message}", file=sys.stderr)
 
 
 def _add_search(commands: Any) -> None:

@@ -8,10 +8,10 @@ What the policy is shown of the past is no wrapper but a context: see `gem.rollo
 
 from __future__ import annotations
 
+import functools
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, TypeAlias
 
 from gem import moved
@@ -47,18 +47,23 @@ def _tool(name: str, *, paid: Mapping[str, Any], **fixed: Any) -> Callable[..., 
         tools = [{"name": name, **fixed, **parameters}]
         wrapped = ToolEnv(env, tools, max_tool_uses=_MAX_TOOL_USES, **paid)
         if paid:
-            # From this very line: Python shows it once, however many environments are made.
-            warnings.warn(_paid_for_calls(name, sum(paid.values())), UserWarning, stacklevel=1)
+            _warn_of_pay(name, sum(paid.values()))
         return wrapped
 
     return preset
 
 
-def _paid_for_calls(name: str, reward: float) -> str:
-    return (
+# Python's own record of what was shown is void whenever filters change, as torch does: a rollout
+# makes environments by the hundred.
+@functools.cache
+def _warn_of_pay(name: str, reward: float) -> None:
+    """Warn once in a process of a preset that pays for calls."""
+    warnings.warn(
         f"the wrapper '{name}_tool' has the original GEM's rewards: {_MAX_TOOL_USES} calls earn "
         f"{_MAX_TOOL_USES * reward:g} without any success, which as a rule earns 1; "
-        f"'{name}_tool_no_int_reward' pays for success alone"
+        f"'{name}_tool_no_int_reward' pays for success alone",
+        UserWarning,
+        stacklevel=1,
     )
 
 
@@ -142,7 +147,7 @@ def _function(wrapper: WrapperLike) -> Callable[[Env], Env]:
             f"wrapper {name!r} has no parameter {', '.join(map(repr, unknown))}; "
             f"it has {', '.join(sorted(set(known) - {'env'})) or 'none'}"
         )
-    return partial(function, **parameters)
+    return functools.partial(function, **parameters)
 
 
 def _imported(name: str) -> Callable[..., Env]:
