@@ -15,7 +15,7 @@ import gem
 from gem.advantage import ADVANTAGES
 from gem.core import Step
 from gem.envs.games.guess_the_number import GuessTheNumber
-from gem.errors import ConfigurationError, GemError
+from gem.errors import ConfigurationError, RolloutError
 from gem.experiment import RunSpec, SamplingPart
 from gem.record import RunRecord, read_run
 from gem.rollout import ChatFormat, play_batch
@@ -435,7 +435,12 @@ def test_failed_episodes_take_part_in_nothing(
     learner_of: Callable[..., reference.Learner],
     tmp_path: Path,
 ) -> None:
-    spec = make_spec(env__id=CRASHING, training__iterations=1, training__tasks=8)
+    spec = make_spec(
+        env__id=CRASHING,
+        training__iterations=1,
+        training__tasks=8,
+        training__max_failed_fraction=0.9,
+    )
     reference.train(spec, tmp_path, device="cpu")
     run = read_run(tmp_path)
     episodes = list(run.episodes())
@@ -458,13 +463,36 @@ def test_failed_episodes_take_part_in_nothing(
     assert metrics["grad_norm"] == pytest.approx(run.metrics[0]["grad_norm"], rel=1e-6)
 
 
+@pytest.mark.parametrize("limit", [0.0, 1.0])
+def test_a_batch_that_lost_too_much_stops_the_run_as_in_every_adapter(
+    make_spec: Callable[..., RunSpec], tmp_path: Path, limit: float
+) -> None:
+    spec = make_spec(
+        env__id=CRASHING,
+        training__iterations=1,
+        training__tasks=8,
+        training__max_failed_fraction=limit,
+    )
+    if limit == 1:  # all but the failed ones are trained on
+        reference.train(spec, tmp_path, device="cpu")
+        assert read_run(tmp_path).metrics[0]["failed_environment"] > 0
+        return
+    match = r"of 16 episodes .* at most a share of 0 may\. By cause: environment \d+ \(.*lamp went"
+    with pytest.raises(RolloutError, match=match):
+        reference.train(spec, tmp_path, device="cpu")
+
+
 def test_a_batch_without_a_surviving_episode_stops_the_run(
     make_spec: Callable[..., RunSpec], tmp_path: Path
 ) -> None:
     spec = make_spec(
-        env__id=CRASHING, env__seed=1, env__params={**PARAMS, "breaks_in": 0}, training__tasks=1
+        env__id=CRASHING,
+        env__seed=1,
+        env__params={**PARAMS, "breaks_in": 0},
+        training__tasks=1,
+        training__max_failed_fraction=1.0,
     )
-    with pytest.raises(GemError, match="all 2 episodes of a batch failed.*the lamp went out"):
+    with pytest.raises(RolloutError, match="2 of 2 episodes .* failed.*the lamp went out"):
         reference.train(spec, tmp_path, device="cpu")
 
 

@@ -117,7 +117,7 @@ def test_failed_episodes_have_no_rows() -> None:
 def test_failures_on_any_rank_stop_all_of_them_with_the_reason() -> None:
     batch = golden_batch()
     void = replace(batch[0], failure=Failure("environment", "the sandbox burns", 2))
-    with pytest.raises(RolloutError, match="2 of 2 episodes .* the sandbox burns"):
+    with pytest.raises(RolloutError, match="2 of 2 episodes .* environment 2 .the sandbox burns"):
         give_advantages([void, void], [], "rebn", gamma=1, lam=1, max_failed_fraction=0.1)
 
 

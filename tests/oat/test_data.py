@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import tracemalloc
-from types import SimpleNamespace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gem.adapter import decode_task
-from gem.tasks import TaskSet
+from gem.tasks import Task, TaskSet
+from gem.trajectory import Failure, Trajectory
 from gem_oat.data import Collector, Share, Tasks
 
 
@@ -51,7 +51,8 @@ def test_memory_does_not_depend_on_the_number_of_tasks() -> None:
 
 def test_metrics_of_a_rank_have_the_same_names_also_when_everything_failed() -> None:
     collector = object.__new__(Collector)
-    void = SimpleNamespace(valid=False)
+    lost = Failure("environment", "the disk is full", 2)
+    void = Trajectory(Task("game:Wordle-v0", 0), end="failed", failure=lost)
     assert collector.get_metrics(2.0, [void]) == {
         "actor/episodes": 0.0,
         "actor/failed_episodes": 1.0,

@@ -26,7 +26,7 @@ BASE: dict[str, Any] = {
     },
     "algorithm": {"advantage": "rebn", "gamma": 0.9},
     "optimizer": {"lr": 1e-3, "beta2": 0.99},
-    "training": {"iterations": 5, "tasks": 8, "group_size": 2},
+    "training": {"iterations": 5, "tasks": 8, "group_size": 2, "max_failed_fraction": 0.25},
     "eval": [
         {"name": "same", "id": "game:GuessTheNumber-v0-easy", "every": 4, "temperature": 0},
         {"name": "hard er", "id": "game:GuessTheNumber-v0-hard", "every": 6, "episodes": 9},
@@ -68,6 +68,7 @@ def test_oats_parser_takes_the_command(tmp_path: Path) -> None:
     assert (args.lr_scheduler, args.lr_warmup_ratio) == ("constant", 0)
     assert (args.gem_seed, args.seed, args.tis_c, args.beta) == (3, 3, None, 0)
     assert args.bf16 is False
+    assert args.gem_max_failed_fraction == 0.25
     assert args.gem_record_dir == str(tmp_path)
 
 

@@ -69,13 +69,19 @@ def test_openrlhf_understands_every_flag(
 
 def test_the_agent_file_holds_what_has_no_flag(tmp_path: Path) -> None:
     launch = adapter.compile(
-        spec(policy={"turns": 3, "system_prompt": 'say "hi"\n'}), run_dir=tmp_path, cpu=True
+        spec(
+            policy={"turns": 3, "system_prompt": 'say "hi"\n'},
+            training={"max_failed_fraction": 0.25},
+        ),
+        run_dir=tmp_path,
+        cpu=True,
     )
     settings = settings_of(launch.files["agent.py"], tmp_path)
     assert (settings.top_k, settings.turn_tokens, settings.turns, settings.seed) == (7, 8, 3, 5)
     assert settings.system_prompt == 'say "hi"\n'
     assert settings.record_dir == str(tmp_path)
     assert settings.task_order == "file"
+    assert settings.max_failed_fraction == 0.25
 
 
 def test_the_dataset_is_the_specs_tasks_in_order(tmp_path: Path) -> None:

@@ -25,7 +25,13 @@ SPEC: dict[str, Any] = {
     "sampling": {"temperature": 0.5, "top_p": 0.75, "top_k": 7},
     "algorithm": {"advantage": "rebn", "gamma": 0.875, "lam": 0.75, "clip": 0.125},
     "optimizer": {"lr": 0.25, "beta1": 0.5, "beta2": 0.75, "eps": 0.125, "grad_clip": 2.0},
-    "training": {"iterations": 3, "tasks": 4, "group_size": 6, "precision": "fp32"},
+    "training": {
+        "iterations": 3,
+        "tasks": 4,
+        "group_size": 6,
+        "precision": "fp32",
+        "max_failed_fraction": 0.25,
+    },
 }
 
 
@@ -60,6 +66,7 @@ def test_rl2_understands_every_key(name: str, cpu: bool, world: Any, tmp_path: P
     assert (limits.prompt_tokens, limits.response_tokens, limits.turn_tokens) == (40, 100, 8)
     assert (keys.tasks, keys.group_size, keys.minibatches, settings.epochs) == (4, 6, 6, 3)
     assert (keys.gamma, keys.lam, keys.kl_coef, keys.kl_type) == (0.875, 0.75, 0.5, "loss")
+    assert settings.max_failed_fraction == 0.25
     assert not keys.dynamic_filtering
     actor = config["actor"]
     assert (actor["clip"], actor["avg_level"], actor["max_grad_norm"]) == (0.125, "token", 2.0)

@@ -27,7 +27,7 @@ SPEC: dict[str, Any] = {
     },
     "algorithm": {"advantage": "grpo", "gamma": 0.9, "clip": 0.3, "epochs": 2},
     "optimizer": {"lr": 1e-3, "beta2": 0.99, "eps": 1e-7, "weight_decay": 0.1, "grad_clip": 0.5},
-    "training": {"iterations": 5, "tasks": 8, "group_size": 4},
+    "training": {"iterations": 5, "tasks": 8, "group_size": 4, "max_failed_fraction": 0.25},
 }
 
 
@@ -60,6 +60,7 @@ def test_every_setting_reaches_the_run() -> None:
         *(1e-3, 0.99, 1e-7, 0.1, 0.5),
     )
     assert run.record_dir == "/runs/a b"
+    assert run.max_failed_fraction == 0.25
     assert run.budget == spec(policy={"turns": 3}).budget
 
 

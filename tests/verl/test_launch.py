@@ -35,7 +35,7 @@ SPEC: dict[str, Any] = {
     },
     "algorithm": {"advantage": "rebn", "gamma": 0.9, "clip": 0.3},
     "optimizer": {"lr": 1e-3, "beta2": 0.99, "eps": 1e-7, "weight_decay": 0.1, "grad_clip": 0.5},
-    "training": {"iterations": 5, "tasks": 8, "group_size": 4},
+    "training": {"iterations": 5, "tasks": 8, "group_size": 4, "max_failed_fraction": 0.25},
 }
 
 
@@ -125,6 +125,7 @@ def test_the_learning_problem_arrives(compose: Any) -> None:
     assert (config.data.train_batch_size, actor.ppo_mini_batch_size) == (8, 8)
     assert config.trainer.total_training_steps == 5
     assert config.gem.turn_tokens == 16
+    assert config.gem.max_failed_fraction == 0.25
     assert config.gem.record_dir == "/runs/a b"
 
 

@@ -27,8 +27,10 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
+from gem.adapter import check_failures
 from gem.advantage import advantages
 from gem.batches import chunks, minibatches
+from gem.blame import cause_of
 from gem.errors import ConfigurationError, GemError
 from gem.experiment import RunSpec, SamplingPart
 from gem.metrics import episode_metrics
@@ -466,7 +468,7 @@ def train(
     Raises:
         ConfigurationError: The spec asks for something this trainer does not do, or the model
             cannot be used (the message names the key), or `record` holds another run.
-        GemError: A whole batch of episodes failed.
+        RolloutError: More episodes of a batch failed than `training.max_failed_fraction`.
     """
     check_supported(spec)
     if (Path(record) / METRICS).exists():
@@ -521,10 +523,11 @@ def _train(
                 tasks, sampler, chat, budget=spec.budget, context=spec.policy.context, groups=groups
             )
         seconds = time.perf_counter() - began
-        if not any(t.valid for t in episodes):
-            raise GemError(
-                f"all {len(episodes)} episodes of a batch failed; the first: {episodes[0].failure}"
-            )
+        check_failures(
+            [t.valid for t in episodes],
+            spec.training.max_failed_fraction,
+            [t.failure for t in episodes],
+        )
         metrics = episode_metrics(episodes)
         metrics |= {"rollout_s": seconds, "tokens_per_s": metrics["sampled_tokens"] / seconds}
         return episodes, metrics
@@ -635,7 +638,8 @@ def main(argv: list[str] | None = None) -> int:
             learner.policy.save_pretrained(args.save)
             AutoTokenizer.from_pretrained(spec.policy.model).save_pretrained(args.save)
     except GemError as error:
-        sys.stderr.write(f"{error}\n")
+        cause = cause_of(error)
+        sys.stderr.write(f"{error}\n" if cause is None else f"{cause}: {error}\n")
         return 2
     return 0
 

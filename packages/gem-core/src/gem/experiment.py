@@ -21,7 +21,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from gem.adapter import Source, check_names
+from gem.adapter import MAX_FAILED_FRACTION, Source, check_names
 from gem.advantage import ADVANTAGES
 from gem.errors import ConfigurationError, GemError
 from gem.rollout.context import check_context
@@ -133,6 +133,12 @@ class TrainingPart:
     tasks: int = setting("different tasks in a batch", least=1)
     group_size: int = setting("episodes of each task", 1, least=1)
     precision: str = setting("parameters and arithmetic", "fp32", choices=("fp32", "bf16"))
+    max_failed_fraction: float = setting(
+        "share of failed episodes in a batch above which the run stops",
+        MAX_FAILED_FRACTION,
+        least=0,
+        most=1,
+    )
 
 
 @dataclass(frozen=True)

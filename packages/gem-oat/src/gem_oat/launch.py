@@ -102,6 +102,7 @@ def _gem(spec: RunSpec, run_dir: Path) -> dict[str, Any]:
         "gem_loss_aggregation": spec.algorithm.loss_aggregation,
         "gem_context": spec.policy.context,
         "gem_seed": spec.seed,
+        "gem_max_failed_fraction": spec.training.max_failed_fraction,
         "gem_record_dir": str(run_dir),
         "eval_steps": _eval_every(spec) if evals else -1,
     }
@@ -242,6 +243,7 @@ _HOW = {
     "training.tasks": "rollout_batch_size",
     "training.group_size": "num_samples",
     "training.precision": "bf16",
+    "training.max_failed_fraction": "gem_max_failed_fraction",
 }
 
 

@@ -140,6 +140,7 @@ def _agent_file(spec: RunSpec, run_dir: Path) -> str:
         turns=policy.turns,
         top_k=spec.sampling.top_k,
         seed=spec.seed,
+        max_failed_fraction=spec.training.max_failed_fraction,
         record_dir=str(run_dir),
     )
     known = {field.name: field.default for field in fields(Settings)}
@@ -331,6 +332,7 @@ _HOW = {
     "training.tasks": "rollout.batch_size",
     "training.group_size": "rollout.n_samples_per_prompt",
     "training.precision": "ds.param_dtype",
+    "training.max_failed_fraction": "agent file",
 }
 
 

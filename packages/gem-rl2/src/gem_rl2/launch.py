@@ -249,6 +249,7 @@ def _gem(spec: RunSpec, run_dir: Path, form: Form) -> dict[str, Any]:
         "epochs": spec.algorithm.epochs,
         "task_order": "file",
         "trainer_seed": spec.seed,
+        "max_failed_fraction": spec.training.max_failed_fraction,
         "record_dir": str(run_dir),
     }
     if form == "release":
@@ -351,6 +352,7 @@ def _how(form: Form) -> dict[str, str]:
         "training.tasks": f"{data}.prompts_per_rollout",
         "training.group_size": f"{data}.responses_per_prompt",
         "training.precision": "actor.dtype" if head else "rollout.server_args.dtype",
+        "training.max_failed_fraction": "gem.max_failed_fraction",
     }
 
 

@@ -125,6 +125,7 @@ def _settings(spec: RunSpec) -> dict[str, Any]:
         "iterations": size.iterations,
         "tasks": size.tasks,
         "group_size": size.group_size,
+        "max_failed_fraction": size.max_failed_fraction,
         "context": policy.context,
         "prompt_tokens": policy.prompt_tokens,
         "response_tokens": policy.response_tokens,
@@ -211,6 +212,7 @@ _HOW = {
     "training.tasks": "tasks",
     "training.group_size": "group_size",
     "training.precision": "of the model's files, on gem-cpu's server",
+    "training.max_failed_fraction": "max_failed_fraction",
 }
 
 

@@ -221,6 +221,7 @@ def _rollout(spec: RunSpec) -> dict[str, Any]:
         "+gem.context": policy.context,
         "+gem.turn_tokens": policy.turn_tokens,
         "+gem.seed": spec.seed,
+        "+gem.max_failed_fraction": spec.training.max_failed_fraction,
     }
     if policy.turns is not None:
         settings["+gem.turns"] = policy.turns
@@ -378,6 +379,7 @@ _HOW = {
     "training.tasks": "data.train_batch_size",
     "training.group_size": "actor_rollout_ref.rollout.n",
     "training.precision": "fsdp_config.mixed_precision, rollout.dtype",
+    "training.max_failed_fraction": "gem.max_failed_fraction",
 }
 
 
