@@ -21,7 +21,7 @@ from gem import registry
 from gem.core import Env
 from gem.errors import ConfigurationError, GemError, MissingExtraError, UnreachableError
 from gem.specs import EnvSpec
-from gem.testing import checks, contract, scores, unearned
+from gem.testing import checks, contract, guesses, scores, unearned
 from gem.testing.elsewhere import OtherProcess
 from gem.testing.subject import SkipCheck, Subject, describe, lacking, seeds_for
 
@@ -75,6 +75,7 @@ CHECKS: tuple[Check, ...] = (
         severity="warn",
         many_steps=True,
     ),
+    Check("guesses", "gem.blind_answers", guesses.check_guesses, 3, many_steps=True),
     Check("leak", "semantic.no_solution_leakage", scores.check_leak, 3, many_steps=True),
     Check("bad_input", "gem.bad_input", checks.check_bad_input, many_steps=True),
     Check("global_rng", "gem.global_rng", checks.check_global_rng, many_steps=True),

@@ -193,6 +193,16 @@ def answer_like(example: str, content: str) -> str:
     return f"{fence[0]}\n{content}\n```" if fence else content
 
 
+def content_of(action: str) -> str:
+    """Return the answer in an action, the other way round than `answer_like`."""
+    for begin, end in (("\\boxed{", "}"), ("<answer>", "</answer>")):
+        start = action.rfind(begin)
+        if start >= 0:
+            return action[start + len(begin) :].rpartition(end)[0]
+    fenced = re.search(r"^```.*\n((?:.*\n)*?)```$", action, re.MULTILINE)
+    return fenced[1].rstrip("\n") if fenced else action
+
+
 def shown(observation: Observation) -> str:
     """Return the text of an observation."""
     if isinstance(observation, str):
