@@ -270,6 +270,21 @@ def test_a_package_that_registers_while_it_is_imported_is_not_loaded_by_that(fre
     gem.register("thirdparty:Dice-v0", Dice)  # a warning would be an error
 
 
+def test_a_module_may_register_while_another_thread_loads_packages(fresh: Any) -> None:
+    registered = threading.Event()
+
+    def waits() -> None:  # as for the lock of a module that the other thread is importing
+        assert others.submit(gem.register, "test:Other-v0", Dice).result(30) is None
+        registered.set()
+        gem.register("thirdparty:Dice-v0", Dice)
+
+    fresh(waits)
+    with ThreadPoolExecutor(1) as others:
+        assert {"test:Other-v0", "thirdparty:Dice-v0"} <= set(gem.list_envs())
+    assert registered.is_set()
+    assert registry._registered_by_hand == {"test:Other-v0"}
+
+
 def test_threads_wait_until_all_ids_are_registered(
     monkeypatch: pytest.MonkeyPatch, fresh: Any
 ) -> None:

@@ -28,7 +28,7 @@ _registry: dict[str, EnvSpec] = {}
 _registered_by_hand: set[str] = set()
 _built_in_loaded = False
 _packages_loaded = False
-_loading = False
+_loading_thread: int | None = None
 _load_lock = threading.RLock()
 
 
@@ -55,27 +55,27 @@ def register(id: str, entry_point: str | Callable[..., Env], **kwargs: Any) -> N
         raise ConfigurationError(
             f"entry_point of {id!r} must be 'module:Class' or a callable, got {entry_point!r}"
         )
-    # Not the packages: the one that is registering may be half imported.
+    # Not the packages: the one that is registering may be half imported. Nor under the lock: the
+    # thread that loads packages may be waiting for the module that is registering here.
     _load_built_in()
-    with _load_lock:
-        if _loading and id in _registered_by_hand:
-            return
-        if id in _registry:
-            warnings.warn(
-                f"environment id {id!r} is registered again; {entry_point!r} replaces "
-                f"{_registry[id].entry_point!r}",
-                UserWarning,
-                stacklevel=2,
-            )
-        if not _loading:
-            _registered_by_hand.add(id)
-        _registry[id] = EnvSpec(id, entry_point, dict(kwargs))
+    if not _is_loading():
+        _registered_by_hand.add(id)
+    elif id in _registered_by_hand:
+        return
+    if id in _registry:
+        warnings.warn(
+            f"environment id {id!r} is registered again; {entry_point!r} replaces "
+            f"{_registry[id].entry_point!r}",
+            UserWarning,
+            stacklevel=2,
+        )
+    _registry[id] = EnvSpec(id, entry_point, dict(kwargs))
 
 
 def list_envs(prefix: str = "") -> list[str]:
     """Return all registered ids that start with `prefix`, sorted."""
     _load()
-    return sorted(name for name in _registry if name.startswith(prefix))
+    return sorted(name for name in list(_registry) if name.startswith(prefix))
 
 
 def spec(id: str) -> EnvSpec:
@@ -190,7 +190,7 @@ def _load() -> None:
         return
     _load_built_in()
     with _load_lock:
-        if _packages_loaded or _loading:
+        if _packages_loaded or _is_loading():
             return
         with _only_once():
             _register_packages()
@@ -202,7 +202,7 @@ def _load_built_in() -> None:
     if _built_in_loaded:
         return
     with _load_lock:
-        if _built_in_loaded or _loading:
+        if _built_in_loaded or _is_loading():
             return
         from gem.envs import register_all
 
@@ -213,13 +213,17 @@ def _load_built_in() -> None:
 
 @contextlib.contextmanager
 def _only_once() -> Iterator[None]:
-    """Mark the lock's thread as loading: it may come to `register` and `_load` again."""
-    global _loading
-    _loading = True
+    """Mark this thread as the one that loads: it comes to `register` and `_load` again."""
+    global _loading_thread
+    _loading_thread = threading.get_ident()
     try:
         yield
     finally:
-        _loading = False
+        _loading_thread = None
+
+
+def _is_loading() -> bool:
+    return _loading_thread == threading.get_ident()
 
 
 def _register_packages() -> None:
