@@ -29,7 +29,7 @@ SETS: dict[str, tuple[list[tuple[str, str]], bool]] = {
     "different integers": ([(str(i + 1), str(i)) for i in range(40)], False),
     "equal LaTeX": (
         [(f"\\frac{{{i}}}{{{i + 1}}}", f"\\dfrac{{{i}}}{{{i + 1}}}") for i in range(1, 20)]
-        + [(f"2\\sqrt{{{i}}}", f"\\sqrt{{{4 * i}}}") for i in range(2, 20)],
+        + [(f"2\\sqrt{{{i}}}", f"\\sqrt{{{4 * i}}}") for i in range(2, 20) if i not in (4, 9, 16)],
         True,
     ),
     "different LaTeX": (

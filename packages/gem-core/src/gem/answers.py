@@ -50,10 +50,13 @@ def _boxed(reply: str) -> str | None:
     Boxes that are joined to it by commas, `and` or `or` are parts of one answer.
     """
     boxes = [found.span() for found in _BOX.finditer(reply)]
-    last = _content(reply[boxes[-1][1] :]) if boxes else None
-    if last is None:
+    if not boxes:
         return None
-    contents, begin = {last: None}, boxes.pop()[0]
+    begin, start = boxes.pop()
+    last = _content(reply[start:])
+    if last is None or not boxes:
+        return last
+    contents = {last: None}
     for start, end in reversed(boxes):
         content = _content(reply[end:begin])
         if content is None or not _JOINT.fullmatch(reply[end + len(content) + 1 : begin]):
@@ -66,6 +69,10 @@ def _boxed(reply: str) -> str | None:
 
 def _content(text: str) -> str | None:
     """Return what stands before the brace that closes, None if there is none."""
+    end = text.find("}")
+    inner = text[:end]
+    if end < 0 or ("{" not in inner and "\\" not in inner):
+        return None if end < 0 else inner
     # A backslash takes the character after it along: `\{` opens nothing.
     rest = text.replace("\\\\", "  ").replace("\\{", "  ").replace("\\}", "  ")
     open_braces, end = 1, -1

@@ -66,10 +66,11 @@ def clean(text: str) -> str:
         text = _SUPERSCRIPTS.sub(lambda m: f"^{{{m[0].translate(_SUPERSCRIPT)}}}", text)
         text = unicodedata.normalize("NFKC", text.translate(_CHARACTERS)).translate(_CHARACTERS)
     if "\\" in text:
-        text = _PRIMES.sub(lambda m: "'" * (m[1] or m[2]).count("prime"), text)
-        text = _WORDS_BEHIND.sub(_joined, text)
+        if "\\prime" in text:
+            text = _PRIMES.sub(lambda m: "'" * (m[1] or m[2]).count("prime"), text)
+        text = _WORDS_BEHIND.sub(_joined, text) if text.rstrip("$ .\\").endswith("}") else text
         text = _DIGIT_GROUPS.sub("", text)
-        if "\\begin" not in text:
+        if "\\\\" in text and "\\begin" not in text:
             text = _ESCAPED_TWICE.sub(r"\\", text)
         text = text.replace("\\\\", "\\row ").replace("\\$", " \\dollar ")
         text = _LOOKS.sub(" ", text)
@@ -99,7 +100,7 @@ def expanded(cleaned: str) -> tuple[str, str]:
     text = _REALS.sub(r"(-\\infty,\\infty)", text)
     text = _MEMBER.sub("", text)
     text = _SCALE.sub(lambda m: f"*10^{{{SCALES[m[1].lower()]}}}", text)
-    temperature = _TEMPERATURE.search(text)
+    temperature = _TEMPERATURE.search(text) if text[-1:] in ("C", "F") else None
     if temperature:
         return text[: temperature.start()], "degree" + temperature[1]
     if "\\dollar" in text:

@@ -81,7 +81,7 @@ def unevaluated(answer: Node | str, gold: Node | str) -> str | None:
     Raises:
         TooComplexError: To find out is too much work.
     """
-    if answer == gold:
+    if answer == gold or (not isinstance(answer, str) and _is_literal(answer)):
         return None
     found = _operations(answer)
     if found:
@@ -94,7 +94,12 @@ def unevaluated(answer: Node | str, gold: Node | str) -> str | None:
 def _operations(answer: Node | str) -> set[str]:
     if isinstance(answer, str):
         return _in_text(answer)
-    return {found for component in _components(answer) for found in _in_component(component)}
+    return {
+        found
+        for component in _components(answer)
+        if not _is_literal(component)
+        for found in _in_component(component)
+    }
 
 
 def _in_text(text: str) -> set[str]:
@@ -153,6 +158,8 @@ def _beyond_numbers(answer: Node, gold: Node) -> set[str]:
 
 def _is_plain(node: Node) -> bool:
     """Return whether an expression is a rational number, written as one."""
+    if _is_literal(node):
+        return True
     survey = _Survey()
     return node.kind not in ("chain", "equation") and survey.visit(node).plain and not survey.found
 
@@ -348,6 +355,15 @@ def _flat(node: Node, kind: str) -> list[Node]:
 
 
 def _is_literal(node: Node) -> bool:
+    """Return whether it is a number or a fraction of integers, as most answers are."""
+    if node.kind == "negate":
+        node = node.args[0]
+    if node.kind == "divide":
+        return _is_integer(node.args[0]) and _is_integer(node.args[1])
+    return node.kind == "number"
+
+
+def _is_number(node: Node) -> bool:
     return node.kind == "number" or (node.kind == "negate" and node.args[0].kind == "number")
 
 
@@ -357,7 +373,7 @@ def _is_integer(node: Node) -> bool:
 
 
 def _is_power_of_ten(node: Node) -> bool:
-    return node.kind == "power" and node.args[0] == _TEN and _is_literal(node.args[1])
+    return node.kind == "power" and node.args[0] == _TEN and _is_number(node.args[1])
 
 
 def _has_coefficient(node: Node) -> bool:
@@ -365,7 +381,7 @@ def _has_coefficient(node: Node) -> bool:
     if node.kind == "negate":
         return _has_coefficient(node.args[0])
     return node.kind == "divide" and any(
-        _is_literal(factor) for arg in node.args for factor in _flat(arg, "multiply")
+        _is_number(factor) for arg in node.args for factor in _flat(arg, "multiply")
     )
 
 
@@ -381,7 +397,7 @@ def _key(term: Node) -> str:
             factors.append(_key(factor))
         elif factor.kind == "call" and factor.args[0] == "sqrt":
             factors.append(_radicand(factor.args[1]))
-        elif not _is_literal(factor):
+        elif not _is_number(factor):
             factors.append(repr(factor))
     return "*".join(sorted(factors))
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from gem.grading.cleaning import expanded
-from gem.grading.tree import Node, TooComplexError, UnreadableError, size
+from gem.grading.tree import MAX_HEIGHT, Node, TooComplexError, UnreadableError, size
 from gem.grading.vocabulary import ALIASES, CONSTANTS, FUNCTIONS, GREEK, is_product
 
 MAX_LENGTH = 2000
@@ -60,13 +60,15 @@ def read(cleaned: str) -> Node:
     """
     if len(cleaned) > MAX_LENGTH:
         raise TooComplexError("too long")
-    choice = _CHOICE.match(cleaned)
+    choice = _CHOICE.match(cleaned) if cleaned[:1] == "(" else None
     text, unit = expanded(cleaned[choice.end() :] if choice else cleaned)
+    reader = _Reader(text)
     try:
-        node = _Reader(text).read()
+        node = reader.read()
     except RecursionError:
         raise TooComplexError("nested too deeply") from None
-    size(node)
+    if reader.tokens > MAX_HEIGHT // 2:
+        size(node)
     if unit:
         node = Node("measure", (node, unit))
     return Node("choice", (choice[1], node)) if choice else node
@@ -401,12 +403,15 @@ class _Reader:
             scale = 10 ** len(fixed)
             tail = Fraction(int(period), (10 ** len(period) - 1) * scale)
             return Node("number", (Fraction(int(f"{whole or 0}{fixed}"), scale) + tail, 0))
-        text = self.token
-        mantissa, _, exponent = text.lower().partition("e")
-        if abs(int(exponent or 0)) > _MAX_EXPONENT:
-            raise TooComplexError("exponent too large")
-        value = Fraction(mantissa) * Fraction(10) ** int(exponent or 0)
-        digits = len(mantissa.replace(".", "").lstrip("0")) if "." in mantissa else 0
+        text, digits = self.token, 0
+        if text.isdigit():
+            value = Fraction(int(text))
+        else:
+            mantissa, _, exponent = text.lower().partition("e")
+            if abs(int(exponent or 0)) > _MAX_EXPONENT:
+                raise TooComplexError("exponent too large")
+            value = Fraction(mantissa) * Fraction(10) ** int(exponent or 0)
+            digits = len(mantissa.replace(".", "").lstrip("0")) if "." in mantissa else 0
         base = _SUBSCRIPT.match(self.text, self.end)
         if base:
             self.end = base.end()

@@ -44,6 +44,12 @@ class TooComplexError(Exception):
     """The text is too long or nested too deeply; never leaves the grader."""
 
 
+_FIXED = frozenset({"pi", "e", "i", "infinity"})
+_LEAVES = frozenset({"number", "symbol"})
+# All of whose arguments are nodes.
+_OPERATIONS = frozenset({"add", "multiply", "divide", "power", "negate"})
+
+
 class Work:
     """Counts what a comparison costs, so that its time does not depend on what the policy wrote.
 
@@ -82,16 +88,24 @@ def size(node: Node) -> int:
 
 def nodes(node: Node) -> list[Node]:
     """Return the nodes directly below; those in the rows of a matrix too."""
+    if node.kind in _LEAVES:
+        return []
+    if node.kind in _OPERATIONS:
+        return list(node.args)
     parts: list[Any] = [arg for arg in node.args if isinstance(arg, tuple)]
     return [inner for part in parts for inner in ([part] if isinstance(part, Node) else part)]
 
 
 def symbols(node: Node) -> frozenset[str]:
     """Return the names of the symbols that have no fixed value."""
-    if node.kind == "symbol":
-        name = node.args[0]
-        return frozenset() if name in ("pi", "e", "i", "infinity") else frozenset((name,))
-    return frozenset().union(*map(symbols, nodes(node)))
+    found, waiting = set(), [node]
+    while waiting:
+        each = waiting.pop()
+        if each.kind == "symbol":
+            found.add(each.args[0])
+        else:
+            waiting += nodes(each)
+    return frozenset(found - _FIXED)
 
 
 def substitute(node: Node, values: dict[str, Fraction]) -> Node:

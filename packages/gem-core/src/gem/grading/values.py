@@ -43,6 +43,8 @@ def same_value(answer: Node, gold: Node, work: Work) -> bool:
     Raises:
         TooComplexError: An exact value would be too large, or there is no work left.
     """
+    if answer.kind == gold.kind == "number" and not is_rounded(answer, gold):
+        return bool(answer.args[0] == gold.args[0])
     # What one evaluation costs, and finding the names.
     cost = size(answer) + size(gold)
     work.spend(cost)
