@@ -115,6 +115,23 @@ def test_one_run_names_everything_that_is_missing() -> None:
     assert "\n" + " " * 24 + "Bare has no render()\n" in str(report)
 
 
+def test_an_environment_without_snapshots_is_told_once_and_checked_otherwise() -> None:
+    class Holds(GuessTheNumber):
+        """Holds something that cannot be copied."""
+
+        def __init__(self, **parameters: Any) -> None:
+            super().__init__(1, 10, 4, **parameters)
+            self.hook = lambda: None
+
+    report = check_env(Holds, episodes=8, cpu_s=0.05)
+    status = {r.name: r.status for r in report.results}
+    assert [name for name in status if status[name] == "failed"] == ["snapshot", "pickle"]
+    needs = [r.name for r in report.results if r.detail.startswith("needs snapshot(): ")]
+    rewinds = ["grading", "agreement", "unearned", "guesses", "leak", "bad_input", "global_rng"]
+    assert needs == rewinds
+    assert status["oracle"] == status["vector"] == "passed"
+
+
 def test_an_environment_that_cannot_be_played_is_told_what_else_it_lacks() -> None:
     class Stumbles(Bare):
         def step(self, action: str) -> Step:

@@ -30,6 +30,9 @@ Severity: TypeAlias = Literal["fail", "warn", "advisory"]
 Lane: TypeAlias = Literal["local", "hub"]
 
 
+_REWINDS = ("sample_random_action", "snapshot")
+
+
 class Check(NamedTuple):
     """A check as it is reported."""
 
@@ -45,7 +48,7 @@ class Check(NamedTuple):
     many_steps: bool = False
     """Left out where a single step takes seconds."""
     needs: tuple[str, ...] = ("sample_random_action",)
-    """Methods without which it cannot be run."""
+    """Methods without which it cannot be run; `snapshot` stands for `restore`, too."""
 
 
 CHECKS: tuple[Check, ...] = (
@@ -62,8 +65,15 @@ CHECKS: tuple[Check, ...] = (
     Check("snapshot", "gem.fork_equality", checks.check_snapshot),
     Check("pickle", "gem.pickle", checks.check_pickle, many_steps=True),
     Check("replay", "semantic.replayability", checks.check_replay, 3),
-    Check("grading", "semantic.verifier_determinism", checks.check_grading, 3, many_steps=True),
-    Check("agreement", "gem.prompt_grader_agreement", scores.check_agreement, 3),
+    Check(
+        "grading",
+        "semantic.verifier_determinism",
+        checks.check_grading,
+        3,
+        many_steps=True,
+        needs=_REWINDS,
+    ),
+    Check("agreement", "gem.prompt_grader_agreement", scores.check_agreement, 3, needs=_REWINDS),
     Check("oracle", "semantic.oracle_max", scores.check_oracle, 3, needs=()),
     Check("random", "semantic.floor_gap", scores.check_random, 3),
     Check("degenerate", "semantic.canary_floor", scores.check_degenerate, 3, many_steps=True),
@@ -74,11 +84,21 @@ CHECKS: tuple[Check, ...] = (
         3,
         severity="warn",
         many_steps=True,
+        needs=_REWINDS,
     ),
-    Check("guesses", "gem.blind_answers", guesses.check_guesses, 3, many_steps=True),
-    Check("leak", "semantic.no_solution_leakage", scores.check_leak, 3, many_steps=True),
-    Check("bad_input", "gem.bad_input", checks.check_bad_input, many_steps=True),
-    Check("global_rng", "gem.global_rng", checks.check_global_rng, many_steps=True),
+    Check(
+        "guesses", "gem.blind_answers", guesses.check_guesses, 3, many_steps=True, needs=_REWINDS
+    ),
+    Check(
+        "leak",
+        "semantic.no_solution_leakage",
+        scores.check_leak,
+        3,
+        many_steps=True,
+        needs=_REWINDS,
+    ),
+    Check("bad_input", "gem.bad_input", checks.check_bad_input, many_steps=True, needs=_REWINDS),
+    Check("global_rng", "gem.global_rng", checks.check_global_rng, many_steps=True, needs=_REWINDS),
     Check("network", "runtime.network_policy", checks.check_network),
     Check(
         "throughput",
@@ -242,7 +262,8 @@ def check_env(
     others = [check for check in CHECKS[1:] if check in chosen]
     subject, began, runnable = _start(subject)
     with contextlib.ExitStack() as stack:
-        if runnable and any(check.run is checks.check_processes for check in others):
+        asked = runnable and "sample_random_action" not in subject.missing
+        if asked and any(check.run is checks.check_processes for check in others):
             if other is None:
                 other = stack.enter_context(OtherProcess())
             subject = replace(subject, other=other)
@@ -277,7 +298,7 @@ def _start(subject: Subject) -> tuple[Subject, CheckResult, bool]:
     try:
         subject = replace(subject, missing=lacking(subject.factory))
         detail = check.run(subject)
-        if not subject.missing:
+        if "sample_random_action" not in subject.missing:
             seeds = seeds_for(subject.factory)
             episodes = 2 if len(seeds) == 1 else subject.episodes
             subject = replace(subject, seeds=seeds, episodes=episodes)

@@ -108,15 +108,21 @@ def lacking(factory: Callable[..., Env]) -> dict[str, str]:
 
     Raises whatever the constructor or `reset` raises.
     """
+    missing = {}
     with factory() as env:
         env.reset(seed=0)
-        try:
-            env.sample_random_action()
-        except NotImplementedError:
-            return {"sample_random_action": "not implemented"}
-        except Exception as error:
-            return {"sample_random_action": describe(error)}
-    return {}
+        probes: dict[str, Callable[[], object]] = {
+            "sample_random_action": env.sample_random_action,
+            "snapshot": lambda: env.restore(env.snapshot()),
+        }
+        for name, probe in probes.items():
+            try:
+                probe()
+            except NotImplementedError:
+                missing[name] = "not implemented"
+            except Exception as error:
+                missing[name] = describe(error)
+    return missing
 
 
 def describe(error: Exception) -> str:
