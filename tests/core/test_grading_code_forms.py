@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Any
 
 import pytest
 
 from gem.errors import DataError
-from gem.grading import Verdict, programs
+from gem.grading import Verdict
 from gem.grading import code as grader
 from gem.grading.replay import MAX_ROUNDS
 from gem.grading.statements import NotPlainError, Plain, Statement
@@ -269,6 +268,14 @@ def test_plain_statements_need_one_run(test: str) -> None:
         (SQUARE, "assert Counter([f(1), f(-1)]) == Counter([1, 1])"),
         (SQUARE, "import numpy as np\nassert np.allclose([f(0.1)], [0.01])"),
         (SQUARE, "assert f(3) == 9 if f(2) == 4 else False"),
+        ("def digits(n): return n", "def check(g):\n    assert g(3) == 3\ncheck(digits)"),
+        ("def gcd(a, b): return 1", "for i in range(3):\n    assert gcd(i, 9) == 1"),
+        ("def pow(a): return a", "def check(g):\n    assert g(3) == 3\ncheck(pow)"),
+        ("class P:\n  def __init__(s, x): s.x = x\ndef f(ps): return sum(p.x for p in ps)",
+         "assert f([P(1), P(2)]) == 3"),
+        ("def enc(s): return s[::-1]\ndef dec(s): return s[::-1]",
+         "import copy, random\nfor i in range(100):\n    s = str(random.random())\n"
+         "    e = enc(s)\n    assert dec(copy.deepcopy(e)) == s and e != s"),
         ("def f(x): x.sort()", "x = [2, 1]\nassert f(x) is None\nassert x == [1, 2]"),
         ("def f(x): x['a'] = 1", "x = {}\nf(x)\nassert x == {'a': 1}"),
         ("def f(x): return (i for i in x)", "assert next(f([1])) == 1 and list(f([2])) == [2]"),
@@ -310,7 +317,11 @@ def test_statements_that_compute_are_run_in_turns_with_the_program(program: str,
         (SQUARE, "import os\nassert f(3) == 9", "imports 'os'"),
         (SQUARE, "import sympy\nassert f(3) == 9", "imports 'sympy'"),
         ("def f(g): return g(3)", "assert f(lambda x: x * x) == 9", "argument of type 'function'"),
-        (SQUARE, "x = 1.0\nfor _ in range(99):\n    x = f(x)", f"more than {MAX_ROUNDS} rounds"),
+        (
+            SQUARE,
+            "x = 1.0\nfor _ in range(99):\n    x = f(x + 1) % 7",
+            f"more than {MAX_ROUNDS} rounds",
+        ),
         (SQUARE, "for i in range(20_000):\n    f(i)", "more than 10000 calls"),
     ],
 )
@@ -377,6 +388,13 @@ def test_tests_of_one_kind_share_a_run() -> None:
     assert counter.runs == 5
 
 
+def test_results_that_are_arguments_need_no_more_runs() -> None:
+    counter = Counter()
+    test = "x = 2\nfor _ in range(5):\n    x = f(x)\nassert x == 2 ** 32"
+    assert grade(SQUARE, [test], executor=counter).reason == "passed"
+    assert counter.runs == 3
+
+
 def test_a_program_that_hangs_at_its_second_test_is_run_once() -> None:
     counter = Counter()
     program = "def f(x):\n    while x: pass\n    return 0"
@@ -393,16 +411,18 @@ def test_a_test_that_began_late_has_its_time_alone() -> None:
     assert counter.runs == 2
 
 
-def test_another_version_of_python_gets_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = programs._text
+def test_an_executor_with_another_version_of_python_gets_the_source() -> None:
+    tests = ["assert f(3) == 9", "x = 4\nassert f(x) == 16"]
+    texts = []
 
-    def other(side: str, program: str) -> str:
-        text = own(side, program)
-        assert repr(sys.version) in text
-        return text.replace(repr(sys.version), "'another'")
+    class Another(Counter):
+        def run(self, code: str, stdin: str = "", limits: Limits = Limits()) -> Result:  # noqa: B008
+            texts.append(code)
+            return super().run(code, stdin, limits)
 
-    monkeypatch.setattr(programs, "_text", other)
-    assert grade(SQUARE, ["assert f(3) == 9", "x = 3\nassert f(x) == 9"]).reason == "passed"
+    assert grade(SQUARE, tests, executor=Another()).reason == "passed"
+    assert not any("marshal" in text for text in texts)
+    assert grade(SQUARE, tests, executor="bwrap").reason == "passed"
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
 import json
 import marshal
-import sys
+import types
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,14 @@ from typing import Any
 
 from gem.blame import boundary
 from gem.errors import ConfigurationError
-from gem.sandbox import Executor, Limits, Result
+from gem.sandbox import (
+    AutoExecutor,
+    BwrapExecutor,
+    Executor,
+    Limits,
+    Result,
+    SubprocessExecutor,
+)
 
 _INSIDE = Path(__file__).with_name("inside")
 _ROOM = 4 << 20
@@ -45,6 +53,9 @@ class Runner:
         limits: Limits of each task.
         """
         self._sandbox = sandbox
+        # Others may have another version of Python.
+        own = isinstance(sandbox, (AutoExecutor, BwrapExecutor, SubprocessExecutor))
+        self._text = functools.partial(_text, portable=not own)
         self._side = side
         self._program = program
         self._limits = dataclasses.replace(limits, output_bytes=_ROOM)
@@ -77,10 +88,10 @@ class Runner:
 
     def _run(self, tasks: Sequence[Any], wall_s: float) -> _Run:
         limits = dataclasses.replace(self._limits, wall_s=wall_s)
-        text = _text(self._side, self._program)
+        text = self._text(self._side, self._program)
         run = _Run(self._in_sandbox(text, json.dumps(list(tasks)), limits))
         if not run.began and run.result.limit_hit is None:
-            result = self._in_sandbox(_text("candidate", ""), "[]", limits)
+            result = self._in_sandbox(self._text("candidate", ""), "[]", limits)
             if not _Run(result).began:
                 last = result.stderr.strip().rpartition("\n")[2]
                 raise ConfigurationError(
@@ -146,29 +157,61 @@ def raised(result: Any) -> str:
     return f"error ({name:.60})" if isinstance(name, str) and name.isidentifier() else "error"
 
 
-def _text(side: str, program: str) -> str:
+def _text(side: str, program: str, portable: bool = False) -> str:
     """Return the program that runs one side.
 
-    The policy's program is a literal in it, where executors see what it imports.
+    The policy's program is a literal in it, where executors see what it imports; they must not see
+    the names of modules in ours. It is compiled here, which takes longer than to run it, unless
+    `portable`: for another version of Python.
     """
-    return f"PROGRAM = {program!r}\n{_side(side)}"
+    return f"PROGRAM = {program!r}\n{(_portable if portable else _compiled)(side)}"
 
 
 @functools.cache
-def _side(side: str) -> str:
-    # Compiled here, as it takes longer than running it; the source is for other versions.
-    # Neither may show the names of modules that executors look for.
-    sources = [(_INSIDE / f"{name}.py").read_text("utf-8") for name in ("encoding", "batch", side)]
-    codes = marshal.dumps([compile(text, "gem", "exec", dont_inherit=True) for text in sources])
+def _compiled(side: str) -> str:
+    codes = [
+        compile(_bare(ast.parse(source)), "gem", "exec", dont_inherit=True, optimize=2)
+        for source in _sources(side)
+    ]
+    # Hexadecimal, as nothing has to be imported for it.
+    text = marshal.dumps(list(map(_unlined, codes))).hex()
     return (
-        "import marshal, sys\n"
-        f"if sys.version == {sys.version!r}:\n"
-        f"    CODES = marshal.loads(bytes.fromhex({codes.hex()!r}))\n"
-        "else:\n"
-        f"    CODES = bytes.fromhex({chr(0).join(sources).encode().hex()!r}).decode()"
-        ".split(chr(0))\n"
+        "import marshal\n"
         "SCOPE = {'__name__': 'gem'}\n"
-        "for code in CODES:\n"
+        f"for code in marshal.loads(bytes.fromhex({text!r})):\n"
         "    exec(code, SCOPE)\n"
         "SCOPE['main'](PROGRAM)\n"
     )
+
+
+@functools.cache
+def _portable(side: str) -> str:
+    texts = [source.encode().hex() for source in _sources(side)]
+    return (
+        "SCOPE = {'__name__': 'gem'}\n"
+        f"for text in {texts!r}:\n"
+        "    exec(bytes.fromhex(text), SCOPE)\n"
+        "SCOPE['main'](PROGRAM)\n"
+    )
+
+
+def _sources(side: str) -> list[str]:
+    return [(_INSIDE / f"{name}.py").read_text("utf-8") for name in ("encoding", "batch", side)]
+
+
+def _unlined(code: types.CodeType) -> types.CodeType:
+    """Take the numbers of lines away, a quarter of the code."""
+    constants = tuple(
+        _unlined(part) if isinstance(part, types.CodeType) else part for part in code.co_consts
+    )
+    return code.replace(co_linetable=b"", co_consts=constants)
+
+
+def _bare(tree: ast.Module) -> ast.Module:
+    """Take the annotations of functions away, which would be made with each of them."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            node.returns = None
+        elif isinstance(node, ast.arg):
+            node.annotation = None
+    return tree

@@ -21,7 +21,9 @@ from gem.grading.inside.encoding import PREAMBLE, decode, encode, same
 from gem.grading.inside.encoding import check_hashes as _check_hashes
 from gem.grading.programs import raised
 
-_PREAMBLE = frozenset(name for names in PREAMBLE.values() for name in names) | {"np"}
+# Of functions that may be used without import, a test more likely means the program's.
+_MODULES = frozenset([*PREAMBLE[""], "np"])
+_PREAMBLE = _MODULES.union(PREAMBLE["typing"], PREAMBLE["collections"])
 _BUILTINS = frozenset(dir(builtins))
 _MAX_BITS = 100_000
 _MAX_LENGTH = 1_000_000
@@ -62,20 +64,31 @@ class Statement:
             raise DataError(
                 f"a test is not a Python statement ({error}): {source[:_SHOWN]!r}"
             ) from None
-        self.names = free - _BUILTINS - _PREAMBLE
+        known = _PREAMBLE - (_MODULES & _bare(self.tree))
+        self.names = free - _BUILTINS - known
         if not self.names:
-            called = {
-                node.func.id
-                for node in ast.walk(self.tree)
-                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-            } & free
-            alone = len(called) == 1 and not _imports(self.tree)
-            self.names = frozenset(called if alone else ())
-        self.preamble = (free & _PREAMBLE) - self.names
+            called = _called(self.tree, free)
+            self.names = called if len(called) == 1 else frozenset()
+        self.preamble = (free & known) - self.names
 
 
-def _imports(tree: ast.AST) -> bool:
-    return any(isinstance(node, (ast.Import, ast.ImportFrom)) for node in ast.walk(tree))
+def _bare(tree: ast.AST) -> set[str]:
+    """Return the names that stand anywhere but before a dot."""
+    bases = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    return {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and id(n) not in bases}
+
+
+def _called(tree: ast.AST, free: frozenset[str]) -> frozenset[str]:
+    """Return which of the names are called, or given to a function of the test; none in a test
+    that imports, for that may be what it tests."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            return frozenset()
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            given = [] if node.func.id in free else node.args
+            names |= {part.id for part in (node.func, *given) if isinstance(part, ast.Name)}
+    return free & names
 
 
 def _free(module: symtable.SymbolTable) -> frozenset[str]:

@@ -69,6 +69,18 @@ def _object(value: Any) -> Any:
     return {"o": [_type(value).__name__, callable(value)]}
 
 
+class _ObjectError(Exception):
+    """An argument holds objects; what becomes of them is not told."""
+
+
+def _refuse(value: Any) -> Any:
+    raise _ObjectError
+
+
+def _no_data(tag: str, payload: Any) -> Any:
+    raise ValueError("objects inside of data cannot be arguments")
+
+
 class _Process:
     """Operations of one test: each sees what those before it have left."""
 
@@ -90,9 +102,11 @@ class _Process:
             result = {"v": encode(value, _object)}
             for place, item in [*enumerate(values), *keywords.items()]:
                 if isinstance(item, (list, dict, set)):
-                    now = encode(item, _object)
-                    if now != (arguments[place] if isinstance(place, int) else dict(named)[place]):
-                        changed.append([place, now])
+                    given = arguments[place] if isinstance(place, int) else dict(named)[place]
+                    with contextlib.suppress(_ObjectError):
+                        now = encode(item, _refuse)
+                        if now != given:
+                            changed.append([place, now])
             if changed:
                 result["a"] = changed
         except BaseException as error:
@@ -122,7 +136,14 @@ class _Process:
         return self.program[name]
 
     def _reference(self, tag: str, payload: Any) -> Any:
-        return self._target(payload) if tag == "p" else getattr(builtins, payload)
+        if tag == "B":
+            return getattr(builtins, payload)
+        value = self._target(payload)
+        if payload[0] != "result":
+            return value
+        # What is data is given as the test would give it.
+        raw = encode(value, _object)
+        return value if isinstance(raw, dict) and "o" in raw else decode(raw, _no_data, arrays=True)
 
 
 def _set_item(of: Any, key: Any, value: Any) -> None:

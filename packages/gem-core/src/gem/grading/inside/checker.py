@@ -73,10 +73,24 @@ class _Known:
         self.operations.append(operation)
         if not self.pending and place < len(self.answered):
             asked, result = self.answered[place]
-            if json.dumps(asked) == json.dumps(operation):
+            if json.dumps(self._filled(asked)) == json.dumps(operation):
+                operation[:] = asked
                 return self._value(place, operation, result, arguments, named)
         self.pending = True
-        return _Pending()
+        return _Pending(["result", place])
+
+    def _filled(self, asked: Any) -> Any:
+        """Return an operation with data in place of references to results that were data."""
+        if isinstance(asked, list):
+            return [self._filled(part) for part in asked]
+        if not isinstance(asked, dict):
+            return asked
+        ((tag, payload),) = asked.items()
+        if tag == "p" and payload[0] == "result":
+            result = self.answered[payload[1]][1]
+            if "v" in result and not (isinstance(result["v"], dict) and "o" in result["v"]):
+                return result["v"]
+        return {tag: self._filled(payload)}
 
     def _value(self, place: int, operation: Any, result: Any, arguments: Any, named: Any) -> Any:
         if "x" in result:
@@ -120,7 +134,7 @@ def _no_object(tag: str, payload: Any) -> Any:
 def _argument(value: Any) -> Any:
     """Write an argument that is no data."""
     if isinstance(value, _Pending):
-        raise _Stop
+        return {"p": value._source or _need()}
     if isinstance(value, (_Name, _Object)):
         return {"p": object.__getattribute__(value, "_target")}
     name = getattr(value, "__name__", None)
@@ -133,8 +147,9 @@ def _argument(value: Any) -> Any:
 class _Pending:
     """A result that is not known yet. What is computed with it is not known, either."""
 
-    def __init__(self) -> None:
-        pass
+    def __init__(self, source: list[Any] | None = None) -> None:
+        self._source = source
+        """The result itself, as an argument has it; None for what is computed."""
 
 
 def _need(*_: Any, **__: Any) -> Any:
@@ -150,6 +165,7 @@ _BINARY = [
     *("and", "or", "xor", "lshift", "rshift"),
 ]
 _COMPARED = ["eq", "ne", "lt", "le", "gt", "ge"]
+_Pending.__copy__ = _Pending.__deepcopy__ = lambda self, *_: self  # type: ignore[attr-defined]
 for _name in (*_BINARY, *("r" + _name for _name in _BINARY), *_COMPARED, "neg", "pos", "abs"):
     setattr(_Pending, f"__{_name}__", _unknown)
 for _name in (
