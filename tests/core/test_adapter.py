@@ -43,7 +43,10 @@ def test_a_source_reads_back_what_it_writes(temperature: float | None) -> None:
     assert Source.parse(source.text) == source
 
 
-@pytest.mark.parametrize("options", ["temperature=cold", "temperature=-1", "size=3", "name="])
+@pytest.mark.parametrize(
+    "options",
+    ["temperature=cold", "temperature=-1", "temperature=nan", "temperature=inf", "size=3", "name="],
+)
 def test_a_source_with_other_options_is_refused(options: str) -> None:
     with pytest.raises(ConfigurationError, match="name=<text> and temperature=<number >= 0>"):
         Source.parse(f"gem:{GAME}?n=2#{options}")
@@ -73,6 +76,9 @@ def test_settings_of_an_adapter_include_its_own() -> None:
         ({"turn_tokens": 0}, "gem.turn_tokens must be at least 1, got 0"),
         ({"turns": 1.5}, "gem.turns must be of type int, got 1.5"),
         ({"context": None}, "gem.context must be of type str, got None"),
+        ({"context": "window:0"}, "gem.context: unknown context 'window:0'; known: chat"),
+        ({"step_timeout_s": float("nan")}, "gem.step_timeout_s must be finite, got nan"),
+        ({"step_timeout_s": float("inf")}, "gem.step_timeout_s must be finite, got inf"),
         ({"retries": True}, "gem.retries must be of type int, got True"),
         ({"step_timeout_s": 0}, "gem.step_timeout_s must be above 0, got 0"),
         ({"poll_interval_s": -1}, "gem.poll_interval_s must be above 0, got -1"),

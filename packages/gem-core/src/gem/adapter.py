@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -28,6 +29,7 @@ from gem.errors import (
     RolloutError,
     UnsupportedVersionError,
 )
+from gem.rollout.context import check_context
 from gem.rollout.environment import STEP_TIMEOUT_S
 from gem.tasks import Task, TaskSet
 from gem.trajectory import Failure
@@ -63,7 +65,7 @@ class Source:
             value = None if temperature is None else float(temperature)
         except ValueError:
             value = -1.0
-        if options or not name or (value is not None and value < 0):
+        if options or not name or (value is not None and not 0 <= value < math.inf):
             raise ConfigurationError(
                 f"{text!r}: after '#' may stand name=<text> and temperature=<number >= 0>"
             )
@@ -201,6 +203,12 @@ class Settings:
                 continue
             if isinstance(value, bool) or not isinstance(value, types[name]):
                 raise ConfigurationError(f"gem.{field.name} must be of type {name}, got {value!r}")
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ConfigurationError(f"gem.{field.name} must be finite, got {value}")
+        try:
+            check_context(self.context)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"gem.context: {error}") from None
         for key, least in (("turn_tokens", 1), ("turns", 1), ("retries", 0), ("seed", 0)):
             value = getattr(self, key)
             if value is not None and value < least:
