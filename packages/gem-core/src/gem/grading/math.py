@@ -124,14 +124,18 @@ def needs_extra(gold: Gold) -> bool:
 def _decide(prediction: str | None, gold: Gold) -> tuple[bool, str, Sequence[Question]]:
     """Return correctness and reason without math-verify, and what remains to be asked."""
     if type(gold) is str and type(prediction) is str:
-        found, right = _INTEGER.fullmatch(prediction), _INTEGER.fullmatch(gold)
-        if found is not None and right is not None:
-            # Compared as text: integers of any length, in no time.
-            if found[2] == right[2] and (found[1] == "-") == (right[1] == "-"):
-                return True, "number", ()
-            zero = found[2] == right[2] == "0"
-            return (True, "number", ()) if zero else (False, "different", ())
-        return _decide_one(prediction, gold)
+        right = _integer(gold)
+        if right is None:
+            return _decide_one(prediction, gold)
+        # Compared as text: integers of any length, in no time.
+        correct = prediction == gold
+        if not correct:
+            found = _INTEGER.fullmatch(prediction)
+            if found is None:
+                return _decide_one(prediction, gold)
+            sign, digits = right
+            correct = found[2] == digits and (digits == "0" or (found[1] == "-") == sign)
+        return correct, "number" if correct else "different", ()
     golds = _golds(gold)
     reason = ""
     undecided: list[Question] = []
@@ -203,6 +207,13 @@ def _decide_long(prediction: str, gold: str) -> tuple[bool, str, Sequence[Questi
     if _INTEGER.fullmatch(prediction) and _DECIMAL.fullmatch(gold):
         return False, "different", ()
     return False, "too complex", ()
+
+
+@functools.lru_cache(maxsize=4096)
+def _integer(gold: str) -> tuple[bool, str] | None:
+    """Return whether an integer is negative, and its digits; None if the gold is no integer."""
+    found = _INTEGER.fullmatch(gold)
+    return None if found is None else (found[1] == "-", found[2])
 
 
 @functools.lru_cache(maxsize=4096)
