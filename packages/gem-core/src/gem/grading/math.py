@@ -129,7 +129,10 @@ def _decide(prediction: str | None, gold: Gold) -> tuple[bool, str, Sequence[Que
             return _decide_one(prediction, gold)
         # Compared as text: integers of any length, in no time.
         correct = prediction == gold
-        if not correct:
+        if not correct and prediction.isdigit() and prediction.isascii():
+            sign, digits = right
+            correct = (prediction.lstrip("0") or "0") == digits and (digits == "0" or not sign)
+        elif not correct:
             found = _INTEGER.fullmatch(prediction)
             if found is None:
                 return _decide_one(prediction, gold)
