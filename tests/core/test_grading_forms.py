@@ -44,6 +44,7 @@ def left(answer: str, gold: str) -> str | None:
 )
 def test_the_operation_that_is_left_is_named(answer: str, gold: str, operation: str) -> None:
     assert left(answer, gold) == operation
+    assert unevaluated(clean(answer), clean(gold)) == operation
     assert left(gold, answer) is None
 
 

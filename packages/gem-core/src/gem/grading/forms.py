@@ -9,13 +9,15 @@ too large to be written in digits. Nor are the forms of an expression with varia
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from gem.grading.tree import Node, Work, nodes, symbols
+from gem.grading.notation import read
+from gem.grading.tree import Node, TooComplexError, UnreadableError, Work, nodes, symbols
 from gem.grading.values import is_rounded, rational
 
 # A power of so many bits, 15 digits and more, is a notation of its own.
@@ -64,6 +66,12 @@ _IN_TEXT = {
         r"(?<![\w^_{}\\/.)*])\d[\d.]*\s*[+-]\s*\d[\d.]*(?![\d.]|\s*[a-zA-Z\\(^{/*!%])"
     ),
 }
+_CALCULUS = frozenset(
+    {
+        "integral", "sum over a range", "product over a range", "limit", "derivative", "remainder",
+        "determinant",
+    }
+)  # fmt: skip
 _SQUARE_ROOT = re.compile(r"\\sqrt\s*(?:\{\s*(\d{1,30})\s*\}|(\d))")
 
 
@@ -71,8 +79,8 @@ def unevaluated(answer: Node | str, gold: Node | str) -> str | None:
     """Return an operation that a right answer leaves to be carried out and the gold does not have.
 
     Args:
-        answer: What an answer that equals the gold was read as; its cleaned text (see
-            `gem.grading.cleaning`) if it could not be read.
+        answer: What an answer that equals the gold was read as, or its cleaned text (see
+            `gem.grading.cleaning`). A text that cannot be read is searched for operations.
         gold: The same of the gold.
 
     Returns:
@@ -81,6 +89,13 @@ def unevaluated(answer: Node | str, gold: Node | str) -> str | None:
     Raises:
         TooComplexError: To find out is too much work.
     """
+    if isinstance(answer, str):
+        # Read, a derivative looks like a fraction.
+        shown = _in_text(answer) & _CALCULUS
+        shown -= _in_text(gold) if isinstance(gold, str) else set()
+        if shown:
+            return min(shown)
+    answer, gold = _readable(answer), _readable(gold)
     if answer == gold or (not isinstance(answer, str) and _is_literal(answer)):
         return None
     found = _operations(answer)
@@ -89,6 +104,13 @@ def unevaluated(answer: Node | str, gold: Node | str) -> str | None:
     elif not isinstance(gold, str) and not isinstance(answer, str):
         found = _beyond_numbers(answer, gold)
     return min(found, default=None)
+
+
+def _readable(answer: Node | str) -> Node | str:
+    if isinstance(answer, str):
+        with contextlib.suppress(UnreadableError, TooComplexError):
+            return read(answer)
+    return answer
 
 
 def _operations(answer: Node | str) -> set[str]:
