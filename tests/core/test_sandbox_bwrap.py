@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import pickle
+import re
+import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +24,10 @@ from processes import below, forked, settled, settles
 
 from gem.errors import ConfigurationError, UnreachableError
 from gem.sandbox import BwrapExecutor, Executor, Limits, SubprocessExecutor, resolve
+from gem.sandbox.inside import server as inside
+from gem.sandbox.inside.protocol import failure, pair
+from gem.sandbox.inside.usage import Usage
+from gem.sandbox.warm import Server
 
 pytestmark = pytest.mark.skipif(
     shutil.which("bwrap") is None, reason="bubblewrap is not installed: apt-get install bubblewrap"
@@ -263,20 +270,93 @@ def test_a_server_that_was_killed_is_replaced() -> None:
     assert executor.pids() != [server]
 
 
-def test_whoever_waited_for_a_killed_server_learns_that_it_is_gone() -> None:
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_program_whose_server_is_killed_runs_again_in_a_fresh_one_once(times: int) -> None:
     executor = BwrapExecutor(servers=1, modules=("numpy",))
     executor.run("1")
-    [server] = executor.pids()
-    waiting = len(below(settled(server)))
+    killed: list[int] = []
 
     def end() -> None:
-        # The program is there besides.
-        assert settles(lambda: len(below(server)) > waiting)
-        os.kill(server, signal.SIGKILL)
+        while len(killed) < times:
+            assert settles(lambda: [pid for pid in executor.pids() if pid not in killed] != [])
+            [server] = executor.pids()
+            assert settles(lambda: len(sleepers(server)) > 0)
+            killed.append(server)
+            os.kill(server, signal.SIGKILL)
 
-    threading.Thread(target=end).start()
-    with pytest.raises(UnreachableError):
-        executor.run("import time; time.sleep(30)", "", Limits(wall_s=60))
+    def sleepers(server: int) -> list[int]:
+        return [pid for pid in below(server) if name_of(pid) == "sleeper"]
+
+    def name_of(pid: int) -> str:
+        try:
+            return Path(f"/proc/{pid}/comm").read_text().strip()
+        except OSError:
+            return ""
+
+    program = (
+        "import ctypes, time\nctypes.CDLL(None).prctl(15, b'sleeper', 0, 0, 0)\n"
+        "time.sleep(4)\nprint('rested')"
+    )
+    ending = threading.Thread(target=end)
+    ending.start()
+    if times == 1:
+        assert executor.run(program, "", Limits(wall_s=60)).stdout == "rested\n"
+    else:
+        with pytest.raises(UnreachableError, match="ended while it ran a program"):
+            executor.run(program, "", Limits(wall_s=60))
+    ending.join()
+    assert len(killed) == times
+
+
+@pytest.mark.parametrize("length", range(16, 40))
+def test_words_of_any_length_are_no_report(length: int) -> None:
+    words = "[Errno 32] Broken pipe".ljust(length, "!")
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    server = Server.__new__(Server)
+    server.broken, server.requests = False, [ours]
+
+    def refuse() -> None:
+        _, (report, *others), _, _ = socket.recv_fds(theirs, 256, 5)
+        os.write(report, failure(words))
+        for descriptor in (report, *others):
+            os.close(descriptor)
+
+    with ours, theirs:
+        thread = threading.Thread(target=refuse)
+        thread.start()
+        with pytest.raises(UnreachableError, match=re.escape(f"cannot start programs: {words}")):
+            server.run(b"print(1)", b"", Limits(), 0)
+        thread.join()
+
+
+def test_counting_memory_outlives_a_process_that_ends_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    proc = os.open("/proc", os.O_RDONLY)
+    usage = Usage(proc)
+
+    def gone(_: int) -> list[str]:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(os, "listdir", gone)
+    assert usage.memory(os.getpid(), 1 << 40) == 0
+    os.close(proc)
+
+
+def test_a_server_outlives_a_session_that_ends_with_orders_unread() -> None:
+    channel, theirs = pair()
+    channel.send(b"an order that nobody reads")
+    theirs.close()
+    with pytest.raises(ConnectionResetError):
+        channel.recv(256)
+    channel, theirs = pair()
+    channel.send(b"an order that nobody reads")
+    theirs.close()
+    serving = inside._Server.__new__(inside._Server)
+    serving.poll = select.poll()
+    serving.poll.register(channel.fileno(), select.POLLIN)
+    serving._answered(inside._Session(1, os.getpid(), channel))
+    channel.close()
 
 
 def test_sandboxes_end_with_the_process_that_started_them() -> None:

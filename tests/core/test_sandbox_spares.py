@@ -17,7 +17,7 @@ from processes import settles
 from gem.sandbox import BwrapExecutor, Limits
 from gem.sandbox.inside import spare
 from gem.sandbox.inside.confine import filters
-from gem.sandbox.inside.protocol import REQUEST
+from gem.sandbox.inside.protocol import FAILED, REQUEST
 from gem.sandbox.inside.server import SPARES
 
 pytestmark = pytest.mark.skipif(
@@ -158,7 +158,7 @@ def test_what_cannot_be_confined_says_so_and_runs_nothing() -> None:
                 os._exit(99)
         _, status = os.waitpid(pid, 0)
         assert os.waitstatus_to_exitcode(status) == 1
-        assert report.recv(999) == b"[Errno 1] unshare: Operation not permitted"
+        assert report.recv(999) == FAILED + b"[Errno 1] unshare: Operation not permitted"
         hearing.setblocking(False)
         with pytest.raises(BlockingIOError):
             hearing.recv(99)

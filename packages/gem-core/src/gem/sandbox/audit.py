@@ -26,6 +26,8 @@ _LATE_S = 10.0
 # What runs before and after an attack runs so often: more often than there are processes that an
 # executor has ready, so that some run in one that was made later.
 _TIMES = 6
+# After it, the loss of a session cannot be mended by running its programs again.
+_UNREPEATABLE = "import time\nprint(time.time())"
 # Neighbours of an attack: a session that cannot be repeated, so that its loss shows; a program.
 _NEIGHBOUR = "import time\nmine = ['{word}']\nprint(time.time())"
 _BRIEF_NEIGHBOUR = "import time\ntime.sleep(0.3)\nprint('lived')"
@@ -157,10 +159,14 @@ def _attack(executor: Executor, attack: Attack, host: Host) -> Iterator[Result]:
         yield executor.run(program, limits=attack.limits)
         return
     with executor.session(attack.limits) as session:
-        session.run("print(1)")
+        session.run(_UNREPEATABLE)
         yield session.run(program)
         if attack.further:
+            state = session.snapshot()
             yield session.run(further)
+            session.restore(state)
+            for _ in range(_TIMES):
+                yield session.run(further)
 
 
 @contextlib.contextmanager

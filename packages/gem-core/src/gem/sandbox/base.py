@@ -78,8 +78,12 @@ class Session(ABC):
     def run(self, code: str, stdin: str = "") -> Result:
         """Run the next program to its end or to a limit.
 
+        Where what earlier programs did is lost, as when they have ended the session and cannot be
+        repeated, the result says so, with exit code 1, and the session begins from nothing.
+
         Raises:
-            UnreachableError: The program could not be run; what was before it stands.
+            UnreachableError: The program could not be run for a reason that no program has a part
+                in; what was before it stands.
         """
 
     async def arun(self, code: str, stdin: str = "") -> Result:

@@ -12,17 +12,15 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from gem.errors import ConfigurationError, UnreachableError
+from gem.errors import ConfigurationError
 from gem.sandbox.base import Executor, Limits, Result, Session
 from gem.sandbox.bwrap_session import BwrapSession
 from gem.sandbox.packages import names, shown
 from gem.sandbox.streams import encoded
-from gem.sandbox.warm import NotSentError, Server
+from gem.sandbox.warm import Server, attempted
 
 INSTALL = "apt-get install bubblewrap"
 MODULES = ("numpy", "sympy")
-
-_ATTEMPTS = 3
 
 
 class BwrapExecutor(Executor):
@@ -83,14 +81,13 @@ class BwrapExecutor(Executor):
     def run(self, code: str, stdin: str = "", limits: Limits = Limits()) -> Result:  # noqa: B008
         """Run a program; see `Executor.run`."""
         source = encoded(code)
-        level = _level(source, self.modules)
-        for _ in range(_ATTEMPTS):
-            with (
-                contextlib.suppress(NotSentError),
-                self._pool().server() as server,
-            ):
-                return server.run(source, encoded(stdin), limits, level)[0]
-        raise UnreachableError(f"the sandbox ended {_ATTEMPTS} times before a program began")
+        given, level = encoded(stdin), _level(source, self.modules)
+
+        def run() -> Result:
+            with self._pool().server() as server:
+                return server.run(source, given, limits, level)[0]
+
+        return attempted(run)
 
     def session(self, limits: Limits = Limits()) -> Session:  # noqa: B008
         """Begin a session; see `Executor.session`.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import pickle
 import re
 import secrets
 import threading
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -15,9 +15,11 @@ from gem.errors import UnreachableError
 from gem.sandbox.base import Limits, Result, Session
 from gem.sandbox.inside.protocol import GONE
 from gem.sandbox.streams import encoded
-from gem.sandbox.warm import NotSentError, Server, Step
+from gem.sandbox.warm import NotSentError, Server, Step, attempted
 
-_ATTEMPTS = 3
+# What a session may take to repeat its programs where it cannot go on otherwise.
+_REPEAT_S = 60.0
+_LOST = "the session has ended: what earlier programs did is lost, and this one was not run\n"
 # Where something lies in memory differs from one sandbox to the next.
 _ADDRESS = re.compile(rb"0x[0-9a-f]+")
 
@@ -60,24 +62,27 @@ class BwrapSession(Session):
         self._seed = secrets.randbits(32)
         self._programs: tuple[_Program, ...] = ()
         self._place: _Place | None = None
-        # A program ended the session, so that it may not be repeatable for a reason of its own.
-        self._broken = False
 
     def run(self, code: str, stdin: str = "") -> Result:
         """Run the next program; see `Session.run`."""
         source, given = encoded(code), encoded(stdin)
         with self._lock:
-            for _ in range(_ATTEMPTS):
-                with contextlib.suppress(NotSentError):
-                    if self._place is None or self._place.server.ended():
-                        lost = self._repeat()
-                        if lost is not None:
-                            return lost
-                    result = self._step(source, given)
-                    if result is not None:
-                        return result
+            return attempted(lambda: self._run(source, given))
+
+    def _run(self, source: bytes, stdin: bytes) -> Result:
+        """Run a program in the present state; where that cannot be come to, say so instead."""
+        # In the first round it may turn out that the session has ended, for room or by itself.
+        for _ in range(2):
+            if self._place is not None and self._place.server.ended():
                 self._leave()
-            raise UnreachableError(f"the sandbox ended {_ATTEMPTS} times before a program began")
+            if self._place is None and not self._repeat():
+                break
+            result = self._step(source, stdin)
+            if result is not None:
+                return result
+        self._leave()
+        self._begin_anew()
+        return Result("", _LOST, 1, 0.0)
 
     def _step(self, source: bytes, stdin: bytes) -> Result | None:
         """Run a program in the place at hand; None if there is no such state any more."""
@@ -88,44 +93,30 @@ class BwrapSession(Session):
         step = Step(place.key, self._seed, place.state, target, before, place.state in place.needed)
         try:
             result, state = place.server.run(source, stdin, self._limits, 0, step)
-        except UnreachableError:
+        except (NotSentError, UnreachableError):
             self._leave()
             raise
         if state == GONE:
             self._leave()
             if result.exit_code == 0:
                 return None
-            self._broken = True
         elif state == target:
             place.state = place.states = target
             self._programs += (_Program(source, stdin, _came(result)),)
         return result
 
-    def _repeat(self) -> Result | None:
-        """Come to the present state in a namespace of its own; say if it cannot be.
+    def _repeat(self) -> bool:
+        """Come to the present state in a namespace of its own; return whether that succeeded.
 
-        Raises:
-            UnreachableError: The programs do something else this time.
+        It does not where programs do something else this time, or take too long.
         """
-        programs = self._programs
-        self._leave()
+        programs, until = self._programs, time.monotonic() + _REPEAT_S
         self._place = _Place(self._connect())
         self._programs = ()
         try:
-            same = all(self._repeats(program) for program in programs)
+            return all(time.monotonic() < until and self._repeats(program) for program in programs)
         finally:
             self._programs = programs
-        if same:
-            self._broken = False
-            return None
-        self._leave()
-        if self._broken:
-            self._begin_anew()
-            words = "the session has ended, and what earlier programs did is lost\n"
-            return Result("", words, 1, 0.0)
-        raise UnreachableError(
-            "a session cannot be continued elsewhere: its programs, run again, print something else"
-        )
 
     def _repeats(self, program: _Program) -> bool:
         """Run a program again; return whether it does the same."""

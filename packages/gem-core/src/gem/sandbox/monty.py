@@ -121,6 +121,10 @@ def _run(code: str, limits: Limits, state: bytes | None = None) -> tuple[Result,
     except monty.MontyCrashedError as crash:
         limit_hit = "time" if time.monotonic() - began >= limits.wall_s else None
         error = f"the interpreter ended: {crash}"
+    except monty.MontyError as problem:
+        # What a session holds does not fit in when it is written down or read.
+        limit_hit = "memory"
+        error = f"the session holds too much: {problem}"
     except (OSError, TimeoutError) as problem:
         raise UnreachableError(f"cannot start a Monty worker: {problem}") from problem
     seconds = time.monotonic() - began

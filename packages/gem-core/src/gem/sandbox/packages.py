@@ -33,7 +33,8 @@ _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 _EXTRA = re.compile(r"\bextra\b")
 # Metadata, and what is not a module.
 _APART = re.compile(r"[^/]*\.(?:dist-info|egg-info|pth)(?:/|$)|__pycache__/")
-_COPIED = 1 << 20
+COPIED = 1 << 20
+"""Bytes up to which a file is copied."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def shown(distributions: tuple[str, ...] | None, modules: tuple[str, ...]) -> Sh
         there = False
         for path, place in _entries(distribution):
             there = True
-            small = path.is_file() and path.stat().st_size <= _COPIED
+            small = path.is_file() and path.stat().st_size <= COPIED
             (files if small else folders).setdefault(place, path)
         if not there and name in map(_canonical, distributions or ()):
             raise ConfigurationError(

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gem.sandbox.packages import HIDDEN, shown
+from gem.sandbox.packages import COPIED, HIDDEN, shown
 
 PACKAGES = "/packages"
 # Libraries in the folder of the interpreter; where there are more, the folder is shown as a whole.
@@ -44,7 +44,7 @@ class View:
             for path, place in self.copies:
                 file = stack.enter_context(path.open("rb"))
                 descriptors.append(file.fileno())
-                options += ["--perms", "0444", "--file", str(file.fileno()), place]
+                options += ["--perms", "0555", "--file", str(file.fileno()), place]
             yield options, descriptors
 
 
@@ -60,11 +60,17 @@ def view(distributions: tuple[str, ...] | None, modules: tuple[str, ...]) -> Vie
         # Parents that bubblewrap makes by itself are closed to programs.
         options += ["--perms", "0755", "--dir", place]
 
+    copies = [(path, f"{PACKAGES}/{place}") for path, place in packages.files]
     roots: dict[str, Path] = {}
+    prefix = Path(sys.base_prefix).resolve()
+    libraries = sorted(path for path in prefix.glob("lib/*.so*") if path.is_file())
 
     def show(path: Path, at: str) -> None:
-        if path.is_symlink() and str(path) == at:
+        if path.is_symlink() and (str(path) == at or path.parent / path.readlink() in libraries):
             options.extend(["--symlink", str(path.readlink()), at])
+        elif path.is_file() and path.stat().st_size <= COPIED:
+            # Mounts are copied for every program; few are faster.
+            copies.append((path, at))
         elif path.exists():
             options.extend(["--ro-bind", str(path), at])
             roots[at] = path.resolve()
@@ -80,10 +86,8 @@ def view(distributions: tuple[str, ...] | None, modules: tuple[str, ...]) -> Vie
         show(Path(name), name)
     # `sys.executable` of a virtual environment is a link to the interpreter itself.
     python = Path(getattr(sys, "_base_executable", None) or sys.executable).resolve()
-    prefix = Path(sys.base_prefix).resolve()
     home = "/usr" if prefix == Path("/usr") else "/python"
     executable = f"{home}/bin/{python.name}"
-    libraries = sorted(path for path in prefix.glob("lib/*.so*") if path.is_file())
     if home == "/python" and len(libraries) > _FEW:
         show(prefix / "lib", "/python/lib")
     else:
@@ -105,8 +109,7 @@ def view(distributions: tuple[str, ...] | None, modules: tuple[str, ...]) -> Vie
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         options += ["--symlink", f"fd/{number}", f"/dev/{name}"]
     options += ["--symlink", "/tmp", "/dev/shm", "--proc", "/proc", "--perms", "0755"]
-    copies = tuple((path, f"{PACKAGES}/{place}") for path, place in packages.files)
-    return View(executable, (*options, "--dir", "/tmp"), copies, ("--remount-ro", "/"))
+    return View(executable, (*options, "--dir", "/tmp"), tuple(copies), ("--remount-ro", "/"))
 
 
 def _standard() -> set[Path]:

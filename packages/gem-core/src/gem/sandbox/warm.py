@@ -9,17 +9,20 @@ import select
 import socket
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from gem.errors import UnreachableError
 from gem.sandbox.base import Limits, Result
-from gem.sandbox.inside.protocol import REPORT, REQUEST
+from gem.sandbox.inside.protocol import ENDED, FAILED, REPORT, REQUEST
 from gem.sandbox.streams import Outputs, in_memory
 from gem.sandbox.view import PACKAGES, view
 
 _START = "import sys; sys.path[0] = '/sandbox'; sys.path.append(sys.argv.pop(1)); from inside import server; server.main()"  # noqa: E501
 _START_S = 60.0
+_ATTEMPTS = 3
+_PAUSE_S = 0.2
 # Beyond a program's own limit; then the server itself is stuck.
 _GRACE_S = 10.0
 _UIDS = 4096
@@ -46,8 +49,34 @@ _ENVIRONMENT = {
 }
 
 
+_T = TypeVar("_T")
+
+
 class NotSentError(OSError):
     """The sandbox had ended before it was asked."""
+
+
+def attempted(run: Callable[[], _T]) -> _T:
+    """Have a program run, in a fresh sandbox if the one that was asked fails.
+
+    Nothing that a program does ends a sandbox, so what fails twice is the machine.
+
+    Raises:
+        UnreachableError: It failed twice while the program may have run, or ended several times
+            before.
+    """
+    failed = False
+    for _ in range(_ATTEMPTS):
+        try:
+            return run()
+        except NotSentError:
+            continue
+        except UnreachableError:
+            if failed:
+                raise
+            failed = True
+            time.sleep(_PAUSE_S)
+    raise UnreachableError(f"the sandbox ended {_ATTEMPTS} times before a program began")
 
 
 class Step(NamedTuple):
@@ -138,9 +167,10 @@ class Server:
                     raise NotSentError(str(error)) from error
             outputs.close_theirs()
             answer = self._await(report, outputs, limits, alone=not step.key)
-        if len(answer) != REPORT.size:
-            raise UnreachableError(f"the sandbox cannot start programs: {answer.decode()}")
-        exit_code, seconds, ended, state = REPORT.unpack(answer)
+        if not answer.startswith(ENDED):
+            words = answer[len(FAILED) :].decode("utf-8", "replace")
+            raise UnreachableError(f"the sandbox cannot start programs: {words}")
+        _, exit_code, seconds, ended, state = REPORT.unpack(answer)
         stdout, stderr = outputs.texts()
         limit_hit = ended.rstrip(b"\0").decode() or None
         if outputs.cut:

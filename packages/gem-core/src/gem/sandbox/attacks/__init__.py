@@ -19,6 +19,7 @@ from gem.sandbox.attacks.neighbours import NEIGHBOURS
 from gem.sandbox.attacks.network import NETWORK
 from gem.sandbox.attacks.odd import ODD
 from gem.sandbox.attacks.processes import PROCESSES
+from gem.sandbox.attacks.sessions import SESSIONS
 
 __all__ = ["ATTACKS", "Attack"]
 
@@ -39,6 +40,7 @@ ATTACKS: list[Attack] = [
     *(_whole(Attack(name, "network", program)) for name, program in NETWORK),
     *(_whole(Attack(name, "processes", program)) for name, program in PROCESSES),
     *map(_whole, NEIGHBOURS),
+    *map(_whole, SESSIONS),
     *map(_whole, LIMITS),
     *ODD,
 ]

@@ -25,7 +25,7 @@ class Attack:
     session: bool = False
     """Whether the program runs in a session, which is then closed; `after` runs outside of it."""
     further: str = ""
-    """The next program of that session."""
+    """The next programs of that session, before and after it goes back to a snapshot."""
 
 
 TRY = """

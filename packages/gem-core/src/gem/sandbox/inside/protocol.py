@@ -14,16 +14,20 @@ REQUEST = struct.Struct("=dIIIQQIII?")
 for a program by itself), the seed of its random numbers, the state to go on from (0: the one that
 it begins with), the number of the state to be made (0: end the session), how many programs came
 before, and whether the state to go on from is needed again."""
-REPORT = struct.Struct("=id6sI")
-"""Exit code, seconds, the limit that ended the program, padded with zeros; the state that the
-session is in."""
+ENDED, FAILED = b"=", b"!"
+"""The first byte of what is said of a program: it ended, and a report or an answer follows; or it
+could not be started, and words follow that say why."""
+REPORT = struct.Struct("=cid6sI")
+"""`ENDED`, exit code, seconds, the limit that ended the program, padded with zeros; the state that
+the session is in."""
 TAKEN = struct.Struct("=IddI")
 """From a spare to its server: its number, the time at which it has taken a request; the request's
 wall limit and memory limit. With it goes the descriptor of the report."""
 STEP = struct.Struct("=III?")
 """From a server to a session: the state to go on from, that to be made, programs before, needed."""
-ANSWER = struct.Struct("=iI")
-"""From a session to its server: exit code, the state that it is in."""
+ANSWER = struct.Struct("=ciI")
+"""From a session to its server: `ENDED`, exit code, the state that it is in."""
+_WORDS = 250
 GONE = 0xFFFFFFFF
 """Instead of a state: there is none any more."""
 
@@ -31,6 +35,11 @@ GONE = 0xFFFFFFFF
 def pair() -> tuple[_socket.socket, _socket.socket]:
     """Return the two ends of a channel for messages."""
     return _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+
+
+def failure(error: BaseException | str) -> bytes:
+    """Return the message that a program could not be started."""
+    return FAILED + str(error).encode("utf-8", "replace")[:_WORDS]
 
 
 def send(channel: _socket.socket, message: bytes, descriptors: Sequence[int] = ()) -> None:

@@ -12,14 +12,29 @@ What is imported here is in every fork, and large processes fork slowly: so litt
 from __future__ import annotations
 
 import _socket
+import errno
 import gc
 import os
+import resource
 import select
 import sys
 import time
 
 from . import confine, prepared, program, session, spare
-from .protocol import ANSWER, GONE, REPORT, REQUEST, STEP, TAKEN, pair, receive, send
+from .protocol import (
+    ANSWER,
+    ENDED,
+    FAILED,
+    GONE,
+    REPORT,
+    REQUEST,
+    STEP,
+    TAKEN,
+    failure,
+    pair,
+    receive,
+    send,
+)
 from .usage import Usage, gather
 
 TYPE_CHECKING = False
@@ -34,6 +49,9 @@ _NEVER = float("inf")
 SPARES = 4
 # What a session may take to stop a program; then it ends itself.
 _STOP_S = 2.0
+# For so long whoever asks waits while there is no room for processes: programs that fill it end.
+_FULL_S = 20.0
+_NO_ROOM = (errno.EAGAIN, errno.ENOMEM, errno.ENOSPC)
 
 
 class _Call:
@@ -78,6 +96,9 @@ def main() -> None:
     sys.path.remove("/sandbox")
     sockets = [_socket.socket(fileno=int(descriptor)) for descriptor in descriptors.split(",")]
     *requests, steps = sockets
+    # Each program and each session takes descriptors.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     namespace = os.open("/proc/self/ns/pid", os.O_RDONLY)
     proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
     confine.keep_capabilities()
@@ -128,6 +149,8 @@ class _Server:
         # When there is something to look after, when memory is counted again, and until when no
         # spares are made.
         self.alarm, self.count, self.pause = _NEVER, 0.0, 0.0
+        # Since when no process can be made.
+        self.full_since = _NEVER
         confine.hide()
 
     def serve(self) -> None:
@@ -193,24 +216,28 @@ class _Server:
             made = _Call(self.started, pid)
             self._expect_end(pid, made)
             self.spares[made.number] = made
+            self.full_since = _NEVER
         except OSError as error:
             self._pause()
-            if not self.spares:
-                self._refuse(str(error))
+            now = time.monotonic()
+            self.full_since = min(self.full_since, now)
+            waits = error.errno in _NO_ROOM and now - self.full_since < _FULL_S
+            if not self.spares and not waits:
+                self._refuse(error)
 
     def _pause(self) -> None:
         """Have no spares made for a moment, as something is wrong with them."""
         self.pause = time.monotonic() + _WATCH_S
         self.alarm = min(self.alarm, self.pause)
 
-    def _refuse(self, words: str) -> None:
+    def _refuse(self, error: OSError) -> None:
         """Tell whoever asks next, if there is somebody, that nothing can be started."""
         try:
             _, descriptors = receive(self.requests, _socket.MSG_DONTWAIT)
         except BlockingIOError:
             return
         if descriptors:
-            _say(descriptors[0], words.encode())
+            _say(descriptors[0], failure(error))
         self.done += descriptors
 
     def _hear(self) -> None:
@@ -236,7 +263,7 @@ class _Server:
         try:
             self._step(request, descriptors[0], descriptors[1:])
         except OSError as error:
-            _say(descriptors[0], str(error).encode())
+            _say(descriptors[0], failure(error))
             self.done.append(descriptors[0])
         self.done += descriptors[1:]
         return True
@@ -248,7 +275,7 @@ class _Server:
             self._begin(key, request)
         found = self.sessions.get(key)
         if found is None or found.call is not None:
-            _say(report, REPORT.pack(0, 0.0, b"", GONE))
+            _say(report, REPORT.pack(ENDED, 0, 0.0, b"", GONE))
             self.done.append(report)
             return
         call = _Call(0, found.pid)
@@ -334,22 +361,27 @@ class _Server:
 
     def _answered(self, which: _Session) -> None:
         """A session has run a program, or says why it cannot begin."""
-        message = which.channel.recv(256)
+        try:
+            message = which.channel.recv(256)
+        except OSError:
+            # It has ended with orders unread.
+            message = b""
         if not message:
             # It ends, which is seen elsewhere.
             self.poll.modify(which.channel.fileno(), 0)
             return
         call = which.call
-        if call is None or len(message) != ANSWER.size:
-            if call is not None:
-                self._forget(call, message)
-            self._end(which)
+        if call is not None and message.startswith(ENDED) and len(message) == ANSWER.size:
+            _, exit_code, state = ANSWER.unpack(message)
+            self._report(call, exit_code, state)
             return
-        self._report(call, *ANSWER.unpack(message))
+        if call is not None and message.startswith(FAILED):
+            self._forget(call, message)
+        self._end(which)
 
     def _report(self, call: _Call, exit_code: int, state: int) -> None:
         took = time.monotonic() - call.began
-        self._forget(call, REPORT.pack(exit_code, took, call.limit_hit, state))
+        self._forget(call, REPORT.pack(ENDED, exit_code, took, call.limit_hit, state))
 
     def _forget(self, call: _Call, message: bytes) -> None:
         """Say the last word about a program."""

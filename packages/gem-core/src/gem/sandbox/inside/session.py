@@ -21,7 +21,7 @@ import struct
 import sys
 
 from . import program
-from .protocol import ANSWER, GONE, STEP, pair, receive, send
+from .protocol import ANSWER, ENDED, GONE, STEP, pair, receive, send
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class _Keeper:
             _use([self.null] * 3)
             for descriptor in descriptors:
                 os.close(descriptor)
-            self.server.send(ANSWER.pack(exit_code, done))
+            self.server.send(ANSWER.pack(ENDED, exit_code, done))
             self._reap()
 
     def _step(

@@ -13,7 +13,7 @@ import os
 import time
 
 from . import confine, program, session
-from .protocol import REQUEST, TAKEN, receive, send
+from .protocol import REQUEST, TAKEN, failure, receive, send
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def wait(origin: Origin, number: int) -> NoReturn:
         confine.end_with_parent()
         main = program.prepare()
     except BaseException as error:
-        problem = _words(error)
+        problem = failure(error)
     request, descriptors = receive(origin.requests)
     if not request:
         os._exit(0)
@@ -131,13 +131,9 @@ def _confine(
 def _fail(report: int, error: BaseException) -> NoReturn:
     """Say why there is no program, and end."""
     try:
-        os.write(report, _words(error))
+        os.write(report, failure(error))
     except OSError:
         # It has moved.
-        os.write(_REPORT, _words(error))
+        os.write(_REPORT, failure(error))
     finally:
         os._exit(1)
-
-
-def _words(error: BaseException) -> bytes:
-    return str(error).encode()[:256]

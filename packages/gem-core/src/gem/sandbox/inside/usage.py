@@ -49,6 +49,9 @@ class Usage:
                 continue
             try:
                 threads = os.listdir(folder)
+            except OSError:
+                # It ended since.
+                threads = []
             finally:
                 os.close(folder)
             for thread in threads:
