@@ -55,10 +55,10 @@ def wait(origin: Origin, number: int) -> NoReturn:
     """Be a spare in this fork, and then a program; the number is that of the fork."""
     problem = b""
     try:
+        confine.end_with_parent()
         for bounds in origin.others:
             confine.close_range(*bounds)
         _set_up(origin, number)
-        confine.end_with_parent()
         main = program.prepare()
     except BaseException as error:
         problem = failure(error)
@@ -100,6 +100,8 @@ def _set_up(origin: Origin, number: int) -> None:
     confine.unshare(confine.NEWNS)
     if origin.uids:
         confine.become(1 + number % origin.uids)
+        # The change of the user id has undone it.
+        confine.end_with_parent()
     confine.leave_proc()
     confine.private_folder(_DISK_MB)
 
