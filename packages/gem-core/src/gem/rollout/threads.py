@@ -54,7 +54,7 @@ class EnvThreads:
         """A thread was woken or started and has not looked at calls and results yet."""
         self._threads = self._idle = 0
         self._begun = 0
-        """Number of calls that `run` has begun."""
+        """Number of calls that were begun."""
         self._wake: SimpleQueue[None] = SimpleQueue()
 
     async def run(
@@ -73,67 +73,28 @@ class EnvThreads:
                 there are have not begun any call for that long.
         """
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
-        context = copy_context()
-        began: float | None = None
-
-        def settle(result: T | None, error: BaseException | None) -> None:
-            if future.done():
-                return  # nobody waits any more
-            if error is None:
-                future.set_result(result)  # type: ignore[arg-type]
-            else:
-                future.set_exception(error)
-
-        def call() -> None:
-            nonlocal began
-            if future.done():
-                return
-            began = time.monotonic()
-            self._begun += 1
-            result: T | None = None
-            error: BaseException | None = None
-            try:
-                result = context.run(function, *args)
-            except StopIteration as stop:  # no future can hold one
-                error = RuntimeError(f"StopIteration: {stop}")
-                error.__cause__ = stop
-            except BaseException as raised:
-                error = raised
-            with self._lock:
-                self._results.append((loop, functools.partial(settle, result, error)))
-
+        call = _Call(self, loop, functools.partial(function, *args))
+        future: asyncio.Future[T] = call.future
         self.start(call)
         if timeout_s is None:
             return await future
-
         # The thread that begins the call need not wake the loop for the sake of the clock.
-        begun = self._begun
-        limit = loop.call_later(timeout_s, lambda: look(begun))
-
-        def look(before: int) -> None:
-            """Settle a call that is over its limit, or look again when it can be at the soonest."""
-            nonlocal limit
-            left = 0.0
-            if began is not None:
-                left = began + timeout_s - time.monotonic()
-            elif self._coming or self._begun != before:
-                left = timeout_s
-            if left > 0:
-                limit = loop.call_later(left, look, self._begun)
-            else:
-                settle(None, CallTimeoutError(reached(context)))
-
+        call.limit = loop.call_later(timeout_s, call.look, timeout_s, self._begun)
         try:
             return await future
         finally:
-            limit.cancel()
+            call.limit.cancel()
 
     def start(self, call: Call) -> None:
         """Run a call that raises nothing and that nobody waits for."""
         with self._lock:
             self._summon()
             self._calls.append(call)
+
+    def _finished(self, loop: asyncio.AbstractEventLoop, settle: Call) -> None:
+        """Have a result delivered to an event loop."""
+        with self._lock:
+            self._results.append((loop, settle))
 
     def _summon(self) -> None:
         if self._coming:
@@ -163,6 +124,8 @@ class EnvThreads:
                     self._summon()
                 if call is None:
                     self._idle += 1
+                else:
+                    self._begun += 1
                 # Otherwise the thread that comes delivers them, perhaps with those of more calls.
                 if arrived or call is None or not self._coming:
                     results, self._results = self._results, results
@@ -191,6 +154,66 @@ def _deliver(results: Iterable[tuple[asyncio.AbstractEventLoop, Call]]) -> None:
 def _run(calls: list[Call]) -> None:
     for call in calls:
         call()
+
+
+class _Call:
+    """A call on its way to a thread, and its result on its way back."""
+
+    __slots__ = ("_began", "_context", "_function", "_loop", "_threads", "future", "limit")
+    limit: asyncio.TimerHandle
+    """What looks at it when its time is over; set where there is a limit."""
+
+    def __init__(
+        self, threads: EnvThreads, loop: asyncio.AbstractEventLoop, function: Callable[[], Any]
+    ) -> None:
+        self._threads = threads
+        self._loop = loop
+        self._function = function
+        self._context = copy_context()
+        self._began: float | None = None
+        self.future: asyncio.Future[Any] = loop.create_future()
+
+    def __call__(self) -> None:
+        """Make the call, in a thread."""
+        if self.future.done():
+            return
+        self._began = time.monotonic()
+        result: Any = None
+        error: BaseException | None = None
+        try:
+            result = self._context.run(self._function)
+        except StopIteration as stop:  # no future can hold one
+            error = RuntimeError(f"StopIteration: {stop}")
+            error.__cause__ = stop
+        except BaseException as raised:
+            error = raised
+        self._threads._finished(self._loop, functools.partial(self.settle, result, error))
+
+    def settle(self, result: Any, error: BaseException | None) -> None:
+        """Take the result, in the event loop."""
+        if self.future.done():
+            return  # nobody waits any more
+        if error is None:
+            self.future.set_result(result)
+        else:
+            self.future.set_exception(error)
+
+    def look(self, timeout_s: float, begun: int) -> None:
+        """Settle a call that is over its limit, or look again when it can be at the soonest.
+
+        Args:
+            timeout_s: Its limit.
+            begun: Number of calls that its threads had begun when it was looked at last.
+        """
+        left, threads = 0.0, self._threads
+        if self._began is not None:
+            left = self._began + timeout_s - time.monotonic()
+        elif threads._coming or threads._begun != begun:
+            left = timeout_s
+        if left > 0:
+            self.limit = self._loop.call_later(left, self.look, timeout_s, threads._begun)
+        else:
+            self.settle(None, CallTimeoutError(reached(self._context)))
 
 
 def one_by_one(calls: Sequence[Callable[[], T]], timeout_s: float | None) -> list[T | Exception]:
