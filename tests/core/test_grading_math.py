@@ -352,15 +352,15 @@ def test_an_answer_is_not_wrong_because_a_worker_was_killed(
 ) -> None:
     message, killed = _Worker._message, []
 
-    def killed_once(worker: _Worker) -> Any:
-        found = message(worker)
+    def killed_once(worker: _Worker, *waiting: Any) -> Any:
+        found = message(worker, *waiting)
         if found and "taken" in found and not killed:
             killed.append(worker.pid)
             os.kill(worker.pid, signal.SIGKILL)
         elif killed == [worker.pid]:
             # What it may have said meanwhile is lost with it.
             while found is not None and "ready" not in found:
-                found = message(worker)
+                found = message(worker, *waiting)
         return found
 
     monkeypatch.setattr(_Worker, "_message", killed_once)

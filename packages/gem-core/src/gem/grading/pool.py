@@ -7,17 +7,22 @@ import atexit
 import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
 import threading
+import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import IO, Any, NamedTuple
 
 from gem.errors import ConfigurationError, UnreachableError
 
 _START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from gem.grading import worker; worker.serve(*sys.argv[2:])"  # noqa: E501
+
+# Longer than any call takes; a poll counts milliseconds in 32 bits.
+_LONGEST_POLL_S = 2_000_000.0
 
 
 class Reply(NamedTuple):
@@ -185,6 +190,10 @@ class _Worker:
             raise UnreachableError(f"cannot start a worker ({sys.executable}): {error}") from error
         assert self.process.stdin is not None and self.process.stdout is not None
         self._requests, self._answers = self.process.stdin, self.process.stdout
+        # Where pipes can be waited for, a call needs no thread of its own for its time limit.
+        self._poll = select.poll() if hasattr(select, "poll") else None
+        if self._poll is not None:
+            self._poll.register(self._answers, select.POLLIN)
         self._received = bytearray()
         self._target = target
         self._busy = False
@@ -217,10 +226,18 @@ class _Worker:
                     expired = True
                     self._kill()
 
+        def await_answer() -> None:
+            if polled and not expired and not self._readable(began + timeout_s - time.monotonic()):
+                expire()
+
+        began = time.monotonic()
+        # An idle process has read all before, so that a request of this size is written at once.
+        polled = self._poll is not None and len(request) <= select.PIPE_BUF
         # Killing the process ends the blocking read: on every platform, in every thread.
-        timer = threading.Timer(timeout_s, expire)
-        timer.daemon = True
-        timer.start()
+        timer = None if polled else threading.Timer(timeout_s, expire)
+        if timer is not None:
+            timer.daemon = True
+            timer.start()
         self._busy = True
         answer = None
         try:
@@ -228,7 +245,7 @@ class _Worker:
                 view = memoryview(request)
                 while view:
                     view = view[self._requests.write(view) :]
-            while (message := self._message()) is not None and "ready" not in message:
+            while (message := self._message(await_answer)) is not None and "ready" not in message:
                 if "taken" in message:
                     taken = True
                     continue
@@ -242,10 +259,16 @@ class _Worker:
                 self.pid = self.process.pid if message is None else message["ready"]
             self._busy = bool(request) and not taken
         finally:
-            timer.cancel()
+            if timer is not None:
+                timer.cancel()
         return answer, expired, taken
 
-    def _message(self) -> dict[str, Any] | None:
+    def _readable(self, within_s: float) -> bool:
+        """Wait until there is something to read, or the end; False if the time is over."""
+        assert self._poll is not None
+        return bool(self._poll.poll(min(max(0.0, within_s), _LONGEST_POLL_S) * 1000))
+
+    def _message(self, await_answer: Callable[[], None]) -> dict[str, Any] | None:
         """Return the next message, None at the end; what a killed process half wrote is none."""
         while True:
             line, newline, rest = self._received.partition(b"\n")
@@ -256,6 +279,7 @@ class _Worker:
                     if isinstance(message, dict):
                         return message
                 continue
+            await_answer()
             try:
                 part = self._answers.read(1 << 16)
             except (OSError, ValueError):
