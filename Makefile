@@ -90,7 +90,7 @@ compare-soft: env-dev env-verl ## REINFORCE, GRPO and ReBN on a never negative r
 
 # Checks
 
-.PHONY: compatibility compatibility-check docs docs-check check-envs lint types test test-dev test-verl test-openrlhf conformance conformance-breaks e2e e2e-tools example-env e2e-openrlhf example-verl killed-verl test-oat e2e-oat test-tinker e2e-tinker test-rl2 e2e-rl2
+.PHONY: nightly compatibility compatibility-check docs docs-check check-envs lint types test test-dev test-verl test-openrlhf conformance conformance-breaks e2e e2e-tools example-env e2e-openrlhf example-verl killed-verl test-oat e2e-oat test-tinker e2e-tinker test-rl2 e2e-rl2
 docs: env-dev ## Write the pages about the environments (docs/envs)
 	$(DEV) -m gem.testing.catalogue docs/envs
 docs-check: env-dev ## The pages about the environments are current
@@ -117,8 +117,13 @@ test-tinker: env-tinker
 	$(TINKER) -m pytest -q --timeout 1200 -m "not slow" tests/tinker tests/conformance
 test-rl2: env-rl2
 	GEM_CPU=1 $(RL2) -m pytest -q --timeout 1200 -m "not slow" tests/rl2 tests/conformance
+# GEM_PERTURB=<seed> begins all runs with weights that differ from the shipped ones by rounding.
 conformance: $(TRAINER_ENVS) ## Run reference and real trainers, compare them (levels L1 to L3)
-	$(DEV) -m pytest -q -n 2 --dist loadfile tests/conformance -m "slow and not breaks"
+	$(DEV) -m pytest -q -n 2 --dist loadfile tests/conformance -m "slow and not breaks and not nightly"
+nightly: $(TRAINER_ENVS) ## What is slow and stable: rounding, small models made anew, defects built in, all of e2e
+	$(DEV) -m pytest -q -m "nightly or slow" tests/conformance/test_noise.py tests/cpu
+	@set -e; for seed in 1 2 3 4 5; do GEM_PERTURB=$$seed $(MAKE) --no-print-directory conformance; done
+	$(MAKE) --no-print-directory conformance-breaks e2e e2e-tools e2e-openrlhf e2e-oat e2e-tinker e2e-rl2
 compatibility: env-dev ## Write README's compatibility table; takes over what `make conformance` found last
 	@$(DEV) tools/compatibility.py
 compatibility-check: env-dev ## The table is what the packages say and what conformance found

@@ -84,8 +84,9 @@ _PIN = re.compile(r"([A-Za-z0-9_.-]+)==([^\s;]+)")
 def result(folder: Path) -> dict[str, str]:
     """Return what the conformance tests found of a trainer, and when."""
     files = sorted(folder.iterdir())
-    dates = [path.read_text(encoding="utf-8").strip() for path in files]
-    return {"holds": ", ".join(path.name for path in files), "date": min(dates)}
+    seen = [path.read_text(encoding="utf-8").splitlines() for path in files]
+    date, *where = min(seen)
+    return {"holds": ", ".join(path.name for path in files), "date": date, "on": " ".join(where)}
 
 
 def table(results: dict[str, Any]) -> str:

@@ -18,7 +18,8 @@ pytest.importorskip("transformers", reason="the reference trainer needs it")
 tiny_model = pytest.importorskip("gem_cpu.tiny_model", reason="makes the model to train")
 
 from gem_bench import reference  # noqa: E402
-from gem_bench.audit import audit, followed, judge, lines, pooled  # noqa: E402
+from gem_bench.audit import MULTIPLE, TELLING, audit, judge, lines, pooled, telling  # noqa: E402
+from gem_bench.noise import perturbed_copy  # noqa: E402
 
 SPEC: dict[str, Any] = {
     "name": "test",
@@ -65,8 +66,10 @@ def levels(run: RunRecord) -> set[str]:
 def test_the_references_own_run_is_followed_exactly(recorded: Callable[..., RunRecord]) -> None:
     audits = list(audit(recorded()))
     assert judge(audits) == []
-    assert len(followed(audits)) == 3
+    assert len(telling(audits)) == 3
     for each in audits:
+        assert each.logprob_difference is not None
+        assert each.logprob_difference <= 3 * each.logprob_noise < TELLING
         assert each.loss[0] == pytest.approx(each.loss[1], abs=1e-7)
         assert each.grad_norm[0] == pytest.approx(each.grad_norm[1], rel=1e-5)
         assert each.surprisal_z != 0 and each.stop_z != 0
@@ -94,8 +97,37 @@ def test_weights_that_do_not_reach_the_sampler_are_found(
     """The policy that sampled never changes, although the record tells of updates."""
     run = recorded({"optimizer__lr": 1e-2}, optimizer__lr=1e-12)
     audits = list(audit(run))
-    assert len(followed(audits)) == 1
-    assert "L1" in {finding.level for finding in judge(audits)}
+    told = {f.where for f in judge(audits) if f.level == "L1"}
+    assert "log-probabilities of iteration 0" not in told
+    assert "log-probabilities of iteration 1" in told
+
+
+def test_weights_that_are_late_by_a_hundredth_of_an_update_are_found(
+    recorded: Callable[..., RunRecord],
+) -> None:
+    run = recorded({"optimizer__lr": 1e-3}, optimizer__lr=0.99e-3)
+    assert any(finding.where.startswith("log-probabilities") for finding in judge(list(audit(run))))
+
+
+def test_a_run_from_weights_that_differ_by_rounding_is_not_told_apart(
+    recorded: Callable[..., RunRecord], tmp_path: Path
+) -> None:
+    model = perturbed_copy(tiny_model.ensure(), tmp_path / "model", seed=1)
+    run = recorded({"policy__model": str(tiny_model.ensure())}, policy__model=str(model))
+    audits = list(audit(run))
+    assert judge(audits) == []
+    # The floor is no larger than it must be: what rounding does is a good part of it.
+    assert max(a.logprob_difference or 0.0 for a in audits) > audits[-1].logprob_noise / MULTIPLE
+
+
+def test_updates_that_amplify_rounding_are_not_the_trainers_fault(
+    recorded: Callable[..., RunRecord],
+) -> None:
+    audits = list(audit(recorded(optimizer__lr=1.0, training__iterations=4)))
+    assert len(telling(audits)) < 4
+    first, *others = judge(audits)
+    assert first.where.startswith("noise floor of log-probabilities in iteration")
+    assert not [f for f in others if f.where.startswith(("log-prob", "loss", "grad_norm"))]
 
 
 def test_a_loss_that_is_another_is_found(recorded: Callable[..., RunRecord]) -> None:
@@ -143,7 +175,7 @@ def test_a_record_without_its_experiment_is_refused(tmp_path: Path) -> None:
 
 def test_the_table_names_every_iteration_followed(recorded: Callable[..., RunRecord]) -> None:
     table = list(lines(list(audit(recorded(training__iterations=2)))))
-    assert [line.split()[0] for line in table[:-1]] == ["iteration", "0", "1", "followed"]
+    assert [line.split()[0] for line in table[:-1]] == ["iteration", "0", "1", "told"]
     assert "tokens with a log-probability below -10 were drawn" in table[-1]
 
 

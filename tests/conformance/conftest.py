@@ -1,4 +1,8 @@
-"""Running recipes with real trainers, and keeping what was found."""
+"""Running recipes with real trainers, and keeping what was found.
+
+`GEM_PERTURB=<seed>` lets every run begin with weights that differ from the shipped ones by no more
+than rounding: what holds with one seed and not with another depends on the machine.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +20,35 @@ from locks import one_at_a_time
 ROOT = Path(__file__).parents[2]
 FOUND = Path(os.environ.get("RUNS", ROOT / "runs")) / "conformance"
 TIMEOUT_S = 900
+PERTURBED = os.environ.get("GEM_PERTURB", "")
+
+
+def pytest_report_header() -> list[str]:
+    """Say on what trainers run: other processors round differently."""
+    try:
+        from gem_bench.provenance import arithmetic
+    except ModuleNotFoundError:  # a trainer's own environment
+        return []
+    header = [f"arithmetic: {arithmetic()}"]
+    if PERTURBED:
+        header.append(f"weights are perturbed with seed {PERTURBED} (GEM_PERTURB)")
+    return header
 
 
 @pytest.fixture(scope="session")
-def run() -> Callable[..., Path]:
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What runs begin with: the tiny model, perturbed if asked for."""
+    if not PERTURBED:
+        return "tiny"
+    from gem_bench.noise import perturbed_copy
+    from gem_cpu import tiny_model
+
+    folder = tmp_path_factory.mktemp("perturbed") / "tiny"
+    return str(perturbed_copy(tiny_model.ensure(), folder, seed=int(PERTURBED)))
+
+
+@pytest.fixture(scope="session")
+def run(model: str) -> Callable[..., Path]:
     """Run a recipe through `gem-bench`, recording the trainer's own rows; returns the folder.
 
     `run(trainer, folder, recipe, *settings, **environment)`; settings are `key=value`.
@@ -29,7 +58,7 @@ def run() -> Callable[..., Path]:
         path = ROOT / "recipes" / f"{recipe}.toml"
         command = [sys.executable, "-m", "gem_bench", "run", str(path), "--to", trainer, "--cpu"]
         command += ["--out", str(folder), "--timeout", str(TIMEOUT_S)]
-        for setting in settings:
+        for setting in (f"policy.model={model}", *settings):
             command += ["--set", setting]
         with one_at_a_time(trainer):
             ended = subprocess.run(
@@ -57,7 +86,10 @@ def keep() -> Callable[[str, str], None]:
     def write(name: str, holds: str) -> None:
         path = FOUND / name / holds
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{datetime.datetime.now(datetime.timezone.utc).date()}\n")
+        from gem_bench.provenance import arithmetic
+
+        today = datetime.datetime.now(datetime.timezone.utc).date()
+        path.write_text(f"{today}\n{arithmetic()}\n")
 
     return write
 

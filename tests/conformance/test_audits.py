@@ -13,7 +13,11 @@ pytest.importorskip("gem_bench.runspec", reason="needs the development environme
 from gem_bench.audit import audit, judge, lines
 
 TRAINERS = ("verl", "openrlhf", "oat", "rl2")
-ITERATIONS = 6
+SETTINGS = (
+    "training.iterations=6",
+    # Updates that are small enough that rounding does not grow from one to the next.
+    "optimizer.lr=1e-4",
+)
 
 pytestmark = pytest.mark.slow
 
@@ -23,9 +27,9 @@ def test_the_reference_would_have_made_the_same_of_a_sampled_run(
     trainer: str, run: Callable[..., Path], keep: Callable[[str, str], None], tmp_path: Path
 ) -> None:
     """Loss, gradient and log-probabilities of each update; samples from the right distribution."""
-    folder = run(trainer, tmp_path / "run", "guess-easy", f"training.iterations={ITERATIONS}")
+    folder = run(trainer, tmp_path / "run", "guess-easy", *SETTINGS)
     audits = list(audit(read_run(folder)))
-    assert len(audits) == ITERATIONS
+    assert len(audits) == 6
     findings = judge(audits)
     assert not findings, "\n".join([*lines(audits), *map(str, findings)])
     keep(trainer, "sampled audit")

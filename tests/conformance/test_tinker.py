@@ -20,10 +20,12 @@ from gem_bench.runspec import load_spec
 from gem_cpu.tinker_server import initial_adapter
 
 GREEDY, SAMPLED = "guess-easy-greedy", "guess-easy"
+CLIP = 0.01
 SETTINGS = (
     "policy.lora_rank=8",
-    # Below every gradient norm of this run: clipping is part of what is compared.
-    "optimizer.grad_clip=0.04",
+    # Below every gradient norm of this run, whatever adapter the server begins with: clipping is
+    # part of what is compared.
+    f"optimizer.grad_clip={CLIP}",
 )
 
 pytestmark = pytest.mark.slow
@@ -63,7 +65,7 @@ def test_tinker_conforms_to_the_reference_with_the_same_adapter(
 def test_every_gradient_is_the_reference_s(reference: Path, tinker: Path) -> None:
     """Norms before clipping depend on all earlier updates, clipped ones included."""
     expected = [m["grad_norm"] for m in read_run(reference).metrics]
-    assert min(expected) > 0.04
+    assert min(expected) > CLIP
     assert [m["grad_norm"] for m in read_run(tinker).metrics] == pytest.approx(
         expected, rel=RELATIVE
     )
@@ -78,7 +80,7 @@ def test_sampler_and_trainer_agree_in_every_iteration(tinker: Path) -> None:
 def test_the_reference_would_have_made_the_same_of_a_sampled_run(
     run: Run, keep: Keep, tmp_path: Path
 ) -> None:
-    settings = [*SETTINGS, "training.iterations=6"]
+    settings = [*SETTINGS, "training.iterations=6", "optimizer.lr=1e-4"]
     folder = run("tinker", tmp_path / "run", SAMPLED, *settings)
     adapter = initial_adapter(folder / "server", tmp_path / "adapter")
     audits = list(audit(read_run(folder), lora_init=str(adapter)))

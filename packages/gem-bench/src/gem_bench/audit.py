@@ -9,9 +9,11 @@ iteration, and say whether the other
 - drew them from the policy's distribution (`surprisal_z`, `stop_z`): sampler. A correct sampler
   gives standard normal numbers; their sum over n iterations divided by sqrt(n) is again one.
 
-The replay goes on with its own weights, so rounding errors grow from update to update (about
-tenfold every eight of them, also between two replays of one run that only add up in another
-order). It counts as long as log-probabilities agree within `FOLLOWS`; a defect is there at once.
+The replay goes on with its own weights, so rounding errors grow from update to update. How far
+they have grown is measured in the same run: a second replay begins with weights that differ from
+the first by a relative 1e-7 (`gem_bench.noise`), and adds up in another order. What the two differ
+by is the noise floor. A trainer must stay within a small multiple of it; where the floor itself has
+grown beyond `TELLING`, nothing can be said any more.
 """
 
 from __future__ import annotations
@@ -34,12 +36,17 @@ from gem.record import RunRecord
 from gem.rollout import ChatFormat
 from gem.trajectory import Trajectory, turn_table
 from gem_bench.conformance import LOSS_FLOOR, RELATIVE, Finding
-from gem_bench.reference import Learner, Row, pad, training_rows
+from gem_bench.noise import perturb
+from gem_bench.reference import Learner, Row, pad, token_statistics, training_rows
 
-FOLLOWS = 1e-3
-"""Largest difference of log-probabilities at which a replay still stands for the run."""
-MUST_FOLLOW = 5
-"""Iterations that a replay follows if nothing is wrong."""
+TELLING = 1e-4
+"""Largest noise floor of log-probabilities at which a replay still stands for the run."""
+MULTIPLE = 30.0
+"""What a trainer may differ by, in units of the noise floor: other kernels round differently."""
+FLOOR = 1e-6
+"""Least noise floor of a log-probability: two roundings of a float32 of the size of a logit."""
+MUST_TELL = 5
+"""Iterations that a replay stands for, unless updates are so large that they amplify rounding."""
 RARE = -10.0
 """Log-probability below which a token is rare: where a sampler goes wrong first."""
 Z_LIMIT = 4.0
@@ -57,6 +64,10 @@ class Audit:
     """As recorded, as replayed."""
     logprob_difference: float | None
     """Largest difference between recorded and replayed log-probability of a sampled token."""
+    logprob_noise: float
+    """The same between the two replays: the largest of this iteration and those before."""
+    grad_noise: float
+    """Relative difference of the two replays' gradient norms: likewise."""
     surprisal_z: float | None
     """Standardised difference between the samples' surprisal and the policy's entropy; positive:
     the sampler prefers unlikely tokens. None unless it was to sample from the whole distribution.
@@ -124,8 +135,12 @@ def audit(
             "folder that holds it (lora_init)"
         )
     path = str(run.meta.get("model") or spec.policy.model)
-    policy = replace(spec.policy, model=path, lora_init=adapter)
-    learner = Learner(replace(spec, policy=policy), torch.device(device), forward_tokens)
+    spec = replace(spec, policy=replace(spec.policy, model=path, lora_init=adapter))
+    place = torch.device(device)
+    learner = Learner(spec, place, forward_tokens)
+    second = Learner(spec, place, max(forward_tokens // 20, 1))
+    perturb(second.policy.parameters(), seed=0)
+    logprob_noise, grad_noise = FLOOR, 0.0
     chat = ChatFormat(AutoTokenizer.from_pretrained(path), system_prompt=spec.policy.system_prompt)
     metrics = {m["iteration"]: m for m in run.metrics if m["split"] == "train"}
     for iteration, episodes in _batches(run):
@@ -136,13 +151,21 @@ def audit(
         advantage, target = advantages(
             spec.algorithm.advantage, table, gamma=spec.algorithm.gamma, lam=spec.algorithm.lam
         )
-        replayed = learner.update(rows, table.split(advantage), table.split(target))
+        again = _logprobs(second, rows, spec.sampling.temperature)
+        logprob_noise = max(logprob_noise, float((again - moments.logprob).abs().max()))
+        turns = table.split(advantage), table.split(target)
+        replayed = learner.update(rows, *turns)
+        norm = second.update(rows, *turns)["grad_norm"]
+        if replayed["grad_norm"]:
+            grad_noise = max(grad_noise, abs(norm / replayed["grad_norm"] - 1))
         whole = spec.sampling.top_k == -1 and spec.sampling.top_p == 1
         yield Audit(
             iteration,
             (known.get("loss"), replayed["loss"]),
             (known.get("grad_norm"), replayed["grad_norm"]),
             _difference(episodes, rows, moments.logprob),
+            logprob_noise,
+            grad_noise,
             _z(-moments.logprob - moments.entropy, moments.variance) if whole else None,
             _z(moments.stopped - moments.stop, moments.stop * (1 - moments.stop))
             if whole
@@ -151,9 +174,9 @@ def audit(
         )
 
 
-def followed(audits: Sequence[Audit]) -> list[Audit]:
-    """Return the iterations before the first in which the replay is no longer the run."""
-    return list(itertools.takewhile(lambda a: (a.logprob_difference or 0.0) <= FOLLOWS, audits))
+def telling(audits: Sequence[Audit]) -> list[Audit]:
+    """Return the iterations before rounding has made the replay another run."""
+    return list(itertools.takewhile(lambda a: a.logprob_noise <= TELLING, audits))
 
 
 def pooled(values: Iterable[float | None]) -> float | None:
@@ -167,16 +190,21 @@ def judge(audits: Sequence[Audit]) -> list[Finding]:
 
     Levels are those of `gem_bench.conformance`: `L1` is about what was sampled, `L2` about updates.
     """
-    good = followed(audits)
+    good = telling(audits)
     found = []
-    if len(good) < min(MUST_FOLLOW, len(audits)):
+    if len(good) < min(MUST_TELL, len(audits)):
         bad = audits[len(good)]
-        where = f"log-probabilities of iteration {bad.iteration}"
-        found.append(Finding("L1", where, f"within {FOLLOWS:g}", bad.logprob_difference))
+        where = f"noise floor of log-probabilities in iteration {bad.iteration}"
+        found.append(Finding("L2", where, f"within {TELLING:g}", bad.logprob_noise))
     for audit in good:
+        limit = MULTIPLE * audit.logprob_noise
+        if (audit.logprob_difference or 0.0) > limit:
+            where = f"log-probabilities of iteration {audit.iteration}"
+            found.append(Finding("L1", where, f"within {limit:.1g}", audit.logprob_difference))
+        relative = max(RELATIVE, MULTIPLE * audit.grad_noise)
         for name, floor in (("loss", LOSS_FLOOR), ("grad_norm", 0.0)):
             recorded, replayed = getattr(audit, name)
-            if recorded is None or abs(recorded - replayed) > max(RELATIVE * abs(replayed), floor):
+            if recorded is None or abs(recorded - replayed) > max(relative * abs(replayed), floor):
                 found.append(
                     Finding("L2", f"{name} of iteration {audit.iteration}", replayed, recorded)
                 )
@@ -191,18 +219,19 @@ def lines(audits: Sequence[Audit]) -> Iterator[str]:
     """Yield a table of the iterations that the replay followed, and the pooled numbers."""
     yield (
         f"{'iteration':>9}  {'loss':>11} {'replayed':>11}  {'grad_norm':>9} {'replayed':>9}  "
-        f"{'logprobs':>8}  {'surprisal':>9} {'stops':>6}"
+        f"{'logprobs':>8} {'noise':>8}  {'surprisal':>9} {'stops':>6}"
     )
-    good = followed(audits)
+    good = telling(audits)
     for a in good:
         yield (
             f"{a.iteration:9}  {_number(a.loss[0], 11, 7)} {_number(a.loss[1], 11, 7)}  "
             f"{_number(a.grad_norm[0], 9, 6)} {_number(a.grad_norm[1], 9, 6)}  "
-            f"{_number(a.logprob_difference, 8, 6)}  {_number(a.surprisal_z, 9, 2)} "
+            f"{_number(a.logprob_difference, 8, 6)} {_number(a.logprob_noise, 8, 6)}  "
+            f"{_number(a.surprisal_z, 9, 2)} "
             f"{_number(a.stop_z, 6, 2)}"
         )
     yield (
-        f"followed {len(good)} of {len(audits)} iterations; over all of them surprisal "
+        f"told of {len(good)} of {len(audits)} iterations; over all of them surprisal "
         f"{_number(pooled(a.surprisal_z for a in good), 0, 2)}, "
         f"stops {_number(pooled(a.stop_z for a in good), 0, 2)} standard deviations"
     )
@@ -261,6 +290,17 @@ def _moments(
         )
     names = _Moments.__dataclass_fields__
     return _Moments(**{n: torch.cat([getattr(part, n) for part in parts]) for n in names})
+
+
+@torch.no_grad()
+def _logprobs(learner: Learner, rows: Sequence[Row], temperature: float) -> Tensor:
+    """Log-probability of every sampled token, `[sampled tokens]`, in the order of `_moments`."""
+    parts = []
+    for chunk in chunks(rows, learner.forward_tokens):
+        with learner.autocast():
+            logprob, _ = token_statistics(learner.policy, chunk, temperature)
+        parts.append(logprob.double())
+    return torch.cat(parts)
 
 
 def _difference(

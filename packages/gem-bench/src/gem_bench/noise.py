@@ -1,0 +1,64 @@
+"""Weights that differ by no more than rounding does: what follows from them is the noise floor.
+
+    python -m gem_bench.noise MODEL FOLDER --seed 1
+
+Two machines, two kernels or two orders of adding up give numbers that differ in their last digits.
+Comparisons must not depend on which of them is used, so tests repeat what they claim from perturbed
+weights, and take from them how far apart two correct trainers may be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+RELATIVE = 1e-7
+"""Relative size of a perturbation: half the distance between neighbouring float32 numbers."""
+
+
+@torch.no_grad()
+def perturb(parameters: Iterable[Any], *, seed: int, relative: float = RELATIVE) -> None:
+    """Multiply every weight by 1 plus a normal number of standard deviation `relative`, in place.
+
+    Args:
+        parameters: Tensors on any device.
+        seed: Of the normal numbers.
+        relative: Below the spacing of float32, about 1.2e-7, a part of the weights stays as it is.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in parameters:
+        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        parameter.mul_((1 + relative * noise).to(parameter.device))
+
+
+def perturbed_copy(model: str | Path, folder: str | Path, *, seed: int) -> Path:
+    """Copy a model's folder and perturb the weights of the copy; return the copy."""
+    from safetensors.torch import load_file, save_file
+
+    copy = Path(shutil.copytree(model, folder, dirs_exist_ok=True))
+    for path in sorted(copy.glob("*.safetensors")):
+        weights = load_file(path)
+        perturb((weights[name] for name in sorted(weights)), seed=seed)
+        save_file(weights, path, metadata={"format": "pt"})
+    return copy
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Write a perturbed copy of a model and print its folder."""
+    parser = argparse.ArgumentParser(prog="python -m gem_bench.noise", description=__doc__)
+    parser.add_argument("model", type=Path, help="folder of a model")
+    parser.add_argument("folder", type=Path, help="where to write the copy")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args(argv)
+    print(perturbed_copy(args.model, args.folder, seed=args.seed))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
