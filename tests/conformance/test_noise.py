@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("gem_bench.runspec", reason="needs the development environment: make env-dev")
 import breaks
@@ -34,7 +37,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def play(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., RunRecord]:
+def play(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., RunRecord]]:
     """Train the reference greedily from weights perturbed with a seed; None: as they are."""
 
     def start(seed: int | None, forward_tokens: int = 65_536) -> RunRecord:
@@ -44,17 +47,16 @@ def play(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., RunRecord]:
             model = perturbed_copy(model, folder / "model", seed=seed)
         mapping = load_spec(RECIPE).to_mapping()
         mapping["policy"]["model"] = str(model)
-        before = os.environ.get("GEM_RECORD_ROWS")
-        os.environ["GEM_RECORD_ROWS"] = "1"
-        try:
-            train(RunSpec.from_mapping(mapping), folder / "run", forward_tokens=forward_tokens)
-        finally:
-            os.environ.pop("GEM_RECORD_ROWS")
-            if before is not None:
-                os.environ["GEM_RECORD_ROWS"] = before
+        train(RunSpec.from_mapping(mapping), folder / "run", forward_tokens=forward_tokens)
         return read_run(folder / "run")
 
-    return start
+    threads = torch.get_num_threads()
+    # Tests go on side by side: threads that wait for each other cost more than they bring.
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GEM_RECORD_ROWS", "1")
+        yield start
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -99,9 +101,6 @@ def test_a_defect_is_noticed_from_perturbed_weights_too(
 
 def broken(name: str, model: str, folder: Path) -> RunRecord:
     """Train the reference with a defect of `breaks`."""
-    import subprocess
-    import sys
-
     mapping: dict[str, Any] = load_spec(RECIPE).to_mapping()
     mapping["policy"]["model"] = model
     spec = folder.with_suffix(".json")
@@ -113,6 +112,7 @@ def broken(name: str, model: str, folder: Path) -> RunRecord:
             **os.environ,
             "GEM_BREAK": name,
             "GEM_RECORD_ROWS": "1",
+            "OMP_NUM_THREADS": "1",
             "PYTHONPATH": str(Path(__file__).parent),
         },
         capture_output=True,
