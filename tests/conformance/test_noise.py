@@ -88,12 +88,12 @@ def test_all_levels_hold_when_an_update_adds_up_in_another_order(
     assert not findings(reference, play(None, forward_tokens=500))
 
 
-@pytest.mark.parametrize("name", ["gamma", "std_ddof", "mask_shifted", "reward_misplaced"])
+# The reference masks by spans and samples with its own weights: the other defects need a trainer.
+@pytest.mark.parametrize("name", ["gamma", "std_ddof", "reward_misplaced"])
 def test_a_defect_is_noticed_from_perturbed_weights_too(
     name: str, reference: RunRecord, tmp_path: Path
 ) -> None:
-    install, level = breaks.BREAKS[name]
-    del install  # in a process of its own, where it can do no harm
+    _, level = breaks.BREAKS[name]
     model = perturbed_copy(tiny_model.ensure(), tmp_path / "model", seed=100)
     found = broken(name, str(model), tmp_path / "run")
     assert level in {f.split()[0] for f in findings(reference, found)}
