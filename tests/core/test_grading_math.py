@@ -28,6 +28,10 @@ from gem.grading import math as grader
 from gem.grading.math import agrade, grade, needs_extra
 from gem.grading.pool import _Worker
 
+needs_math = pytest.mark.skipif(
+    importlib.util.find_spec("math_verify") is None, reason="needs the extra math"
+)
+
 PAIRS = [
     json.loads(line)
     for line in (Path(__file__).parent / "data" / "math_pairs.jsonl").read_text().splitlines()
@@ -340,6 +344,7 @@ def test_without_the_extra_such_a_gold_is_an_error_whatever_the_answer(without_e
     assert grade("1/2", "0.5").correct
 
 
+@needs_math
 def test_what_the_reader_cannot_read_is_compared_by_math_verify() -> None:
     verdict = grade("1/2", SYMBOLIC, timeout_s=60)
     assert (verdict.correct, verdict.reason) == (True, "symbolic")
@@ -347,6 +352,7 @@ def test_what_the_reader_cannot_read_is_compared_by_math_verify() -> None:
     assert grade("1/2", ["7", SYMBOLIC], timeout_s=60).correct
 
 
+@needs_math
 def test_an_answer_is_not_wrong_because_a_worker_was_killed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -372,6 +378,7 @@ def test_an_answer_that_restates_the_problem_is_no_number(without_workers: None)
     assert grade(SYMBOLIC, "1/2")[:2] == (False, "unreadable")
 
 
+@needs_math
 def test_after_an_answer_that_hangs_the_next_is_graded_right() -> None:
     assert grade(HANGS, SYMBOLIC, timeout_s=0.3)[:2] == (False, "timeout")
     for _ in range(3):
@@ -383,10 +390,12 @@ def test_after_an_answer_that_hangs_the_next_is_graded_right() -> None:
     ["9**9**9", "9^{9^{9}}", "2^{10^9}", "x^{100000}", "(10**8)!", "9999999999!", "x" * 600,
      "{" * 20 + "x" + "}" * 20 + "\\int"],
 )  # fmt: skip
+@needs_math
 def test_what_would_not_finish_is_refused(prediction: str, without_workers: None) -> None:
     assert grade(prediction, SYMBOLIC)[:2] == (False, "too complex")
 
 
+@needs_math
 def test_answers_are_graded_in_threads_while_one_hangs() -> None:
     verdicts: dict[int, Verdict] = {}
 
@@ -404,6 +413,7 @@ def test_answers_are_graded_in_threads_while_one_hangs() -> None:
     assert verdicts[0].reason == "timeout"
 
 
+@needs_math
 def test_answers_are_graded_in_an_event_loop_while_one_hangs() -> None:
     async def main() -> list[Verdict]:
         return await asyncio.gather(
