@@ -292,6 +292,9 @@ def test_plain_statements_need_one_run(test: str) -> None:
         (STACK, "s = Stack()\ns.push(1)\ns.push(2)\nassert s.pop() == 2\nassert s.pop() == 1"),
         (STACK, "s = Stack(1, 2)\nassert len(s) == 2 and 1 in s and s.items == [1, 2]"),
         (STACK, "s = Stack(1)\nassert not s.is_empty() and str(s) == 'Stack[1]'"),
+        (STACK, "assert len(Stack(1, 2)) == 2"),
+        (STACK, "assert str(Stack()) == 'Stack[]' and sorted(Stack(2, 1)) == [1, 2]"),
+        (SQUARE, "from solution import *\nfor x in (2, 3):\n    assert f(x) == x * x"),
         (STACK, "a, b = Stack(1), Stack(2)\nassert a[0] == 1 and b.pop() == 2"),
         (STACK, "s = Stack(1)\ns.items = [5]\nassert s.pop() == 5"),
     ],
@@ -306,6 +309,9 @@ def test_statements_that_compute_are_run_in_turns_with_the_program(program: str,
     ("program", "test", "why"),
     [
         (STACK, "s = Stack(1)\nassert s == Stack(1)", "needs a comparison or arithmetic"),
+        (STACK, "assert Stack(1) == Stack(1)", "needs a comparison or arithmetic"),
+        ("def f(x): return object()", "assert f(3) == 9", "comparison"),
+        ("def f(x): return [object()]", "assert f(3) == [9]", "objects inside of data"),
         (STACK, "s = Stack(1)\nassert s", "needs the bool"),
         (STACK, "s = Stack(1)\nassert s.push(1).pop() == 1", "has not made itself"),
         (STACK, "def f(): return Stack(1)\nassert f() in [Stack(2)]", "comparison"),
@@ -352,10 +358,6 @@ def test_a_statement_that_is_no_python_is_an_error_of_the_data() -> None:
         ("def g(x): return 9", "error (NameError)"),
         ("def f(x) return 9", "error (SyntaxError)"),
         ("import nothing_of_the_kind", "error (ModuleNotFoundError)"),
-        (
-            "def f(x): return object()",
-            "error (returns an object of class object, which is no data)",
-        ),
         ("import os\nos._exit(0)", "error"),
         ("while True: pass", "time limit"),
         ("x = bytearray(1 << 34)", "memory limit"),
@@ -369,6 +371,19 @@ def test_the_reason_says_what_was_wrong(program: str, reason: str) -> None:
     assert verdict.reason == f"test 1 of 1: {reason}"
     call = grade(program, {"fn_name": "f", "inputs": [[3]], "outputs": [9]}, **limits)
     assert call.reason == f"test 1 of 1: {reason}"
+
+
+def test_an_object_is_no_value_of_a_call() -> None:
+    verdict = called("def f(x):\n    return object()", ([3], 9))
+    why = "returns an object of class object, which is no data"
+    assert verdict.reason == f"test 1 of 1: error ({why})"
+
+
+def test_rounds_of_a_test_have_a_time_limit_together() -> None:
+    program = "import time\ndef f(x):\n    time.sleep(0.7)\n    return x"
+    test = "x = 0\nfor _ in range(20):\n    x = f(x) + 1"
+    verdict = grade(program, [test], timeout_s=1.0)
+    assert verdict.reason == "test 1 of 1: time limit"
 
 
 def test_tests_of_one_kind_share_a_run() -> None:

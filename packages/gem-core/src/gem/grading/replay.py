@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gem.grading.programs import Answer, Runner
-from gem.grading.statements import NotPlainError, Plain, Statement
+from gem.grading.statements import NotPlainError, ObjectError, Plain, Statement
 from gem.sandbox import Executor, Limits
 
 MAX_ROUNDS = 32
@@ -37,7 +38,10 @@ def failures(
         if place in plain:
             operations = plain[place].operations
             found, failure = results(next(answers), len(operations))
-            yield failure or plain[place].failure(found)
+            try:
+                yield failure or plain[place].failure(found)
+            except ObjectError:
+                yield next(_replayed([statements[place]], sandbox, runner, limits))
         else:
             yield next(replayed)
 
@@ -72,7 +76,13 @@ def _replayed(
         for test in statements
     ]
     failures: dict[int, str] = {}
+    # The rounds of a test have a limit together, too: that of all tests alone, twice.
+    until = time.monotonic() + 2 * len(tasks) * limits.wall_s
+    late = False
     for _ in range(MAX_ROUNDS):
+        late = time.monotonic() > until
+        if late:
+            break
         open_ = [place for place in range(len(tasks)) if place not in failures]
         if not open_:
             break
@@ -89,8 +99,9 @@ def _replayed(
             if failure:
                 failures[place] = failure
             tasks[place]["answered"] = _merged(tasks[place]["answered"], operations, found)
+    left = "time limit" if late else f"refused: it takes more than {MAX_ROUNDS} rounds of calls"
     for place in range(len(tasks)):
-        yield failures.get(place, f"refused: it takes more than {MAX_ROUNDS} rounds of calls")
+        yield failures.get(place, left)
 
 
 def _merged(answered: list[Any], operations: list[Any], found: list[Any]) -> list[Any]:

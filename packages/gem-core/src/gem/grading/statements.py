@@ -39,6 +39,10 @@ class NotDataError(Exception):
     """A program returned an object that is none of the types that are compared."""
 
 
+class ObjectError(NotDataError):
+    """It is an object, which a test may use in other ways than to compare it."""
+
+
 class CallFailedError(Exception):
     """A call of the program raised."""
 
@@ -399,11 +403,17 @@ class Plain:
             raise NotPlainError(f"an argument: {type(error).__name__}") from None
 
     def failure(self, results: list[Any]) -> str:
-        """Return why the test does not pass, given the results of its operations, or ''."""
+        """Return why the test does not pass, given the results of its operations, or ''.
+
+        Raises:
+            ObjectError: It has to do with objects of the program.
+        """
         try:
             for test in self._asserted:
                 if not self._value(test, results):
                     return "wrong output"
+        except ObjectError:
+            raise
         except NotDataError as error:
             return f"error ({error})"
         except CallFailedError as error:
@@ -470,7 +480,7 @@ def _not_plain(value: Any) -> Any:
 def _not_data(tag: str, payload: Any) -> Any:
     kind = payload[0] if tag == "o" and isinstance(payload, list) and payload else "?"
     name = kind if isinstance(kind, str) and kind.isidentifier() else "?"
-    raise NotDataError(f"returns an object of class {name:.60}, which is no data")
+    raise ObjectError(f"returns an object of class {name:.60}, which is no data")
 
 
 def value_of(result: Any) -> Any:

@@ -367,6 +367,8 @@ class _Test:
         if name in _PROGRAM:
             module = types.ModuleType(name)
             module.__getattr__ = self._named  # type: ignore[method-assign]
+            # All that the test uses and does not define is the program's anyway.
+            module.__all__ = []  # type: ignore[attr-defined]
             return module
         if name == "pytest":
             module = types.ModuleType(name)
