@@ -80,19 +80,17 @@ def _replayed(
     until = time.monotonic() + 2 * len(tasks) * limits.wall_s
     late = False
     for _ in range(MAX_ROUNDS):
-        late = time.monotonic() > until
-        if late:
-            break
         open_ = [place for place in range(len(tasks)) if place not in failures]
-        if not open_:
+        late = time.monotonic() > until
+        if late or not open_:
             break
         more: dict[int, list[Any]] = {}
         for place, answer in zip(open_, checker.answers([tasks[p] for p in open_]), strict=True):
-            what, details = answer.reply if not answer.failure else ("", answer.failure)
-            if what == "more":
-                more[place] = list(details)
+            outcome, failure = results(answer, 2)
+            if not failure and outcome[0] == "more":
+                more[place] = list(outcome[1])
             else:
-                failures[place] = _failure(what, details)
+                failures[place] = failure or _failure(*outcome)
         asked = runner.answers(list(more.values()))
         for (place, operations), answer in zip(more.items(), asked, strict=True):
             found, failure = results(answer, len(operations))
@@ -118,8 +116,9 @@ def _merged(answered: list[Any], operations: list[Any], found: list[Any]) -> lis
 
 
 def _failure(what: str, details: str) -> str:
+    """Return why a test does not pass, from the outcome that `inside/checker.py` gives."""
     if what == "passed":
         return ""
-    return {"failed": "wrong output", "error": f"error ({details})"}.get(
-        what, f"refused: {details}" if what == "refused" else details
-    )
+    if what == "failed":
+        return "wrong output"
+    return f"refused: {details}" if what == "refused" else f"error ({details})"
