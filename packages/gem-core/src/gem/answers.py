@@ -9,9 +9,12 @@ from dataclasses import dataclass
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 # What joins boxes that are parts of one answer.
 _JOINT = re.compile(
-    r"(?:\s|\$|\\[()\[\]])*(?:(?:[,;]|(?:\\(?:text|mbox|textrm)\s*\{\s*)?(?:and|or)\b\s*\}?|"
+    r"(?:\s|\$|\\[()\[\]])*(?:(?:[,;]|(?:\\(?:text|mbox|textrm)\s*\{[^{}]{0,40}?)?\b(?:and|or)\b(?:\s*\})?|"
     r"\\q?quad(?![a-zA-Z])|\\[,;: ])(?:\s|\$|\\[()\[\]])*)+"
+    # The name of what is in the next box.
+    r"(?:[a-zA-Z](?:_\w|_\{\w{1,3}\})?\s*=\s*)?"
 )
+_MAX_JOINT = 200
 _FENCE = re.compile(r"```[^\s`]*[^\S\n]*\n(.*?)```", re.DOTALL)
 
 
@@ -59,7 +62,10 @@ def _boxed(reply: str) -> str | None:
     contents = {last: None}
     for start, end in reversed(boxes):
         content = _content(reply[end:begin])
-        if content is None or not _JOINT.fullmatch(reply[end + len(content) + 1 : begin]):
+        if content is None:
+            break
+        joint = reply[end + len(content) + 1 : begin]
+        if len(joint) > _MAX_JOINT or not _JOINT.fullmatch(joint):
             break
         # The same answer twice is one answer.
         contents[content] = None

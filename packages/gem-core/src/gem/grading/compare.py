@@ -177,7 +177,7 @@ def _same_matrix(answer: Node, gold: Node, work: Work) -> bool:
     entries = [entry for row in matrix.args for entry in row]
     if len(matrix.args) > 1 and len(matrix.args[0]) > 1:
         return False
-    if other.kind == "interval" and other.args[2] == "()":
+    if other.kind == "interval" and other.args[2] in ("()", "[]"):
         return _all_same(entries, other.args[:2], work)
     if other.kind == "tuple":
         return _all_same(entries, other.args, work)
@@ -185,7 +185,11 @@ def _same_matrix(answer: Node, gold: Node, work: Work) -> bool:
 
 
 def _members(node: Node) -> tuple[Node, ...]:
-    return node.args if node.kind in ("list", "set", "union") else (node,)
+    """Return the members of a list or set; a solution that is listed twice is one."""
+    members = node.args if node.kind in ("list", "set", "union") else (node,)
+    if all(member.kind in ("tuple", "interval") for member in members):
+        return tuple(dict.fromkeys(members))
+    return members
 
 
 def _same_unordered(answers: Sequence[Node], golds: Sequence[Node], work: Work) -> bool:

@@ -255,7 +255,7 @@ class _Reader:
 
     def union(self) -> Node:
         parts = [self.sum()]
-        while self.token in ("\\cup", "U") and parts[-1].kind in ("interval", "set"):
+        while self.token in ("\\cup", "U") and parts[-1].kind in ("interval", "set", "list"):
             self.advance()
             parts.append(self.sum())
         return parts[0] if len(parts) == 1 else Node("union", tuple(parts))
@@ -594,7 +594,10 @@ class _Reader:
             items = self.listed(self.item)
         self.brackets -= 1
         self.need(closer)
-        return items[0] if opener == "{" and len(items) == 1 else Node("set", tuple(items))
+        if opener == "{" and items:
+            # Braces without backslashes are not printed: what they hold may be a set or a tuple.
+            return items[0] if len(items) == 1 else Node("list", tuple(items))
+        return Node("set", tuple(items))
 
     def one(self) -> list[Node]:
         return [self.relation()]
