@@ -352,6 +352,22 @@ def test_forged_data_is_wrong_and_neither_an_exception_nor_work(value: str) -> N
         assert not grader.grade("x", tests, executor=Forger()).correct
 
 
+@pytest.mark.parametrize(
+    "test",
+    [
+        "import numpy as np\nassert np.allclose(f(3), 9)",
+        "import numpy as np\nassert np.allclose([9], f(3))",
+        "import numpy\nfor x in [3]:\n    assert numpy.allclose(f(x), [9], atol=1e-6)",
+        "x = 3\nassert f(x).__eq__(9)",
+    ],
+)
+def test_nothing_is_close_to_no_number(test: str) -> None:
+    for nothing in ("[]", "()", "None", "np.array([])"):
+        program = f"import numpy as np\ndef f(x):\n    return {nothing}"
+        assert not grader.grade(program, [test]).correct, nothing
+    assert grader.grade("def f(x):\n    return x * x", [test]).reason == "passed"
+
+
 def test_an_attack_in_one_test_takes_no_other_tests_verdict() -> None:
     program = """
 import os

@@ -405,6 +405,14 @@ class _Test:
             if isinstance(of, _Object) and not of._made:
                 raise _Refused(f"it calls a method of {of._what}, which it has not made itself")
             return self.known.ask("call", ["method", target, name], arguments, named)
+        if name == "__eq__" and len(arguments) == 1:
+            # Of two types, it says that it does not know, which counts as true.
+            return self._equal(of, arguments[0])
+        if name == "allclose" and len(arguments) > 1:
+            size = getattr(of, "size", len)
+            if 0 in map(size, arguments[:2]) and size(arguments[0]) != size(arguments[1]):
+                # All of nothing is close to anything.
+                return False
         return getattr(of, name)(*arguments, **named)
 
 
