@@ -64,6 +64,7 @@ def test_the_operation_that_is_left_is_named(answer: str, gold: str, operation: 
         ("?? \\sqrt{16}", "4", "root"),
         ("?? 5!", "120", "factorial"),
         ("?? 12 \\div 3", "4", "quotient"),
+        ("?? 2^{10}", "1024", "power"),
     ],
 )
 def test_a_text_that_cannot_be_read_is_searched_for_operations(
@@ -74,10 +75,17 @@ def test_a_text_that_cannot_be_read_is_searched_for_operations(
     assert unevaluated(clean(answer), "so: " + clean(answer)) is None
 
 
+def test_powers_side_by_side_are_a_product() -> None:
+    # The gold cannot be read; math-verify reads it.
+    assert unevaluated("2^6 * 3^5", "2^6 3^5") is None
+    assert unevaluated("2^6 3^5", "15552") == "power"
+
+
 @pytest.mark.parametrize(
     "text",
-    ["?? x^2+1-3y", "?? 1+2t", "?? 3 \\times 10^8", "?? \\sqrt{8}", "?? 2x+3", "?? 3+4i",
-     "?? -5", "?? \\frac{1}{2}+\\frac{x}{3}", "?? a \\ne 0", "?? 2-\\sqrt{3}", "?? x \\in [1,2]"],
+    ["?? 2^{100}", "?? x^2", "?? x^2+1-3y", "?? 1+2t", "?? 3 \\times 10^8", "?? \\sqrt{8}",
+     "?? 2x+3", "?? 3+4i", "?? -5", "?? \\frac{1}{2}+\\frac{x}{3}", "?? a \\ne 0",
+     "?? 2-\\sqrt{3}", "?? x \\in [1,2]"],
 )  # fmt: skip
 def test_a_form_in_a_text_is_no_operation(text: str) -> None:
     assert unevaluated(clean(text), "5") is None

@@ -60,7 +60,10 @@ _IN_TEXT = {
     "determinant": re.compile(r"\\det(?![a-z])|vmatrix"),
     "logarithm": re.compile(r"\\(?:ln|log|lg)(?![a-z])"),
     "trigonometric function": re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])"),
-    "product": re.compile(r"(?<![\w.^])\d[\d.]*\s*(?:\\times|\\cdot|\*)\s*(?!10\s*\^)\(?\d"),
+    "product": re.compile(
+        r"(?<![\w.^])\d[\d.]*\s*(?:\\times|\\cdot|\*)\s*(?!10\s*\^)\(?\d|\d\s*\^\s*\{?\d+\}?\s+\d"
+    ),
+    "power": re.compile(r"(?<![\w}.])(?!10\s*\^)\d+\s*\^\s*\{?\s*[12]?\d(?!\d)"),
     "quotient": re.compile(r"\d\s*\\div(?![a-z])"),
     "sum": re.compile(
         r"(?<![\w^_{}\\/.)*])\d[\d.]*\s*[+-]\s*\d[\d.]*(?![\d.]|\s*[a-zA-Z\\(^{/*!%])"
