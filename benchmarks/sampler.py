@@ -3,12 +3,16 @@
     GEM_CPU=1 VLLM_TARGET_DEVICE=cpu VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind \\
         TORCHDYNAMO_DISABLE=1 OMP_NUM_THREADS=1 \\
         .venvs/verl/bin/python benchmarks/sampler.py --model MODEL
+    .venvs/dev/bin/python benchmarks/sampler.py --model MODEL --runs RUN [RUN ...]
 
-Samples from a fixed model and adds up, over all tokens drawn, what should be zero on average: the
-surprisal less the entropy, the share of tokens that end a turn less its expectation, the share of
-tokens below e^-10 less its expectation, and, for the 30 likeliest tokens of each distribution, the
-number drawn less the number expected (chi-square, as a standard normal number). The baseline is
-inverse-transform sampling in double precision from the same distributions. Standard deviations
+The first samples from a fixed model with vLLM alone. The second reads the episodes that a real
+trainer recorded, of runs whose weights did not change (`--set optimizer.lr=1e-12`): everything that
+stands between an adapter and the engine is in between, too. Both add up, over all tokens drawn,
+what should be zero on average: the surprisal less the entropy, the share of tokens that end a turn
+less its expectation, the share of tokens below e^-10 less its expectation, and, for the 30
+likeliest tokens of each distribution, the number drawn less the number expected (chi-square, as a
+standard normal number). The baseline is inverse-transform sampling in double precision from the
+same distributions. Standard deviations
 beyond 4 are no chance.
 """
 
@@ -20,12 +24,13 @@ import random
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import torch
-import vllm
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from gem.record import read_run
 from gem.rollout import ChatFormat
 from gem.seeding import stream
 
@@ -81,31 +86,73 @@ def prompts(chat: ChatFormat, batch: int) -> list[list[int]]:
 def distributions(
     model: torch.nn.Module, rows: Sequence[tuple[list[int], list[int]]]
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield log-probabilities `[n, vocab]` and drawn tokens `[n]` of prompts with responses."""
+    """Yield log-probabilities `[n, vocab]` and drawn tokens `[n]` of rows.
+
+    Args:
+        model: What they were sampled from.
+        rows: Token ids, and the positions of those that were sampled.
+    """
     for first in range(0, len(rows), 64):
         part = rows[first : first + 64]
-        width = max(len(prompt) + len(response) for prompt, response in part)
-        ids = torch.tensor([p + r + [0] * (width - len(p) - len(r)) for p, r in part])
-        mask = torch.tensor([[1] * len(p + r) + [0] * (width - len(p) - len(r)) for p, r in part])
+        width = max(len(ids) for ids, _ in part)
+        ids = torch.tensor([ids + [0] * (width - len(ids)) for ids, _ in part])
+        mask = torch.tensor([[1] * len(ids) + [0] * (width - len(ids)) for ids, _ in part])
         with torch.no_grad():
-            logits = model(input_ids=ids, attention_mask=mask).logits
-        where = [(i, len(p) + k) for i, (p, r) in enumerate(part) for k in range(len(r))]
+            logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+        where = [(i, position) for i, (_, sampled) in enumerate(part) for position in sampled]
         row, position = torch.tensor(where).T
         yield logits[row, position - 1].double().log_softmax(-1), ids[row, position]
+
+
+def recorded(folder: Path) -> list[tuple[list[int], list[int]]]:
+    """Return the rows of a run's training episodes."""
+    rows = []
+    for episode in read_run(folder).episodes("train"):
+        for row in episode.trajectory.sequences():
+            start = len(row.prompt_ids)
+            sampled = [start + i for span in row.spans for i in range(span.start, span.end)]
+            rows.append((row.prompt_ids + row.response_ids, sampled))
+    return rows
+
+
+def inverse_transform(logprobs: Tensor, rng: random.Random) -> Tensor:
+    """Draw a token from each distribution in double precision, `[n]`."""
+    u = torch.tensor([rng.random() for _ in logprobs], dtype=torch.float64)
+    mass = logprobs.exp().cumsum(-1)
+    return torch.searchsorted(mass, (u * mass[:, -1])[:, None], right=True)[:, 0]
+
+
+def audit_runs(model: torch.nn.Module, stop: Tensor, folders: Sequence[Path]) -> None:
+    """Print a line for each run, and one for the baseline on the same distributions."""
+    print(f"{'':18}  {'tokens':>10}  {'surprisal':>9}  {'stops':>9}  {'rare':>9}  {'ranks':>9}")
+    baseline, rng = Tally(), random.Random(0)
+    for folder in folders:
+        tally = Tally()
+        for logprobs, drawn in distributions(model, recorded(folder)):
+            tally.add(logprobs, drawn, stop)
+            baseline.add(logprobs, inverse_transform(logprobs, rng), stop)
+        print(f"{folder.name:18}  {tally.line()}", flush=True)
+    print(f"{'double precision':18}  {baseline.line()}")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", required=True)
     parser.add_argument("--tokens", type=int, default=1_000_000)
+    parser.add_argument("--runs", type=Path, nargs="+", help="folders of recorded runs")
     args = parser.parse_args()
     chat = ChatFormat(AutoTokenizer.from_pretrained(args.model))
     stops = sorted(chat.stop_ids)
+    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).eval()
+    if args.runs:
+        audit_runs(model, torch.tensor(stops), args.runs)
+        return 0
+    import vllm
+
     settings = {"dtype": "float32", "max_model_len": 256, "enforce_eager": True}
     # vLLM cannot rewind a CPU's random numbers, as it would after the first part of a prompt.
     settings |= {"enable_chunked_prefill": False, "max_num_batched_tokens": 8192}
     engine = vllm.LLM(args.model, **settings)
-    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).eval()
     engines, baseline, began, batch = Tally(), Tally(), time.monotonic(), 0
     while engines.tokens < args.tokens:
         asked = prompts(chat, batch)
@@ -120,14 +167,15 @@ def main() -> int:
         ]
         texts = [{"prompt_token_ids": ids} for ids in asked]
         outputs = engine.generate(texts, params, use_tqdm=False)
-        rows = [(p, list(o.outputs[0].token_ids)) for p, o in zip(asked, outputs, strict=True)]
+        rows = []
+        for prompt, output in zip(asked, outputs, strict=True):
+            ids = prompt + list(output.outputs[0].token_ids)
+            rows.append((ids, list(range(len(prompt), len(ids)))))
         rng = random.Random(batch)
         for logprobs, drawn in distributions(model, rows):
             stop = torch.tensor(stops)
             engines.add(logprobs, drawn, stop)
-            u = torch.tensor([rng.random() for _ in drawn], dtype=torch.float64)
-            mass = logprobs.exp().cumsum(-1)
-            exact = torch.searchsorted(mass, (u * mass[:, -1])[:, None], right=True)[:, 0]
+            exact = inverse_transform(logprobs, rng)
             baseline.add(logprobs, exact, stop)
         batch += 1
     print(f"{batch} batches in {time.monotonic() - began:.0f} s; standard deviations of")
