@@ -31,6 +31,17 @@ CHATML = (
 )
 
 
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say on what real trainers ran: other processors and libraries round differently."""
+    ended = [r for kind in ("passed", "failed") for r in terminalreporter.stats.get(kind, [])]
+    if any("slow" in report.keywords for report in ended):
+        from arithmetic import arithmetic
+
+        terminalreporter.write_line(f"seen on: {arithmetic()}")
+        if seed := os.environ.get("GEM_PERTURB"):
+            terminalreporter.write_line(f"weights perturbed with seed {seed}")
+
+
 @pytest.fixture(scope="session")
 def make_tokenizer() -> Callable[[Sequence[str], int], Any]:
     """Make a byte-level BPE tokenizer with ChatML from a corpus and the size of its vocabulary."""

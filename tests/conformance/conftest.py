@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from arithmetic import arithmetic
 from locks import one_at_a_time
 
 ROOT = Path(__file__).parents[2]
@@ -23,20 +24,8 @@ TIMEOUT_S = 900
 PERTURBED = os.environ.get("GEM_PERTURB", "")
 
 
-def pytest_report_header() -> list[str]:
-    """Say on what trainers run: other processors round differently."""
-    try:
-        from gem_bench.provenance import arithmetic
-    except ModuleNotFoundError:  # a trainer's own environment
-        return []
-    header = [f"arithmetic: {arithmetic()}"]
-    if PERTURBED:
-        header.append(f"weights are perturbed with seed {PERTURBED} (GEM_PERTURB)")
-    return header
-
-
 @pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+def begin_with(tmp_path_factory: pytest.TempPathFactory) -> str:
     """What runs begin with: the tiny model, perturbed if asked for."""
     if not PERTURBED:
         return "tiny"
@@ -48,7 +37,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="session")
-def run(model: str) -> Callable[..., Path]:
+def run(begin_with: str) -> Callable[..., Path]:
     """Run a recipe through `gem-bench`, recording the trainer's own rows; returns the folder.
 
     `run(trainer, folder, recipe, *settings, **environment)`; settings are `key=value`.
@@ -58,7 +47,7 @@ def run(model: str) -> Callable[..., Path]:
         path = ROOT / "recipes" / f"{recipe}.toml"
         command = [sys.executable, "-m", "gem_bench", "run", str(path), "--to", trainer, "--cpu"]
         command += ["--out", str(folder), "--timeout", str(TIMEOUT_S)]
-        for setting in (f"policy.model={model}", *settings):
+        for setting in (f"policy.model={begin_with}", *settings):
             command += ["--set", setting]
         with one_at_a_time(trainer):
             ended = subprocess.run(
@@ -86,8 +75,6 @@ def keep() -> Callable[[str, str], None]:
     def write(name: str, holds: str) -> None:
         path = FOUND / name / holds
         path.parent.mkdir(parents=True, exist_ok=True)
-        from gem_bench.provenance import arithmetic
-
         today = datetime.datetime.now(datetime.timezone.utc).date()
         path.write_text(f"{today}\n{arithmetic()}\n")
 

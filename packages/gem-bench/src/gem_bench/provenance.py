@@ -56,23 +56,6 @@ def machine() -> dict[str, Any]:
     }
 
 
-def arithmetic() -> str:
-    """Return what decides how sums are rounded here: processor, instruction set, BLAS, threads."""
-    import torch
-
-    build = torch.__config__.show()
-    blas = [line.strip(" -") for line in build.splitlines() if "MKL" in line or "BLAS" in line]
-    libraries = [line for line in blas if not line.startswith("Build settings")]
-    parts = [
-        _processor(),
-        torch.backends.cpu.get_cpu_capability(),
-        *libraries,
-        f"torch {torch.__version__}",
-        f"{torch.get_num_threads()} threads",
-    ]
-    return ", ".join(parts)
-
-
 def _processor() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
