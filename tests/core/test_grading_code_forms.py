@@ -10,8 +10,9 @@ import pytest
 from gem.errors import DataError
 from gem.grading import Verdict
 from gem.grading import code as grader
+from gem.grading.plain import NotPlainError, Plain
 from gem.grading.replay import MAX_ROUNDS
-from gem.grading.statements import NotPlainError, Plain, Statement
+from gem.grading.statements import Statement
 from gem.sandbox import Executor, Limits, Result, resolve
 
 SQUARE = "def f(x):\n    return x * x"

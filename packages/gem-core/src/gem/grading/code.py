@@ -16,9 +16,10 @@ from typing import Any, TypeAlias
 from gem.blame import boundary
 from gem.errors import DataError
 from gem.grading.inside.encoding import encode, same
+from gem.grading.plain import CallFailedError, NotDataError, value_of
 from gem.grading.programs import Runner
 from gem.grading.replay import failures, results
-from gem.grading.statements import CallFailedError, NotDataError, Statement, value_of
+from gem.grading.statements import Statement
 from gem.grading.verdict import Verdict
 from gem.sandbox import Executor, Limits, resolve
 
@@ -96,12 +97,15 @@ def grade(
 
     Returns:
         A verdict that is correct when all tests pass, with reason `passed`, `no program`, or
-        `test I of N: ...` for the first test that does not pass: `wrong output`, `error`, or
-        `time`, `memory` or `output limit`. Output is compared without trailing whitespace.
+        `test I of N: ...` for the first test that does not pass: `wrong output`; `error`, with the
+        type of the exception where it is known; `time`, `memory` or `output limit`; or `refused`,
+        with what a test needs that cannot be had of a program in another process. What is
+        compared, and how, is in docs/code.md.
 
     Raises:
         DataError: The tests are not in one of the forms above.
-        ConfigurationError: The executor is not allowed; see `gem.sandbox.resolve`.
+        ConfigurationError: The executor is not allowed (see `gem.sandbox.resolve`), or cannot run
+            tests that call the program.
     """
     began = time.perf_counter()
     # Resolved and parsed first: wrong tests or a wrong executor are no fault of the program.

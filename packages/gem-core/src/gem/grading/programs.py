@@ -46,11 +46,13 @@ class Runner:
     """One program of ours with the policy's in it, or alone, in a sandbox."""
 
     def __init__(self, sandbox: Executor, side: str, program: str, limits: Limits) -> None:
-        """Args:
-        sandbox: Where it runs.
-        side: A module of `inside` with a function `main`.
-        program: What `main` is called with.
-        limits: Limits of each task.
+        """Store what is run, and how.
+
+        Args:
+            sandbox: Where it runs.
+            side: A module of `inside` with a function `main`.
+            program: What `main` is called with.
+            limits: Limits of each task.
         """
         self._sandbox = sandbox
         # Others may have another version of Python.

@@ -6,8 +6,9 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from gem.grading.plain import NotPlainError, ObjectError, Plain
 from gem.grading.programs import Answer, Runner
-from gem.grading.statements import NotPlainError, ObjectError, Plain, Statement
+from gem.grading.statements import Statement
 from gem.sandbox import Executor, Limits
 
 MAX_ROUNDS = 32
