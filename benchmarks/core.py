@@ -1,4 +1,4 @@
-"""Advantages, transcripts and threads: speed against the naive way of doing the same.
+"""Advantages, transcripts, threads and batches: speed against the naive way of doing the same.
 
 python benchmarks/core.py [--tokenizer PATH]
 
@@ -17,8 +17,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from gem.advantage import TurnTable, gae, grpo, rebn
-from gem.rollout import ChatFormat, TokenTranscript
+from gem.core import Env, Info, Observation, Step
+from gem.rollout import Budget, ChatFormat, Sample, TokenTranscript, play_batch
+from gem.rollout.environment import STEP_TIMEOUT_S
 from gem.rollout.threads import EnvThreads
+from gem.tasks import Task
 
 TURNS = 100_000
 EPISODES, STEPS = 128, 8
@@ -181,6 +184,42 @@ def thread_rows() -> None:
     asyncio.run(go())
 
 
+class Quick(Env):
+    """A game whose step takes a few microseconds."""
+
+    def reset(self, seed: int | None = None, **options: Any) -> tuple[Observation, Info]:
+        super().reset(seed=seed)
+        self.turn = 0
+        return "guess a number", {}
+
+    def step(self, action: str) -> Step:
+        self.turn += 1
+        busy(200)
+        return "higher", 0.5, self.turn == STEPS, False, {"success": False}
+
+
+def batch_rows(tokenizer: Any) -> None:
+    """`play_batch` with a time limit for environments, and in the calling thread without one."""
+    chat = ChatFormat(tokenizer)
+    ids = [*chat.encode_text("guess"), *sorted(chat.stop_ids)[:1]]
+    tasks = [Task("benchmark:Quick", seed) for seed in range(EPISODES)]
+
+    def play(limit: float | None) -> None:
+        play_batch(
+            tasks,
+            lambda requests: [Sample(ids, None, "stop") for _ in requests],
+            chat,
+            budget=Budget(turn_tokens=16, response_tokens=4096, prompt_tokens=512),
+            make_env=lambda task: Quick(),
+            step_timeout_s=limit,
+        )
+
+    title = f"play_batch, {EPISODES} episodes of {STEPS} quick steps"
+    print(f"\n{title:44} {'ms':>10}")
+    print(f"{'  without a time limit (baseline)':44} {best_of(lambda: play(None)):10.1f}")
+    print(f"{'  with one':44} {best_of(lambda: play(STEP_TIMEOUT_S)):10.1f}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokenizer", help="path of a Hugging Face tokenizer")
@@ -190,9 +229,11 @@ def main() -> None:
     if args.tokenizer:
         from transformers import AutoTokenizer
 
-        transcript_rows(AutoTokenizer.from_pretrained(args.tokenizer))
+        tokenizer = AutoTokenizer.from_pretrained(args.tokenizer)
     else:
-        transcript_rows(small_tokenizer())
+        tokenizer = small_tokenizer()
+    batch_rows(tokenizer)
+    transcript_rows(tokenizer)
 
 
 if __name__ == "__main__":

@@ -140,7 +140,7 @@ class GemAgentLoop(AgentLoopBase):  # type: ignore[misc]
         if not response:
             # verl's rows hold at least one response token; nothing is trained on this one.
             response, mask, logprobs = [self.tokenizer.eos_token_id], [0], [0.0]
-            rewards = [sum(trajectory.rewards[span.turn] for span in row.spans)]
+            rewards = [row.reward_left(trajectory.rewards)]
         versions = trajectory.policy_version or self._version(kwargs)
         return GemAgentLoopOutput(
             prompt_ids=row.prompt_ids,
