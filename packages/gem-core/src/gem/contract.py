@@ -12,6 +12,7 @@ from gem.errors import ContractError
 _KINDS = ("text", "image")
 _TELLING = ("success", "correct")
 """Keys of an info that tell whether an episode is won; the first one that is there decides."""
+_FLAGS = (bool, type(None))
 
 
 def check_reset(result: Any) -> tuple[Observation, Info]:
@@ -38,27 +39,44 @@ def check_step(result: Any) -> Step:
     Raises:
         ContractError: It is something else; the message says what.
     """
-    # The usual types are found by identity: this is called for every step of every game.
-    if (type(result) is not tuple and not isinstance(result, tuple | list)) or len(result) != 5:
+    # What nearly every step of every game returns is seen at once.
+    if type(result) is tuple and len(result) == 5:
+        observation, reward, terminated, truncated, info = result
+        if (
+            type(observation) is str
+            and type(reward) is float
+            and type(terminated) is bool
+            and type(truncated) is bool
+            and type(info) is dict
+            and not (terminated and truncated)
+            and math.isfinite(reward)
+            and observation.isascii()
+            and type(info.get("success")) in _FLAGS
+            and "correct" not in info
+        ):
+            return result
+    return _checked_step(result)
+
+
+def _checked_step(result: Any) -> Step:
+    if not isinstance(result, tuple | list) or len(result) != 5:
         raise ContractError(
             "step() must return (observation, reward, terminated, truncated, info), "
             f"got {_shown(result)}"
         )
     observation, reward, terminated, truncated, info = result
-    if type(reward) is not float:
-        reward = plain(reward)
-        if not isinstance(reward, int | float):
-            raise ContractError(f"step() must return a number as reward, got {_shown(reward)}")
-        reward = float(reward)
+    reward = plain(reward)
+    if not isinstance(reward, int | float):
+        raise ContractError(f"step() must return a number as reward, got {_shown(reward)}")
+    reward = float(reward)
     if not math.isfinite(reward):
         raise ContractError(f"step() must return a finite reward, got {reward}")
-    if type(terminated) is not bool or type(truncated) is not bool:
-        terminated, truncated = plain(terminated), plain(truncated)
-        if not isinstance(terminated, bool) or not isinstance(truncated, bool):
-            raise ContractError(
-                "step() must return booleans, got "
-                f"terminated={_shown(terminated)}, truncated={_shown(truncated)}"
-            )
+    terminated, truncated = plain(terminated), plain(truncated)
+    if not isinstance(terminated, bool) or not isinstance(truncated, bool):
+        raise ContractError(
+            "step() must return booleans, got "
+            f"terminated={_shown(terminated)}, truncated={_shown(truncated)}"
+        )
     if terminated and truncated:
         raise ContractError("step() must not return terminated and truncated at once")
     _check_info(info, "step")
@@ -93,7 +111,7 @@ def plain(value: Any) -> Any:
 
 
 def _check_info(info: Any, call: str) -> None:
-    if type(info) is not dict and not isinstance(info, dict):
+    if not isinstance(info, dict):
         raise ContractError(f"{call}() must return a dict as info, got {_shown(info)}")
     for key in _TELLING:
         told = info.get(key)
