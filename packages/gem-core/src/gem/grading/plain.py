@@ -28,11 +28,15 @@ class NotPlainError(Exception):
     """A test has more in it than is evaluated here."""
 
 
+class NeedsSandboxError(Exception):
+    """A test has to be run in a sandbox, for what the program returned."""
+
+
 class NotDataError(Exception):
     """A program returned an object that is none of the types that are compared."""
 
 
-class ObjectError(NotDataError):
+class ObjectError(NotDataError, NeedsSandboxError):
     """It is an object, which a test may use in other ways than to compare it."""
 
 
@@ -49,11 +53,31 @@ def _number(value: Any) -> Any:
 def _times(left: Any, right: Any) -> Any:
     for items, times in ((left, right), (right, left)):
         if isinstance(items, (str, bytes, list, tuple)):
-            if not isinstance(times, int) or len(items) * times > _MAX_LENGTH:
+            if not isinstance(times, int):
+                raise TypeError("a sequence is repeated by an integer")
+            if times > 0 and _contained(items, _MAX_LENGTH // times) * times > _MAX_LENGTH:
                 raise ValueError("a sequence is too long")
             return items * times
     _bounded(left, right)
     return _number(left) * _number(right)
+
+
+def _contained(value: Any, limit: int) -> int:
+    """Count characters and items, at any depth; stop above `limit`.
+
+    What is done with a sequence later, such as sorting it, may visit each of them.
+    """
+    count, left = 0, [value]
+    while left and count <= limit:
+        part = left.pop()
+        if isinstance(part, (str, bytes)):
+            count += len(part)
+        elif isinstance(part, (list, tuple, set, frozenset, dict)):
+            count += len(part)
+            if count <= limit:
+                left.extend(part)
+                left.extend(part.values() if isinstance(part, dict) else ())
+    return count
 
 
 def _bounded(*values: Any) -> None:
@@ -75,7 +99,11 @@ def _plus(left: Any, right: Any) -> Any:
 
 
 def _numbers(operation: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    return lambda left, right: operation(_number(left), _number(right))
+    def apply(left: Any, right: Any) -> Any:
+        _bounded(left, right)
+        return operation(_number(left), _number(right))
+
+    return apply
 
 
 def _short(items: Any) -> Any:
@@ -111,7 +139,16 @@ def _parsed(kind: Callable[[Any], Any]) -> Callable[..., Any]:
     return parse
 
 
+def _sum(items: Any, start: Any = 0) -> Any:
+    values = list(_short(items))
+    if not all(isinstance(value, (int, float, complex)) for value in (start, *values)):
+        # Sequences are copied, and fractions grow, with each item.
+        raise NeedsSandboxError("a sum of what is no number")
+    return sum(values, start)
+
+
 def _rounded(value: Any, digits: Any = None) -> Any:
+    _bounded(value)
     if isinstance(digits, int) and abs(digits) > _MAX_DIGITS:
         raise ValueError("too many digits")
     return round(value, digits)
@@ -126,8 +163,9 @@ _KINDS = {
     for kind in (bool, bytes, complex, dict, float, frozenset, int, list, set, str, tuple)
 }
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    **{f.__name__: _over(f) for f in (all, any, len, list, max, min, sorted, sum, tuple)},
+    **{f.__name__: _over(f) for f in (all, any, len, list, max, min, sorted, tuple)},
     **{f.__name__: f for f in (abs, bool, isinstance, range, type)},
+    "sum": _sum,
     "round": _rounded,
     "set": _hashed(set),
     "frozenset": _hashed(frozenset),
@@ -245,6 +283,9 @@ class Plain:
                 raise NotPlainError("a call")
             if any(keyword.arg is None for keyword in node.keywords):
                 raise NotPlainError("a call")
+            if any(k.arg == "key" and getattr(k.value, "id", "") != "str" for k in node.keywords):
+                # Of other functions, the work is not bounded.
+                raise NotPlainError("a key")
             children: list[ast.expr | None] = [*node.args, *(k.value for k in node.keywords)]
         elif isinstance(node, ast.Name):
             if node.id in self._program or node.id not in _KINDS:
@@ -333,13 +374,13 @@ class Plain:
         """Return why the test does not pass, given the results of its operations, or ''.
 
         Raises:
-            ObjectError: It has to do with objects of the program.
+            NeedsSandboxError: It has to do with objects of the program, or sums what is no number.
         """
         try:
             for test in self._asserted:
                 if not self._value(test, results):
                     return "wrong output"
-        except ObjectError:
+        except NeedsSandboxError:
             raise
         except NotDataError as error:
             return f"error ({error})"

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from gem.grading.plain import NotPlainError, ObjectError, Plain
+from gem.grading.plain import NeedsSandboxError, NotPlainError, Plain
 from gem.grading.programs import Answer, Runner
 from gem.grading.statements import Statement
 from gem.sandbox import Executor, Limits
@@ -41,7 +41,7 @@ def failures(
             found, failure = results(next(answers), len(operations))
             try:
                 yield failure or plain[place].failure(found)
-            except ObjectError:
+            except NeedsSandboxError:
                 yield next(_replayed([statements[place]], sandbox, runner, limits))
         else:
             yield next(replayed)
@@ -60,7 +60,7 @@ def results(answer: Answer, count: int) -> tuple[list[Any], str]:
 def _replayed(
     statements: Sequence[Statement], sandbox: Executor, runner: Runner, limits: Limits
 ) -> Iterator[str]:
-    # The word has executors take an interpreter that has the module.
+    # An executor looks at what a program imports to choose an interpreter that has the module.
     modules = (
         "numpy"
         if any("np" in test.preamble or "numpy" in test.source for test in statements)

@@ -23,6 +23,8 @@ NAME = "program"
 """`__name__` of the program: a guard that asks for `__main__` does not run."""
 
 _exec, _type = exec, type
+_MAX_RAISED = 1_000
+"""Characters of the message of an exception, and of its arguments."""
 
 
 def main(source: str) -> None:
@@ -55,12 +57,20 @@ def _names(code: types.CodeType) -> set[str]:
 
 
 def _raised(error: BaseException) -> dict[str, Any]:
-    return {"x": [kind.__name__ for kind in _type(error).__mro__], "m": _message(error)}
+    raised = {"x": [kind.__name__ for kind in _type(error).__mro__], "m": _message(error)}
+    try:
+        arguments = encode(list(error.args), _refuse)
+        if len(repr(arguments)) <= _MAX_RAISED:
+            raised["e"] = arguments
+    except BaseException:
+        # Only the message is told of what is no data, or writes itself badly.
+        return raised
+    return raised
 
 
 def _message(error: BaseException) -> str:
     try:
-        return str(error)[:1000]
+        return str(error)[:_MAX_RAISED]
     except BaseException:
         return ""
 

@@ -94,7 +94,9 @@ class _Known:
 
     def _value(self, place: int, operation: Any, result: Any, arguments: Any, named: Any) -> Any:
         if "x" in result:
-            raise _exception(result["x"], result["m"])
+            target = operation[1]
+            iterates = target[0] == "method" and target[2] == "__next__"
+            raise _exception(result, iterates)
         for which, now in result.get("a", ()):
             changed = arguments[which] if isinstance(which, int) else named[which]
             _change(changed, decode(now, _no_object, arrays=True))
@@ -116,14 +118,26 @@ def _change(changed: Any, now: Any) -> None:
         changed.update(now)
 
 
-def _exception(names: list[str], message: str) -> BaseException:
-    for name in names:
-        kind = getattr(builtins, name, None)
-        if isinstance(kind, type) and issubclass(kind, Exception):
+def _exception(result: dict[str, Any], iterates: bool) -> Exception:
+    """Return an exception like that of the program: of the first class that Python knows.
+
+    Where the test does not ask for the next item of an iterator, that is not StopIteration, which
+    would end a loop of the test as if it were at its end.
+    """
+    names, message = result["x"], result["m"]
+    known = [getattr(builtins, name, None) for name in names]
+    for kind in known:
+        if not (isinstance(kind, type) and issubclass(kind, Exception)):
+            continue
+        if issubclass(kind, StopIteration) and not iterates:
+            break
+        for arguments in (decode(result.get("e", [message]), _no_object), [message]):
             try:
-                return kind(message)
+                error = kind(*arguments)
             except TypeError:
-                break
+                continue
+            if str(error) == message or arguments == [message]:
+                return error
     return ProgramError(f"{names[0]}: {message}")
 
 
@@ -294,6 +308,19 @@ def _lambda(body: ast.expr) -> ast.expr:
     return ast.Lambda(nothing, body)
 
 
+def _map(function: Callable[..., Any], *items: Any) -> Any:
+    """`map`, as a generator: a StopIteration of the function is an error, and not its end."""
+    for arguments in zip(*items):  # noqa: B905
+        yield function(*arguments)
+
+
+def _filter(function: Callable[[Any], Any] | None, items: Any) -> Any:
+    """`filter`, likewise."""
+    for item in items:
+        if item if function is None else function(item):
+            yield item
+
+
 class _Raises:
     """`pytest.raises`."""
 
@@ -343,7 +370,12 @@ class _Test:
         tree = ast.fix_missing_locations(_Rewritten().visit(ast.parse(self.task["source"])))
         allowed = {k: v for k, v in vars(builtins).items() if k not in _TAKEN}
         scope = {
-            "__builtins__": {**allowed, "__import__": self._import},
+            "__builtins__": {
+                **allowed,
+                "__import__": self._import,
+                "map": _map,
+                "filter": _filter,
+            },
             "__name__": "__main__",
             "__gem_assert__": self._assert,
             "__gem_equal__": self._equal,

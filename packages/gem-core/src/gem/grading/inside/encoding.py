@@ -27,6 +27,7 @@ _MAX_NODES = 1_000_000
 _MAX_DEPTH = 100
 _MAX_COLLISIONS = 64
 _SMALL = 1 << 63
+_MAX_EXACT = 1 << 53
 # As Decimal and Fraction write themselves, within bounds: as an integer, 1e999999999 is endless.
 _NUMBER = r"-?([0-9]{1,2000}(/[0-9]{1,2000}|(\.[0-9]{1,2000})?(E[+-]?[0-9]{1,3})?)|NaN|Infinity)"
 _REL_TOL, _ABS_TOL = 1e-9, 1e-12
@@ -180,7 +181,8 @@ def same(value: Any, expected: Any) -> bool:
     """Return whether two values are equal, floats in them within a relative 1e-9.
 
     Both of a pair must be floats for that (absolute 1e-12 near zero; NaN equals NaN); an integer
-    and a float may differ by 1e-9. Other types are compared as Python does.
+    and a float may differ by 1e-9, or not at all where floats are further apart than 1. Other
+    types are compared as Python does.
     """
     kinds = type(value), type(expected)
     if float in kinds and set(kinds) <= {float, int}:
@@ -189,7 +191,9 @@ def same(value: Any, expected: Any) -> bool:
         try:
             if kinds == (float, float):
                 return bool(math.isclose(value, expected, rel_tol=_REL_TOL, abs_tol=_ABS_TOL))
-            return bool(abs(value - expected) <= _REL_TOL)
+            # The difference to a larger integer would be rounded.
+            exact = max(abs(value), abs(expected)) <= _MAX_EXACT
+            return exact and bool(abs(value - expected) <= _REL_TOL)
         except OverflowError:
             return False
     if kinds in ((list, list), (tuple, tuple)):
