@@ -135,14 +135,15 @@ def spellings(value: Fraction) -> list[str]:
     n, d = value.numerator, value.denominator
     written = [
         f"{n}/{d}",
-        f"\\frac{{{3 * n}}}{{{3 * d}}}",
         f"x = {n}/{d}",
         f"\\left({n} \\div {d}\\right)",
-        f"{100 * n}/{d}\\%",
+        f"{100 * value}\\%",
         f"\\frac{{{n}}}{{{d}}}\\text{{ cm}}",
-        f"{n}e3/{d}000",
     ]
-    if d == 1:
+    if d > 1:
+        # A fraction that is an integer is a division to be carried out.
+        written += [f"\\frac{{{3 * n}}}{{{3 * d}}}", f"{n}e3/{d}000"]
+    else:
         written += [str(n), f"{n:,}", f"{n}.0", f"\\${n}"]
     if n > d > 1:
         written.append(f"{n // d}\\frac{{{n % d}}}{{{d}}}")
@@ -290,7 +291,7 @@ def test_a_megabyte_is_graded_at_once(piece: str) -> None:
 )
 def test_a_gold_may_be_a_number(gold: Any) -> None:
     assert grade("12", gold).correct
-    assert grade("\\frac{24}{2}", gold).correct
+    assert grade("x = 12", gold).correct
     assert not grade("13", gold).correct
 
 

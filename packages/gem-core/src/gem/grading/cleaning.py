@@ -5,10 +5,20 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from gem.grading.vocabulary import SCALES, UNITS, is_notation
+from gem.grading.vocabulary import (
+    REST,
+    SCALES,
+    UNITS,
+    changes_number,
+    is_counted,
+    is_notation,
+)
 
 _POWERS = {"square": "2", "sq": "2", "cubic": "3"}
-_NO_UNITS = frozenset({"dozen", "hundred", "half", "factorial", "and", "mod", "not", *SCALES})
+_NO_UNITS = frozenset({"and", "mod"})
+_ONE_OR_LESS = re.compile(
+    r"[+-]?\s*(?:1|0?\.\d+|\d+\s*/\s*\d+|\\[dtc]?frac\s*(?:\{[^{}]*\}|\d){1,2})\s*"
+)
 _UNIT = r"(?:(?:square|sq\.?|cubic)\s+)?[a-zA-Z]+\.?(?:\s*\^?\s*\{?\s*[23]\s*\}?)?"
 _UNIT_TAIL = re.compile(rf"(?<![\\a-zA-Z])({_UNIT}(?:\s*(?:/|\bper\b)\s*{_UNIT})?)$")
 _MAX_UNIT = 80
@@ -57,7 +67,7 @@ _CHARACTERS = str.maketrans(
 )  # fmt: skip
 _REALS = re.compile(r"\\mathbb\s*\{?R\}?|\ball real numbers\b")
 _MEMBER = re.compile(r"^\s*[a-zA-Z]\s*\\in(?![a-z])")
-_SCALE = re.compile(rf"(?<=\d)\s*({'|'.join(SCALES)})\b", re.I)
+_SCALE = re.compile(rf"(?<=\d)\s*({'|'.join(SCALES)})s?\b", re.I)
 
 
 def clean(text: str) -> str:
@@ -87,15 +97,25 @@ def clean(text: str) -> str:
 
 
 def _joined(found: re.Match[str]) -> str:
-    """Return several words as one, which may be a unit; as they are if they say something else."""
+    """Return several words as one, which may be a unit; as they are if they say something else.
+
+    Of `pounds of flour left` it is the pounds that count.
+    """
     words = found[1].lower().split()
-    if any(word in _NO_COUNTED or word in _NO_UNITS or word in SCALES for word in words):
+    if any(word in _NO_COUNTED or word in _NO_UNITS or changes_number(word) for word in words):
         return found[0]
+    if "of" in words[1:]:
+        words = words[: words.index("of")]
+    while len(words) > 1 and words[-1] in REST:
+        words.pop()
     return " " + "".join(words)
 
 
 def expanded(cleaned: str) -> tuple[str, str]:
-    """Return a cleaned answer without its unit and with words of mathematics as signs; the unit."""
+    """Return a cleaned answer without its unit and with words of mathematics as signs; the unit.
+
+    A unit that begins with a question mark may be none: a word that is neither known nor a plural.
+    """
     text = _DEGREES.sub(r" \\deg ", cleaned)
     text = _REALS.sub(r"(-\\infty,\\infty)", text)
     text = _MEMBER.sub("", text)
@@ -114,6 +134,9 @@ def expanded(cleaned: str) -> tuple[str, str]:
         head = text[: tail.start()]
         unit = _canonical_unit(tail[1], apart=head[-1:].isspace())
         head = head.rstrip()
+        if _ONE_OR_LESS.fullmatch(head):
+            # Of these there is a singular.
+            unit = unit.lstrip("?")
         if unit and (head[-1:] in (")", "}", "]") or head[-1:].isdigit() or head.endswith("\\pi")):
             return head, unit
     return text, ""
@@ -122,9 +145,11 @@ def expanded(cleaned: str) -> tuple[str, str]:
 def _canonical_unit(phrase: str, apart: bool) -> str:
     """Return the unit's usual name, empty if the phrase is none.
 
-    Any word that stands apart from its number is one, for instance `apples`.
+    Any word that stands apart from its number may be one, for instance `apples`; one that is
+    neither known nor a plural gets a question mark in front.
     """
-    parts = []
+    parts: list[str] = []
+    doubt = ""
     for part in re.split(r"/|\bper\b", phrase):
         found = _UNIT_PART.fullmatch(part.strip().rstrip("} "))
         if found is None:
@@ -135,7 +160,11 @@ def _canonical_unit(phrase: str, apart: bool) -> str:
         if unit is None or (len(name) == 1 and not apart):
             if not apart or len(word) < 3 or word in _NO_UNITS or is_notation(word):
                 return ""
+            if changes_number(word):
+                return ""
+            if not parts and not is_counted(word):
+                doubt = "?"
             unit = word.rstrip("s")
         power = found[3] or _POWERS.get(found[1] or "", "")
         parts.append(unit + power)
-    return "/".join(parts)
+    return doubt + "/".join(parts)

@@ -50,7 +50,7 @@ def _same(answer: Node, gold: Node, work: Work) -> bool:
         return _all_same(answer.args, gold.args, work) or _all_same(
             answer.args[::-1], gold.args, work
         )
-    if kinds & {"interval", "tuple", "list", "union", "ratio", "equation", "unequal"}:
+    if kinds & {"interval", "tuple", "list", "union", "ratio", "equation", "unequal", "chain"}:
         return False
     return same_value(answer, gold, work)
 
@@ -78,8 +78,14 @@ def _plain(node: Node, work: Work) -> Node:
 
 
 def _same_measure(answer: Node, gold: Node, work: Work) -> bool:
-    """Compare values with units; a missing unit is any unit."""
+    """Compare values with units; a missing unit is any unit.
+
+    Behind the answer's number, a word that may be no unit counts only if the gold has it.
+    """
     (value, unit), (right, expected) = _measured(answer), _measured(gold)
+    if unit[:1] == "?" and not expected:
+        return False
+    unit, expected = unit.lstrip("?"), expected.lstrip("?")
     if unit == expected or {unit, expected} in _DEGREES:
         return _same(value, right, work)
     if "unit" in (unit.rstrip("23"), expected.rstrip("23")):
@@ -131,20 +137,27 @@ def _measured(node: Node) -> tuple[Node, str]:
 
 
 def _same_named(answer: Node, gold: Node, work: Work) -> bool:
-    """Compare what names stand for; the name is part of the answer only if both have one."""
+    """Compare what names stand for; the name is part of the answer only if both have one.
+
+    A gold that names a value is a solution: an equation that has yet to be solved for the name is
+    none.
+    """
     if answer.kind == gold.kind:
         names = {answer.args[0], gold.args[0]}
         functions = all(name == "y" or name.endswith("(x)") for name in names)
-        if len(names) == 1 or functions:
+        if len(names) == 1 or (functions and len({name.count("'") for name in names}) == 1):
             return _same(answer.args[1], gold.args[1], work)
-        # y = 2x and x = y/2 are the same line.
-        if symbols(answer.args[1]) or symbols(gold.args[1]):
-            return _same_equation(_as_equation(answer), _as_equation(gold), work)
         return False
-    if "equation" in (answer.kind, gold.kind):
-        return _same_equation(_as_equation(answer), _as_equation(gold), work)
-    value, other = (answer, gold) if answer.kind == "named" else (gold, answer)
-    return _same(value.args[1], other, work)
+    if gold.kind == "equation":
+        return _same_equation(_as_equation(answer), gold, work)
+    if answer.kind == "equation":
+        # 5 = x is x = 5.
+        value, name = answer.args
+        solved = name == Node("symbol", (gold.args[0],)) and name.args[0] not in symbols(value)
+        return solved and _same(value, gold.args[1], work)
+    if answer.kind == "named":
+        return _same(answer.args[1], gold, work)
+    return _same(answer, gold.args[1], work)
 
 
 def _as_equation(node: Node) -> Node:

@@ -99,7 +99,7 @@ def unevaluated(answer: Node | str, gold: Node | str) -> str | None:
         if shown:
             return min(shown)
     answer, gold = _readable(answer), _readable(gold)
-    if answer == gold or (not isinstance(answer, str) and _is_literal(answer)):
+    if answer == gold or (not isinstance(answer, str) and answer.kind == "number"):
         return None
     found = _operations(answer)
     if found:
@@ -119,12 +119,7 @@ def _readable(answer: Node | str) -> Node | str:
 def _operations(answer: Node | str) -> set[str]:
     if isinstance(answer, str):
         return _in_text(answer)
-    return {
-        found
-        for component in _components(answer)
-        if not _is_literal(component)
-        for found in _in_component(component)
-    }
+    return {found for component in _components(answer) for found in _in_component(component)}
 
 
 def _in_text(text: str) -> set[str]:
@@ -144,6 +139,8 @@ def _components(node: Node) -> list[Node]:
 
 
 def _in_component(node: Node) -> set[str]:
+    if _is_literal(node):
+        return {"quotient"} if _is_division(node) else set()
     if node.kind in ("chain", "equation") and not symbols(node):
         # One of the equal values that is worked out is enough.
         values = [_in_component(value) for value in nodes(node)]
@@ -386,6 +383,20 @@ def _is_literal(node: Node) -> bool:
     if node.kind == "divide":
         return _is_integer(node.args[0]) and _is_integer(node.args[1])
     return node.kind == "number"
+
+
+def _is_division(node: Node) -> bool:
+    """Return whether a fraction of integers is an integer, as 12/2 is."""
+    if node.kind == "negate":
+        node = node.args[0]
+    if node.kind != "divide":
+        return False
+    above, below = (_integer(arg) for arg in node.args)
+    return abs(below) != 1 and below != 0 and above % below == 0
+
+
+def _integer(node: Node) -> int:
+    return int(node.args[0]) if node.kind == "number" else -int(node.args[0].args[0])
 
 
 def _is_number(node: Node) -> bool:

@@ -209,11 +209,19 @@ class _Reader:
     def equal(self, name: str, sides: list[Node], signs: list[str]) -> Node:
         """Return what is named, an equation or a chain; `signs` has the one left of each side.
 
-        What is approximate does not count where something exact stands left of it.
+        What is approximate does not count where something exact stands left of it, unless the
+        two contradict each other.
         """
         if any(sign not in ("", "=", "~") for sign in signs):
             raise UnreadableError(self.text)
-        exact = next((i for i, sign in enumerate(signs) if i and sign == "~"), len(signs))
+        exact = next(
+            (
+                i
+                for i, sign in enumerate(signs)
+                if i and sign == "~" and not _contradict(sides[i - 1], sides[i])
+            ),
+            len(signs),
+        )
         sides = sides[:exact]
         if len(sides) == 1:
             return Node("named", (name, sides[0])) if name else sides[0]
@@ -663,6 +671,19 @@ def _length(node: Node) -> str:
     if node.kind in ("multiply", "divide") and all(parts):
         return ("/" if node.kind == "divide" else "").join(parts)
     return ""
+
+
+def _contradict(exact: Node, rounded: Node) -> bool:
+    """Return whether an integer is no rounding of the one left of it: 6 to 5, but 123 to 100."""
+    numbers = []
+    for node in (exact, rounded):
+        inner = node.args[0] if node.kind == "negate" else node
+        if inner.kind != "number" or inner.args[0].denominator != 1:
+            return False
+        numbers.append(int(inner.args[0]) * (1 if inner is node else -1))
+    digits = str(abs(numbers[1]))
+    place = 10 ** (len(digits) - len(digits.rstrip("0"))) if numbers[1] else 1
+    return 2 * abs(numbers[0] - numbers[1]) > (place if place > 1 else 0)
 
 
 def _negated(node: Node) -> Node:

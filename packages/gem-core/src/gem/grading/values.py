@@ -45,6 +45,9 @@ def same_value(answer: Node, gold: Node, work: Work) -> bool:
     """
     if answer.kind == gold.kind == "number" and not is_rounded(answer, gold):
         return bool(answer.args[0] == gold.args[0])
+    if _is_integer(gold) and is_rounded(answer):
+        # Only of what is no integer are so many digits a rounding.
+        return _exact(answer, work) == _exact(gold, work)
     # What one evaluation costs, and finding the names.
     cost = size(answer) + size(gold)
     work.spend(cost)
@@ -87,6 +90,11 @@ def is_rounded(*nodes: Node) -> bool:
         if inner.kind == "number" and inner.args[1] >= _ROUNDED_DIGITS:
             return True
     return False
+
+
+def _is_integer(node: Node) -> bool:
+    inner = node.args[0] if node.kind == "negate" else node
+    return inner.kind == "number" and not inner.args[1] and inner.args[0].denominator == 1
 
 
 def _exact(node: Node, work: Work) -> Fraction:

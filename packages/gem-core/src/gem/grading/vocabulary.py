@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 FUNCTIONS = frozenset(
     {
         "sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "sinh", "cosh",
@@ -58,7 +60,59 @@ UNITS = {
     }.items()
     for name in names.split()
 }
-SCALES = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+# Words behind a number that leave it as it is. Of the names of things the plurals need no list.
+REST = frozenset({"left", "old", "later", "remaining", "total", "altogether", "overall"})
+_COUNTED_WORDS = """
+    acre amp ampere bit byte cal calorie cattle celsius children cup deer dice dime fahrenheit
+    fathom feet fish furlong gal gallon gb geese gpa hectare hp inr joule kb kcal kelvin khz
+    kids kilowatt kj kmh knot kpa kph kw kwh lumen mb men mg mhz mice mol mole mph mps newton
+    nickel ohm oxen pa pascal pence penny people person persons peso pint pixel ppm psi quart
+    rev revolution rpm rupee sheep shilling sqft tablespoon tb tbsp teaspoon teeth ton tonne
+    tsp turn volt watt women won yen yuan
+"""
+_COUNTED = REST | frozenset(_COUNTED_WORDS.split())
+_NO_PLURALS_WORDS = """
+    always as besides does downwards equals has likewise nevertheless opposites regardless sometimes
+    tens towards upwards yes
+"""
+_NO_PLURALS = frozenset(_NO_PLURALS_WORDS.split())
+_CHANGING = re.compile(
+    r"""
+    (?:zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|hundred|thousand
+    |[a-z]+illion|(?:thir|four|fif|six|seven|eigh|nine)teen
+    |(?:twen|thir|for|fif|six|seven|eigh|nine)ty)(?:s|es|ths?)?
+    |(?:half|halve|quarter|third|fifth|eighth|ninth|twelfth|(?:twen|thir|for|fif|six|seven|eigh|nine)
+    tieth)s?
+    |once|twice|thrice|dozens?|scores?|gross(?:es)?
+    |negatives?|minus|plus|squared?|cubed?|doubled?|doubles|tripled?|triples|halved|inverses?
+    |reciprocals?|factorials?|below|above|under|over|without|infinite|infinity|infinitely|remainders?
+    |no|non|not|none|nope|never|nor|neither|either|or|wrong|false|incorrect|versus|vs|rather
+    |instead|maybe|perhaps|possibly|probably|alternatively|else|except|unless|unlike
+    |binary|octal|hex|hexadecimal|ternary|base
+    """,
+    re.VERBOSE,
+)
+
+
+def changes_number(word: str) -> bool:
+    """Return whether a word makes another number of the number before it, or doubts it.
+
+    Args:
+        word: In lower case.
+    """
+    return _CHANGING.fullmatch(word) is not None
+
+
+def is_counted(word: str) -> bool:
+    """Return whether a word that is no unit by itself names things that are counted or measured.
+
+    Args:
+        word: In lower case; of several written together, the last one decides.
+    """
+    if word in _COUNTED:
+        return True
+    return word.endswith("s") and not word.endswith(("ss", "us", "is")) and word not in _NO_PLURALS
 
 
 def is_notation(word: str) -> bool:
