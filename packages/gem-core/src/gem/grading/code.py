@@ -150,7 +150,7 @@ class _Judge:
 
 
 def _printed(test: _Printed, sandbox: Executor, program: str, limits: Limits) -> str:
-    # More than twice what is expected cannot be right; what goes to stderr is nobody's business.
+    # More than twice what is expected cannot be right; stderr is limited, but not compared.
     room = max(_OUTPUT_BYTES, 2 * len(test.expected.encode("utf-8", "replace")))
     with boundary("sandbox"):
         result = sandbox.run(program, test.stdin, dataclasses.replace(limits, output_bytes=room))

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
 leave = os._exit
 _write, _now, _dumps = os.write, time.perf_counter, json.dumps
-_fork: Callable[[], int] | None = getattr(os, "fork", None)
-_waitpid = os.waitpid
+_fork, _waitpid = os.fork, os.waitpid
 _began = _now()
 
 
@@ -46,17 +45,26 @@ def work(tasks: list[Any], answers: int, solve: Callable[[Any], Any]) -> None:
     """Solve tasks one after the other, each in a fork, and end the process.
 
     Answers are `[number, seconds since the beginning of that task, answer]`; `["task", number,
-    seconds since the beginning of the run]` goes before each. The last one needs no fork; without
-    forks only the first is solved.
+    seconds since the beginning of the run]` goes before each. The last one needs no fork.
     """
     for number, task in enumerate(tasks):
         began = _now() if number else _began
         say(answers, ["task", number, _now() - _began])
         last = number + 1 == len(tasks)
-        child = 0 if last or _fork is None else _fork()
+        child = 0 if last else _fork()
         if child == 0:
             answer = solve(task)
             say(answers, [number, _now() - began, answer])
             leave(0)
         _waitpid(child, 0)
+    leave(0)
+
+
+def feed(tasks: list[Any], answers: int, solve: Callable[[Any], Any]) -> None:
+    """Do the same in this process, for tasks that are solved elsewhere."""
+    for number, task in enumerate(tasks):
+        began = _now() if number else _began
+        say(answers, ["task", number, _now() - _began])
+        answer = solve(task)
+        say(answers, [number, _now() - began, answer])
     leave(0)

@@ -1,6 +1,12 @@
-"""A program and calls of what it defines. Nothing that is expected of it is in this process.
+"""A program and calls of what it defines. Nothing that is expected of it is in its process.
 
-It may do here what it likes: what it returns, prints or forges is its own answer.
+Two processes: one reads the operations of all tests from stdin and never runs the program; the
+other loads the program before that, and forks for each test. A fork receives an operation when it
+has answered the one before, so an answer is given without the arguments of later operations, and
+of other tests. What the program does to its own processes can only change its own answers.
+
+The first process is out of reach of the second in `bwrap`, which has no /proc and refuses ptrace;
+elsewhere it asks the kernel not to let processes of the same user read its memory.
 """
 
 from __future__ import annotations
@@ -8,6 +14,8 @@ from __future__ import annotations
 import builtins
 import contextlib
 import itertools
+import json
+import os
 import sys
 import types
 
@@ -16,36 +24,150 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from gem.grading.inside.batch import begin, leave, say, work
+    from gem.grading.inside.batch import _dumps, _fork, _write, begin, feed, leave, say
     from gem.grading.inside.encoding import MAX_ITERATED, decode, encode, preamble
 
 NAME = "program"
 """`__name__` of the program: a guard that asks for `__main__` does not run."""
 
 _exec, _type = exec, type
+_leave, _read, _waitpid = os._exit, os.read, os.waitpid
+_loads = json.loads
+_FORK, _LAST = b"f", b"l"
+_LOADED = b"{}"
+_SET_DUMPABLE = 4
 _MAX_RAISED = 1_000
 """Characters of the message of an exception, and of its arguments."""
 
 
 def main(source: str) -> None:
     """Load a program and do the operations that stdin asks for."""
+    protect = _protection()
+    protect(True)
+    asked, ask = os.pipe()
+    told, tell = os.pipe()
+    if os.fork() == 0:
+        protect(False)
+        os.close(ask)
+        os.close(told)
+        _silence()
+        _program_side(source, asked, tell)
+    os.close(asked)
+    os.close(tell)
     tasks, answers = begin()
-    try:
-        code = compile(source, NAME + ".py", "exec", dont_inherit=True)
-        module = types.ModuleType(NAME)
-        names = _names(code)
-        module.__dict__.update(preamble(names))
-        if "random" in names:
-            # A program that is run again must not answer anew.
-            __import__("random").seed(0)
-        sys.modules[NAME] = module
-        with contextlib.suppress(SystemExit):
-            _exec(code, module.__dict__)
-    except BaseException as error:
-        say(answers, ["load", _raised(error)])
+    loaded = _receive(told)
+    if loaded is None:
         leave(0)
-    program = module.__dict__
-    work(tasks, answers, lambda operations: _Process(program).results(operations))
+    if loaded != _LOADED:
+        say(answers, ["load", json.loads(loaded)])
+        leave(0)
+    left = len(tasks)
+
+    def solve(operations: list[Any]) -> Any:
+        nonlocal left
+        left -= 1
+        _write(ask, _FORK if left else _LAST)
+        replies = []
+        for operation in operations:
+            _send(ask, _dumps(operation).encode())
+            reply = _receive(told)
+            if not reply:
+                break
+            replies.append(json.loads(reply))
+        else:
+            # The end of the test, of which the fork is told by an empty message.
+            _send(ask, b"")
+            while _receive(told):
+                pass
+        return replies
+
+    feed(tasks, answers, solve)
+
+
+def _protection() -> Callable[[bool], None]:
+    """Return what takes the memory of this process from others of the same user, or gives it."""
+    if not os.access("/proc/self/mem", os.F_OK):
+        return lambda hidden: None
+    try:
+        import ctypes
+
+        control = ctypes.CDLL(None).prctl
+    except (ImportError, OSError, AttributeError):
+        return lambda hidden: None
+    return lambda hidden: control(_SET_DUMPABLE, 0 if hidden else 1, 0, 0, 0)
+
+
+def _silence() -> None:
+    """Take the streams away, with what has been read of stdin but not used."""
+    for mode, targets in ((os.O_RDONLY, (0,)), (os.O_WRONLY, (1, 2))):
+        nothing = os.open(os.devnull, mode)
+        for target in targets:
+            os.dup2(nothing, target)
+        os.close(nothing)
+    sys.stdin.read()
+
+
+def _program_side(source: str, asked: int, tell: int) -> None:
+    """Load the program, then fork for each test; the last one needs no fork."""
+    try:
+        program = _load(source)
+    except BaseException as error:
+        _send(tell, _dumps(_raised(error)).encode())
+        _leave(0)
+    _send(tell, _LOADED)
+    while True:
+        order = _take(asked, 1)
+        if not order:
+            _leave(0)
+        child = 0 if order == _LAST else _fork()
+        if child == 0:
+            process = _Process(program)
+            while operation := _receive(asked):
+                _send(tell, _dumps(process.result(*_loads(operation))).encode())
+            if order == _LAST:
+                _send(tell, b"")
+            _leave(0)
+        _waitpid(child, 0)
+        _send(tell, b"")
+
+
+def _load(source: str) -> dict[str, Any]:
+    code = compile(source, NAME + ".py", "exec", dont_inherit=True)
+    module = types.ModuleType(NAME)
+    names = _names(code)
+    module.__dict__.update(preamble(names))
+    if "random" in names:
+        # A program that is run again must not answer anew.
+        __import__("random").seed(0)
+    sys.modules[NAME] = module
+    with contextlib.suppress(SystemExit):
+        _exec(code, module.__dict__)
+    return module.__dict__
+
+
+def _send(to: int, message: bytes) -> None:
+    """Write a message, after its length."""
+    left = memoryview(len(message).to_bytes(8, "big") + message)
+    while left:
+        left = left[_write(to, left) :]
+
+
+def _receive(source: int) -> bytes | None:
+    """Read exactly one message; None at the end."""
+    size = _take(source, 8)
+    return None if len(size) < 8 else _take(source, int.from_bytes(size, "big"))
+
+
+def _take(source: int, size: int) -> bytes:
+    """Read so many bytes, or those up to the end, and none after them."""
+    parts = []
+    while size:
+        part = _read(source, min(size, 1 << 20))
+        if not part:
+            break
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
 
 
 def _names(code: types.CodeType) -> set[str]:
@@ -98,10 +220,7 @@ class _Process:
         self.program = program
         self.values: list[Any] = []
 
-    def results(self, operations: list[Any]) -> list[Any]:
-        return [self._result(*operation) for operation in operations]
-
-    def _result(self, kind: str, target: Any, arguments: Any = (), named: Any = ()) -> Any:
+    def result(self, kind: str, target: Any, arguments: Any = (), named: Any = ()) -> Any:
         """Do one operation; return its value or exception, and what became of its arguments."""
         value, changed = None, []
         try:
