@@ -85,8 +85,10 @@ def test_tests_may_be_json() -> None:
 @pytest.mark.parametrize("program", [ADD, METHOD])
 def test_functions_and_methods_are_called(program: str) -> None:
     tests = {"fn_name": "add", "inputs": [[1, 2], ["a", "b"], [[1], [2]]]}
-    # The value of a call may be wrapped in a list of one.
-    assert grade(program, {**tests, "outputs": [3, ["ab"], [1, 2]]}).correct
+    assert grade(program, {**tests, "outputs": [3, "ab", [1, 2]]}).correct
+    # The values of calls may be wrapped in lists of one: all of them, or none.
+    assert grade(program, {**tests, "outputs": [[3], ["ab"], [[1, 2]]]}).correct
+    assert not grade(program, {**tests, "outputs": [3, ["ab"], [1, 2]]}).correct
     assert not grade(program, {**tests, "outputs": [3, "ab", [2, 1]]}).correct
 
 

@@ -132,7 +132,6 @@ def test_names_that_leetcode_imports_need_no_import(program: str) -> None:
         ("range(3)", [0, 1, 2]),
         ("{2: 1}.keys()", [2]),
         ("map(str, [1, 2])", ["1", "2"]),
-        ("{3, 1, 2}", [1, 2, 3]),
         ("float('nan')", float("nan")),
         ("float('-inf')", float("-inf")),
         ("10**30", 10**30),
@@ -164,6 +163,8 @@ def test_values_are_compared_as_the_data_they_are(value: str, expected: Any) -> 
         ("float('inf')", 1e308),
         ("[1, 2]", [1, 2, 3]),
         ("{1, 2}", [1, 2, 2]),
+        ("{3, 1, 2}", [1, 2, 3]),
+        ("frozenset([1])", [1]),
         ("'3'", 3),
         ("3", "3"),
         ("None", 0),
@@ -192,6 +193,10 @@ def test_values_that_differ_are_not_paid(value: str, expected: Any) -> None:
         ("0.0", "0.1", False),
         ("nan", "0.1", False),
         ("inf", "1e999", False),
+        ("1e999", "1e400", False),
+        ("1e400", "1e400", True),
+        ("0.0", "0.00000000053", False),
+        ("0.00", "-0.0", True),
         ("1.0.0", "1.0", False),
         ("1.0 2.0", "1.0\n2.0", False),
         ("1_0.0", "10.0", False),
@@ -349,6 +354,8 @@ def test_no_text_of_the_program_is_run_where_the_test_is(test: str) -> None:
 def test_a_statement_that_is_no_python_is_an_error_of_the_data() -> None:
     with pytest.raises(DataError, match="not a Python statement"):
         grade(SQUARE, ["assert f(3 == 9"])
+    with pytest.raises(DataError, match="asserts a tuple"):
+        grade(SQUARE, ["assert (f(3) == 9, 'm')"])
 
 
 @pytest.mark.parametrize(

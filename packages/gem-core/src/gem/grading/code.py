@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import math
@@ -10,7 +9,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from gem.blame import boundary
@@ -52,6 +51,8 @@ class _Call:
     """As `inside/candidate.py` takes it."""
     expected: Any
     size: int
+    wrapped: bool = False
+    """Whether a value may also be what the list `expected` holds, as for all of the problem."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,8 @@ def grade(
         tests: `{"inputs": [...], "outputs": [...]}`, where each input is what the program reads on
             stdin and each output what it must print (a list of lines is joined). With a further
             key `fn_name`, each input is the list of arguments of that function, or of that method
-            of a class `Solution`, and each output its value. Or a list of `{"input", "output"}`
+            of a class `Solution`, and each output its value, or, where all outputs of the problem
+            are lists of one, the value in it; a set is no list. Or a list of `{"input", "output"}`
             mappings, or of statements that must not raise (`"assert f(1) == 2"`). Or any of these
             as JSON.
         executor: Where programs run; see `gem.sandbox.resolve`.
@@ -99,7 +101,8 @@ def grade(
         A verdict that is correct when all tests pass, with reason `passed`, `no program`, or
         `test I of N: ...` for the first test that does not pass: `wrong output`; `error`, with the
         type of the exception where it is known; `time`, `memory` or `output limit`; or `refused`,
-        with what a test needs that cannot be had of a program in another process. What is
+        with what a test needs that cannot be had of a program in another process. Floats are
+        equal within a relative 1e-9; what all calls of a run return is at most 4 MB. What is
         compared, and how, is in docs/code.md.
 
     Raises:
@@ -153,7 +156,7 @@ def _printed(test: _Printed, sandbox: Executor, program: str, limits: Limits) ->
     # More than twice what is expected cannot be right; stderr is limited, but not compared.
     room = max(_OUTPUT_BYTES, 2 * len(test.expected.encode("utf-8", "replace")))
     with boundary("sandbox"):
-        result = sandbox.run(program, test.stdin, dataclasses.replace(limits, output_bytes=room))
+        result = sandbox.run(program, test.stdin, replace(limits, output_bytes=room))
     if result.limit_hit is not None:
         return f"{result.limit_hit} limit"
     if result.exit_code != 0:
@@ -165,15 +168,14 @@ def _called(tests: Sequence[_Call], runner: Runner) -> Iterator[str]:
     answers = runner.answers([[test.operation] for test in tests])
     for test, answer in zip(tests, answers, strict=True):
         values, failure = results(answer, 1)
-        yield failure or _judged(values[0], test.expected)
+        yield failure or _judged(values[0], test)
 
 
-def _judged(result: Any, expected: Any) -> str:
+def _judged(result: Any, test: _Call) -> str:
     try:
-        right = _matches(value_of(result), expected)
-        if not right and isinstance(expected, list) and len(expected) == 1:
-            # Data sets wrap a call's value in a list of one.
-            right = _matches(value_of(result), expected[0])
+        right = _matches(value_of(result), test.expected)
+        if not right and test.wrapped:
+            right = _matches(value_of(result), test.expected[0])
     except CallFailedError as error:
         return str(error)
     except NotDataError as error:
@@ -185,15 +187,10 @@ def _judged(result: Any, expected: Any) -> str:
 
 
 def _matches(value: Any, expected: Any) -> bool:
-    """Return whether a value is what JSON data says, which has neither tuples, sets nor keys
-    other than text."""
+    """Return whether a value is what JSON data says, which has neither tuples nor keys other than
+    text. A set is no list: the order of what is expected would be found for the program."""
     if isinstance(expected, list):
-        if isinstance(value, (set, frozenset)):
-            try:
-                value, expected = sorted(value), sorted(expected)
-            except TypeError:
-                return False
-        elif isinstance(value, (tuple, bytes, range, deque)) or hasattr(value, "__next__"):
+        if isinstance(value, (tuple, bytes, range, deque)) or hasattr(value, "__next__"):
             value = list(itertools.islice(value, len(expected) + 1))
         if not isinstance(value, list) or len(value) != len(expected):
             return False
@@ -214,6 +211,15 @@ def _key(key: Any) -> Any:
 
 
 def _parsed(tests: Any) -> list[_Test]:
+    parsed = _unmarked(tests)
+    calls = [test for test in parsed if isinstance(test, _Call)]
+    if not all(isinstance(test.expected, list) and len(test.expected) == 1 for test in calls):
+        return parsed
+    # A data set wraps the values of all calls in a list of one, or of none.
+    return [replace(test, wrapped=True) if isinstance(test, _Call) else test for test in parsed]
+
+
+def _unmarked(tests: Any) -> list[_Test]:
     if isinstance(tests, str):
         try:
             tests = json.loads(tests)
@@ -293,14 +299,15 @@ def _same_line(line: str, wanted: str) -> bool:
 
 def _same_word(word: str, wanted: str) -> bool:
     """Return whether two words are equal, or decimal numbers (both with a point or an exponent)
-    that differ by no more than a relative or absolute 1e-9."""
+    that differ by no more than a relative 1e-9."""
     if word == wanted:
         return True
     if max(len(word), len(wanted)) > _MAX_DIGITS:
         return False
     if not (_DECIMAL.fullmatch(word) and _DECIMAL.fullmatch(wanted)):
         return False
-    return math.isclose(float(word), float(wanted), rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
+    number, other = float(word), float(wanted)
+    return math.isfinite(other) and math.isclose(number, other, rel_tol=_TOLERANCE)
 
 
 def _trimmed(text: str) -> list[str]:

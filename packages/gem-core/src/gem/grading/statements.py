@@ -28,7 +28,7 @@ class Statement:
         the test calls one built-in function, or one of the preamble, the program has its own.
 
         Raises:
-            DataError: It is no Python.
+            DataError: It is no Python, or asserts a tuple, which is always true.
         """
         self.source = source
         try:
@@ -38,6 +38,11 @@ class Statement:
             raise DataError(
                 f"a test is not a Python statement ({error}): {source[:_SHOWN]!r}"
             ) from None
+        if any(
+            isinstance(node, ast.Assert) and isinstance(node.test, ast.Tuple) and node.test.elts
+            for node in ast.walk(self.tree)
+        ):
+            raise DataError(f"a test asserts a tuple, which is always true: {source[:_SHOWN]!r}")
         known = _PREAMBLE - (_MODULES & _bare(self.tree))
         self.names = free - _BUILTINS - known
         if not self.names:

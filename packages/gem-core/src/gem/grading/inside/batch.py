@@ -60,11 +60,22 @@ def work(tasks: list[Any], answers: int, solve: Callable[[Any], Any]) -> None:
     leave(0)
 
 
-def feed(tasks: list[Any], answers: int, solve: Callable[[Any], Any]) -> None:
-    """Do the same in this process, for tasks that are solved elsewhere."""
+def feed(tasks: list[Any], answers: int, solve: Callable[[Any, bool, list[Any]], None]) -> None:
+    """Do the same for tasks that another process solves, up to where that has ended.
+
+    `solve(task, whether it is the last, answer)` extends the answer as far as there is one.
+    """
     for number, task in enumerate(tasks):
         began = _now() if number else _began
         say(answers, ["task", number, _now() - _began])
-        answer = solve(task)
+        answer: list[Any] = []
+        ended = False
+        try:
+            solve(task, number + 1 == len(tasks), answer)
+        except (EOFError, OSError, ValueError):
+            # The other process is gone, or writes what is no message.
+            ended = True
         say(answers, [number, _now() - began, answer])
+        if ended:
+            break
     leave(0)

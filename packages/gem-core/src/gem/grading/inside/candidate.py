@@ -61,25 +61,25 @@ def main(source: str) -> None:
     if loaded != _LOADED:
         say(answers, ["load", json.loads(loaded)])
         leave(0)
-    left = len(tasks)
 
-    def solve(operations: list[Any]) -> Any:
-        nonlocal left
-        left -= 1
-        _write(ask, _FORK if left else _LAST)
-        replies = []
+    def receive() -> bytes:
+        message = _receive(told)
+        if message is None:
+            raise EOFError
+        return message
+
+    def solve(operations: list[Any], last: bool, replies: list[Any]) -> None:
+        _write(ask, _LAST if last else _FORK)
         for operation in operations:
             _send(ask, _dumps(operation).encode())
-            reply = _receive(told)
+            reply = receive()
             if not reply:
-                break
+                return
             replies.append(json.loads(reply))
-        else:
-            # The end of the test, of which the fork is told by an empty message.
-            _send(ask, b"")
-            while _receive(told):
-                pass
-        return replies
+        # The end of the test, which an empty message tells to the fork, and one from there to us.
+        _send(ask, b"")
+        while receive():
+            continue
 
     feed(tasks, answers, solve)
 
