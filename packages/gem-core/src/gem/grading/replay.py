@@ -22,8 +22,8 @@ def failures(
 
     The program's process gets calls and returns data; a test, or an expected value, never enters
     it. All plain tests share a run of the program. Any other one runs without the program, in a
-    sandbox, as far as it comes with the results that are known; then the program is run with
-    all operations up to there, and so on until none is new.
+    sandbox, up to where it needs a result that is not known; then the program is run with all
+    operations up to there, and so on until none is new.
     """
     plain: dict[int, Plain] = {}
     for place, statement in enumerate(statements):

@@ -9,6 +9,16 @@ object with one key, its tag:
 
 An instance of a subclass of one of these types is written as that type, whatever its methods say.
 Reading makes values of exactly these types, so that no method of a program comes along.
+
+An operation is `[kind, target, arguments, pairs of named arguments]`; kinds other than `call` are in
+`inside/candidate.py`. Arguments have two more tags: p, with a target, and B, with the name of a
+built-in function or type. A target is one of
+
+    ["name", NAME]             what the program defines
+    ["function", NAME]         the same, or a method of a new `Solution`
+    ["new", NAME]              a new object of that class, made without arguments
+    ["method", TARGET, NAME]   an attribute of another target
+    ["result", NUMBER]         what an earlier operation of the test returned
 """
 
 from __future__ import annotations
