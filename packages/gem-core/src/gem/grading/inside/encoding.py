@@ -10,8 +10,8 @@ object with one key, its tag:
 An instance of a subclass of one of these types is written as that type, whatever its methods say.
 Reading makes values of exactly these types, so that no method of a program comes along.
 
-An operation is `[kind, target, arguments, pairs of named arguments]`; kinds other than `call` are in
-`inside/candidate.py`. Arguments have two more tags: p, with a target, and B, with the name of a
+An operation is `[kind, target, arguments, pairs of named arguments]`; kinds other than `call` are
+in `inside/candidate.py`. Arguments have two more tags: p, with a target, and B, with the name of a
 built-in function or type. A target is one of
 
     ["name", NAME]             what the program defines
