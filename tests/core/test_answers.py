@@ -149,7 +149,7 @@ def test_tags_and_thinking_are_told_apart(
         ("\\boxed{5}, \\boxed{5}", "5"),
         ("\\boxed{3}. So it is \\boxed{4}", "4"),
         ("\\boxed{3}, no, \\boxed{4}", "4"),
-        ("\\boxed{3} \\boxed{4}", "4"),
+        ("\\boxed{3} \\boxed{4}", "3, 4"),
         ("\\boxed{1}. Or: \\boxed{2} and \\boxed{3}", "2, 3"),
         ("\\boxed{\\boxed{5}}", "5"),
         ("\\boxed{1} and \\boxed{2", None),

@@ -50,6 +50,19 @@ def test_these_are_not(prediction: str, gold: str) -> None:
         (r"so $y_1 = \boxed{2x}$ and $y_2 = \boxed{3x}$.", "2x, 3x"),
         (r"\(x_{10} = \boxed{1}\) or \(x_{11} = \boxed{2}\)", "1, 2"),
         (r"$\boxed{(3, 3)} \text{ for part (a) and } \boxed{(1, 1)}$", "(3, 3), (1, 1)"),
+        (r"\boxed{5} \boxed{6}", "5, 6"),
+        (r"$\boxed{5}$ $\boxed{6}$", "5, 6"),
+        (r"\boxed{5}/\boxed{6}", "5, 6"),
+        (r"\boxed{5}|\boxed{6}", "5, 6"),
+        (r"\boxed{5}\lor\boxed{6}", "5, 6"),
+        (r"\boxed{5}\\ \boxed{6}", "5, 6"),
+        (r"\boxed{5} & \boxed{6}", "5, 6"),
+        (r"$\boxed{5}$ **or** $\boxed{6}$", "5, 6"),
+        (r"\boxed{5} or else \boxed{6}", "5, 6"),
+        (r"\boxed{5}; alternatively \boxed{6}", "5, 6"),
+        (r"\boxed{5} maybe \boxed{6}", "5, 6"),
+        (r"\boxed{6} \boxed{6}", "6"),
+        ("\\boxed{5}\n\n\\boxed{6}", "6"),
         (r"First I thought $\boxed{3}$. Then I found $x = \boxed{4}$.", "4"),
     ],
 )
@@ -57,7 +70,9 @@ def test_boxes_with_names_between_them_are_one_answer(reply: str, answer: str) -
     assert BOXED.extract(reply) == answer
 
 
-@pytest.mark.parametrize("joint", [r"\text{", "and ", r"\text{ and ", ", x = ", "$ , "])
+@pytest.mark.parametrize(
+    "joint", [r"\text{", "and ", r"\text{ and ", ", x = ", "$ , ", "**", "|", "or else ", " "]
+)
 def test_what_joins_boxes_is_found_in_linear_time(joint: str) -> None:
     reply = r"\boxed{1}" + joint * (200_000 // len(joint)) + r"x \boxed{2}"
     began = time.process_time()

@@ -146,6 +146,18 @@ def test_an_answer_without_a_solution_earns_nothing(
             ["0", "0.0001", "0.00004"],
         ),
         (
+            "decimal_arithmetic",
+            {"answer": "1.49493029151", "question": "to a maximum of 12 significant digits, ..."},
+            ["1.49493029151", "1.4949302915", "1.49493029152"],
+            ["1.494", "1.4949", "1.49493029", "1", "", "nan"],
+        ),
+        (
+            "sokoban",
+            {"answer": "RDL"},
+            ["RDL", "rdl", "R D L\n"],
+            ["Read the puzzle", "R, D, L", "RDL*", "move: RDL"],
+        ),
+        (
             "gsm_symbolic",
             {"answer": "70"},
             ["70", "70.0", "$70", "70 apples", "+70"],

@@ -9,11 +9,15 @@ from dataclasses import dataclass
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 # What joins boxes that are parts of one answer.
 _JOINT = re.compile(
-    r"(?:\s|\$|\\[()\[\]])*(?:(?:[,;]|(?:\\(?:text|mbox|textrm)\s*\{[^{}]{0,40}?)?\b(?:and|or)\b(?:\s*\})?|"
-    r"\\q?quad(?![a-zA-Z])|\\[,;: ])(?:\s|\$|\\[()\[\]])*)+"
+    r"(?:\s|\$|\*|\\[()\[\]])*(?:(?:[,;/|&]|"
+    r"(?:\\(?:text|mbox|textrm)\s*\{[^{}]{0,40}?)?\b(?:and|or)\b(?:\s+(?:else|perhaps|maybe)\b)?(?:\s*\})?|"
+    r"\b(?:alternatively|otherwise|maybe|perhaps)\b|"
+    r"\\(?:q?quad|lor|vee|land|wedge|mid)(?![a-zA-Z])|\\\\|\\[,;: ])(?:\s|\$|\*|\\[()\[\]])*)+"
     # The name of what is in the next box.
     r"(?:[a-zA-Z](?:_\w|_\{\w{1,3}\})?\s*=\s*)?"
 )
+# Boxes side by side; one on a new line repeats or corrects the one before.
+_BESIDE = re.compile(r"(?:[^\S\n]|\$|\\[()\[\]])*")
 _MAX_JOINT = 200
 _FENCE = re.compile(r"```[^\s`]*[^\S\n]*\n(.*?)```", re.DOTALL)
 
@@ -50,7 +54,8 @@ class AnswerFormat:
 def _boxed(reply: str) -> str | None:
     r"""Return the content of the last `\boxed{...}`, None if its brace is never closed.
 
-    Boxes that are joined to it by commas, `and` or `or` are parts of one answer.
+    Boxes that stand beside it or are joined to it, by commas, `and` or `or` for instance, are
+    parts of one answer.
     """
     boxes = [found.span() for found in _BOX.finditer(reply)]
     if not boxes:
@@ -65,7 +70,7 @@ def _boxed(reply: str) -> str | None:
         if content is None:
             break
         joint = reply[end + len(content) + 1 : begin]
-        if len(joint) > _MAX_JOINT or not _JOINT.fullmatch(joint):
+        if len(joint) > _MAX_JOINT or not (_JOINT.fullmatch(joint) or _BESIDE.fullmatch(joint)):
             break
         # The same answer twice is one answer.
         contents[content] = None
@@ -135,7 +140,8 @@ BOXED = AnswerFormat(
 )
 r"""The last `\boxed{...}` is the answer; nothing is, if the last one is left open.
 
-Several that commas, `and` or `or` join are one answer, a list: `\boxed{1} or \boxed{2}` is `1, 2`.
+Several side by side, or joined by commas, `and`, `or` and the like, are one answer, a list:
+`\boxed{1} or \boxed{2}` is `1, 2`.
 """
 
 FENCED_CODE = AnswerFormat(

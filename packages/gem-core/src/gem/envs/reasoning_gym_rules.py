@@ -58,6 +58,7 @@ _FUNCTION = re.compile("a?(?:sin|cos|tan)h?|cot|sec|csc|exp|log|ln|sqrt|[aA]bs")
 _VARIABLE = re.compile(r"[^\W\d_]\d*|pi")
 _NO_NUMBER = re.compile(r"(?<![^\W\d_])s?(?:nan|inf(?:inity)?)(?=[ij]?(?![^\W\d_]))", re.IGNORECASE)
 _HUGE = re.compile(r"\d[eE][+-]?[\d_]{4,}")
+_DIGITS = re.compile(r"maximum of (\d+) significant digits")
 _NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?")
 
 
@@ -197,6 +198,22 @@ def _coin_flip(text: str, entry: Entry) -> str | None:
     return None if near else "another number"
 
 
+def _decimal(text: str, entry: Entry) -> str | None:
+    # The library's tolerance is a unit of the last place of the question's numbers.
+    digits = _DIGITS.search(entry["question"])
+    if digits is None:
+        return None
+    given, gold = Fraction(text.strip()), Fraction(str(entry["answer"]).strip())
+    # Two digits fewer than asked for: the library rounds what is between, too.
+    near = abs(given - gold) <= max(Fraction(1), abs(gold)) / 10 ** (int(digits[1]) - 2)
+    return None if near else "not to the digits asked for"
+
+
+def _moves(text: str, entry: Entry) -> str | None:
+    strange = set(text.upper()) - set("UDLR \t\r\n")
+    return "more than moves" if strange else None
+
+
 def _one_number(text: str, entry: Entry) -> str | None:
     numbers = _NUMBER.findall(text)
     if len(numbers) != 1:
@@ -231,6 +248,7 @@ _RULES: dict[str, Callable[[str, Entry], str | None]] = {
     "coin_flip": _coin_flip,
     "complex_arithmetic": _complex,
     "countdown": _countdown,
+    "decimal_arithmetic": _decimal,
     "figlet_font": _same_letters,
     # The library takes every answer that is not empty for right.
     "game_of_life_halting": _recorded,
@@ -244,5 +262,6 @@ _RULES: dict[str, Callable[[str, Entry], str | None]] = {
     "rubiks_cube": _few_repeats,
     "rush_hour": _few_repeats,
     "simple_integration": _expression,
+    "sokoban": _moves,
     "spell_backward": _same_letters,
 }
