@@ -51,7 +51,7 @@ class ReasoningGymEnv(SingleTurnEnv):
         level: int | None = None,
         config: Mapping[str, Any] | None = None,
         answer_format: AnswerFormat | str = BOXED,
-        timeout_s: float = 5.0,
+        timeout_s: float = 15.0,
         partial_credit: bool = False,
         eval: bool = False,
         format_error_reward: float = 0.0,
