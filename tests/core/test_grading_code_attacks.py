@@ -358,6 +358,10 @@ def test_forged_data_is_wrong_and_neither_an_exception_nor_work(value: str) -> N
         "import numpy as np\nassert np.allclose(f(3), 9)",
         "import numpy as np\nassert np.allclose([9], f(3))",
         "import numpy\nfor x in [3]:\n    assert numpy.allclose(f(x), [9], atol=1e-6)",
+        "import numpy as np\nnp.testing.assert_allclose(f(3), 9.0)",
+        "import numpy as np\nnp.testing.assert_array_equal(f(3), 9)",
+        "import numpy as np\nnp.testing.assert_equal(f(3), 9)",
+        "import numpy as np\nnp.testing.assert_almost_equal(9, f(3))",
         "x = 3\nassert f(x).__eq__(9)",
     ],
 )

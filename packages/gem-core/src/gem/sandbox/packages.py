@@ -149,7 +149,7 @@ def _add(
     for requirement in distribution.requires or ():
         needed, _, marker = requirement.partition(";")
         match = _NAME.match(needed.strip())
-        # A marker that does not hold here speaks of what is not installed, or does no harm.
+        # Markers are not evaluated: a requirement of another platform is not installed here.
         if match and not _EXTRA.search(marker) and (found := _installed(match[0])) is not None:
             _add(chosen, found, (*chain, match[0]))
 

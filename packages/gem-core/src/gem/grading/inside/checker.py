@@ -38,6 +38,23 @@ _TAKEN = frozenset(
 """What a test could turn a text of the program into something that runs with, or wait."""
 
 
+_ALL_ITEMS = frozenset(
+    [
+        *("allclose", "assert_allclose", "assert_almost_equal", "assert_array_almost_equal"),
+        *("assert_array_equal", "assert_array_less", "assert_equal"),
+    ]
+)
+"""Functions of numpy that find an empty array equal, or close, to any number."""
+
+
+def _size(value: Any) -> int:
+    """Return the number of items of an array or a container; 1 of anything else."""
+    if isinstance(value, (list, tuple)):
+        return len(value)
+    size = getattr(value, "size", 1)
+    return size if isinstance(size, int) else 1
+
+
 class _Stop(BaseException):
     """A result is needed that is not known."""
 
@@ -440,11 +457,13 @@ class _Test:
         if name == "__eq__" and len(arguments) == 1:
             # Of two types, it says that it does not know, which counts as true.
             return self._equal(of, arguments[0])
-        if name == "allclose" and len(arguments) > 1:
-            size = getattr(of, "size", len)
-            if 0 in map(size, arguments[:2]) and size(arguments[0]) != size(arguments[1]):
-                # All of nothing is close to anything.
-                return False
+        if name in _ALL_ITEMS and len(arguments) > 1:
+            sizes = [_size(argument) for argument in arguments[:2]]
+            if 0 in sizes and sizes[0] != sizes[1]:
+                # All items of nothing are equal to anything.
+                if name == "allclose":
+                    return False
+                raise AssertionError(f"{name} of {sizes[0]} and {sizes[1]} items")
         return getattr(of, name)(*arguments, **named)
 
 
