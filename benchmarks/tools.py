@@ -146,7 +146,7 @@ def search(arguments: argparse.Namespace) -> None:
 def mcp(arguments: argparse.Namespace) -> None:
     from gem.tools import MCPTool, ToolCall
 
-    server = {"time": {"command": sys.executable, "args": ["-m", "gem.tools.time_server"]}}
+    server = {"time": {"command": sys.executable, "args": ["-m", "gem_cpu.time_server"]}}
     call = ToolCall("days_in_month", {"date": "2024-02-01"})
     kept = MCPTool(server)
     kept.reset()

@@ -28,8 +28,9 @@ from gem.tools.mcp_connection import Connection
 from gem.wrappers import ToolEnv
 
 pytest.importorskip("mcp")
+pytest.importorskip("gem_cpu.time_server", reason="has the server that is asked")
 
-TIME = {"command": sys.executable, "args": ["-m", "gem.tools.time_server"]}
+TIME = {"command": sys.executable, "args": ["-m", "gem_cpu.time_server"]}
 NAMES = (
     "current_time",
     "relative_time",
@@ -99,7 +100,7 @@ class HttpServer:
         self.start()
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "gem.tools.time_server", "--port", str(self.port)]
+        command = [sys.executable, "-m", "gem_cpu.time_server", "--port", str(self.port)]
         self.process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
         await_port(self.port)
 

@@ -27,7 +27,7 @@ MODULES: dict[str, str] = {
     "gem.eval": "gem-bench: [[eval]] of a RunSpec",
     "gem.multiagent": "not included",
     "gem.tools.base_tool": "gem.tools: Tool (parse and execute take the place of execute_action)",
-    "gem.tools.mcp_server": "gem.tools.time_server, or any MCP server",
+    "gem.tools.mcp_server": "gem_cpu.time_server, or any MCP server",
     "gem.tools.mcp_tool": "gem.tools: MCPTool",
     "gem.tools.python_code_tool": "gem.tools: PythonTool (timeout_s)",
     "gem.tools.search_engine": "python -m gem search serve",

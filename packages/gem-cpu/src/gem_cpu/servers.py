@@ -19,13 +19,13 @@ class ServerError(RuntimeError):
 
 @contextmanager
 def time_server() -> Iterator[str]:
-    """Run GEM's MCP server of times and dates; yields its address.
+    """Run the MCP server of times and dates; yields its address.
 
     Raises:
         ServerError: It ended at once, or does not listen after `START_TIMEOUT_S`.
     """
     port = free_port()
-    command = [sys.executable, "-m", "gem.tools.time_server", "--port", str(port)]
+    command = [sys.executable, "-m", "gem_cpu.time_server", "--port", str(port)]
     process = subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace"
     )

@@ -1,4 +1,4 @@
-"""A small MCP server of times and dates, for examples and tests: `python -m gem.tools.time_server`.
+"""A small MCP server of times and dates, for examples and tests: `python -m gem_cpu.time_server`.
 
 It speaks over standard input and output; with `--port N`, streamable HTTP at `/mcp`.
 """
@@ -91,25 +91,25 @@ def server() -> Any:
     from mcp.server.mcpserver import MCPServer
     from mcp.server.mcpserver.exceptions import ToolError
 
-    def told(function: Callable[..., Any]) -> Callable[..., Any]:
+    def explained(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
                 return function(*args, **kwargs)
             except ValueError as error:
-                # Of other exceptions the SDK keeps the message to itself.
+                # The SDK sends the message of no other exception to the client.
                 raise ToolError(str(error)) from None
 
         return call
 
     made = MCPServer("time")
     for function in FUNCTIONS:
-        made.tool()(told(function))
+        made.tool()(explained(function))
     return made
 
 
 def main() -> None:
-    """Serve until the other side hangs up."""
+    """Serve until the client disconnects; over HTTP, until the process is ended."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--port", type=int, help="serve streamable HTTP at this port")
     port = parser.parse_args().port
