@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.server
 import itertools
 import json
@@ -26,8 +25,7 @@ import gem
 from gem.__main__ import main
 from gem.errors import ConfigurationError, DataError, MissingExtraError, UnreachableError
 from gem.tools import SearchTool, ToolCall
-from gem.tools.msgpack import packed, unpacked
-from gem.tools.search_client import ask_cached
+from gem.tools.search_client import ask_cached, hits_of
 from gem.tools.search_index import Index, build, open_index, passages_of
 from gem.tools.search_server import SearchServer
 
@@ -83,54 +81,6 @@ def answering(answer: Callable[[int, Any], tuple[int, bytes]]) -> Any:
 
 
 GOOD = json.dumps({"result": [[{"document": {"contents": '"T"\ntext'}, "score": 1}]]}).encode()
-
-values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**63), 2**64 - 1)
-    | st.floats(allow_nan=False)
-    | st.text(st.characters(exclude_categories=["Cs"]), max_size=300)
-    | st.binary(max_size=300),
-    lambda inner: st.lists(inner, max_size=20) | st.dictionaries(st.text("ab", max_size=3), inner),
-    max_leaves=30,
-)
-
-
-@settings(max_examples=100)
-@given(values)
-def test_messagepack_reads_back_what_it_wrote(value: Any) -> None:
-    assert unpacked(packed(value)) == value
-
-
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ({"a": 1, "b": [True, None]}, "82a16101a16292c3c0"),
-        ([-1, -33, 127, 128, 1.5], "95ffd3ffffffffffffffdf7fcf0000000000000080cb3ff8000000000000"),
-        ("x" * 32, "d920" + "78" * 32),
-        (b"\0" * 300, "c5012c" + "00" * 300),
-    ],
-)
-def test_messagepack_is_that_of_its_specification(value: Any, message: str) -> None:
-    assert packed(value).hex() == message
-
-
-def test_messagepack_reads_the_short_forms_that_others_write() -> None:
-    assert unpacked(bytes.fromhex("94cc80cd0100d0dfca3fc00000")) == [128, 256, -33, 1.5]
-
-
-@settings(max_examples=100)
-@given(st.binary(max_size=40))
-def test_messagepack_of_nonsense_is_an_error_of_the_value(data: bytes) -> None:
-    with contextlib.suppress(ValueError):
-        unpacked(data)
-
-
-def test_messagepack_refuses_other_types() -> None:
-    for value in (object(), 2**64, {1, 2}):
-        with pytest.raises(ValueError, match="MessagePack"):
-            packed(value)
-
 
 WORDS = ["red", "green", "blue", "old", "new", "house", "boat", "tree"]
 
@@ -285,6 +235,39 @@ def test_the_server_refuses_what_is_no_query(server: str, body: bytes) -> None:
         urllib.request.urlopen(request, timeout=10)
     assert caught.value.code == 400
     assert json.loads(caught.value.read())["error"]
+    caught.value.close()
+
+
+@settings(max_examples=100)
+@given(st.binary(max_size=40) | st.just(b"\x91" * 100_000))
+def test_nonsense_instead_of_messagepack_is_an_error_of_the_value(body: bytes) -> None:
+    with pytest.raises((ValueError, RecursionError)):
+        hits_of("msgpack", body)
+
+
+def test_messagepack_of_the_original_is_read() -> None:
+    # {"result": [{"document": {"contents": '"T"\ntext'}, "score": 1.5}]}
+    body = "81a6726573756c749182a8646f63756d656e7481a8636f6e74656e7473a8225422 0a74657874"
+    [hit] = hits_of("msgpack", bytes.fromhex(body + "a573636f7265cb3ff8000000000000"))
+    assert hit == ("T", "text", 1.5)
+
+
+def test_without_msgpack_both_sides_of_that_protocol_say_what_to_install(
+    server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "msgpack", None)
+    tool = SearchTool(url=f"{server}/inference", cache=False)
+    for call in (tool.reset, lambda: tool.execute(QUERY)):
+        with pytest.raises(MissingExtraError, match=r"gem-core\[search\]"):
+            call()
+    SearchTool(url=f"{server}/retrieve").reset()
+    request = urllib.request.Request(
+        server, data=b"\x80", headers={"Content-Type": "application/msgpack"}
+    )
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(request, timeout=10)
+    assert caught.value.code == 415
+    assert "gem-core[search]" in json.loads(caught.value.read())["error"]
     caught.value.close()
 
 

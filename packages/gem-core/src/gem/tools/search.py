@@ -22,7 +22,7 @@ from gem.tools.base import (
     printable,
     text_argument,
 )
-from gem.tools.search_client import PROTOCOLS, ask, ask_cached, protocol_of
+from gem.tools.search_client import PROTOCOLS, ask, ask_cached, codec, protocol_of
 from gem.tools.search_index import Hit, open_index
 
 URL_VARIABLE = "SEARCH_URL"
@@ -51,7 +51,7 @@ class SearchTool(Tool):
         cache: bool = True,
         max_output: int = 8192,
     ) -> None:
-        """Store the parameters; nothing is loaded and nobody is asked.
+        """Store the parameters; nothing is loaded and no connection is made.
 
         Args:
             index: A local index: `"sample"`, a JSON lines file, or a folder written by
@@ -59,7 +59,8 @@ class SearchTool(Tool):
             url: Address of a search server instead; without `index` and `url`, the value of the
                 environment variable `SEARCH_URL`.
             protocol: What the server speaks: `"json"` (Search-R1) or `"msgpack"` (the original
-                GEM). None: JSON if the path of the address ends with `/retrieve`.
+                GEM; needs the extra `search`). None: JSON if the path of the address ends with
+                `/retrieve`.
             topk: Most passages.
             timeout_s: Seconds for one attempt to ask a server.
             retries: Further attempts.
@@ -90,7 +91,7 @@ class SearchTool(Tool):
         self.max_output = integer("max_output", max_output, 64, 10**7)
 
     def reset(self) -> None:
-        """Open the index.
+        """Open the index; of a server, find what reads its answers, without a connection.
 
         Raises:
             DataError: It cannot be read.
@@ -98,6 +99,8 @@ class SearchTool(Tool):
         """
         if self.index is not None:
             open_index(self.index)
+        elif self.protocol is not None:
+            codec(PROTOCOLS[self.protocol])
 
     def instruction(self) -> str:
         """Return how to call the tool."""

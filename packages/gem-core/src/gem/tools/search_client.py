@@ -8,21 +8,22 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import Any
 
 from gem import __version__
-from gem.errors import ConfigurationError, UnreachableError
-from gem.tools.msgpack import packed, unpacked
+from gem.errors import ConfigurationError, MissingExtraError, UnreachableError
 from gem.tools.search_index import Hit, split_contents
 
-PROTOCOLS = ("json", "msgpack")
 JSON, MSGPACK = "application/json", "application/msgpack"
+PROTOCOLS = {"json": JSON, "msgpack": MSGPACK}
+"""Content types by protocol."""
 
 _MAX_BYTES = 1 << 24
 _PAUSE_S = 0.1
 _CACHED = 10_000
-# A server that says so will say so again.
+# HTTP statuses that are not retried.
 _FINAL = frozenset({400, 401, 403, 404, 405, 415, 422})
 _USER_AGENT = f"gem-core/{__version__}"
 
@@ -39,21 +40,41 @@ def protocol_of(url: str) -> str:
     return "json" if parts.path.rstrip("/").endswith("/retrieve") else "msgpack"
 
 
+def codec(kind: str) -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
+    """Return what writes and what reads bodies of a content type; reading raises `ValueError`.
+
+    Raises:
+        MissingExtraError: It is MessagePack, and the extra `search` is not installed.
+    """
+    if kind == JSON:
+        return (lambda value: json.dumps(value).encode()), json.loads
+    try:
+        import msgpack
+    except ImportError:
+        raise MissingExtraError(
+            "search servers that speak MessagePack need msgpack: pip install 'gem-core[search]'"
+        ) from None
+    return partial(msgpack.packb, unicode_errors="replace"), msgpack.unpackb
+
+
 def request_body(protocol: str, query: str, topk: int) -> bytes:
-    """Return what is sent for a query."""
-    if protocol == "json":
-        body = {"queries": [query], "topk": topk, "return_scores": True}
-        return json.dumps(body).encode()
-    return packed({"query": query, "topk": topk, "return_scores": True})
+    """Return what is sent for a query.
+
+    Raises:
+        MissingExtraError: See `codec`.
+    """
+    wanted = {"queries": [query]} if protocol == "json" else {"query": query}
+    return codec(PROTOCOLS[protocol])[0]({**wanted, "topk": topk, "return_scores": True})
 
 
 def hits_of(protocol: str, body: bytes) -> list[Hit]:
     """Return the passages of an answer.
 
     Raises:
+        MissingExtraError: See `codec`.
         ValueError: It is not what such a server answers.
     """
-    answer = json.loads(body) if protocol == "json" else unpacked(body)
+    answer = codec(PROTOCOLS[protocol])[1](body)
     result = answer.get("result") if isinstance(answer, dict) else None
     if protocol == "json" and isinstance(result, list) and len(result) == 1:
         result = result[0]
@@ -88,6 +109,7 @@ def ask(
         retries: Further attempts, after growing pauses, unless the server refuses for good.
 
     Raises:
+        MissingExtraError: See `codec`.
         UnreachableError: It does not answer, refuses, or answers with something else.
     """
     body = request_body(protocol, query, topk)
@@ -114,7 +136,7 @@ ask_cached = lru_cache(maxsize=_CACHED)(ask)
 
 
 def _posted(url: str, protocol: str, body: bytes, timeout_s: float) -> bytes:
-    kind = JSON if protocol == "json" else MSGPACK
+    kind = PROTOCOLS[protocol]
     headers = {"Content-Type": kind, "Accept": kind, "User-Agent": _USER_AGENT}
     request = urllib.request.Request(url, data=body, headers=headers, method="POST")
     deadline = time.monotonic() + timeout_s

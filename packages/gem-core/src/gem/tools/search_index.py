@@ -267,6 +267,6 @@ def _bm25s() -> Any:
     except ImportError:
         raise MissingExtraError(
             "a local search index needs bm25s: pip install 'gem-core[search]'; a search server "
-            "needs nothing (SearchTool(url=...))"
+            "that speaks JSON needs nothing (SearchTool(url=...))"
         ) from None
     return bm25s

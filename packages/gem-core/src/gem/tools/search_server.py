@@ -7,12 +7,11 @@ original's MessagePack, `{"query": "...", "topk": 3}`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from gem.tools.msgpack import packed, unpacked
-from gem.tools.search_client import JSON, MSGPACK
+from gem.errors import MissingExtraError
+from gem.tools.search_client import JSON, MSGPACK, codec
 from gem.tools.search_index import Hit, Index
 
 _MAX_BYTES = 1 << 20
@@ -59,16 +58,18 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(413, JSON, b'{"error": "a request has a length of at most 1 MiB"}')
             return
         body = self.rfile.read(int(length))
-        is_json = self.headers.get_content_type() == JSON
-        kind = JSON if is_json else MSGPACK
-        wire: Callable[[Any], bytes] = _json if is_json else packed
+        kind = JSON if self.headers.get_content_type() == JSON else MSGPACK
         try:
-            request = json.loads(body) if is_json else unpacked(body)
-            answer = self._found(request)
+            written, read = codec(kind)
+        except MissingExtraError as error:
+            self._answer(415, JSON, json.dumps({"error": str(error)}).encode())
+            return
+        try:
+            answer = self._found(read(body))
         except (ValueError, RecursionError) as error:
-            self._answer(400, kind, wire({"error": str(error)[:200]}))
+            self._answer(400, kind, written({"error": str(error)[:200]}))
         else:
-            self._answer(200, kind, wire({"result": answer}))
+            self._answer(200, kind, written({"result": answer}))
 
     def _found(self, request: Any) -> Any:
         if not isinstance(request, dict):
@@ -95,10 +96,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Keep quiet: a training run asks thousands of times."""
-
-
-def _json(value: Any) -> bytes:
-    return json.dumps(value).encode()
 
 
 def _entry(hit: Hit, scores: bool) -> Any:
