@@ -92,9 +92,9 @@ compare-soft: env-dev env-verl ## REINFORCE, GRPO and ReBN on a never negative r
 
 .PHONY: nightly compatibility compatibility-check docs docs-check check-envs lint types test test-dev test-verl test-openrlhf conformance conformance-breaks e2e e2e-tools example-env e2e-openrlhf example-verl killed-verl test-oat e2e-oat test-tinker e2e-tinker test-rl2 e2e-rl2
 docs: env-dev ## Write the pages about the environments (docs/envs)
-	$(DEV) -m gem.testing.catalogue docs/envs
+	$(DEV) tools/catalogue.py docs/envs
 docs-check: env-dev ## The pages about the environments are current
-	$(DEV) -m gem.testing.catalogue docs/envs --check
+	$(DEV) tools/catalogue.py docs/envs --check
 check-envs: env-dev ## Check every environment that runs offline
 	@mkdir -p $(RUNS)
 	$(DEV) -m gem check --all --jobs 2 --json $(RUNS)/check.json

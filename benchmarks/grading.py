@@ -53,7 +53,7 @@ def grader(which: str) -> Callable[[str, str], bool]:
 
         logging.getLogger().setLevel(logging.CRITICAL)
         return lambda reply, gold: bool(boxed_reward_fn(reply, gold, fast=False)[1] > 0)
-    from gem.answers import BOXED
+    from gem.grading.formats import BOXED
     from gem.grading.math import grade
 
     return lambda reply, gold: grade(BOXED.extract(reply), gold).correct

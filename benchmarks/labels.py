@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from gem.answers import BOXED
+from gem.grading.formats import BOXED
 from gem.grading.math import grade
 
 

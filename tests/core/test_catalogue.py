@@ -8,12 +8,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import catalogue
 import pytest
 
 import gem
 from gem.envs.games.guess_the_number import GuessTheNumber
 from gem.errors import MissingExtraError
-from gem.testing import catalogue
 
 PAGES = Path(__file__).parents[2] / "docs" / "envs"
 # Fast ones; CI compares whole pages.

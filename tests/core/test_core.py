@@ -292,11 +292,11 @@ def test_threads_wait_until_all_ids_are_registered(
 
     started, original = threading.Event(), gem.envs.register_all
 
-    def slow() -> None:
+    def slow(register: Any) -> None:
         gem.list_envs()  # a package may look at the ids while it registers its own
         started.set()
         threading.Event().wait(0.2)
-        original()
+        original(register)
 
     monkeypatch.setattr(gem.envs, "register_all", slow)
     with ThreadPoolExecutor(8) as threads:

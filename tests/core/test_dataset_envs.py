@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 import gem
-from gem.answers import BOXED, THINK_BOXED
 from gem.envs.dataset_ids import DATASETS
 from gem.envs.qa import QaEnv
 from gem.errors import (
@@ -22,6 +21,7 @@ from gem.errors import (
     UnknownParameterError,
     UnreachableError,
 )
+from gem.grading.formats import BOXED, THINK_BOXED
 from gem.registry import spec
 
 ROWS = [{"problem": f"Question {i}?", "answer": [f"a{i}", f"b{i}"]} for i in range(7)]
@@ -268,8 +268,11 @@ def test_the_answer_format_writes_the_prompt_and_reads_the_reply() -> None:
     ("parameters", "message"),
     [
         ({"eval": 1}, "eval must be True or False, got 1"),
-        ({"format_error_reward": "0"}, "format_error_reward must be a number, got '0'"),
-        ({"format_error_reward": float("nan")}, "format_error_reward must be a number, got nan"),
+        ({"format_error_reward": "0"}, "format_error_reward must be a finite number, got '0'"),
+        (
+            {"format_error_reward": float("nan")},
+            "format_error_reward must be a finite number, got nan",
+        ),
         ({"answer_format": "box"}, "answer_format must be one of 'boxed', .*got 'box'"),
         ({"answer_format": None}, "answer_format must be one of .*got None"),
         ({"source": 3}, "source must be a URI, a path, .*DataFrame, got int"),

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from gem.answers import BOXED
+from gem.grading.formats import BOXED
 from gem.grading.math import grade
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gem.answers import BOXED
 from gem.grading import notation, values
+from gem.grading.formats import BOXED
 from gem.grading.math import grade
 from gem.grading.tree import MAX_WORK
 

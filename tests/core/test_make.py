@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import gem
-from gem import EnvSpec, registry
+from gem import registry
 from gem.core import Env, Step, Wrapper
 from gem.envs.games.guess_the_number import GuessTheNumber
 from gem.errors import (
@@ -69,9 +69,9 @@ def test_a_spec_makes_the_environment_again_with_wrappers_and_tools(how: dict[st
     env = gem.make(GUESS, **how)
     spec = env.spec
     assert spec is not None
-    read = EnvSpec.from_dict(json.loads(json.dumps(spec.to_dict())))
+    read = gem.spec(json.loads(json.dumps(spec.to_dict())))
     assert read == spec
-    for again in (gem.make(spec), spec.make(), gem.make(read), pickle.loads(pickle.dumps(env))):
+    for again in (gem.make(spec), gem.make(read), pickle.loads(pickle.dumps(env))):
         assert repr(again) == repr(env)
         assert again.spec == spec
         assert played(again) == played(env)
@@ -86,7 +86,7 @@ def test_a_wrapper_put_around_by_hand_is_in_the_spec_with_its_arguments() -> Non
     assert (again.factor, repr(again)) == (4.0, repr(env))
     many = Scaled(gem.make(GUESS), 4.0, 5.0, x=6.0)
     assert many.spec is not None
-    again = many.spec.make()
+    again = gem.make(many.spec)
     assert isinstance(again, Scaled)
     assert (again.factor, again.more, again.named) == (4.0, (5.0,), {"x": 6.0})
     by_name = Scaled(env=gem.make(GUESS), factor=4.0)
@@ -99,7 +99,7 @@ def test_a_wrapper_of_a_function_is_made_again_but_not_from_json() -> None:
 
     env = gem.make(GUESS, wrappers=[lambda inner: Local(inner, factor=7.0)])
     assert env.spec is not None
-    again = env.spec.make()
+    again = gem.make(env.spec)
     assert isinstance(again, Local)
     assert again.factor == 7.0
     with pytest.raises(ConfigurationError, match=r"wrappers\[0\] must be a text"):
@@ -109,7 +109,7 @@ def test_a_wrapper_of_a_function_is_made_again_but_not_from_json() -> None:
 def test_a_tool_given_as_an_object_is_made_again_but_not_from_json() -> None:
     env = gem.make(GUESS, tools=[PythonTool(executor="subprocess", timeout_s=3.0)])
     assert env.spec is not None
-    again = env.spec.make()
+    again = gem.make(env.spec)
     assert isinstance(again, ToolEnv)
     assert again.tools[0].timeout_s == 3.0  # type: ignore[attr-defined]
     with pytest.raises(ConfigurationError, match=r"wrappers\[0\].tools\[0\] must be a text"):
@@ -122,7 +122,7 @@ def test_an_entry_point_that_wraps_is_not_wrapped_twice(monkeypatch: pytest.Monk
     env = gem.make("test:Wrapping-v0", wrappers=["episode_tracking"])
     assert env.spec is not None
     assert (env.spec.id, env.spec.wrappers) == ("test:Wrapping-v0", ({"name": "episode_tracking"},))
-    assert repr(env.spec.make()) == repr(env)
+    assert repr(gem.make(env.spec)) == repr(env)
 
 
 @pytest.mark.parametrize("same_state", [True, False])
@@ -137,9 +137,9 @@ def test_a_spawned_wrapper_has_the_spec_of_its_parent(same_state: bool) -> None:
 
 def test_specs_from_elsewhere_are_read_with_clear_errors() -> None:
     with pytest.raises(ConfigurationError, match="not the spec of an environment"):
-        EnvSpec.from_dict({"id": GUESS})
+        gem.spec({"id": GUESS})
     with pytest.raises(UnknownEnvError, match="did you mean"):
-        EnvSpec.from_dict({"id": GUESS + "x", "kwargs": {}, "wrappers": []})
+        gem.spec({"id": GUESS + "x", "kwargs": {}, "wrappers": []})
     assert len({gem.spec(GUESS), gem.spec(GUESS)}) == 1
 
 

@@ -24,10 +24,11 @@ SUPPORTED = {
 
 
 def constants(package: Path) -> dict[str, str]:
-    """The texts that the package's `__init__` assigns; nothing is imported."""
-    [source] = package.glob("src/gem*/__init__.py")
+    """The texts that the package's `__init__` or `version` assigns; nothing is imported."""
+    sources = [*package.glob("src/gem*/__init__.py"), *package.glob("src/gem*/version.py")]
     return {
         node.targets[0].id: node.value.value
+        for source in sources
         for node in ast.parse(source.read_text(encoding="utf-8")).body
         if isinstance(node, ast.Assign)
         and isinstance(node.targets[0], ast.Name)

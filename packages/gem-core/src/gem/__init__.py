@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gem import errors, moved
-from gem.core import ContentPart, Env, Info, Observation, Step, Wrapper
-from gem.registry import list_envs, make, register, spec
-from gem.specs import EnvSpec
+from gem.core import ContentPart, Env, EnvSpec, Info, Observation, Step, Wrapper
+from gem.making import make
+from gem.registry import list_envs, register, spec
+from gem.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from gem.vector import make_vec
-
-__version__ = "0.1.0"
 
 # gem-llm, the original GEM, installs the same import name; a mixture of both breaks in odd ways.
 if Path(__file__).with_name("envs").joinpath("registration.py").exists():

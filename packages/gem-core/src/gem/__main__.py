@@ -15,7 +15,8 @@ from typing import Any, TextIO
 from gem.contract import succeeded
 from gem.core import Env
 from gem.errors import ConfigurationError, GemError
-from gem.registry import list_envs, make
+from gem.making import make
+from gem.registry import list_envs
 from gem.replay_cli import shown
 
 _EXAMPLES = """examples:

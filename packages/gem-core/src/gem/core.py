@@ -5,16 +5,15 @@ from __future__ import annotations
 import pickle
 import random
 import secrets
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias, TypedDict, TypeVar
 
 from gem import moved
 from gem.errors import ConfigurationError, ResetNeededError
 from gem.seeding import stream
-
-if TYPE_CHECKING:
-    from gem.specs import EnvSpec
+from gem.specs import imported, recipe
+from gem.tables import plain_values
 
 
 class ContentPart(TypedDict, total=False):
@@ -31,11 +30,48 @@ class ContentPart(TypedDict, total=False):
 Observation: TypeAlias = "str | list[ContentPart]"
 Info: TypeAlias = dict[str, Any]
 Step: TypeAlias = tuple[Observation, float, bool, bool, Info]
+WrapperLike: TypeAlias = "str | Mapping[str, Any] | Callable[[Env], Env]"
+"""A name, `{"name": ..., <parameter>: <value>, ...}`, or a function that wraps. A wrapper that is
+not built in has the name `package.module:Class`."""
 EnvT = TypeVar("EnvT", bound="Env")
 WrapperT = TypeVar("WrapperT", bound="Wrapper")
 
 # Separates the stream that `sample_random_action` draws from from the episode's own stream.
 _ACTION_STREAM = 1
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """What an id stands for, or what an environment was made of."""
+
+    id: str
+    """Registered name, such as `game:GuessTheNumber-v0-easy`."""
+    entry_point: str | Callable[..., Env]
+    """`"package.module:Class"`, imported at the first `make`, or a callable that returns an Env."""
+    kwargs: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Parameters given to the entry point."""
+    wrappers: tuple[WrapperLike, ...] = field(default=(), hash=False)
+    """What is put around it, tools among them, the last one outermost; see `gem.wrappers.wrap`."""
+
+    def load(self) -> Callable[..., Env]:
+        """Return the callable behind the entry point; imports its module."""
+        if not isinstance(self.entry_point, str):
+            return self.entry_point
+        loaded: Callable[..., Env] = imported(self.entry_point)
+        return loaded
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what `gem.spec` reads back, also as JSON; the id stands for the entry point.
+
+        Raises:
+            ConfigurationError: A parameter is no plain value, such as a tool that was given as an
+                object or a wrapper that was given as a function; the message names it.
+        """
+        return {
+            "id": self.id,
+            "kwargs": plain_values(self.kwargs, "kwargs"),
+            "wrappers": plain_values(self.wrappers, "wrappers"),
+        }
 
 
 class Env:
@@ -241,8 +277,6 @@ class Wrapper(Env):
         inner = self.env.spec
         if inner is None or self._arguments is None:
             return inner
-        from gem.specs import recipe
-
         return replace(inner, wrappers=(*inner.wrappers, recipe(type(self), self._arguments)))
 
     @spec.setter

@@ -13,9 +13,9 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gem import __version__
 from gem.core import Observation
 from gem.errors import ConfigurationError
+from gem.version import __version__
 
 if TYPE_CHECKING:
     from gem.trajectory import Trajectory

@@ -35,7 +35,7 @@ MODULES: dict[str, str] = {
     "gem.tools.tool_env_wrapper": "gem.wrappers: ToolEnv, or gem.make(id, tools=[...])",
     "gem.utils.constants": "nothing: terminated and truncated tell that an episode is over",
     "gem.utils.debug": "python -m gem play ID --policy random",
-    "gem.utils.parsing": "gem.answers: BOXED.extract(reply), FENCED_CODE.extract(reply)",
+    "gem.utils.parsing": "gem.grading.formats: BOXED.extract(reply), FENCED_CODE.extract(reply)",
     "gem.utils.math_grader": "gem.grading.math: grade",
     "gem.utils.qa_em": "gem.grading.qa: grade, f1, normalise",
     "gem.utils.sandbox": "gem.sandbox: resolve(name) returns an executor",

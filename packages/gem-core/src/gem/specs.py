@@ -1,78 +1,13 @@
-"""What an environment was made of: enough to make it again, here or from JSON elsewhere."""
+"""How a wrapper is described in the spec of an environment, and names that are imported."""
 
 from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-from gem.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from gem.core import Env, Wrapper
-    from gem.wrappers import WrapperLike
-
-
-@dataclass(frozen=True)
-class EnvSpec:
-    """What an id stands for, or what an environment was made of."""
-
-    id: str
-    """Registered name, such as `game:GuessTheNumber-v0-easy`."""
-    entry_point: str | Callable[..., Env]
-    """`"package.module:Class"`, imported at the first `make`, or a callable that returns an Env."""
-    kwargs: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """Parameters given to the entry point."""
-    wrappers: tuple[WrapperLike, ...] = field(default=(), hash=False)
-    """What is put around it, tools among them, the last one outermost; see `gem.wrappers.wrap`."""
-
-    def load(self) -> Callable[..., Env]:
-        """Return the callable behind the entry point; imports its module."""
-        if not isinstance(self.entry_point, str):
-            return self.entry_point
-        loaded: Callable[..., Env] = imported(self.entry_point)
-        return loaded
-
-    def make(self, **overrides: Any) -> Env:
-        """Make the environment with its wrappers; see `gem.make`."""
-        from gem.registry import make
-
-        return make(self, **overrides)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return what `from_dict` reads back, also as JSON; the id stands for the entry point.
-
-        Raises:
-            ConfigurationError: A parameter is no plain value, such as a tool that was given as an
-                object or a wrapper that was given as a function; the message names it.
-        """
-        from gem.tables import plain_values
-
-        return {
-            "id": self.id,
-            "kwargs": plain_values(self.kwargs, "kwargs"),
-            "wrappers": plain_values(self.wrappers, "wrappers"),
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> EnvSpec:
-        """Rebuild from `to_dict`.
-
-        Raises:
-            ConfigurationError: It is something else.
-            UnknownEnvError: The id is not registered here.
-        """
-        from gem.registry import spec
-
-        try:
-            id, kwargs, wrappers = data["id"], dict(data["kwargs"]), tuple(data["wrappers"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise ConfigurationError(f"not the spec of an environment: {data!r:.200}") from error
-        return cls(id, spec(id).entry_point, kwargs, wrappers)
+from typing import Any
 
 
 def imported(path: str) -> Any:
@@ -81,9 +16,7 @@ def imported(path: str) -> Any:
     return getattr(import_module(module), attribute)
 
 
-def recipe(
-    kind: type[Wrapper], arguments: tuple[tuple[Any, ...], Mapping[str, Any]]
-) -> WrapperLike:
+def recipe(kind: type, arguments: tuple[tuple[Any, ...], Mapping[str, Any]]) -> Any:
     """Return what makes `wrap` construct a wrapper as it was constructed.
 
     Args:

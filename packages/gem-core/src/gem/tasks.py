@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, quote
 
 from gem.core import Env
 from gem.errors import ConfigurationError
-from gem.registry import make
+from gem.making import make
 
 URI_SCHEME = "gem:"
 _RESERVED = ("n", "seed")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from gem.envs.dataset_ids import CONFIGS, DATASETS, GENERATORS
 from gem.envs.games import GAMES
-from gem.registry import register
 
 
-def register_all() -> None:
-    """Register every built-in id; called once, by the first look-up of an id."""
+def register_all(register: Callable[..., None]) -> None:
+    """Register every built-in id; the registry calls it once, at the first look-up of an id."""
     for name, (entry_point, variants) in GAMES.items():
         for suffix, parameters in variants.items():
             register(f"game:{name}-v0{suffix}", f"gem.envs.games.{entry_point}", **parameters)

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from gem import sandbox
-from gem.answers import FENCED_CODE, AnswerFormat
 from gem.core import Info, Observation
-from gem.envs.datasets import DatasetEnv, Grade, positive, text
-from gem.envs.games.base import flag, integer
+from gem.envs.datasets import DatasetEnv, Grade
 from gem.errors import DataError
 from gem.grading import code as grader
+from gem.grading.formats import FENCED_CODE, AnswerFormat
+from gem.parameters import flag, integer, positive, text
 from gem.sources import Row, Source
 
 _STDIN = "Write a complete Python program that reads standard input and prints to standard output."
@@ -57,7 +57,7 @@ class CodeEnv(DatasetEnv):
             question_column: Column with the problem.
             tests_column: Column with the tests.
             solution_column: Column with a right program, if there is one; only the oracle uses it.
-            answer_format: How to answer: one of `gem.answers` or its name.
+            answer_format: How to answer: one of `gem.grading.formats` or its name.
             max_tests: Most tests that are run.
             timeout_s: Longest time for one test.
             partial: Pay the share of the tests passed.

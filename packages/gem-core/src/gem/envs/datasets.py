@@ -7,11 +7,11 @@ from copy import copy
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from gem.answers import FORMATS, AnswerFormat
 from gem.blame import boundary
 from gem.core import Env, Info, Observation, Step, reset_options
-from gem.envs.games.base import choice, flag, integer, optional
 from gem.errors import ConfigurationError, DataError, ResetNeededError, UnknownParameterError
+from gem.grading.formats import FORMATS, AnswerFormat
+from gem.parameters import choice, flag, integer, number, optional, text
 from gem.sources import SAMPLES, Row, Source, Table, checked, column_of, load, permuted
 
 EnvT = TypeVar("EnvT", bound="DatasetEnv")
@@ -60,7 +60,7 @@ class SingleTurnEnv(Env):
         """Store what is common to all single-turn tasks.
 
         Args:
-            answer_format: How to answer: one of `gem.answers` or its name.
+            answer_format: How to answer: one of `gem.grading.formats` or its name.
             eval: Items in order: the item is `(seed + resets since) % size`, so that the seeds
                 0, 1, ... visit every item once. Without any seed it begins with item 0.
             format_error_reward: Reward of a reply without an answer.
@@ -69,7 +69,7 @@ class SingleTurnEnv(Env):
         super().__init__(seed=seed)
         self.answer_format = _format(answer_format)
         self.eval = flag("eval", eval)
-        self.format_error_reward = _number("format_error_reward", format_error_reward)
+        self.format_error_reward = number("format_error_reward", format_error_reward)
         self._addressed = 0
         self._over = True
 
@@ -381,32 +381,3 @@ def _format(value: AnswerFormat | str) -> AnswerFormat:
 
 def _names(types: tuple[type, ...]) -> str:
     return " or ".join(kind.__name__ for kind in types)
-
-
-def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
-        raise ConfigurationError(f"{name} must be a number, got {value!r}")
-    return float(value)
-
-
-def positive(name: str, value: Any) -> float:
-    """Check a parameter that is a number above 0.
-
-    Raises:
-        ConfigurationError: It is not.
-    """
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0 < value < float("inf"):
-        raise ConfigurationError(f"{name} must be a number above 0, got {value!r}")
-    return float(value)
-
-
-def text(name: str, value: Any) -> str:
-    """Check a parameter that is a name.
-
-    Raises:
-        ConfigurationError: It is no text, or empty.
-    """
-    if not isinstance(value, str) or not value:
-        raise ConfigurationError(f"{name} must be a name, got {value!r}")
-    return value

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gem.answers import BOXED, AnswerFormat
 from gem.core import ContentPart, Observation
-from gem.envs.datasets import DatasetEnv, Grade, positive, text
+from gem.envs.datasets import DatasetEnv, Grade
 from gem.errors import DataError
 from gem.grading import math as grader
+from gem.grading.formats import BOXED, AnswerFormat
+from gem.parameters import positive, text
 from gem.sources import Row, Source
 
 _GOLD_TYPES = (str, int, float, list)
@@ -42,7 +43,7 @@ class MathEnv(DatasetEnv):
             sample: Sample that `source="sample"` stands for.
             question_column: Column with the problem.
             answer_column: Column with the answer or the list of answers.
-            answer_format: How to answer: one of `gem.answers` or its name.
+            answer_format: How to answer: one of `gem.grading.formats` or its name.
             timeout_s: Longest time that grading one answer may take; then it counts as wrong.
             eval: Rows in order.
             format_error_reward: Reward of a reply without an answer.
@@ -121,7 +122,7 @@ class MathVisualEnv(MathEnv):
             answer_column: Column with the answer or the list of answers.
             image_column: Column with one figure or a list: the bytes of an image file, a mapping
                 with `bytes` or `path`, or a path, relative to the folder of the data file.
-            answer_format: How to answer: one of `gem.answers` or its name.
+            answer_format: How to answer: one of `gem.grading.formats` or its name.
             timeout_s: Longest time that grading one answer may take; then it counts as wrong.
             eval: Rows in order.
             format_error_reward: Reward of a reply without an answer.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from gem.answers import ANSWER_TAG, BOXED, AnswerFormat
 from gem.envs.datasets import DatasetEnv, Grade
 from gem.grading import qa as grader
+from gem.grading.formats import ANSWER_TAG, BOXED, AnswerFormat
 from gem.sources import Source
 
 _GUESSES = ("Paris", "1969", "the Nile", "Albert Einstein", "water", "seven", "no one knows")
@@ -44,7 +44,7 @@ class QaEnv(DatasetEnv):
             sample: Sample that `source="sample"` stands for.
             question_column: Column with the question.
             answer_column: Column with the answer or the list of answers.
-            answer_format: How to answer: one of `gem.answers` or its name.
+            answer_format: How to answer: one of `gem.grading.formats` or its name.
             eval: Rows in order.
             format_error_reward: Reward of a reply without an answer.
             seed: Seed of the first `reset` that is not given one.

@@ -7,12 +7,12 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from gem.answers import BOXED, AnswerFormat
 from gem.core import Observation
 from gem.envs import reasoning_gym_worker as worker
-from gem.envs.datasets import Grade, SingleTurnEnv, positive, text
-from gem.envs.games.base import flag, integer, optional
+from gem.envs.datasets import Grade, SingleTurnEnv
 from gem.errors import ConfigurationError
+from gem.grading.formats import BOXED, AnswerFormat
+from gem.parameters import flag, integer, optional, positive, text
 
 _MAX_SEED = 2**32
 _DATASET_SEED = 42
@@ -67,7 +67,7 @@ class ReasoningGymEnv(SingleTurnEnv):
             level: Difficulty: every attribute of the generator's curriculum at this level, or at
                 its highest one; from 0. None leaves the generator's defaults.
             config: Further fields of the generator's configuration.
-            answer_format: How to answer: one of `gem.answers` or its name.
+            answer_format: How to answer: one of `gem.grading.formats` or its name.
             timeout_s: Longest time that scoring one answer may take.
             partial_credit: Pay the library's scores below 1 for wrong answers as well.
             eval: Items in order.

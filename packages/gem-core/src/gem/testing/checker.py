@@ -18,9 +18,9 @@ from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from gem import registry
-from gem.core import Env
+from gem.core import Env, EnvSpec
 from gem.errors import ConfigurationError, GemError, MissingExtraError, UnreachableError
-from gem.specs import EnvSpec
+from gem.making import make
 from gem.testing import checks, contract, guesses, scores, unearned
 from gem.testing.elsewhere import OtherProcess
 from gem.testing.subject import SkipCheck, Subject, describe, lacking, seeds_for
@@ -313,7 +313,7 @@ def _make(spec: EnvSpec, /, **params: Any) -> Env:
     # In another process an id that was registered by hand is unknown, or another one.
     if spec.id not in registry.list_envs(spec.id) or registry.spec(spec.id) != spec:
         registry.register(spec.id, spec.entry_point, **spec.kwargs)
-    return registry.make(spec.id, **params)
+    return make(spec.id, **params)
 
 
 def _run(check: Check, subject: Subject, runnable: bool) -> CheckResult:

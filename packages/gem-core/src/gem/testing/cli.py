@@ -13,6 +13,7 @@ from gem import registry
 from gem.core import Env
 from gem.envs.datasets import SingleTurnEnv
 from gem.errors import ConfigurationError, UnknownParameterError
+from gem.making import make
 from gem.testing.checker import named
 from gem.testing.describing import description, parameters, summary, transcript
 from gem.testing.offline import replacements
@@ -65,7 +66,7 @@ def _example(id: str, given: Mapping[str, Any]) -> None:
     used = {**{one.name: one.used for one in replaced}, **given}
     with_what = f" with {', '.join(map(str, replaced))}" if replaced else ""
     try:
-        with registry.make(id, **used) as env:
+        with make(id, **used) as env:
             env.reset(seed=0)
             print(f"\nlimits\n{textwrap.indent(_limits(env), '  ')}")
             for policy in (oracle_policy, random_policy):
@@ -100,7 +101,7 @@ def check(arguments: argparse.Namespace, ids: Sequence[str], given: Mapping[str,
     for id in ids:
         _ = registry.spec(id)
         if given:
-            registry.make(id, **given).close()
+            make(id, **given).close()
     if arguments.json:
         # Fails now, not after all the checks, where nothing can be written.
         try:

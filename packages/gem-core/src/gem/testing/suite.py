@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
-from gem import __version__
 from gem.errors import GemError, MissingExtraError, UnreachableError
 from gem.testing import scores
 from gem.testing.checker import CheckReport, CheckResult, check_env, named
 from gem.testing.elsewhere import OtherProcess
 from gem.testing.offline import replacements
 from gem.testing.subject import describe
+from gem.version import __version__
 
 POLICY_VERSION = "severity-v2"
 """Version of OpenEnv's list that the ids, levels, lanes and severities are taken from."""

@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from gem.envs.datasets import positive
-from gem.envs.games.base import integer
 from gem.errors import ConfigurationError, DataError, UnreachableError
+from gem.parameters import integer, positive
 from gem.tools.base import (
     TOOL_CALL,
     Tool,

@@ -8,9 +8,8 @@ from typing import Any, ClassVar
 
 from gem import sandbox
 from gem.blame import boundary
-from gem.envs.datasets import positive
-from gem.envs.games.base import flag, integer
 from gem.errors import UnreachableError
+from gem.parameters import flag, integer, positive
 from gem.sandbox import Limits, Result
 from gem.tools.base import (
     TOOL_CALL,

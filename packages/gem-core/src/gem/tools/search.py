@@ -7,9 +7,8 @@ import re
 from pathlib import Path
 from typing import ClassVar
 
-from gem.envs.datasets import positive
-from gem.envs.games.base import choice, flag, integer, optional
 from gem.errors import ConfigurationError
+from gem.parameters import choice, flag, integer, optional, positive
 from gem.tools.base import (
     TOOL_CALL,
     Block,

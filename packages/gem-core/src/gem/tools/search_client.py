@@ -12,9 +12,9 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any
 
-from gem import __version__
 from gem.errors import ConfigurationError, MissingExtraError, UnreachableError
 from gem.tools.search_index import Hit, split_contents
+from gem.version import __version__
 
 JSON, MSGPACK = "application/json", "application/msgpack"
 PROTOCOLS = {"json": JSON, "msgpack": MSGPACK}

@@ -7,10 +7,11 @@ from contextlib import ExitStack
 from typing import Any
 
 from gem import moved
+from gem.core import WrapperLike
 from gem.errors import ConfigurationError
-from gem.registry import make
+from gem.making import make
 from gem.vector.sync import AutoresetMode, SyncVectorEnv
-from gem.wrappers import WrapperLike, wrap
+from gem.wrappers import wrap
 
 __all__ = ["AutoresetMode", "SyncVectorEnv", "make_vec"]
 

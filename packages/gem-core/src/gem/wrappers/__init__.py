@@ -12,10 +12,10 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 from gem import moved
-from gem.core import Env
+from gem.core import Env, WrapperLike
 from gem.errors import ConfigurationError, UnknownParameterError
 from gem.specs import imported
 from gem.wrappers.checked import Checked
@@ -31,11 +31,6 @@ __all__ = [
     "WrapperLike",
     "wrap",
 ]
-
-WrapperLike: TypeAlias = "str | Mapping[str, Any] | Callable[[Env], Env]"
-"""A name, `{"name": ..., <parameter>: <value>, ...}`, or a function that wraps. A wrapper of one's
-own has the name `package.module:Class`."""
-
 
 _MAX_TOOL_USES = 5
 

@@ -6,11 +6,11 @@ import pickle
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from gem.answers import AnswerFormat
 from gem.blame import boundary
 from gem.core import Env, Info, Observation, Step, Wrapper
-from gem.envs.games.base import choice, integer
 from gem.errors import ConfigurationError, ResetNeededError, UnreachableError
+from gem.grading.formats import AnswerFormat
+from gem.parameters import choice, integer, number
 from gem.tools import Tool, ToolLike, make_tools
 from gem.tools.base import TOOL_CALL, ToolCall, ToolResult, clip, json_call, printable
 
@@ -77,9 +77,9 @@ class ToolEnv(Wrapper):
         self.tools = make_tools(tools)
         if not self.tools:
             raise ConfigurationError("tools must name at least one tool")
-        self.tool_reward = _number("tool_reward", tool_reward)
-        self.tool_success_reward = _number("tool_success_reward", tool_success_reward)
-        self.tool_execute_error_reward = _number(
+        self.tool_reward = number("tool_reward", tool_reward)
+        self.tool_success_reward = number("tool_success_reward", tool_success_reward)
+        self.tool_execute_error_reward = number(
             "tool_execute_error_reward", tool_execute_error_reward
         )
         if self.tool_execute_error_reward > 0:
@@ -255,13 +255,6 @@ class ToolEnv(Wrapper):
         if not same_state:
             child._clear()
         return child
-
-
-def _number(name: str, value: Any) -> float:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not abs(value) < float("inf"):
-        raise ConfigurationError(f"{name} must be a finite number, got {value!r}")
-    return float(value)
 
 
 def _failed(call: ToolCall) -> ToolResult:

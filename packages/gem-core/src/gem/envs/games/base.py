@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from gem.core import Env, Info, Step, reset_options
-from gem.errors import ConfigurationError, ResetNeededError, UnknownParameterError
+from gem.errors import ResetNeededError, UnknownParameterError
+from gem.parameters import flag
 
 Move = TypeVar("Move")
-T = TypeVar("T")
 
 SUCCESS_REWARD = 1.0
 FORMAT_ERROR_REWARD = -0.1
@@ -217,48 +216,3 @@ def integers(content: str) -> tuple[int, ...] | None:
 def fields(content: str) -> list[str]:
     """Return what a box holds between whitespace and commas."""
     return [field for field in _SEPARATORS.split(content) if field]
-
-
-def flag(name: str, value: Any) -> bool:
-    """Check a boolean parameter.
-
-    Raises:
-        ConfigurationError: Not a bool.
-    """
-    if not isinstance(value, bool):
-        raise ConfigurationError(f"{name} must be True or False, got {value!r}")
-    return value
-
-
-def choice(name: str, value: Any, allowed: tuple[T, ...]) -> T:
-    """Check a parameter that is one of a few values.
-
-    Raises:
-        ConfigurationError: None of them.
-    """
-    for candidate in allowed:
-        if value == candidate:
-            return candidate
-    raise ConfigurationError(
-        f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}"
-    )
-
-
-def integer(name: str, value: Any, low: int, high: int) -> int:
-    """Check an integer parameter with inclusive limits; numpy integers are taken too.
-
-    Raises:
-        ConfigurationError: Not an integer, or outside the limits.
-    """
-    try:
-        number = int(value.__index__()) if not isinstance(value, bool) else None
-    except AttributeError:
-        number = None
-    if number is None or not low <= number <= high:
-        raise ConfigurationError(f"{name} must be an integer from {low} to {high}, got {value!r}")
-    return number
-
-
-def optional(check: Callable[..., T], name: str, value: Any, *limits: Any) -> T | None:
-    """Apply `check` unless the value is None, which means: drawn at every reset."""
-    return None if value is None else check(name, value, *limits)

@@ -11,9 +11,10 @@ from importlib.resources import files
 from string import ascii_uppercase
 from typing import NamedTuple
 
-from gem.envs.games.base import SUCCESS_REWARD, Game, Outcome, boxed, flag, integer, optional
+from gem.envs.games.base import SUCCESS_REWARD, Game, Outcome, boxed
 from gem.envs.games.boards import headed
 from gem.errors import ConfigurationError
+from gem.parameters import flag, integer, optional
 
 Cell = tuple[int, int]
 

@@ -10,7 +10,8 @@ from functools import cache
 from operator import eq
 from random import Random
 
-from gem.envs.games.base import SUCCESS_REWARD, Game, Outcome, boxed, choice, integer, optional
+from gem.envs.games.base import SUCCESS_REWARD, Game, Outcome, boxed
+from gem.parameters import choice, integer, optional
 
 Board = tuple[int, ...]
 """Tiles row by row; 0 is the gap."""

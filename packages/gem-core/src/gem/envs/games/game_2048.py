@@ -6,9 +6,10 @@ import math
 from functools import lru_cache
 from itertools import pairwise
 
-from gem.envs.games.base import Game, Outcome, boxed, choice, integer, optional
+from gem.envs.games.base import Game, Outcome, boxed
 from gem.envs.games.boards import plain
 from gem.errors import ConfigurationError
+from gem.parameters import choice, integer, optional
 
 Row = tuple[int, ...]
 Board = tuple[Row, ...]

@@ -5,17 +5,9 @@ from __future__ import annotations
 import math
 import re
 
-from gem.envs.games.base import (
-    SUCCESS_REWARD,
-    Game,
-    Outcome,
-    boxed,
-    choice,
-    flag,
-    integer,
-    optional,
-)
+from gem.envs.games.base import SUCCESS_REWARD, Game, Outcome, boxed
 from gem.errors import ConfigurationError
+from gem.parameters import choice, flag, integer, optional
 
 # 18 digits are more than any range needs and keep echoed guesses short.
 _NUMBER = re.compile(r"[+-]?[0-9]{1,18}")

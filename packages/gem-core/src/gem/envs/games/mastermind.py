@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from itertools import permutations, product
 from operator import eq
 
-from gem.envs.games.base import Game, Outcome, boxed, flag, integer, integers, optional
+from gem.envs.games.base import Game, Outcome, boxed, integers
 from gem.errors import ConfigurationError
+from gem.parameters import flag, integer, optional
 
 Code = tuple[int, ...]
 

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import NamedTuple
 
-from gem.envs.games.base import SUCCESS_REWARD, Game, Outcome, boxed, flag, integer, optional
+from gem.envs.games.base import SUCCESS_REWARD, Game, Outcome, boxed
 from gem.envs.games.boards import plain
+from gem.parameters import flag, integer, optional
 
 _COMMANDS = ("reveal", "flag")
 _SIZES = (4, 50)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gem.envs.games.base import SUCCESS_REWARD, Game, Outcome, boxed, integer, optional
+from gem.envs.games.base import SUCCESS_REWARD, Game, Outcome, boxed
 from gem.envs.games.sokoban_rooms import (
     DIRECTIONS,
     Start,
@@ -14,6 +14,7 @@ from gem.envs.games.sokoban_rooms import (
     solve,
 )
 from gem.errors import ConfigurationError
+from gem.parameters import integer, optional
 
 _SIDES = (3, 12)
 _MAX_BOXES = 10

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from random import Random
 
-from gem.envs.games.base import Game, Outcome, boxed, choice, integer, integers, optional
+from gem.envs.games.base import Game, Outcome, boxed, integers
 from gem.errors import ConfigurationError
+from gem.parameters import choice, integer, optional
 
 Move = tuple[int, ...]
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from gem.envs.games.base import SUCCESS_REWARD, Game, Outcome, boxed, integer, optional
+from gem.envs.games.base import SUCCESS_REWARD, Game, Outcome, boxed
+from gem.parameters import integer, optional
 
 Move = tuple[int, int]
 """Source and destination; pegs are 0 (A), 1 (B) and 2 (C)."""

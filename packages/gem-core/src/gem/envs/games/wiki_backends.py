@@ -18,8 +18,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from gem import __version__
 from gem.errors import DataError, UnreachableError
+from gem.version import __version__
 
 _DEADLINE_S = 4.0
 _MAX_BYTES = 1 << 24

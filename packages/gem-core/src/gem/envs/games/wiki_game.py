@@ -7,17 +7,10 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from functools import lru_cache
 
-from gem.envs.games.base import (
-    SUCCESS_REWARD,
-    Game,
-    Outcome,
-    boxed,
-    choice,
-    flag,
-    integer,
-)
+from gem.envs.games.base import SUCCESS_REWARD, Game, Outcome, boxed
 from gem.envs.games.wiki_backends import Backend, GraphBackend, Kiwix, MediaWiki, Page
 from gem.errors import ConfigurationError, DataError
+from gem.parameters import choice, flag, integer
 
 STEP_REWARD = -0.05
 DEAD_END_REWARD = -0.1

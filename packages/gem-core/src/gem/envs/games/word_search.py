@@ -7,9 +7,10 @@ from functools import cache
 from random import Random
 from typing import NamedTuple
 
-from gem.envs.games.base import Game, Outcome, boxed, flag, integer, integers, optional
+from gem.envs.games.base import Game, Outcome, boxed, integers
 from gem.envs.games.boards import headed
 from gem.envs.games.words import words_of_length
+from gem.parameters import flag, integer, optional
 
 Move = tuple[int, ...]
 

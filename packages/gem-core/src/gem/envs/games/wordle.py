@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
 
-from gem.envs.games.base import SUCCESS_REWARD, Game, Outcome, boxed, flag, integer, optional
+from gem.envs.games.base import SUCCESS_REWARD, Game, Outcome, boxed
 from gem.envs.games.words import words_of_length
+from gem.parameters import flag, integer, optional
 
 _LETTERS = re.compile(r"[A-Za-z]+(?:[\s,]+[A-Za-z]+)*")
 _SEPARATORS = re.compile(r"[\s,]+")

@@ -1,7 +1,7 @@
 """The pages about the environments, written from the registry, docstrings and played episodes.
 
-    python -m gem.testing.catalogue docs/envs            # write the pages
-    python -m gem.testing.catalogue docs/envs --check    # exit status 1 if one is not current
+    python tools/catalogue.py docs/envs            # write the pages
+    python tools/catalogue.py docs/envs --check    # exit status 1 if one is not current
 
 Everything in them is a function of the code: scores and examples have fixed seeds and stop after a
 number of steps, never after a time.
@@ -18,6 +18,7 @@ from typing import Any
 
 from gem import registry
 from gem.errors import ConfigurationError, MissingExtraError, UnreachableError
+from gem.making import make
 from gem.testing.describing import Parameter, description, parameters, transcript
 from gem.testing.offline import offline_parameters
 from gem.testing.playing import oracle_policy, play, random_policy, score
@@ -104,7 +105,7 @@ def _id_table(ids: Sequence[str]) -> str:
 
 def scores(id: str) -> tuple[str, str, int]:
     """Return the scores of random play and of the oracle, and the number of episodes."""
-    env = registry.make(id, **offline_parameters(id))
+    env = make(id, **offline_parameters(id))
     told = []
     played = []
     for policy in (random_policy, oracle_policy):
@@ -120,7 +121,7 @@ def scores(id: str) -> tuple[str, str, int]:
 
 
 def _example(id: str) -> str:
-    with registry.make(id, **offline_parameters(id)) as env:
+    with make(id, **offline_parameters(id)) as env:
         policy = oracle_policy
         try:
             episode = play(env, oracle_policy, _MAX_STEPS, 0)
@@ -172,7 +173,7 @@ def write(folder: Path, *, check: bool = False) -> Mapping[str, str]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Write or check the pages; return the exit status."""
     parser = argparse.ArgumentParser(
-        prog="python -m gem.testing.catalogue", description=(__doc__ or "").splitlines()[0]
+        prog="python tools/catalogue.py", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--check", action="store_true", help="compare instead of writing")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gem.answers import (
+from gem.grading.formats import (
     ANSWER_TAG,
     ANSWER_TAG_BOXED,
     BOXED,

@@ -1,0 +1,90 @@
+"""Checks of parameters: each returns the value or raises an error that names the parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from gem.errors import ConfigurationError
+
+T = TypeVar("T")
+
+
+def flag(name: str, value: Any) -> bool:
+    """Check a boolean parameter.
+
+    Raises:
+        ConfigurationError: Not a bool.
+    """
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"{name} must be True or False, got {value!r}")
+    return value
+
+
+def choice(name: str, value: Any, allowed: tuple[T, ...]) -> T:
+    """Check a parameter that is one of a few values.
+
+    Raises:
+        ConfigurationError: None of them.
+    """
+    for candidate in allowed:
+        if value == candidate:
+            return candidate
+    raise ConfigurationError(
+        f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}"
+    )
+
+
+def integer(name: str, value: Any, low: int, high: int) -> int:
+    """Check an integer parameter with inclusive limits; numpy integers are taken too.
+
+    Raises:
+        ConfigurationError: Not an integer, or outside the limits.
+    """
+    try:
+        number = int(value.__index__()) if not isinstance(value, bool) else None
+    except AttributeError:
+        number = None
+    if number is None or not low <= number <= high:
+        raise ConfigurationError(f"{name} must be an integer from {low} to {high}, got {value!r}")
+    return number
+
+
+def number(name: str, value: Any) -> float:
+    """Check a parameter that is a finite number.
+
+    Raises:
+        ConfigurationError: It is not.
+    """
+    numeric = isinstance(value, int | float) and not isinstance(value, bool)
+    if not numeric or not abs(value) < float("inf"):
+        raise ConfigurationError(f"{name} must be a finite number, got {value!r}")
+    return float(value)
+
+
+def positive(name: str, value: Any) -> float:
+    """Check a parameter that is a number above 0.
+
+    Raises:
+        ConfigurationError: It is not.
+    """
+    numeric = isinstance(value, int | float) and not isinstance(value, bool)
+    if not numeric or not 0 < value < float("inf"):
+        raise ConfigurationError(f"{name} must be a number above 0, got {value!r}")
+    return float(value)
+
+
+def text(name: str, value: Any) -> str:
+    """Check a parameter that is a name.
+
+    Raises:
+        ConfigurationError: It is no text, or empty.
+    """
+    if not isinstance(value, str) or not value:
+        raise ConfigurationError(f"{name} must be a name, got {value!r}")
+    return value
+
+
+def optional(check: Callable[..., T], name: str, value: Any, *limits: Any) -> T | None:
+    """Apply `check` unless the value is None, which means that the parameter is left open."""
+    return None if value is None else check(name, value, *limits)
