@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gem.grading import fallback
 from gem.grading import math as grader
 from gem.grading.math import grade
-from gem.grading.pool import Reply
+from gem.workers.pool import Reply
 
 
 class Believer:

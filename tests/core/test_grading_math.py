@@ -26,7 +26,7 @@ from gem.errors import DataError, MissingExtraError
 from gem.grading import Verdict, fallback
 from gem.grading import math as grader
 from gem.grading.math import agrade, grade, needs_extra
-from gem.grading.pool import _Worker
+from gem.workers.pool import _Worker
 
 needs_math = pytest.mark.skipif(
     importlib.util.find_spec("math_verify") is None, reason="needs the extra math"

@@ -23,7 +23,7 @@ from gem.envs import reasoning_gym_worker as worker
 from gem.envs.dataset_ids import GENERATORS
 from gem.envs.reasoning_gym import ReasoningGymEnv
 from gem.errors import ConfigurationError, MissingExtraError
-from gem.grading.pool import Reply
+from gem.workers.pool import Reply
 
 # Looked for, not imported: it runs in a process of its own.
 pytestmark = pytest.mark.skipif(

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from gem.errors import ConfigurationError, DataError, MissingExtraError
-from gem.grading.pool import Reply, WorkerPool
+from gem.workers.pool import Reply, WorkerPool
 
 # Building a data set included.
 _GENERATION_TIMEOUT_S = 120.0

@@ -15,8 +15,8 @@ import re
 from typing import NamedTuple
 
 from gem.errors import MissingExtraError
-from gem.grading.pool import WorkerPool
 from gem.grading.vocabulary import FUNCTIONS, GREEK, is_notation
+from gem.workers.pool import WorkerPool
 
 TARGET = "gem.grading.symbolic:equal"
 

@@ -33,9 +33,9 @@ from gem.grading.cleaning import clean
 from gem.grading.compare import same
 from gem.grading.fallback import Question
 from gem.grading.forms import unevaluated
-from gem.grading.pool import shared
 from gem.grading.tree import Node, TooComplexError, UnreadableError
 from gem.grading.verdict import Verdict
+from gem.workers.pool import shared
 
 Number: TypeAlias = "int | float | Fraction | Decimal"
 Gold: TypeAlias = "str | Number | Sequence[str | Number]"

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
+import base64
 import os
 import pickle
-import queue
-import subprocess
-import sys
 import threading
-from typing import IO
+from concurrent.futures import Future, TimeoutError
 
 from gem.testing.playing import digest, transcript
 from gem.testing.subject import FaultError, SkipCheck, Subject, describe
+from gem.workers.pool import Reply, WorkerPool
 
 _TIMEOUT_S = 120
-_LENGTH_BYTES = 8
+# The limit counts from the moment when the answer is waited for, so the call has none of its own.
+_UNLIMITED_S = 1e6
 
 
 class OtherProcess:
@@ -25,27 +24,30 @@ class OtherProcess:
     """
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-        self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._refusal: SkipCheck | None = None
+        seeds = {os.environ.get("PYTHONHASHSEED", ""), "101", "202"}
+        self._pool = WorkerPool(
+            f"{__name__}:play", 1, memory_mb=None, environment={"PYTHONHASHSEED": max(seeds)}
+        )
+        self._reply: Future[Reply] = Future()
 
     def ask(self, subject: Subject) -> None:
         """Begin to play a subject there."""
-        self._refusal = None
+        reply: Future[Reply] = Future()
+        self._reply = reply
         try:
-            question = pickle.dumps(subject)
+            question = base64.b64encode(pickle.dumps(subject)).decode()
         except Exception as error:
-            self._refusal = SkipCheck(f"the function that makes it cannot be pickled: {error}")
+            problem = f"the function that makes it cannot be pickled: {error}"
+            reply.set_exception(SkipCheck(problem))
             return
-        if self._process is None or self._process.poll() is not None:
-            self._start()
-        assert self._process is not None and self._process.stdin is not None
-        try:
-            self._process.stdin.write(len(question).to_bytes(_LENGTH_BYTES, "big") + question)
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            # It died between two questions; the missing answer tells.
-            pass
+
+        def call() -> None:
+            try:
+                reply.set_result(self._pool.call(question, timeout_s=_UNLIMITED_S))
+            except BaseException as error:
+                reply.set_exception(error)
+
+        threading.Thread(target=call, daemon=True).start()
 
     def answer(self) -> str:
         """Return the digest of the transcript asked for.
@@ -53,33 +55,27 @@ class OtherProcess:
         Raises:
             SkipCheck: The subject cannot be sent to another process.
             FaultError: It cannot be played there.
+            UnreachableError: No process can be started.
         """
-        if self._refusal is not None:
-            raise self._refusal
         try:
-            line = self._answers.get(timeout=_TIMEOUT_S)
-        except queue.Empty:
+            reply = self._reply.result(_TIMEOUT_S)
+        except TimeoutError:
             self.close()
             raise FaultError(f"another process is not done after {_TIMEOUT_S} s") from None
-        if not line:
-            assert self._process is not None
-            raise FaultError(f"another process died with status {self._process.wait()}")
-        answer = json.loads(line)
+        if reply.failure == "crash":
+            raise FaultError(f"another process died with status {reply.status or 0}")
+        if reply.failure is not None:
+            raise FaultError(f"another process failed: {reply.failure}")
+        answer: dict[str, str] = reply.value
         if "unknown" in answer:
             raise SkipCheck(f"another process cannot import what makes it: {answer['unknown']}")
         if "error" in answer:
             raise FaultError(f"another process failed: {answer['error']}")
-        return str(answer["digest"])
+        return answer["digest"]
 
     def close(self) -> None:
         """End the process."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            for pipe in (self._process.stdin, self._process.stdout):
-                if pipe is not None:
-                    pipe.close()
-            self._process = None
+        self._pool.close()
 
     def __enter__(self) -> OtherProcess:
         return self
@@ -87,43 +83,11 @@ class OtherProcess:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _start(self) -> None:
-        self.close()
-        seeds = {os.environ.get("PYTHONHASHSEED", ""), "101", "202"}
-        paths = os.pathsep.join(path for path in sys.path if path)
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", "from gem.testing.elsewhere import serve; serve()"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": paths, "PYTHONHASHSEED": max(seeds)},
-        )
-        self._answers = queue.SimpleQueue()
-        assert self._process.stdout is not None
-        arguments = self._process.stdout, self._answers
-        threading.Thread(target=_pass_on, args=arguments, daemon=True).start()
 
-
-def _pass_on(lines: IO[bytes], answers: queue.SimpleQueue[str]) -> None:
-    for line in lines:
-        answers.put(line.decode())
-    answers.put("")
-
-
-def serve() -> None:
-    """Answer the questions of standard input; the other side of `OtherProcess`."""
-    # What an environment prints must not look like an answer.
-    with os.fdopen(os.dup(1), "w") as answers:
-        os.dup2(2, 1)
-        while length := sys.stdin.buffer.read(_LENGTH_BYTES):
-            question = sys.stdin.buffer.read(int.from_bytes(length, "big"))
-            answers.write(json.dumps(_answer(question)) + "\n")
-            answers.flush()
-
-
-def _answer(question: bytes) -> dict[str, str]:
+def play(question: str) -> dict[str, str]:
+    """Answer a question in the other process."""
     try:
-        subject: Subject = pickle.loads(question)
+        subject: Subject = pickle.loads(base64.b64decode(question))
     except Exception as error:
         # It is a class of the asking program's main module, for instance.
         return {"unknown": describe(error)}

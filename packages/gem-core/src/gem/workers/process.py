@@ -16,8 +16,12 @@ def serve(target: str, memory_mb: str) -> None:
 
     Where processes can fork, this one only keeps the function's module loaded: it forks the one
     that answers, and another whenever that was killed.
+
+    Args:
+        target: The function.
+        memory_mb: Limit on the address space; empty for none.
     """
-    # Whatever the function prints must not get between the answers.
+    # What the function prints must not get between the answers.
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     module_name, _, name = target.partition(":")
@@ -28,24 +32,28 @@ def serve(target: str, memory_mb: str) -> None:
     except Exception as error:
         _send(answers, {"error": f"{type(error).__name__}: {error}"})
         return
-    _limit_memory(int(memory_mb) * 1024 * 1024)
+    if memory_mb:
+        _limit_memory(int(memory_mb) * 1024 * 1024)
     if not hasattr(os, "fork"):
-        _answer(function, answers)
+        _answer(function, answers, None)
         return
-    while True:
+    ended: int | None = None
+    while ended != 0:
         pid = os.fork()
         if pid == 0:
-            _answer(function, answers)
+            _answer(function, answers, ended)
             os._exit(0)
-        if os.waitpid(pid, 0)[1] == 0:
-            return
+        ended = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    # There is nothing to clean up, and taking the interpreter down takes a tenth of a second.
+    os._exit(0)
 
 
-def _answer(function: Callable[..., Any], answers: Any) -> None:
-    _send(answers, {"ready": os.getpid()})
+def _answer(function: Callable[..., Any], answers: Any, ended: int | None) -> None:
+    """Answer calls; the first message has the exit status of the process that this one replaces."""
+    _send(answers, {"ready": os.getpid(), "ended": ended})
     for line in sys.stdin.buffer:
         timeout_s, arguments = json.loads(line)
-        # From here on its end is the end of this call.
+        # If this process ends from here on, the call has crashed.
         _send(answers, {"taken": os.getpid()})
         _limit_cpu(timeout_s)
         try:
@@ -59,7 +67,7 @@ def _answer(function: Callable[..., Any], answers: Any) -> None:
 def _send(stream: Any, message: dict[str, Any]) -> None:
     # The first newline ends what a killed process may have left unfinished.
     data = memoryview(b"\n" + json.dumps(message).encode() + b"\n")
-    # Nobody listens any more at the end of the process that asked.
+    # The process that asked may have ended.
     with contextlib.suppress(BrokenPipeError):
         while data:
             data = data[stream.write(data) :]

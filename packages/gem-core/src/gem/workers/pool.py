@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import contextlib
 import json
@@ -15,17 +14,19 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from typing import IO, Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import IO, Any
 
 from gem.errors import ConfigurationError, UnreachableError
 
-_START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from gem.grading import worker; worker.serve(*sys.argv[2:])"  # noqa: E501
+_START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from gem.workers import process; process.serve(*sys.argv[2:])"  # noqa: E501
 
 # Longer than any call takes; a poll counts milliseconds in 32 bits.
 _LONGEST_POLL_S = 2_000_000.0
 
 
-class Reply(NamedTuple):
+@dataclass(frozen=True)
+class Reply:
     """What became of one call."""
 
     value: Any
@@ -33,6 +34,8 @@ class Reply(NamedTuple):
     failure: str | None = None
     """`timeout`; `crash` (the process ended, for instance out of memory); or the text of the
     exception that the function raised, beginning with its class."""
+    status: int | None = field(default=None, compare=False)
+    """Exit status of a process that crashed, as `subprocess` has it; None if it is not known."""
 
 
 class WorkerPool:
@@ -51,7 +54,7 @@ class WorkerPool:
         target: str,
         workers: int | None = None,
         *,
-        memory_mb: int = 2048,
+        memory_mb: int | None = 2048,
         start_timeout_s: float = 120.0,
         environment: Mapping[str, str] | None = None,
     ) -> None:
@@ -61,7 +64,8 @@ class WorkerPool:
             target: The function to call, as `module:name`; its arguments and what it returns must
                 be JSON. A function `warm_up` in that module is called once in each process.
             workers: Most processes at a time; None: half the cores, at least 2, at most 8.
-            memory_mb: Address space of each process, where the platform can limit it.
+            memory_mb: Address space of each process, where the platform can limit it; None: not
+                limited.
             start_timeout_s: Limit on starting a process, importing the target included. It does
                 not count towards a call's own limit.
             environment: Environment variables of the processes beside those of this process.
@@ -101,20 +105,16 @@ class WorkerPool:
                 reusable = False
                 try:
                     answer, expired, taken = worker.exchange(request, timeout_s)
-                    # Who comes after a process that never took the request would still answer it.
+                    # A replacement would read a request that was not taken, and answer it late.
                     reusable = taken and worker.alive()
                 finally:
-                    # Not so if the exchange was interrupted by an exception in this thread.
+                    # An exception in this thread leaves the exchange unfinished: not reusable.
                     self._give_back(worker, reusable)
                 if taken:
                     break
         if answer is not None:
             return Reply(answer.get("value"), answer.get("error"))
-        return Reply(None, "timeout" if expired else "crash")
-
-    async def acall(self, *args: Any, timeout_s: float) -> Reply:
-        """Like `call`, without blocking the event loop."""
-        return await asyncio.to_thread(self.call, *args, timeout_s=timeout_s)
+        return Reply(None, "timeout") if expired else Reply(None, "crash", worker.status)
 
     def close(self) -> None:
         """End all processes; a later call starts new ones. Safe to repeat."""
@@ -175,8 +175,9 @@ class WorkerPool:
 class _Worker:
     """One process that answers, its warm parent where processes can fork, and the pipes to it."""
 
-    def __init__(self, target: str, memory_mb: int, environment: Mapping[str, str]) -> None:
-        command = [sys.executable, "-c", _START, json.dumps(sys.path), target, str(memory_mb)]
+    def __init__(self, target: str, memory_mb: int | None, environment: Mapping[str, str]) -> None:
+        limit = "" if memory_mb is None else str(memory_mb)
+        command = [sys.executable, "-c", _START, json.dumps(sys.path), target, limit]
         try:
             self.process = subprocess.Popen(
                 command,
@@ -198,6 +199,7 @@ class _Worker:
         self._target = target
         self._busy = False
         self.gone = False
+        self.status: int | None = None
         self.pid = self.process.pid
 
     def await_start(self, timeout_s: float) -> None:
@@ -213,8 +215,8 @@ class _Worker:
         """Return the answer, None if the process is gone; whether the time limit was reached;
         whether the request was taken, by a process that may have died since.
 
-        A process that is ready to answer says so; if that is what comes back, it has replaced the
-        one that was asked.
+        A process sends `ready` when it starts. If that comes back instead of an answer, the process
+        that was asked has ended and this one replaces it.
         """
         lock = threading.Lock()
         answered = expired = taken = False
@@ -256,6 +258,7 @@ class _Worker:
                     break
             else:
                 self.gone = message is None
+                self.status = self.process.poll() if message is None else message["ended"]
                 self.pid = self.process.pid if message is None else message["ready"]
             self._busy = bool(request) and not taken
         finally:
