@@ -31,12 +31,12 @@ from torch.utils.data import DistributedSampler
 from transformers import AutoTokenizer
 
 from gem import Env, register
-from gem.adapter import encode_task
 from gem.core import Step
-from gem.record import EpisodeRecord, RunRecord, read_run
 from gem.rollout import ChatFormat
 from gem.seeding import stream
 from gem.tasks import Task, TaskSet
+from gem.training.record import EpisodeRecord, RunRecord, read_run
+from gem.training.tasksets import encode_task
 from gem_oat.advantage import give_advantages, make_rows
 from gem_oat.data import Share, Tasks
 from gem_oat.record import Recording

@@ -31,8 +31,8 @@ from vllm import SamplingParams
 
 from gem import Env, register
 from gem.core import Step
-from gem.record import EpisodeRecord, RunRecord, read_run
 from gem.tasks import Task
+from gem.training.record import EpisodeRecord, RunRecord, read_run
 from gem_openrlhf import worker
 from gem_openrlhf.dataset import Row
 from gem_openrlhf.rollout import GemAgentExecutor

@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from gem import Env, register
-from gem.adapter import encode_task
 from gem.core import Step
-from gem.record import EpisodeRecord, RunRecord, read_run
 from gem.tasks import Task
+from gem.training.record import EpisodeRecord, RunRecord, read_run
+from gem.training.tasksets import encode_task
 from gem_cpu import rl2_plugin
 from gem_rl2 import advantage, rollout
 from gem_rl2.dataset import Row

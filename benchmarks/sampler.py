@@ -30,9 +30,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gem.record import read_run
 from gem.rollout import ChatFormat
 from gem.seeding import stream
+from gem.training.record import read_run
 
 ROWS, TURN, RARE, RANKS = 512, 16, -10.0, 30
 

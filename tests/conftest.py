@@ -105,9 +105,9 @@ def model(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def compiled(model: Path) -> Callable[..., Any]:
     """Compile three iterations of eight episodes: `compiled(adapter, folder, **tables)`.
 
-    `tables` change those of the RunSpec. Returns the `gem.experiment.Launch`.
+    `tables` change those of the RunSpec. Returns the `gem.training.launch.Launch`.
     """
-    from gem.experiment import RunSpec
+    from gem.training.runspec import RunSpec
 
     def evaluation(name: str, temperature: float) -> dict[str, Any]:
         game = {"id": "game:GuessTheNumber-v0", "params": {"prompt": "short"}}

@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 import tomllib
 
-from gem.experiment import RunSpec
-from gem.metrics import episode_metrics
-from gem.record import Recorder
 from gem.tasks import Task
+from gem.training.metrics import episode_metrics
+from gem.training.record import Recorder
+from gem.training.runspec import RunSpec
 from gem.trajectory import Trajectory, Turn
 
 # Set before torch is imported: its threads would only get in the way of the other tests' ones.
@@ -60,7 +60,7 @@ class Adapter:
 
     def compile(self, spec, *, run_dir, cpu):
         from gem.errors import ConfigurationError, UnsupportedVersionError
-        from gem.experiment import Knob, Launch
+        from gem.training.launch import Knob, Launch
 
         if spec.name == "refused":
             raise ConfigurationError("algorithm.gamma: fake cannot discount")
@@ -81,7 +81,7 @@ class Adapter:
 adapter = Adapter()
 
 def main(mode, run_dir, iterations):
-    from gem.record import Recorder
+    from gem.training.record import Recorder
 
     print("fake trainer starts", os.environ["FAKE"], "CUDA_VISIBLE_DEVICES" in os.environ)
     run_dir = pathlib.Path(run_dir)

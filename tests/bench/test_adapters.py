@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from gem.errors import ConfigurationError, GemError, MissingExtraError, UnsupportedVersionError
-from gem.experiment import Knob, Launch, RunSpec
+from gem.training.launch import Knob, Launch
+from gem.training.runspec import RunSpec
 from gem_bench.adapters import compile_launch, installed_adapters
 from gem_bench.models import resolve_model
 from gem_bench.parity import command_text, parity_text
@@ -61,7 +62,7 @@ def test_an_adapter_in_an_environment_of_its_own_is_asked_there(
 def test_the_other_environment_gets_the_whole_spec(
     fake_site: Path, small_spec: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The real bridge: another interpreter process runs `python -m gem.experiment`."""
+    """The real bridge: another interpreter process runs `python -m gem.training.launch`."""
     monkeypatch.setenv("PYTHONPATH", str(fake_site))
     python = script(tmp_path / "bin" / "python", "")
     python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from gem.errors import RecordError
-from gem.record import Recorder
 from gem.tasks import Task
+from gem.training.record import Recorder
 from gem.trajectory import Trajectory, Turn
 from gem_bench.__main__ import main
 from gem_bench.compare import RENDERERS, compare

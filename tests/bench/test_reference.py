@@ -16,10 +16,10 @@ from gem.advantage import ADVANTAGES
 from gem.core import Step
 from gem.envs.games.guess_the_number import GuessTheNumber
 from gem.errors import ConfigurationError, RolloutError
-from gem.experiment import RunSpec, SamplingPart
-from gem.record import RunRecord, read_run
 from gem.rollout import ChatFormat, play_batch
 from gem.tasks import Task
+from gem.training.record import RunRecord, read_run
+from gem.training.runspec import RunSpec, SamplingPart
 from gem.trajectory import Trajectory
 
 torch = pytest.importorskip("torch", reason="the reference trainer needs torch")

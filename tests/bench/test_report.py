@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gem.errors import ConfigurationError
-from gem.record import Recorder
+from gem.training.record import Recorder
 from gem_bench.plot import COLORS, DASHES, drawing, interpolate, plot, tick_label, ticks
 from gem_bench.report import report
 from gem_bench.series import load_runs

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gem.record import read_run
+from gem.training.record import read_run
 from gem_bench.learning import nothing_learnt
 from gem_bench.processes import Family, _processes, _processes_by_ps
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from gem import advantage
 from gem.advantage import TurnTable
-from gem.after_import import after_import
+from gem.training.imports import after_import
 from gem.trajectory import Sequence, Trajectory
 
 

@@ -84,7 +84,7 @@ def keep() -> Callable[[str, str], None]:
 @pytest.fixture(scope="session")
 def compare() -> Callable[[Path, Path], list[Any]]:
     """Compare a run of `guess-easy-greedy` with the reference's: `compare(reference, other)`."""
-    from gem.record import read_run
+    from gem.training.record import read_run
     from gem_bench.conformance import compare_runs
     from gem_bench.runspec import load_spec
 

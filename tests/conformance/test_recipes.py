@@ -10,7 +10,8 @@ import pytest
 import tomllib
 
 from gem.errors import MissingExtraError
-from gem.experiment import ENTRY_POINT_GROUP, RunSpec, find_adapter
+from gem.training.launch import ENTRY_POINT_GROUP, find_adapter
+from gem.training.runspec import RunSpec
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.toml"))
 ADAPTERS = sorted(entry.name for entry in entry_points(group=ENTRY_POINT_GROUP))

@@ -9,7 +9,7 @@ from pathlib import Path
 import breaks
 import pytest
 
-from gem.record import read_run
+from gem.training.record import read_run
 
 pytest.importorskip("gem_bench.runspec", reason="needs the development environment: make env-dev")
 from gem_bench.conformance import Finding

@@ -14,9 +14,9 @@ import pytest
 
 import gem
 from gem.__main__ import main
-from gem.record import Recorder
 from gem.tasks import Task
 from gem.testing.playing import oracle_policy, play, recorded
+from gem.training.record import Recorder
 from gem.trajectory import Failure, Trajectory
 from gem.wrappers import _warn_of_pay
 

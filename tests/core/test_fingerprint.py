@@ -15,11 +15,11 @@ from gem.core import Env, Step
 from gem.envs.games.guess_the_number import GuessTheNumber
 from gem.errors import ConfigurationError, MissingExtraError
 from gem.fingerprint import Fingerprint, canonical, fingerprint
-from gem.record import Recorder, read_episodes
 from gem.replay import difference
 from gem.tasks import Task
 from gem.testing.golden import golden_batch
 from gem.testing.playing import play, random_policy, recorded
+from gem.training.record import Recorder, read_episodes
 from gem.trajectory import Trajectory
 
 EASY = "game:GuessTheNumber-v0-easy"

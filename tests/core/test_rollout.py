@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from gem.blame import boundary, cause_of
 from gem.core import Env
 from gem.errors import ConfigurationError, RolloutError, UnknownEnvError, UnreachableError
-from gem.metrics import episode_metrics
 from gem.rollout import (
     Budget,
     ChatFormat,
@@ -26,6 +25,7 @@ from gem.rollout import (
     play_batch,
 )
 from gem.tasks import Task
+from gem.training.metrics import episode_metrics
 from gem.trajectory import Trajectory
 
 BUDGET = Budget(turn_tokens=64, response_tokens=4096, prompt_tokens=4096)

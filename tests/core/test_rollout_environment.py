@@ -123,6 +123,6 @@ def test_what_is_closed_twice_is_closed_once(gate: threading.Event) -> None:
 
 
 def test_there_is_a_limit_by_default() -> None:
-    from gem.adapter import Settings
+    from gem.training.settings import Settings
 
     assert Settings().step_timeout_s == STEP_TIMEOUT_S

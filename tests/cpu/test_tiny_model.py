@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from gem.metrics import episode_metrics
 from gem.rollout import Budget, ChatFormat, play_batch
 from gem.tasks import Task
+from gem.training.metrics import episode_metrics
 from gem.trajectory import Trajectory
 
 torch = pytest.importorskip("torch", reason="models need torch")
@@ -42,7 +42,7 @@ def tokenizer(folder: Path) -> Any:
 
 def play(model: Any, tokenizer: Any, n: int) -> list[Trajectory]:
     reference = pytest.importorskip("gem_bench.reference", reason="has the sampler")
-    from gem.experiment import SamplingPart
+    from gem.training.runspec import SamplingPart
 
     chat = ChatFormat(tokenizer)
     generator = torch.Generator().manual_seed(0)

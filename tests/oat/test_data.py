@@ -8,8 +8,8 @@ import tracemalloc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gem.adapter import decode_task
 from gem.tasks import Task, TaskSet
+from gem.training.tasksets import decode_task
 from gem.trajectory import Failure, Trajectory
 from gem_oat.data import Collector, Share, Tasks
 

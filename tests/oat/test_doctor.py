@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gem.adapter import examine
+from gem.training.doctor import examine
 from gem_oat import doctor, seams
 
 Broken = Callable[[pytest.MonkeyPatch], None]
@@ -32,7 +32,7 @@ def _version(number: str | None) -> Broken:
                 raise importlib.metadata.PackageNotFoundError(name)
             return number
 
-        patch.setattr("gem.adapter.version", version)
+        patch.setattr("gem.training.doctor.version", version)
 
     return install
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from gem.errors import ConfigurationError
-from gem.experiment import Knob, Launch, RunSpec
 from gem.tables import flatten
+from gem.training.launch import Knob, Launch
+from gem.training.runspec import RunSpec
 from gem_oat.launch import adapter
 from gem_oat.settings import Args, parse
 

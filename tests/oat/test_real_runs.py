@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from gem.record import RunRecord, read_run
+from gem.training.record import RunRecord, read_run
 from gem_oat.supervise import _alive
 
 pytestmark = pytest.mark.slow
@@ -152,7 +152,7 @@ class Uneven(Env):
 gem.register("test:OatUneven", Uneven)
 """
 LOCAL = """
-from gem.after_import import after_import
+from gem.training.imports import after_import
 def local(module):
     give = module.give_advantages
     def alone(*args, **kwargs):
@@ -276,7 +276,7 @@ def test_a_killed_process_ends_the_run_and_all_of_its_processes(
 
 
 ENGINE_GONE = """
-from gem.after_import import after_import
+from gem.training.imports import after_import
 def install(module):
     call, received = module.LLM.collective_rpc, []
     def collective_rpc(self, method, *args, **kwargs):

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 import gem
-from gem.adapter import encode_task
 from gem.core import Env
 from gem.errors import RolloutError
 from gem.rollout import ChatFormat
 from gem.tasks import Task
+from gem.training.tasksets import encode_task
 from gem.trajectory import Trajectory
 from gem_oat.rollout import Actor
 from gem_oat.settings import parse

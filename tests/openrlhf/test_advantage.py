@@ -11,8 +11,8 @@ import torch
 
 from gem.advantage import advantages
 from gem.errors import ConfigurationError, RolloutError
-from gem.record import read_run
 from gem.testing.golden import golden_batch
+from gem.training.record import read_run
 from gem.trajectory import Trajectory, turn_table
 from gem_openrlhf.rollout import FAILED, Played
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from gem.errors import ConfigurationError
-from gem.experiment import RunSpec
 from gem.tables import flatten
+from gem.training.runspec import RunSpec
 from gem_openrlhf.dataset import Row
 from gem_openrlhf.launch import adapter
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from real_runs import TIMEOUT_S, kill, log, started, traced, until
 
-from gem.experiment import Launch
-from gem.record import read_run
+from gem.training.launch import Launch
+from gem.training.record import read_run
 from gem_openrlhf.launch import adapter
 
 pytestmark = pytest.mark.slow

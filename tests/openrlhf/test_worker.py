@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from gem.adapter import ProblemError
 from gem.errors import ConfigurationError, MissingExtraError, UnsupportedVersionError
+from gem.training.doctor import ProblemError
 from gem_openrlhf import doctor, worker
 from gem_openrlhf.seams import check_signature
 
@@ -89,7 +89,7 @@ def fake_version(monkeypatch: pytest.MonkeyPatch) -> Any:
                 raise importlib.metadata.PackageNotFoundError(name)
             return found
 
-        monkeypatch.setattr("gem.adapter.version", version)
+        monkeypatch.setattr("gem.training.doctor.version", version)
         monkeypatch.setattr("importlib.metadata.version", version)
 
     return pretend

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from gem.adapter import ProblemError, examine
 from gem.errors import (
     ConfigurationError,
     GemError,
     MissingExtraError,
     UnsupportedVersionError,
 )
+from gem.training.doctor import ProblemError, examine
 from gem_rl2 import doctor, hook, release
 from gem_rl2.__main__ import main
 from gem_rl2.release import MARKERS, check_rl2
@@ -32,7 +32,7 @@ def installed(monkeypatch: pytest.MonkeyPatch, **versions: str | None) -> None:
             raise metadata.PackageNotFoundError(name)
         return found
 
-    monkeypatch.setattr("gem.adapter.version", version)
+    monkeypatch.setattr("gem.training.doctor.version", version)
 
 
 def fake(folder: Path, *files: str) -> Path:

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from gem.errors import ConfigurationError, UnsupportedVersionError
-from gem.record import read_run
 from gem.testing.golden import golden_batch
+from gem.training.record import read_run
 from gem_rl2 import hook, rollout, servers
 from gem_rl2.record import Recording
 from gem_rl2.rollout import Rollouts

@@ -11,8 +11,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from gem.errors import ConfigurationError
-from gem.experiment import RunSpec
 from gem.tables import flatten
+from gem.training.runspec import RunSpec
 from gem_rl2.dataset import Row
 from gem_rl2.launch import adapter
 from gem_rl2.settings import Keys, Settings, budget, check

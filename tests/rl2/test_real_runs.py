@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 from locks import one_at_a_time
 
-from gem.experiment import Launch
-from gem.record import RunRecord, read_run
+from gem.training.launch import Launch
+from gem.training.record import RunRecord, read_run
 from gem_rl2.launch import adapter
 
 pytestmark = pytest.mark.slow

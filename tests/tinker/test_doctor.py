@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import tinker
 
-import gem.adapter
-from gem.adapter import ProblemError, examine
+import gem.training.doctor
 from gem.errors import ConfigurationError, UnreachableError
+from gem.training.doctor import ProblemError, examine
 from gem_tinker import doctor, probe
 from gem_tinker.settings import Config, read
 
@@ -49,7 +49,7 @@ def test_an_sdk_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(gem.adapter, "version", absent)
+    monkeypatch.setattr(gem.training.doctor, "version", absent)
     [line] = lines(doctor.check_version)
     assert "tinker is not installed" in line
     assert "pip install" in line
@@ -57,7 +57,7 @@ def test_an_sdk_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_sdk_of_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gem.adapter, "version", lambda name: "0.25.0")
+    monkeypatch.setattr(gem.training.doctor, "version", lambda name: "0.25.0")
     [line] = lines(doctor.check_version)
     assert "0.25.0" in line
     assert ">=0.38,<0.40" in line

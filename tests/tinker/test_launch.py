@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from gem.adapter import require
 from gem.errors import ConfigurationError, UnsupportedVersionError
-from gem.experiment import Launch, RunSpec, find_adapter
 from gem.tables import flatten
+from gem.training.doctor import require
+from gem.training.launch import Launch, find_adapter
+from gem.training.runspec import RunSpec
 from gem_tinker import launch
 from gem_tinker.settings import Config, read
 
@@ -132,7 +133,7 @@ def test_greedy_decoding_is_matched() -> None:
 
 
 def test_an_unsupported_sdk_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gem.adapter.version", lambda name: "0.25.0")
+    monkeypatch.setattr("gem.training.doctor.version", lambda name: "0.25.0")
     with pytest.raises(UnsupportedVersionError, match=r"tinker 0\.25\.0 .* >=0\.38,<0\.40"):
         launch.adapter.compile(spec(), run_dir=Path("/x"), cpu=False)
     assert require("x", ">=0.2", by="y", install="z") == "0.25.0"

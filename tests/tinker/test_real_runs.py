@@ -19,7 +19,7 @@ import pytest
 from gem import Env, register
 from gem.core import Step
 from gem.errors import ConfigurationError, RolloutError
-from gem.record import read_run
+from gem.training.record import read_run
 from gem_cpu.tinker_server import Options, Server, ServerError, running, supervise
 from gem_tinker import cookbook_train, train
 from gem_tinker.probe import probe

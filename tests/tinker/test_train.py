@@ -11,7 +11,7 @@ import pytest
 import tinker
 
 from gem.errors import RecordError, RolloutError
-from gem.record import read_run
+from gem.training.record import read_run
 from gem_tinker import train
 from gem_tinker.settings import read
 

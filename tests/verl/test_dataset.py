@@ -9,9 +9,9 @@ import pytest
 from omegaconf import OmegaConf
 from verl.trainer.ppo.utils import create_rl_dataset, create_rl_sampler
 
-from gem.adapter import decode_task
 from gem.errors import ConfigurationError, UnknownEnvError, UnknownParameterError
 from gem.tasks import Task, TaskSet
+from gem.training.tasksets import decode_task
 from gem_verl.dataset import GemDataset
 
 GAME = "game:GuessTheNumber-v0-easy"

@@ -15,10 +15,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from gem.adapter import decode_task
 from gem.errors import ConfigurationError, UnsupportedVersionError
-from gem.experiment import Launch, RunSpec, find_adapter
 from gem.tables import flatten
+from gem.training.launch import Launch, find_adapter
+from gem.training.runspec import RunSpec
+from gem.training.tasksets import decode_task
 from gem_verl import launch
 from gem_verl.dataset import GemDataset
 from gem_verl.settings import check_config
@@ -192,11 +193,11 @@ def test_a_missing_verl_is_said_in_words() -> None:
 import sys
 for name in ("verl", "torch", "omegaconf", "tensordict", "packaging"):
     sys.modules[name] = None
-import gem.adapter
+import gem.training.doctor
 def version(name):
-    raise gem.adapter.PackageNotFoundError(name)
-gem.adapter.version = version
-from gem.experiment import main
+    raise gem.training.doctor.PackageNotFoundError(name)
+gem.training.doctor.version = version
+from gem.training.launch import main
 sys.exit(main(["verl", "--run-dir", "x"]))
 """
     done = subprocess.run(
@@ -212,7 +213,7 @@ sys.exit(main(["verl", "--run-dir", "x"]))
 
 
 def test_an_unsupported_verl_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gem.adapter.version", lambda name: "0.8.0")
+    monkeypatch.setattr("gem.training.doctor.version", lambda name: "0.8.0")
     with pytest.raises(UnsupportedVersionError, match="0.8.0"):
         compiled(spec())
 

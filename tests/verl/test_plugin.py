@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-import gem.adapter
-from gem.adapter import ProblemError, examine
+import gem.training.doctor
 from gem.errors import ConfigurationError, MissingExtraError, UnsupportedVersionError
+from gem.training.doctor import ProblemError, examine
 from gem_verl import check_verl, doctor, plugin, trainer
 
 REGISTERED = """
@@ -57,7 +57,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Any:
                 raise importlib.metadata.PackageNotFoundError(name)
             return found
 
-        monkeypatch.setattr(gem.adapter, "version", version)
+        monkeypatch.setattr(gem.training.doctor, "version", version)
         monkeypatch.setattr(plugin, "FAILED", {})
 
     return pretend

@@ -18,9 +18,9 @@ from verl.utils.import_utils import load_class_from_fqn
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from gem import Env, register
-from gem.adapter import encode_task
 from gem.core import Step
 from gem.tasks import Task
+from gem.training.tasksets import encode_task
 from gem.trajectory import Trajectory
 from gem_verl.rollout import GemAgentLoopOutput
 

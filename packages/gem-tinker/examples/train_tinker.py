@@ -20,8 +20,8 @@ import sys
 
 import tinker
 
-from gem.metrics import episode_metrics
 from gem.rollout import ChatFormat
+from gem.training.metrics import episode_metrics
 from gem_tinker.advantage import Objective, batch_rows, to_datums
 from gem_tinker.probe import probe
 from gem_tinker.rollout import Sampling, play_batch

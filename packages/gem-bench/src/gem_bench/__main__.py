@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from gem.errors import GemError
-from gem.experiment import RunSpec
 from gem.tables import flatten
+from gem.training.runspec import RunSpec
 from gem_bench import __version__
 from gem_bench.runspec import load_spec
 
@@ -108,7 +108,7 @@ def _report(args: argparse.Namespace) -> int:
 def _audit(args: argparse.Namespace) -> int:
     from itertools import islice
 
-    from gem.record import read_run
+    from gem.training.record import read_run
     from gem_bench.audit import audit, judge, lines
 
     replay = audit(read_run(args.run), lora_init=args.lora_init, device=args.device)

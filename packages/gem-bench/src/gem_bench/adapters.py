@@ -5,7 +5,7 @@
 - `ReferenceAdapter`: the adapter of the reference trainer, which is part of this package.
 
 Trainers pin conflicting versions, so each may live in a virtual environment of its own, by
-convention `.venvs/<name>`. Its Python is then asked through `python -m gem.experiment`.
+convention `.venvs/<name>`. Its Python is then asked through `python -m gem.training.launch`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from gem.errors import ConfigurationError, GemError, MissingExtraError, UnsupportedVersionError
-from gem.experiment import ENTRY_POINT_GROUP, Knob, Launch, RunSpec, find_adapter
 from gem.tables import flatten
+from gem.training.launch import ENTRY_POINT_GROUP, Knob, Launch, find_adapter
+from gem.training.runspec import RunSpec
 
 VENVS = ".venvs"
 COMPILE_TIMEOUT_S = 300
@@ -81,7 +82,7 @@ def check_environments(compiled: Compiled, spec: RunSpec) -> None:
     Raises:
         ConfigurationError: Something that they need is not there; the message names it.
     """
-    command = [str(compiled.python), "-m", "gem.preflight"]
+    command = [str(compiled.python), "-m", "gem.training.preflight"]
     answer = _talk(command, spec, compiled.environment())
     if answer.returncode == 2:
         raise ConfigurationError(f"{answer.stderr.strip()} (said by {compiled.python})")
@@ -111,7 +112,7 @@ def _is_this(python: Path) -> bool:
 
 
 def _ask(python: Path, trainer: str, spec: RunSpec, run_dir: Path, cpu: bool) -> Launch:
-    command = [str(python), "-m", "gem.experiment", trainer, "--run-dir", str(run_dir)]
+    command = [str(python), "-m", "gem.training.launch", trainer, "--run-dir", str(run_dir)]
     answer = _talk([*command, *(["--cpu"] if cpu else [])], spec)
     if answer.returncode == 2:  # the adapter refused; its message is meant for the user
         raise ConfigurationError(f"{answer.stderr.strip()} (said by {python})")

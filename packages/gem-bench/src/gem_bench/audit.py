@@ -29,11 +29,11 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from gem.advantage import advantages
-from gem.batches import chunks
 from gem.errors import ConfigurationError
-from gem.experiment import RunSpec
-from gem.record import RunRecord
 from gem.rollout import ChatFormat
+from gem.training.batches import chunks
+from gem.training.record import RunRecord
+from gem.training.runspec import RunSpec
 from gem.trajectory import Trajectory, turn_table
 from gem_bench.conformance import LOSS_FLOOR, RELATIVE, Finding
 from gem_bench.noise import perturb

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from gem.advantage import advantages
-from gem.experiment import AlgorithmPart
-from gem.record import EpisodeRecord, RunRecord, TrainedRow
+from gem.training.record import EpisodeRecord, RunRecord, TrainedRow
+from gem.training.runspec import AlgorithmPart
 from gem.trajectory import turn_table
 
 RELATIVE = 1e-3

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gem.record import METRICS
+from gem.training.record import METRICS
 
 
 def nothing_learnt(lines: Sequence[dict[str, Any]]) -> str:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from gem.errors import ConfigurationError
-from gem.experiment import PolicyPart
+from gem.training.runspec import PolicyPart
 
 GROUPS = (
     ("q_proj", "k_proj", "v_proj"),

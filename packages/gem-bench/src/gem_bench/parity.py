@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gem.experiment import Knob, Launch
+from gem.training.launch import Knob, Launch
 
 STATUSES = ("unmatched", "emulated", "matched")
 

@@ -13,8 +13,8 @@ from collections import Counter, deque
 from pathlib import Path
 from typing import Any, TextIO
 
-from gem.metrics import failed_by_cause
-from gem.record import METRICS
+from gem.training.metrics import failed_by_cause
+from gem.training.record import METRICS
 
 _RECENT = 10
 """Iterations that a shown value is averaged over."""

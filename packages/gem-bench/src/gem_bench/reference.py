@@ -27,17 +27,17 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
-from gem.adapter import check_failures
 from gem.advantage import advantages
-from gem.batches import chunks, minibatches
 from gem.blame import cause_of
 from gem.errors import ConfigurationError, GemError
-from gem.experiment import RunSpec, SamplingPart
-from gem.metrics import episode_metrics
-from gem.record import METRICS, RUN, Recorder, TrainedRow
 from gem.rollout import ChatFormat, Request, Sample, play_batch
 from gem.seeding import stream
 from gem.tasks import Task
+from gem.training.batches import chunks, minibatches
+from gem.training.metrics import episode_metrics
+from gem.training.record import METRICS, RUN, Recorder, TrainedRow
+from gem.training.runspec import RunSpec, SamplingPart
+from gem.training.settings import check_failures
 from gem.trajectory import Sequence as TokenRow
 from gem.trajectory import Trajectory, turn_table
 from gem_bench.lora import add_adapters, merge

@@ -11,7 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from gem.record import EpisodeRecord
+from gem.training.record import EpisodeRecord
 from gem_bench import sections
 from gem_bench.compare import compare
 from gem_bench.plot import COLORS, DASHES, RATES, plot

@@ -20,9 +20,10 @@ from types import FrameType
 from typing import Any, Literal, TextIO
 
 from gem.errors import ConfigurationError, RecordError
-from gem.experiment import Launch, RunSpec
-from gem.metrics import failures_text
-from gem.record import EPISODES, METRICS, RUN, Recorder
+from gem.training.launch import Launch
+from gem.training.metrics import failures_text
+from gem.training.record import EPISODES, METRICS, RUN, Recorder
+from gem.training.runspec import RunSpec
 from gem_bench.adapters import Compiled, check_environments, compile_launch
 from gem_bench.learning import nothing_learnt_in
 from gem_bench.logs import explain

@@ -12,7 +12,7 @@ from typing import Any
 import tomllib
 
 from gem.errors import ConfigurationError
-from gem.experiment import RunSpec
+from gem.training.runspec import RunSpec
 
 
 def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> RunSpec:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from gem.experiment import Knob
+from gem.training.launch import Knob
 from gem_bench.compare import Comparison, Row, number, remarks, table
 from gem_bench.parity import STATUSES
 from gem_bench.progress import clock

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from gem.errors import RecordError
-from gem.experiment import Knob
-from gem.metrics import failed_by_cause
-from gem.record import RunRecord, read_run
 from gem.tables import flatten
+from gem.training.launch import Knob
+from gem.training.metrics import failed_by_cause
+from gem.training.record import RunRecord, read_run
 
 TRAIN = "train"
 X_AXES = {

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from gem.core import Observation
 from gem.errors import ConfigurationError
-from gem.record import EPISODES, EpisodeRecord, read_episodes
 from gem.replay import difference
+from gem.training.record import EPISODES, EpisodeRecord, read_episodes
 
 
 def replay(arguments: argparse.Namespace) -> int:

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gem.after_import import after_import
+from gem.training.imports import after_import
 from gem_cpu import announce, oat_plasma
 from gem_cpu.openrlhf_plugin import no_compiled_collectives, nothing
 

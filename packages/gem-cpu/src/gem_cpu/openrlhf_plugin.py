@@ -29,7 +29,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gem.after_import import after_import
+from gem.training.imports import after_import
 from gem_cpu import announce
 
 DTYPE = "GEM_CPU_DTYPE"

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from verl.plugin.platform import PlatformBase, PlatformRegistry
 
-from gem.after_import import after_import
+from gem.training.imports import after_import
 
 _DUPLICATED = "cpu:gloo,cpu:gloo"
 _GIB = 2**30

@@ -10,7 +10,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from gem.adapter import require
+from gem.training.doctor import require
 
 if TYPE_CHECKING:
     from gem_oat.learner import Learner

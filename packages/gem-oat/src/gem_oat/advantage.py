@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gem.adapter import check_failures
 from gem.advantage import TurnTable, advantages
-from gem.record import TrainedRow
+from gem.training.record import TrainedRow
+from gem.training.settings import check_failures
 from gem.trajectory import Failure, Trajectory
 from gem.trajectory import Sequence as TokenRow
 

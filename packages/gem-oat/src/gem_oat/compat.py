@@ -10,7 +10,7 @@ import inspect
 from types import ModuleType
 from typing import Any
 
-from gem.after_import import after_import
+from gem.training.imports import after_import
 
 _state = {"installed": False}
 

@@ -8,9 +8,9 @@ from typing import Any
 from oat.algorithms.ppo_multiturn import MultiTurnFeedbackCollector
 from torch.utils.data import Dataset, Sampler
 
-from gem.adapter import encode_task
-from gem.metrics import episode_metrics
 from gem.tasks import TaskSet
+from gem.training.metrics import episode_metrics
+from gem.training.tasksets import encode_task
 from gem.trajectory import Trajectory
 
 

@@ -8,7 +8,7 @@ import importlib.util
 import sys
 import sysconfig
 
-from gem.adapter import Check, ProblemError, doctor
+from gem.training.doctor import Check, ProblemError, doctor
 from gem_oat import INSTALL, SUPPORTED_OAT, __version__, check_oat
 
 LAUNCHPAD = "pip install dm-launchpad==0.5.2"

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from gem.errors import ConfigurationError
-from gem.experiment import Knob, Launch, RunSpec, parity
+from gem.training.launch import Knob, Launch, parity
+from gem.training.runspec import RunSpec
 from gem_oat import SUPPORTED_OAT, check_oat
 
 EPS = 1e-8
@@ -33,7 +34,7 @@ class OatAdapter:
     venv = "oat"
 
     def compile(self, spec: RunSpec, *, run_dir: Path, cpu: bool) -> Launch:
-        """Return oat's command for a spec; see `gem.experiment.Adapter`.
+        """Return oat's command for a spec; see `gem.training.launch.Adapter`.
 
         Raises:
             ConfigurationError: oat cannot run this spec; the message names the key.

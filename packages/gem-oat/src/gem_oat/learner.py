@@ -11,9 +11,9 @@ import torch.distributed as dist
 from oat.algorithms.ppo_multiturn import PPOMultiTurnLearner
 from oat.utils.ipc import PlasmaShmClient
 
-from gem.adapter import Source, encode_task
-from gem.batches import minibatches
-from gem.metrics import episode_metrics
+from gem.training.batches import minibatches
+from gem.training.metrics import episode_metrics
+from gem.training.tasksets import Source, encode_task
 from gem.trajectory import Trajectory
 from gem_oat import compat
 from gem_oat.advantage import Row, give_advantages, make_rows, trained_rows

@@ -1,12 +1,12 @@
-"""The record of a run (`gem.record`), written by the first learner."""
+"""The record of a run (`gem.training.record`), written by the first learner."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
 
-from gem.metrics import episode_metrics
-from gem.record import RUN, Recorder, TrainedRow
+from gem.training.metrics import episode_metrics
+from gem.training.record import RUN, Recorder, TrainedRow
 from gem.trajectory import Trajectory
 from gem_oat import __version__, check_oat
 from gem_oat.settings import Args, shown

@@ -10,11 +10,11 @@ from typing import Any
 import vllm
 from oat.algorithms.ppo import PPOActor
 
-from gem.adapter import decode_task
 from gem.errors import RolloutError
 from gem.rollout import Budget, ChatFormat, Request, Sample, play
 from gem.seeding import stream
 from gem.tasks import Task
+from gem.training.tasksets import decode_task
 from gem.trajectory import Trajectory
 from gem_oat import compat
 from gem_oat.rounds import Rounds
@@ -76,7 +76,7 @@ class Actor(PPOActor):  # type: ignore[misc]
         """Play training episodes.
 
         Args:
-            prompts: Tasks, from `gem.adapter.encode_task`.
+            prompts: Tasks, from `gem.training.tasksets.encode_task`.
             formatted_prompts: Not used.
             references: The number of each task within the run.
 
@@ -102,7 +102,7 @@ class Actor(PPOActor):  # type: ignore[misc]
         """Play evaluation episodes.
 
         Args:
-            tasks: From `gem.adapter.encode_task`.
+            tasks: From `gem.training.tasksets.encode_task`.
             temperature: Instead of `--eval_temperature`.
             number: Of the evaluation among all.
             updates: Iterations that the policy has been trained for.

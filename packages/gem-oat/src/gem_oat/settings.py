@@ -12,11 +12,12 @@ import tyro
 from oat.algorithms.ppo import PPOArgs
 from oat.args import default_args_validation
 
-from gem.adapter import MAX_FAILED_FRACTION, Source, parse_sources
 from gem.errors import ConfigurationError
 from gem.rollout import Budget
 from gem.rollout.environment import STEP_TIMEOUT_S
 from gem.tasks import TaskSet
+from gem.training.settings import MAX_FAILED_FRACTION
+from gem.training.tasksets import Source, parse_sources
 
 FORWARD_TOKENS = 8192
 """Default of `Args.gem_forward_tokens`."""
@@ -50,7 +51,7 @@ class Args(PPOArgs):  # type: ignore[misc]
     gem_max_failed_fraction: float = MAX_FAILED_FRACTION
     # Most tokens, padding included, in one forward pass of the learner; at least one row.
     gem_forward_tokens: int = FORWARD_TOKENS
-    # Folder for gem.record files.
+    # Folder for gem.training.record files.
     gem_record_dir: Optional[str] = None  # noqa: UP045
 
     # Episodes of each task.

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gem.batches import chunks
+from gem.training.batches import chunks
 from gem.trajectory import Sequence as TokenRow
 from gem_oat.advantage import Row
 from gem_oat.loss import kl_penalty, policy_loss, sampler_correction, value_loss

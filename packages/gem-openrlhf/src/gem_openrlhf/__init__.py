@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gem.adapter import require
+from gem.training.doctor import require
 from gem_openrlhf.settings import Settings
 
 if TYPE_CHECKING:

@@ -20,11 +20,11 @@ from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 from torch import Tensor
 
 from gem import advantage
-from gem.adapter import check_failures
 from gem.advantage import TurnTable
 from gem.errors import RolloutError
-from gem.metrics import episode_metrics
-from gem.record import TrainedRow
+from gem.training.metrics import episode_metrics
+from gem.training.record import TrainedRow
+from gem.training.settings import check_failures
 from gem.trajectory import Sequence as TokenRow
 from gem.trajectory import Trajectory
 from gem_openrlhf.record import recording

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from gem.adapter import decode_task, encode_task, parse_sources
 from gem.tasks import Task
+from gem.training.tasksets import decode_task, encode_task, parse_sources
 from gem_openrlhf.seams import check_signature
 from gem_openrlhf.settings import check_dataset, load_settings
 
@@ -48,7 +48,7 @@ def rows(texts: Sequence[str], *, evaluation: bool) -> Iterator[dict[str, str]]:
     """Yield the rows of a dataset file.
 
     Args:
-        texts: `gem.adapter.Source` URIs, played one after the other.
+        texts: `gem.training.tasksets.Source` URIs, played one after the other.
         evaluation: Whether the file is for `--eval.dataset`.
 
     Raises:

@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 
-from gem.adapter import Check, ProblemError, doctor
+from gem.training.doctor import Check, ProblemError, doctor
 from gem_openrlhf import INSTALL, SUPPORTED_OPENRLHF, __version__, check_openrlhf, worker
 
 REPLACED = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from gem.ray_actors import call_while_alive
+from gem.training.ray import call_while_alive
 from gem_openrlhf.seams import check_signature
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from gem.errors import ConfigurationError
-from gem.experiment import Knob, Launch, RunSpec, parity
+from gem.training.launch import Knob, Launch, parity
+from gem.training.runspec import RunSpec
 from gem_openrlhf import SUPPORTED_OPENRLHF, check_openrlhf, worker
 from gem_openrlhf.dataset import write
 from gem_openrlhf.record import EVALUATED
@@ -52,7 +53,7 @@ class OpenRLHFAdapter:
     venv = "openrlhf"
 
     def compile(self, spec: RunSpec, *, run_dir: Path, cpu: bool) -> Launch:
-        """Return OpenRLHF's command for a spec; see `gem.experiment.Adapter`.
+        """Return OpenRLHF's command for a spec; see `gem.training.launch.Adapter`.
 
         Raises:
             ConfigurationError: OpenRLHF cannot run this spec; the message names the key.

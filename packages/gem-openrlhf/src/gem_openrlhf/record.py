@@ -1,4 +1,4 @@
-"""The record of a run (`gem.record`), put together from what the parts of OpenRLHF know.
+"""The record of a run (`gem.training.record`), put together from what the parts of OpenRLHF know.
 
 The experience maker knows the episodes of an iteration, OpenRLHF's tracker its losses and times;
 both live in one process. Evaluation episodes end in the engines' processes, which leave them in a
@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gem.metrics import episode_metrics
-from gem.record import RUN, Recorder, TrainedRow
+from gem.training.metrics import episode_metrics
+from gem.training.record import RUN, Recorder, TrainedRow
 from gem.trajectory import Trajectory
 from gem_openrlhf import __version__, check_openrlhf
 

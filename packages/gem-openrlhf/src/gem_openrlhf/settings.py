@@ -8,10 +8,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gem import adapter
 from gem.advantage import ADVANTAGES
 from gem.errors import ConfigurationError
 from gem.rollout import Budget
+from gem.training import settings as common
 
 TASK_ORDERS = ("shuffled", "file")
 DEFAULT_CLIP_RANGE = (-10, 10)
@@ -19,7 +19,7 @@ DEFAULT_CLIP_RANGE = (-10, 10)
 
 
 @dataclass(frozen=True)
-class Settings(adapter.Settings):
+class Settings(common.Settings):
     """Settings of an agent file; those that need the worker hook say so."""
 
     advantage: str | None = None

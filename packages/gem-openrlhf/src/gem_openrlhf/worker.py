@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from gem.after_import import after_import
 from gem.errors import ConfigurationError
+from gem.training.imports import after_import
 from gem_openrlhf import SUPPORTED_OPENRLHF, __version__, check_openrlhf
 from gem_openrlhf.settings import Settings
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gem.adapter import check_failures
 from gem.advantage import TurnTable, advantages
 from gem.errors import RolloutError
-from gem.record import TrainedRow
+from gem.training.record import TrainedRow
+from gem.training.settings import check_failures
 from gem.trajectory import Sequence as TokenRow
 from gem.trajectory import Trajectory
 from gem_rl2.rollout import TAG

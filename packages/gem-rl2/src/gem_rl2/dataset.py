@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gem.adapter import decode_task, encode_task, parse_sources
 from gem.errors import ConfigurationError
 from gem.tasks import Task
+from gem.training.tasksets import decode_task, encode_task, parse_sources
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Row:
     """A row's `extra_info`."""
 
     task: str
-    """Of `gem.adapter.encode_task`."""
+    """Of `gem.training.tasksets.encode_task`."""
     number: int
     """Place in the file; the episodes of a row are a group."""
     evaluation: str | None = None
@@ -53,7 +53,7 @@ def rows(texts: Sequence[str], *, evaluation: bool) -> Iterator[dict[str, Any]]:
     """Yield the rows of a file.
 
     Args:
-        texts: `gem.adapter.Source` URIs, played one after the other.
+        texts: `gem.training.tasksets.Source` URIs, played one after the other.
         evaluation: Whether the file is for evaluation.
 
     Raises:

@@ -6,8 +6,8 @@ import importlib
 import importlib.util
 import sys
 
-from gem.adapter import Check, ProblemError, doctor, require
 from gem.errors import MissingExtraError
+from gem.training.doctor import Check, ProblemError, doctor, require
 from gem_rl2 import __version__
 from gem_rl2.release import check_rl2
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from gem.errors import ConfigurationError
-from gem.experiment import Knob, Launch, RunSpec, parity
+from gem.training.launch import Knob, Launch, parity
+from gem.training.runspec import RunSpec
 from gem_rl2 import SUPPORTED_RL2
 from gem_rl2.__main__ import ENV_FILE
 from gem_rl2.dataset import write
@@ -53,7 +54,7 @@ class RL2Adapter:
     venv = "rl2"
 
     def compile(self, spec: RunSpec, *, run_dir: Path, cpu: bool) -> Launch:
-        """Return RL2's command for a spec; see `gem.experiment.Adapter`.
+        """Return RL2's command for a spec; see `gem.training.launch.Adapter`.
 
         Raises:
             ConfigurationError: RL2 cannot run this spec; the message names the key.

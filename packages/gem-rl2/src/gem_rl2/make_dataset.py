@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from gem.adapter import make_dataset
+from gem.training.tasksets import make_dataset
 from gem_rl2.dataset import write
 
 

@@ -1,4 +1,4 @@
-"""The record of a run (`gem.record`), on rank 0, put together from what RL2 logs.
+"""The record of a run (`gem.training.record`), on rank 0, put together from what RL2 logs.
 
 RL2 logs through `wandb.log(values, step=...)`, also without Weights & Biases, and the last entry
 of a step is the time of its weight transfer; an evaluation follows that.
@@ -10,8 +10,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gem.metrics import episode_metrics
-from gem.record import RUN, Recorder, TrainedRow
+from gem.training.metrics import episode_metrics
+from gem.training.record import RUN, Recorder, TrainedRow
 from gem.trajectory import Trajectory
 from gem_rl2 import __version__
 from gem_rl2.release import Installation

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from gem.adapter import require
 from gem.errors import ConfigurationError, MissingExtraError, UnsupportedVersionError
+from gem.training.doctor import require
 
 Form = Literal["release", "head"]
 

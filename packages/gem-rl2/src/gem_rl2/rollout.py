@@ -16,9 +16,9 @@ from typing import Any
 
 import aiohttp
 
-from gem.adapter import check_failures
 from gem.errors import ConfigurationError, RolloutError
 from gem.rollout import ChatFormat, play
+from gem.training.settings import check_failures
 from gem.trajectory import Trajectory
 from gem_rl2.dataset import Row
 from gem_rl2.sampler import SglangSampler

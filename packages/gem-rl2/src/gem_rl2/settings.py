@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gem import adapter
 from gem.advantage import ADVANTAGES
 from gem.errors import ConfigurationError
 from gem.rollout import Budget
+from gem.training import settings as common
 from gem_rl2.release import Form
 
 SECTION = "gem"
@@ -18,7 +18,7 @@ TASK_ORDERS = ("shuffled", "file")
 
 
 @dataclass(frozen=True)
-class Settings(adapter.Settings):
+class Settings(common.Settings):
     """The section `gem` of RL2's configuration."""
 
     advantage: str | None = None

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from gem.advantage import advantages
 from gem.errors import ConfigurationError, RolloutError
-from gem.record import TrainedRow
+from gem.training.record import TrainedRow
 from gem.trajectory import Sequence as TokenRow
 from gem.trajectory import Trajectory, turn_table
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gem.errors import RecordError
-from gem.record import EPISODES, METRICS
+from gem.training.record import EPISODES, METRICS
 
 CHECKPOINTS = "checkpoints.jsonl"
 

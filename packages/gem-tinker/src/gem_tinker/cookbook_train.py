@@ -38,11 +38,11 @@ from tinker_cookbook.rl.types import EnvGroupBuilder, TrajectoryGroup
 from tinker_cookbook.utils import ml_log
 from tinker_cookbook.utils.misc_utils import split_list
 
-from gem.adapter import MAX_FAILED_FRACTION, check_failures
 from gem.advantage import ADVANTAGES
 from gem.errors import ConfigurationError, GemError
-from gem.metrics import episode_metrics
-from gem.record import RUN, Recorder
+from gem.training.metrics import episode_metrics
+from gem.training.record import RUN, Recorder
+from gem.training.settings import MAX_FAILED_FRACTION, check_failures
 from gem.trajectory import Failure, Trajectory
 from gem_tinker import __version__, check_tinker
 from gem_tinker.advantage import Objective, batch_rows, to_datums, trained_rows

@@ -8,8 +8,8 @@ import inspect
 import sys
 from typing import Any
 
-from gem.adapter import Check, ProblemError, doctor
 from gem.errors import MissingExtraError
+from gem.training.doctor import Check, ProblemError, doctor
 from gem_tinker import (
     SUPPORTED_COOKBOOK,
     SUPPORTED_TINKER,

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from gem.errors import ConfigurationError
-from gem.experiment import Knob, Launch, RunSpec, parity
+from gem.training.launch import Knob, Launch, parity
+from gem.training.runspec import RunSpec
 from gem_tinker import SUPPORTED_TINKER, check_tinker
 from gem_tinker.checkpoints import CHECKPOINTS
 
@@ -30,7 +31,7 @@ class TinkerAdapter:
     venv = "tinker"
 
     def compile(self, spec: RunSpec, *, run_dir: Path, cpu: bool) -> Launch:
-        """Return the command of a direct run; see `gem.experiment.Adapter`.
+        """Return the command of a direct run; see `gem.training.launch.Adapter`.
 
         With `cpu` the run gets a server of its own on this machine. Otherwise it talks to the
         server that `TINKER_BASE_URL` names, by default the hosted service.

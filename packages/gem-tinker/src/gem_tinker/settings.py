@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gem.adapter import Settings, Source, parse_sources
 from gem.advantage import ADVANTAGES
 from gem.errors import ConfigurationError
 from gem.rollout import Budget
 from gem.tasks import TaskSet
+from gem.training.settings import Settings
+from gem.training.tasksets import Source, parse_sources
 
 SERVERS = ("auto", "hosted", "skyrl_train", "skyrl_jax")
 """Values of `server`; see `gem_tinker.advantage.Objective`."""
@@ -22,7 +23,7 @@ LOSSES = ("ppo", "importance_sampling", "cispo")
 
 @dataclass(frozen=True)
 class Config(Settings):
-    """A direct run: `gem.adapter.Settings`, which says how episodes are played, and the rest."""
+    """A direct run: `Settings`, which says how episodes are played, and the rest."""
 
     model: str = ""
     """Base model, by the name the server knows it by."""

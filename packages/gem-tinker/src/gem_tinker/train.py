@@ -4,8 +4,8 @@
     python -m gem_tinker.train model=Qwen/Qwen3-8B train=gem:game:GuessTheNumber-v0 \\
         turn_tokens=512 record_dir=runs/guess
 
-`gem_tinker.settings.Config` has all keys. With `record_dir` the run leaves a `gem.record`, saves
-checkpoints, and goes on from the last one when it is started again.
+`gem_tinker.settings.Config` has all keys. With `record_dir` the run leaves a record
+(`gem.training.record`), saves checkpoints, and goes on from the last one when it is started again.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from typing import Any, TypeVar
 import numpy as np
 import tinker
 
-from gem.adapter import check_failures
-from gem.batches import minibatches
 from gem.errors import ConfigurationError, GemError, RolloutError
-from gem.metrics import episode_metrics
-from gem.record import RUN, Recorder
 from gem.rollout import ChatFormat
 from gem.tasks import Task
+from gem.training.batches import minibatches
+from gem.training.metrics import episode_metrics
+from gem.training.record import RUN, Recorder
+from gem.training.settings import check_failures
 from gem.trajectory import Trajectory
 from gem_tinker import __version__, check_tinker
 from gem_tinker.advantage import Objective, Row, batch_rows, to_datums, trained_rows

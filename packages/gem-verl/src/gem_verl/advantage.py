@@ -22,9 +22,9 @@ from torch import Tensor
 from verl.trainer.ppo.core_algos import register_adv_est
 
 from gem import advantage
-from gem.adapter import check_failures
 from gem.advantage import ADVANTAGES, Floats, TurnTable
 from gem.errors import ConfigurationError, RolloutError
+from gem.training.settings import check_failures
 from gem.trajectory import TurnSpan
 
 PREFIX = "gem_"

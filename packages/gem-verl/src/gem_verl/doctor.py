@@ -8,7 +8,7 @@ import os
 import sys
 import warnings
 
-from gem.adapter import Check, ProblemError, doctor
+from gem.training.doctor import Check, ProblemError, doctor
 from gem_verl import SUPPORTED_VERL, __version__, check_verl
 
 AGENT_LOOPS = ("gem", "gem_turns")

@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gem.adapter import Source
 from gem.errors import ConfigurationError
-from gem.experiment import Knob, Launch, RunSpec, parity
 from gem.tasks import TaskSet
+from gem.training.launch import Knob, Launch, parity
+from gem.training.runspec import RunSpec
+from gem.training.tasksets import Source
 from gem_verl import SUPPORTED_VERL, check_verl
 
 _LOGIT_FLOATS = 2**28
@@ -49,7 +50,7 @@ class VerlAdapter:
     venv = "verl"
 
     def compile(self, spec: RunSpec, *, run_dir: Path, cpu: bool) -> Launch:
-        """Return verl's command for a spec; see `gem.experiment.Adapter`.
+        """Return verl's command for a spec; see `gem.training.launch.Adapter`.
 
         Raises:
             ConfigurationError: verl cannot run this spec; the message names the key.

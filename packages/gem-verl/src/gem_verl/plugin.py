@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 import warnings
 
-from gem.after_import import Then, after_import
+from gem.training.imports import Then, after_import
 from gem_verl import check_verl
 
 HOOKS = {

@@ -28,10 +28,10 @@ from verl.experimental.agent_loop.agent_loop import (
     register,
 )
 
-from gem.adapter import decode_task
 from gem.errors import ConfigurationError, RolloutError
 from gem.rollout import ChatFormat, Request, Sample, play
 from gem.seeding import stream
+from gem.training.tasksets import decode_task
 from gem.trajectory import Sequence, Trajectory, TurnSpan
 from gem_verl.settings import GEM_MODES, Settings, rows_per_turn
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gem.adapter import Settings as BaseSettings
 from gem.errors import ConfigurationError
 from gem.rollout import Budget
+from gem.training.settings import Settings as BaseSettings
 
 GEM_MODES = ("gem_sync", "gem_colocate_async")
 """Values of `trainer.v1.trainer_mode` that `gem_verl.trainer` registers."""

@@ -3,7 +3,9 @@
 Both are verl's own trainers with some methods extended, `SEAMS`. They let estimators know the rows
 of each episode, its rewards and the critic's values; train the critic where turns begin; leave
 failed episodes out of verl's statistics and stop when too many fail; stop when a process that the
-rollout needs is dead; log `gem/*` metrics; and write a `gem.record` where `gem.record_dir` says.
+rollout needs is dead; log `gem/*` metrics; and write a record
+(`gem.training.record`) where `gem.record_dir` says.
+
 This is the only module that touches TransferQueue.
 """
 
@@ -28,11 +30,11 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
-from gem.adapter import check_failures
 from gem.errors import ConfigurationError, RolloutError, UnsupportedVersionError
-from gem.metrics import episode_metrics
-from gem.ray_actors import call_while_alive
-from gem.record import RUN, Recorder, TrainedRow
+from gem.training.metrics import episode_metrics
+from gem.training.ray import call_while_alive
+from gem.training.record import RUN, Recorder, TrainedRow
+from gem.training.settings import check_failures
 from gem.trajectory import Failure, Trajectory, TurnSpan
 from gem_verl import SUPPORTED_VERL, __version__
 from gem_verl.advantage import Batch, EpisodeRows, given

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gem.batches import chunks, minibatches
+from gem.training.batches import chunks, minibatches
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Can the environments of an experiment be played here? One episode of each is begun to see.
 
-    python -m gem.preflight < spec.json
+    python -m gem.training.preflight < spec.json
 
 reads a RunSpec as JSON; exit status 2 and a message if something is missing: a package, a sandbox,
 a server, a data file; or if one of them shows images. To be run where the trainer will play its
@@ -15,8 +15,8 @@ import sys
 from collections.abc import Iterable
 
 from gem.errors import ConfigurationError, GemError
-from gem.experiment import RunSpec
 from gem.tasks import Task
+from gem.training.runspec import RunSpec
 
 
 def environments(spec: RunSpec) -> list[Task]:

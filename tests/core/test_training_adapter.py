@@ -8,16 +8,6 @@ from typing import Any
 
 import pytest
 
-from gem.adapter import (
-    ProblemError,
-    Settings,
-    Source,
-    check_failures,
-    decode_task,
-    doctor,
-    encode_task,
-    require,
-)
 from gem.errors import (
     ConfigurationError,
     MissingExtraError,
@@ -25,6 +15,9 @@ from gem.errors import (
     UnsupportedVersionError,
 )
 from gem.tasks import Task, TaskSet
+from gem.training.doctor import ProblemError, doctor, require
+from gem.training.settings import Settings, check_failures
+from gem.training.tasksets import Source, decode_task, encode_task
 from gem.trajectory import Failure
 
 GAME = "game:GuessTheNumber-v0"

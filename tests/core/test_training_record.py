@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from gem.errors import RecordError
-from gem.record import (
+from gem.testing.golden import golden_batch
+from gem.training.record import (
     EPISODES,
     METRICS,
     RUN,
@@ -25,7 +26,6 @@ from gem.record import (
     read_episodes,
     read_run,
 )
-from gem.testing.golden import golden_batch
 
 
 def test_a_record_reads_back(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from gem.after_import import after_import
+from gem.training.imports import after_import
 
 
 @pytest.fixture

@@ -13,10 +13,11 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from gem import experiment
 from gem.errors import ConfigurationError
-from gem.experiment import Knob, Launch, RunSpec
 from gem.tasks import Task
+from gem.training import runspec
+from gem.training.launch import Knob, Launch, main
+from gem.training.runspec import RunSpec
 
 SPEC: dict[str, Any] = {
     "name": "guess",
@@ -133,7 +134,7 @@ def test_no_number_may_be_infinite_or_nan(key: str, value: float) -> None:
 
 
 def test_every_number_but_the_seeds_of_environments_has_a_lower_limit() -> None:
-    parts = [RunSpec, *(p for p in vars(experiment).values() if is_dataclass(p) and p is not Task)]
+    parts = [RunSpec, *(p for p in vars(runspec).values() if is_dataclass(p) and p is not Task)]
     free = {
         f"{part.__name__}.{f.name}"
         for part in parts
@@ -177,16 +178,16 @@ def test_the_command_line_compiles_a_spec(
 
     import io
 
-    monkeypatch.setattr(experiment, "entry_points", lambda group: [Entry])
+    monkeypatch.setattr("gem.training.launch.entry_points", lambda group: [Entry])
     monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(SPEC)))
-    assert experiment.main(["fake", "--run-dir", str(tmp_path), "--cpu"]) == 0
+    assert main(["fake", "--run-dir", str(tmp_path), "--cpu"]) == 0
     launch = Launch.from_json(capsys.readouterr().out)
     assert launch.argv == ["echo", "guess", str(tmp_path), "True"]
 
 
 def test_a_missing_adapter_says_how_to_install_it() -> None:
     result = subprocess.run(
-        [sys.executable, "-m", "gem.experiment", "nowhere", "--run-dir", "."],
+        [sys.executable, "-m", "gem.training.launch", "nowhere", "--run-dir", "."],
         input=json.dumps(SPEC),
         capture_output=True,
         text=True,

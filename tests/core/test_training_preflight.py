@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from gem import preflight
 from gem.errors import ConfigurationError, MissingExtraError
-from gem.experiment import RunSpec
 from gem.tasks import Task
+from gem.training import preflight
+from gem.training.runspec import RunSpec
 
 SPEC: dict[str, Any] = {
     "name": "x",
