@@ -22,7 +22,7 @@ from gem.rollout import Budget, ChatFormat, Request, Sample, play_batch
 from gem.tasks import Task
 from gem.training.runspec import SamplingPart
 from gem.trajectory import Trajectory
-from gem_bench.reference import CachedSampler
+from gem_bench.sampler import CachedSampler
 
 ENV = "game:GuessTheNumber-v0-easy"
 PARAMS = {"hint": "range", "prompt": "short"}
@@ -69,7 +69,7 @@ def main() -> None:
 
     def cached() -> CachedSampler:
         generator = torch.Generator().manual_seed(0)
-        return CachedSampler(model, chat, tokenizer.pad_token_id, SamplingPart(), generator)
+        return CachedSampler(model, chat, SamplingPart(), generator)
 
     def play(batch: int, n: int, make: Callable[[], Any]) -> list[Trajectory]:
         tasks = [Task(ENV, seed, PARAMS) for seed in range(n)]

@@ -26,7 +26,10 @@ torch = pytest.importorskip("torch", reason="the reference trainer needs torch")
 transformers = pytest.importorskip("transformers", reason="the reference trainer needs it")
 tiny_model = pytest.importorskip("gem_cpu.tiny_model", reason="makes the model to train")
 
-from gem_bench import reference  # noqa: E402
+from gem_bench import reference, sampler  # noqa: E402
+from gem_bench.reference_command import main  # noqa: E402
+from gem_bench.reference_setup import read_spec  # noqa: E402
+from gem_bench.rows import training_rows  # noqa: E402
 from gem_bench.runspec import load_spec  # noqa: E402
 
 GAME = "game:GuessTheNumber-v0-easy"
@@ -118,12 +121,10 @@ def rollout(
     tokenizer = transformers.AutoTokenizer.from_pretrained(spec.policy.model)
     chat = ChatFormat(tokenizer)
     generator = torch.Generator().manual_seed(1)
-    sampler = reference.CachedSampler(
-        learner.policy, chat, tokenizer.pad_token_id, sampling or spec.sampling, generator
-    )
+    sample = sampler.CachedSampler(learner.policy, chat, sampling or spec.sampling, generator)
     tasks = [Task(spec.env.id, seed, spec.env.params) for seed in range(n)]
     return play_batch(
-        tasks, sampler, chat, budget=spec.budget, context=spec.policy.context, make_env=make_env
+        tasks, sample, chat, budget=spec.budget, context=spec.policy.context, make_env=make_env
     )
 
 
@@ -223,14 +224,14 @@ def test_top_k_and_top_p_keep_the_likeliest_tokens() -> None:
         (1e-6, -1): 1,
     }
     for (top_p, top_k), kept in cases.items():
-        warped = reference.warp(probs.log(), SamplingPart(top_p=top_p, top_k=top_k)).softmax(-1)
+        warped = sampler.warp(probs.log(), SamplingPart(top_p=top_p, top_k=top_k)).softmax(-1)
         expected = torch.where(torch.arange(5) < kept, probs, 0.0)
         torch.testing.assert_close(warped, expected / expected.sum())
 
 
 def test_temperature_sharpens_the_distribution() -> None:
     probs = torch.tensor([[0.6, 0.3, 0.1]])
-    warped = reference.warp(probs.log(), SamplingPart(temperature=0.5)).softmax(-1)
+    warped = sampler.warp(probs.log(), SamplingPart(temperature=0.5)).softmax(-1)
     torch.testing.assert_close(warped, probs**2 / (probs**2).sum())
 
 
@@ -277,7 +278,7 @@ def test_loss_and_gradient_equal_a_naive_implementation(
     loss.backward()
     expected = {n: p.grad.clone() for n, p in naive.named_parameters()}
 
-    metrics = learner.update(reference.training_rows(episodes), advantage, advantage)
+    metrics = learner.update(training_rows(episodes), advantage, advantage)
     for name, parameter in learner.policy.named_parameters():
         torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-3, atol=2e-6)
     norm = math.sqrt(sum((g**2).sum().item() for g in expected.values()))
@@ -315,7 +316,7 @@ def test_later_updates_on_a_batch_are_measured_against_the_policy_that_sampled(
 ) -> None:
     spec = make_spec(algorithm__epochs=2, algorithm__minibatches=2, optimizer__lr=0.02)
     learner = learner_of(spec)
-    rows = reference.training_rows(rollout(learner, spec, 6))
+    rows = training_rows(rollout(learner, spec, 6))
     before, _ = reference.token_statistics(learner.policy, rows, 1.0)
     advantage = [[1.0] * 4 for _ in range(6)]
     metrics = learner.update(rows, advantage, advantage)
@@ -337,7 +338,7 @@ def test_the_critic_reads_the_last_prompt_token_of_each_turn(
         assert torch.equal(weight, policy[name])
     with torch.no_grad():
         learner.critic.head.weight.normal_(generator=torch.Generator().manual_seed(0))
-    values = learner.values(reference.training_rows(episodes), [len(t.turns) for t in episodes])
+    values = learner.values(training_rows(episodes), [len(t.turns) for t in episodes])
     assert values is not None
     for trajectory, got in zip(episodes, values, strict=True):
         ids: list[int] = []
@@ -357,7 +358,7 @@ def test_a_new_critic_values_everything_zero_and_moves_towards_the_returns(
     spec = make_spec(algorithm__advantage="gae", algorithm__value_lr=1e-2)
     learner = learner_of(spec)
     episodes = rollout(learner, spec, 6)
-    rows, turns = reference.training_rows(episodes), [len(t.turns) for t in episodes]
+    rows, turns = training_rows(episodes), [len(t.turns) for t in episodes]
     first = learner.values(rows, turns)
     assert first == [[0.0] * n for n in turns]
     target = [[1.0] * n for n in turns]
@@ -454,7 +455,7 @@ def test_failed_episodes_take_part_in_nothing(
     # The same update from the surviving episodes alone.
     learner = learner_of(spec)
     valid = [e for e in episodes if e.trajectory.valid]
-    rows = reference.training_rows([e.trajectory for e in valid])
+    rows = training_rows([e.trajectory for e in valid])
     advantage = [e.advantages or [] for e in valid]
     flat = [a for row in advantage for a in row]
     assert sum(flat) == pytest.approx(0)
@@ -569,7 +570,7 @@ def test_the_command_trains_records_and_saves(
     spec = tmp_path / "spec.json"
     spec.write_text(json.dumps(make_spec(training__iterations=1).to_mapping()))
     argv = ["--spec", spec, "--record", tmp_path / "run", "--save", tmp_path / "model"]
-    assert reference.main([*map(str, argv), "--device", "cpu"]) == 0
+    assert main([*map(str, argv), "--device", "cpu"]) == 0
     assert "success_rate" in capsys.readouterr().out
     assert len(read_run(tmp_path / "run").metrics) == 1
     # What was saved can be trained further.
@@ -579,7 +580,7 @@ def test_the_command_trains_records_and_saves(
 
 def test_the_command_reads_toml(model_folder: str, tmp_path: Path) -> None:
     recipe = Path(__file__).parents[2] / "recipes" / "guess-easy.toml"
-    assert reference.read_spec(recipe).policy.model == model_folder
+    assert read_spec(recipe).policy.model == model_folder
 
 
 PUBLISHED = sorted((Path(__file__).parents[2] / "recipes").glob("published-*.toml"))
@@ -619,5 +620,5 @@ def test_the_command_says_what_is_wrong_with_a_spec(
     broken = {"algorithm.gama": json.dumps(data), "cannot read": "{"}
     for expected, text in broken.items():
         spec.write_text(text)
-        assert reference.main(["--spec", str(spec), "--record", str(tmp_path / "run")]) == 2
+        assert main(["--spec", str(spec), "--record", str(tmp_path / "run")]) == 2
         assert expected in capsys.readouterr().err

@@ -105,7 +105,7 @@ def broken(name: str, model: str, folder: Path) -> RunRecord:
     mapping["policy"]["model"] = model
     spec = folder.with_suffix(".json")
     spec.write_text(json.dumps(mapping))
-    code = "import sys, breaks; from gem_bench.reference import main; sys.exit(main(sys.argv[1:]))"
+    code = "import breaks; from gem_bench.reference_command import main; raise SystemExit(main())"
     ended = subprocess.run(
         [sys.executable, "-c", code, "--spec", str(spec), "--record", str(folder)],
         env={

@@ -41,14 +41,12 @@ def tokenizer(folder: Path) -> Any:
 
 
 def play(model: Any, tokenizer: Any, n: int) -> list[Trajectory]:
-    reference = pytest.importorskip("gem_bench.reference", reason="has the sampler")
+    bench = pytest.importorskip("gem_bench.sampler", reason="samples")
     from gem.training.runspec import SamplingPart
 
     chat = ChatFormat(tokenizer)
     generator = torch.Generator().manual_seed(0)
-    sampler = reference.CachedSampler(
-        model, chat, tokenizer.pad_token_id, SamplingPart(), generator
-    )
+    sampler = bench.CachedSampler(model, chat, SamplingPart(), generator)
     recipe = Recipe()
     tasks = [Task(recipe.env_id, seed, recipe.params) for seed in range(n)]
     budget = Budget(turn_tokens=16, response_tokens=256, prompt_tokens=128)

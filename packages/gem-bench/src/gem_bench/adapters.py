@@ -23,6 +23,7 @@ from gem.errors import ConfigurationError, GemError, MissingExtraError, Unsuppor
 from gem.tables import flatten
 from gem.training.launch import ENTRY_POINT_GROUP, Knob, Launch, find_adapter
 from gem.training.runspec import RunSpec
+from gem_bench.reference_setup import check_supported
 
 VENVS = ".venvs"
 COMPILE_TIMEOUT_S = 300
@@ -180,8 +181,6 @@ class ReferenceAdapter:
                 f"the reference trainer needs {' and '.join(missing)}: "
                 "pip install 'gem-bench[reference]'"
             )
-        from gem_bench.reference import check_supported
-
         check_supported(spec)
         spec_file = run_dir / "spec.json"
         argv = [sys.executable, "-m", "gem_bench.reference"]

@@ -28,16 +28,16 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from gem.advantage import advantages
 from gem.errors import ConfigurationError
 from gem.rollout import ChatFormat
 from gem.training.batches import chunks
 from gem.training.record import RunRecord
 from gem.training.runspec import RunSpec
-from gem.trajectory import Trajectory, turn_table
+from gem.trajectory import Trajectory
 from gem_bench.conformance import LOSS_FLOOR, RELATIVE, Finding
 from gem_bench.noise import perturb
-from gem_bench.reference import Learner, Row, pad, token_statistics, training_rows
+from gem_bench.reference import Learner, token_statistics, turn_advantages
+from gem_bench.rows import Row, pad, training_rows
 
 TELLING = 1e-4
 """Largest noise floor of log-probabilities at which a replay still stands for the run."""
@@ -147,13 +147,9 @@ def audit(
         known = metrics.get(iteration, {})
         rows = [row for row in training_rows(episodes) if row.sampled]
         moments = _moments(learner, rows, sorted(chat.stop_ids), spec.sampling.temperature)
-        table = turn_table(episodes)
-        advantage, target = advantages(
-            spec.algorithm.advantage, table, gamma=spec.algorithm.gamma, lam=spec.algorithm.lam
-        )
         again = _logprobs(second, rows, spec.sampling.temperature)
         logprob_noise = max(logprob_noise, float((again - moments.logprob).abs().max()))
-        turns = table.split(advantage), table.split(target)
+        turns = turn_advantages(spec.algorithm, episodes)
         replayed = learner.update(rows, *turns)
         norm = second.update(rows, *turns)["grad_norm"]
         if replayed["grad_norm"]:

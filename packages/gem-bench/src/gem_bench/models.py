@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 from pathlib import Path
+from typing import Any
 
 from gem.errors import ConfigurationError, MissingExtraError
 
@@ -46,6 +47,18 @@ def resolve_model(model: str) -> str:
             f"{', '.join(map(repr, SMALL_MODELS))}"
         )
     return model
+
+
+def load_pretrained(kind: Any, model: str, **options: Any) -> Any:
+    """Return `kind.from_pretrained(model, **options)`, a tokenizer or model of transformers.
+
+    Raises:
+        ConfigurationError: It cannot be loaded; the message names `policy.model`.
+    """
+    try:
+        return kind.from_pretrained(model, **options)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"policy.model: cannot load {model!r}: {error}") from error
 
 
 def _check(folder: Path) -> None:

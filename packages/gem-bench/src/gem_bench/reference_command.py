@@ -1,0 +1,52 @@
+"""The command `python -m gem_bench.reference`: train from a spec file, record, save the model."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+import torch
+from transformers import AutoTokenizer
+
+from gem.blame import cause_of
+from gem.errors import GemError
+from gem_bench.lora import merge
+from gem_bench.reference import train
+from gem_bench.reference_setup import read_spec
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Train from the command line; return 2, with a message on stderr, if the run fails."""
+    parser = argparse.ArgumentParser(
+        prog="python -m gem_bench.reference", description="Train with the reference trainer."
+    )
+    parser.add_argument("--spec", type=Path, required=True, help="RunSpec, TOML or JSON")
+    parser.add_argument("--record", type=Path, required=True, help="folder of the run's record")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:<n>")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 leaves torch's")
+    parser.add_argument("--save", type=Path, help="folder for the trained model")
+    args = parser.parse_args(argv)
+    # Otherwise cuBLAS may change the order of its sums from run to run.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    if args.threads > 0:
+        torch.set_num_threads(args.threads)
+    try:
+        spec = read_spec(args.spec)
+        learner = train(spec, args.record, device=args.device, report=_print_progress)
+        if args.save is not None:
+            merge(learner.policy)
+            learner.policy.save_pretrained(args.save)
+            AutoTokenizer.from_pretrained(spec.policy.model).save_pretrained(args.save)
+    except GemError as error:
+        cause = cause_of(error)
+        sys.stderr.write(f"{error}\n" if cause is None else f"{cause}: {error}\n")
+        return 2
+    return 0
+
+
+def _print_progress(iteration: int, split: str, metrics: dict[str, float]) -> None:
+    shown = ("success_rate", "return_mean", "turns_mean", "loss", "grad_norm", "entropy")
+    numbers = "  ".join(f"{key} {metrics[key]:.4f}" for key in shown if key in metrics)
+    print(f"{iteration:5d} {split}  {numbers}", flush=True)

@@ -1,0 +1,78 @@
+"""Before a reference run begins: read the spec, refuse what cannot be run, open the record."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from gem.errors import ConfigurationError
+from gem.training.record import METRICS, RUN, Recorder
+from gem.training.runspec import RunSpec
+from gem_bench.models import resolve_model
+from gem_bench.runspec import load_spec
+
+
+def read_spec(path: Path) -> RunSpec:
+    """Read a RunSpec from a `.toml` or `.json` file, with a model that can be loaded.
+
+    Raises:
+        ConfigurationError: The file cannot be read, is not a RunSpec, or names no model.
+        MissingExtraError: The spec names a model of gem-cpu and gem-cpu is not installed.
+    """
+    if path.suffix == ".json":
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"cannot read the spec {path}: {error}") from error
+        spec = RunSpec.from_mapping(data)
+    else:
+        spec = load_spec(path)
+    return replace(spec, policy=replace(spec.policy, model=resolve_model(spec.policy.model)))
+
+
+def check_supported(spec: RunSpec) -> None:
+    """Refuse settings that this trainer would otherwise ignore.
+
+    Raises:
+        ConfigurationError: Names the key, its value and what is possible.
+    """
+    if spec.algorithm.kl_coef:
+        raise ConfigurationError(
+            f"algorithm.kl_coef: the reference trainer has no KL penalty, got "
+            f"{spec.algorithm.kl_coef}; set it to 0"
+        )
+    if spec.algorithm.advantage in ("grpo", "rloo") and spec.training.group_size < 2:
+        raise ConfigurationError(
+            f"training.group_size: {spec.algorithm.advantage} compares episodes of one task and "
+            f"needs at least 2, got {spec.training.group_size}"
+        )
+
+
+def check_positions(spec: RunSpec, positions: int | None) -> None:
+    """Refuse conversations that may be longer than the model's positions; None is no limit.
+
+    Raises:
+        ConfigurationError: Names both numbers.
+    """
+    wanted = spec.policy.prompt_tokens + spec.policy.response_tokens
+    if positions is not None and wanted > positions:
+        raise ConfigurationError(
+            f"policy.prompt_tokens + policy.response_tokens is {wanted}, but the model has "
+            f"{positions} positions"
+        )
+
+
+def open_record(spec: RunSpec, folder: str | Path) -> Recorder:
+    """Return a recorder for a new run; writes `run.json` unless the launcher has written it.
+
+    Raises:
+        ConfigurationError: The folder holds the record of another run.
+    """
+    if (Path(folder) / METRICS).exists():
+        raise ConfigurationError(f"{folder} holds the record of another run; choose a new folder")
+    recorder = Recorder(folder)
+    if not (recorder.folder / RUN).exists():
+        about = {"trainer": "reference", "spec": spec.to_mapping(), "model": spec.policy.model}
+        recorder.start(about)
+    return recorder

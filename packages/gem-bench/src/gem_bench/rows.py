@@ -1,0 +1,92 @@
+"""Training rows of the reference trainer: which tokens the policy sampled, and where turns begin.
+
+- `Row`, `training_rows`: the rows of a batch, in the order played.
+- `pad`: several rows as the tensors of one forward pass.
+- `trained_rows`: what the loss sees of each row, for comparison with the rows of adapters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gem.training.record import TrainedRow
+from gem.trajectory import Sequence as TokenRow
+from gem.trajectory import Trajectory
+
+
+@dataclass
+class Row:
+    """One training row: a stretch of an episode that is one growing sequence of tokens."""
+
+    episode: int
+    """Index of the episode in the batch."""
+    tokens: TokenRow
+    """Prompt, response and spans of turns, as the trajectory cuts them."""
+    ids: list[int]
+    """Prompt and response."""
+    sampled: list[int]
+    """Positions in `ids` of the tokens that the policy sampled."""
+    turn: list[int]
+    """The turn that each sampled token belongs to."""
+    states: list[tuple[int, int]]
+    """`(turn, position in ids of its last prompt token)` for every turn of this row."""
+    old_logprobs: Tensor | None = None
+    """Log-probabilities before the first update, `[sampled tokens]`; None: the current ones."""
+    old_values: Tensor | None = None
+    """The critic's values before the first update, `[turns]`."""
+
+
+def training_rows(trajectories: Sequence[Trajectory]) -> list[Row]:
+    """Return the rows of all valid episodes, in the order played.
+
+    An append-only context gives one row an episode, every other context one row a turn.
+    """
+    rows = []
+    for episode, trajectory in enumerate(trajectories):
+        for tokens in trajectory.sequences() if trajectory.valid else []:
+            start = len(tokens.prompt_ids)
+            where = [(start + i, s.turn) for s in tokens.spans for i in range(s.start, s.end)]
+            rows.append(
+                Row(
+                    episode,
+                    tokens,
+                    tokens.prompt_ids + tokens.response_ids,
+                    sampled=[position for position, _ in where],
+                    turn=[turn for _, turn in where],
+                    states=[(span.turn, start + span.start - 1) for span in tokens.spans],
+                )
+            )
+    return rows
+
+
+def pad(rows: Sequence[Row], device: torch.device) -> dict[str, Tensor]:
+    """Return right-padded `input_ids` and `attention_mask`, `[rows, length]`."""
+    width = max(len(row.ids) for row in rows)
+    ids = [row.ids + [0] * (width - len(row.ids)) for row in rows]
+    mask = [[1] * len(row.ids) + [0] * (width - len(row.ids)) for row in rows]
+    return {
+        "input_ids": torch.tensor(ids, device=device),
+        "attention_mask": torch.tensor(mask, device=device),
+    }
+
+
+def trained_rows(
+    rows: Sequence[Row], trajectories: Sequence[Trajectory], advantage: list[list[float]]
+) -> list[list[TrainedRow]]:
+    """Return what the loss sees of each row, `[episode][row]`, for comparison with adapters."""
+    shown: list[list[TrainedRow]] = [[] for _ in trajectories]
+    for row in rows:
+        start, n = len(row.tokens.prompt_ids), len(row.tokens.response_ids)
+        mask, per_token = [0] * n, [0.0] * n
+        for position, turn in zip(row.sampled, row.turn, strict=True):
+            mask[position - start] = 1
+            per_token[position - start] = advantage[row.episode][turn]
+        rewards = row.tokens.token_rewards(trajectories[row.episode].rewards)
+        shown[row.episode].append(
+            TrainedRow(row.ids[:start], row.ids[start:], mask, rewards, per_token)
+        )
+    return shown

@@ -1,0 +1,143 @@
+"""The reference trainer's sampler: one KV cache for a whole batch of conversations.
+
+- `CachedSampler`: samples one turn for every request of `gem.rollout.play_batch`.
+- `warp`: temperature, top-k and top-p.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from gem.rollout import ChatFormat, Request, Sample
+from gem.training.runspec import SamplingPart
+
+
+class CachedSampler:
+    """Samples a batch of conversations with one KV cache that lives as long as the episodes.
+
+    Each call prefills only what the cache has not seen (the last sampled token and the new
+    observation), left-padded, then decodes all rows in step. Columns of padding and of rows that
+    have finished their turn stay in the cache but are masked, so positions and attention are
+    those of an unbatched forward pass. Rows of episodes that are over are dropped from the cache.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        chat: ChatFormat,
+        sampling: SamplingPart,
+        generator: torch.Generator,
+    ) -> None:
+        """Begin without any conversation.
+
+        Args:
+            model: A causal language model of transformers, in evaluation mode.
+            chat: Gives the tokens that end a turn.
+            sampling: Temperature, top-k and top-p; `top_k = 1` takes the most likely token.
+            generator: The only source of randomness, on the model's device.
+        """
+        self.model = model
+        self.device = model.device
+        self.stop = torch.tensor(sorted(chat.stop_ids), device=self.device)
+        self.pad_id = getattr(chat.tokenizer, "pad_token_id", None) or 0
+        self.sampling = sampling
+        self.generator = generator
+        self._cache: Any = None
+        self._mask = torch.zeros(0, 0, dtype=torch.long, device=self.device)
+        self._episodes: list[int] = []
+        self._seen: list[int] = []  # tokens of each row's prompt that the cache holds
+
+    @torch.no_grad()
+    def __call__(self, requests: list[Request]) -> list[Sample]:
+        """Sample one turn for every request."""
+        self._align(requests)
+        logits = self._feed([r.prompt_ids[n:] for r, n in zip(requests, self._seen, strict=True)])
+        limit = torch.tensor([r.max_tokens for r in requests], device=self.device)
+        length = torch.zeros_like(limit)
+        alive = torch.ones_like(limit, dtype=torch.bool)
+        sampled: list[tuple[Tensor, Tensor]] = []
+        for _ in range(max(r.max_tokens for r in requests)):
+            token, logprob = self._draw(logits)
+            sampled.append((token, logprob))
+            length += alive
+            alive = alive & ~torch.isin(token, self.stop) & (length < limit)
+            if not alive.any():
+                break
+            logits = self._forward(token[:, None], alive[:, None].long())
+        # The last token of a turn is fed together with the next observation.
+        lengths = length.tolist()
+        self._seen = [len(r.prompt_ids) + n - 1 for r, n in zip(requests, lengths, strict=True)]
+        tokens = torch.stack([t for t, _ in sampled], 1).tolist()
+        logprobs = torch.stack([p for _, p in sampled], 1).tolist()
+        stop = set(self.stop.tolist())
+        return [
+            Sample(t[:n], p[:n], "stop" if t[n - 1] in stop else "length")
+            for t, p, n in zip(tokens, logprobs, lengths, strict=True)
+        ]
+
+    def _align(self, requests: list[Request]) -> None:
+        """Make the cache's rows those of the requests; start anew if any prompt does."""
+        row_of = {episode: row for row, episode in enumerate(self._episodes)}
+        if any(r.fresh or r.episode not in row_of for r in requests):
+            self._cache = DynamicCache()
+            self._mask = self._mask.new_zeros(len(requests), 0)
+            self._seen = [0] * len(requests)
+        else:
+            rows = [row_of[r.episode] for r in requests]
+            if rows != list(range(len(self._episodes))):
+                index = torch.tensor(rows, device=self.device)
+                self._cache.batch_select_indices(index)
+                self._mask = self._mask[index]
+                self._seen = [self._seen[row] for row in rows]
+        self._episodes = [r.episode for r in requests]
+
+    def _feed(self, blocks: list[list[int]]) -> Tensor:
+        """Feed a left-padded block of tokens; returns the logits after it, `[rows, vocab]`."""
+        width = max(map(len, blocks))
+        ids = [[self.pad_id] * (width - len(b)) + b for b in blocks]
+        mask = [[0] * (width - len(b)) + [1] * len(b) for b in blocks]
+        return self._forward(
+            torch.tensor(ids, device=self.device), torch.tensor(mask, device=self.device)
+        )
+
+    def _forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        self._mask = torch.cat([self._mask, mask], 1)
+        positions = (self._mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+        output = self.model(
+            input_ids=ids,
+            attention_mask=self._mask,
+            position_ids=positions,
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        logits: Tensor = output.logits[:, -1].float()
+        return logits
+
+    def _draw(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Draw one token a row; returns tokens and their log-probability when drawn, `[rows]`."""
+        if self.sampling.top_k == 1:
+            token = logits.argmax(-1)
+            return token, torch.zeros_like(token, dtype=logits.dtype)
+        logprobs = warp(logits, self.sampling).log_softmax(-1)
+        drawn = torch.multinomial(logprobs.exp(), 1, generator=self.generator)
+        return drawn[:, 0], logprobs.gather(1, drawn)[:, 0]
+
+
+def warp(logits: Tensor, sampling: SamplingPart) -> Tensor:
+    """Apply temperature, then top-k, then top-p to `logits[rows, vocab]`."""
+    logits = logits / sampling.temperature
+    if 0 < sampling.top_k < logits.shape[-1]:
+        floor = logits.topk(sampling.top_k, -1).values[:, -1:]
+        logits = logits.masked_fill(logits < floor, -torch.inf)
+    if sampling.top_p < 1.0:
+        ordered, index = logits.sort(-1, descending=True)
+        probs = ordered.softmax(-1)
+        # The mass before a token decides: the most likely token always stays.
+        drop = probs.cumsum(-1) - probs >= sampling.top_p
+        logits = logits.masked_fill(drop.scatter(-1, index, drop), -torch.inf)
+    return logits
