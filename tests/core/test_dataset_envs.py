@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import pickle
 import sys
@@ -12,8 +13,11 @@ from typing import Any
 import pytest
 
 import gem
+from gem.envs.code import CodeEnv
 from gem.envs.dataset_ids import DATASETS
-from gem.envs.qa import QaEnv
+from gem.envs.datasets import DatasetEnv
+from gem.envs.math import MathEnv, MathVisualEnv
+from gem.envs.qa import QaEnv, RuleTaker
 from gem.errors import (
     ConfigurationError,
     DataError,
@@ -288,6 +292,18 @@ def test_impossible_parameters_are_refused_at_construction(
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):
         QaEnv(**{"source": ROWS, **parameters})
+
+
+@pytest.mark.parametrize("kind", [MathEnv, MathVisualEnv, QaEnv, RuleTaker, CodeEnv])
+def test_a_constructor_has_all_parameters_of_a_data_set_and_its_own_defaults(kind: Any) -> None:
+    given = inspect.signature(kind).parameters
+    hidden = {"answer_column"} if kind is CodeEnv else set()
+    assert given.keys() >= inspect.signature(DatasetEnv).parameters.keys() - hidden
+    assert not hidden & given.keys()
+    env = kind("sample")
+    for name in ("split", "question_column", "answer_format", "eval", "format_error_reward"):
+        assert getattr(env, name) == given[name].default
+    assert env.source == f"sample:{given['sample'].default}"
 
 
 def test_unknown_keywords_are_named() -> None:

@@ -2,12 +2,46 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from gem.errors import ConfigurationError
 
 T = TypeVar("T")
+Constructor = TypeVar("Constructor", bound=Callable[..., None])
+
+
+def extending(base: type, *hidden: str, **defaults: Any) -> Callable[[Constructor], Constructor]:
+    """Make the `**options` of a constructor stand for the parameters of its base class.
+
+    The signature has them one by one, so that `gem.make` checks their names and the documentation
+    lists them.
+
+    Args:
+        base: The base class.
+        *hidden: Parameters of the base class that the constructor does not take.
+        **defaults: Defaults other than those of the base class.
+    """
+
+    def extended(init: Constructor) -> Constructor:
+        *own, _ = inspect.signature(init).parameters.values()
+        left_out = {*hidden, *(parameter.name for parameter in own)}
+        inherited = (
+            parameter.replace(default=defaults.get(name, parameter.default))
+            for name, parameter in inspect.signature(base).parameters.items()
+            if name not in left_out
+        )
+
+        @functools.wraps(init)
+        def wrapped(*args: Any, **given: Any) -> None:
+            init(*args, **{**defaults, **given})
+
+        wrapped.__signature__ = inspect.Signature([*own, *inherited])  # type: ignore[attr-defined]
+        return cast(Constructor, wrapped)
+
+    return extended
 
 
 def flag(name: str, value: Any) -> bool:

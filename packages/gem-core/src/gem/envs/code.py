@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gem import sandbox
 from gem.core import Info, Observation
-from gem.envs.datasets import DatasetEnv, Grade
+from gem.envs.datasets import DatasetEnv, DatasetOptions, Grade
 from gem.errors import DataError
 from gem.grading import code as grader
-from gem.grading.formats import FENCED_CODE, AnswerFormat
-from gem.parameters import flag, integer, positive, text
+from gem.grading.formats import FENCED_CODE
+from gem.parameters import extending, flag, integer, positive, text
 from gem.sources import Row, Source
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _STDIN = "Write a complete Python program that reads standard input and prints to standard output."
 _CALLED = "Write a Python function named `{name}`; the tests call it."
@@ -28,23 +31,24 @@ class CodeEnv(DatasetEnv):
     with the longest inputs are run.
     """
 
+    @extending(
+        DatasetEnv,
+        "answer_column",
+        sample="code",
+        answer_format=FENCED_CODE,
+        format_error_reward=-0.1,
+    )
     def __init__(
         self,
         source: Source,
         *,
         executor: sandbox.Executor | str | None = None,
-        split: str | None = None,
-        sample: str = "code",
-        question_column: str = "problem",
         tests_column: str = "tests",
         solution_column: str = "solution",
-        answer_format: AnswerFormat | str = FENCED_CODE,
         max_tests: int = 12,
         timeout_s: float = 10.0,
         partial: bool = False,
-        eval: bool = False,
-        format_error_reward: float = -0.1,
-        seed: int | None = None,
+        **options: Unpack[DatasetOptions],
     ) -> None:
         """Store the parameters; see `DatasetEnv` for those not listed.
 
@@ -52,33 +56,16 @@ class CodeEnv(DatasetEnv):
             source: Rows with a problem and tests.
             executor: What runs the programs; see `gem.sandbox.resolve`. Whether None, the default,
                 finds one shows at the first `reset`.
-            split: Split of a hub data set.
-            sample: Sample that `source="sample"` stands for.
-            question_column: Column with the problem.
             tests_column: Column with the tests.
             solution_column: Column with a right program, if there is one; only the oracle uses it.
-            answer_format: How to answer: one of `gem.grading.formats` or its name.
             max_tests: Most tests that are run.
             timeout_s: Longest time for one test.
             partial: Pay the share of the tests passed.
-            eval: Rows in order.
-            format_error_reward: Reward of a reply without a program.
-            seed: Seed of the first `reset` that is not given one.
 
         Raises:
             ConfigurationError: A value is not allowed.
         """
-        super().__init__(
-            source,
-            split=split,
-            sample=sample,
-            question_column=question_column,
-            answer_column=tests_column,
-            answer_format=answer_format,
-            eval=eval,
-            format_error_reward=format_error_reward,
-            seed=seed,
-        )
+        super().__init__(source, answer_column=tests_column, **options)  # type: ignore[misc]
         if executor is not None:
             sandbox.resolve(executor)
         self.executor = executor

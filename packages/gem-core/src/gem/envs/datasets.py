@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from copy import copy
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypedDict, TypeVar
 
 from gem.blame import boundary
 from gem.core import Env, Info, Observation, Step, reset_options
@@ -215,6 +215,19 @@ class SingleTurnEnv(Env):
         raise NotImplementedError
 
 
+class DatasetOptions(TypedDict, total=False):
+    """Parameters of `DatasetEnv` beside the source, for the signatures of its subclasses."""
+
+    split: str | None
+    sample: str
+    question_column: str
+    answer_column: str
+    answer_format: AnswerFormat | str
+    eval: bool
+    format_error_reward: float
+    seed: int | None
+
+
 class DatasetEnv(SingleTurnEnv):
     """Rows of a data set as tasks.
 
@@ -253,7 +266,7 @@ class DatasetEnv(SingleTurnEnv):
             split: Split of a hub data set or folder; the other sources have none.
             sample: Which sample of `gem.sources.SAMPLES` the source `"sample"` is.
             question_column: Column with the question.
-            answer_column: Column with the right answer.
+            answer_column: Column with the right answer or a list of them.
             answer_format: See `SingleTurnEnv`.
             eval: See `SingleTurnEnv`.
             format_error_reward: See `SingleTurnEnv`.

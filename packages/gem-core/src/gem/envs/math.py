@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gem.core import ContentPart, Observation
-from gem.envs.datasets import DatasetEnv, Grade
+from gem.envs.datasets import DatasetEnv, DatasetOptions, Grade
 from gem.errors import DataError
 from gem.grading import math as grader
-from gem.grading.formats import BOXED, AnswerFormat
-from gem.parameters import positive, text
+from gem.grading.formats import BOXED
+from gem.parameters import extending, positive, text
 from gem.sources import Row, Source
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _GOLD_TYPES = (str, int, float, list)
 _PLACEHOLDER = "<image>"
@@ -20,49 +23,21 @@ _PLACEHOLDER = "<image>"
 class MathEnv(DatasetEnv):
     """Math problems; 1.0 for an answer equal to the recorded one, or to one of them, else 0.0."""
 
+    @extending(DatasetEnv, sample="math", answer_format=BOXED)
     def __init__(
-        self,
-        source: Source,
-        *,
-        split: str | None = None,
-        sample: str = "math",
-        question_column: str = "problem",
-        answer_column: str = "answer",
-        answer_format: AnswerFormat | str = BOXED,
-        timeout_s: float = 1.0,
-        eval: bool = False,
-        format_error_reward: float = 0.0,
-        seed: int | None = None,
+        self, source: Source, *, timeout_s: float = 1.0, **options: Unpack[DatasetOptions]
     ) -> None:
         """Store the parameters; see `DatasetEnv` for those not listed.
 
         Args:
             source: Rows with a problem and an answer: text, a number, or a list of them of which
                 any is right.
-            split: Split of a hub data set.
-            sample: Sample that `source="sample"` stands for.
-            question_column: Column with the problem.
-            answer_column: Column with the answer or the list of answers.
-            answer_format: How to answer: one of `gem.grading.formats` or its name.
             timeout_s: Longest time that grading one answer may take; then it counts as wrong.
-            eval: Rows in order.
-            format_error_reward: Reward of a reply without an answer.
-            seed: Seed of the first `reset` that is not given one.
 
         Raises:
             ConfigurationError: A value is not allowed.
         """
-        super().__init__(
-            source,
-            split=split,
-            sample=sample,
-            question_column=question_column,
-            answer_column=answer_column,
-            answer_format=answer_format,
-            eval=eval,
-            format_error_reward=format_error_reward,
-            seed=seed,
-        )
+        super().__init__(source, **options)
         self.timeout_s = positive("timeout_s", timeout_s)
 
     def _verify_item(self) -> None:
@@ -90,6 +65,12 @@ class MathEnv(DatasetEnv):
         return str(gold[0] if isinstance(gold, list) else gold)
 
 
+class MathOptions(DatasetOptions, total=False):
+    """Parameters of `MathEnv` beside the source, for the signature of its subclass."""
+
+    timeout_s: float
+
+
 class MathVisualEnv(MathEnv):
     """Math problems with figures: the observation is a list of image and text parts.
 
@@ -97,52 +78,21 @@ class MathVisualEnv(MathEnv):
     first. An image part holds the encoded file as bytes.
     """
 
+    @extending(MathEnv, sample="geometry")
     def __init__(
-        self,
-        source: Source,
-        *,
-        split: str | None = None,
-        sample: str = "geometry",
-        question_column: str = "problem",
-        answer_column: str = "answer",
-        image_column: str = "images",
-        answer_format: AnswerFormat | str = BOXED,
-        timeout_s: float = 1.0,
-        eval: bool = False,
-        format_error_reward: float = 0.0,
-        seed: int | None = None,
+        self, source: Source, *, image_column: str = "images", **options: Unpack[MathOptions]
     ) -> None:
         """Store the parameters; see `MathEnv` for those not listed.
 
         Args:
             source: Rows with figures, a problem and an answer.
-            split: Split of a hub data set.
-            sample: Sample that `source="sample"` stands for.
-            question_column: Column with the problem.
-            answer_column: Column with the answer or the list of answers.
             image_column: Column with one figure or a list: the bytes of an image file, a mapping
                 with `bytes` or `path`, or a path, relative to the folder of the data file.
-            answer_format: How to answer: one of `gem.grading.formats` or its name.
-            timeout_s: Longest time that grading one answer may take; then it counts as wrong.
-            eval: Rows in order.
-            format_error_reward: Reward of a reply without an answer.
-            seed: Seed of the first `reset` that is not given one.
 
         Raises:
             ConfigurationError: A value is not allowed.
         """
-        super().__init__(
-            source,
-            split=split,
-            sample=sample,
-            question_column=question_column,
-            answer_column=answer_column,
-            answer_format=answer_format,
-            timeout_s=timeout_s,
-            eval=eval,
-            format_error_reward=format_error_reward,
-            seed=seed,
-        )
+        super().__init__(source, **options)
         self.image_column = text("image_column", image_column)
 
     def _observe(self) -> Observation:

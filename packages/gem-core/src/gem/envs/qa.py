@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gem.envs.datasets import DatasetEnv, Grade
+from gem.envs.datasets import DatasetEnv, DatasetOptions, Grade
 from gem.grading import qa as grader
-from gem.grading.formats import ANSWER_TAG, BOXED, AnswerFormat
+from gem.grading.formats import ANSWER_TAG, BOXED
+from gem.parameters import extending
 from gem.sources import Source
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _GUESSES = ("Paris", "1969", "the Nile", "Albert Einstein", "water", "seven", "no one knows")
 
@@ -22,47 +26,18 @@ class QaEnv(DatasetEnv):
     guesses: tuple[str, ...] = _GUESSES
     """What `sample_random_action` chooses from."""
 
-    def __init__(
-        self,
-        source: Source,
-        *,
-        split: str | None = None,
-        sample: str = "qa",
-        question_column: str = "problem",
-        answer_column: str = "answer",
-        answer_format: AnswerFormat | str = ANSWER_TAG,
-        eval: bool = False,
-        format_error_reward: float = 0.0,
-        seed: int | None = None,
-    ) -> None:
+    @extending(DatasetEnv, sample="qa", answer_format=ANSWER_TAG)
+    def __init__(self, source: Source, **options: Unpack[DatasetOptions]) -> None:
         """Store the parameters; see `DatasetEnv` for those not listed.
 
         Args:
             source: Rows with a question and an answer: text, a number, or a list of them of which
                 any is right.
-            split: Split of a hub data set.
-            sample: Sample that `source="sample"` stands for.
-            question_column: Column with the question.
-            answer_column: Column with the answer or the list of answers.
-            answer_format: How to answer: one of `gem.grading.formats` or its name.
-            eval: Rows in order.
-            format_error_reward: Reward of a reply without an answer.
-            seed: Seed of the first `reset` that is not given one.
 
         Raises:
             ConfigurationError: A value is not allowed.
         """
-        super().__init__(
-            source,
-            split=split,
-            sample=sample,
-            question_column=question_column,
-            answer_column=answer_column,
-            answer_format=answer_format,
-            eval=eval,
-            format_error_reward=format_error_reward,
-            seed=seed,
-        )
+        super().__init__(source, **options)
 
     def _verify_item(self) -> None:
         self._golds()
@@ -102,28 +77,7 @@ class RuleTaker(QaEnv):
 
     guesses = ("True", "False")
 
-    def __init__(
-        self,
-        source: Source,
-        *,
-        split: str | None = None,
-        sample: str = "ruletaker-d1",
-        question_column: str = "question",
-        answer_column: str = "answer",
-        answer_format: AnswerFormat | str = BOXED,
-        eval: bool = False,
-        format_error_reward: float = 0.0,
-        seed: int | None = None,
-    ) -> None:
+    @extending(QaEnv, sample="ruletaker-d1", question_column="question", answer_format=BOXED)
+    def __init__(self, source: Source, **options: Unpack[DatasetOptions]) -> None:
         """Store the parameters; see `QaEnv`."""
-        super().__init__(
-            source,
-            split=split,
-            sample=sample,
-            question_column=question_column,
-            answer_column=answer_column,
-            answer_format=answer_format,
-            eval=eval,
-            format_error_reward=format_error_reward,
-            seed=seed,
-        )
+        super().__init__(source, **options)
