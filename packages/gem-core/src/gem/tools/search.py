@@ -80,7 +80,7 @@ class SearchTool(Tool):
             )
         self.index = None if index is None else str(index)
         self.url = url
-        self.protocol = optional(choice, "protocol", protocol, PROTOCOLS)
+        self.protocol = optional(choice, "protocol", protocol, tuple(PROTOCOLS))
         if url is not None:
             self.protocol = self.protocol or protocol_of(url)
         self.topk = integer("topk", topk, 1, 1000)
