@@ -108,7 +108,7 @@ def recorded(folder: Path) -> list[tuple[list[int], list[int]]]:
     """Return the rows of a run's training episodes."""
     rows = []
     for episode in read_run(folder).episodes("train"):
-        for row in episode.trajectory.sequences():
+        for row in episode.trajectory.training_rows():
             start = len(row.prompt_ids)
             sampled = [start + i for span in row.spans for i in range(span.start, span.end)]
             rows.append((row.prompt_ids + row.response_ids, sampled))

@@ -31,7 +31,7 @@ def rows_of(batch: list[Trajectory], per_turn: list[list[float]]) -> Rows:
                 rewards=row.token_rewards(t.rewards),
                 advantages=np.asarray(row.spread(values), np.float32).tolist(),
             )
-            for row in t.sequences()
+            for row in t.training_rows()
         ]
         for t, values in zip(batch, per_turn, strict=True)
     ]

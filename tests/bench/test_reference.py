@@ -137,7 +137,7 @@ def full_logits(model: Any, ids: list[int]) -> Any:
 def sampled_positions(trajectory: Trajectory) -> list[tuple[list[int], list[int], list[float]]]:
     """Of every row: ids, positions of sampled tokens, their recorded log-probabilities."""
     out = []
-    for row in trajectory.sequences():
+    for row in trajectory.training_rows():
         assert row.logprobs is not None
         start = len(row.prompt_ids)
         at = [i for i, sampled in enumerate(row.mask) if sampled]
@@ -262,7 +262,7 @@ def test_loss_and_gradient_equal_a_naive_implementation(
     naive = learner_of(spec).policy
     terms, entropies, rows = [], [], 0
     for episode, trajectory in enumerate(episodes):
-        for row in trajectory.sequences():
+        for row in trajectory.training_rows():
             rows += 1
             ids = row.prompt_ids + row.response_ids
             logprobs = naive(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
@@ -505,7 +505,7 @@ def test_the_rows_that_the_loss_sees_are_recorded_on_request(
     for episode in read_run(tmp_path).episodes():
         assert episode.rows is not None
         assert episode.advantages is not None
-        rows = episode.trajectory.sequences()
+        rows = episode.trajectory.training_rows()
         for shown, row in zip(episode.rows, rows, strict=True):
             assert shown.prompt_ids == row.prompt_ids
             assert shown.response_ids == row.response_ids

@@ -15,7 +15,7 @@ import numpy as np
 from gem import advantage
 from gem.advantage import TurnTable
 from gem.training.imports import after_import
-from gem.trajectory import Sequence, Trajectory
+from gem.trajectory import TrainingRow, Trajectory
 
 
 def gamma() -> None:
@@ -44,7 +44,7 @@ def mask_shifted() -> None:
     """Shift the mask by one token."""
     original = Trajectory.sequences
 
-    def shifted(self: Trajectory) -> list[Sequence]:
+    def shifted(self: Trajectory) -> list[TrainingRow]:
         rows = original(self)
         for row in rows:
             row.mask = [0, *row.mask[:-1]]
@@ -56,13 +56,13 @@ def mask_shifted() -> None:
 def reward_misplaced() -> None:
     """Put rewards on the first instead of the last token of a turn."""
 
-    def misplaced(self: Sequence, per_turn: Any) -> list[float]:
+    def misplaced(self: TrainingRow, per_turn: Any) -> list[float]:
         out = [0.0] * len(self.response_ids)
         for span in self.spans:
             out[min(span.start, len(out) - 1)] += float(per_turn[span.turn])
         return out
 
-    Sequence.token_rewards = misplaced  # type: ignore[method-assign]
+    TrainingRow.token_rewards = misplaced  # type: ignore[method-assign]
 
 
 def no_weight_sync() -> None:

@@ -10,8 +10,7 @@ import pytest
 
 from gem import advantage
 from gem.advantage import advantages
-from gem.trajectory import Sequence as TokenRow
-from gem.trajectory import Trajectory, turn_table
+from gem.trajectory import TrainingRow, Trajectory, turn_table
 
 GAMMA, LAM = 0.9, 0.8
 
@@ -35,7 +34,7 @@ def expected(name: str, batch: Sequence[Trajectory]) -> list[list[float]]:
     """
     out = []
     for trajectory, split in zip(batch, per_turn(name, batch), strict=True):
-        for row in trajectory.sequences() if trajectory.valid else []:
+        for row in trajectory.training_rows():
             tokens = [0.0] * (len(row.prompt_ids) - 1) + row.spread(split)
             out.append(np.asarray(tokens, np.float32).tolist())
     return out
@@ -62,12 +61,12 @@ def unbiased_deviation(patch: pytest.MonkeyPatch) -> None:
 
 def shifted_advantages(patch: pytest.MonkeyPatch) -> None:
     """Every advantage at the token after its own."""
-    original = TokenRow.spread
+    original = TrainingRow.spread
 
-    def shifted(row: TokenRow, values: Any) -> list[float]:
+    def shifted(row: TrainingRow, values: Any) -> list[float]:
         return [0.0, *original(row, values)[:-1]]
 
-    patch.setattr(TokenRow, "spread", shifted)
+    patch.setattr(TrainingRow, "spread", shifted)
 
 
 def rewards_at_the_end(patch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ def sent(batch: list[Trajectory], name: str, gamma: float, objective: Objective)
 
 def right(batch: list[Trajectory], name: str) -> list[Any]:
     """One float32 array for each row that has a sampled token."""
-    rows = [row for t in batch if t.valid for row in t.sequences()]
+    rows = [row for t in batch for row in t.training_rows()]
     wanted = zip(rows, expected(name, batch), strict=True)
     return [np.array(out, np.float32) for row, out in wanted if any(row.mask)]
 
@@ -60,7 +60,7 @@ def test_the_record_shows_what_was_sent(batch: Callable[[], list[Trajectory]]) -
     rows, _ = batch_rows(episodes, "rebn", GAMMA)
     to_datums(rows, Objective("token-mean", "skyrl_jax"))
     shown = [row for of_episode in trained_rows(rows, episodes) for row in of_episode]
-    wanted = [r for t in episodes if t.valid for r in t.sequences() if any(r.mask)]
+    wanted = [r for t in episodes for r in t.training_rows() if any(r.mask)]
     assert len(shown) == len(wanted) > 0
     for row, right in zip(shown, wanted, strict=True):
         assert (row.prompt_ids, row.response_ids) == (right.prompt_ids, right.response_ids)

@@ -35,7 +35,7 @@ class Rows:
     def __init__(self, batch: list[Trajectory]) -> None:
         self.batch = batch
         self.rows = [
-            (e, row) for e, trajectory in enumerate(batch) for row in trajectory.sequences()
+            (e, row) for e, trajectory in enumerate(batch) for row in trajectory.training_rows()
         ]
         width = max(len(row.response_ids) for _, row in self.rows) + PADDING
         shape = (len(self.rows) + 1, width)

@@ -116,7 +116,7 @@ def test_sampled_ids_are_kept_exactly(tokenizer: Any, context: str) -> None:
         trajectory, requests = rollout(tokenizer, responses, context=context)
         assert [turn.response_ids for turn in trajectory.turns] == responses
         sampled = []
-        for row in trajectory.sequences():
+        for row in trajectory.training_rows():
             whole = row.prompt_ids + row.response_ids
             for span in row.spans:
                 request = requests[span.turn]
@@ -130,7 +130,7 @@ def test_sampled_ids_are_kept_exactly(tokenizer: Any, context: str) -> None:
             assert row.mask == [int(c) for c in covered]
             assert row.logprobs == [-0.5 * m for m in row.mask]
         assert sampled == responses
-        assert len(trajectory.sequences()) == (1 if context == "chat" else len(responses))
+        assert len(trajectory.training_rows()) == (1 if context == "chat" else len(responses))
 
     check()
 
@@ -176,11 +176,11 @@ def test_a_cut_turn_is_closed_outside_the_mask(tokenizer: Any) -> None:
     closed, _ = rollout(tokenizer, [[three] * 63 + [closing], [three]])
     assert cut.turns[0].stop_reason == "length"
     assert cut.turns[1].context_ids[0] == closing
-    [row] = cut.sequences()
+    [row] = cut.training_rows()
     assert row.response_ids[64] == closing
     assert row.mask[63:65] == [1, 0]
     assert closed.turns[1].context_ids[0] != closing
-    [row] = closed.sequences()
+    [row] = closed.training_rows()
     assert row.response_ids.count(closing) == 2
     assert row.mask[63:65] == [1, 0]
 
@@ -336,7 +336,7 @@ def test_the_response_budget_ends_the_episode_as_truncated(small_tokenizer: Any)
     trajectory, requests = rollout(small_tokenizer, [[9] * 8] * 20, budget=budget)
     assert trajectory.end == "token_budget"
     assert trajectory.valid
-    [row] = trajectory.sequences()
+    [row] = trajectory.training_rows()
     assert len(row.response_ids) <= 70
     assert all(r.max_tokens >= 1 for r in requests)
     assert trajectory.final_observation is not None

@@ -19,7 +19,7 @@ from gem.trajectory import Drift, Failure, Trajectory, turn_table
 
 
 def test_an_append_only_episode_is_one_row() -> None:
-    [row] = golden_batch()[0].sequences()
+    [row] = golden_batch()[0].training_rows()
     assert row.prompt_ids == [3, 4, 5, 1]
     assert row.response_ids == [10, 11, 2, 3, 4, 5, 1, 12, 13, 14, 2, 3, 4, 5, 1, 15, 2]
     assert row.mask == [1, 1, 1, 0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0, 1, 1]
@@ -36,9 +36,9 @@ def test_an_append_only_episode_is_one_row() -> None:
 
 def test_one_prompt_per_turn_is_one_row_per_turn() -> None:
     for whole, parts in zip(golden_batch(), golden_turn_rows(), strict=True):
-        rows = parts.sequences()
+        rows = parts.training_rows()
         assert len(rows) == len(whole.turns)
-        [row] = whole.sequences()
+        [row] = whole.training_rows()
         spread = [x for r in rows for x in r.spread(range(len(rows)))]
         whole_row = row.spread(range(len(rows)))
         assert spread == [x for x, m in zip(whole_row, row.mask, strict=True) if m]
@@ -48,7 +48,7 @@ def test_one_prompt_per_turn_is_one_row_per_turn() -> None:
 
 def test_the_reward_of_an_empty_turn_is_not_lost() -> None:
     trajectory = golden_batch()[4]
-    [row] = trajectory.sequences()
+    [row] = trajectory.training_rows()
     rewards = row.token_rewards(trajectory.rewards)
     assert sum(rewards) == trajectory.total_reward
     empty = row.spans[1]
@@ -60,11 +60,11 @@ def test_the_reward_of_an_empty_turn_is_not_lost() -> None:
 def test_an_empty_last_turn_pays_on_the_rows_last_token() -> None:
     trajectory = golden_batch()[4]
     trajectory.turns = trajectory.turns[:2]
-    [row] = trajectory.sequences()
+    [row] = trajectory.training_rows()
     assert row.token_rewards(trajectory.rewards)[-1] == 0.25
     alone = golden_batch()[4]
     alone.turns = [golden_turn_rows()[4].turns[1]]
-    [row] = alone.sequences()
+    [row] = alone.training_rows()
     assert row.response_ids == row.token_rewards([0.25]) == []
     assert row.reward_left([0.25]) == 0.25
 
@@ -73,7 +73,7 @@ def test_an_empty_last_turn_pays_on_the_rows_last_token() -> None:
 def test_what_tokens_are_paid_and_what_is_left_is_the_sum_of_the_rewards(index: int) -> None:
     for trajectory in (golden_batch()[index], golden_turn_rows()[index]):
         paid = 0.0
-        for row in trajectory.sequences():
+        for row in trajectory.training_rows():
             left = row.reward_left(trajectory.rewards)
             assert left == 0 or not row.response_ids
             paid += left + sum(row.token_rewards(trajectory.rewards))
@@ -84,7 +84,7 @@ def test_missing_logprobs_make_the_row_have_none() -> None:
     trajectory = golden_batch()[0]
     fields = {**trajectory.turns[1].__dict__, "logprobs": None}
     trajectory.turns[1] = type(trajectory.turns[1])(**fields)
-    [row] = trajectory.sequences()
+    [row] = trajectory.training_rows()
     assert row.logprobs is None
 
 

@@ -62,7 +62,7 @@ def test_rows_hold_exactly_what_was_sampled(actor: Any, llm: Any, tokenizer: Any
         for turn in trajectory.turns:
             assert turn.response_ids == [*tokenizer.encode("<9>"), tokenizer.eos_token_id]
             assert turn.logprobs == [-0.5 - i for i in range(len(turn.response_ids))]
-        [row] = trajectory.sequences()
+        [row] = trajectory.training_rows()
         ids = row.prompt_ids + row.response_ids
         assert tokenizer.decode(ids).count("<|im_start|>assistant") == len(trajectory.turns)
 

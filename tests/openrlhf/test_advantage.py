@@ -33,7 +33,7 @@ def at_turns(world: Any, done: Sequence[Any], batch: Sequence[Trajectory]) -> li
         if not trajectory.valid:
             out.append([])
             continue
-        tokens = trajectory.sequences()[0]
+        tokens = trajectory.training_rows()[0]
         first = len(tokens.prompt_ids) - 1
         out.append([row[first + s.start] for s in tokens.spans if s.end > s.start])
     return out
@@ -146,11 +146,11 @@ def test_the_distance_from_the_engines_logprobs_is_logged(world: Any, made: Any)
     batch = [t for t in golden_batch() if t.valid][:2]
     maker = made(samples=1)
     prepared = world.experiences(maker, batch)
-    known = batch[0].sequences()[0].logprobs
+    known = batch[0].training_rows()[0].logprobs
     assert known is not None
     for experience in prepared:
         for place in range(len(experience.sequences)):
-            row = batch[experience.index[place]].sequences()[0]
+            row = batch[experience.index[place]].training_rows()[0]
             assert row.logprobs is not None
             start = len(row.prompt_ids) - 1
             theirs = torch.tensor(row.logprobs) + 0.5 * torch.tensor(row.mask)
@@ -214,7 +214,7 @@ def test_a_batch_is_recorded_when_its_losses_are_known(
     for episode in episodes[:7]:
         assert episode.rows is not None and episode.advantages is not None
         [shown] = episode.rows
-        [tokens] = episode.trajectory.sequences()
+        [tokens] = episode.trajectory.training_rows()
         assert (shown.prompt_ids, shown.response_ids) == (tokens.prompt_ids, tokens.response_ids)
         assert shown.mask == tokens.mask
         assert shown.advantages == pytest.approx(tokens.spread(episode.advantages))

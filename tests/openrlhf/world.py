@@ -112,7 +112,7 @@ def experiences(
         )
         sample.values = torch.full(sample.action_mask.shape, 9.0)
         if trajectory.valid:
-            tokens = trajectory.sequences()[0]
+            tokens = trajectory.training_rows()[0]
             first = len(tokens.prompt_ids) - 1
             for span in tokens.spans:
                 column = min(first + span.start, sample.values.shape[1] - 1)

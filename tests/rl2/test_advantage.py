@@ -11,7 +11,7 @@ from gem.advantage import advantages
 from gem.errors import RolloutError
 from gem.testing.golden import golden_batch, golden_turn_rows
 from gem.trajectory import turn_table
-from gem_rl2.advantage import compute, logprob_difference, read, repeat
+from gem_rl2.advantage import compute, logprob_difference, read, repeat, trained_rows
 from gem_rl2.rollout import TAG
 
 KEYS = ("+gem.advantage=rebn", "+gem.prompt_tokens=100", "+gem.max_failed_fraction=0.5")
@@ -30,8 +30,8 @@ def test_what_is_trained_on_is_what_was_sampled(world: Any, make: Any) -> None:
     compute(world.settings(*KEYS), world.keys(*KEYS), tensors, episodes)
     for episode in episodes:
         trajectory = episode.trajectory
-        rows = trajectory.sequences() if trajectory.valid else []
-        shown = episode.trained_rows(tensors)
+        rows = trajectory.training_rows()
+        shown = trained_rows(tensors, episode)
         assert [r.prompt_ids for r in shown] == [r.prompt_ids for r in rows]
         assert [r.response_ids for r in shown] == [r.response_ids for r in rows]
         assert [r.mask for r in shown] == [r.mask for r in rows]

@@ -89,7 +89,7 @@ def critic(
     values = torch.full(batch["states"].shape, 9.0)
     place = 0
     for episode, trajectory in enumerate(trajectories):
-        for row in trajectory.sequences() if trajectory.valid else []:
+        for row in trajectory.training_rows():
             first = len(row.prompt_ids) - 1
             for span in row.spans:
                 column = min(first + span.start, values.shape[1] - 1)

@@ -71,7 +71,7 @@ def test_a_played_episode_knows_tokens_rewards_and_logprobs(tokenizer: Any) -> N
     policy = Policy(tokenizer, "a", "bc", "end")
     [trajectory] = played(group(), policy, LeaveOut()).trajectories_G
     assert isinstance(trajectory, Played)
-    [row] = trajectory.episode.sequences()
+    [row] = trajectory.episode.training_rows()
     assert trajectory.episode.rewards == [0.25, 0.25, 1.0]
     first = row.prompt_ids + row.response_ids
     assert first[: len(policy.prompts[-1])] == policy.prompts[-1]

@@ -72,7 +72,7 @@ def test_a_prompt_extends_everything_before_it(service: Any) -> None:
     for turn, earlier, later in zip(episode.turns, prompts, prompts[1:], strict=False):
         before = [*earlier, *turn.response_ids]
         assert later[: len(before)] == before
-    assert len(episode.sequences()) == 1
+    assert len(episode.training_rows()) == 1
 
 
 def test_turns_end_at_the_template_s_token_and_have_a_limit(service: Any) -> None:

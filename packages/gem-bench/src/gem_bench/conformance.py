@@ -76,7 +76,7 @@ def check_advantages(episodes: Sequence[EpisodeRecord], algorithm: AlgorithmPart
             continue
         expected = [
             np.asarray(row.spread(values), np.float32).tolist()
-            for row in episode.trajectory.sequences()
+            for row in episode.trajectory.training_rows()
         ]
         got = [np.asarray(row.advantages, np.float32).tolist() for row in episode.rows]
         if expected != got:

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from gem.training.record import TrainedRow
-from gem.trajectory import Sequence as TokenRow
-from gem.trajectory import Trajectory
+from gem.trajectory import TrainingRow, Trajectory
 
 
 @dataclass
@@ -24,7 +23,7 @@ class Row:
 
     episode: int
     """Index of the episode in the batch."""
-    tokens: TokenRow
+    tokens: TrainingRow
     """Prompt, response and spans of turns, as the trajectory cuts them."""
     ids: list[int]
     """Prompt and response."""
@@ -47,17 +46,17 @@ def training_rows(trajectories: Sequence[Trajectory]) -> list[Row]:
     """
     rows = []
     for episode, trajectory in enumerate(trajectories):
-        for tokens in trajectory.sequences() if trajectory.valid else []:
+        for tokens in trajectory.training_rows():
             start = len(tokens.prompt_ids)
             where = [(start + i, s.turn) for s in tokens.spans for i in range(s.start, s.end)]
             rows.append(
                 Row(
                     episode,
                     tokens,
-                    tokens.prompt_ids + tokens.response_ids,
+                    tokens.ids,
                     sampled=[position for position, _ in where],
                     turn=[turn for _, turn in where],
-                    states=[(span.turn, start + span.start - 1) for span in tokens.spans],
+                    states=tokens.states,
                 )
             )
     return rows

@@ -240,6 +240,7 @@ def advantages(
     *,
     gamma: float,
     lam: float = 1.0,
+    scale: bool = True,
     all_reduce: AllReduce = _local,
 ) -> tuple[Floats, Floats]:
     """Return `(advantages[turns], returns[turns])` of the estimator `name`.
@@ -252,6 +253,7 @@ def advantages(
         table: The turns of this rank.
         gamma: Discount per turn.
         lam: GAE's lambda; the others ignore it.
+        scale: Whether `grpo` divides by the group's standard deviation; see there.
         all_reduce: Reduction over data-parallel ranks for `rebn`.
 
     Raises:
@@ -265,7 +267,7 @@ def advantages(
     if name == "rebn":
         return _normalise(g, table.valid, all_reduce), g
     if name == "grpo":
-        return grpo(table), g
+        return grpo(table, scale=scale), g
     if name == "rloo":
         return rloo(table), g
     raise ConfigurationError(f"unknown advantage {name!r}; known: {', '.join(ADVANTAGES)}")

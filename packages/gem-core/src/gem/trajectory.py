@@ -3,8 +3,8 @@
 - `Turn`: one exchange: what the environment said, the exact token ids, the reward.
 - `Failure`: why an episode must not count, and whose fault that is (never the policy's).
 - `Drift`: where an append-only token stream differs from a fresh rendering of the conversation.
-- `Trajectory`: one episode; `sequences()` makes its training rows, `to_json` a line of text.
-- `Sequence`: one training row: prompt, response, mask, log-probs and where each turn lies in it.
+- `Trajectory`: one episode; `training_rows()` makes its training rows, `to_json` a line of text.
+- `TrainingRow`: one training row: prompt, response, mask, log-probs and where each turn lies in it.
 - `turn_table`: the bridge to `gem.advantage`.
 """
 
@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
-from collections.abc import Sequence as SequenceOf
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -120,7 +119,7 @@ class TurnSpan:
 
 
 @dataclass
-class Sequence:
+class TrainingRow:
     """One training row; `response_ids`, `mask` and `logprobs` have one entry a token."""
 
     prompt_ids: list[int]
@@ -134,6 +133,17 @@ class Sequence:
     spans: list[TurnSpan]
     """The turns of this row, in order."""
 
+    @property
+    def ids(self) -> list[int]:
+        """Prompt and response."""
+        return self.prompt_ids + self.response_ids
+
+    @property
+    def states(self) -> list[tuple[int, int]]:
+        """`(turn, index in ids of the last token before it)` for each turn of this row."""
+        before = len(self.prompt_ids) - 1
+        return [(span.turn, before + span.start) for span in self.spans]
+
     def _append(self, ids: list[int], mask: int, logprobs: list[float] | None) -> None:
         self.response_ids.extend(ids)
         self.mask.extend([mask] * len(ids))
@@ -142,7 +152,7 @@ class Sequence:
         else:
             self.logprobs.extend(logprobs)
 
-    def spread(self, per_turn: SequenceOf[float]) -> list[float]:
+    def spread(self, per_turn: Sequence[float]) -> list[float]:
         """Put each turn's value on all of its sampled tokens, 0.0 elsewhere, `[response]`.
 
         Args:
@@ -153,7 +163,7 @@ class Sequence:
             out[span.start : span.end] = [float(per_turn[span.turn])] * (span.end - span.start)
         return out
 
-    def token_rewards(self, per_turn: SequenceOf[float]) -> list[float]:
+    def token_rewards(self, per_turn: Sequence[float]) -> list[float]:
         """Put each turn's reward on its last sampled token, `[response]`.
 
         The reward of an empty turn goes where the turn would be: on the next token, or on the
@@ -170,7 +180,7 @@ class Sequence:
                 out[min(place, len(out) - 1)] += float(per_turn[span.turn])
         return out
 
-    def reward_left(self, per_turn: SequenceOf[float]) -> float:
+    def reward_left(self, per_turn: Sequence[float]) -> float:
         """Return the reward for which `token_rewards` has no place: 0 if there is a response.
 
         Together they are the sum of the turns' rewards. Where a prompt is made anew in every turn
@@ -236,17 +246,19 @@ class Trajectory:
 
         return fingerprint(self)
 
-    def sequences(self) -> list[Sequence]:
-        """Return the training rows.
+    def training_rows(self) -> list[TrainingRow]:
+        """Return the training rows; a failed episode has none.
 
         Turns whose prompt extends the previous prompt and response share a row; a new row starts
         where the prefix breaks. An append-only context gives one row per episode, every other
         context one row per turn.
         """
-        rows: list[Sequence] = []
+        rows: list[TrainingRow] = []
+        if not self.valid:
+            return rows
         for index, turn in enumerate(self.turns):
             if turn.fresh or not rows:
-                rows.append(Sequence(list(turn.context_ids), [], [], [], []))
+                rows.append(TrainingRow(list(turn.context_ids), [], [], [], []))
             else:
                 rows[-1]._append(turn.context_ids, 0, [0.0] * len(turn.context_ids))
             start = len(rows[-1].response_ids)
@@ -349,7 +361,7 @@ def _with_nan(values: list[float | None] | None) -> list[float] | None:
 
 def turn_table(
     trajectories: Iterable[Trajectory],
-    values: SequenceOf[SequenceOf[float]] | None = None,
+    values: Sequence[Sequence[float]] | None = None,
 ) -> TurnTable:
     """Make the table of turns that `gem.advantage` works on.
 

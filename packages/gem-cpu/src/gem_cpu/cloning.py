@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from gem.seeding import stream
-from gem.trajectory import Sequence as TokenRow
+from gem.trajectory import TrainingRow
 
 CHAT_TEMPLATE = (
     "{%- for message in messages %}"
@@ -117,7 +117,7 @@ def new_model(size: Size, seed: int) -> Any:
 
 def clone(
     model: Any,
-    rows: list[TokenRow],
+    rows: list[TrainingRow],
     *,
     steps: int,
     batch: int,
@@ -173,7 +173,7 @@ def clone(
     return float(loss.item())
 
 
-def _cloning_batch(rows: list[TokenRow]) -> tuple[Any, Any, Any]:
+def _cloning_batch(rows: list[TrainingRow]) -> tuple[Any, Any, Any]:
     """Right-padded ids, attention mask and labels (-1: nothing to learn), `[rows, length]`."""
     import torch
 

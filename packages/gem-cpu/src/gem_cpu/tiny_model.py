@@ -26,7 +26,7 @@ from typing import Any
 from gem.rollout import Budget, ChatFormat, Request, Sample, play_batch
 from gem.seeding import stream
 from gem.tasks import Task
-from gem.trajectory import Sequence
+from gem.trajectory import TrainingRow
 from gem_cpu.cloning import (
     EOS,
     Size,
@@ -116,13 +116,15 @@ def game_texts(recipe: Recipe) -> list[str]:
     return texts
 
 
-def cloning_rows(recipe: Recipe, tokenizer: Any, consistent: float, n: int) -> list[Sequence]:
+def cloning_rows(recipe: Recipe, tokenizer: Any, consistent: float, n: int) -> list[TrainingRow]:
     """Return the training rows of `n` episodes of scripted play."""
     chat = ChatFormat(tokenizer)
     tasks = recipe.tasks(n)
     budget = Budget(turn_tokens=16, response_tokens=recipe.size.max_positions, prompt_tokens=1024)
     player = ScriptedPlayer(chat, consistent, [task.seed for task in tasks])
-    return [row for t in play_batch(tasks, player, chat, budget=budget) for row in t.sequences()]
+    return [
+        row for t in play_batch(tasks, player, chat, budget=budget) for row in t.training_rows()
+    ]
 
 
 def ensure() -> Path:

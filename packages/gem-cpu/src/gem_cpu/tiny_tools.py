@@ -17,7 +17,7 @@ from typing import Any
 
 from gem.rollout import Budget, ChatFormat, play_batch
 from gem.seeding import stream
-from gem.trajectory import Sequence
+from gem.trajectory import TrainingRow
 from gem_cpu import tool_lessons
 from gem_cpu.cloning import (
     Size,
@@ -74,7 +74,7 @@ def lesson_texts(recipe: Recipe, room: Classroom) -> list[str]:
 
 def cloning_rows(
     recipe: Recipe, room: Classroom, tokenizer: Any, asks: float, n: int
-) -> list[Sequence]:
+) -> list[TrainingRow]:
     """Return the training rows of `n` episodes of a scripted player."""
     chat = ChatFormat(tokenizer)
     most = recipe.size.max_positions
@@ -85,7 +85,7 @@ def cloning_rows(
         part = tasks[start : start + _AT_ONCE]
         player = ToolPlayer(chat, asks, [task.seed for task in part])
         episodes = play_batch(part, player, chat, budget=budget, make_env=room.make)
-        rows += [row for episode in episodes for row in episode.sequences()]
+        rows += [row for episode in episodes for row in episode.training_rows()]
     return rows
 
 

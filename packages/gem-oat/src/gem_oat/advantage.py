@@ -18,8 +18,7 @@ from torch import Tensor
 from gem.advantage import TurnTable, advantages
 from gem.training.record import TrainedRow
 from gem.training.settings import check_failures
-from gem.trajectory import Failure, Trajectory
-from gem.trajectory import Sequence as TokenRow
+from gem.trajectory import Failure, TrainingRow, Trajectory
 
 Gather = Callable[[Any], list[Any]]
 """Hands an object to all ranks; returns those of all ranks, in their order."""
@@ -34,7 +33,7 @@ class Row:
 
     episode: int
     """Number of the episode among those of this rank."""
-    tokens: TokenRow
+    tokens: TrainingRow
     ids: Tensor
     """Prompt and response, int64 `[tokens]`."""
     mask: Tensor
@@ -68,7 +67,7 @@ def make_rows(trajectories: Iterable[Trajectory]) -> list[Row]:
     """Return the rows of all episodes that count, in the order played."""
     rows = []
     for episode, trajectory in enumerate(trajectories):
-        for tokens in trajectory.sequences() if trajectory.valid else []:
+        for tokens in trajectory.training_rows():
             before = len(tokens.prompt_ids) - 1
             mask = _tensor([0] * before + tokens.mask, np.float32)
             sampler = None
@@ -78,11 +77,11 @@ def make_rows(trajectories: Iterable[Trajectory]) -> list[Row]:
                 Row(
                     episode,
                     tokens,
-                    ids=_tensor(tokens.prompt_ids + tokens.response_ids, np.int64),
+                    ids=_tensor(tokens.ids, np.int64),
                     mask=mask,
                     advantages=torch.zeros(len(mask)),
                     sampler=sampler,
-                    states=[(span.turn, before + span.start) for span in tokens.spans],
+                    states=tokens.states,
                     targets=torch.zeros(len(tokens.spans)),
                 )
             )

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gem.training.batches import chunks
-from gem.trajectory import Sequence as TokenRow
+from gem.trajectory import TrainingRow
 from gem_oat.advantage import Row
 from gem_oat.loss import kl_penalty, policy_loss, sampler_correction, value_loss
 
@@ -205,7 +205,7 @@ def empty_row() -> Row:
     """A row without anything to train on."""
     return Row(
         episode=-1,
-        tokens=TokenRow([0], [0], [0], [0.0], []),
+        tokens=TrainingRow([0], [0], [0], [0.0], []),
         ids=torch.zeros(2, dtype=torch.int64),
         mask=torch.zeros(1),
         advantages=torch.zeros(1),

@@ -17,15 +17,12 @@ import torch
 from openrlhf.models.utils import compute_reward
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
-from torch import Tensor
 
-from gem import advantage
-from gem.advantage import TurnTable
-from gem.errors import RolloutError
+from gem.advantage import TurnTable, advantages
 from gem.training.metrics import episode_metrics
 from gem.training.record import TrainedRow
+from gem.training.rows import PlacedEpisode, PlacedRow
 from gem.training.settings import check_failures
-from gem.trajectory import Sequence as TokenRow
 from gem.trajectory import Trajectory
 from gem_openrlhf.record import recording
 from gem_openrlhf.rollout import FAILED, PREFIX, Played
@@ -46,8 +43,7 @@ class Row:
     number: int
     """Number of the episode in the batch; `n_samples_per_prompt` in a row share a task."""
     played: Played
-    tokens: TokenRow | None
-    """None: the episode failed."""
+    episode: PlacedEpisode
 
     @property
     def trajectory(self) -> Trajectory:
@@ -55,49 +51,15 @@ class Row:
         return self.played.trajectory
 
     @property
-    def action(self) -> int:
-        """Column of the first sampled token in tensors that have no column for token 0."""
-        return 0 if self.tokens is None else len(self.tokens.prompt_ids) - 1
+    def trained(self) -> PlacedRow | None:
+        """The row of the tensors; None: the episode failed."""
+        return self.episode.rows[0] if self.episode.rows else None
 
-    def check(self) -> None:
-        """Raise `RolloutError` unless the tensors hold exactly the episode's tokens."""
-        if self.tokens is None:
-            return
-        ids = self.tokens.prompt_ids + self.tokens.response_ids
-        columns = self.experience.action_mask.shape[1]
-        mask = [0] * self.action + self.tokens.mask
-        mask += [0] * (columns - len(mask))
-        found = self.experience.sequences[self.place, : len(ids)].tolist()
-        if found != ids or self.experience.action_mask[self.place].long().tolist() != mask:
-            raise RolloutError(
-                f"the training row of {self.trajectory.task} does not hold the tokens that were "
-                "sampled"
-            )
-
-    def write(self, target: Tensor, per_turn: Sequence[float]) -> None:
-        """Put each turn's value on its sampled tokens of a tensor `[rows, actions]`."""
-        if self.tokens is not None:
-            values = torch.tensor(self.tokens.spread(per_turn), dtype=torch.float64)
-            target[self.place, self.action : self.action + len(values)] = values.to(target)
-
-    def at_turns(self, source: Tensor) -> list[float]:
-        """Read a tensor `[rows, actions]` at the first sampled token of each turn.
-
-        Of the critic's values this is the one at the last token before the turn: when the policy
-        is about to act.
-        """
-        if self.tokens is None:
-            return [0.0] * len(self.trajectory.turns)
-        last = source.shape[1] - 1  # a turn without tokens may begin where the row ends
-        columns = [min(self.action + span.start, last) for span in self.tokens.spans]
-        return [float(source[self.place, column]) for column in columns]
-
-    def over_turns(self, source: Tensor) -> list[float]:
-        """Sum a tensor `[rows, actions]` over the sampled tokens of each turn."""
-        if self.tokens is None:
-            return [0.0] * len(self.trajectory.turns)
-        row = source[self.place, self.action :].double()
-        return [float(row[s.start : s.end].sum()) for s in self.tokens.spans]
+    def ids(self) -> list[int]:
+        """Return OpenRLHF's tokens of this row, without padding."""
+        n = int(self.experience.attention_mask[self.place].sum())
+        ids: list[int] = self.experience.sequences[self.place, :n].tolist()
+        return ids
 
 
 class GemExperienceMaker(RemoteExperienceMaker):  # type: ignore[misc]
@@ -150,18 +112,20 @@ class GemExperienceMaker(RemoteExperienceMaker):  # type: ignore[misc]
         rewards = self._rewards(experiences, rows)
         values = None
         if name == "gae":
-            values = [row.at_turns(row.experience.values) for row in rows]
+            values = [row.episode.at_turns(row.experience.values) for row in rows]
         table = TurnTable.build(
             rewards,
             groups=[row.trajectory.group for row in rows],
             valid=[row.trajectory.valid for row in rows],
             values=values,
         )
-        per_turn, targets = advantage.advantages(
-            name, table, gamma=float(flags.gamma), lam=float(flags.lambd)
+        per_turn, targets = advantages(
+            name,
+            table,
+            gamma=float(flags.gamma),
+            lam=float(flags.lambd),
+            scale=not flags.no_std_norm,
         )
-        if name == "grpo" and flags.no_std_norm:
-            per_turn = advantage.grpo(table, scale=False)
         for experience in experiences:
             experience.advantages = torch.zeros(experience.action_mask.shape)
             experience.returns = torch.zeros(experience.action_mask.shape)
@@ -169,8 +133,8 @@ class GemExperienceMaker(RemoteExperienceMaker):  # type: ignore[misc]
             experience.kl = None
         split = table.split(per_turn)
         for row, a, g, r in zip(rows, split, table.split(targets), rewards, strict=True):
-            row.write(row.experience.advantages, a)
-            row.write(row.experience.returns, g)
+            row.episode.write(row.experience.advantages, a)
+            row.episode.write(row.experience.returns, g)
             row.experience.info["return"][row.place] = sum(r)
         return split
 
@@ -193,7 +157,7 @@ class GemExperienceMaker(RemoteExperienceMaker):  # type: ignore[misc]
         rewards = []
         for row in rows:
             number = places[id(row.experience)]
-            kl = row.over_turns(penalties[number])
+            kl = row.episode.over_turns(penalties[number])
             turns = [r + k for r, k in zip(row.trajectory.rewards, kl, strict=True)]
             if turns:
                 turns[-1] += float((row.experience.rewards - before[number])[row.place])
@@ -218,12 +182,12 @@ class GemExperienceMaker(RemoteExperienceMaker):  # type: ignore[misc]
         for experience in experiences:
             experience.info[DIFFERENCE] = torch.zeros(len(experience.sequences))
         for row in rows:
-            if row.tokens is None or row.tokens.logprobs is None:
+            if row.trained is None or row.trained.tokens.logprobs is None:
                 continue
-            sampled = torch.tensor(row.tokens.mask, dtype=torch.bool)
-            columns = slice(row.action, row.action + len(sampled))
-            theirs = row.experience.action_log_probs[row.place, columns].float()
-            distance = (theirs - torch.tensor(row.tokens.logprobs))[sampled].abs()
+            tokens = row.trained.tokens
+            sampled = torch.tensor(tokens.mask, dtype=torch.bool)
+            theirs = row.experience.action_log_probs[row.place, row.trained.columns].float()
+            distance = (theirs - torch.tensor(tokens.logprobs))[sampled].abs()
             row.experience.info[DIFFERENCE][row.place] = distance.mean()
             largest = max(largest, float(distance.max()))
         return largest
@@ -249,9 +213,11 @@ def read_rows(experiences: Sequence[Any], samples: int) -> list[Row]:
             labels.append(played.label)
             trajectory = played.trajectory
             trajectory.group = int(number) // samples
-            tokens = trajectory.sequences()[0] if trajectory.valid else None
-            row = Row(experience, place, int(number), played, tokens)
-            row.check()
+            rows = [PlacedRow(place, tokens) for tokens in trajectory.training_rows()]
+            row = Row(experience, place, int(number), played, PlacedEpisode(trajectory, rows))
+            if row.trained is not None:
+                mask = experience.action_mask[place].long().tolist()
+                row.trained.check(row.ids(), mask, f"the training row of {trajectory.task}")
             found.append(row)
         experience.labels = labels
     return sorted(found, key=lambda row: row.number)
@@ -263,10 +229,10 @@ def leave_out(experiences: Sequence[Any], rows: Sequence[Row]) -> None:
     Their advantage is 0 already and their one token gets no loss from critic or correction. In
     OpenRLHF's logs they get the mean of the others, so that each mean is that of the others.
     """
-    void = [row for row in rows if row.tokens is None]
+    void = [row for row in rows if row.trained is None]
     if not void:
         return
-    kept = [row for row in rows if row.tokens is not None]
+    kept = [row for row in rows if row.trained is not None]
     for experience in experiences:
         experience.info = {k: v.float() for k, v in experience.info.items()}
         experience.response_length = experience.response_length.float()
@@ -295,19 +261,15 @@ def trained_row(row: Row) -> list[TrainedRow]:
 
     OpenRLHF keeps no reward per token: those shown are the episode's.
     """
-    if row.tokens is None or row.experience.advantages is None:
+    if row.trained is None or row.experience.advantages is None:
         return []
-    experience, place, start = row.experience, row.place, len(row.tokens.prompt_ids)
-    n = int(experience.attention_mask[place].sum())
-    ids = experience.sequences[place, :n].tolist()
-    columns = slice(start - 1, n - 1)
+    experience, columns = row.experience, row.trained.columns
     return [
-        TrainedRow(
-            prompt_ids=ids[:start],
-            response_ids=ids[start:],
-            mask=experience.action_mask[place, columns].long().tolist(),
-            rewards=row.tokens.token_rewards(row.trajectory.rewards),
-            advantages=experience.advantages[place, columns].tolist(),
+        row.trained.trained(
+            row.ids(),
+            experience.action_mask[row.place, columns].tolist(),
+            row.trained.tokens.token_rewards(row.trajectory.rewards),
+            experience.advantages[row.place, columns].tolist(),
         )
     ]
 

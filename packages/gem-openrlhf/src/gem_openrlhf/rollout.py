@@ -147,9 +147,9 @@ class GemAgentExecutor(AgentExecutorBase):  # type: ignore[misc]
         """Return what OpenRLHF makes a training row of, with log-probs if they are known."""
         success = float(trajectory.valid and trajectory.success)
         if trajectory.valid:
-            tokens = trajectory.sequences()[0]
+            tokens = trajectory.training_rows()[0]
             start = len(tokens.prompt_ids)
-            ids = tokens.prompt_ids + tokens.response_ids
+            ids = tokens.ids
             ranges = [(start + span.start, start + span.end) for span in tokens.spans]
             logprobs = None if tokens.logprobs is None else [0.0] * start + tokens.logprobs
             reward = trajectory.total_reward

@@ -181,7 +181,7 @@ def seam(original: Any, rollouts: Rollouts, recording: Recording | None) -> Any:
                 [episode.trajectory for episode in episodes],
                 per_turn,
                 {} if difference is None else {"logprob_difference_max": difference},
-                [episode.trained_rows(tensor_dict) for episode in episodes],
+                [advantage.trained_rows(tensor_dict, episode) for episode in episodes],
             )
         advantage.repeat(tensor_dict, settings.epochs)
 

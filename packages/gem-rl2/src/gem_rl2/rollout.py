@@ -152,14 +152,14 @@ def state_dicts(trajectory: Trajectory, number: int) -> list[StateDict]:
         RolloutError: The sampler gave no log-probabilities, or a prompt has less than two tokens.
     """
     found: list[StateDict] = []
-    for row in trajectory.sequences() if trajectory.valid else []:
+    for row in trajectory.training_rows():
         start = len(row.prompt_ids)
         if row.logprobs is None or start <= TAG:
             raise RolloutError(
                 f"episode of {trajectory.task}: a row with a prompt of {start} tokens and "
                 f"{'no ' if row.logprobs is None else ''}log-probabilities"
             )
-        ids = row.prompt_ids + row.response_ids
+        ids = row.ids
         rewards = [0.0] * start + row.token_rewards(trajectory.rewards)
         rewards[TAG] = float(number)
         found.append(

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from gem.advantage import advantages
 from gem.errors import ConfigurationError, RolloutError
 from gem.training.record import TrainedRow
-from gem.trajectory import Sequence as TokenRow
-from gem.trajectory import Trajectory, turn_table
+from gem.trajectory import TrainingRow, Trajectory, turn_table
 
 Floats32: TypeAlias = NDArray[np.float32]
 
@@ -72,7 +71,7 @@ class Row:
 
     episode: int
     """Index of the episode in the batch."""
-    tokens: TokenRow
+    tokens: TrainingRow
     advantages: Floats32
     """Of each token of the response, before the factor."""
     factor: Floats32 | None = None
@@ -102,7 +101,7 @@ def batch_rows(
     rows = [
         Row(index, tokens, np.asarray(tokens.spread(values), np.float32))
         for index, (episode, values) in enumerate(zip(episodes, split, strict=True))
-        for tokens in (episode.sequences() if episode.valid else [])
+        for tokens in episode.training_rows()
     ]
     return rows, split
 
@@ -125,7 +124,7 @@ def _datum(row: Row, factor: Floats32, weights: bool) -> tinker.Datum:
     tokens = row.tokens
     if tokens.logprobs is None:
         raise RolloutError("the server returned no log-probabilities for sampled tokens")
-    ids = [*tokens.prompt_ids, *tokens.response_ids]
+    ids = tokens.ids
     # Targets are shifted by one: the first stands behind the first token of the prompt.
     before = len(tokens.prompt_ids) - 1
     inputs: dict[str, Any] = {

@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 from verl.trainer.ppo.core_algos import register_adv_est
 
-from gem import advantage
-from gem.advantage import ADVANTAGES, Floats, TurnTable
+from gem.advantage import ADVANTAGES, Floats, TurnTable, advantages
 from gem.errors import ConfigurationError, RolloutError
 from gem.training.settings import check_failures
 from gem.trajectory import TurnSpan
@@ -113,11 +112,13 @@ def estimate(
         valid=[e.valid for e in batch.episodes],
         values=values,
     )
-    per_turn, targets = advantage.advantages(
-        name, table, gamma=float(config.gamma), lam=float(config.lam)
+    per_turn, targets = advantages(
+        name,
+        table,
+        gamma=float(config.gamma),
+        lam=float(config.lam),
+        scale=bool(config.get("norm_adv_by_std_in_grpo", True)),
     )
-    if name == "grpo" and not config.get("norm_adv_by_std_in_grpo", True):
-        per_turn = advantage.grpo(table, scale=False)
     batch.advantages = table.split(per_turn)
     return (
         spread(batch.episodes, table, per_turn, token_level_rewards),

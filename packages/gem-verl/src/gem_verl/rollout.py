@@ -32,7 +32,7 @@ from gem.errors import ConfigurationError, RolloutError
 from gem.rollout import ChatFormat, Request, Sample, play
 from gem.seeding import stream
 from gem.training.tasksets import decode_task
-from gem.trajectory import Sequence, Trajectory, TurnSpan
+from gem.trajectory import TrainingRow, Trajectory, TurnSpan
 from gem_verl.settings import GEM_MODES, Settings, rows_per_turn
 
 logger = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ class GemAgentLoop(AgentLoopBase):  # type: ignore[misc]
             logger.warning("episode of %s is void: %s", task, trajectory.failure)
             return [self._void(kwargs, str(trajectory.failure), trajectory)]
         trajectory.policy_version = sampler.versions(len(trajectory.turns))
-        rows = trajectory.sequences()
+        rows = trajectory.training_rows()
         if self.agent == "gem_turns":
             rows = [part for row in rows for part in split_turns(row)]
         return [
@@ -129,7 +129,7 @@ class GemAgentLoop(AgentLoopBase):  # type: ignore[misc]
     def _output(
         self,
         trajectory: Trajectory,
-        rows: list[Sequence],
+        rows: list[TrainingRow],
         index: int,
         seconds: float,
         kwargs: dict[str, Any],
@@ -235,13 +235,13 @@ class GemTurnsAgentLoop(GemAgentLoop):
     agent = "gem_turns"
 
 
-def split_turns(row: Sequence) -> list[Sequence]:
+def split_turns(row: TrainingRow) -> list[TrainingRow]:
     """Cut a row into one row per turn; what came before a turn becomes its prompt."""
     parts = []
     for span in row.spans:
         cut = slice(span.start, span.end)
         parts.append(
-            Sequence(
+            TrainingRow(
                 prompt_ids=row.prompt_ids + row.response_ids[: span.start],
                 response_ids=row.response_ids[cut],
                 mask=row.mask[cut],
