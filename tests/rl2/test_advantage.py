@@ -124,7 +124,7 @@ def test_the_critic_is_trained_towards_the_turns_targets(world: Any) -> None:
     for episode, wanted in zip(episodes, table.split(targets), strict=True):
         for row in episode.rows:
             for span in row.tokens.spans:
-                found = tensors["returns"][row.place, row.columns(span.start, span.end)]
+                found = tensors["returns"][row.place, row.columns][span.start : span.end]
                 assert torch.equal(found, torch.full_like(found, wanted[span.turn]))
 
 
