@@ -88,6 +88,9 @@ def test_formats_can_be_pickled(form: AnswerFormat) -> None:
         # An escaped brace is no brace.
         (r"\boxed{[0,1\}}", r"[0,1\}"),
         (r"\boxed{}", ""),
+        (r"\boxed{6}\boxed{}", ""),
+        (r"\boxed{6} or \boxed{ }", ""),
+        (r"\boxed{}\boxed{6}", "6"),
         ("\\boxed{a\nb}", "a\nb"),
         # The last one counts, even when it is left open.
         (r"\boxed{1} \boxed{2", None),

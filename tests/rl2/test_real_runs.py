@@ -187,9 +187,9 @@ def test_several_rows_an_episode_with_failures_and_kl_in_the_reward(
 ) -> None:
     folder = tmp_path / "run"
     algorithm = {"advantage": "reinforce", "kl_coef": 0.1}
-    launch = compile(folder, policy={"context": "window:1"}, algorithm=algorithm)
-    overrides = ("actor.kl.type=reward", "+gem.max_failed_fraction=0.3")
-    launch = flaky(launch, folder, *overrides)
+    training = {"max_failed_fraction": 0.3}
+    launch = compile(folder, policy={"context": "window:1"}, algorithm=algorithm, training=training)
+    launch = flaky(launch, folder, "actor.kl.type=reward")
     record = train(launch, folder)
     check_record(record, failed=(0, 2, 0))
     rows = [len(e.rows or []) for e in record.episodes() if e.split == "train"]

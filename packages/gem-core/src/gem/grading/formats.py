@@ -55,19 +55,19 @@ def _boxed(reply: str) -> str | None:
     r"""Return the content of the last `\boxed{...}`, None if its brace is never closed.
 
     Boxes that stand beside it or are joined to it, by commas, `and` or `or` for instance, are
-    parts of one answer.
+    parts of one answer; an empty box is part of none.
     """
     boxes = [found.span() for found in _BOX.finditer(reply)]
     if not boxes:
         return None
     begin, start = boxes.pop()
     last = _content(reply[start:])
-    if last is None or not boxes:
+    if not last or not last.strip() or not boxes:
         return last
     contents = {last: None}
     for start, end in reversed(boxes):
         content = _content(reply[end:begin])
-        if content is None:
+        if not content or not content.strip():
             break
         joint = reply[end + len(content) + 1 : begin]
         if len(joint) > _MAX_JOINT or not (_JOINT.fullmatch(joint) or _BESIDE.fullmatch(joint)):
