@@ -5,5 +5,6 @@
 - `record`, `metrics`: what a run leaves behind.
 - `batches`: optimiser steps and forward passes.
 - `doctor`, `preflight`: can this installation run the experiment?
+- `seams`: does the trainer still have the functions that an adapter replaces or calls?
 - `imports`, `ray`: hooks into modules that are imported later; calls that end when an actor dies.
 """
