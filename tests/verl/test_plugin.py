@@ -14,7 +14,8 @@ import pytest
 import gem.training.doctor
 from gem.errors import ConfigurationError, MissingExtraError, UnsupportedVersionError
 from gem.training.doctor import ProblemError, examine
-from gem_verl import check_verl, doctor, plugin, trainer
+from gem.training.seams import check_seams
+from gem_verl import TRAINER, check_verl, doctor, plugin, trainer
 
 REGISTERED = """
 import sys, verl
@@ -101,7 +102,7 @@ def test_a_changed_trainer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(trainer.PPOTrainer, "_compute_advantage", changed)
     with pytest.raises(UnsupportedVersionError, match=r"_compute_advantage\(self, batch, metrics"):
-        trainer.check_seams()
+        check_seams(TRAINER, trainer.SEAMS, owner=trainer.PPOTrainerSync)
 
 
 def test_a_second_run_with_the_same_sockets_is_refused(tmp_path: Path) -> None:
@@ -116,12 +117,12 @@ def test_a_second_run_with_the_same_sockets_is_refused(tmp_path: Path) -> None:
 def test_the_doctor_finds_this_installation_well() -> None:
     findings = list(examine(doctor.CHECKS))
     assert [passed for passed, _ in findings] == [True] * len(doctor.CHECKS), findings
-    assert "gem_sync" in findings[3][1]
+    assert "gem_sync" in findings[4][1]
 
 
 def test_the_doctor_ends_with_the_first_problem(installed: Any, capsys: Any) -> None:
     installed("0.8.0")
-    assert doctor.main() == 1
+    assert gem.training.doctor.doctor(doctor.CHECKS) == 1
     [line] = capsys.readouterr().out.splitlines()
     assert line.startswith("PROBLEM") and "0.8.0" in line
 
@@ -129,15 +130,14 @@ def test_the_doctor_ends_with_the_first_problem(installed: Any, capsys: Any) -> 
 def test_the_doctor_notices_that_plugins_are_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", "none")
     with pytest.raises(ProblemError, match="VERL_USE_EXTERNAL_PLUGINS=none"):
-        doctor.check_entry_point()
+        doctor.check_policy()
 
 
 def test_the_doctor_notices_a_package_that_is_only_on_the_path(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: [])
-    with pytest.raises(ProblemError, match="not installed"):
-        doctor.check_entry_point()
+    assert "not installed" in list(examine(doctor.CHECKS))[-1][1]
 
 
 def test_the_doctor_passes_on_why_a_hook_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

