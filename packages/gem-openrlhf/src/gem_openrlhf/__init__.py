@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gem.training.doctor import require
+from gem.training.doctor import Requirement
 from gem_openrlhf.settings import Settings
 
 if TYPE_CHECKING:
@@ -26,21 +26,24 @@ __version__ = "0.1.0"
 SUPPORTED_OPENRLHF = ">=0.11.1,<0.12"
 """Versions of OpenRLHF that this package works with."""
 
-INSTALL = 'pip install "gem-openrlhf[openrlhf]"'
+TRAINER = Requirement(
+    "openrlhf",
+    SUPPORTED_OPENRLHF,
+    by=f"gem-openrlhf {__version__}",
+    install='pip install "gem-openrlhf[openrlhf]"',
+)
 
-__all__ = ["SUPPORTED_OPENRLHF", "GemAgentExecutor", "Settings", "__version__", "check_openrlhf"]
+check_openrlhf = TRAINER.check
+"""Returns the version of the installed OpenRLHF, or raises what `Requirement.check` raises."""
 
-
-def check_openrlhf() -> str:
-    """Return the version of the installed OpenRLHF.
-
-    Raises:
-        MissingExtraError: OpenRLHF is not installed.
-        UnsupportedVersionError: Its version is outside `SUPPORTED_OPENRLHF`.
-    """
-    return require(
-        "openrlhf", SUPPORTED_OPENRLHF, by=f"gem-openrlhf {__version__}", install=INSTALL
-    )
+__all__ = [
+    "SUPPORTED_OPENRLHF",
+    "TRAINER",
+    "GemAgentExecutor",
+    "Settings",
+    "__version__",
+    "check_openrlhf",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -26,7 +26,6 @@ from gem.training.settings import check_failures
 from gem.trajectory import Trajectory
 from gem_openrlhf.record import recording
 from gem_openrlhf.rollout import FAILED, PREFIX, Played
-from gem_openrlhf.seams import check_signature
 from gem_openrlhf.settings import Settings, check_flags, load_settings
 
 DIFFERENCE = f"{PREFIX}logprob_difference"
@@ -275,11 +274,5 @@ def trained_row(row: Row) -> list[TrainedRow]:
 
 
 def install(module: ModuleType) -> None:
-    """Replace OpenRLHF's experience maker in its module.
-
-    Raises:
-        UnsupportedVersionError: It is not what it was.
-    """
-    maker = RemoteExperienceMaker
-    check_signature(maker, "compute_advantages_and_returns", ["self", "experiences"])
+    """Replace OpenRLHF's experience maker in its module."""
     module.RemoteExperienceMaker = GemExperienceMaker  # type: ignore[attr-defined]

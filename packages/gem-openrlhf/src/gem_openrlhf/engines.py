@@ -6,17 +6,11 @@ from types import ModuleType
 from typing import Any
 
 from gem.training.ray import call_while_alive
-from gem_openrlhf.seams import check_signature
 
 
 def install(module: ModuleType) -> None:
-    """Have the engines watched while OpenRLHF sends them weights.
-
-    Raises:
-        UnsupportedVersionError: `BasePPOTrainer.broadcast_to_vllm` is not what it was.
-    """
+    """Have the engines watched while OpenRLHF sends them weights."""
     trainer = module.BasePPOTrainer
-    check_signature(trainer, "broadcast_to_vllm", ["self"])
     original = trainer.broadcast_to_vllm
 
     def broadcast_to_vllm(self: Any) -> None:

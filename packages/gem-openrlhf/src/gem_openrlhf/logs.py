@@ -9,7 +9,6 @@ from typing import Any
 from openrlhf.utils.logging_utils import TensorboardLogger
 
 from gem_openrlhf.record import recording
-from gem_openrlhf.seams import check_signature
 from gem_openrlhf.settings import load_settings
 
 
@@ -37,11 +36,5 @@ class GemTensorboardLogger(TensorboardLogger):  # type: ignore[misc]
 
 
 def install(module: ModuleType) -> None:
-    """Replace the tracker in its module.
-
-    Raises:
-        UnsupportedVersionError: It is not what it was.
-    """
-    for name in ("log_train", "log_eval"):
-        check_signature(TensorboardLogger, name, ["self", "global_step", "logs_dict"])
+    """Replace the tracker in its module."""
     module.TensorboardLogger = GemTensorboardLogger  # type: ignore[attr-defined]

@@ -10,13 +10,14 @@ there. The same without the variable, for `ray job submit`: put
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
 from gem.errors import ConfigurationError
-from gem.training.imports import after_import
-from gem_openrlhf import SUPPORTED_OPENRLHF, __version__, check_openrlhf
+from gem.training.imports import Then, after_import
+from gem.training.seams import Seam, check_seams
+from gem_openrlhf import TRAINER
 from gem_openrlhf.settings import Settings
 
 SETUP = "gem_openrlhf.worker.setup"
@@ -24,13 +25,27 @@ VARIABLE = "RAY_RUNTIME_ENV_HOOK"
 HOOK = "gem_openrlhf.worker.runtime_env_hook"
 _KEY = "worker_process_setup_hook"
 
-SEAMS = (
-    ("openrlhf.trainer.ppo_utils.experience_maker", "gem_openrlhf.advantage"),
-    ("openrlhf.trainer.ppo_trainer", "gem_openrlhf.dataset"),
-    ("openrlhf.trainer.ppo_trainer", "gem_openrlhf.engines"),
-    ("openrlhf.utils.logging_utils", "gem_openrlhf.logs"),
-)
-"""OpenRLHF's module, and ours whose `install(module)` replaces one name in it."""
+_LOGGED = "self, global_step, logs_dict"
+SEAMS = {
+    "gem_openrlhf.advantage": [
+        Seam(
+            "openrlhf.trainer.ppo_utils.experience_maker:"
+            "RemoteExperienceMaker.compute_advantages_and_returns",
+            "self, experiences",
+        )
+    ],
+    "gem_openrlhf.dataset": [
+        Seam("openrlhf.trainer.ppo_trainer:prepare_datasets", "strategy, tokenizer")
+    ],
+    "gem_openrlhf.engines": [
+        Seam("openrlhf.trainer.ppo_trainer:BasePPOTrainer.broadcast_to_vllm", "self")
+    ],
+    "gem_openrlhf.logs": [
+        Seam("openrlhf.utils.logging_utils:TensorboardLogger.log_train", _LOGGED),
+        Seam("openrlhf.utils.logging_utils:TensorboardLogger.log_eval", _LOGGED),
+    ],
+}
+"""Modules of this package, whose `install` replaces names in a module of OpenRLHF, and these."""
 
 _state = {"installed": False}
 
@@ -57,9 +72,9 @@ def setup() -> None:
     """
     if _state["installed"]:
         return
-    check_openrlhf()
-    for theirs, ours in SEAMS:
-        after_import(theirs, _installer(ours))
+    TRAINER.check()
+    for ours, seams in SEAMS.items():
+        after_import(seams[0].path.partition(":")[0], _installer(ours, seams))
     _state["installed"] = True
 
 
@@ -79,13 +94,14 @@ def require_hook(settings: Settings) -> None:
         raise ConfigurationError(
             f"{', '.join(f'gem.{name}' for name in needed)} needs gem-openrlhf's worker hook, "
             f"which is not active: start the launcher with {VARIABLE}={HOOK} (with ray job submit: "
-            f'"{_KEY}": "{SETUP}" in --runtime-env-json). gem-openrlhf {__version__}, openrlhf '
-            f"{SUPPORTED_OPENRLHF}"
+            f'"{_KEY}": "{SETUP}" in --runtime-env-json). {TRAINER.by}, openrlhf '
+            f"{TRAINER.supported}"
         )
 
 
-def _installer(ours: str) -> Any:
+def _installer(ours: str, seams: Sequence[Seam]) -> Then:
     def install(module: ModuleType) -> None:
+        check_seams(TRAINER, seams)
         importlib.import_module(ours).install(module)
 
     return install
