@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from gem.training.doctor import examine
-from gem_oat import doctor, seams
+from gem.training.seams import Seam
+from gem_oat import doctor
 
 Broken = Callable[[pytest.MonkeyPatch], None]
 
@@ -48,6 +49,10 @@ def _import(name: str, error: Exception) -> Broken:
     return lambda patch: patch.setattr(importlib, "import_module", fails)
 
 
+def _seam(changed: Seam) -> Broken:
+    return lambda patch: patch.setattr(doctor, "SEAMS", [changed])
+
+
 BROKEN: dict[str, tuple[Broken, str]] = {
     "not installed": (_version(None), "oat-llm is not installed; install it with: pip install"),
     "wrong version": (_version("0.1.4"), "oat-llm 0.1.4 is installed, gem-oat .* supports"),
@@ -73,19 +78,19 @@ BROKEN: dict[str, tuple[Broken, str]] = {
     ),
     "no vllm": (
         _import("vllm", ModuleNotFoundError("No module named 'vllm'")),
-        "vLLM cannot be imported .* pip install vllm==0.8.4",
+        "vLLM cannot be imported: .* pip install vllm==0.8.4",
     ),
     "oat cannot be imported": (
         _import("gem_oat.learner", ImportError("undefined symbol")),
-        "oat cannot be imported with GEM's classes: ImportError: undefined symbol",
+        "oat with GEM's classes cannot be imported: ImportError: undefined symbol",
     ),
     "another signature": (
-        lambda patch: patch.setitem(seams.SEAMS, "oat.interface.get_program", ("args", "more")),
-        r"gem-oat .* uses oat.interface.get_program\(args, more\), but oat-llm .* has \['args'",
+        _seam(Seam("oat.interface:get_program", "args, more")),
+        r"gem-oat .* needs oat.interface.get_program\(args, more\), but oat-llm .* has \(args, ",
     ),
     "a method that is gone": (
-        lambda patch: patch.setitem(seams.SEAMS, "oat.algorithms.ppo.PPOActor.play", ("self",)),
-        "but oat-llm .* has None",
+        _seam(Seam("oat.algorithms.ppo:PPOActor.play", "self")),
+        "but oat-llm .* has none",
     ),
     "no device": (
         lambda patch: patch.setattr("torch.cuda.device_count", lambda: 0),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from gem.training.doctor import require
+from gem.training.doctor import Requirement
 
 if TYPE_CHECKING:
     from gem_oat.learner import Learner
@@ -23,10 +23,19 @@ __version__ = "0.1.0"
 SUPPORTED_OAT = ">=0.2.3,<0.3"
 """Versions of oat-llm that this package works with."""
 
-INSTALL = 'pip install vllm==0.8.4 && pip install "gem-oat[oat]" (Python 3.10)'
+TRAINER = Requirement(
+    "oat-llm",
+    SUPPORTED_OAT,
+    by=f"gem-oat {__version__}",
+    install='pip install vllm==0.8.4 && pip install "gem-oat[oat]" (Python 3.10)',
+)
+
+check_oat = TRAINER.check
+"""Returns the version of the installed oat, or raises what `Requirement.check` raises."""
 
 __all__ = [
     "SUPPORTED_OAT",
+    "TRAINER",
     "Actor",
     "Args",
     "Learner",
@@ -36,16 +45,6 @@ __all__ = [
 ]
 
 _LAZY = {"Actor": "rollout", "Args": "settings", "Learner": "learner", "main": "main"}
-
-
-def check_oat() -> str:
-    """Return the version of the installed oat.
-
-    Raises:
-        MissingExtraError: oat is not installed.
-        UnsupportedVersionError: Its version is outside `SUPPORTED_OAT`.
-    """
-    return require("oat-llm", SUPPORTED_OAT, by=f"gem-oat {__version__}", install=INSTALL)
 
 
 def __getattr__(name: str) -> Any:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from gem.errors import GemError
-from gem_oat import check_oat
+from gem.training.seams import check_seams
+from gem_oat import TRAINER
 
 
 def main(argv: Sequence[str] | None = None, *, learner: Any = None, actor: Any = None) -> int:
@@ -19,12 +20,12 @@ def main(argv: Sequence[str] | None = None, *, learner: Any = None, actor: Any =
         actor: Subclass of `gem_oat.Actor` to use instead, from such a module, too.
     """
     try:
-        check_oat()
-        from gem_oat.seams import check_seams
+        TRAINER.check()
+        from gem_oat.seams import SEAMS
         from gem_oat.settings import parse
 
         args = parse(sys.argv[1:] if argv is None else argv)
-        check_seams()
+        check_seams(TRAINER, SEAMS)
     except GemError as error:
         sys.stderr.write(f"{error}\n")
         return 2

@@ -37,35 +37,18 @@ class Actor(PPOActor):  # type: ignore[misc]
             super().init(actor_id, save_path)
             self._chat = ChatFormat(self.tokenizer, system_prompt=self.args.gem_system_prompt)
 
-    def init_process_group(
-        self,
-        master_address: str,
-        master_port: int,
-        rank_offset: int,
-        world_size: int,
-        group_name: str,
-        backend: str,
-    ) -> None:
+    def init_process_group(self, *args: Any, **kwargs: Any) -> None:
         """Join the group that weights are sent in; called by oat's learner, which waits there."""
         with reported(f"actor {self.actor_id}"):
-            super().init_process_group(
-                master_address, master_port, rank_offset, world_size, group_name, backend
-            )
+            super().init_process_group(*args, **kwargs)
 
-    def update_weight(
-        self,
-        name: str,
-        dtype: str,
-        shape: Sequence[int],
-        cuda_ipc_handles: Any = None,
-        empty_cache: bool = False,
-    ) -> Any:
+    def update_weight(self, *args: Any, **kwargs: Any) -> Any:
         """Receive a parameter; called by oat's learner.
 
         The learner would wait for an engine that cannot receive, and never see why.
         """
         with reported(f"actor {self.actor_id}"):
-            return super().update_weight(name, dtype, shape, cuda_ipc_handles, empty_cache)
+            return super().update_weight(*args, **kwargs)
 
     def step(
         self,
