@@ -13,9 +13,9 @@ import pytest
 import tinker
 
 import gem.training.doctor
-from gem.errors import ConfigurationError, UnreachableError
-from gem.training.doctor import ProblemError, examine
-from gem_tinker import doctor, probe
+from gem.errors import ConfigurationError, UnreachableError, UnsupportedVersionError
+from gem.training.doctor import examine
+from gem_tinker import TRAINER, doctor, probe
 from gem_tinker.settings import Config, read
 
 
@@ -50,7 +50,7 @@ def test_an_sdk_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(gem.training.doctor, "version", absent)
-    [line] = lines(doctor.check_version)
+    [line] = lines(TRAINER.describe)
     assert "tinker is not installed" in line
     assert "pip install" in line
     assert "only the direct loop" in doctor.check_cookbook_hooks()
@@ -58,7 +58,7 @@ def test_an_sdk_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_sdk_of_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gem.training.doctor, "version", lambda name: "0.25.0")
-    [line] = lines(doctor.check_version)
+    [line] = lines(TRAINER.describe)
     assert "0.25.0" in line
     assert ">=0.38,<0.40" in line
 
@@ -67,18 +67,19 @@ def test_a_hook_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not lines(doctor.check_hooks, doctor.check_cookbook_hooks)
     monkeypatch.delattr(tinker.TrainingClient, "optim_step")
     [line] = lines(doctor.check_hooks)
-    assert "TrainingClient.optim_step is missing" in line
+    assert "needs tinker.TrainingClient.optim_step(self, optim_params)" in line
+    assert "has none; supported is tinker >=0.38,<0.40" in line
 
 
 def test_a_hook_with_other_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tinker.TrainingClient, "forward_backward", lambda self, data: None)
-    with pytest.raises(ProblemError, match="has no parameter loss_fn, loss_fn_config"):
+    with pytest.raises(UnsupportedVersionError, match=r"_config\), but .* has \(self, data\)"):
         doctor.check_hooks()
 
 
 def test_a_package_that_is_only_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [])
-    [line] = lines(doctor.check_entry_point)
+    [line] = lines(*doctor.CHECKS)
     assert "not installed" in line
 
 
@@ -106,7 +107,7 @@ def test_the_doctor_ends_with_the_first_problem(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TINKER_BASE_URL", "http://127.0.0.1:9")
-    assert doctor.main() == 1
+    assert gem.training.doctor.doctor(doctor.CHECKS) == 1
     printed = capsys.readouterr().out.splitlines()
     assert printed[-1].startswith("PROBLEM")
     assert all(line.startswith("ok") for line in printed[:-1])

@@ -9,7 +9,6 @@ import pytest
 
 from gem.errors import ConfigurationError, UnsupportedVersionError
 from gem.tables import flatten
-from gem.training.doctor import require
 from gem.training.launch import Launch, find_adapter
 from gem.training.runspec import RunSpec
 from gem_tinker import launch
@@ -136,4 +135,3 @@ def test_an_unsupported_sdk_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gem.training.doctor.version", lambda name: "0.25.0")
     with pytest.raises(UnsupportedVersionError, match=r"tinker 0\.25\.0 .* >=0\.38,<0\.40"):
         launch.adapter.compile(spec(), run_dir=Path("/x"), cpu=False)
-    assert require("x", ">=0.2", by="y", install="z") == "0.25.0"

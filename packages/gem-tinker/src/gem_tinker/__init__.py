@@ -6,7 +6,7 @@ cookbook with `gem_tinker.cookbook`. See docs/tinker.md.
 
 from __future__ import annotations
 
-from gem.training.doctor import require
+from gem.training.doctor import Requirement
 
 __version__ = "0.1.0"
 
@@ -16,34 +16,31 @@ SUPPORTED_TINKER = ">=0.38,<0.40"
 SUPPORTED_COOKBOOK = ">=0.6.1,<0.7"
 """Versions of the tinker cookbook that `gem_tinker.cookbook` works with."""
 
+_BY = f"gem-tinker {__version__}"
+
+TRAINER = Requirement(
+    "tinker", SUPPORTED_TINKER, by=_BY, install=f'pip install "tinker{SUPPORTED_TINKER}"'
+)
+
+COOKBOOK = Requirement(
+    "tinker-cookbook",
+    SUPPORTED_COOKBOOK,
+    by=_BY,
+    install='pip install "gem-tinker[cookbook]"',
+)
+
+check_tinker = TRAINER.check
+"""Returns the version of the installed SDK, or raises what `Requirement.check` raises."""
+
+check_cookbook = COOKBOOK.check
+"""Returns the version of the installed cookbook, or raises what `Requirement.check` raises."""
+
 __all__ = [
+    "COOKBOOK",
     "SUPPORTED_COOKBOOK",
     "SUPPORTED_TINKER",
+    "TRAINER",
     "__version__",
     "check_cookbook",
     "check_tinker",
 ]
-
-_BY = f"gem-tinker {__version__}"
-
-
-def check_tinker() -> str:
-    """Return the version of the installed tinker SDK.
-
-    Raises:
-        MissingExtraError: tinker is not installed.
-        UnsupportedVersionError: Its version is outside `SUPPORTED_TINKER`.
-    """
-    install = f'pip install "tinker{SUPPORTED_TINKER}"'
-    return require("tinker", SUPPORTED_TINKER, by=_BY, install=install)
-
-
-def check_cookbook() -> str:
-    """Return the version of the installed tinker cookbook.
-
-    Raises:
-        MissingExtraError: It is not installed.
-        UnsupportedVersionError: Its version is outside `SUPPORTED_COOKBOOK`.
-    """
-    install = 'pip install "gem-tinker[cookbook]"'
-    return require("tinker-cookbook", SUPPORTED_COOKBOOK, by=_BY, install=install)

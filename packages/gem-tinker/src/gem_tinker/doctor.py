@@ -3,64 +3,60 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
-import inspect
 import sys
+from functools import partial
 from typing import Any
 
 from gem.errors import MissingExtraError
-from gem.training.doctor import Check, ProblemError, doctor
-from gem_tinker import (
-    SUPPORTED_COOKBOOK,
-    SUPPORTED_TINKER,
-    __version__,
-    check_cookbook,
-    check_tinker,
-)
+from gem.training.doctor import Check, ProblemError, doctor, entry_point, importable
+from gem.training.seams import called, check_seams
+from gem_tinker import COOKBOOK, SUPPORTED_COOKBOOK, TRAINER, check_cookbook
 
 ANSWER_TIMEOUT_S = 30.0
 
-SEAMS = {
-    "ServiceClient.create_lora_training_client": ("base_model", "rank", "seed", "train_unembed"),
-    "ServiceClient.create_training_client_from_state_with_optimizer": ("path",),
-    "TrainingClient.forward_backward": ("data", "loss_fn", "loss_fn_config"),
-    "TrainingClient.optim_step": (),
-    "TrainingClient.save_state": ("name",),
-    "TrainingClient.save_weights_and_get_sampling_client": ("record_stability_info",),
-    "SamplingClient.sample": ("prompt", "num_samples", "sampling_params"),
-}
-"""Methods of the SDK that are called, with the parameters that are used."""
+SEAMS = (
+    called(
+        "tinker:ServiceClient.create_lora_training_client",
+        "self, base_model, *, rank, seed, train_unembed",
+    ),
+    called("tinker:ServiceClient.create_training_client_from_state", "self, path"),
+    called("tinker:ServiceClient.create_training_client_from_state_with_optimizer", "self, path"),
+    called("tinker:TrainingClient.forward_backward", "self, data, loss_fn, loss_fn_config"),
+    called("tinker:TrainingClient.optim_step", "self, optim_params"),
+    called("tinker:TrainingClient.save_state", "self, name"),
+    called(
+        "tinker:TrainingClient.save_weights_and_get_sampling_client",
+        "self, *, record_stability_info",
+    ),
+    called("tinker:SamplingClient.sample", "self, *, prompt, num_samples, sampling_params"),
+)
+"""Methods of the SDK that are called, with the parameters that are given."""
 
-COOKBOOK_SEAMS = {
-    "train_step": ("data_D", "training_client", "learning_rate", "num_substeps", "loss_fn"),
-    "save_checkpoint_and_get_sampling_client": ("training_client", "checkpoint_mgr", "i_batch"),
-    "compute_full_batch_metrics_and_get_sampling_client": ("data_D", "training_logprobs_D"),
-    "run_evaluations_parallel": ("evaluators", "sampling_client", "config", "i_batch", "store"),
-}
-"""The same for functions of `tinker_cookbook.rl.train`."""
-
-
-def check_version() -> str:
-    """The SDK is installed in a supported version."""
-    return f"tinker {check_tinker()} (supported: {SUPPORTED_TINKER}), gem-tinker {__version__}"
-
-
-def check_entry_point() -> str:
-    """gem-bench will find the adapter."""
-    names = {entry.name for entry in importlib.metadata.entry_points(group="gem.adapters")}
-    if "tinker" not in names:
-        raise ProblemError(
-            "gem-tinker's entry point is missing: the package is on the path but not installed. "
-            "Run: pip install gem-tinker (in a clone: pip install -e packages/gem-tinker)"
-        )
-    return "gem-bench finds the adapter"
+_TRAIN = "tinker_cookbook.rl.train"
+COOKBOOK_SEAMS = (
+    called(
+        f"{_TRAIN}:train_step",
+        "data_D, training_client, learning_rate, num_substeps, loss_fn, loss_fn_config, metrics",
+    ),
+    called(
+        f"{_TRAIN}:save_checkpoint_and_get_sampling_client",
+        "training_client, checkpoint_mgr, i_batch, start_batch",
+    ),
+    called(
+        f"{_TRAIN}:compute_full_batch_metrics_and_get_sampling_client",
+        "training_client, checkpoint_mgr, i_batch, data_D, training_logprobs_D, do_compute_post_kl",
+    ),
+    called(
+        f"{_TRAIN}:run_evaluations_parallel",
+        "evaluators, sampling_client, config, i_batch, *, store",
+    ),
+)
+"""The same for functions of the cookbook."""
 
 
 def check_hooks() -> str:
     """The SDK has what is called."""
-    import tinker
-
-    missing(tinker, SEAMS)
+    check_seams(TRAINER, SEAMS)
     return f"{len(SEAMS)} methods of the SDK are as expected"
 
 
@@ -70,11 +66,8 @@ def check_cookbook_hooks() -> str:
         found = check_cookbook()
     except MissingExtraError:
         return "no tinker-cookbook: only the direct loop can be used"
-    try:
-        from tinker_cookbook.rl import train
-    except ImportError as error:
-        raise ProblemError(f"tinker-cookbook {found} cannot be imported: {error}") from error
-    missing(train, COOKBOOK_SEAMS)
+    importable(_TRAIN, what=f"tinker-cookbook {found}")
+    check_seams(COOKBOOK, COOKBOOK_SEAMS)
     return f"tinker-cookbook {found} (supported: {SUPPORTED_COOKBOOK})"
 
 
@@ -119,8 +112,8 @@ def check_answers() -> str:
 
 
 CHECKS: tuple[Check, ...] = (
-    check_version,
-    check_entry_point,
+    TRAINER.describe,
+    partial(entry_point, "gem-tinker", "tinker"),
     check_hooks,
     check_cookbook_hooks,
     # Before anything that lets the SDK connect, which it tries for minutes.
@@ -128,32 +121,8 @@ CHECKS: tuple[Check, ...] = (
     check_key,
     check_answers,
 )
-
-
-def missing(owner: Any, seams: dict[str, tuple[str, ...]]) -> None:
-    """Make sure that functions exist and have parameters of these names.
-
-    Raises:
-        ProblemError: Names the first that does not.
-    """
-    for name, parameters in seams.items():
-        function = owner
-        for part in name.split("."):
-            function = getattr(function, part, None)
-        known = [] if function is None else list(inspect.signature(function).parameters)
-        lacking = [parameter for parameter in parameters if parameter not in known]
-        if function is None or lacking:
-            what = "is missing" if function is None else f"has no parameter {', '.join(lacking)}"
-            raise ProblemError(
-                f"{owner.__name__}.{name} {what}; gem-tinker {__version__} supports tinker "
-                f"{SUPPORTED_TINKER} and tinker-cookbook {SUPPORTED_COOKBOOK}"
-            )
-
-
-def main() -> int:
-    """Print the findings; exit status 1 if something is wrong."""
-    return doctor(CHECKS)
+"""In order; a check may rely on those before it."""
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(doctor(CHECKS))
