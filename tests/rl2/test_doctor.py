@@ -17,6 +17,7 @@ from gem.errors import (
     UnsupportedVersionError,
 )
 from gem.training.doctor import ProblemError, examine
+from gem.training.seams import Seam
 from gem_rl2 import doctor, hook, release
 from gem_rl2.__main__ import main
 from gem_rl2.release import MARKERS, check_rl2
@@ -110,14 +111,15 @@ def test_missing_flash_attention_is_named(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_hook_that_hydra_cannot_find_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "HOOK", "hydra_plugins.not_there")
-    with pytest.raises(ProblemError, match=r"no module hydra_plugins\.not_there"):
+    with pytest.raises(ProblemError, match="No module named 'hydra_plugins.not_there'; reinst"):
         doctor.check_hooks()
 
 
 def test_a_changed_rl2_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     form = release.check_rl2().form
-    monkeypatch.setitem(hook.SIGNATURES, form, {"compute_advantages": ["nothing"]})
-    with pytest.raises(UnsupportedVersionError, match="gem-rl2 replaces compute_advantages"):
+    monkeypatch.setitem(hook.SEAMS, form, [Seam("compute_advantages", "nothing")])
+    said = r"gem-rl2 .* needs compute_advantages\(nothing\), but RL2: .* has \(config, .*9161ede"
+    with pytest.raises(UnsupportedVersionError, match=said):
         doctor.check_hooks()
 
 

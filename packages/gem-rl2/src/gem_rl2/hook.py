@@ -7,10 +7,9 @@ a section `gem` in the configuration everything stays RL2's own.
 
 from __future__ import annotations
 
-import inspect
-import sys
 import types
 from collections.abc import Sequence
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -18,8 +17,9 @@ import torch
 import wandb
 from omegaconf import OmegaConf
 
-from gem.errors import ConfigurationError, UnsupportedVersionError
-from gem_rl2 import advantage, rollout, servers
+from gem.errors import ConfigurationError
+from gem.training.seams import Seam, check_seams
+from gem_rl2 import SUPPORTED_RL2, TRAINER, advantage, rollout, servers
 from gem_rl2.record import PLAYED, Recording
 from gem_rl2.release import Form, Installation, check_rl2
 from gem_rl2.rollout import Rollouts
@@ -27,20 +27,21 @@ from gem_rl2.settings import SECTION, Keys, Settings, check
 
 PROGRAM = "RL2.trainer.ppo"
 
-SIGNATURES: dict[Form, dict[str, list[str]]] = {
-    "release": {
-        "compute_advantages": ["config", "raw_tensor_dict", "cu_seqs", "step"],
-        "PPOTrainer.__init__": ["self", "config"],
-        "PPOTrainer.train": ["self"],
-        "Rollout.rollout": ["self", "data", "train"],
-    },
-    "head": {
-        "compute_advantages": ["config", "tensor_dict", "cu_seqs", "step"],
-        "PPOTrainer.__init__": ["self", "config"],
-        "PPOTrainer.train": ["self"],
-    },
+_TRAINER_SEAMS = (Seam("PPOTrainer.__init__", "self, config"), Seam("PPOTrainer.train", "self"))
+SEAMS: dict[Form, tuple[Seam, ...]] = {
+    "release": (
+        *_TRAINER_SEAMS,
+        Seam("compute_advantages", "config, raw_tensor_dict, cu_seqs, step"),
+        Seam("RL2.workers.rollout:Rollout.rollout", "self, data, train"),
+    ),
+    "head": (
+        *_TRAINER_SEAMS,
+        Seam("compute_advantages", "config, tensor_dict, cu_seqs, step"),
+    ),
 }
-"""What is replaced or relied on in RL2, and its parameters."""
+"""What is replaced in RL2, with its parameters."""
+
+KNOWN = replace(TRAINER, supported=f"{SUPPORTED_RL2} or a checkout like commit 9161ede")
 
 
 def install(program: ModuleType) -> None:
@@ -53,28 +54,8 @@ def install(program: ModuleType) -> None:
         UnsupportedVersionError: What would be replaced is not what it was.
     """
     rl2 = check_rl2()
-    check_signatures(program, rl2)
+    check_seams(KNOWN, SEAMS[rl2.form], owner=program, found=str(rl2))
     program.PPOTrainer = trainer(program, rl2)  # type: ignore[attr-defined]
-
-
-def check_signatures(program: ModuleType, rl2: Installation) -> None:
-    """Make sure that RL2's functions exist and have the parameters they had.
-
-    Raises:
-        UnsupportedVersionError: One does not; the message names what was found.
-    """
-    for name, expected in SIGNATURES[rl2.form].items():
-        owner: Any = program
-        if name.startswith("Rollout."):
-            owner = sys.modules.get("RL2.workers.rollout")
-        for part in name.split("."):
-            owner = getattr(owner, part, None)
-        found = None if owner is None else list(inspect.signature(owner).parameters)
-        if found != expected:
-            raise UnsupportedVersionError(
-                f"gem-rl2 replaces {name}({', '.join(expected)}), but {rl2} has {found}; supported "
-                "are rl-square 0.0.2 and checkouts like commit 9161ede"
-            )
 
 
 def trainer(program: ModuleType, rl2: Installation) -> type[Any]:

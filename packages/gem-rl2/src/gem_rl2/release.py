@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Literal
 
 from gem.errors import ConfigurationError, MissingExtraError, UnsupportedVersionError
-from gem.training.doctor import require
+from gem_rl2 import TRAINER
 
 Form = Literal["release", "head"]
 
 HOME = "GEM_RL2_HOME"
 """Environment variable that names a checkout, which is then used instead of an installed RL2."""
-INSTALL = 'pip install "gem-rl2[rl2]"'
 CHECKOUT = f"git clone https://github.com/ChenmienTan/RL2 and set {HOME} to the clone"
+INSTALL = f"{TRAINER.install}; or {CHECKOUT}"
 
 MARKERS: dict[Form, str] = {"release": "utils/comm.py", "head": "utils/communication.py"}
 """A file of the package `RL2` that only this form has."""
@@ -60,10 +60,10 @@ def check_rl2() -> Installation:
         expected = " or ".join(f"{marker} ({form})" for form, marker in MARKERS.items())
         raise UnsupportedVersionError(
             f"the RL2 in {folder.parent} is neither rl-square 0.0.2 nor a known checkout of its "
-            f"main branch: expected {expected}; install one with: {INSTALL}; or {CHECKOUT}"
+            f"main branch: expected {expected}; install one with: {INSTALL}"
         )
     if forms[0] == "release":
-        require("rl-square", "==0.0.2", by="gem-rl2", install=INSTALL)
+        TRAINER.check()
     return Installation(folder, forms[0])
 
 
@@ -78,5 +78,5 @@ def _folder() -> Path:
     spec = importlib.util.find_spec("RL2") if loaded is None else loaded.__spec__
     places = [] if spec is None else list(spec.submodule_search_locations or [])
     if not places:
-        raise MissingExtraError(f"RL2 is not installed; install it with: {INSTALL}; or {CHECKOUT}")
+        raise MissingExtraError(f"RL2 is not installed; install it with: {INSTALL}")
     return Path(places[0])
