@@ -1,21 +1,14 @@
-"""What the adapters of all trainers share: sources, settings, failures, versions, the doctor."""
+"""What the adapters of all trainers share: sources, settings, failures."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any
 
 import pytest
 
-from gem.errors import (
-    ConfigurationError,
-    MissingExtraError,
-    RolloutError,
-    UnsupportedVersionError,
-)
+from gem.errors import ConfigurationError, RolloutError
 from gem.tasks import Task, TaskSet
-from gem.training.doctor import ProblemError, doctor, require
 from gem.training.settings import Settings, check_failures
 from gem.training.tasksets import Source, decode_task, encode_task
 from gem.trajectory import Failure
@@ -91,30 +84,3 @@ def test_a_share_of_failed_episodes_is_counted() -> None:
 def test_a_batch_that_lost_too_much_stops_the_run(valid: list[bool]) -> None:
     with pytest.raises(RolloutError, match=f"of {len(valid)} episodes .* sandbox 1 .disk full"):
         check_failures(valid, 0.1, [Failure("sandbox", "disk full", 2), None])
-
-
-def test_the_version_of_a_supported_trainer_is_returned() -> None:
-    assert require("pytest", ">=7", by="gem-x 1", install="pip install pytest") == version("pytest")
-
-
-def test_an_unsupported_trainer_is_named_with_both_versions() -> None:
-    found = version("pytest")
-    with pytest.raises(UnsupportedVersionError, match=rf"pytest {found} .* supports pytest <2; "):
-        require("pytest", "<2", by="gem-x 1", install="pip install 'pytest<2'")
-
-
-def test_a_missing_trainer_is_said_with_the_command_that_installs_it() -> None:
-    with pytest.raises(MissingExtraError, match="no-such-trainer is not installed.*pip install x"):
-        require("no-such-trainer", ">=1", by="gem-x 1", install="pip install x")
-
-
-def test_the_doctor_stops_at_the_first_problem(capsys: pytest.CaptureFixture[str]) -> None:
-    def sick() -> str:
-        raise ProblemError("the hook is missing")
-
-    assert doctor([lambda: "version 1", sick, lambda: "never"]) == 1
-    assert capsys.readouterr().out.splitlines() == [
-        "ok       version 1",
-        "PROBLEM  the hook is missing",
-    ]
-    assert doctor([lambda: "version 1"]) == 0

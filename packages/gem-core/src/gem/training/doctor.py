@@ -68,11 +68,6 @@ class Requirement:
         return f"{self.distribution} {self.check()} (supported: {self.supported}), {self.by}"
 
 
-def require(distribution: str, supported: str, *, by: str, install: str) -> str:
-    """Return the installed version of a trainer; see `Requirement.check`."""
-    return Requirement(distribution, supported, by, install).check()
-
-
 class ProblemError(Exception):
     """What is wrong with an installation and what to do about it."""
 
