@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import importlib.util
-import math
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gem.errors import ConfigurationError
-from gem.training.launch import Knob, Launch, parity
+from gem.training import platforms
+from gem.training.launch import (
+    Knob,
+    Launch,
+    all_weights,
+    evaluation_departures,
+    loss_departures,
+    parity,
+    refuse,
+    sampling_departure,
+    whole_minibatches,
+)
+from gem.training.platforms import Platform
 from gem.training.runspec import RunSpec
 from gem_oat import SUPPORTED_OAT, check_oat
 
 EPS = 1e-8
 """Of oat's optimiser, which has no flag for it."""
-
-CPU_ENV = {
-    "GEM_CPU": "1",  # see docs/oat.md for what gem-cpu replaces and what that leaves untested
-    "DS_ACCELERATOR": "cpu",
-    "OMP_NUM_THREADS": "1",
-    "GLOO_SOCKET_IFNAME": "lo",
-}
-"""Environment of a run without a GPU."""
 
 
 class OatAdapter:
@@ -43,23 +44,19 @@ class OatAdapter:
         """
         check_oat()
         _check(spec)
+        platform = platforms.cpu("oat", spec, run_dir) if cpu else _one_gpu(spec)
         flags = {
             **_gem(spec, run_dir),
             **_policy(spec),
             **_algorithm(spec),
             **_optimizer(spec),
             **_batches(spec),
-            **_machine(spec, run_dir, cpu),
+            **_machine(spec, run_dir),
+            **platform.settings,
         }
-        env = _cpu_env() if cpu else {}
-        if Path(spec.policy.model).exists():
-            env["HF_HUB_OFFLINE"] = "1"
-        return Launch(
-            argv=["python", "-m", "gem_oat", *_arguments(flags)],
-            env=env,
-            unset=["CUDA_VISIBLE_DEVICES"] if cpu else [],
-            parity=parity(spec, _HOW, _departures(spec)),
-        )
+        argv = ["python", "-m", "gem_oat", *_arguments(flags)]
+        departures = parity(spec, _HOW, _departures(spec))
+        return Launch.of(spec, argv, platform, parity=departures)
 
 
 adapter = OatAdapter()
@@ -67,32 +64,21 @@ adapter = OatAdapter()
 
 def _check(spec: RunSpec) -> None:
     """Refuse what oat would silently do differently."""
-    rows = spec.training.tasks * spec.training.group_size
-    if rows % spec.algorithm.minibatches:
-        raise ConfigurationError(
-            f"algorithm.minibatches: {rows} episodes (training.tasks * training.group_size) do "
-            f"not divide into {spec.algorithm.minibatches} minibatches"
-        )
-    refused: dict[str, tuple[bool, Any, str]] = {
-        "algorithm.entropy_coef": (
+    refuse(
+        spec,
+        whole_minibatches(spec),
+        all_weights(spec),
+        (
+            "algorithm.entropy_coef",
             spec.algorithm.entropy_coef != 0,
-            spec.algorithm.entropy_coef,
             "oat's loss has no entropy bonus; set it to 0",
         ),
-        "optimizer.eps": (
+        (
+            "optimizer.eps",
             spec.optimizer.eps != EPS,
-            spec.optimizer.eps,
             f"oat's optimiser has no flag for it; set it to {EPS:g}",
         ),
-        "policy.lora_rank": (
-            spec.policy.lora_rank != 0,
-            spec.policy.lora_rank,
-            "gem-oat trains all weights; set it to 0",
-        ),
-    }
-    for name, (wrong, value, reason) in refused.items():
-        if wrong:
-            raise ConfigurationError(f"{name}: {reason}, got {value!r}")
+    )
 
 
 def _gem(spec: RunSpec, run_dir: Path) -> dict[str, Any]:
@@ -105,7 +91,7 @@ def _gem(spec: RunSpec, run_dir: Path) -> dict[str, Any]:
         "gem_seed": spec.seed,
         "gem_max_failed_fraction": spec.training.max_failed_fraction,
         "gem_record_dir": str(run_dir),
-        "eval_steps": _eval_every(spec) if evals else -1,
+        "eval_steps": spec.eval_every if evals else -1,
     }
     if evals:
         flags["gem_eval"] = " ".join(evals)
@@ -121,7 +107,7 @@ def _policy(spec: RunSpec) -> dict[str, Any]:
     return {
         "pretrain": policy.model,
         "prompt_max_length": policy.prompt_tokens,
-        "max_model_len": policy.prompt_tokens + policy.response_tokens,
+        "max_model_len": policy.tokens,
         "generate_max_length": policy.turn_tokens,
         "eval_generate_max_length": policy.turn_tokens,
         "temperature": sampling.temperature,
@@ -166,37 +152,24 @@ def _batches(spec: RunSpec) -> dict[str, Any]:
         "rollout_batch_size": size.tasks,
         "num_samples": size.group_size,
         "max_train": size.tasks * size.iterations,
-        "train_batch_size": size.tasks * size.group_size // spec.algorithm.minibatches,
+        "train_batch_size": spec.episodes // spec.algorithm.minibatches,
     }
 
 
-def _machine(spec: RunSpec, run_dir: Path, cpu: bool) -> dict[str, Any]:
-    flags: dict[str, Any] = {
+def _machine(spec: RunSpec, run_dir: Path) -> dict[str, Any]:
+    return {
         "gpus": 1,
         "collocate": True,
         "bf16": spec.training.precision == "bf16",
         "save_path": str(run_dir / "oat"),
         "wb_run_name": spec.name,
     }
-    if cpu:
-        # Newer DeepSpeed finds no gradient of a tied embedding behind oat's fused head.
-        return flags | {"flash_attn": False, "use_fused_lm_head": False, "shm_size_mb": 100}
-    flash = importlib.util.find_spec("flash_attn") is not None and flags["bf16"]
-    return flags | {"flash_attn": flash, "vllm_sleep": True, "vllm_gpu_ratio": 0.45}
 
 
-def _cpu_env() -> dict[str, str]:
-    # The folder is only named here: what lies in it is gem-cpu's.
-    found = importlib.util.find_spec("gem_cpu")
-    if found is None or found.origin is None:
-        raise ConfigurationError("a run without a GPU needs gem-cpu: pip install gem-cpu")
-    startup = Path(found.origin).with_name("startup")
-    path = os.pathsep.join(filter(None, [str(startup), os.environ.get("PYTHONPATH")]))
-    return CPU_ENV | {"PYTHONPATH": path}
-
-
-def _eval_every(spec: RunSpec) -> int:
-    return math.gcd(*(part.every for part in spec.eval))
+def _one_gpu(spec: RunSpec) -> Platform:
+    bf16 = spec.training.precision == "bf16"
+    flash = bf16 and importlib.util.find_spec("flash_attn") is not None
+    return Platform({"flash_attn": flash, "vllm_sleep": True, "vllm_gpu_ratio": 0.45})
 
 
 def _arguments(flags: dict[str, Any]) -> list[str]:
@@ -249,21 +222,11 @@ _HOW = {
 
 
 def _departures(spec: RunSpec) -> Iterator[Knob]:
-    algorithm = spec.algorithm
-    if spec.sampling.top_k != 1:
-        yield Knob("seed", "emulated", _HOW["seed"])
-    if algorithm.kl_coef:
-        how = "as a term of the loss (k3 estimator), not of the reward"
-        yield Knob("algorithm.kl_coef", "emulated", how)
+    yield from sampling_departure(spec, _HOW["seed"])
+    yield from loss_departures(spec)
     if spec.optimizer.weight_decay:
         yield Knob("optimizer.weight_decay", "emulated", "oat leaves biases and norms out")
-    if algorithm.advantage == "gae":
-        how = "a random linear layer, where the reference starts from zero"
-        yield Knob("critic's initial head", "unmatched", how)
     if spec.training.precision == "bf16":
         how = "bf16 weights and gradients, fp32 in the optimiser (the reference: autocast)"
         yield Knob("training.precision", "emulated", how)
-    for index, part in enumerate(spec.eval):
-        if part.every != _eval_every(spec):
-            how = f"everything is evaluated at once: every {_eval_every(spec)} iterations"
-            yield Knob(f"eval.{index}.every", "emulated", how)
+    yield from evaluation_departures(spec)

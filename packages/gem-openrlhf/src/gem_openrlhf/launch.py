@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
-import json
-import math
-import os
-import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from gem.errors import ConfigurationError
-from gem.training.launch import Knob, Launch, parity
+from gem.training import platforms
+from gem.training.launch import (
+    Knob,
+    Launch,
+    all_weights,
+    forward_tokens,
+    loss_departures,
+    parity,
+    refuse,
+    sampling_departure,
+    whole_minibatches,
+)
+from gem.training.platforms import Platform
 from gem.training.runspec import RunSpec
 from gem_openrlhf import SUPPORTED_OPENRLHF, check_openrlhf, worker
 from gem_openrlhf.dataset import write
@@ -23,26 +27,6 @@ from gem_openrlhf.record import EVALUATED
 from gem_openrlhf.settings import Settings
 
 AGENT_FILE, TRAIN_FILE, EVAL_FILE = "agent.py", "train.jsonl", "eval.jsonl"
-
-_LOGIT_FLOATS = 2**28
-"""Most logits in one forward pass: 1 GiB as fp32."""
-
-CPU_ENV = {
-    "GEM_CPU": "1",  # see docs/openrlhf.md for what gem-cpu replaces and what that leaves untested
-    "DS_ACCELERATOR": "cpu",
-    "VLLM_TARGET_DEVICE": "cpu",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_NO_USAGE_STATS": "1",
-    "OMP_NUM_THREADS": "1",
-    "TORCHDYNAMO_DISABLE": "1",
-    "GLOO_SOCKET_IFNAME": "lo",
-    "RAY_ADDRESS": "local",  # a cluster of its own, which ends with the launcher
-    "RAY_memory_monitor_refresh_ms": "0",
-    "RAY_prestart_worker_first_driver": "0",  # idle processes, as many as there are CPUs
-    "RAY_USAGE_STATS_ENABLED": "0",
-}
-"""Environment of a run without a GPU."""
 
 
 class OpenRLHFAdapter:
@@ -62,13 +46,14 @@ class OpenRLHFAdapter:
         """
         check_openrlhf()
         _check(spec)
+        platform = platforms.cpu("openrlhf", spec, run_dir) if cpu else _ONE_GPU
         flags = {
             **_data(spec, run_dir),
             **_models(spec, run_dir),
             **_algorithm(spec),
             **_optimizer("actor", spec, spec.optimizer.lr),
             **_batches(spec),
-            **(_one_cpu() if cpu else _one_gpu()),
+            **platform.settings,
         }
         if spec.algorithm.advantage == "gae":
             flags |= _optimizer("critic", spec, spec.algorithm.value_lr)
@@ -76,15 +61,11 @@ class OpenRLHFAdapter:
                 "critic.num_gpus_per_node": 1,
                 "critic.value_clip": spec.algorithm.value_clip,
             }
-        env = {worker.VARIABLE: worker.HOOK, "RAY_DEDUP_LOGS": "0"}
-        if cpu:
-            env |= _cpu_env(spec, run_dir)
-        if Path(spec.policy.model).exists():
-            env["HF_HUB_OFFLINE"] = "1"
-        return Launch(
-            argv=["python", "-m", "openrlhf.cli.train_ppo_ray", *_arguments(flags)],
-            env=env,
-            unset=["CUDA_VISIBLE_DEVICES"] if cpu else [],
+        return Launch.of(
+            spec,
+            ["python", "-m", "openrlhf.cli.train_ppo_ray", *_arguments(flags)],
+            platform,
+            {worker.VARIABLE: worker.HOOK, "RAY_DEDUP_LOGS": "0"},
             files=_files(spec, run_dir),
             state=[EVALUATED],
             parity=parity(spec, _HOW, _departures(spec, cpu)),
@@ -96,28 +77,21 @@ adapter = OpenRLHFAdapter()
 
 def _check(spec: RunSpec) -> None:
     """Refuse what OpenRLHF would silently do differently."""
-    training, algorithm = spec.training, spec.algorithm
-    if spec.policy.context != "chat":
-        raise ConfigurationError(
-            f"policy.context={spec.policy.context!r} makes several training rows of an episode; "
-            "OpenRLHF knows one row per episode: only 'chat' is possible"
-        )
-    if algorithm.loss_aggregation != "token-mean":
-        raise ConfigurationError(
-            f"algorithm.loss_aggregation={algorithm.loss_aggregation!r}: OpenRLHF has 'token-mean' "
-            "and a mean over rows of token means, but no sum over tokens"
-        )
-    rows = training.tasks * training.group_size
-    if rows % algorithm.minibatches:
-        raise ConfigurationError(
-            f"algorithm.minibatches: {rows} episodes (training.tasks * training.group_size) do "
-            f"not divide into {algorithm.minibatches} minibatches"
-        )
-    if spec.policy.lora_rank:
-        raise ConfigurationError(
-            f"policy.lora_rank={spec.policy.lora_rank}: gem-openrlhf trains all weights; set it "
-            "to 0"
-        )
+    refuse(
+        spec,
+        (
+            "policy.context",
+            spec.policy.context != "chat",
+            "OpenRLHF knows one training row an episode, others than 'chat' make several",
+        ),
+        (
+            "algorithm.loss_aggregation",
+            spec.algorithm.loss_aggregation != "token-mean",
+            "OpenRLHF has 'token-mean' and a mean over rows of token means, but no sum over tokens",
+        ),
+        whole_minibatches(spec),
+        all_weights(spec),
+    )
 
 
 def _files(spec: RunSpec, run_dir: Path) -> dict[str, str]:
@@ -159,13 +133,13 @@ def _data(spec: RunSpec, run_dir: Path) -> dict[str, Any]:
         "train.agent_func_path": str(run_dir / AGENT_FILE),
         "data.prompt_dataset": str(run_dir / TRAIN_FILE),
         "data.label_key": "label",
-        "data.max_len": spec.policy.prompt_tokens + spec.policy.response_tokens,
+        "data.max_len": spec.policy.tokens,
         "train.seed": spec.seed,
     }
     if spec.eval:
         flags |= {
             "eval.dataset": str(run_dir / EVAL_FILE),
-            "eval.steps": math.gcd(*(part.every for part in spec.eval)),
+            "eval.steps": spec.eval_every,
             "eval.n_samples_per_prompt": 1,
             "ckpt.best_metric_key": "none",
         }
@@ -224,15 +198,12 @@ def _optimizer(model: str, spec: RunSpec, lr: float) -> dict[str, Any]:
 
 
 def _batches(spec: RunSpec) -> dict[str, Any]:
-    size = spec.training
-    rows = size.tasks * size.group_size
-    step = rows // spec.algorithm.minibatches
-    longest = spec.policy.prompt_tokens + spec.policy.response_tokens
-    fitting = max(1, _LOGIT_FLOATS // (_vocabulary(spec.policy.model) * longest))
+    step = spec.episodes // spec.algorithm.minibatches
+    fitting = max(1, forward_tokens(spec.policy.model) // spec.policy.tokens)
     micro = next(n for n in range(min(step, fitting), 0, -1) if step % n == 0)
     return {
-        "rollout.batch_size": size.tasks,
-        "rollout.n_samples_per_prompt": size.group_size,
+        "rollout.batch_size": spec.training.tasks,
+        "rollout.n_samples_per_prompt": spec.training.group_size,
         "rollout.micro_batch_size": micro,
         "train.batch_size": step,
         "train.micro_batch_size": micro,
@@ -240,50 +211,16 @@ def _batches(spec: RunSpec) -> dict[str, Any]:
     }
 
 
-def _one_gpu() -> dict[str, Any]:
-    """Everything on one GPU, one after the other."""
-    return {
+_ONE_GPU = Platform(
+    {
         "train.colocate_all": True,
         "vllm.enable_sleep": True,
         "ds.enable_sleep": True,
         "vllm.gpu_memory_utilization": 0.4,
         "vllm.sync_backend": "nccl",
     }
-
-
-def _one_cpu() -> dict[str, Any]:
-    return {
-        "vllm.enforce_eager": True,
-        "vllm.gpu_memory_utilization": 0.1,
-        "vllm.sync_backend": "gloo",
-    }
-
-
-def _cpu_env(spec: RunSpec, run_dir: Path) -> dict[str, str]:
-    # OpenRLHF takes a slot for each model and engine; they are only bookkeeping here.
-    slots = 2 + (spec.algorithm.kl_coef > 0) + (spec.algorithm.advantage == "gae")
-    # Ray's sockets live below this folder and their paths must stay under 108 characters.
-    short = hashlib.sha256(str(run_dir).encode()).hexdigest()[:8]
-    env = CPU_ENV | {
-        "GEM_CPU_DTYPE": "float32" if spec.training.precision == "fp32" else "bfloat16",
-        "RAY_OVERRIDE_RESOURCES": json.dumps({"CPU": 8, "GPU": slots}),
-        "RAY_TMPDIR": str(Path(tempfile.gettempdir()) / f"gem-{short}"),
-        "TORCH_EXTENSIONS_DIR": str(Path(sys.prefix) / "torch_extensions"),
-    }
-    # The folder is only named here: what lies in it is gem-cpu's.
-    found = importlib.util.find_spec("gem_cpu")
-    if found is None or found.origin is None:
-        raise ConfigurationError("a run without a GPU needs gem-cpu: pip install gem-cpu")
-    startup = Path(found.origin).with_name("startup")
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(startup), os.environ.get("PYTHONPATH")]))
-    return env
-
-
-def _vocabulary(model: str) -> int:
-    config = Path(model) / "config.json"
-    if not config.exists():
-        return 2**17
-    return int(json.loads(config.read_text(encoding="utf-8")).get("vocab_size", 2**17))
+)
+"""Everything on one GPU, one after the other."""
 
 
 def _arguments(flags: dict[str, Any]) -> list[str]:
@@ -339,11 +276,8 @@ _HOW = {
 
 def _departures(spec: RunSpec, cpu: bool) -> Iterator[Knob]:
     algorithm = spec.algorithm
-    if spec.sampling.top_k != 1:
-        yield Knob("seed", "emulated", _HOW["seed"])
-    if algorithm.kl_coef:
-        how = "as a term of the loss (k3 estimator), not of the reward"
-        yield Knob("algorithm.kl_coef", "emulated", how)
+    yield from sampling_departure(spec, _HOW["seed"])
+    yield from loss_departures(spec)
     if algorithm.minibatches > 1:
         how = "OpenRLHF draws the rows of a minibatch at random"
         yield Knob("algorithm.minibatches", "emulated", how)
@@ -353,15 +287,12 @@ def _departures(spec: RunSpec, cpu: bool) -> Iterator[Knob]:
     if algorithm.advantage == "gae":
         how = "all tokens of a turn are trained towards the turn's target, not where it begins"
         yield Knob("algorithm.value_clip", "emulated", how)
-        how = "a random linear layer, where the reference starts from zero"
-        yield Knob("critic's initial head", "unmatched", how)
     if spec.training.precision == "fp32":
         how = "GEM_CPU_DTYPE of gem-cpu" if cpu else "OpenRLHF knows bf16 and fp16: trained in bf16"
         yield Knob("training.precision", "emulated" if cpu else "unmatched", how)
     else:
         how = "bf16 weights and gradients, fp32 in the optimiser (the reference: autocast)"
         yield Knob("training.precision", "emulated", how)
-    common = math.gcd(*(part.every for part in spec.eval))
     for index, _ in enumerate(spec.eval):
-        how = f"on everything at once every {common} iterations; not before the first"
+        how = f"on everything at once every {spec.eval_every} iterations; not before the first"
         yield Knob(f"eval.{index}.every", "emulated", how)

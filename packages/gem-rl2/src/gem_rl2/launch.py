@@ -2,48 +2,32 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
-import json
-import math
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gem.errors import ConfigurationError
-from gem.training.launch import Knob, Launch, parity
+from gem.training import platforms
+from gem.training.launch import (
+    Knob,
+    Launch,
+    all_weights,
+    forward_tokens,
+    hydra_value,
+    loss_departures,
+    parity,
+    refuse,
+    sampling_departure,
+    whole_minibatches,
+)
+from gem.training.platforms import Platform
 from gem.training.runspec import RunSpec
 from gem_rl2 import SUPPORTED_RL2
 from gem_rl2.__main__ import ENV_FILE
 from gem_rl2.dataset import write
-from gem_rl2.release import Form, check_rl2
+from gem_rl2.release import HOME, Form, check_rl2
 
 TRAIN_FILE, EVAL_FILE = "train.jsonl", "eval.jsonl"
-
-_LOGIT_FLOATS = 2**28
-"""Most logits in one forward pass: 1 GiB as fp32."""
-
-CPU_ENV = {
-    "GEM_CPU": "1",  # see docs/rl2.md for what gem-cpu replaces and what that leaves untested
-    "SGLANG_USE_CPU_ENGINE": "1",
-    "OMP_NUM_THREADS": "1",
-    "GLOO_SOCKET_IFNAME": "lo",
-    "TORCHDYNAMO_DISABLE": "1",
-}
-"""Environment of a run without a GPU."""
-
-CPU_SERVER = {
-    "device": "cpu",
-    "attention_backend": "torch_native",
-    "sampling_backend": "pytorch",
-    "disable_overlap_schedule": True,
-    "max_total_tokens": 65536,
-    "max_running_requests": 128,
-    "skip_server_warmup": True,
-}
-"""SGLang's arguments without a GPU."""
 
 
 class RL2Adapter:
@@ -63,29 +47,24 @@ class RL2Adapter:
         """
         rl2 = check_rl2()
         _check(spec)
+        path = [rl2.path] if os.environ.get(HOME) else []
+        platform = Platform(env=platforms.python_path(*path))
+        if cpu:
+            platform = platforms.cpu("rl2", spec, run_dir, form=rl2.form, path=path)
         keys = {
             **_models(spec, rl2.form),
             **_data(spec, run_dir, rl2.form),
             **_algorithm(spec),
             **_optimizer(spec, rl2.form),
             **_gem(spec, run_dir, rl2.form),
+            **platform.settings,
         }
-        env = {"WANDB_MODE": "disabled", "TOKENIZERS_PARALLELISM": "false"}
-        path = [rl2.path] if os.environ.get("GEM_RL2_HOME") else []
-        if cpu:
-            keys |= _one_cpu(rl2.form, run_dir)
-            env |= CPU_ENV
-            if spec.training.precision == "fp32":
-                env["GEM_CPU_DTYPE"] = "float32"
-            path = [*_stand_ins(), *path]
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, [*path, os.environ.get("PYTHONPATH")]))
-        if Path(spec.policy.model).exists():
-            env["HF_HUB_OFFLINE"] = "1"
         launcher = ["torchrun", "--standalone", "--nproc-per-node", "1", "-m", "RL2.trainer.ppo"]
-        return Launch(
-            argv=[*launcher, *(f"{key}={_text(value)}" for key, value in keys.items())],
-            env=env,
-            unset=["CUDA_VISIBLE_DEVICES"] if cpu else [],
+        return Launch.of(
+            spec,
+            [*launcher, *(f"{key}={hydra_value(value)}" for key, value in keys.items())],
+            platform,
+            {"WANDB_MODE": "disabled", "TOKENIZERS_PARALLELISM": "false"},
             files=_files(spec),
             parity=parity(spec, _how(rl2.form), _departures(spec, rl2.form, cpu)),
         )
@@ -96,27 +75,22 @@ adapter = RL2Adapter()
 
 def _check(spec: RunSpec) -> None:
     """Refuse what RL2 would silently do differently."""
-    training, algorithm = spec.training, spec.algorithm
-    if algorithm.loss_aggregation != "token-mean":
-        raise ConfigurationError(
-            f"algorithm.loss_aggregation={algorithm.loss_aggregation!r}: RL2 has 'token-mean' and "
-            "a mean over rows of token means, but no sum over tokens"
-        )
-    rows = training.tasks * training.group_size
-    if rows % algorithm.minibatches:
-        raise ConfigurationError(
-            f"algorithm.minibatches: {rows} episodes (training.tasks * training.group_size) do "
-            f"not divide into {algorithm.minibatches} minibatches"
-        )
-    if algorithm.minibatches > 1 and spec.policy.context != "chat":
-        raise ConfigurationError(
-            f"algorithm.minibatches={algorithm.minibatches} with policy.context="
-            f"{spec.policy.context!r}: RL2 divides rows, not episodes; set it to 1"
-        )
-    if spec.policy.lora_rank:
-        raise ConfigurationError(
-            f"policy.lora_rank={spec.policy.lora_rank}: gem-rl2 trains all weights; set it to 0"
-        )
+    algorithm, context = spec.algorithm, spec.policy.context
+    refuse(
+        spec,
+        (
+            "algorithm.loss_aggregation",
+            algorithm.loss_aggregation != "token-mean",
+            "RL2 has 'token-mean' and a mean over rows of token means, but no sum over tokens",
+        ),
+        whole_minibatches(spec),
+        (
+            "algorithm.minibatches",
+            algorithm.minibatches > 1 and context != "chat",
+            f"RL2 divides rows, not episodes; set it to 1 for policy.context={context!r}",
+        ),
+        all_weights(spec),
+    )
 
 
 def _files(spec: RunSpec) -> dict[str, str]:
@@ -131,10 +105,8 @@ def _files(spec: RunSpec) -> dict[str, str]:
 
 def _models(spec: RunSpec, form: Form) -> dict[str, Any]:
     policy = spec.policy
-    longest = policy.prompt_tokens + policy.response_tokens
-    rows = spec.training.tasks * spec.training.group_size
-    fitting = max(longest, _LOGIT_FLOATS // _vocabulary(policy.model))
-    length = min(fitting, rows * longest)
+    fitting = max(policy.tokens, forward_tokens(policy.model))
+    length = min(fitting, spec.episodes * policy.tokens)
     keys: dict[str, Any] = {
         "actor.model_name": policy.model,
         "actor.max_length_per_device": length,
@@ -186,7 +158,7 @@ def _data(spec: RunSpec, run_dir: Path, form: Form) -> dict[str, Any]:
         "hydra.run.dir": run_dir / "hydra",
     }
     if spec.eval:
-        keys["trainer.test_freq"] = math.gcd(*(part.every for part in spec.eval))
+        keys["trainer.test_freq"] = spec.eval_every
         keys["+gem.evaluate_from"] = 0
     return keys
 
@@ -258,62 +230,8 @@ def _gem(spec: RunSpec, run_dir: Path, form: Form) -> dict[str, Any]:
     return {f"+gem.{key}": value for key, value in settings.items() if value is not None}
 
 
-def _one_cpu(form: Form, run_dir: Path) -> dict[str, Any]:
-    keys: dict[str, Any] = {f"+rollout.server_args.{k}": v for k, v in CPU_SERVER.items()}
-    # By itself SGLang chooses a port long before it listens, among those that the system gives to
-    # any connection meanwhile: on a busy machine it is gone by then. These are not given out.
-    digest = hashlib.sha256(str(run_dir).encode()).digest()
-    keys["+rollout.server_args.nccl_port"] = 20_000 + int.from_bytes(digest[:4], "big") % 12_000
-    checkpointing = (
-        "gradient_checkpointing" if form == "release" else "enable_gradient_checkpointing"
-    )
-    # There is no other memory to move weights to, and these models need none saved.
-    if form == "release":
-        keys["+rollout.server_args.log_level"] = "warning"
-    return keys | {
-        "actor.offload_model": False,
-        "actor.offload_optimizer": False,
-        f"actor.{checkpointing}": False,
-    }
-
-
-def _stand_ins() -> list[str]:
-    """Folders of gem-cpu; they are only named here: what lies in them is gem-cpu's."""
-    found = importlib.util.find_spec("gem_cpu")
-    if found is None or found.origin is None:
-        raise ConfigurationError("a run without a GPU needs gem-cpu: pip install gem-cpu")
-    home = Path(found.origin).parent
-    return [str(home / "startup"), str(home / "rl2_stand_ins")]
-
-
-def _vocabulary(model: str) -> int:
-    config = Path(model) / "config.json"
-    if not config.exists():
-        return 2**17
-    return int(json.loads(config.read_text(encoding="utf-8")).get("vocab_size", 2**17))
-
-
 def _word(name: str) -> str:
     return "".join(c if c.isalnum() or c in "-_." else "-" for c in name)
-
-
-def _text(value: Any) -> str:
-    """Write a value as Hydra reads it on a command line."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list):
-        return f"[{','.join(_text(item) for item in value)}]"
-    if isinstance(value, str | Path):
-        return f"'{_QUOTES.sub(_escape, str(value))}'".replace("${", r"\${")
-    return str(value)
-
-
-_QUOTES = re.compile(r"(\\*)('|\Z)")
-"""Where Hydra takes backslashes for escapes: before a quote."""
-
-
-def _escape(found: re.Match[str]) -> str:
-    return found[1] * 2 + ("\\'" if found[2] else "")
 
 
 def _how(form: Form) -> dict[str, str]:
@@ -359,12 +277,9 @@ def _how(form: Form) -> dict[str, str]:
 
 def _departures(spec: RunSpec, form: Form, cpu: bool) -> Iterator[Knob]:
     algorithm = spec.algorithm
-    if spec.sampling.top_k != 1:
-        how = "rollout.server_args.random_seed; which turn gets which number depends on timing"
-        yield Knob("seed", "emulated", how)
-    if algorithm.kl_coef:
-        how = "as a term of the loss (k3 estimator), not of the reward"
-        yield Knob("algorithm.kl_coef", "emulated", how)
+    how = "rollout.server_args.random_seed; which turn gets which number depends on timing"
+    yield from sampling_departure(spec, how)
+    yield from loss_departures(spec)
     if algorithm.epochs > 1:
         how = "gem.epochs: RL2 gets the rows of a batch as often, one pass after the other"
         yield Knob("algorithm.epochs", "emulated", how)
@@ -374,8 +289,6 @@ def _departures(spec: RunSpec, form: Form, cpu: bool) -> Iterator[Knob]:
     if algorithm.advantage == "gae":
         how = "all tokens of a turn are trained towards the turn's target, not where it begins"
         yield Knob("algorithm.value_clip", "emulated", how)
-        how = "a random linear layer, where the reference starts from zero"
-        yield Knob("critic's initial head", "unmatched", how)
     if form == "release":
         if spec.training.precision == "bf16":
             how = "fp32 weights, bf16 in FSDP's mixed precision (the reference: autocast)"
@@ -386,7 +299,7 @@ def _departures(spec: RunSpec, form: Form, cpu: bool) -> Iterator[Knob]:
     elif spec.training.precision == "bf16":
         how = "fp32 weights, bf16 in FSDP's mixed precision (the reference: autocast)"
         yield Knob("training.precision", "emulated", how)
-    common = math.gcd(*(part.every for part in spec.eval))
+    common = spec.eval_every
     for index, part in enumerate(spec.eval):
         how = f"on everything at once every {common} iterations"
         if spec.training.iterations % common:

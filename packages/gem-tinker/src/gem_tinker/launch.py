@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gem.errors import ConfigurationError
-from gem.training.launch import Knob, Launch, parity
+from gem.training import platforms
+from gem.training.launch import (
+    Knob,
+    Launch,
+    evaluation_departures,
+    parity,
+    refuse,
+    sampling_departure,
+)
+from gem.training.platforms import Platform
 from gem.training.runspec import RunSpec
 from gem_tinker import SUPPORTED_TINKER, check_tinker
 from gem_tinker.checkpoints import CHECKPOINTS
 
 ALPHA = 32.0
 """Every Tinker server scales adapters by 32 / rank."""
-
-_SERVER = "server"
-"""Folder of the local server's state."""
-_BUCKET = 32
-_MOST_SEQUENCES = 64
 
 
 class TinkerAdapter:
@@ -43,28 +45,15 @@ class TinkerAdapter:
         """
         check_tinker()
         _check(spec)
-        settings = _settings(spec) | {"record_dir": str(run_dir)}
-        if cpu:
-            # A sampler with other weights than the trainer's shows at once in fp32.
-            settings |= {"server": "skyrl_jax", "logprob_tolerance": 1e-3}
+        platform = platforms.cpu("tinker", spec, run_dir) if cpu else Platform()
+        settings = {**_settings(spec), "record_dir": str(run_dir), **platform.settings}
         arguments = [f"{key}={_text(value)}" for key, value in settings.items()]
-        command = ["python", "-m", "gem_tinker.train", *arguments]
-        if not cpu:
-            return Launch(argv=command, state=[CHECKPOINTS], parity=_parity(spec, cpu))
-        server = {
-            "model": spec.policy.model,
-            "max-rank": spec.policy.lora_rank,
-            "sequences": min(_update_rows(spec), _MOST_SEQUENCES),
-            "bucket": _bucket(spec),
-            "state": run_dir / _SERVER,
-        }
-        options = [word for key, value in server.items() for word in (f"--{key}", str(value))]
-        return Launch(
-            argv=["python", "-m", "gem_cpu.tinker_server", *options, "--", *command],
-            env={"HF_HUB_OFFLINE": "1", "TINKER_TELEMETRY": "0"},
-            unset=["TINKER_BASE_URL", "TINKER_API_KEY"],
-            state=[CHECKPOINTS, _SERVER],
-            parity=_parity(spec, cpu),
+        return Launch.of(
+            spec,
+            ["python", "-m", "gem_tinker.train", *arguments],
+            platform,
+            state=[CHECKPOINTS],
+            parity=parity(spec, _HOW, _departures(spec, cpu)),
         )
 
 
@@ -74,47 +63,45 @@ adapter = TinkerAdapter()
 def _check(spec: RunSpec) -> None:
     """Refuse what a Tinker server cannot do, or would silently do differently."""
     policy, algorithm, sampling = spec.policy, spec.algorithm, spec.sampling
-    refused: dict[str, tuple[bool, Any, str]] = {
-        "policy.lora_rank": (
+    refuse(
+        spec,
+        (
+            "policy.lora_rank",
             policy.lora_rank == 0,
-            policy.lora_rank,
             "a Tinker server trains adapters, never all weights; set it to 8 or more",
         ),
-        "policy.lora_alpha": (
+        (
+            "policy.lora_alpha",
             policy.lora_alpha != ALPHA,
-            policy.lora_alpha,
             f"it is {ALPHA:g} on every Tinker server",
         ),
-        "policy.lora_init": (
+        (
+            "policy.lora_init",
             policy.lora_init is not None and not policy.lora_init.startswith("tinker://"),
-            policy.lora_init,
             "a Tinker server begins with weights that it has saved itself, tinker://...",
         ),
-        "algorithm.advantage": (
+        (
+            "algorithm.advantage",
             algorithm.advantage == "gae",
-            algorithm.advantage,
             "a Tinker server has no value head to train a critic with; choose rebn, grpo, rloo or "
             "reinforce",
         ),
-        "algorithm.kl_coef": (
+        (
+            "algorithm.kl_coef",
             algorithm.kl_coef != 0,
-            algorithm.kl_coef,
             "the server's losses have no KL penalty; set it to 0",
         ),
-        "algorithm.entropy_coef": (
+        (
+            "algorithm.entropy_coef",
             algorithm.entropy_coef != 0,
-            algorithm.entropy_coef,
             "the server's losses have no entropy bonus; set it to 0",
         ),
-        "sampling.temperature": (
+        (
+            "sampling.temperature",
             sampling.temperature != 1,
-            sampling.temperature,
             "the server's losses take log-probabilities at temperature 1",
         ),
-    }
-    for name, (wrong, value, reason) in refused.items():
-        if wrong:
-            raise ConfigurationError(f"{name}: {reason}, got {value!r}")
+    )
 
 
 def _settings(spec: RunSpec) -> dict[str, Any]:
@@ -157,23 +144,8 @@ def _settings(spec: RunSpec) -> dict[str, Any]:
     }
     settings |= {key: value for key, value in optional.items() if value is not None}
     if evals:
-        settings |= {"eval": " ".join(evals), "eval_every": _eval_every(spec)}
+        settings |= {"eval": " ".join(evals), "eval_every": spec.eval_every}
     return settings
-
-
-def _eval_every(spec: RunSpec) -> int:
-    return math.gcd(*(part.every for part in spec.eval))
-
-
-def _update_rows(spec: RunSpec) -> int:
-    """Rows of an update with one row an episode: the server is compiled for this many."""
-    return max(spec.training.tasks * spec.training.group_size // spec.algorithm.minibatches, 1)
-
-
-def _bucket(spec: RunSpec) -> int:
-    """Tokens that every sequence fits into, so that the server is compiled for one length."""
-    longest = spec.policy.prompt_tokens + spec.policy.response_tokens
-    return math.ceil(longest / _BUCKET) * _BUCKET
 
 
 def _text(value: Any) -> str:
@@ -217,13 +189,9 @@ _HOW = {
 }
 
 
-def _parity(spec: RunSpec, cpu: bool) -> list[Knob]:
-    return parity(spec, _HOW, _departures(spec, cpu))
-
-
 def _departures(spec: RunSpec, cpu: bool) -> Iterator[Knob]:
+    yield from sampling_departure(spec, _HOW["seed"])
     if spec.sampling.top_k != 1:
-        yield Knob("seed", "emulated", _HOW["seed"])
         how = "ratios are to the sampler's log-probabilities, not to recomputed ones"
         if spec.sampling.top_p < 1 or spec.sampling.top_k > 1:
             yield Knob("algorithm.clip", "emulated", how)
@@ -238,7 +206,4 @@ def _departures(spec: RunSpec, cpu: bool) -> Iterator[Knob]:
     elif spec.training.precision == "bf16":
         how = "the server computes in the precision of the model's files"
         yield Knob("training.precision", "unmatched", how)
-    for index, part in enumerate(spec.eval):
-        if part.every != _eval_every(spec):
-            how = f"everything is evaluated at once: every {_eval_every(spec)} iterations"
-            yield Knob(f"eval.{index}.every", "emulated", how)
+    yield from evaluation_departures(spec)

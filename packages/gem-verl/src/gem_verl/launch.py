@@ -2,44 +2,28 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
-import re
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from gem.errors import ConfigurationError
 from gem.tasks import TaskSet
-from gem.training.launch import Knob, Launch, parity
+from gem.training import platforms
+from gem.training.launch import (
+    Knob,
+    Launch,
+    evaluation_departures,
+    forward_tokens,
+    hydra_value,
+    loss_departures,
+    parity,
+    refuse,
+    sampling_departure,
+)
+from gem.training.platforms import Platform
 from gem.training.runspec import RunSpec
 from gem.training.tasksets import Source
 from gem_verl import SUPPORTED_VERL, check_verl
-
-_LOGIT_FLOATS = 2**28
-"""Most logits in one forward pass: 1 GiB as fp32."""
-
-_WORDS = ("null", "true", "false", "nan", "inf")  # not text to hydra unless quoted
-
-CPU_ENV = {
-    "GEM_CPU": "1",  # see docs/verl.md for what gem-cpu replaces and what that leaves untested
-    "VERL_PLATFORM": "cpu",
-    "VERL_ENGINE_DEVICE": "cuda",  # selects verl's FSDP engine; nothing touches CUDA
-    "VLLM_TARGET_DEVICE": "cpu",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_NO_USAGE_STATS": "1",
-    "OMP_NUM_THREADS": "1",
-    "TORCHDYNAMO_DISABLE": "1",
-    "RAY_memory_monitor_refresh_ms": "0",
-    "RAY_USAGE_STATS_ENABLED": "0",
-}
-"""Environment of a run without a GPU."""
-
-CPU_UNSET = ["CUDA_VISIBLE_DEVICES", "RAY_ADDRESS"]
-"""Variables that a run without a GPU must not see, not even empty."""
 
 
 class VerlAdapter:
@@ -70,17 +54,14 @@ class VerlAdapter:
             settings |= _critic(spec)
         if spec.training.precision == "fp32":
             settings |= _fp32(spec)
-        env = {"HYDRA_FULL_ERROR": "1", "RAY_DEDUP_LOGS": "0"}
-        if cpu:
-            settings |= _cpu(spec, run_dir)
-            env |= CPU_ENV | {"TORCH_EXTENSIONS_DIR": str(run_dir / "torch_extensions")}
-        if Path(spec.policy.model).exists():
-            env["HF_HUB_OFFLINE"] = "1"
-        overrides = [f"{key}={_value(value)}" for key, value in settings.items()]
-        return Launch(
-            argv=["python", "-m", "verl.trainer.main_ppo", *overrides],
-            env=env,
-            unset=CPU_UNSET if cpu else [],
+        platform = platforms.cpu("verl", spec, run_dir) if cpu else Platform()
+        settings |= platform.settings
+        overrides = [f"{key}={hydra_value(value)}" for key, value in settings.items()]
+        return Launch.of(
+            spec,
+            ["python", "-m", "verl.trainer.main_ppo", *overrides],
+            platform,
+            {"HYDRA_FULL_ERROR": "1", "RAY_DEDUP_LOGS": "0"},
             parity=parity(spec, _HOW, _departures(spec)),
         )
 
@@ -90,24 +71,29 @@ adapter = VerlAdapter()
 
 def _check(spec: RunSpec) -> None:
     """Refuse what verl would silently do differently."""
-    training, algorithm = spec.training, spec.algorithm
-    if training.tasks % algorithm.minibatches:
-        raise ConfigurationError(
-            f"algorithm.minibatches: verl cuts a batch between tasks; {training.tasks} tasks "
-            f"(training.tasks) do not divide into {algorithm.minibatches} minibatches"
-        )
-    if algorithm.minibatches > 1 and spec.policy.context != "chat":
-        raise ConfigurationError(
-            "algorithm.minibatches: with a row per turn verl cuts minibatches through episodes; "
-            f"set it to 1 for policy.context={spec.policy.context!r}, got {algorithm.minibatches}"
-        )
-    if spec.policy.lora_rank:
-        raise ConfigurationError(
-            "policy.lora_rank: verl's adapters (PEFT) are others than the spec's, with factors of "
-            "their own for projections that read the same input; set it to 0 and use verl's key "
-            "actor_rollout_ref.model.lora_rank in a command of your own, got "
-            f"{spec.policy.lora_rank}"
-        )
+    tasks, minibatches = spec.training.tasks, spec.algorithm.minibatches
+    refuse(
+        spec,
+        (
+            "algorithm.minibatches",
+            tasks % minibatches > 0,
+            f"verl cuts a batch between tasks; {tasks} tasks (training.tasks) do not divide into "
+            "so many minibatches",
+        ),
+        (
+            "algorithm.minibatches",
+            minibatches > 1 and spec.policy.context != "chat",
+            "with a row per turn verl cuts minibatches through episodes; set it to 1 for "
+            f"policy.context={spec.policy.context!r}",
+        ),
+        (
+            "policy.lora_rank",
+            spec.policy.lora_rank > 0,
+            "verl's adapters (PEFT) are others than the spec's, with factors of their own for "
+            "projections that read the same input; set it to 0 and use verl's key "
+            "actor_rollout_ref.model.lora_rank in a command of your own",
+        ),
+    )
 
 
 def _data(spec: RunSpec) -> dict[str, Any]:
@@ -202,7 +188,7 @@ def _critic(spec: RunSpec) -> dict[str, Any]:
 
 def _rollout(spec: RunSpec) -> dict[str, Any]:
     rollout, policy = "actor_rollout_ref.rollout", spec.policy
-    length = policy.prompt_tokens + policy.response_tokens
+    length = policy.tokens
     settings = {
         f"{rollout}.name": "vllm",
         f"{rollout}.agent.default_agent_loop": "gem",
@@ -232,7 +218,6 @@ def _rollout(spec: RunSpec) -> dict[str, Any]:
 
 
 def _trainer(spec: RunSpec, run_dir: Path) -> dict[str, Any]:
-    every = [part.every for part in spec.eval]
     return {
         "+gem.record_dir": str(run_dir),
         "trainer.v1.trainer_mode": "gem_sync",
@@ -240,8 +225,8 @@ def _trainer(spec: RunSpec, run_dir: Path) -> dict[str, Any]:
         "trainer.total_epochs": 1,
         "trainer.n_gpus_per_node": 1,
         "trainer.nnodes": 1,
-        "trainer.val_before_train": bool(every),
-        "trainer.test_freq": math.gcd(*every) if every else -1,
+        "trainer.val_before_train": bool(spec.eval),
+        "trainer.test_freq": spec.eval_every or -1,
         "trainer.save_freq": -1,
         "trainer.resume_mode": "disable",
         "trainer.logger": ["console"],
@@ -264,41 +249,6 @@ def _fp32(spec: RunSpec) -> dict[str, Any]:
     return settings | {"actor_rollout_ref.rollout.dtype": "float32"}
 
 
-def _cpu(spec: RunSpec, run_dir: Path) -> dict[str, Any]:
-    rollout, ray = "actor_rollout_ref.rollout", "ray_kwargs.ray_init"
-    # Ray's sockets live below this folder and their paths must stay under 108 characters.
-    short = hashlib.sha256(str(run_dir).encode()).hexdigest()[:8]
-    episodes = spec.training.tasks * spec.training.group_size
-    settings = {
-        "trainer.device": "cpu",
-        "actor_rollout_ref.actor.fsdp_config.use_torch_compile": False,
-        "actor_rollout_ref.model.enable_gradient_checkpointing": False,
-        f"{rollout}.enforce_eager": True,
-        # vLLM rewinds the generator of a seeded request that it prefills in parts, which random
-        # generators of CPUs cannot do.
-        f"{rollout}.enable_chunked_prefill": False,
-        f"{rollout}.free_cache_engine": False,
-        f"+{rollout}.enable_sleep_mode": False,
-        f"{rollout}.checkpoint_engine.update_weights_bucket_megabytes": 16,
-        f"{rollout}.agent.num_workers": 1,
-        f"{rollout}.max_num_seqs": min(episodes, 256),
-        "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
-        # A cluster of its own, with a slot that verl takes for its one accelerator.
-        f"+{ray}.address": "local",
-        f"{ray}.num_cpus": 10,
-        f"+{ray}.num_gpus": 1,
-        f"+{ray}.object_store_memory": 500_000_000,
-        f"+{ray}.include_dashboard": False,
-        f"+{ray}._temp_dir": str(Path(tempfile.gettempdir()) / f"gem-{short}"),
-    }
-    if spec.algorithm.kl_coef:
-        settings["actor_rollout_ref.ref.fsdp_config.use_torch_compile"] = False
-    if spec.algorithm.advantage == "gae":
-        settings["critic.fsdp.use_torch_compile"] = False
-        settings["critic.model.enable_gradient_checkpointing"] = False
-    return settings
-
-
 def _mini_batch(spec: RunSpec) -> int:
     """verl's minibatch size in tasks; its rows are `group_size` times as many."""
     if spec.policy.context == "chat":
@@ -319,32 +269,7 @@ def _most_turns(spec: RunSpec) -> int:
 
 def _forward_tokens(spec: RunSpec) -> int:
     """Tokens per forward pass, such that the logits stay below a gigabyte."""
-    vocabulary = 2**17
-    config = Path(spec.policy.model) / "config.json"
-    if config.exists():
-        vocabulary = json.loads(config.read_text(encoding="utf-8")).get("vocab_size", vocabulary)
-    longest = spec.policy.prompt_tokens + spec.policy.response_tokens
-    return max(min(_LOGIT_FLOATS // vocabulary, 65_536), longest)
-
-
-def _value(value: Any) -> str:
-    """Write a value in hydra's override grammar."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value)
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, list):
-        return f"[{','.join(_value(item) for item in value)}]"
-    text = str(value)
-    if "${" in text:
-        raise ConfigurationError(f"verl would take '${{' for a reference to another key: {text!r}")
-    if re.fullmatch(r"[A-Za-z/][A-Za-z0-9_/.-]*", text) and text.lower() not in _WORDS:
-        return text
-    # Backslashes are escapes only before a quote.
-    text = re.sub(r'(\\*)("|$)', lambda m: m[1] * 2 + ('\\"' if m[2] else ""), text)
-    return f'"{text}"'
+    return max(min(forward_tokens(spec.policy.model), 65_536), spec.policy.tokens)
 
 
 _HOW = {
@@ -385,23 +310,12 @@ _HOW = {
 
 
 def _departures(spec: RunSpec) -> Iterator[Knob]:
-    algorithm = spec.algorithm
-    if spec.sampling.top_k != 1:
-        yield Knob("seed", "emulated", _HOW["seed"])
-    if algorithm.kl_coef:
-        how = "as a term of the loss (k3 estimator), not of the reward"
-        yield Knob("algorithm.kl_coef", "emulated", how)
-    if algorithm.loss_aggregation == "row-mean-token-sum" and spec.policy.context != "chat":
+    yield from sampling_departure(spec, _HOW["seed"])
+    yield from loss_departures(spec)
+    if spec.algorithm.loss_aggregation == "row-mean-token-sum" and spec.policy.context != "chat":
         how = "verl counts the rows it fills batches up with: the loss is scaled down"
         yield Knob("algorithm.loss_aggregation", "emulated", how)
-    if algorithm.advantage == "gae":
-        how = "a random linear layer, where the reference starts from zero"
-        yield Knob("critic's initial head", "unmatched", how)
     if spec.training.precision == "bf16":
         how = "autocast in training, bf16 weights in rollouts"
         yield Knob("training.precision", "emulated", how)
-    common = math.gcd(*(part.every for part in spec.eval))
-    for index, part in enumerate(spec.eval):
-        if part.every != common:
-            how = f"verl evaluates on everything at once: every {common} iterations"
-            yield Knob(f"eval.{index}.every", "emulated", how)
+    yield from evaluation_departures(spec)

@@ -13,18 +13,24 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from gem.errors import ConfigurationError, GemError
 from gem.tables import flatten
+from gem.training.platforms import Platform
 from gem.training.runspec import RunSpec
 
 ENTRY_POINT_GROUP = "gem.adapters"
+
+_PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_/.-]*")
+_KEYWORDS = ("null", "true", "false", "nan", "inf")
+"""No text to Hydra unless quoted."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,92 @@ def parity(spec: RunSpec, how: Mapping[str, str], departures: Iterable[Knob] = (
     return [*knobs, *left.values()]
 
 
+def refuse(spec: RunSpec, *found: tuple[str, bool, str]) -> None:
+    """Refuse what a trainer cannot do, or would silently do differently.
+
+    Args:
+        spec: The experiment.
+        *found: Key of the spec, whether its value is refused, and why.
+
+    Raises:
+        ConfigurationError: A value is refused; the message has the key, the reason and the value.
+    """
+    values = flatten(spec.to_mapping())
+    for key, refused, reason in found:
+        if refused:
+            raise ConfigurationError(f"{key}: {reason}, got {values[key]!r}")
+
+
+def whole_minibatches(spec: RunSpec) -> tuple[str, bool, str]:
+    """Refuse minibatches of different numbers of episodes; see `refuse`."""
+    reason = (
+        f"{spec.episodes} episodes (training.tasks * training.group_size) do not divide into so "
+        "many minibatches"
+    )
+    return "algorithm.minibatches", spec.episodes % spec.algorithm.minibatches > 0, reason
+
+
+def all_weights(spec: RunSpec) -> tuple[str, bool, str]:
+    """Refuse low-rank adapters; see `refuse`."""
+    return "policy.lora_rank", spec.policy.lora_rank > 0, "all weights are trained; set it to 0"
+
+
+def sampling_departure(spec: RunSpec, how: str) -> Iterator[Knob]:
+    """Yield that random numbers are the trainer's own, unless sampling is greedy."""
+    if spec.sampling.top_k != 1:
+        yield Knob("seed", "emulated", how)
+
+
+def loss_departures(spec: RunSpec) -> Iterator[Knob]:
+    """Yield what trainers with a loss of their own have in common."""
+    if spec.algorithm.kl_coef:
+        how = "as a term of the loss (k3 estimator), not of the reward"
+        yield Knob("algorithm.kl_coef", "emulated", how)
+    if spec.algorithm.advantage == "gae":
+        how = "a random linear layer, where the reference starts from zero"
+        yield Knob("critic's initial head", "unmatched", how)
+
+
+def evaluation_departures(spec: RunSpec) -> Iterator[Knob]:
+    """Yield which evaluations are made more often, because all are made at once."""
+    for index, part in enumerate(spec.eval):
+        if part.every != spec.eval_every:
+            how = f"everything is evaluated at once: every {spec.eval_every} iterations"
+            yield Knob(f"eval.{index}.every", "emulated", how)
+
+
+def hydra_value(value: Any) -> str:
+    """Write a value in Hydra's override grammar."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"[{','.join(map(hydra_value, value))}]"
+    if isinstance(value, str | Path):
+        if _PLAIN.fullmatch(str(value)) and str(value).lower() not in _KEYWORDS:
+            return str(value)
+        # Hydra takes backslashes for escapes only before a quote, and `${` for a reference.
+        text = re.sub(r"(\\*)('|\Z)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), str(value))
+        return f"'{text}'".replace("${", r"\${")
+    return repr(value)
+
+
+def forward_tokens(model: str, most_floats: int = 2**28) -> int:
+    """Return how many tokens fit into a forward pass whose logits take at most 1 GiB as fp32.
+
+    Args:
+        model: Folder with the model's `config.json`; without one the vocabulary is taken to be of
+            131,072 tokens.
+        most_floats: Most logits.
+    """
+    vocabulary = 2**17
+    config = Path(model) / "config.json"
+    if config.exists():
+        vocabulary = json.loads(config.read_text(encoding="utf-8")).get("vocab_size", vocabulary)
+    return most_floats // int(vocabulary)
+
+
 @dataclass(frozen=True)
 class Launch:
     """A trainer's native command, ready to start."""
@@ -73,6 +165,33 @@ class Launch:
     state: list[str] = field(default_factory=list)
     """Files and folders in the run folder, beside the record, that the trainer would go on from if
     an earlier run had left them."""
+
+    @classmethod
+    def of(
+        cls,
+        spec: RunSpec,
+        argv: Sequence[str],
+        platform: Platform,
+        env: Mapping[str, str] | None = None,
+        **others: Any,
+    ) -> Launch:
+        """Make the launch of a command on a platform.
+
+        Args:
+            spec: The experiment; where its model is a folder, no model hub is asked.
+            argv: The trainer's command, with the platform's settings.
+            platform: What the machine adds; its environment wins.
+            env: The trainer's environment variables.
+            **others: Further fields.
+        """
+        offline = {"HF_HUB_OFFLINE": "1"} if Path(spec.policy.model).exists() else {}
+        return cls(
+            argv=[*platform.before, *argv],
+            env={**offline, **(env or {}), **platform.env},
+            unset=platform.unset,
+            state=[*others.pop("state", ()), *platform.state],
+            **others,
+        )
 
     def to_json(self) -> str:
         """Return JSON that `from_json` reads back."""

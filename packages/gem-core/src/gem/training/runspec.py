@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -64,6 +65,11 @@ class PolicyPart:
     lora_init: str | None = setting(
         "adapter to begin with; by default a random one", None, check=filled
     )
+
+    @property
+    def tokens(self) -> int:
+        """Most tokens of an episode whose prompt is never made anew."""
+        return self.prompt_tokens + self.response_tokens
 
 
 @dataclass(frozen=True)
@@ -148,11 +154,10 @@ class RunSpec:
                 message names the key as `table.key`.
         """
         spec = build(cls, data)
-        episodes = spec.training.tasks * spec.training.group_size
-        if spec.algorithm.minibatches > episodes:
+        if spec.algorithm.minibatches > spec.episodes:
             raise ConfigurationError(
                 f"algorithm.minibatches must be at most the number of episodes in a batch, "
-                f"training.tasks * training.group_size = {episodes}, got "
+                f"training.tasks * training.group_size = {spec.episodes}, got "
                 f"{spec.algorithm.minibatches}"
             )
         if spec.policy.lora_init is not None and not spec.policy.lora_rank:
@@ -175,6 +180,16 @@ class RunSpec:
         """All training tasks, in order, `training.tasks` an iteration."""
         n = self.training.iterations * self.training.tasks
         return TaskSet(self.env.id, n, self.env.seed, self.env.params)
+
+    @property
+    def episodes(self) -> int:
+        """Episodes of an iteration."""
+        return self.training.tasks * self.training.group_size
+
+    @property
+    def eval_every(self) -> int:
+        """Iterations between the times at which at least one evaluation is due; 0 without any."""
+        return math.gcd(*(part.every for part in self.eval))
 
     @property
     def evaluations(self) -> list[Source]:

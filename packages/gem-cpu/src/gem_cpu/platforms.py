@@ -1,0 +1,174 @@
+"""What each trainer's command needs where there is no GPU (entry points `gem.platforms`).
+
+What the shims replace, and what that leaves untested, is in the page of each trainer in docs/.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gem.training.platforms import Platform, digest, python_path, socket_folder
+from gem.training.runspec import RunSpec
+
+_HERE = Path(__file__).parent
+_STARTUP = _HERE / "startup"
+
+_COMMON = {"GEM_CPU": "1", "OMP_NUM_THREADS": "1"}
+_NO_COMPILER = {"TORCHDYNAMO_DISABLE": "1"}
+_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
+_VLLM = {
+    "VLLM_TARGET_DEVICE": "cpu",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+_RAY = {"RAY_memory_monitor_refresh_ms": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+_CUDA = "CUDA_VISIBLE_DEVICES"
+
+_BUCKET = 32
+_MOST_SEQUENCES = 64
+
+
+def verl(spec: RunSpec, run_dir: Path) -> Platform:
+    """Return what verl needs."""
+    rollout, ray = "actor_rollout_ref.rollout", "ray_kwargs.ray_init"
+    settings: dict[str, Any] = {
+        "trainer.device": "cpu",
+        "actor_rollout_ref.actor.fsdp_config.use_torch_compile": False,
+        "actor_rollout_ref.model.enable_gradient_checkpointing": False,
+        f"{rollout}.enforce_eager": True,
+        # vLLM rewinds the generator of a seeded request that it prefills in parts, which random
+        # generators of CPUs cannot do.
+        f"{rollout}.enable_chunked_prefill": False,
+        f"{rollout}.free_cache_engine": False,
+        f"+{rollout}.enable_sleep_mode": False,
+        f"{rollout}.checkpoint_engine.update_weights_bucket_megabytes": 16,
+        f"{rollout}.agent.num_workers": 1,
+        f"{rollout}.max_num_seqs": min(spec.episodes, 256),
+        "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
+        # A cluster of its own, with a slot that verl takes for its one accelerator.
+        f"+{ray}.address": "local",
+        f"{ray}.num_cpus": 10,
+        f"+{ray}.num_gpus": 1,
+        f"+{ray}.object_store_memory": 500_000_000,
+        f"+{ray}.include_dashboard": False,
+        f"+{ray}._temp_dir": socket_folder(run_dir),
+    }
+    if spec.algorithm.kl_coef:
+        settings["actor_rollout_ref.ref.fsdp_config.use_torch_compile"] = False
+    if spec.algorithm.advantage == "gae":
+        settings["critic.fsdp.use_torch_compile"] = False
+        settings["critic.model.enable_gradient_checkpointing"] = False
+    env = {
+        **_COMMON,
+        **_NO_COMPILER,
+        **_VLLM,
+        **_RAY,
+        "VERL_PLATFORM": "cpu",
+        "VERL_ENGINE_DEVICE": "cuda",  # selects verl's FSDP engine; nothing touches CUDA
+        "TORCH_EXTENSIONS_DIR": str(run_dir / "torch_extensions"),
+    }
+    return Platform(settings, env, unset=[_CUDA, "RAY_ADDRESS"])
+
+
+def openrlhf(spec: RunSpec, run_dir: Path) -> Platform:
+    """Return what OpenRLHF needs."""
+    settings = {
+        "vllm.enforce_eager": True,
+        "vllm.gpu_memory_utilization": 0.1,
+        "vllm.sync_backend": "gloo",
+    }
+    # OpenRLHF takes a slot for each model and engine; they are only bookkeeping here.
+    slots = 2 + (spec.algorithm.kl_coef > 0) + (spec.algorithm.advantage == "gae")
+    env = {
+        **_COMMON,
+        **_NO_COMPILER,
+        **_LOOPBACK,
+        **_VLLM,
+        **_RAY,
+        **python_path(_STARTUP),
+        "DS_ACCELERATOR": "cpu",
+        "RAY_ADDRESS": "local",  # a cluster of its own, which ends with the launcher
+        "RAY_prestart_worker_first_driver": "0",  # idle processes, as many as there are CPUs
+        "RAY_OVERRIDE_RESOURCES": json.dumps({"CPU": 8, "GPU": slots}),
+        "RAY_TMPDIR": socket_folder(run_dir),
+        "GEM_CPU_DTYPE": "float32" if spec.training.precision == "fp32" else "bfloat16",
+        "TORCH_EXTENSIONS_DIR": str(Path(sys.prefix) / "torch_extensions"),
+    }
+    return Platform(settings, env, unset=[_CUDA])
+
+
+def oat(spec: RunSpec, run_dir: Path) -> Platform:
+    """Return what oat needs."""
+    # Newer DeepSpeed finds no gradient of a tied embedding behind oat's fused head.
+    settings = {"flash_attn": False, "use_fused_lm_head": False, "shm_size_mb": 100}
+    env = {**_COMMON, **_LOOPBACK, **python_path(_STARTUP), "DS_ACCELERATOR": "cpu"}
+    return Platform(settings, env, unset=[_CUDA])
+
+
+def rl2(spec: RunSpec, run_dir: Path, *, form: str, path: Sequence[str]) -> Platform:
+    """Return what RL2 needs.
+
+    Args:
+        spec: The experiment.
+        run_dir: Absolute folder of the run.
+        form: `release` or `head`, which name a key differently.
+        path: Folders for `PYTHONPATH`, after those that stand in for packages of a GPU.
+    """
+    server: dict[str, Any] = {
+        "device": "cpu",
+        "attention_backend": "torch_native",
+        "sampling_backend": "pytorch",
+        "disable_overlap_schedule": True,
+        "max_total_tokens": 65536,
+        "max_running_requests": 128,
+        "skip_server_warmup": True,
+        # By itself SGLang chooses a port long before it listens, among those that the system gives
+        # to any connection meanwhile: on a busy machine it is gone by then. These are not given
+        # out.
+        "nccl_port": 20_000 + int.from_bytes(digest(run_dir)[:4], "big") % 12_000,
+    }
+    checkpointing = "enable_gradient_checkpointing"
+    if form == "release":
+        server["log_level"] = "warning"
+        checkpointing = "gradient_checkpointing"
+    settings = {f"+rollout.server_args.{key}": value for key, value in server.items()}
+    # There is no other memory to move weights to, and these models need none saved.
+    for key in ("offload_model", "offload_optimizer", checkpointing):
+        settings[f"actor.{key}"] = False
+    env = {
+        **_COMMON,
+        **_NO_COMPILER,
+        **_LOOPBACK,
+        **python_path(_STARTUP, _HERE / "rl2_stand_ins", *path),
+        "SGLANG_USE_CPU_ENGINE": "1",
+    }
+    if spec.training.precision == "fp32":
+        env["GEM_CPU_DTYPE"] = "float32"
+    return Platform(settings, env, unset=[_CUDA])
+
+
+def tinker(spec: RunSpec, run_dir: Path) -> Platform:
+    """Return a Tinker server on this machine, compiled for one number and length of rows."""
+    policy = spec.policy
+    server = {
+        "model": policy.model,
+        "max-rank": policy.lora_rank,
+        "sequences": min(max(spec.episodes // spec.algorithm.minibatches, 1), _MOST_SEQUENCES),
+        "bucket": math.ceil(policy.tokens / _BUCKET) * _BUCKET,
+        "state": run_dir / "server",
+    }
+    options = [word for key, value in server.items() for word in (f"--{key}", str(value))]
+    return Platform(
+        # A sampler with other weights than the trainer's shows at once in fp32.
+        {"server": "skyrl_jax", "logprob_tolerance": 1e-3},
+        {"HF_HUB_OFFLINE": "1", "TINKER_TELEMETRY": "0"},
+        unset=["TINKER_BASE_URL", "TINKER_API_KEY"],
+        before=["python", "-m", "gem_cpu.tinker_server", *options, "--"],
+        state=["server"],
+    )
