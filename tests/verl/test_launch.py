@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 
 from gem.errors import ConfigurationError, UnsupportedVersionError
 from gem.tables import flatten
-from gem.training.launch import Launch, find_adapter
+from gem.training.launch import Launch, find_adapter, hydra_value
 from gem.training.runspec import RunSpec
 from gem.training.tasksets import decode_task
 from gem_verl import launch
@@ -245,7 +245,7 @@ def test_any_system_prompt_survives_the_launcher(compose: Any, text: str) -> Non
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=40))
 def test_any_text_survives_the_override_grammar(text: str) -> None:
     assume("${" not in text)
-    override = OverridesParser.create().parse_override(f"key={launch._value(text)}")
+    override = OverridesParser.create().parse_override(f"key={hydra_value(text)}")
     assert override.value() == text
 
 

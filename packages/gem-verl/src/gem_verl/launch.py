@@ -56,7 +56,7 @@ class VerlAdapter:
             settings |= _fp32(spec)
         platform = platforms.cpu("verl", spec, run_dir) if cpu else Platform()
         settings |= platform.settings
-        overrides = [f"{key}={hydra_value(value)}" for key, value in settings.items()]
+        overrides = [_override(key, value) for key, value in settings.items()]
         return Launch.of(
             spec,
             ["python", "-m", "verl.trainer.main_ppo", *overrides],
@@ -265,6 +265,13 @@ def _most_turns(spec: RunSpec) -> int:
             "verl needs to know how many there can be; set it to the environment's limit"
         )
     return spec.policy.turns
+
+
+def _override(key: str, value: Any) -> str:
+    # verl resolves its configuration twice: an escaped reference would be one the second time.
+    if "${" in str(value):
+        raise ConfigurationError(f"verl would take '${{' for a reference to another key: {value!r}")
+    return f"{key}={hydra_value(value)}"
 
 
 def _forward_tokens(spec: RunSpec) -> int:

@@ -1,9 +1,10 @@
 """What the adapters of all trainers share; environments and rollouts import nothing of it.
 
 - `runspec`, `launch`: the experiment, and the native command an adapter makes of it.
+- `platforms`: what the machine adds to that command.
 - `settings`, `tasksets`: how episodes are played, and tasks in a trainer's dataset.
 - `record`, `metrics`: what a run leaves behind.
-- `batches`: optimiser steps and forward passes.
+- `rows`, `batches`: training rows in a trainer's tensors; optimiser steps and forward passes.
 - `doctor`, `preflight`: can this installation run the experiment?
 - `seams`: does the trainer still have the functions that an adapter replaces or calls?
 - `imports`, `ray`: hooks into modules that are imported later; calls that end when an actor dies.

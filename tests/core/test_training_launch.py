@@ -1,0 +1,144 @@
+"""What adapters share to make a launch: refusals, departures, platforms, Hydra's grammar."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gem.errors import ConfigurationError
+from gem.training import platforms
+from gem.training.launch import (
+    Launch,
+    all_weights,
+    evaluation_departures,
+    forward_tokens,
+    hydra_value,
+    loss_departures,
+    refuse,
+    sampling_departure,
+    whole_minibatches,
+)
+from gem.training.platforms import Platform
+from gem.training.runspec import RunSpec
+
+SPEC: dict[str, Any] = {
+    "name": "guess",
+    "env": {"id": "game:GuessTheNumber-v0-easy"},
+    "policy": {"model": "m", "prompt_tokens": 64, "response_tokens": 256, "turn_tokens": 8},
+    "algorithm": {"advantage": "rebn", "minibatches": 3},
+    "optimizer": {"lr": 1e-3},
+    "training": {"iterations": 3, "tasks": 2, "group_size": 4},
+}
+
+
+def spec(**tables: Any) -> RunSpec:
+    changed = {
+        name: {**SPEC.get(name, {}), **table} if isinstance(table, dict) else table
+        for name, table in tables.items()
+    }
+    return RunSpec.from_mapping({**SPEC, **changed})
+
+
+def test_a_refusal_names_key_reason_and_value() -> None:
+    refuse(spec(), all_weights(spec()), ("policy.model", False, "fine"))
+    with pytest.raises(ConfigurationError, match=r"^policy.model: no such thing, got 'm'$"):
+        refuse(spec(), ("seed", False, "fine"), ("policy.model", True, "no such thing"))
+    with pytest.raises(ConfigurationError, match=r"^algorithm.minibatches: 8 episodes .*, got 3$"):
+        refuse(spec(), whole_minibatches(spec()))
+    refuse(
+        spec(algorithm={"minibatches": 4}), whole_minibatches(spec(algorithm={"minibatches": 4}))
+    )
+    lora = spec(policy={"lora_rank": 8})
+    with pytest.raises(ConfigurationError, match=r"^policy.lora_rank: all weights .*, got 8$"):
+        refuse(lora, all_weights(lora))
+
+
+def test_departures_are_those_of_the_spec() -> None:
+    greedy = spec(sampling={"top_k": 1})
+    assert [k.status for k in sampling_departure(spec(), "its own")] == ["emulated"]
+    assert list(sampling_departure(greedy, "its own")) == list(loss_departures(spec())) == []
+    both = spec(algorithm={"advantage": "gae", "kl_coef": 0.1})
+    assert [k.name for k in loss_departures(both)] == [
+        "algorithm.kl_coef",
+        "critic's initial head",
+    ]
+    part = {"id": "game:GuessTheNumber-v0"}
+    evals = [{**part, "name": "a", "every": 2}, {**part, "name": "b", "every": 4}]
+    run = spec(eval=evals)
+    assert (run.eval_every, spec().eval_every) == (2, 0)
+    [knob] = evaluation_departures(run)
+    assert knob.name == "eval.1.every" and knob.how.endswith("every 2 iterations")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "null"),
+        (True, "true"),
+        (1e-3, "0.001"),
+        ([0.9, "a b"], "[0.9,'a b']"),
+        ("plain/word-1.0", "plain/word-1.0"),
+        (Path("/a b"), "'/a b'"),
+        ("", "''"),
+        ("True", "'True'"),
+        ("1", "'1'"),
+        ("it's", r"'it\'s'"),
+        ("a\\", r"'a\\'"),
+        ("a\\b", r"'a\b'"),
+        ("${x}", r"'\${x}'"),
+    ],
+)
+def test_values_are_written_in_hydras_grammar(value: Any, text: str) -> None:
+    assert hydra_value(value) == text
+
+
+def test_a_forward_pass_is_limited_by_its_logits(tmp_path: Path) -> None:
+    assert forward_tokens("somebody/model") == 2**28 // 2**17
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 1024}))
+    assert forward_tokens(str(tmp_path)) == 2**28 // 1024
+
+
+def test_a_platform_adds_to_the_trainers_command(tmp_path: Path) -> None:
+    machine = Platform(
+        {"a": 1}, {"X": "machine"}, unset=["Y"], before=["serve", "--"], state=["server"]
+    )
+    local = spec(policy={"model": str(tmp_path)})
+    made = Launch.of(local, ["train"], machine, {"X": "trainer", "Z": "1"}, state=["checkpoints"])
+    assert made.argv == ["serve", "--", "train"]
+    assert made.env == {"HF_HUB_OFFLINE": "1", "X": "machine", "Z": "1"}
+    assert (made.unset, made.state) == (["Y"], ["checkpoints", "server"])
+    assert Launch.from_json(made.to_json()) == made
+    assert "HF_HUB_OFFLINE" not in Launch.of(spec(), ["train"], Platform()).env
+
+
+def test_platforms_are_entry_points(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Entry:
+        @staticmethod
+        def load() -> Any:
+            return lambda spec, run_dir, **known: Platform({"dir": run_dir, **known})
+
+    found = {("gem.platforms", "cpu.mine"): [Entry]}
+    monkeypatch.setattr(platforms, "entry_points", lambda group, name: found.get((group, name), []))
+    made = platforms.cpu("mine", spec(), tmp_path, form="head")
+    assert made.settings == {"dir": tmp_path, "form": "head"}
+    with pytest.raises(ConfigurationError, match="pip install gem-cpu"):
+        platforms.cpu("other", spec(), tmp_path)
+
+
+def test_folders_come_before_those_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "mine")
+    assert platforms.python_path("a", Path("b")) == {
+        "PYTHONPATH": os.pathsep.join("ab") + os.pathsep + "mine"
+    }
+    monkeypatch.delenv("PYTHONPATH")
+    assert platforms.python_path("a") == {"PYTHONPATH": "a"}
+
+
+def test_runs_have_sockets_of_their_own(tmp_path: Path) -> None:
+    one, other = platforms.socket_folder(tmp_path / "a"), platforms.socket_folder(tmp_path / "b")
+    assert one != other and one == platforms.socket_folder(tmp_path / "a")
+    assert len(Path(one).name) < 16
