@@ -3,7 +3,7 @@
 - `runspec`, `launch`: the experiment, and the native command an adapter makes of it.
 - `platforms`: what the machine adds to that command.
 - `settings`, `tasksets`: how episodes are played, and tasks in a trainer's dataset.
-- `record`, `metrics`: what a run leaves behind.
+- `record`, `metrics`, `recording`: what a run leaves behind, and how an adapter writes it.
 - `rows`, `batches`: training rows in a trainer's tensors; optimiser steps and forward passes.
 - `doctor`, `preflight`: can this installation run the experiment?
 - `seams`: does the trainer still have the functions that an adapter replaces or calls?

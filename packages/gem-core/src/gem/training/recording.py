@@ -1,0 +1,185 @@
+"""What an adapter does to leave a record (`gem.training.record`) of its trainer's run.
+
+An iteration comes in parts: the rollout's episodes and their advantages are kept
+(`RunRecording.keep_batch`) until the trainer's own metrics of the update are known
+(`RunRecording.write_iteration`). An evaluation is written at once
+(`RunRecording.write_evaluation`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gem.training.metrics import episode_metrics
+from gem.training.record import RUN, Recorder, TrainedRow
+from gem.trajectory import Failure, Trajectory
+
+Names = Mapping[str, str | tuple[str, ...]]
+"""The record's name of a metric, and the trainer's; of several the first that is there counts."""
+Rows = Sequence[Sequence[TrainedRow]]
+"""Training rows, `[episode][row]`."""
+
+
+def rows_wanted() -> bool:
+    """Whether the record is to have training rows: `GEM_RECORD_ROWS` is 1."""
+    return os.environ.get("GEM_RECORD_ROWS") == "1"
+
+
+class RunRecording:
+    """The record of one run, written by the one process that knows its metrics."""
+
+    def __init__(
+        self, folder: str | Path | None, about: Mapping[str, Any], names: Names | None = None
+    ) -> None:
+        """Open the record, and write `run.json` unless a launcher has written it already.
+
+        Args:
+            folder: Of the record; None computes metrics and writes nothing.
+            about: For `run.json`: `trainer`, `versions`, and `config` if it is known.
+            names: The trainer's metrics that are recorded. Metrics of a trainer that uses the
+                record's names need none.
+
+        Raises:
+            RecordError: The folder cannot be created or written.
+        """
+        self.folder = None if folder is None else Path(folder)
+        self._recorder = None if folder is None else Recorder(folder)
+        # A launcher's run.json has more: the RunSpec and the parity.
+        if self._recorder is not None and not (self._recorder.folder / RUN).exists():
+            self._recorder.start(about)
+        self._names = dict(names or {})
+        self._logged: dict[str, Any] = {}
+        self._batch: _Batch | None = None
+
+    def keep_batch(
+        self,
+        trajectories: Sequence[Trajectory],
+        advantages: Sequence[Sequence[float]] | None = None,
+        rows: Callable[[], Rows] | None = None,
+        *,
+        metrics: Mapping[str, float] | None = None,
+        lost: Sequence[Failure] = (),
+    ) -> dict[str, float]:
+        """Keep an iteration's episodes until `write_iteration`, in place of those kept before.
+
+        Args:
+            trajectories: The episodes of all ranks.
+            advantages: `[episode][turn]`; None if they are not GEM's.
+            rows: Returns what is trained on, `[episode][row]`; called only if rows are wanted.
+            metrics: Further ones, under the record's names.
+            lost: Failures of episodes without a trajectory.
+
+        Returns:
+            The metrics of the episodes: `episode_metrics` and `metrics`, and `tokens_per_s` if
+            `rollout_s` is one of them.
+        """
+        found = _measured(episode_metrics(trajectories, lost), metrics)
+        self._batch = _Batch(found)
+        if self._recorder is not None:
+            shown = rows() if rows is not None and rows_wanted() else None
+            self._batch = _Batch(found, list(trajectories), advantages, shown)
+        return dict(found)
+
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Add metrics under the trainer's names; a later value replaces an earlier one."""
+        self._logged.update(values)
+
+    def write_iteration(
+        self,
+        iteration: int,
+        logged: Mapping[str, Any] | None = None,
+        *,
+        metrics: Mapping[str, float] | None = None,
+    ) -> dict[str, float]:
+        """Write the iteration whose batch is kept; without one nothing is done.
+
+        Args:
+            iteration: Its number, from 0.
+            logged: Metrics under the trainer's names, besides those of `log`. Those that `names`
+                lacks are left out.
+            metrics: Metrics under the record's names, of which all are written.
+
+        Returns:
+            The metrics as written: those of `keep_batch`, the trainer's in the order of `names`,
+            `metrics`, `tokens_per_s`.
+
+        Raises:
+            RecordError: It cannot be written.
+        """
+        batch = self._batch
+        if batch is None:
+            return {}
+        known = {**self._logged, **(logged or {})}
+        self._batch, self._logged = None, {}
+        found = _measured(batch.metrics | self._renamed(known), metrics)
+        if self._recorder is not None:
+            self._recorder.metrics(iteration, found)
+            self._recorder.episodes(
+                iteration, batch.trajectories, batch.advantages, rows=batch.rows
+            )
+        return found
+
+    def write_evaluation(
+        self,
+        iteration: int,
+        name: str,
+        trajectories: Sequence[Trajectory],
+        *,
+        metrics: Mapping[str, float] | None = None,
+        sort: bool = False,
+    ) -> dict[str, float]:
+        """Write an evaluation.
+
+        Args:
+            iteration: Number of iterations that the policy has been trained for.
+            name: Of the evaluation; the record's split is `eval:<name>`.
+            trajectories: Its episodes.
+            metrics: Further ones, under the record's names.
+            sort: Sort the episodes by the seeds of their tasks: for trainers that return them in
+                the order in which they ended.
+
+        Returns:
+            The metrics as written.
+
+        Raises:
+            RecordError: It cannot be written.
+        """
+        if sort:
+            trajectories = sorted(trajectories, key=lambda trajectory: trajectory.task.seed)
+        found = _measured(episode_metrics(trajectories), metrics)
+        if self._recorder is not None:
+            split = f"eval:{name}"
+            self._recorder.metrics(iteration, found, split)
+            self._recorder.episodes(iteration, trajectories, split=split)
+        return found
+
+    def _renamed(self, logged: Mapping[str, Any]) -> dict[str, float]:
+        found = {}
+        for ours, theirs in self._names.items():
+            for name in (theirs,) if isinstance(theirs, str) else theirs:
+                if name in logged:
+                    found[ours] = float(logged[name])
+                    break
+        return found
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """What is known of an iteration before its update."""
+
+    metrics: dict[str, float]
+    trajectories: Sequence[Trajectory] = ()
+    advantages: Sequence[Sequence[float]] | None = None
+    rows: Rows | None = None
+
+
+def _measured(values: Mapping[str, float], further: Mapping[str, float] | None) -> dict[str, float]:
+    """Return both with the tokens per second, as soon as the rollout's seconds are known."""
+    found = {**values, **(further or {})}
+    if found.get("rollout_s"):
+        found["tokens_per_s"] = found["sampled_tokens"] / found["rollout_s"]
+    return found

@@ -1,0 +1,243 @@
+"""What an adapter does to leave a record of its trainer's run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gem.errors import RecordError
+from gem.testing.golden import golden_batch
+from gem.training.metrics import episode_metrics
+from gem.training.record import EPISODES, METRICS, RUN, SCHEMA, TrainedRow, read_run
+from gem.training.recording import Names, RunRecording, rows_wanted
+from gem.trajectory import Failure, Trajectory
+
+ABOUT = {"trainer": "mine", "versions": {"mine": "1.0"}}
+NAMES: Names = {
+    "loss": "actor/loss",
+    "rollout_s": "timing/gen",
+    "kl": ("actor/kl", "actor/ref_kl"),
+}
+ROW = TrainedRow([3, 4], [5, 6], [1, 0], [0.5, 0.0], [1.0, 0.0])
+
+
+@pytest.fixture(autouse=True)
+def _no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GEM_RECORD_ROWS", raising=False)
+
+
+def lines(folder: Path, name: str = METRICS) -> list[dict[str, Any]]:
+    path = folder / name
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def ones(batch: list[Trajectory]) -> list[list[float]]:
+    return [[1.0] * len(t.turns) for t in batch]
+
+
+def test_the_trainer_and_its_versions_stand_in_run_json(tmp_path: Path) -> None:
+    RunRecording(tmp_path / "a" / "run", {**ABOUT, "config": {"lr": 0.1}})
+    assert json.loads((tmp_path / "a" / "run" / RUN).read_text()) == {
+        "schema": SCHEMA,
+        "trainer": "mine",
+        "versions": {"mine": "1.0"},
+        "config": {"lr": 0.1},
+    }
+
+
+def test_a_launchers_run_json_is_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / RUN).write_text('{"spec": {}}')
+    RunRecording(tmp_path, ABOUT)
+    assert (tmp_path / RUN).read_text() == '{"spec": {}}'
+
+
+def test_metrics_are_recorded_under_the_records_names_in_the_order_of_the_table(
+    tmp_path: Path,
+) -> None:
+    batch = golden_batch()
+    recording = RunRecording(tmp_path, ABOUT, NAMES)
+    recording.keep_batch(batch, metrics={"logprob_difference_max": 0.25})
+    logged = {"timing/gen": 2, "actor/kl": 0.125, "actor/loss": 0.5, "stranger": object()}
+    recording.write_iteration(3, logged, metrics={"update_s": 4.0})
+    [line] = lines(tmp_path)
+    known = episode_metrics(batch)
+    names = ["logprob_difference_max", "loss", "rollout_s", "kl", "update_s", "tokens_per_s"]
+    assert list(line) == ["iteration", "split", "time_s", *known, *names]
+    assert (line["iteration"], line["split"]) == (3, "train")
+    assert [line[name] for name in known] == list(known.values())
+    assert [line[name] for name in names] == [
+        *(0.25, 0.5, 2.0, 0.125, 4.0),
+        known["sampled_tokens"] / 2,
+    ]
+
+
+def test_metrics_that_the_trainer_did_not_log_are_missing(tmp_path: Path) -> None:
+    recording = RunRecording(tmp_path, ABOUT, NAMES)
+    recording.keep_batch(golden_batch())
+    recording.write_iteration(0, {"actor/grad_norm": 1.0})
+    [line] = lines(tmp_path)
+    assert not {"loss", "rollout_s", "kl", "tokens_per_s", "actor/grad_norm"} & set(line)
+
+
+def test_of_several_names_the_first_that_is_logged_counts(tmp_path: Path) -> None:
+    recording = RunRecording(tmp_path, ABOUT, NAMES)
+    for logged in ({"actor/ref_kl": 2.0}, {"actor/ref_kl": 2.0, "actor/kl": 1.0}):
+        recording.keep_batch(golden_batch())
+        recording.write_iteration(0, logged)
+    assert [line["kl"] for line in lines(tmp_path)] == [2.0, 1.0]
+
+
+def test_the_last_logged_value_of_several_optimiser_steps_is_recorded_once(
+    tmp_path: Path,
+) -> None:
+    recording = RunRecording(tmp_path, ABOUT, NAMES)
+    recording.log({"timing/gen": 4.0})  # before the batch is known
+    recording.keep_batch(golden_batch())
+    recording.log({"actor/loss": 1.0})
+    recording.log({"actor/loss": 0.5})
+    recording.write_iteration(0)
+    recording.keep_batch(golden_batch())
+    recording.write_iteration(1)
+    first, second = lines(tmp_path)
+    assert (first["loss"], first["rollout_s"]) == (0.5, 4.0)
+    assert not {"loss", "rollout_s"} & set(second)
+
+
+def test_a_rate_known_with_the_batch_stands_before_the_metrics_of_the_update(
+    tmp_path: Path,
+) -> None:
+    recording = RunRecording(tmp_path, ABOUT)
+    kept = recording.keep_batch(golden_batch(), metrics={"rollout_s": 0.5, "advantage_s": 1.0})
+    assert kept["tokens_per_s"] == kept["sampled_tokens"] * 2
+    written = recording.write_iteration(0, metrics={"loss": 0.5})
+    [line] = lines(tmp_path)
+    assert list(line)[-4:] == ["rollout_s", "advantage_s", "tokens_per_s", "loss"]
+    assert {name: line[name] for name in written} == written == {**kept, "loss": 0.5}
+
+
+def test_episodes_are_recorded_with_advantages_of_all_parts(tmp_path: Path) -> None:
+    batch = golden_batch()
+    recording = RunRecording(tmp_path, ABOUT)
+    recording.keep_batch(batch, ones(batch))
+    recording.write_iteration(5)
+    episodes = list(read_run(tmp_path).episodes())
+    assert [(e.iteration, e.split) for e in episodes] == [(5, "train")] * len(batch)
+    assert [e.trajectory for e in episodes] == batch
+    assert [e.advantages for e in episodes] == ones(batch)
+
+
+def test_an_iteration_is_written_once_and_only_with_a_batch(tmp_path: Path) -> None:
+    recording = RunRecording(tmp_path, ABOUT, NAMES)
+    assert recording.write_iteration(0, {"actor/loss": 0.5}) == {}
+    recording.keep_batch(golden_batch())
+    recording.write_iteration(1)
+    assert recording.write_iteration(2) == {}
+    [line] = lines(tmp_path)
+    assert line["iteration"] == 1
+    assert "loss" not in line
+
+
+def test_a_batch_that_was_not_trained_is_replaced(tmp_path: Path) -> None:
+    batch = golden_batch()
+    recording = RunRecording(tmp_path, ABOUT)
+    recording.keep_batch(batch)
+    recording.keep_batch(batch[:2])
+    recording.write_iteration(0)
+    assert [e.trajectory for e in read_run(tmp_path).episodes()] == batch[:2]
+
+
+def test_failures_without_a_trajectory_are_counted(tmp_path: Path) -> None:
+    batch = [t for t in golden_batch() if t.valid]
+    recording = RunRecording(tmp_path, ABOUT)
+    recording.keep_batch(batch, lost=[Failure("engine", "never arrived", 1)])
+    recording.write_iteration(0)
+    [line] = lines(tmp_path)
+    assert (line["episodes"], line["failed_episodes"]) == (len(batch), 1)
+    assert line["failed_engine"] == 1
+
+
+@pytest.mark.parametrize(("value", "wanted"), [("1", True), ("0", False), (None, False)])
+def test_training_rows_are_made_and_recorded_only_if_they_are_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str | None, wanted: bool
+) -> None:
+    if value is not None:
+        monkeypatch.setenv("GEM_RECORD_ROWS", value)
+    calls = []
+
+    def rows() -> list[list[TrainedRow]]:
+        calls.append(1)
+        return [[ROW], [ROW, ROW]]
+
+    recording = RunRecording(tmp_path, ABOUT)
+    recording.keep_batch(golden_batch()[:2], rows=rows)
+    assert rows_wanted() is wanted
+    assert len(calls) == wanted  # now: the update may change the trainer's tensors
+    recording.write_iteration(0)
+    assert [e.rows for e in read_run(tmp_path).episodes()] == (
+        [[ROW], [ROW, ROW]] if wanted else [None, None]
+    )
+
+
+def test_an_evaluation_has_a_split_of_its_name(tmp_path: Path) -> None:
+    batch = golden_batch()
+    recording = RunRecording(tmp_path, ABOUT)
+    recording.keep_batch(batch)
+    written = recording.write_evaluation(2, "easy", batch[:3], metrics={"rollout_s": 2.0})
+    [line] = lines(tmp_path)
+    assert (line["iteration"], line["split"]) == (2, "eval:easy")
+    known = episode_metrics(batch[:3])
+    rate = {"rollout_s": 2.0, "tokens_per_s": known["sampled_tokens"] / 2}
+    assert written == known | rate
+    assert list(line) == ["iteration", "split", "time_s", *known, *rate]
+    episodes = list(read_run(tmp_path).episodes("eval:easy"))
+    assert [e.trajectory for e in episodes] == batch[:3]
+    assert all(e.advantages is None and e.rows is None for e in episodes)
+    recording.write_iteration(2)  # the kept batch is still there
+    assert [line["split"] for line in lines(tmp_path)] == ["eval:easy", "train"]
+
+
+@pytest.mark.parametrize(("sort", "seeds"), [(False, [3, 1, 2]), (True, [1, 2, 3])])
+def test_an_evaluation_is_sorted_by_the_tasks_seeds_on_demand(
+    tmp_path: Path, sort: bool, seeds: list[int]
+) -> None:
+    played = golden_batch()[0]
+    batch = [replace(played, task=replace(played.task, seed=seed)) for seed in (3, 1, 2)]
+    RunRecording(tmp_path, ABOUT).write_evaluation(0, "x", batch, sort=sort)
+    assert [e.trajectory.task.seed for e in read_run(tmp_path).episodes()] == seeds
+    assert [t.task.seed for t in batch] == [3, 1, 2]
+
+
+def test_without_a_folder_metrics_are_computed_and_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GEM_RECORD_ROWS", "1")
+    batch = golden_batch()
+    recording = RunRecording(None, ABOUT, NAMES)
+    assert recording.folder is None
+    kept = recording.keep_batch(batch, rows=lambda: pytest.fail("rows were made"))
+    assert kept == episode_metrics(batch)
+    assert recording.write_iteration(0, {"actor/loss": 0.5}) == {**kept, "loss": 0.5}
+    assert recording.write_evaluation(0, "x", batch) == kept
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_used_is_a_record_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RecordError, match="file"):
+        RunRecording(tmp_path / "file", ABOUT)
+
+
+@pytest.mark.parametrize("name", [METRICS, EPISODES])
+def test_a_file_that_cannot_be_written_is_a_record_error(tmp_path: Path, name: str) -> None:
+    recording = RunRecording(tmp_path, ABOUT)
+    (tmp_path / name).mkdir()
+    recording.keep_batch(golden_batch())
+    with pytest.raises(RecordError, match=name):
+        recording.write_iteration(0)
+    with pytest.raises(RecordError, match=name):
+        recording.write_evaluation(0, "x", golden_batch())
