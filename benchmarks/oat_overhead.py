@@ -36,10 +36,10 @@ from gem.rollout import ChatFormat
 from gem.seeding import stream
 from gem.tasks import Task, TaskSet
 from gem.training.record import EpisodeRecord, RunRecord, read_run
+from gem.training.recording import RunRecording
 from gem.training.tasksets import encode_task
 from gem_oat.advantage import give_advantages, make_rows
 from gem_oat.data import Share, Tasks
-from gem_oat.record import Recording
 from gem_oat.rollout import Actor
 from gem_oat.settings import parse
 
@@ -151,11 +151,11 @@ def overhead(run: RunRecord, tokenizer: Any) -> None:
         # What a chat format has rendered it remembers, from iteration to iteration.
         play(playing, before)
         play(playing, episodes)
-    actor_s, args = min(spent[1::2]), playing.args
+    actor_s = min(spent[1::2])
     batch = [e.trajectory for e in episodes]
 
     folder = tempfile.TemporaryDirectory()
-    recording = Recording(folder.name, args)
+    recording = RunRecording(folder.name, {"trainer": "oat"})
 
     def learner() -> None:
         rows = make_rows(batch)
@@ -167,8 +167,8 @@ def overhead(run: RunRecord, tokenizer: Any) -> None:
             lam=algorithm["lam"],
             max_failed_fraction=1.0,
         )
-        recording.batch([(batch, per_turn, [])], 1.0, 1.0)
-        recording.trained(0, {})
+        recording.keep_batch(batch, per_turn, metrics={"rollout_s": 1.0, "advantage_s": 1.0})
+        recording.write_iteration(0)
 
     with folder:
         learner_s = min(timed(learner) for _ in range(REPEATS))

@@ -145,7 +145,7 @@ def make(maker: Any, batch: list[Any], folder: str) -> None:
     from gem_openrlhf.record import recording
 
     maker.compute_advantages_and_returns(batch)
-    recording(folder).trained(1, {})
+    recording(folder).write_iteration(0)
 
 
 def timed(function: Callable[[], object]) -> float:

@@ -29,11 +29,12 @@ from gem import Env, register
 from gem.core import Step
 from gem.tasks import Task
 from gem.training.record import EpisodeRecord, RunRecord, read_run
+from gem.training.recording import RunRecording
 from gem.training.tasksets import encode_task
 from gem_cpu import rl2_plugin
 from gem_rl2 import advantage, rollout
 from gem_rl2.dataset import Row
-from gem_rl2.record import Recording
+from gem_rl2.record import RECORDED
 from gem_rl2.rollout import Rollouts, state_dicts
 from gem_rl2.sampler import SglangSampler
 
@@ -116,7 +117,7 @@ def overhead(run: RunRecord, world: Any, tokenizer: Any) -> None:
         return seconds + timed(lambda: [state_dicts(t, i) for i, t in enumerate(rollouts.take())])
 
     with tempfile.TemporaryDirectory() as folder:
-        recording = Recording(folder, world.RL2)
+        recording = RunRecording(folder, {"trainer": "rl2"}, RECORDED)
 
         def seam_s() -> float:
             played = [e.trajectory for e in episodes]
@@ -125,9 +126,8 @@ def overhead(run: RunRecord, world: Any, tokenizer: Any) -> None:
             def seam() -> None:
                 found = advantage.read(tensors, edges.tolist(), played)
                 per_turn = advantage.compute(settings, theirs, tensors, found)
-                rows = [e.trained_rows(tensors) for e in found]
-                recording.batch([e.trajectory for e in found], per_turn, {}, rows)
-                recording.log(1, {"timing/update_rollout": 0.0})
+                recording.keep_batch([e.trajectory for e in found], per_turn)
+                recording.write_iteration(0, {"timing/update_rollout": 0.0})
 
             return timed(seam)
 

@@ -18,7 +18,7 @@ from gem.errors import ConfigurationError, UnsupportedVersionError
 from gem.testing.golden import golden_batch
 from gem.training.record import read_run
 from gem_rl2 import hook, rollout, servers
-from gem_rl2.record import Recording
+from gem_rl2.record import record_logs
 from gem_rl2.rollout import Rollouts
 
 KEYS = ("+gem.advantage=rebn", "+gem.prompt_tokens=100", "+gem.max_failed_fraction=0.5")
@@ -211,7 +211,7 @@ def test_an_evaluation_is_recorded_after_the_weights_it_is_of(world: Any, tmp_pa
     import wandb
 
     r = Rollouts(world.settings(*KEYS), world.keys(*KEYS))
-    hook.record_logs(Recording(str(tmp_path), world.RL2), r)
+    record_logs(str(tmp_path), world.RL2, r.evaluated)
     r.evaluated["same"] = golden_batch()
     wandb.log({"timing/rollout": 1.0}, step=4)
     [line] = read_run(tmp_path).metrics

@@ -12,14 +12,13 @@ from oat.algorithms.ppo_multiturn import PPOMultiTurnLearner
 from oat.utils.ipc import PlasmaShmClient
 
 from gem.training.batches import minibatches
-from gem.training.metrics import episode_metrics
+from gem.training.recording import RunRecording, rows_wanted
 from gem.training.tasksets import Source, encode_task
 from gem.trajectory import Trajectory
-from gem_oat import compat
+from gem_oat import __version__, check_oat, compat
 from gem_oat.advantage import Row, give_advantages, make_rows, trained_rows
 from gem_oat.data import Collector, Share, Tasks
-from gem_oat.record import Recording, rows_wanted
-from gem_oat.settings import Args
+from gem_oat.settings import Args, shown
 from gem_oat.supervise import done, reported
 from gem_oat.update import Loss, Updater
 
@@ -56,9 +55,10 @@ class Learner(PPOMultiTurnLearner):  # type: ignore[misc]
         )
         self.sources = args.sources()
         self.evaluated: tuple[int, dict[str, float]] = (-1, {})
-        self.recording: Recording | None = None
-        if args.gem_record_dir is not None and self.strategy.is_rank_0():
-            self.recording = Recording(args.gem_record_dir, args)
+        versions = {"oat-llm": check_oat(), "gem-oat": __version__}
+        about = {"trainer": "oat", "versions": versions, "config": shown(args)}
+        folder = args.gem_record_dir if self.strategy.is_rank_0() else None
+        self.recording = RunRecording(folder, about)
 
     def prepare_data(self, strategy: Any, tokenizer: Any) -> None:
         """Set the dataset; called by oat."""
@@ -93,8 +93,13 @@ class Learner(PPOMultiTurnLearner):  # type: ignore[misc]
         if args.gem_record_dir is not None:
             rows = trained_rows(data_list, self.rows) if rows_wanted() else []
             parts = _gather((list(data_list), per_turn, rows))
-            if self.recording is not None:
-                self.recording.batch(parts, self.actor_info["actor/rollout_s"], seconds)
+            if self.strategy.is_rank_0():
+                episodes, advantages, shown_rows = (
+                    [entry for part in column for entry in part]
+                    for column in zip(*parts, strict=True)
+                )
+                times = {"rollout_s": self.actor_info["actor/rollout_s"], "advantage_s": seconds}
+                self.recording.keep_batch(episodes, advantages, lambda: shown_rows, metrics=times)
 
     def learn(self, learning_round: int) -> dict[str, float]:
         """Train on the rows; return oat's training metrics, the same on all ranks."""
@@ -127,11 +132,11 @@ class Learner(PPOMultiTurnLearner):  # type: ignore[misc]
     ) -> None:
         """Record the iteration, then evaluate, save and log as oat does."""
         final = eval and save
-        if train_info and not final and self.recording is not None:
+        if train_info and not final:
             values = {name.removeprefix("train/"): value for name, value in train_info.items()}
             values["sync_s"] = self.weight_sync_elapse
             values["step_s"] = time.perf_counter() - self.began
-            self.recording.trained(self.steps - 1, values)
+            self.recording.write_iteration(self.steps - 1, metrics=values)
         super().eval_and_log(train_info, eval=eval, save=save)
         if final:
             done()
@@ -146,10 +151,8 @@ class Learner(PPOMultiTurnLearner):  # type: ignore[misc]
         if self.strategy.is_rank_0():
             for number, source in enumerate(self.sources):
                 episodes = self._play(source, number, updates)
-                found = episode_metrics(episodes)
+                found = self.recording.write_evaluation(updates, source.name, episodes)
                 metrics |= {f"eval/{source.name}/{name}": v for name, v in found.items()}
-                if self.recording is not None:
-                    self.recording.evaluated(updates, source.name, episodes)
         # On the CPU: an evaluation may take longer than NCCL waits.
         dist.barrier(group=self._same_actor_group)
         shared = [metrics]

@@ -19,7 +19,6 @@ from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 
 from gem.advantage import TurnTable, advantages
-from gem.training.metrics import episode_metrics
 from gem.training.record import TrainedRow
 from gem.training.rows import PlacedEpisode, PlacedRow
 from gem.training.settings import check_failures
@@ -94,12 +93,11 @@ class GemExperienceMaker(RemoteExperienceMaker):  # type: ignore[misc]
             per_turn = self._turn_advantages(experiences, rows, self.gem.advantage)
             leave_out(experiences, rows)
         if self.gem.record_dir is not None:
-            trajectories = [row.trajectory for row in rows]
-            values = episode_metrics(trajectories)
-            if difference is not None:
-                values["logprob_difference_max"] = difference
-            recording(self.gem.record_dir).batch(
-                trajectories, per_turn, values, [trained_row(row) for row in rows]
+            recording(self.gem.record_dir).keep_batch(
+                [row.trajectory for row in rows],
+                per_turn,
+                lambda: [trained_row(row) for row in rows],
+                metrics={} if difference is None else {"logprob_difference_max": difference},
             )
         return experiences
 

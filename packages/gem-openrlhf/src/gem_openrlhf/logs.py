@@ -8,7 +8,7 @@ from typing import Any
 
 from openrlhf.utils.logging_utils import TensorboardLogger
 
-from gem_openrlhf.record import recording
+from gem_openrlhf.record import recording, write_evaluated
 from gem_openrlhf.settings import load_settings
 
 
@@ -19,20 +19,17 @@ class GemTensorboardLogger(TensorboardLogger):  # type: ignore[misc]
         """Find out where the record goes."""
         super().__init__(args)
         settings = load_settings(args.train.agent_func_path)
-        folder = None if settings is None else settings.record_dir
-        self._recording = None if folder is None else recording(folder)
+        self._recording = recording(None if settings is None else settings.record_dir)
 
     def log_train(self, global_step: int, logs_dict: Mapping[str, Any]) -> None:
         """Log and record an iteration."""
         super().log_train(global_step, logs_dict)
-        if self._recording is not None:
-            self._recording.trained(global_step, logs_dict)
+        self._recording.write_iteration(global_step - 1, logs_dict)
 
     def log_eval(self, global_step: int, logs_dict: Mapping[str, Any]) -> None:
         """Log and record an evaluation."""
         super().log_eval(global_step, logs_dict)
-        if self._recording is not None:
-            self._recording.evaluated(global_step)
+        write_evaluated(self._recording, global_step)
 
 
 def install(module: ModuleType) -> None:

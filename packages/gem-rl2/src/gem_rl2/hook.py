@@ -18,9 +18,10 @@ import wandb
 from omegaconf import OmegaConf
 
 from gem.errors import ConfigurationError
+from gem.training.recording import RunRecording
 from gem.training.seams import Seam, check_seams
 from gem_rl2 import SUPPORTED_RL2, TRAINER, advantage, rollout, servers
-from gem_rl2.record import PLAYED, Recording
+from gem_rl2.record import record_logs
 from gem_rl2.release import Form, Installation, check_rl2
 from gem_rl2.rollout import Rollouts
 from gem_rl2.settings import SECTION, Keys, Settings, check
@@ -126,8 +127,7 @@ def trainer(program: ModuleType, rl2: Installation) -> type[Any]:
                 self.rollout.rollout = types.MethodType(rollout.release_rollout, self.rollout)
             recording = None
             if settings.record_dir is not None:
-                recording = Recording(settings.record_dir, rl2)
-                record_logs(recording, rollouts)
+                recording = record_logs(settings.record_dir, rl2, rollouts.evaluated)
             program.compute_advantages = seam(  # type: ignore[attr-defined]
                 original, rollouts, recording
             )
@@ -142,7 +142,7 @@ def trainer(program: ModuleType, rl2: Installation) -> type[Any]:
     return GemPPOTrainer
 
 
-def seam(original: Any, rollouts: Rollouts, recording: Recording | None) -> Any:
+def seam(original: Any, rollouts: Rollouts, recording: RunRecording | None) -> Any:
     """Return a function that takes the place of RL2's `compute_advantages`."""
     settings, keys = rollouts.settings, rollouts.keys
 
@@ -158,11 +158,11 @@ def seam(original: Any, rollouts: Rollouts, recording: Recording | None) -> Any:
             per_turn = advantage.compute(settings, keys, tensor_dict, episodes)
         if recording is not None:
             difference = advantage.logprob_difference(tensor_dict, episodes)
-            recording.batch(
+            recording.keep_batch(
                 [episode.trajectory for episode in episodes],
                 per_turn,
-                {} if difference is None else {"logprob_difference_max": difference},
-                [advantage.trained_rows(tensor_dict, episode) for episode in episodes],
+                lambda: [advantage.trained_rows(tensor_dict, episode) for episode in episodes],
+                metrics={} if difference is None else {"logprob_difference_max": difference},
             )
         advantage.repeat(tensor_dict, settings.epochs)
 
@@ -183,20 +183,6 @@ def apply_kl(keys: Keys, tensor_dict: Any, step: int) -> None:
     wandb.log({"actor/old_ref_approx_kl": mean.item()}, step=step)
     if keys.kl_type == "reward":
         tensor_dict["rewards"] -= keys.kl_coef * kl
-
-
-def record_logs(recording: Recording, rollouts: Rollouts) -> None:
-    """Let the record have what RL2 gives to `wandb.log`."""
-    log = wandb.log
-
-    def log_too(values: Any, *args: Any, step: int, **kwargs: Any) -> None:
-        log(values, *args, step=step, **kwargs)
-        recording.log(step, values)
-        if PLAYED in values and rollouts.evaluated:
-            played, rollouts.evaluated = rollouts.evaluated, {}
-            recording.evaluated(step, played)
-
-    wandb.log = log_too
 
 
 def in_order(loader: Any) -> Any:

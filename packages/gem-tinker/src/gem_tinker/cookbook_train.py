@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import os
+import functools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,8 +40,7 @@ from tinker_cookbook.utils.misc_utils import split_list
 
 from gem.advantage import ADVANTAGES
 from gem.errors import ConfigurationError, GemError
-from gem.training.metrics import episode_metrics
-from gem.training.record import RUN, Recorder
+from gem.training.recording import RunRecording
 from gem.training.settings import MAX_FAILED_FRACTION, check_failures
 from gem.trajectory import Failure, Trajectory
 from gem_tinker import __version__, check_tinker
@@ -144,12 +143,11 @@ async def main(config: Config) -> None:
         config=config,
         wandb_name=config.wandb_name,
     )
-    recorder = Recorder(Path(config.log_path) / "gem")
-    if not (recorder.folder / RUN).exists():
-        recorder.start({"trainer": "tinker", "versions": {"gem-tinker": __version__}})
+    about = {"trainer": "tinker", "versions": {"gem-tinker": __version__}}
+    recording = RunRecording(Path(config.log_path) / "gem", about)
     resume = checkpoint_utils.get_last_checkpoint(config.log_path)
     start = resume.batch if resume else 0
-    Checkpoints(recorder.folder).rewind(start)
+    Checkpoints(recording.folder).rewind(start)
     with tinker.ServiceClient(base_url=config.base_url) as service:
         if resume:
             client = await service.create_training_client_from_state_with_optimizer(
@@ -171,7 +169,7 @@ async def main(config: Config) -> None:
             rolling_ttl_seconds=config.rolling_ttl_seconds,
             store=ml_logger.store,
         )
-        await _train(config, objective, client, manager, ml_logger, recorder, start)
+        await _train(config, objective, client, manager, ml_logger, recording, start)
     ml_logger.close()
 
 
@@ -181,7 +179,7 @@ async def _train(
     client: Any,
     manager: Any,
     ml_logger: Any,
-    recorder: Recorder,
+    recording: RunRecording,
     start: int,
 ) -> None:
     train, test = await config.dataset_builder()
@@ -226,11 +224,10 @@ async def _train(
             client, manager, batch + 1, datums, logprobs, config.compute_post_kl
         )
         await manager.maybe_save_rolling_async(batch + 1, {"batch": batch + 1})
-        ours = episode_metrics(episodes, lost)
+        shown = functools.partial(trained_rows, rows, episodes)
+        recording.keep_batch(episodes, per_turn, shown, lost=lost)
+        ours = recording.write_iteration(batch)
         metrics |= after | {f"gem/{name}": value for name, value in ours.items()}
-        recorder.metrics(batch, ours)
-        shown = trained_rows(rows, episodes) if os.environ.get("GEM_RECORD_ROWS") == "1" else None
-        recorder.episodes(batch, episodes, per_turn, rows=shown)
         ml_logger.log_metrics(metrics, step=batch)
     if start < end:
         if evaluators and config.eval_every:

@@ -11,8 +11,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
-import os
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -26,8 +26,7 @@ from gem.errors import ConfigurationError, GemError, RolloutError
 from gem.rollout import ChatFormat
 from gem.tasks import Task
 from gem.training.batches import minibatches
-from gem.training.metrics import episode_metrics
-from gem.training.record import RUN, Recorder
+from gem.training.recording import RunRecording
 from gem.training.settings import check_failures
 from gem.trajectory import Trajectory
 from gem_tinker import __version__, check_tinker
@@ -59,14 +58,13 @@ async def train(config: Config, report: Report | None = None) -> None:
     """
     check_tinker()
     objective = Objective(config.loss_aggregation, await probe(config))
-    recorder = None if config.record_dir is None else Recorder(config.record_dir)
-    if recorder is not None and not (recorder.folder / RUN).exists():
-        versions = {"tinker": tinker.__version__, "gem-tinker": __version__}
-        recorder.start({"trainer": "tinker", "versions": versions, "config": asdict(config)})
-    checkpoints = Checkpoints(None if recorder is None else recorder.folder)
+    versions = {"tinker": tinker.__version__, "gem-tinker": __version__}
+    about = {"trainer": "tinker", "versions": versions, "config": asdict(config)}
+    recording = RunRecording(config.record_dir, about)
+    checkpoints = Checkpoints(recording.folder)
     with tinker.ServiceClient(base_url=config.base_url) as service:
         for attempt in range(config.restarts + 1):
-            run = Run(config, objective, service, recorder, checkpoints, report or _say_nothing)
+            run = Run(config, objective, service, recording, checkpoints, report or _say_nothing)
             try:
                 await run.open()
                 await run.train()
@@ -88,14 +86,14 @@ class Run:
         config: Config,
         objective: Objective,
         service: Any,
-        recorder: Recorder | None,
+        recording: RunRecording,
         checkpoints: Checkpoints,
         report: Report,
     ) -> None:
         self.config = config
         self.objective = objective
         self.service = service
-        self.recorder = recorder
+        self.recording = recording
         self.checkpoints = checkpoints
         self.report = report
         self.first = 0
@@ -140,17 +138,21 @@ class Run:
             copies = [task for task in batch for _ in range(config.group_size)]
             groups = [index // config.group_size for index in range(len(copies))]
             sampling = self._sampling(iteration, config.temperature, config.top_p, config.top_k)
-            episodes, metrics = await self._play(sampler, copies, groups, sampling)
+            episodes, seconds = await self._play(sampler, copies, groups, sampling)
             rows, per_turn = batch_rows(episodes, config.advantage, config.gamma)
             prepared = time.perf_counter()
-            metrics |= await self._update(rows)
+            metrics = await self._update(rows)
             metrics |= {
                 "lr": config.lr,
                 "sync_s": synced - began,
                 "update_s": time.perf_counter() - prepared,
                 "step_s": time.perf_counter() - began,
             }
-            self._record(iteration, "train", episodes, metrics, per_turn, rows)
+            shown = functools.partial(trained_rows, rows, episodes)
+            times = {"rollout_s": seconds}
+            self.recording.keep_batch(episodes, per_turn, shown, metrics=times)
+            recorded = self.recording.write_iteration(iteration, metrics=metrics)
+            self.report(iteration, "train", recorded)
             done = iteration + 1
             if config.save_every and (done % config.save_every == 0 or done == config.iterations):
                 await self._save(done)
@@ -181,7 +183,8 @@ class Run:
 
     async def _play(
         self, sampler: Any, tasks: Sequence[Task], groups: Sequence[int], sampling: Sampling
-    ) -> tuple[list[Trajectory], dict[str, float]]:
+    ) -> tuple[list[Trajectory], float]:
+        """Return the episodes and the seconds that they took."""
         began = time.perf_counter()
         episodes = await play_batch(sampler, self.chat, self.config, tasks, groups, sampling)
         seconds = time.perf_counter() - began
@@ -193,17 +196,18 @@ class Run:
             self.config.max_failed_fraction,
             failures,
         )
-        metrics = episode_metrics(episodes)
-        tokens_per_s = metrics["sampled_tokens"] / seconds
-        return episodes, metrics | {"rollout_s": seconds, "tokens_per_s": tokens_per_s}
+        return episodes, seconds
 
     async def _evaluate(self, iteration: int, sampler: Any) -> None:
         for source in self.config.sources():
             temperature = 1.0 if source.temperature is None else source.temperature
             sampling = self._sampling(iteration, temperature, 1.0, -1)
             groups = range(len(source.tasks))
-            episodes, metrics = await self._play(sampler, source.tasks, groups, sampling)
-            self._record(iteration, f"eval:{source.name}", episodes, metrics)
+            episodes, seconds = await self._play(sampler, source.tasks, groups, sampling)
+            metrics = self.recording.write_evaluation(
+                iteration, source.name, episodes, metrics={"rollout_s": seconds}
+            )
+            self.report(iteration, f"eval:{source.name}", metrics)
 
     async def _update(self, rows: Sequence[Row]) -> dict[str, float]:
         """Train on a batch; return means over its updates."""
@@ -273,23 +277,6 @@ class Run:
     async def _save(self, iteration: int) -> None:
         saved = await self._answer(self.client.save_state(f"iteration-{iteration:06d}"))
         self.checkpoints.add(Checkpoint(iteration, saved.path))
-
-    def _record(
-        self,
-        iteration: int,
-        split: str,
-        episodes: Sequence[Trajectory],
-        metrics: dict[str, float],
-        per_turn: Sequence[Sequence[float]] | None = None,
-        rows: Sequence[Row] = (),
-    ) -> None:
-        if self.recorder is not None:
-            shown = None
-            if rows and os.environ.get("GEM_RECORD_ROWS") == "1":
-                shown = trained_rows(rows, episodes)
-            self.recorder.metrics(iteration, metrics, split)
-            self.recorder.episodes(iteration, episodes, per_turn, split, shown)
-        self.report(iteration, split, metrics)
 
     async def _answer(self, future: Awaitable[T]) -> T:
         return await answer(future, self.config.request_timeout_s)

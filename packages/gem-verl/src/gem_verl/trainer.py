@@ -30,9 +30,9 @@ from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from gem.errors import ConfigurationError, RolloutError
-from gem.training.metrics import episode_metrics
 from gem.training.ray import call_while_alive
-from gem.training.record import RUN, Recorder, TrainedRow
+from gem.training.record import TrainedRow
+from gem.training.recording import RunRecording
 from gem.training.seams import Seam, check_seams
 from gem.training.settings import check_failures
 from gem.trajectory import Failure, Trajectory, TurnSpan
@@ -65,10 +65,12 @@ RECORDED = {
     "value_loss": "critic/vf_loss",
     "value_grad_norm": "critic/grad_norm",
     "logprob_difference_max": "training/rollout_probs_diff_max",
+    "rollout_s": "timing_s/gen",
+    "sync_s": "timing_s/update_weights",
+    "step_s": "timing_s/step",
 }
 """Names in the record, and in verl's metrics."""
 
-RECORDED_TIMES = {"rollout_s": "gen", "sync_s": "update_weights", "step_s": "step"}
 _UPDATE_TIMES = ("old_log_prob", "ref", "values", "adv", "update_critic", "update_actor")
 
 
@@ -126,18 +128,12 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
         self._settings = check_config(config)
         if config.actor_rollout_ref.rollout.name == "vllm" and os.environ.get("GEM_CPU") != "1":
             self._sockets = claim_sockets(ray.get_runtime_context().get_job_id())
-        self._recorder: Recorder | None = None
-        if self._settings.record_dir is not None:
-            self._recorder = Recorder(self._settings.record_dir)
-            # A launcher that knows more about the run has already written it.
-            if not (self._recorder.folder / RUN).exists():
-                self._recorder.start(
-                    {
-                        "trainer": "verl",
-                        "versions": {"verl": verl.__version__, "gem-verl": __version__},
-                        "config": OmegaConf.to_container(config, resolve=True),
-                    }
-                )
+        about = {
+            "trainer": "verl",
+            "versions": {"verl": verl.__version__, "gem-verl": __version__},
+            "config": OmegaConf.to_container(config, resolve=True),
+        }
+        self._recording = RunRecording(self._settings.record_dir, about, RECORDED)
         self._episodes: list[_Episode] = []
         self._lost: list[Failure] = []
         self._advantages: list[list[float]] = []
@@ -253,36 +249,27 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
         epoch: int,
     ) -> None:
         super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
-        played = [e.trajectory for e in self._episodes if e.trajectory is not None]
-        values = episode_metrics(played, self._lost)
-        metrics.update({f"gem/{name}": value for name, value in values.items()})
-        if self._recorder is None:
-            return
-        values |= {ours: float(metrics[name]) for ours, name in RECORDED.items() if name in metrics}
-        values |= {ours: timing_raw[n] for ours, n in RECORDED_TIMES.items() if n in timing_raw}
-        values["update_s"] = sum(timing_raw.get(name, 0.0) for name in _UPDATE_TIMES)
-        if values.get("rollout_s"):
-            values["tokens_per_s"] = values["sampled_tokens"] / values["rollout_s"]
-        # Step k of verl trains on what k - 1 updates have made.
-        self._recorder.metrics(global_steps - 1, values)
-        rows = self._trained_rows(batch) if os.environ.get("GEM_RECORD_ROWS") == "1" else None
-        kept = [i for i, e in enumerate(self._episodes) if e.trajectory is not None]
-        self._recorder.episodes(
-            global_steps - 1,
-            played,
-            [self._advantages[i] for i in kept] if self._advantages else None,
-            rows=None if rows is None else [rows[i] for i in kept],
+        played = [(i, e.trajectory) for i, e in enumerate(self._episodes) if e.trajectory]
+        values = self._recording.keep_batch(
+            [trajectory for _, trajectory in played],
+            [self._advantages[i] for i, _ in played] if self._advantages else None,
+            lambda: self._trained_rows(batch),
+            lost=self._lost,
         )
+        metrics.update({f"gem/{name}": value for name, value in values.items()})
+        update_s = sum(timing_raw.get(name, 0.0) for name in _UPDATE_TIMES)
+        # Step k of verl trains on what k - 1 updates have made.
+        self._recording.write_iteration(global_steps - 1, metrics, metrics={"update_s": update_s})
 
     def _trained_rows(self, batch: Any) -> list[list[TrainedRow]]:
-        """Read back what was trained on, `[episode][row]`."""
+        """Read back what was trained on, of the episodes that have a trajectory."""
         fields = ["prompts", "responses", "response_mask", "rm_scores", "advantages"]
         data = tq.kv_batch_get(
             keys=batch.keys, partition_id=batch.partition_id, select_fields=fields
         )
         columns = [[row.tolist() for row in data[name].unbind()] for name in fields]
         rows = [TrainedRow(*entries) for entries in zip(*columns, strict=True)]
-        return [[rows[row] for _, row in episode.rows] for episode in self._episodes]
+        return [[rows[row] for _, row in e.rows] for e in self._episodes if e.trajectory]
 
     def _val_metrics_update(
         self,
@@ -308,10 +295,7 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
                 [episode.failure for episode in episodes],
                 batch=f"validation {name!r}",
             )
-            if self._recorder is not None:
-                split = f"eval:{name}"
-                self._recorder.metrics(self.global_steps, episode_metrics(episodes), split)
-                self._recorder.episodes(self.global_steps, episodes, split=split)
+            self._recording.write_evaluation(self.global_steps, name, episodes)
         metrics: dict[str, Any] = super()._val_metrics_update(
             data_sources,
             sample_uids,
