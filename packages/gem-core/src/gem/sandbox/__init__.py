@@ -1,4 +1,8 @@
-"""Executors of programs that a policy wrote: one interface, honest labels of what each isolates."""
+"""Executors of a policy's programs: the interface, the implementations, `resolve` by name.
+
+`base` is the interface; `bwrap`, `docker`, `monty`, `process` and `auto` implement it; `audit` and
+`attacks` test it. Imports nothing of environments, tools or grading.
+"""
 
 from __future__ import annotations
 
@@ -33,21 +37,21 @@ EXECUTORS: dict[str, Callable[[], Executor]] = {
     "docker": DockerExecutor,
     "subprocess": SubprocessExecutor,
 }
-"""What can be asked for by name. All but `subprocess` isolate; with that, a program can read golds
-and the expected output of its own tests."""
+"""Executors by name. All but `subprocess` isolate; under `subprocess` a program can read golds and
+the expected output of its own tests."""
 
 
 def resolve(executor: str | Executor | None) -> Executor:
     """Return the executor that a parameter names.
 
     Args:
-        executor: An executor; the name of one in `EXECUTORS`; or None for the strongest that
-            isolates and runs any program, `bwrap`. Programs of a policy never run unprotected
-            unless `subprocess` was asked for by name.
+        executor: An executor; a name in `EXECUTORS`; or None for `bwrap`, the strongest one that
+            isolates and runs any program. Programs run without isolation only if the caller names
+            `subprocess`.
 
     Raises:
-        ConfigurationError: What is asked for is not available here, or there is no such name.
-        MissingExtraError: It needs a package that is not installed.
+        ConfigurationError: The name is unknown, or the executor is not available here.
+        MissingExtraError: The executor needs a package that is not installed.
     """
     if isinstance(executor, Executor):
         return executor

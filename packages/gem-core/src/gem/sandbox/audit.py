@@ -1,4 +1,7 @@
-"""The security audit: every attack against an executor, on this machine."""
+"""The security audit: runs the attacks of `attacks` against an executor, on this machine.
+
+Called by `gem.doctor` and the tests.
+"""
 
 from __future__ import annotations
 
@@ -20,33 +23,33 @@ from gem.sandbox.attacks import ATTACKS, Attack
 from gem.sandbox.attacks.golds import excerpts
 from gem.sandbox.base import Executor, Limits, Result
 
-# What a machine on which all is busy may take to end a program whose time is over. One that got rid
-# of its limit takes for ever.
+# Grace beyond the time limit: a busy machine may be this late in killing a program. A program that
+# escaped its limit would run for ever.
 _LATE_S = 10.0
-# What runs before and after an attack runs so often: more often than there are processes that an
-# executor has ready, so that some run in one that was made later.
+# Runs of `before` and `after`: more than an executor has spare processes, so that some of the runs
+# get a process made after the attack.
 _TIMES = 6
-# After it, the loss of a session cannot be mended by running its programs again.
+# Its output differs every time, so a lost session cannot be rebuilt by running its programs again.
 _UNREPEATABLE = "import time\nprint(time.time())"
-# Neighbours of an attack: a session that cannot be repeated, so that its loss shows; a program.
+# Neighbours of an attack: a session, unrepeatable so that its loss shows, and a short program.
 _NEIGHBOUR = "import time\nmine = ['{word}']\nprint(time.time())"
 _BRIEF_NEIGHBOUR = "import time\ntime.sleep(0.3)\nprint('lived')"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What came of one attack."""
+    """The result of one attack."""
 
     attack: Attack
     got: str
-    """What the attack got; empty when the sandbox held."""
+    """What the attack reached; empty if the sandbox held."""
     tried: bool = True
-    """False for an attack on sessions where the executor has none."""
+    """False for an attack on sessions if the executor has none."""
 
 
 @dataclass(frozen=True)
 class Host:
-    """What an attack may find of the user who runs it: all of it made for the occasion."""
+    """Targets of the attacks: decoy secrets, listeners and a process, made for the audit."""
 
     secret: str
     home: str
@@ -56,7 +59,7 @@ class Host:
     victim: int
 
     def fill(self, program: str) -> str:
-        """Return a program with this host's particulars in it."""
+        """Return a program with its placeholders replaced by this host's values."""
         others = {"drow": self.word[::-1], "mark": self.mark, "golds": excerpts()}
         for name, value in {**vars(self), **others}.items():
             program = program.replace(f"{{{name}}}", str(value))
@@ -64,13 +67,13 @@ class Host:
 
     @property
     def mark(self) -> str:
-        """The name of processes that an attack leaves behind; no longer than names may be."""
+        """Name of the processes that an attack leaves behind; at most 15 bytes, as in comm."""
         return self.word[:15]
 
 
 @contextlib.contextmanager
 def host() -> Iterator[Host]:
-    """Give a file, a variable, listeners and a process to attack."""
+    """Create the targets: a file, an environment variable, two listeners, a process."""
     word = f"gem{secrets.token_hex(8)}"
     home = Path.home() if os.access(Path.home(), os.W_OK) else None
     os.environ["GEM_AUDIT_WORD"] = word
@@ -97,8 +100,8 @@ def audit(executor: Executor, attacks: list[Attack] | None = None) -> Iterator[F
     """Run attacks against an executor.
 
     Raises:
-        ConfigurationError: The executor claims no isolation: the attacks would be real.
-        UnreachableError: It does not run programs at all.
+        ConfigurationError: The executor claims no isolation: the attacks would do real harm.
+        UnreachableError: The executor cannot run programs.
     """
     if not executor.isolates:
         raise ConfigurationError(
@@ -136,7 +139,7 @@ def _try(executor: Executor, attack: Attack, host: Host) -> str:
         return f"the sandbox ended: {error}"
     result = results[0]
     problems += [line for each in results for line in _got(each)]
-    # A program that cannot even begin within the tier is held by it as well.
+    # A program that fails to start in this executor counts as held.
     if attack.limit_hit and result.limit_hit != attack.limit_hit and result.exit_code == 0:
         problems.append(f"no {attack.limit_hit} limit")
     if took > attack.limits.wall_s + _LATE_S:
@@ -145,7 +148,7 @@ def _try(executor: Executor, attack: Attack, host: Host) -> str:
         problems.append("more output than its limit")
     if alive.stdout != "42\n":
         problems.append(f"the next program gave {alive.stdout!r}")
-    # Not waited for yet, a killed process still has its entry, in state Z.
+    # This process has not waited for the victim: if killed, it is a zombie (state Z).
     if _state(host.victim) == "Z":
         problems.append("killed a process of the user")
     if _lives_on(host.mark):
@@ -171,7 +174,7 @@ def _attack(executor: Executor, attack: Attack, host: Host) -> Iterator[Result]:
 
 @contextlib.contextmanager
 def _neighbours(executor: Executor, attack: Attack, host: Host) -> Iterator[list[str]]:
-    """Have a session wait and a program run beside an attack; give what it does to them."""
+    """Keep a session and a program running beside an attack; yield the list of harm to them."""
     problems: list[str] = []
     if attack.isolation != "processes" or not _has_sessions(executor):
         yield problems
@@ -190,7 +193,7 @@ def _neighbours(executor: Executor, attack: Attack, host: Host) -> Iterator[list
 
 
 def _lives_on(mark: str) -> bool:
-    """Return whether processes of this name are there, and do not end soon."""
+    """Return whether processes of this name are still there after `_LATE_S`."""
     until = time.monotonic() + _LATE_S
     while any(_name(path) == mark for path in Path("/proc").glob("[0-9]*")):
         if time.monotonic() > until:

@@ -1,4 +1,4 @@
-"""The executor that takes the fastest tier that a program can run in."""
+"""The `auto` executor: Monty first, bubblewrap for programs that Monty cannot run."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from gem.sandbox.monty import MontyExecutor
 
 
 class AutoExecutor(Executor):
-    """Runs programs in Monty, and in bubblewrap what needs more than Monty has.
+    """Runs programs in Monty, and in bubblewrap those that Monty cannot run.
 
-    A program that reads stdin goes to bubblewrap at once. One that fails in Monty, other than by
-    a limit, runs there again from its beginning, for Monty to lack something looks like an error
-    of the program; it has left nothing behind that the second run could see. What the two runs
-    take together is limited as one.
+    A program with stdin goes to bubblewrap at once. A program that fails in Monty, other than by a
+    limit, is run again from its beginning in bubblewrap: a feature that Monty lacks looks like an
+    error of the program. The first run leaves nothing that the second could see. The time limit
+    applies to both runs together.
     """
 
     isolates = BwrapExecutor.isolates & MontyExecutor.isolates
 
     def __init__(self, distributions: Sequence[str] | None = None) -> None:
-        """Check that both are there.
+        """Check that Monty and bubblewrap are available.
 
         Args:
-            distributions: Those that programs may import; see `BwrapExecutor`.
+            distributions: Distributions that programs may import; see `BwrapExecutor`.
 
         Raises:
             ConfigurationError: Bubblewrap is not installed, or a distribution is not allowed.

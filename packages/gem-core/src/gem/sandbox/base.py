@@ -1,4 +1,4 @@
-"""The executor interface: a program and its limits in, what it did out."""
+"""The executor interface: `Executor`, `Session`, `Limits`, `Result`."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ _LONGEST_S = 10**6
 
 @dataclass(frozen=True)
 class Limits:
-    """What one run may use; every executor enforces all of them where the platform lets it.
+    """Resource limits of one run; every executor enforces them as far as the platform allows.
 
     Raises:
-        ConfigurationError: A limit is not a positive finite number, or, of all but `wall_s`, not
-            an integer.
+        ConfigurationError: A limit is not a positive finite number, or a limit other than `wall_s`
+            is not an integer.
     """
 
     wall_s: float = 10.0
     """Seconds until the program and everything it started is killed."""
     memory_mb: int = 1024
-    """Address space of the program, or of what it takes on top of a warm interpreter; all of its
-    processes together where the executor can count them."""
+    """Address space of the program, beyond that of a warm interpreter; of all its processes
+    together if the executor can count them."""
     output_bytes: int = 1 << 20
-    """Bytes kept of standard output, and as many of standard error; a program that writes more to
-    one of them may be stopped. Pass more where long output is no error."""
+    """Bytes kept of stdout, and as many of stderr; a program that writes more to one of them may be
+    stopped. Raise it where long output is no error."""
     disk_mb: int = 64
-    """Files that the program writes."""
+    """Total size of the files that the program writes."""
     processes: int = 128
-    """Processes and threads at a time. The stacks of threads count as memory, 8 MB each."""
+    """Processes and threads at a time. Each thread's stack counts as 8 MB of memory."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -53,7 +53,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Result:
-    """What a program did. A failing or killed program is a result, not an exception."""
+    """The outcome of one run. A failing or killed program is a result, not an exception."""
 
     stdout: str
     """Decoded as UTF-8, undecodable bytes replaced; cut at the output limit, as stderr is."""
@@ -67,23 +67,23 @@ class Result:
 
 
 class Session(ABC):
-    """Programs of one episode, each of which goes on where the one before it ended.
+    """The programs of one episode, each starting in the state the previous one left.
 
-    Variables, imports and files stay. A program that fails keeps what it did up to there, as in an
-    interactive interpreter; of one that is killed, for a limit or by itself, no variable stays.
-    Several threads may use it, one after the other.
+    Variables, imports and files persist. What a failing program did before its error persists, as
+    in an interactive interpreter; the variables of a killed program are lost. Several threads may
+    use a session, one at a time.
     """
 
     @abstractmethod
     def run(self, code: str, stdin: str = "") -> Result:
         """Run the next program to its end or to a limit.
 
-        Where what earlier programs did is lost, as when they have ended the session and cannot be
-        repeated, the result says so, with exit code 1, and the session begins from nothing.
+        If the state is lost (earlier programs ended the session and cannot be repeated), the
+        result says so with exit code 1, and the session starts over empty.
 
         Raises:
-            UnreachableError: The program could not be run for a reason that no program has a part
-                in; what was before it stands.
+            UnreachableError: The sandbox failed, through no fault of a program; the state before
+                this program is kept.
         """
 
     async def arun(self, code: str, stdin: str = "") -> Result:
@@ -92,11 +92,11 @@ class Session(ABC):
 
     @abstractmethod
     def snapshot(self) -> bytes:
-        """Return the state; a pickle, to be restored only from what your own processes made."""
+        """Return the state as a pickle; restore only pickles that your own processes made."""
 
     @abstractmethod
     def restore(self, state: bytes) -> None:
-        """Go on from `snapshot`, this session's own or that of another one."""
+        """Continue from a `snapshot` of this or another session."""
 
     @abstractmethod
     def spawn(self) -> Session:
@@ -104,7 +104,7 @@ class Session(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End it and all that it holds; a program after that begins from nothing."""
+        """End the session and its processes; a program run after that starts an empty session."""
 
     def __enter__(self) -> Session:
         return self
@@ -117,15 +117,15 @@ class Executor(ABC):
     """Runs Python programs. Instances can be used from several threads at once, and pickled."""
 
     isolates: ClassVar[frozenset[str]] = frozenset()
-    """What the program is kept from, out of `files` (reading and writing the user's),
-    `network`, `processes` (seeing and signalling others)."""
+    """What the program cannot reach, out of `files` (the user's), `network`, `processes` (seeing
+    and signalling others)."""
 
     @abstractmethod
     def run(self, code: str, stdin: str = "", limits: Limits = Limits()) -> Result:
         """Run a program to its end or to a limit.
 
         Raises:
-            UnreachableError: The program could not be started at all; no fault of the program.
+            UnreachableError: The program could not be started, through no fault of its own.
         """
 
     async def arun(self, code: str, stdin: str = "", limits: Limits = Limits()) -> Result:
@@ -133,14 +133,13 @@ class Executor(ABC):
         return await asyncio.to_thread(self.run, code, stdin, limits)
 
     def session(self, limits: Limits = Limits()) -> Session:
-        """Begin a session, the programs of which have these limits, one by one.
+        """Return a session; the limits apply to each of its programs.
 
-        Nothing is started before the first program. All programs of a session share its files and
-        what they leave behind; nothing else sees them. It is to be closed; it ends with this
-        process in any case.
+        Nothing is started before the first program. The programs share files and state with each
+        other and with nothing else. The caller closes the session; it also ends with this process.
 
         Raises:
-            ConfigurationError: This executor keeps nothing between programs.
+            ConfigurationError: This executor has no sessions.
         """
         raise ConfigurationError(
             f"{type(self).__name__} keeps nothing between programs; sessions need "

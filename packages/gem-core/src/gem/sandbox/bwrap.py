@@ -1,4 +1,7 @@
-"""The executor that isolates: warm interpreters inside bubblewrap, a fork for each program."""
+"""The `bwrap` executor: a pool of bubblewrap sandboxes whose warm interpreters fork per program.
+
+`warm.Server` is one sandbox seen from outside; `inside` is the code that runs in it.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +29,16 @@ MODULES = ("numpy", "sympy")
 class BwrapExecutor(Executor):
     """Runs each program in a fork of a warm interpreter inside a bubblewrap sandbox.
 
-    The sandbox has no network, no file of the user, and of the system only the libraries, the
-    interpreter and the chosen `distributions`, read-only; its environment is ours. Gem and
-    reasoning-gym, which have golds and make tasks, are never in it, nor is what needs them. In
-    it each program has a process namespace, a user namespace and a temporary folder of its own,
-    no capabilities, and a filter in front of the system calls. When it ends, so does everything
-    that it started, and its folder is gone. The interpreters are shared by all executors of this
-    process with the same parameters and start when first needed.
+    The sandbox has no network and none of the user's files or environment variables; system
+    libraries, the interpreter and the chosen `distributions` are mounted read-only. Gem and
+    reasoning-gym, which hold golds and generate tasks, are never in it, nor is any distribution
+    that needs them. Each program has its own PID namespace, user namespace and temporary folder,
+    no capabilities, and a system call filter. When it ends, everything that it started is killed
+    and its folder is deleted. All executors of this process with the same parameters share the
+    interpreters, which start when first needed.
 
-    A program is process 1 of its namespace: signals that it sends to itself without having
-    installed a handler are ignored, as they are for any first process.
+    A program is PID 1 of its namespace: the kernel ignores signals that it sends to itself without
+    having installed a handler.
     """
 
     isolates = frozenset({"files", "network", "processes"})
@@ -46,16 +49,16 @@ class BwrapExecutor(Executor):
         modules: Sequence[str] = MODULES,
         distributions: Sequence[str] | None = None,
     ) -> None:
-        """Check that bubblewrap is there; nothing is started.
+        """Check that bubblewrap is installed; nothing is started.
 
         Args:
-            servers: Warm interpreters that start programs, each one after the other; None: one per
-                core, at most 8. Any number of programs run at the same time.
-            modules: Modules, where installed, that programs may import; programs that name one of
-                them get it imported beforehand.
-            distributions: Names of installed distributions that programs may import, along with
-                what these need; None: those of `gem.sandbox.packages.DISTRIBUTIONS` that are there.
-                To add to these: `[*DISTRIBUTIONS, "torch"]`, of which all must be there.
+            servers: Sandboxes; each starts one program at a time, any number of programs run at the
+                same time. None: one per core, at most 8.
+            modules: Modules that programs may import if installed; they are imported before the
+                fork for a program whose source contains their name.
+            distributions: Names of installed distributions that programs may import, with their
+                dependencies. None: the installed ones of `gem.sandbox.packages.DISTRIBUTIONS`. To
+                add to these pass `[*DISTRIBUTIONS, "torch"]`; then all must be installed.
 
         Raises:
             ConfigurationError: A value is not allowed, a distribution is not installed or needs
@@ -92,11 +95,11 @@ class BwrapExecutor(Executor):
     def session(self, limits: Limits = Limits()) -> Session:  # noqa: B008
         """Begin a session; see `Executor.session`.
 
-        Every program runs in a fork of the process of the one before it, so that a program that is
-        killed leaves no trace, and a snapshot is a process that is kept. Threads and processes that
-        a program leaves behind are stopped when it ends; threads do not go on. A snapshot that is
-        restored elsewhere, and a session that is spawned or whose sandbox is gone, repeats its
-        programs in a sandbox of its own.
+        Each program runs in a fork of the previous program's process: a killed program leaves no
+        trace, and a snapshot is a process that is kept. Processes that a program leaves behind are
+        stopped (SIGSTOP) when it ends; its threads are not in the next fork. If there is no process
+        to fork (a snapshot restored elsewhere, a spawned session, a sandbox that ended), the
+        session runs its programs again in a sandbox.
         """
         return BwrapSession(self._connect, limits)
 
@@ -113,7 +116,7 @@ class BwrapExecutor(Executor):
 
 
 def _level(source: bytes, modules: tuple[str, ...]) -> int:
-    """Return which of the interpreters has what the program seems to import."""
+    """Return the level of the interpreter that has imported what the program seems to need."""
     for number in reversed(range(len(modules))):
         if modules[number].encode() in source:
             return 2 + number
@@ -126,7 +129,7 @@ def _pool(servers: int, distributions: tuple[str, ...] | None, modules: tuple[st
 
 
 class _Pool:
-    """Servers that start when needed; each call goes to the one with the fewest."""
+    """The servers of one set of parameters; each call goes to the one with the fewest calls."""
 
     def __init__(
         self, servers: int, distributions: tuple[str, ...] | None, modules: tuple[str, ...]
@@ -139,10 +142,10 @@ class _Pool:
 
     @contextlib.contextmanager
     def server(self) -> Iterator[Server]:
-        """Give a running server; one that has ended is replaced.
+        """Yield a running server, replacing one that has ended.
 
         Raises:
-            UnreachableError: It cannot be started.
+            UnreachableError: No server can be started.
         """
         with self.lock:
             place = min(self.places, key=lambda place: place.calls)
@@ -171,7 +174,7 @@ class _Pool:
                 place.server = None
 
     def forget(self) -> None:
-        """Let go of the parent's servers in a forked child."""
+        """Close a forked child's copies of the descriptors without ending the parent's servers."""
         for place in self.places:
             if place.server is not None:
                 place.server.forget()
@@ -189,14 +192,17 @@ _watching = False
 
 
 def _spawner() -> ThreadPoolExecutor:
-    """Return the thread that starts sandboxes: the kernel ends them when their thread ends."""
+    """Return the thread that starts all sandboxes; it lives as long as the process.
+
+    `--die-with-parent` makes the kernel kill a sandbox when the thread that started it ends.
+    """
     if not _threads:
         _threads.append(ThreadPoolExecutor(1, "gem-sandbox"))
     return _threads[0]
 
 
 def _watch() -> None:
-    """Have sandboxes ended at exit and forgotten in forked children."""
+    """Register the exit hook (end sandboxes) and the fork hook (forget them in the child), once."""
     global _watching
     if not _watching:
         _watching = True

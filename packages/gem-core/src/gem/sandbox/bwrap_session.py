@@ -1,4 +1,8 @@
-"""Sessions in bubblewrap: forks of forks, and programs run again where nothing can be forked."""
+"""Sessions of the `bwrap` executor, seen from outside; `inside.session` is the other side.
+
+The session keeps the programs so far. If the process to fork is gone, it runs them again in a
+fresh sandbox and compares their output.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +21,15 @@ from gem.sandbox.inside.protocol import GONE
 from gem.sandbox.streams import encoded
 from gem.sandbox.warm import NotSentError, Server, Step, attempted
 
-# What a session may take to repeat its programs where it cannot go on otherwise.
+# Time limit for running the programs of a lost session again.
 _REPEAT_S = 60.0
 _LOST = "the session has ended: what earlier programs did is lost, and this one was not run\n"
-# Where something lies in memory differs from one sandbox to the next.
+# Memory addresses in output differ between sandboxes; the digest ignores them.
 _ADDRESS = re.compile(rb"0x[0-9a-f]+")
 
 
 class _Program(NamedTuple):
-    """A program that ended by itself, and what it printed."""
+    """A program that was not killed, and the digest of its output."""
 
     source: bytes
     stdin: bytes
@@ -33,7 +37,7 @@ class _Program(NamedTuple):
 
 
 class _Place:
-    """Where the session is at the moment: a namespace in a sandbox."""
+    """The namespace, in a sandbox, that holds the session's processes at the moment."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -44,14 +48,14 @@ class _Place:
 
 
 class BwrapSession(Session):
-    """A session of `BwrapExecutor`; see there."""
+    """A session of `BwrapExecutor`; see `BwrapExecutor.session`."""
 
     def __init__(self, connect: Callable[[], Server], limits: Limits) -> None:
-        """Start nothing.
+        """Store the parameters; nothing is started.
 
         Args:
-            connect: Gives a running sandbox.
-            limits: Those of every program.
+            connect: Returns a running sandbox.
+            limits: Limits of each program.
         """
         self._connect = connect
         self._limits = limits
@@ -70,8 +74,8 @@ class BwrapSession(Session):
             return attempted(lambda: self._run(source, given))
 
     def _run(self, source: bytes, stdin: bytes) -> Result:
-        """Run a program in the present state; where that cannot be come to, say so instead."""
-        # In the first round it may turn out that the session has ended, for room or by itself.
+        """Run a program in the present state; if the state is lost, return the result `_LOST`."""
+        # The first attempt may find that the server ended the session, or the session itself.
         for _ in range(2):
             if self._place is not None and self._place.server.ended():
                 self._leave()
@@ -85,7 +89,7 @@ class BwrapSession(Session):
         return Result("", _LOST, 1, 0.0)
 
     def _step(self, source: bytes, stdin: bytes) -> Result | None:
-        """Run a program in the place at hand; None if there is no such state any more."""
+        """Run a program in the current place; return None if the state to fork is gone."""
         place = self._place
         assert place is not None
         target = place.states + 1
@@ -106,9 +110,9 @@ class BwrapSession(Session):
         return result
 
     def _repeat(self) -> bool:
-        """Come to the present state in a namespace of its own; return whether that succeeded.
+        """Rebuild the present state by running all programs again; return whether it succeeded.
 
-        It does not where programs do something else this time, or take too long.
+        It fails if a program's output differs this time, or if the programs take too long.
         """
         programs, until = self._programs, time.monotonic() + _REPEAT_S
         self._place = _Place(self._connect())
@@ -119,7 +123,7 @@ class BwrapSession(Session):
             self._programs = programs
 
     def _repeats(self, program: _Program) -> bool:
-        """Run a program again; return whether it does the same."""
+        """Run a program again; return whether its output is the same."""
         result = self._step(program.source, program.stdin)
         return result is not None and _came(result) == program.came and self._place is not None
 
@@ -129,7 +133,7 @@ class BwrapSession(Session):
             place.server.end_session(place.key)
 
     def snapshot(self) -> bytes:
-        """Have the process of the present state kept; see `Session.snapshot`."""
+        """Mark the present state's process to be kept; see `Session.snapshot`."""
         with self._lock:
             place = self._place
             if place is None:
@@ -140,7 +144,7 @@ class BwrapSession(Session):
             return pickle.dumps((self._seed, self._programs, where), protocol=5)
 
     def restore(self, state: bytes) -> None:
-        """Go on from a process that was kept, if it is this session's; see `Session.restore`."""
+        """Continue from a kept process, if it is in this place; see `Session.restore`."""
         seed, programs, (key, number) = pickle.loads(state)
         with self._lock:
             if self._place is None or key != self._place.key:
@@ -162,12 +166,12 @@ class BwrapSession(Session):
             self._begin_anew()
 
     def __del__(self) -> None:
-        # Without its lock if it was never made whole.
+        # Attributes are missing if `__init__` did not finish.
         if "_place" in self.__dict__:
             self._leave()
 
 
 def _came(result: Result) -> bytes:
-    """Return a digest of what a program printed and how it ended."""
+    """Return a digest of a program's output and exit."""
     text = encoded(f"{result.exit_code} {result.limit_hit} {result.stdout}\0{result.stderr}")
     return hashlib.sha256(_ADDRESS.sub(b"0x", text)).digest()

@@ -1,4 +1,4 @@
-"""The executor for machines with a container engine: one container a program (extra `docker`)."""
+"""The `docker` executor: one container per program (extra `docker`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gem.sandbox.base import Executor, Limits, Result
 from gem.sandbox.streams import encoded
 
 INSTALL = "pip install 'gem-core[docker]'"
-# The program comes first on stdin, as one line; the rest is its own.
+# The first line of stdin is the program as JSON; the rest is the program's own stdin.
 _START = (
     "import json, sys; sys.argv = ['program.py']; "
     "code = json.loads(sys.stdin.readline()); "
@@ -23,11 +23,11 @@ _START = (
 
 
 class DockerExecutor(Executor):
-    """Runs each program in a container of its own: hundreds of milliseconds a program.
+    """Runs each program in a container of its own, which takes hundreds of milliseconds.
 
     The container has no network, a read-only image, a temporary folder in memory, an unprivileged
-    user without capabilities, and the memory and process limits of the engine. Nothing of this
-    machine is mounted in it; the image is to hold neither gem nor reasoning-gym nor golds.
+    user without capabilities, and the engine's memory and process limits. Nothing of this machine
+    is mounted in it; the image must hold neither gem nor reasoning-gym nor golds.
     """
 
     isolates = frozenset({"files", "network", "processes"})

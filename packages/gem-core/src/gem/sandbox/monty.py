@@ -1,4 +1,4 @@
-"""The executor that starts fastest: Monty, an interpreter of a part of Python (extra `monty`)."""
+"""The `monty` executor: Monty, an interpreter of a subset of Python (extra `monty`)."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _GRACE_S = 1.0
 class MontyExecutor(Executor):
     """Runs programs in Monty (pydantic-monty): a Python interpreter without access to anything.
 
-    A program takes a fraction of a millisecond to start. It has the language (no generators, no
-    `del`, no `except*`), part of the builtins (no `input`) and the modules math, json, re, random,
+    A program starts in a fraction of a millisecond. It has the language (no generators, no `del`,
+    no `except*`), part of the builtins (no `input`) and the modules math, json, re, random,
     datetime, collections, itertools, functools and decimal; nothing else can be imported.
-    `AutoExecutor` runs what that is too little for elsewhere. There are no files, sockets or
-    processes to reach: a program is data in the worker that interprets it. The worker itself is an
-    ordinary process of the user, so an error in Monty is not contained by the system.
+    `AutoExecutor` runs programs that need more in bubblewrap. Programs reach no files, sockets or
+    processes: a program is data in the worker that interprets it. The worker is an ordinary
+    process of the user, so the operating system does not contain an error in Monty.
 
     Differs from `Executor`: `stdin` cannot be read, both output streams together are limited, no
     `disk_mb` and `processes`.
@@ -38,7 +38,7 @@ class MontyExecutor(Executor):
     isolates = frozenset({"files", "network", "processes"})
 
     def __init__(self) -> None:
-        """Check that Monty is there; nothing is started.
+        """Check that Monty is installed; nothing is started.
 
         Raises:
             MissingExtraError: The extra `monty` is not installed.
@@ -50,13 +50,13 @@ class MontyExecutor(Executor):
         return _run(code, limits)[0]
 
     def session(self, limits: Limits = Limits()) -> Session:  # noqa: B008
-        """Begin a session; see `Executor.session`. Between programs it is no process, but bytes:
-        `memory_mb` limits what all of its programs hold together."""
+        """Begin a session; see `Executor.session`. Between programs its state is bytes, not a
+        process: `memory_mb` limits the state of all its programs together."""
         return MontySession(limits)
 
 
 class MontySession(Session):
-    """A session of `MontyExecutor`: Monty writes down all of its state after each program."""
+    """A session of `MontyExecutor`: Monty serialises its state after each program."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -76,7 +76,7 @@ class MontySession(Session):
         return self._state
 
     def restore(self, state: bytes) -> None:
-        """Go on from a snapshot; see `Session.restore`."""
+        """Continue from a snapshot; see `Session.restore`."""
         with self._lock:
             self._state = state
 
@@ -87,15 +87,17 @@ class MontySession(Session):
         return child
 
     def close(self) -> None:
-        """Forget the state; see `Session.close`."""
+        """Drop the state; see `Session.close`."""
         self.restore(b"")
 
 
 def _run(code: str, limits: Limits, state: bytes | None = None) -> tuple[Result, bytes | None]:
-    """Run a program, from a state if it is not None; return the state after it unless a limit
-    ended it."""
+    """Run a program, in a session's state if given; return the result and the state after it.
+
+    The state after it is None outside of sessions and if a limit ended the program.
+    """
     monty = _monty()
-    # Room for what Monty counts besides the text; the rest is cut here.
+    # Monty also counts overhead besides the text: allow for it, cut the text below.
     output = monty.CollectStreams(max_bytes=limits.output_bytes + (1 << 16))
     bounds = {
         "max_feed_duration_secs": limits.wall_s,
@@ -122,7 +124,7 @@ def _run(code: str, limits: Limits, state: bytes | None = None) -> tuple[Result,
         limit_hit = "time" if time.monotonic() - began >= limits.wall_s else None
         error = f"the interpreter ended: {crash}"
     except monty.MontyError as problem:
-        # What a session holds does not fit in when it is written down or read.
+        # The session's state exceeds the memory limit when it is serialised or loaded.
         limit_hit = "memory"
         error = f"the session holds too much: {problem}"
     except (OSError, TimeoutError) as problem:
@@ -148,7 +150,7 @@ def _limit(error: str) -> str | None:
 
 
 def _printed(error: str, limits: Limits) -> bool:
-    """Return whether the memory that ran out is that for output."""
+    """Return whether the memory that ran out was the output buffer."""
     return error.rstrip().endswith(f"> {limits.output_bytes + (1 << 16)} bytes")
 
 
@@ -177,7 +179,7 @@ def _workers() -> Any:
 
 @functools.cache
 def _pool(pid: int) -> Any:
-    """Return the workers of this process; a forked child has its own."""
+    """Return the worker pool of the process `pid`; a forked child makes its own."""
     pool = _monty().Monty(
         binary_path=_binary(),
         max_processes=max(2, os.cpu_count() or 1) * 4,
@@ -189,8 +191,8 @@ def _pool(pid: int) -> Any:
 
 
 def _binary() -> Path | None:
-    """Return the worker's program where its package has put it, which need not be this virtual
-    environment's folder; None leaves the search to Monty."""
+    """Return the path of the worker's executable as its package installed it, which need not be in
+    this virtual environment; None leaves the search to Monty."""
     with contextlib.suppress(PackageNotFoundError):
         for file in files("pydantic-monty-runtime") or ():
             path = Path(str(file.locate()))

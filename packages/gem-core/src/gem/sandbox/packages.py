@@ -1,4 +1,4 @@
-"""The installed packages that a sandbox shows to programs: those that were chosen, and no other."""
+"""Which installed packages a bubblewrap sandbox shows to programs, as paths; used by `view`."""
 
 from __future__ import annotations
 
@@ -25,33 +25,33 @@ DISTRIBUTIONS = (
     "sortedcontainers",
     "more-itertools",
 )
-"""Shown where they are installed, with what they need."""
+"""Shown by default if installed, with their dependencies."""
 HIDDEN = frozenset({"gem", "reasoning_gym"})
-"""Top-level packages with golds, tests or the generators of tasks: no program gets to see them."""
+"""Top-level packages with golds, tests or task generators: never shown to a program."""
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 _EXTRA = re.compile(r"\bextra\b")
-# Metadata, and what is not a module.
+# Paths in RECORD that are metadata or bytecode, not modules.
 _APART = re.compile(r"[^/]*\.(?:dist-info|egg-info|pth)(?:/|$)|__pycache__/")
 COPIED = 1 << 20
-"""Bytes up to which a file is copied."""
+"""Files of at most this many bytes are copied into the sandbox, larger ones mounted."""
 
 
 @dataclass(frozen=True)
 class Shown:
-    """What is shown of packages; places are relative to a folder of packages."""
+    """Paths to show, each with its place relative to the sandbox's folder of packages."""
 
     folders: tuple[tuple[Path, str], ...] = ()
-    """Folders and large files, and their places."""
+    """Folders and large files, to be mounted."""
     files: tuple[tuple[Path, str], ...] = ()
-    """Small files, of which a copy is enough, and their places."""
+    """Small files, to be copied."""
 
 
 def names(what: str, given: object) -> tuple[str, ...]:
-    """Return a sequence of texts as a tuple.
+    """Return a sequence of strings as a tuple.
 
     Raises:
-        ConfigurationError: It is something else.
+        ConfigurationError: `given` is not a sequence of strings.
     """
     whole = isinstance(given, Sequence) and not isinstance(given, (str, bytes))
     if not whole or not all(isinstance(name, str) for name in given):  # type: ignore[attr-defined]
@@ -61,16 +61,16 @@ def names(what: str, given: object) -> tuple[str, ...]:
 
 @functools.cache
 def shown(distributions: tuple[str, ...] | None, modules: tuple[str, ...]) -> Shown:
-    """Return what programs see of installed packages.
+    """Return the files of installed packages that programs see.
 
     Args:
-        distributions: Names of installed distributions; None: those of `DISTRIBUTIONS` that are.
-            What they need, by their metadata, is shown as well, without extras.
+        distributions: Names of installed distributions; None: the installed ones of
+            `DISTRIBUTIONS`. Their dependencies, by metadata and without extras, are shown too.
         modules: Importable names; the distribution of each is shown, too, if it has one.
 
     Raises:
-        ConfigurationError: A distribution is no name, not installed, or installed without its
-            files; or gem or reasoning-gym is among what it needs.
+        ConfigurationError: A distribution name is malformed, not installed, or installed without
+            its files; or the distribution depends on gem or reasoning-gym.
     """
     chosen: dict[str, metadata.Distribution] = {}
     for name in DISTRIBUTIONS if distributions is None else distributions:
@@ -136,7 +136,7 @@ def _add(
     distribution: metadata.Distribution,
     chain: tuple[str, ...],
 ) -> None:
-    """Choose a distribution and all that it needs and that is installed."""
+    """Add a distribution and its installed dependencies to `chosen`."""
     name = _canonical(distribution.metadata["Name"])
     if name in chosen:
         return
@@ -149,7 +149,7 @@ def _add(
     for requirement in distribution.requires or ():
         needed, _, marker = requirement.partition(";")
         match = _NAME.match(needed.strip())
-        # Markers are not evaluated: a requirement of another platform is not installed here.
+        # Markers are not evaluated: requirements of other platforms are not installed anyway.
         if match and not _EXTRA.search(marker) and (found := _installed(match[0])) is not None:
             _add(chosen, found, (*chain, match[0]))
 
@@ -160,9 +160,9 @@ def _tops(distribution: metadata.Distribution) -> set[str]:
 
 
 def _places(distribution: metadata.Distribution) -> list[str]:
-    """Return the paths of a distribution's files, below the folder of packages that it is in.
+    """Return the paths of a distribution's files, relative to the folder it is installed in.
 
-    Without a list of files, as from a system's package manager, those of its top-level packages.
+    Without a list of files (system package managers write none): its top-level packages.
     """
     record = distribution.read_text("RECORD")
     if record:
@@ -186,13 +186,13 @@ def _path(distribution: metadata.Distribution, place: str) -> Path:
 
 
 def _entries(distribution: metadata.Distribution) -> Iterator[tuple[Path, str]]:
-    """Return the fewest folders and files that hold what is the distribution's, and no more."""
+    """Return the fewest folders and files that hold the distribution's files and nothing else."""
     places = [place.split("/") for place in _places(distribution)]
     within: dict[str, set[str]] = {}
     for parts in places:
         for depth in range(1, len(parts)):
             within.setdefault("/".join(parts[:depth]), set()).add(parts[depth])
-    # A folder with something else in it, and those above it, are shown piece by piece.
+    # Folders with files of others in them, and their parents, are shown piece by piece.
     apart: set[str] = set()
     for folder, own in within.items():
         path = _path(distribution, folder)
@@ -210,14 +210,14 @@ def _entries(distribution: metadata.Distribution) -> Iterator[tuple[Path, str]]:
 
 
 def _above(folder: str) -> Iterator[str]:
-    """Return a folder and those that it is in."""
+    """Yield a folder and its parents."""
     while folder:
         yield folder
         folder = folder.rpartition("/")[0]
 
 
 def _about(distribution: metadata.Distribution) -> tuple[Path, str] | None:
-    """Return the file with the metadata, for programs that ask for a version, and its place."""
+    """Return the METADATA file, for programs that query a version, and its place."""
     for line in (distribution.read_text("RECORD") or "").splitlines():
         place = line.partition(",")[0]
         if place.endswith(".dist-info/METADATA"):

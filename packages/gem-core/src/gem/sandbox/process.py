@@ -1,4 +1,4 @@
-"""The executor without isolation: an ordinary child process with resource limits."""
+"""The `subprocess` executor: an ordinary child process with resource limits, no isolation."""
 
 from __future__ import annotations
 
@@ -16,18 +16,17 @@ from typing import BinaryIO
 from gem.errors import UnreachableError
 from gem.sandbox.base import Executor, Limits, Result
 
-# Sets limits, then becomes the interpreter. A limit that the platform lacks is left out.
+# Sets the limits that the platform has, then execs the interpreter.
 _START = 'ulimit -v "$1" 2>/dev/null; ulimit -f "$2" 2>/dev/null; shift 2; exec "$@"'
 
 
 class SubprocessExecutor(Executor):
     """UNSAFE: the program runs as your own user, with your files and your network.
 
-    Only for programs that you would run yourself. A program of a policy can read the answers here:
-    the golds of bundled and of your own data, and the expected output of its tests in the memory of
-    the process that grades it. It has a private folder, an environment without
-    your variables, a session of its own that is killed as a whole, and the time, memory and
-    output limits (time only, where there is no POSIX shell).
+    Only for programs that you would run yourself. A policy's program can read the answers: golds of
+    bundled and of your own data, and the expected output of its tests in the memory of the grading
+    process. It has a private folder, none of your environment variables, a process group that is
+    killed as a whole, and the time, memory and output limits (only time without a POSIX shell).
     """
 
     def run(self, code: str, stdin: str = "", limits: Limits = Limits()) -> Result:  # noqa: B008
@@ -93,7 +92,7 @@ def _run(
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill what the program started along with it."""
+    """Kill the program and the processes of its group."""
     if hasattr(os, "killpg"):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What goes into a program and comes out of it, as descriptors."""
+"""A program's stdin, stdout and stderr as file descriptors; used outside of the sandbox."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ _PART = 1 << 16
 
 
 class Outputs:
-    """The two output streams of a program: pipes of which the first `limit` bytes are kept."""
+    """Pipes for a program's stdout and stderr; the first `limit` bytes of each are kept."""
 
     def __init__(self, limit: int) -> None:
         out, their_out = os.pipe()
         err, their_err = os.pipe()
         self.theirs = [their_out, their_err]
         for descriptor in self.theirs:
-            # A program that has another user id opens them by name, as /dev/stdout.
+            # A program with another user id must be able to open /dev/stdout.
             os.fchmod(descriptor, 0o666)
         self.cut = False
-        """More was written than is kept."""
+        """Whether a stream was longer than the limit."""
         self._limit = limit
         self._kept = {out: bytearray(), err: bytearray()}
         self._open = {out, err}
@@ -41,7 +41,7 @@ class Outputs:
             os.close(descriptor)
 
     def close_theirs(self) -> None:
-        """Close the ends that belong to the program; safe to repeat."""
+        """Close this process's copies of the program's ends; safe to repeat."""
         while self.theirs:
             os.close(self.theirs.pop())
 
@@ -50,7 +50,7 @@ class Outputs:
             poll.register(descriptor, select.POLLIN)
 
     def read(self, descriptor: int, poll: select.poll | None = None) -> None:
-        """Read what is there; at the end of a stream it is no longer waited for."""
+        """Read available output; unregister a stream that has ended."""
         kept = self._kept[descriptor]
         part = os.read(descriptor, _PART)
         if not part:
@@ -62,7 +62,7 @@ class Outputs:
         self.cut = self.cut or len(part) > room
 
     def drain(self, to_its_end: bool) -> None:
-        """Read to the end, when all that could write have ended; or what is there."""
+        """Read to the end of the streams (all writers must have ended), or only what is there."""
         if to_its_end:
             while self._open:
                 self.read(next(iter(self._open)))
@@ -81,7 +81,7 @@ class Outputs:
 
 @contextlib.contextmanager
 def in_memory(data: bytes) -> Iterator[int]:
-    """Give the descriptor of a nameless file with this content, at its beginning."""
+    """Yield the descriptor of a memory file with this content, positioned at its start."""
     descriptor = os.memfd_create("gem")
     try:
         view = memoryview(data)

@@ -1,4 +1,4 @@
-"""What a bubblewrap sandbox has in it: system libraries, the interpreter, chosen packages."""
+"""The file system of a bubblewrap sandbox, as bwrap options: libraries, interpreter, packages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from gem.sandbox.packages import COPIED, HIDDEN, shown
 
 PACKAGES = "/packages"
-# Libraries in the folder of the interpreter; where there are more, the folder is shown as a whole.
+# If the interpreter's folder has more shared libraries than this, the whole folder is mounted.
 _FEW = 8
 _INSIDE = Path(__file__).with_name("inside")
 _FOLDERS = (
@@ -26,19 +26,19 @@ _FOLDERS = (
 
 @dataclass(frozen=True)
 class View:
-    """What is visible."""
+    """The visible file system."""
 
     executable: str
-    """The interpreter's path inside."""
+    """The interpreter's path inside the sandbox."""
     options: tuple[str, ...]
-    """Of bubblewrap; `last` comes after what `copied` gives."""
+    """The first bwrap options; those of `copied` follow, then `last`."""
     copies: tuple[tuple[Path, str], ...]
-    """Files of which there is a copy inside, and its path."""
+    """Files to copy, each with its path inside the sandbox."""
     last: tuple[str, ...]
 
     @contextlib.contextmanager
     def copied(self) -> Iterator[tuple[list[str], list[int]]]:
-        """Open the files that are copied; give options and the descriptors that these name."""
+        """Open the files to copy; yield bwrap options and the descriptors that they refer to."""
         options, descriptors = [], []
         with contextlib.ExitStack() as stack:
             for path, place in self.copies:
@@ -50,14 +50,14 @@ class View:
 
 @functools.cache
 def view(distributions: tuple[str, ...] | None, modules: tuple[str, ...]) -> View:
-    """Return what programs see; see `packages.shown` for arguments and errors."""
+    """Return the file system that programs see; arguments and errors as of `packages.shown`."""
     options: list[str] = []
     packages = shown(distributions, modules)
     folders = {f"{PACKAGES}/{place}".rpartition("/")[0] for _, place in packages.files}
     folders |= {f"{PACKAGES}/{place}".rpartition("/")[0] for _, place in packages.folders}
     nested = {str(above) for each in folders for above in Path(each).parents if len(str(above)) > 1}
     for place in (*_FOLDERS, *sorted({PACKAGES, *folders, *nested})):
-        # Parents that bubblewrap makes by itself are closed to programs.
+        # Parents that bubblewrap creates implicitly are not readable by programs.
         options += ["--perms", "0755", "--dir", place]
 
     copies = [(path, f"{PACKAGES}/{place}") for path, place in packages.files]
@@ -69,7 +69,7 @@ def view(distributions: tuple[str, ...] | None, modules: tuple[str, ...]) -> Vie
         if path.is_symlink() and (str(path) == at or path.parent / path.readlink() in libraries):
             options.extend(["--symlink", str(path.readlink()), at])
         elif path.is_file() and path.stat().st_size <= COPIED:
-            # Mounts are copied for every program; few are faster.
+            # Each program's mount namespace copies all mounts: fewer mounts start faster.
             copies.append((path, at))
         elif path.exists():
             options.extend(["--ro-bind", str(path), at])
@@ -97,7 +97,7 @@ def view(distributions: tuple[str, ...] | None, modules: tuple[str, ...]) -> Vie
             show(path, at)
     for at, root in roots.items():
         for place in _closed(root):
-            # Read-only: a program that has the user's id owns it.
+            # Read-only because a program that runs under the user's id owns the folder.
             options += ["--perms", "0755", "--tmpfs", f"{at}/{place}"]
             options += ["--remount-ro", f"{at}/{place}"]
     show(python, executable)
@@ -121,10 +121,10 @@ def _standard() -> set[Path]:
 
 
 def _closed(root: Path) -> list[str]:
-    """Return the folders below a visible one in which packages are installed, or gem itself.
+    """Return the folders below a visible one to hide: those with installed packages or gem.
 
-    Those of every Python there, and whatever this interpreter imports from besides the standard
-    library: editable installs, folders of `.pth` files, of the user, of PYTHONPATH.
+    These are the site-packages of every Python there, and the folders that this interpreter
+    imports from besides the standard library: editable installs, `.pth` files, PYTHONPATH.
     """
     found = {*root.glob("python*/site-packages"), *root.glob("python*/dist-packages")}
     found |= {*root.glob("site-packages"), *root.glob("dist-packages")}

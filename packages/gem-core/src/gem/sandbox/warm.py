@@ -1,4 +1,7 @@
-"""A bubblewrap sandbox with warm interpreters in it, seen from outside."""
+"""One bubblewrap sandbox with warm interpreters, seen from outside: start it, send it programs.
+
+`inside.server` is the other side; `inside.protocol` has the messages.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +26,11 @@ _START = "import sys; sys.path[0] = '/sandbox'; sys.path.append(sys.argv.pop(1))
 _START_S = 60.0
 _ATTEMPTS = 3
 _PAUSE_S = 0.2
-# Beyond a program's own limit; then the server itself is stuck.
+# If no report comes this long after the program's time limit, the server is stuck.
 _GRACE_S = 10.0
 _UIDS = 4096
-# Sessions of an interpreter that wait for their next program: more, or longer, and they end. Asked
-# for again, they repeat their programs.
+# Most idle sessions of a sandbox, and seconds that one may be idle: beyond that the server ends
+# them. If used again they repeat their programs.
 _SESSIONS = 256
 _IDLE_S = 900.0
 _ENVIRONMENT = {
@@ -36,15 +39,15 @@ _ENVIRONMENT = {
     "LANG": "C.UTF-8",
     "PYTHONUTF8": "1",
     "PYTHONDONTWRITEBYTECODE": "1",
-    # Sets and dictionaries of text come out in the same order every time.
+    # Sets of strings iterate in the same order in every run.
     "PYTHONHASHSEED": "0",
-    # Functions are looked up when the interpreter starts, not in every fork.
+    # Resolve library symbols at start, not in every fork.
     "LD_BIND_NOW": "1",
     "SYMPY_CACHE_SIZE": "20000",
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
-    # Each further arena reserves 64 MB of the address space that a program may have.
+    # Each further malloc arena reserves 64 MB of the program's address space limit.
     "MALLOC_ARENA_MAX": "1",
 }
 
@@ -53,17 +56,17 @@ _T = TypeVar("_T")
 
 
 class NotSentError(OSError):
-    """The sandbox had ended before it was asked."""
+    """The sandbox had ended before the request was sent."""
 
 
 def attempted(run: Callable[[], _T]) -> _T:
-    """Have a program run, in a fresh sandbox if the one that was asked fails.
+    """Call `run`; if the sandbox fails, call it again, which uses a fresh sandbox.
 
-    Nothing that a program does ends a sandbox, so what fails twice is the machine.
+    No program can end a sandbox, so a second failure is the machine's.
 
     Raises:
-        UnreachableError: It failed twice while the program may have run, or ended several times
-            before.
+        UnreachableError: The sandbox failed twice while the program may have run, or ended
+            `_ATTEMPTS` times before the request was sent.
     """
     failed = False
     for _ in range(_ATTEMPTS):
@@ -80,7 +83,7 @@ def attempted(run: Callable[[], _T]) -> _T:
 
 
 class Step(NamedTuple):
-    """A program of a session: what `REQUEST` says of it."""
+    """The session fields of a `REQUEST`; see there."""
 
     key: int
     seed: int
@@ -94,12 +97,12 @@ _ALONE = Step(0, 0, 0, 0, 0, False)
 
 
 class Server:
-    """One sandbox: bubblewrap, and in it interpreters that have imported more and more."""
+    """One sandbox: a bwrap process with interpreters in it, each with one import level more."""
 
     def __init__(self, distributions: tuple[str, ...] | None, modules: tuple[str, ...]) -> None:
         self.broken = False
         seen = view(distributions, modules)
-        # One for each interpreter, and one for the sessions of the last.
+        # A socket pair for each interpreter, and one for the sessions of the last.
         pairs = [_sockets() for _ in range(3 + len(modules))]
         *self.requests, self.steps = [ours for ours, _ in pairs]
         theirs = [end for _, end in pairs]
@@ -132,7 +135,7 @@ class Server:
         try:
             if mapping:
                 mapping.apply()
-            # Shows that the kernel lets programs be confined, before anyone's program runs.
+            # Fails here, before a policy's program runs, if the kernel does not allow confinement.
             self.run(b"print(1)", b"", Limits(wall_s=_START_S), 0)
         except (OSError, ValueError) as error:
             self.end()
@@ -146,11 +149,11 @@ class Server:
     def run(
         self, source: bytes, stdin: bytes, limits: Limits, level: int, step: Step = _ALONE
     ) -> tuple[Result, int]:
-        """Run a program; return what it did, and the state that its session is in.
+        """Run a program; return its result and the number of its session's state.
 
         Raises:
-            NotSentError: The sandbox had ended before.
-            UnreachableError: It ended meanwhile, or cannot start programs.
+            NotSentError: The sandbox had ended before the request was sent.
+            UnreachableError: The sandbox ended during the run, or cannot start programs.
         """
         report, theirs = _sockets()
         with contextlib.ExitStack() as stack:
@@ -180,12 +183,12 @@ class Server:
         return Result(stdout, stderr, exit_code, seconds, limit_hit), state
 
     def end_session(self, key: int) -> None:
-        """End a session; nothing happens where there is none."""
+        """End a session, if the server has it."""
         with contextlib.suppress(OSError):
             self.steps.send(_request(Limits(), _ALONE._replace(key=key)))
 
     def _await(self, report: socket.socket, outputs: Outputs, limits: Limits, alone: bool) -> bytes:
-        """Collect output until the program has ended; return the server's report."""
+        """Collect output until the server reports the program's end; return the report."""
         poll = select.poll()
         poll.register(report, select.POLLIN)
         outputs.register(poll)
@@ -199,7 +202,7 @@ class Server:
                     if not message:
                         self.broken = True
                         raise UnreachableError("the sandbox ended while it ran a program")
-                    # All that wrote have ended, or are stopped.
+                    # All writers have ended or (in a session) are stopped.
                     outputs.drain(to_its_end=alone)
                     return message
                 outputs.read(descriptor, poll)
@@ -211,14 +214,14 @@ class Server:
                 raise UnreachableError("the sandbox does not answer")
 
     def ended(self) -> bool:
-        """Whether it takes no more programs: its sockets may outlive bubblewrap for a moment."""
+        """Whether it takes no more programs. Checks the process, as sockets may outlive it."""
         return self.broken or self.process.poll() is not None
 
     def end(self) -> None:
         self.broken = True
         for end in (*self.requests, self.steps):
             end.close()
-        # At the end of its requests the server ends, and all of the sandbox with it.
+        # Closing the sockets makes the server exit; killing bwrap ends the rest of the sandbox.
         self.process.kill()
         self.process.wait()
 
@@ -234,10 +237,10 @@ def _request(limits: Limits, step: Step) -> bytes:
 
 
 class _Mapping:
-    """User ids for a sandbox that root starts: programs get ids that own nothing.
+    """User id map of a sandbox started by root: programs get ids that own no files.
 
-    Root of the sandbox is the user who starts it; that root may read the interpreter's folder,
-    wherever it is, and never runs a program.
+    Root inside is root outside, so that the servers can read the interpreter's folder anywhere;
+    no program runs as root.
     """
 
     def __init__(self) -> None:
@@ -260,7 +263,7 @@ class _Mapping:
 
 
 def _free_uids() -> int:
-    """Return the first of a range of user ids that nobody has."""
+    """Return the first of a range of unused user ids, near the end of this namespace's range."""
     inside, _, count = map(int, Path("/proc/self/uid_map").read_text().split("\n")[0].split())
     return inside + count - 2 * _UIDS
 

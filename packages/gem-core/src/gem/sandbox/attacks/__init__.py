@@ -1,10 +1,15 @@
-"""Programs that try to get out of a sandbox, each of which says what it got.
+"""Attack programs for `gem.sandbox.audit`: each tries to break out of a sandbox.
 
-A program prints `GOT` and what, and nothing like it when it got nothing. In it, `{secret}` is the
-path of a file of the user and `{home}` their folder, `{word}` what stands in it, in a variable of
-the environment and in earlier programs, `{drow}` the same backwards, `{port}` and `{abstract}`
-where the host listens, `{victim}` a process of the user, `{golds}` pieces of bundled files with
-answers. A process called `{mark}` must not be left when a program, or its session, has ended.
+A program prints a line `GOT <what>` for each success, and none if the sandbox holds. The audit
+replaces these placeholders in it:
+
+- `{secret}`, `{home}`: path of a decoy file of the user, and the user's home folder;
+- `{word}`, `{drow}`: the secret (in that file, in an environment variable and in earlier
+  programs), and the same backwards;
+- `{port}`, `{abstract}`: TCP port and abstract socket name on which the host listens;
+- `{victim}`: pid of a process of the user;
+- `{golds}`: excerpts of the bundled files with answers;
+- `{mark}`: name of a process that must not outlive the program or its session.
 """
 
 from __future__ import annotations
@@ -44,4 +49,4 @@ ATTACKS: list[Attack] = [
     *map(_whole, LIMITS),
     *ODD,
 ]
-"""Bounded: where one succeeds, it takes some hundred MB or some dozen processes at most."""
+"""All attacks. A successful one takes at most some hundred MB or some dozen processes."""

@@ -1,4 +1,4 @@
-"""What an attack is, and what their programs have in common."""
+"""The type `Attack`, and helpers that attack programs share as source text."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from gem.sandbox.base import Limits
 
 @dataclass(frozen=True)
 class Attack:
-    """A program that tries one way out."""
+    """A program that tries one way to break out."""
 
     name: str
     isolation: str
-    """The label that it tests: `files`, `network`, `processes`; or `limits`."""
+    """What it tests: a label of `Executor.isolates`, or `limits`."""
     program: str
     limits: Limits = field(default_factory=lambda: Limits(wall_s=5.0, memory_mb=256))
     before: str = ""
-    """A program that runs first, and leaves nothing, it is hoped."""
+    """A harmless program run before; `program` looks for traces of it."""
     after: str = ""
-    """A program that runs next and prints `GOT` when the first one has reached it."""
+    """A program run next; prints `GOT` if `program` could influence it."""
     limit_hit: str | None = None
-    """The limit that must end it."""
+    """The limit that must end `program`."""
     session: bool = False
-    """Whether the program runs in a session, which is then closed; `after` runs outside of it."""
+    """Whether `program` runs in a session, which is then closed; `after` runs outside of it."""
     further: str = ""
-    """The next programs of that session, before and after it goes back to a snapshot."""
+    """The session's next program, run before and after the session restores a snapshot."""
 
 
 TRY = """

@@ -1,4 +1,4 @@
-"""Attacks on what graders keep to themselves: golds, tests, word lists, the makers of tasks."""
+"""Attacks on what only graders may see: golds, tests, word lists, task generators."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _EXCERPT = 48
 
 @functools.cache
 def excerpts() -> dict[str, str]:
-    """Return a piece of every bundled file with answers, by the file's path among the data.
+    """Return an excerpt of every bundled file with answers, by the file's path below `gem/data`.
 
-    The pieces are backwards and in hexadecimal digits, so that a program that holds them is not
-    what it looks for.
+    Excerpts are reversed and in hexadecimal, so that an attack that searches for them does not find
+    its own source.
     """
     found: dict[str, str] = {}
     folders = [("", importlib.resources.files("gem") / "data")]
@@ -70,7 +70,7 @@ def by_name():
 attempt("file", by_name)
 """
 )
-# Of the system and the standard library, what looks like data; of all else, everything.
+# Searches data files of the system and the standard library, and all files elsewhere.
 _BY_CONTENT = (
     _FILES
     + """

@@ -1,4 +1,4 @@
-"""Attacks on the limits."""
+"""Attacks on the resource limits."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ for _ in range(6):
 taken = bytearray(60 << 20)
 time.sleep(60)
 """,
-        # Long enough for a busy machine to hand out the memory; the limit comes first.
+        # Long enough that even on a busy machine the memory limit is reached first.
         Limits(wall_s=20.0, memory_mb=128, disk_mb=8, processes=16),
         limit_hit="memory",
     ),

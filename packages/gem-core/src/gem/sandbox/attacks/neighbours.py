@@ -1,4 +1,4 @@
-"""Attacks on other programs: those before, those at the same time, those after."""
+"""Attacks on other programs: earlier, concurrent and later ones."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ for descriptor in range(3, 256):
         except OSError: pass
     attempt("message", lambda: link.recv(999, socket.MSG_DONTWAIT) or None)
 """
-# What was on the stack before the program began can be looked at; its descriptors must be closed.
+# A program can reach the objects on the stack below it; their sockets must be closed.
 _WAITING = """
 import _socket, gc, os, struct, sys
 def things():
@@ -90,7 +90,7 @@ if os.fork() == 0:
     os._exit(0)
 """
 )
-# Whoever shares a group with the sandbox could end all of it.
+# A program in the sandbox's process group could kill the whole sandbox.
 _SIGNALS = """
 import os, signal
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -101,7 +101,7 @@ for number in (signal.SIGTERM, signal.SIGKILL):
                 try: send(target, number)
                 except OSError: pass
 """
-# Without /proc, a pipe tells what is mapped: writing from elsewhere fails.
+# Without /proc/self/maps, write() to a pipe shows what is mapped: it fails for other addresses.
 _MEMORY = (
     LIBC
     + """
@@ -137,7 +137,7 @@ for bounds in stretches:
 print("looked at", sum(last - first for first, last in stretches) >> 20, "MB")
 """
 )
-# With an import, as the attack has: programs without any are forked from another interpreter.
+# Has an import, like the attack, so that both are forks of the same server.
 _HOLD = "import os\nheld = ['{word}' * 200 + str(i) for i in range(2000)]\nprint(len(str(held)))"
 
 NEIGHBOURS = [

@@ -1,4 +1,4 @@
-"""Programs that are none, or too long: to be told so, not to be the end of the sandbox."""
+"""Malformed and oversized programs: none may bring the sandbox down."""
 
 from __future__ import annotations
 

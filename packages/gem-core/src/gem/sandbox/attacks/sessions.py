@@ -1,7 +1,7 @@
-"""Attacks of a program on its own session: what it does there must not look like broken machinery.
+"""Attacks of a program on its own session: the damage must not look like a failure of the sandbox.
 
-A run that cannot be made for a reason outside of the program leaves an episode without a result;
-a policy that could provoke that would get rid of the episodes that go badly.
+A sandbox failure leaves an episode without a result. A policy that could provoke one could discard
+its bad episodes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ for name in ("NOFILE", "AS", "CPU", "SIGPENDING", "STACK", "NPROC"):
     for pid in (1, 2, 3, 4):
         libc.prlimit(pid, number, (ctypes.c_long * 2)(0, 0), None)
 """
-# The first process of a session has its programs' streams open, for their /dev/fd.
+# The session's keeper holds the programs' streams open, as their /dev/fd.
 _DEV_FD = """
 import os, struct
 messages = [b"", b".", struct.pack("=ciI", b"=", 0, 9), b"!words", struct.pack("=III?", 0, 9, 0, 0)]
@@ -76,7 +76,7 @@ while time.monotonic() < until:
 """
 
 
-# Slowly enough for what was set up to happen meanwhile.
+# Sleeps, so that what the attack scheduled happens meanwhile.
 _NEXT = "import time\ntime.sleep(0.3)\nprint(2)"
 
 

@@ -1,7 +1,7 @@
-"""System calls that take rights away: namespaces, mounts, resource limits, the system call filter.
+"""System calls that drop privileges: namespaces, mounts, resource limits, the seccomp filter.
 
-Linux on x86-64 and ARM64. The filter is classic BPF as in seccomp(2): what a program has no use for
-and what reaches beyond its process is refused with EPERM.
+Linux on x86-64 and ARM64. The filter is classic BPF, see seccomp(2): calls that programs do not
+need, or that reach beyond their process, fail with EPERM.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ _LAST = 0x7FFFFFFE
 _SET_PDEATHSIG, _SET_DUMPABLE, _SET_SECCOMP, _SET_NO_NEW_PRIVS = 1, 4, 22, 38
 _SET_SECUREBITS, _NO_SETUID_FIXUP = 28, 4
 
-# Numbers of the calls that are refused, by machine; from the kernel's tables. The first group is
-# refused to servers, too; they need the second, with clone at its end, to confine programs.
+# By machine, with numbers from the kernel's tables: the audit architecture; the calls refused to
+# servers and programs; the calls refused to programs only, which servers need to confine them. The
+# last of these is clone, which keeps working without namespace flags.
 _COMMON = "425 426 427 428 429 430 431 432 433 438 440 442 443 447"
 _CALLS = {
     "x86_64": (
@@ -54,7 +55,7 @@ _CLONE3 = 435
 _EPERM, _ENOSYS = 1, 38
 
 _libc = ctypes.CDLL(None, use_errno=True)
-# Looked up here, not again in every fork.
+# Resolved once here, not in every fork.
 _unshare, _setns, _mount = _libc.unshare, _libc.setns, _libc.mount
 _capset, _control, _syscall = _libc.capset, _libc.prctl, _libc.syscall
 _mount_flags = ctypes.c_ulong(_NOSUID | _NODEV)
@@ -73,15 +74,15 @@ def unshare(flags: int) -> None:
 
 
 def rejoin(namespace: int, kind: int) -> None:
-    """Have children begin in the namespace of this open file again; raises OSError."""
+    """Return to the namespace of this open file (a PID namespace: for children); raises OSError."""
     if _setns(namespace, kind) < 0:
         raise _error("setns")
 
 
 def leave_proc() -> None:
-    """Leave of /proc, in this mount namespace, the descriptors of this process, as /dev/fd.
+    """Hide /proc in this mount namespace; keep only this process's descriptors, as /dev/fd.
 
-    They belong to the user id that this process has now. Raises OSError.
+    They belong to this process's current user id. Raises OSError.
     """
     _prctl(_SET_DUMPABLE, 1)
     for source, target in ((b"/proc/self/fd", b"/dev/fd"), (b"/empty", b"/proc")):
@@ -91,14 +92,14 @@ def leave_proc() -> None:
 
 
 def private_folder(disk_mb: int) -> None:
-    """Put an empty folder of limited size over /tmp; raises OSError."""
+    """Mount an empty tmpfs of limited size on /tmp; raises OSError."""
     options = b"size=%dm,nr_inodes=8192,mode=1777" % disk_mb
     if _mount(b"tmpfs", b"/tmp", b"tmpfs", _mount_flags, options) < 0:
         raise _error("mount /tmp")
 
 
 def beside(*descriptors: int) -> list[tuple[int, int]]:
-    """Return the ranges of descriptors from 3 on that these are not in."""
+    """Return the ranges of descriptors, from 3 on, that leave out the given ones."""
     first, ranges = 3, []
     for descriptor in (*sorted(descriptors), _LAST + 1):
         if first < descriptor:
@@ -108,50 +109,50 @@ def beside(*descriptors: int) -> list[tuple[int, int]]:
 
 
 def close_range(first: int, last: int = _LAST) -> None:
-    """Close the descriptors from one to another, or all from there on."""
+    """Close the descriptors from `first` to `last` (default: all from `first` on)."""
     if _syscall(_CLOSE_RANGE, first, last, 0) < 0:
         raise _error("close_range")
 
 
 def keep_capabilities() -> None:
-    """Have this process and its forks keep capabilities when they change their user id."""
+    """Let this process and its forks keep their capabilities when they change their user id."""
     _prctl(_SET_SECUREBITS, _NO_SETUID_FIXUP)
 
 
 def become(uid: int) -> None:
-    """Take on an unprivileged user id of this user namespace for good."""
+    """Change to an unprivileged user id of this user namespace, irrevocably."""
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
 
 
 def hide() -> None:
-    """Keep the memory of this process from others of the same user."""
+    """Keep processes of the same user from reading this process's memory (not dumpable)."""
     _prctl(_SET_DUMPABLE, 0)
 
 
 def end_with_parent() -> None:
-    """Have the kernel end this process with its parent; that ends when the user id changes."""
+    """Have the kernel kill this process when its parent ends; a change of user id undoes this."""
     _prctl(_SET_PDEATHSIG, 9)
 
 
 def drop_capabilities() -> None:
-    """Give up all capabilities; the process may look at itself again. Raises OSError."""
+    """Drop all capabilities and make the process dumpable again; raises OSError."""
     if _capset(*_no_capabilities) < 0:
         raise _error("capset")
     _prctl(_SET_DUMPABLE, 1)
 
 
 def limit_resources(address_space: int, file_size: int, processes: int, cpu_s: int) -> None:
-    """Set limits, in bytes and seconds, that cannot be raised again."""
+    """Set hard resource limits, in bytes and seconds."""
     values = address_space, file_size, processes, cpu_s, 256, 0, 0
     for which, value in zip(_LIMITS, values, strict=True):
         resource.setrlimit(which, (value, value))
 
 
 def filters() -> tuple[bytes, bytes]:
-    """Return the filters of this machine: one for servers, which their programs inherit, and one
-    more for programs; raises OSError where there is none."""
+    """Return this machine's two filters: one for servers, which programs inherit, and one more for
+    programs. Raises OSError on other machines."""
     machine = os.uname().machine
     if machine not in _CALLS or struct.calcsize("P") != 8:
         raise OSError(f"no system call filter for {machine}")
@@ -164,10 +165,10 @@ def filters() -> tuple[bytes, bytes]:
 
 
 def _filter(arch: int, refused: list[int], clone: int | None = None) -> bytes:
-    """Return a filter; with the number of clone, one that also refuses to make namespaces."""
+    """Return a filter; given the number of clone, it also refuses clone's namespace flags."""
     load, jump_eq, jump_ge, jump_set, ret = 0x20, 0x15, 0x35, 0x45, 0x06
     allow, refuse, missing, kill = 0x7FFF0000, 0x50000 | _EPERM, 0x50000 | _ENOSYS, 0x80000000
-    # Refused at the end of the program; i instructions later is as far as that is from test i.
+    # Each test jumps forward to the `refuse` instruction near the end of the filter.
     tests = [(jump_ge, 0x40000000), *((jump_eq, number) for number in refused)]
     last = 5 if clone is not None else 1
     code = [(load, 0, 0, 4), (jump_eq, 1, 0, arch), (ret, 0, 0, kill), (load, 0, 0, 0)]
@@ -180,13 +181,13 @@ def _filter(arch: int, refused: list[int], clone: int | None = None) -> bytes:
 
 
 class Filter:
-    """A filter, ready to be installed."""
+    """A compiled filter."""
 
     def __init__(self, program: bytes) -> None:
         self._pointer = ctypes.byref(_Program(len(program) // 8, program))
 
     def install(self) -> None:
-        """Put the filter on this process and all that it will start; raises OSError."""
+        """Install the filter in this process and its descendants; raises OSError."""
         _prctl(_SET_NO_NEW_PRIVS, 1)
         if _control(_SET_SECCOMP, 2, self._pointer, 0, 0) < 0:
             raise _error("seccomp")

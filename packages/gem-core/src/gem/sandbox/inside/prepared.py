@@ -1,11 +1,11 @@
-"""What interpreters import, and do, before programs are forked from them."""
+"""What a server imports and precomputes before it forks programs."""
 
 from __future__ import annotations
 
 import importlib
 import sys
 
-# Imported before programs that import anything.
+# Imported by every server but the first; see `server.main`.
 COMMON = """
     abc array bisect cmath collections copy ctypes dataclasses datetime decimal enum fractions
     functools heapq io itertools json math operator random re statistics string struct textwrap
@@ -19,7 +19,7 @@ _INTEGRANDS = (
 
 
 def load(modules: str) -> None:
-    """Import what there is of these."""
+    """Import the modules of this list that are installed."""
     for module in modules.split():
         try:
             importlib.import_module(module)
@@ -28,7 +28,7 @@ def load(modules: str) -> None:
 
 
 def warm_up() -> None:
-    """Fill the caches that sympy, if loaded, fills when first used, and for textbook functions."""
+    """Fill sympy's caches, if it is loaded, with first uses and textbook functions."""
     if "sympy" not in sys.modules:
         return
     sympy = importlib.import_module("sympy")

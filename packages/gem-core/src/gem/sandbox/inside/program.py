@@ -1,4 +1,4 @@
-"""A program as `python program.py` would run it, in the process at hand."""
+"""Runs a program in the current process, as `python program.py` would."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ _PATH = "/tmp/program.py"
 
 
 def make_streams() -> None:
-    """Make the interpreter's streams anew, for an interpreter of which forks become programs.
+    """Create `sys.stdin`, `stdout` and `stderr` for the forks that will become programs.
 
-    They learn now what the descriptors of programs will be: stdin a file, the others pipes.
+    Stream objects probe their descriptor when created, so descriptors of the right kind are in
+    place meanwhile: a file for stdin, pipes for the others.
     """
     given = os.memfd_create("stdin")
     pipe = os.pipe()
@@ -37,13 +38,13 @@ def make_streams() -> None:
 
 
 def prepare(seed: int | None = None) -> ModuleType:
-    """Return the module `__main__` of a program; seed what draws random numbers."""
+    """Return a program's `__main__` module; seed the random generators."""
     random: Any = sys.modules.get("random")
     if random is not None and seed is not None:
         random.seed(seed)
     numpy: Any = sys.modules.get("numpy.random")
     if numpy is not None:
-        # Forks of one process would all draw the same numbers.
+        # All forks of one process would otherwise draw the same numbers.
         numpy.seed(None if seed is None else seed & 0xFFFFFFFF)
     main = type(sys)("__main__")
     main.__dict__.update(__builtins__=builtins, __file__=_PATH)
@@ -54,14 +55,14 @@ def prepare(seed: int | None = None) -> ModuleType:
 
 
 def run(main: ModuleType, source: bytes) -> NoReturn:
-    """Run a program in its module and end the process as the program ends."""
+    """Run a program in its module and exit the process with the program's exit code."""
     show(_PATH, source)
     exit_code = execute(source, _PATH, main.__dict__)
     finish(exit_code)
 
 
 def contents(descriptor: int) -> bytes:
-    """Return all of a file."""
+    """Return the content of an open file."""
     size, parts = os.fstat(descriptor).st_size, b""
     while len(parts) < size:
         parts += os.pread(descriptor, size - len(parts), len(parts))
@@ -69,7 +70,7 @@ def contents(descriptor: int) -> bytes:
 
 
 def show(path: str, source: bytes) -> None:
-    """Put a program where tracebacks look for its lines; without them if there is no room."""
+    """Write the source where tracebacks look for lines; leave no file if the disk is full."""
     try:
         write(path, source)
     except OSError:
@@ -80,7 +81,7 @@ def show(path: str, source: bytes) -> None:
 
 
 def write(path: str, content: bytes) -> None:
-    """Make a file anew, whatever was there; raises OSError where there is no room."""
+    """Replace whatever is at `path` by a new file; raises OSError if the disk is full."""
     try:  # noqa: SIM105 - a module less in every fork
         os.unlink(path)
     except FileNotFoundError:
@@ -95,7 +96,7 @@ def write(path: str, content: bytes) -> None:
 
 
 def execute(source: bytes, path: str, namespace: dict[str, Any]) -> int:
-    """Run source in a namespace; return the exit code, having printed what went wrong."""
+    """Run source in a namespace, printing an uncaught exception; return the exit code."""
     try:
         exec(compile(source, path, "exec", dont_inherit=True), namespace)
     except SystemExit as error:
@@ -110,7 +111,7 @@ def execute(source: bytes, path: str, namespace: dict[str, Any]) -> int:
 
 
 def finish(exit_code: int) -> NoReturn:
-    """Do what an interpreter does at its end, without the time for taking itself apart."""
+    """Join threads, run exit handlers, flush and exit, without the interpreter's slow teardown."""
     try:
         threading: Any = sys.modules.get("threading")
         if threading is not None:

@@ -1,4 +1,7 @@
-"""The messages between the executor, the sandbox and what runs in it."""
+"""Message formats: executor to server, spare to server, server to session keeper, and back.
+
+Imported inside the sandbox and by `gem.sandbox.warm` outside of it.
+"""
 
 from __future__ import annotations
 
@@ -10,35 +13,36 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 REQUEST = struct.Struct("=dIIIQQIII?")
-"""Wall limit in seconds, memory and disk limits in MB, processes; then, of a session: its key (0
-for a program by itself), the seed of its random numbers, the state to go on from (0: the one that
-it begins with), the number of the state to be made (0: end the session), how many programs came
-before, and whether the state to go on from is needed again."""
+"""Executor to server: wall limit in seconds, memory and disk limits in MB, processes. Then the
+session fields: key (0: no session), random seed, number of the state to fork (0: the initial one),
+number of the state to make (0: end the session), number of programs before, and whether the forked
+state must be kept."""
 ENDED, FAILED = b"=", b"!"
-"""The first byte of what is said of a program: it ended, and a report or an answer follows; or it
-could not be started, and words follow that say why."""
+"""First byte of a report or answer: the program ended and the fields follow; or it could not be
+started and an error text follows."""
 REPORT = struct.Struct("=cid6sI")
-"""`ENDED`, exit code, seconds, the limit that ended the program, padded with zeros; the state that
-the session is in."""
+"""Server to executor: `ENDED`, exit code, seconds, name of the limit that ended the program (zero
+padded), number of the session's state."""
 TAKEN = struct.Struct("=IddI")
-"""From a spare to its server: its number, the time at which it has taken a request; the request's
-wall limit and memory limit. With it goes the descriptor of the report."""
+"""Spare to server: its number, the time at which it took a request, the request's wall and memory
+limits. The report's descriptor is attached."""
 STEP = struct.Struct("=III?")
-"""From a server to a session: the state to go on from, that to be made, programs before, needed."""
+"""Server to keeper: number of the state to fork, of the state to make, programs before, whether
+the forked state must be kept."""
 ANSWER = struct.Struct("=ciI")
-"""From a session to its server: `ENDED`, exit code, the state that it is in."""
+"""Keeper to server: `ENDED`, exit code, number of the session's state."""
 _WORDS = 250
 GONE = 0xFFFFFFFF
-"""Instead of a state: there is none any more."""
+"""In place of a state's number: the state is lost."""
 
 
 def pair() -> tuple[_socket.socket, _socket.socket]:
-    """Return the two ends of a channel for messages."""
+    """Return a connected pair of message sockets."""
     return _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
 
 
 def failure(error: BaseException | str) -> bytes:
-    """Return the message that a program could not be started."""
+    """Return the message which says that a program could not be started."""
     return FAILED + str(error).encode("utf-8", "replace")[:_WORDS]
 
 
@@ -50,7 +54,7 @@ def send(channel: _socket.socket, message: bytes, descriptors: Sequence[int] = (
 
 
 def receive(channel: _socket.socket, flags: int = 0) -> tuple[bytes, list[int]]:
-    """Return a message, and the descriptors that came with it, at most five; raises OSError."""
+    """Return a message and its attached descriptors, at most five; raises OSError."""
     message, extra, _, _ = channel.recvmsg(256, _socket.CMSG_SPACE(5 * 4), flags)
     data = b"".join(data for _, _, data in extra)
     return message, list(struct.unpack(f"={len(data) // 4}i", data))

@@ -1,12 +1,12 @@
-"""The warm interpreters inside the sandbox: every program runs in a fork of one of them.
+"""The servers: warm interpreters inside the sandbox, of which every program is a fork.
 
-Processes without threads that never run a program themselves. They read nothing from programs; from
-outside comes a message for each program, with descriptors: where to report, the program, its stdin,
-its stdout and stderr. Back goes a report of its end, or the words in which it could not be started.
-A program is taken by a spare, a fork that waits for one. One of a session comes to its server,
-which passes it on to the session's keeper, which runs none either.
+A server is a process without threads. It runs no program itself and reads nothing from programs.
+The executor sends one request per program, with descriptors attached: the report's socket, the
+source, stdin, stdout, stderr. The answer is a report of the program's end, or an error text. A
+spare (a waiting fork) takes the request of a program without a session. The server takes those of
+sessions and passes them on to the session's keeper, which runs no program either.
 
-What is imported here is in every fork, and large processes fork slowly: so little is.
+Imports are in every fork, and large processes fork slowly: keep them few.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ if TYPE_CHECKING:
 _MB = 1 << 20
 _WATCH_S = 0.05
 _NEVER = float("inf")
-# Forks that wait for a program. They are made when there is nothing else to do, or none is left.
+# Number of spares. The server makes them when it is idle, or when none is left.
 SPARES = 4
-# What a session may take to stop a program; then it ends itself.
+# Time for a keeper to stop a program; after that the server kills the session.
 _STOP_S = 2.0
-# For so long whoever asks waits while there is no room for processes: programs that fill it end.
+# While no process can be created, requests wait this long for running programs to end.
 _FULL_S = 20.0
 _NO_ROOM = (errno.EAGAIN, errno.ENOMEM, errno.ENOSPC)
 
 
 class _Call:
-    """A program that runs; or a spare, which waits for one."""
+    """A running program, or a spare, which waits for one."""
 
     def __init__(self, number: int, pid: int) -> None:
         self.number = number
         self.pid = pid
-        # Where it is reported; -1 as long as it is a spare.
+        # Descriptor for the report; -1 for a spare.
         self.report = -1
         self.began = self.deadline = _NEVER
         self.memory = 0
@@ -70,7 +70,7 @@ class _Call:
 
 
 class _Session:
-    """Programs that go on where the one before them ended; runs one or waits for one."""
+    """A session: its keeper's process and channel, and the call that it runs, if any."""
 
     def __init__(self, key: int, pid: int, channel: _socket.socket) -> None:
         self.key = key
@@ -78,25 +78,26 @@ class _Session:
         self.channel = channel
         self.call: _Call | None = None
         self.used = time.monotonic()
-        # It has been killed, and may take a moment to be gone.
+        # Killed, but not reaped yet.
         self.ending = False
 
 
 def main() -> None:
-    """Serve until the other side hangs up.
+    """Serve until the executor hangs up.
 
-    Arguments: the number of user ids for programs (0: there is only one), the most sessions that
-    wait for their next program, the seconds that they wait, the descriptors for requests to each of
-    the interpreters and to the sessions, and the modules. The first interpreter has imported
-    nothing, the second what is common, each further one a module more; the last has the sessions,
-    for nobody knows what later programs of one import, within their time.
+    Arguments: number of user ids for programs (0: only one), most idle sessions, seconds that a
+    session may be idle, request descriptors (one per server, and one for sessions), modules.
+
+    Forks one server per import level: the first has imported nothing, the second `COMMON`, each
+    further one a module more. The last one has all sessions, as their later programs may import
+    any of the modules.
     """
     uids, sessions, idle_s, descriptors, *modules = sys.argv[1:]
     # Programs import as an isolated interpreter does.
     sys.path.remove("/sandbox")
     sockets = [_socket.socket(fileno=int(descriptor)) for descriptor in descriptors.split(",")]
     *requests, steps = sockets
-    # Each program and each session takes descriptors.
+    # Each running program and each session holds descriptors.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     namespace = os.open("/proc/self/ns/pid", os.O_RDONLY)
@@ -114,7 +115,7 @@ def main() -> None:
     for other in sockets:
         if other not in kept:
             other.close()
-    # Collections would copy the pages that all forks share.
+    # A garbage collection in a fork would write to, and so copy, pages shared with the server.
     gc.collect()
     gc.disable()
     gc.freeze()
@@ -135,26 +136,25 @@ class _Server:
         self.taken.setblocking(False)
         self.origin = spare.Origin(self.requests, theirs, uids, self.usage.size, filter)
         self.poll = select.poll()
-        # By descriptor: processes, reports, and what sessions say.
+        # By descriptor: process ends (pidfds), reports, answers of keepers.
         self.ends: dict[int, _Call | _Session] = {}
         self.by_report: dict[int, _Call] = {}
         self.answers: dict[int, _Session] = {}
-        # By number and key.
+        # Spares by number, sessions by key.
         self.spares: dict[int, _Call] = {}
         self.sessions: dict[int, _Session] = {}
         # Descriptors to be closed.
         self.done: list[int] = []
         self.started = 0
         self.most, self.idle_s = 0, 0.0
-        # When there is something to look after, when memory is counted again, and until when no
-        # spares are made.
+        # Times: of the next `_watch`, of the next memory count, until which no spare is made.
         self.alarm, self.count, self.pause = _NEVER, 0.0, 0.0
-        # Since when no process can be made.
+        # Time since which no process could be created.
         self.full_since = _NEVER
         confine.hide()
 
     def serve(self) -> None:
-        # Of the requests, that nobody will make any more.
+        # Mask 0: only hang-up is wanted here; spares read the requests.
         requests, taken = self.requests.fileno(), self.taken.fileno()
         steps = [each.fileno() for each in self.steps]
         self.poll.register(requests, 0)
@@ -175,21 +175,21 @@ class _Server:
                 elif descriptor == taken:
                     self._hear()
                 elif descriptor in self.by_report:
-                    # Whoever asked has no more use for it.
+                    # The executor hung up: it does not want the result.
                     self.poll.modify(descriptor, 0)
                     self._kill(self.by_report[descriptor], b"")
                 elif descriptor in self.answers:
                     self._answered(self.answers[descriptor])
                 elif descriptor == requests or (descriptor in steps and not self._accept()):
                     return
-            # Until here their numbers stood for what else may have happened to them.
+            # Close only now: later events of this poll may still name these descriptors.
             while self.done:
                 os.close(self.done.pop())
             if time.monotonic() >= self.alarm:
                 self._watch()
 
     def _watch(self) -> None:
-        """End what has had its time or too much memory; note when to look again."""
+        """Kill calls over their time or memory limit, end idle sessions; set the next alarm."""
         now = time.monotonic()
         self.alarm = self.pause if now < self.pause else _NEVER
         count = now >= self.count
@@ -200,7 +200,7 @@ class _Server:
                 self._kill(call, b"memory")
             self.alarm = min(self.alarm, call.deadline)
         if count:
-            # Counting takes at most a tenth of the time, however many processes there are.
+            # Counting memory takes at most a tenth of the server's time.
             self.count = now + max(_WATCH_S, 10 * (time.monotonic() - now))
         if self.by_report:
             self.alarm = min(self.alarm, self.count)
@@ -226,12 +226,12 @@ class _Server:
                 self._refuse(error)
 
     def _pause(self) -> None:
-        """Have no spares made for a moment, as something is wrong with them."""
+        """Make no spares for a moment after one could not be made or died."""
         self.pause = time.monotonic() + _WATCH_S
         self.alarm = min(self.alarm, self.pause)
 
     def _refuse(self, error: OSError) -> None:
-        """Tell whoever asks next, if there is somebody, that nothing can be started."""
+        """Answer one pending request, if any, with an error."""
         try:
             _, descriptors = receive(self.requests, _socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -241,7 +241,7 @@ class _Server:
         self.done += descriptors
 
     def _hear(self) -> None:
-        """Follow the programs that spares have become."""
+        """Read `TAKEN` messages and start to watch the programs that these spares became."""
         while True:
             try:
                 message, descriptors = receive(self.taken)
@@ -251,7 +251,7 @@ class _Server:
             self._follow(self.spares.pop(number), descriptors[0], began, wall_s, memory_mb)
 
     def _accept(self) -> bool:
-        """Do what is asked of a session; return False when nobody will ask any more."""
+        """Serve one request for a session; return False if the executor has hung up."""
         request, descriptors = receive(self.steps[0])
         if not request:
             return False
@@ -269,7 +269,7 @@ class _Server:
         return True
 
     def _step(self, request: bytes, report: int, streams: list[int]) -> None:
-        """Have a session run a program; the first one begins it."""
+        """Pass a program on to its session's keeper, starting the session if it is the first."""
         wall_s, memory_mb, _, _, key, _, state, target, before, needed = REQUEST.unpack(request)
         if key not in self.sessions and state == 0:
             self._begin(key, request)
@@ -304,7 +304,7 @@ class _Server:
         self.poll.register(channel.fileno(), select.POLLIN)
 
     def _fork(self, be: Callable[[], NoReturn]) -> int:
-        """Fork the first process of a namespace, which becomes something; return its id."""
+        """Fork PID 1 of a new PID namespace and call `be` in it; return its pid."""
         self.started += 1
         confine.unshare(confine.NEWPID)
         try:
@@ -321,7 +321,7 @@ class _Server:
     def _follow(
         self, call: _Call, report: int, began: float, wall_s: float, memory_mb: int
     ) -> None:
-        """Watch over a program that has begun."""
+        """Start to watch a running program's limits and report."""
         call.report, call.began, call.deadline = report, began, began + wall_s
         call.memory = memory_mb * _MB
         self.alarm = min(self.alarm, call.deadline, began + _WATCH_S)
@@ -345,7 +345,7 @@ class _Server:
         _, status = os.waitpid(ended.pid, 0)
         if isinstance(ended, _Call):
             if ended.report < 0:
-                # It may have said that it is no spare any more.
+                # Its `TAKEN` message may not have been read yet.
                 self._hear()
             if ended.report < 0:
                 del self.spares[ended.number]
@@ -360,14 +360,14 @@ class _Server:
         self.done.append(ended.channel.detach())
 
     def _answered(self, which: _Session) -> None:
-        """A session has run a program, or says why it cannot begin."""
+        """Handle a keeper's answer: a program's end, or the reason why the session cannot start."""
         try:
             message = which.channel.recv(256)
         except OSError:
-            # It has ended with orders unread.
+            # The keeper ended without reading all messages.
             message = b""
         if not message:
-            # It ends, which is seen elsewhere.
+            # The keeper is ending: `_ended` handles it.
             self.poll.modify(which.channel.fileno(), 0)
             return
         call = which.call
@@ -384,7 +384,7 @@ class _Server:
         self._forget(call, REPORT.pack(ENDED, exit_code, took, call.limit_hit, state))
 
     def _forget(self, call: _Call, message: bytes) -> None:
-        """Say the last word about a program."""
+        """Send the final report and stop tracking the call."""
         self.poll.unregister(call.report)
         del self.by_report[call.report]
         _say(call.report, message)
@@ -399,12 +399,12 @@ class _Server:
         os.kill(which.pid, 9)
 
     def _kill(self, call: _Call, limit: bytes) -> None:
-        """End a program and, as it is the first of its process namespace, all that it started; in
-        a session, where it is not, end the session if it does not stop it."""
+        """Kill a program. Without a session it is PID 1 of its namespace, so its descendants die
+        too. In a session ask the keeper to stop it; the second time, kill the session."""
         call.limit_hit = call.limit_hit or limit
         if call.session is None or call.stopping:
             call.deadline = float("inf")
-            # It is reaped here alone: there is a process of this id until then.
+            # Only this server reaps it: the pid cannot have been reused.
             os.kill(call.pid, 9)
         else:
             call.stopping = True
@@ -416,7 +416,7 @@ class _Server:
 
 
 def _say(report: int, message: bytes) -> None:
-    """Send something to whoever asked, unless they are gone."""
+    """Send a message to the executor; ignore that it has hung up."""
     try:  # noqa: SIM105 - a module less in every fork
         os.write(report, message)
     except OSError:
@@ -424,7 +424,7 @@ def _say(report: int, message: bytes) -> None:
 
 
 def _tell(session: _socket.socket, message: bytes, descriptors: Sequence[int] = ()) -> None:
-    """Send something to a session, unless it has ended, which is seen elsewhere."""
+    """Send a message to a keeper; ignore that it has ended, which `_ended` handles."""
     try:  # noqa: SIM105
         send(session, message, descriptors)
     except OSError:

@@ -1,13 +1,14 @@
-"""Programs that go on where the one before them ended: every one runs in a fork of the last.
+"""Sessions inside the sandbox: each program runs in a fork of the previous program's process.
 
-A session is a namespace of processes. The first, the keeper, runs no program. The others are
-states: what an interpreter was when a program had ended. A state never changes: asked for a
-further program it forks, and the fork becomes the next state when the program has ended, or is
-killed and the state before still stands. Whoever needs a state again has it kept. Between programs
-everything but the keeper is stopped.
+A session is a PID namespace. PID 1, the keeper, runs no program. The other processes are states:
+the interpreter as it was after a program. A state never changes: to run the next program it forks,
+and the fork becomes the next state when the program ends; if the program is killed, the old state
+remains. The executor marks the states that it needs again. Between programs everything but the
+keeper is stopped.
 
-The keeper obeys its server. What it hears from states is what programs may have made them say; it
-ends, and the session with it, when that makes no sense. It has nothing that states could want.
+The keeper trusts its server only. Programs can forge the messages of states, so the keeper exits,
+which ends the session, on any message that makes no sense. It holds no privileges or descriptors
+worth attacking.
 """
 
 from __future__ import annotations
@@ -30,29 +31,30 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 _FOLDER = "/tmp"
-# Programs may take it away.
+# Programs may replace the builtin.
 _open = open
-# States that somebody may need again; whoever needs a further one must repeat the programs.
+# Most states kept; to return to a dropped one the executor runs the programs again.
 _KEPT = 8
 _ORDER = struct.Struct("=I??")
-"""To a state: programs before; whether it will be needed again; whether files must be restored."""
+"""Keeper to state: programs before, whether the state must be kept, whether the fork must restore
+the files."""
 _NUMBER = struct.Struct("=i")
 _HOW_ENDED = b"?"
 STOP = b"."
 _PATIENCE_S = 2.0
-# Of the files that may be open, those that programs leave to what runs them.
+# Of the limit on open files, the share reserved for the state's own code.
 _FILES_APART = 32
 _FULL = b"earlier programs of the session have left too many processes\n"
 
 
 def keep(server: _socket.socket, seed: int, limit: Callable[[], None]) -> NoReturn:
-    """Keep the states of a session; never returns.
+    """Be the keeper of a session; never returns.
 
     Args:
-        server: Where orders come from, `STEP` with the descriptors of a program and its streams, or
-            `STOP`; and answers go to.
+        server: Socket for the server's orders (`STEP` with the descriptors of a program and its
+            streams, or `STOP`) and for the answers.
         seed: Seed of the first state's random numbers.
-        limit: Puts the limits of programs on a process.
+        limit: Sets the programs' resource limits on the calling process.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     ours, theirs = pair()
@@ -72,7 +74,7 @@ class _Keeper:
     def __init__(self, server: _socket.socket, pid: int, channel: _socket.socket) -> None:
         self.server = server
         self.states = {0: (pid, channel)}
-        # The state whose files are those in the folder.
+        # Number of the state whose files are in the folder now.
         self.files: int | None = 0
         self.dropped: list[int] = []
         self.null = os.open("/dev/null", os.O_RDWR)
@@ -83,10 +85,10 @@ class _Keeper:
             if not message:
                 os._exit(0)
             if message == STOP:
-                # It came too late.
+                # The program had already ended.
                 continue
             state, target, before, needed = STEP.unpack(message)
-            # /dev/fd of all programs is that of this process.
+            # All programs see this process's descriptors as /dev/fd.
             _use(descriptors[1:])
             if state in self.states:
                 exit_code, done = self._step(state, target, before, needed, descriptors)
@@ -145,7 +147,7 @@ class _Keeper:
                             os._exit(0)
                         return None, fork
                     if descriptor == channel.fileno():
-                        # The state cannot fork; or it is gone.
+                        # The state could not fork, or is gone.
                         failed = _number(channel)
                         return (failed, None) if failed is not None else os._exit(1)
                     if descriptor == process:
@@ -162,7 +164,7 @@ class _Keeper:
                 os.close(process)
 
     def _how_ended(self, pid: int, channel: _socket.socket) -> int | None:
-        """Ask a state how its fork ended."""
+        """Return the exit code of a state's fork, which the state has to reap."""
         os.kill(pid, signal.SIGCONT)
         channel.send(_HOW_ENDED)
         if not select.select([channel], [], [], _PATIENCE_S)[0]:
@@ -178,7 +180,7 @@ class _Keeper:
         self.dropped.append(pid)
 
     def _reap(self) -> None:
-        """Take note of processes that have ended: dropped ones, and those that nobody waits for."""
+        """Reap dropped states and orphans."""
         for pid in self.dropped:
             _wait_for(pid, 0)
         self.dropped = []
@@ -187,13 +189,13 @@ class _Keeper:
 
 
 def _use(streams: list[int]) -> None:
-    """Make descriptors the three streams of this process."""
+    """Make these descriptors this process's stdin, stdout and stderr."""
     for target, descriptor in enumerate(streams):
         os.dup2(descriptor, target)
 
 
 def _wait_for(pid: int, options: int) -> bool:
-    """Return whether a child has ended; False where there is none: a state is its parent."""
+    """Return whether a child has ended; False if there is none (its parent may be a state)."""
     try:
         return os.waitpid(pid, options)[0] != 0
     except ChildProcessError:
@@ -201,7 +203,7 @@ def _wait_for(pid: int, options: int) -> bool:
 
 
 def _exit_code(pid: int) -> int:
-    """Wait for a child; return its exit code, -9 where programs have made that unknown."""
+    """Wait for a child; return its exit code, -9 if a program's doing left none to wait for."""
     try:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     except ChildProcessError:
@@ -209,7 +211,7 @@ def _exit_code(pid: int) -> int:
 
 
 def _be_state(channel: _socket.socket, seed: int) -> NoReturn:
-    """Answer orders: in this process for ever, and in every fork once its program has ended."""
+    """Be a state: answer the keeper's orders. A fork runs its program, then does the same."""
     main = program.prepare(seed)
     forks: list[int] = []
     files: _Files | None = None
@@ -251,21 +253,21 @@ def _be_state(channel: _socket.socket, seed: int) -> NoReturn:
         exit_code = _run(main, before, descriptors[1:])
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         if os.getpid() != mine:
-            # A process that the program started has come to the program's end as well.
+            # The program forked, and this child also reached the program's end.
             os._exit(exit_code)
         _use([null] * 3)
         channel.send(_NUMBER.pack(exit_code))
 
 
 def _run(main: ModuleType, before: int, descriptors: list[int]) -> int:
-    """Run a program in the module of those before it; return the exit code."""
+    """Run a program in the session's `__main__` module; return the exit code."""
     code, *streams = descriptors
     source = program.contents(code)
     _use(streams)
     for descriptor in descriptors:
         os.close(descriptor)
     sys.stdin = _open(0, encoding="utf-8", errors="surrogateescape", closefd=False)
-    # A function of an earlier program still shows its own lines in a traceback.
+    # One file per program: tracebacks through earlier programs' functions need their lines.
     path = f"{_FOLDER}/program-{before + 1}.py"
     main.__dict__["__file__"] = path
     program.show(path, source)
@@ -283,7 +285,7 @@ def _run(main: ModuleType, before: int, descriptors: list[int]) -> int:
 
 
 class _Files:
-    """The contents of the folder, to be put back."""
+    """A copy of the folder's contents, to be restored later."""
 
     def __init__(self) -> None:
         self.folders: list[tuple[str, int]] = []
@@ -332,7 +334,7 @@ def _random_state() -> object:
 
 
 def _draw_on(state: object) -> None:
-    """Undo that a fork seeds its generator anew: the next program draws on."""
+    """Restore the generator's state, as `random` reseeds itself in a fork."""
     if state is not None:
         sys.modules["random"].setstate(state)
 

@@ -1,9 +1,8 @@
-"""A process that is ready before anyone asks for it, and becomes what is asked for.
+"""Spares: processes forked in advance, each of which becomes one program or a session's keeper.
 
-A spare is a fork of a server, in namespaces of its own, that has never run a program and holds none
-of its server's descriptors but two: where requests come from, and where it says that it has taken
-one. It takes one request, gives up the rest of its rights, and becomes the program, which gets none
-of these descriptors.
+A spare is a fork of a server in namespaces of its own. It has never run a program and holds two of
+its server's descriptors: the socket of requests and the socket on which it sends `TAKEN`. It takes
+one request, drops its remaining privileges and becomes the program, without these descriptors.
 """
 
 from __future__ import annotations
@@ -21,26 +20,26 @@ if TYPE_CHECKING:
 
 _MB = 1 << 20
 _DISK_MB = 64
-"""Size of a spare's folder; a program that may write more or less gets another one."""
-# Descriptor of the report while a program is prepared; its streams are below.
+"""Size of a spare's /tmp; for a request with another disk limit it is mounted again."""
+# Descriptor of the report while a program is prepared; 0 to 2 are its streams.
 _REPORT = 3
 
 
 class Origin:
-    """What all forks of a server have in common."""
+    """What all spares of a server share."""
 
     def __init__(
         self, requests: _socket.socket, taken: _socket.socket, uids: int, size: int, filter: bytes
     ) -> None:
-        """Note it; nothing is made.
+        """Store the parameters.
 
         Args:
-            requests: Where requests come from, `REQUEST` with five descriptors: where to report,
-                the program, its stdin, stdout and stderr.
-            taken: Where the server hears of those that are taken.
-            uids: User ids for programs (0: there is only one).
+            requests: Socket of requests: `REQUEST` with the descriptors of the report, the source,
+                stdin, stdout and stderr.
+            taken: Socket on which spares send `TAKEN` to the server.
+            uids: Number of user ids for programs (0: only one).
             size: Address space of the server, in bytes.
-            filter: That of the system calls of programs.
+            filter: The programs' system call filter.
         """
         self.requests = requests
         self.taken = taken
@@ -52,7 +51,7 @@ class Origin:
 
 
 def wait(origin: Origin, number: int) -> NoReturn:
-    """Be a spare in this fork, and then a program; the number is that of the fork."""
+    """Be the spare `number` in this fork, then a program."""
     problem = b""
     try:
         confine.end_with_parent()
@@ -70,7 +69,7 @@ def wait(origin: Origin, number: int) -> NoReturn:
         os.write(report, problem)
         os._exit(1)
     wall_s, memory_mb, *_ = REQUEST.unpack(request)
-    # It fails if the server is gone: then this ends as well, for nobody would see to the limits.
+    # Raises if the server died; the spare then exits, as nothing would enforce the limits.
     send(origin.taken, TAKEN.pack(number, time.monotonic(), wall_s, memory_mb), [report])
     try:
         source = program.contents(code)
@@ -83,7 +82,7 @@ def wait(origin: Origin, number: int) -> NoReturn:
 
 
 def keep(origin: Origin, number: int, request: bytes, channel: int) -> NoReturn:
-    """Be the keeper of a session in this fork; the channel is that to its server."""
+    """Be the keeper of a session in this fork; `channel` is its socket to the server."""
     try:
         _set_up(origin, number)
         null = os.open("/dev/null", os.O_RDWR)
@@ -95,12 +94,12 @@ def keep(origin: Origin, number: int, request: bytes, channel: int) -> NoReturn:
 
 
 def _set_up(origin: Origin, number: int) -> None:
-    # Signals to a group of processes stop at no namespace.
+    # A process group of its own: signals to a group cross PID namespaces.
     os.setsid()
     confine.unshare(confine.NEWNS)
     if origin.uids:
         confine.become(1 + number % origin.uids)
-        # The change of the user id has undone it.
+        # The change of user id has cleared it.
         confine.end_with_parent()
     confine.leave_proc()
     confine.private_folder(_DISK_MB)
@@ -109,10 +108,10 @@ def _set_up(origin: Origin, number: int) -> None:
 def _confine(
     origin: Origin, request: bytes, report: int, streams: list[int]
 ) -> tuple[int, int, int, int]:
-    """Close all but the streams and the report, which moves, and give up all rights.
+    """Keep only the streams (as 0 to 2) and the report (as `_REPORT`); drop all privileges.
 
     Returns:
-        The limits that are to be set: see `confine.limit_resources`.
+        The arguments for `confine.limit_resources`, which the caller sets.
     """
     wall_s, memory_mb, disk_mb, processes, *_ = REQUEST.unpack(request)
     if disk_mb != _DISK_MB:
@@ -121,7 +120,7 @@ def _confine(
         os.dup2(descriptor, target)
     os.dup2(report, _REPORT)
     confine.close_range(_REPORT + 1)
-    # Processes are counted by user namespace: each program has its own count.
+    # RLIMIT_NPROC counts per user namespace: this gives each program a count of its own.
     confine.unshare(confine.NEWUSER)
     confine.drop_capabilities()
     origin.filter.install()
@@ -131,11 +130,11 @@ def _confine(
 
 
 def _fail(report: int, error: BaseException) -> NoReturn:
-    """Say why there is no program, and end."""
+    """Report why the program could not be started, and exit."""
     try:
         os.write(report, failure(error))
     except OSError:
-        # It has moved.
+        # `_confine` has already moved the descriptor.
         os.write(_REPORT, failure(error))
     finally:
         os._exit(1)

@@ -1,4 +1,4 @@
-"""Memory: how much programs hold, and how they come to share it quickly."""
+"""Memory: counts what programs use, and moves a server's memory to huge pages for faster forks."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _COLLAPSE = 25
 
 
 class Usage:
-    """Counts the memory of processes below this one, through a descriptor of /proc.
+    """Counts the memory of the server's descendants, through a descriptor of /proc.
 
     Attributes:
-        size: Bytes of address space of this process, from which programs are forked.
+        size: Address space of the server, in bytes.
     """
 
     def __init__(self, proc: int) -> None:
@@ -21,13 +21,13 @@ class Usage:
         self.size, self._resident = self._bytes("self", 0), self._bytes("self", 1)
 
     def memory(self, pid: int, enough: int) -> int:
-        """Return the bytes that a program of several processes holds.
+        """Return the bytes that a program of several processes uses.
 
-        Less than `enough` is not counted precisely; nor is a program of a single process, which
-        the kernel limits: that is 0.
+        Returns 0 for a single process, which the kernel limits, and if a rough count shows at most
+        `enough` bytes.
         """
         pids = self._tree(pid)
-        # What all share with this interpreter is not theirs.
+        # Without what each shares with the server.
         rough = sum(max(0, self._bytes(pid, 1) - self._resident) for pid in pids)
         if len(pids) < 2 or rough <= enough:
             return 0
@@ -40,7 +40,7 @@ class Usage:
         return total
 
     def _tree(self, root: int) -> list[int]:
-        """Return the ids of a process and of all below it."""
+        """Return the pids of a process and its descendants."""
         found = [root]
         for pid in found:
             try:
@@ -50,7 +50,7 @@ class Usage:
             try:
                 threads = os.listdir(folder)
             except OSError:
-                # It ended since.
+                # The process has ended.
                 threads = []
             finally:
                 os.close(folder)
@@ -64,7 +64,7 @@ class Usage:
         return int(fields[field]) * os.sysconf("SC_PAGE_SIZE")
 
     def _read(self, path: str) -> str:
-        """Return a file of /proc; nothing if the process has ended."""
+        """Return the content of a file of /proc; "" if the process has ended."""
         try:
             with open(os.open(path, os.O_RDONLY, dir_fd=self._proc)) as file:
                 return file.read()
@@ -73,10 +73,10 @@ class Usage:
 
 
 def gather(proc: int) -> None:
-    """Put the memory of this process on huge pages, as far as the kernel can (6.1 and later).
+    """Collapse this process's memory into huge pages, if the kernel can (6.1 and later).
 
-    Forks copy the table of pages, and give it back when they end; with sympy imported that takes
-    longer than a small program. A page that a fork writes to is still copied by itself.
+    A fork copies the page table and frees it at its end; with sympy imported that takes longer than
+    a small program. A write in a fork still copies a small page only.
     """
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -86,5 +86,5 @@ def gather(proc: int) -> None:
         if rights == "rw-p" and name in ([], ["[heap]"]):
             first, last = (int(bound, 16) for bound in bounds.split("-"))
             for address in range(-(-first // _HUGE) * _HUGE, last - _HUGE + 1, _HUGE):
-                # It fails where nothing is, and that changes nothing.
+                # Fails harmlessly where no page is mapped.
                 madvise(address, _HUGE, _COLLAPSE)
