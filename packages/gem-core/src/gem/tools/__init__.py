@@ -1,6 +1,7 @@
 """Tools that a policy can call during an episode: Python, search, MCP servers.
 
-`gem.make(id, tools=["python"])` puts them around an environment; see `gem.wrappers.ToolEnv`.
+`gem.make(id, tools=["python"])` wraps an environment in `gem.wrappers.ToolEnv`, which calls them.
+Tools import nothing of environments or rollouts.
 """
 
 from __future__ import annotations
@@ -43,15 +44,15 @@ _CLASSES = {
 
 
 def make_tools(tools: ToolLike | Sequence[ToolLike]) -> list[Tool]:
-    """Return tools of one's own: instances that are given are copied.
+    """Return new tools; a tool passed as an instance is copied.
 
     Args:
-        tools: One or several; names in a text are separated by commas. Installed packages add
-            names through the entry-point group `gem.tools`.
+        tools: One or several; a string may hold several names separated by commas. Installed
+            packages add names through the entry-point group `gem.tools`.
 
     Raises:
-        ConfigurationError: No such tool, or a parameter value is not allowed.
-        UnknownParameterError: The tool has no such parameter.
+        ConfigurationError: A tool's name is unknown, or a parameter value is not allowed.
+        UnknownParameterError: A tool does not have one of the parameters.
     """
     if isinstance(tools, str):
         tools = [name for name in map(str.strip, tools.split(",")) if name]
@@ -102,7 +103,7 @@ def _class(name: str) -> type[Tool]:
 
 
 def __getattr__(name: str) -> Any:
-    # Whoever uses one tool does not import the others.
+    # Lazy: using one tool does not import the others.
     for module, attribute in _CLASSES.values():
         if name == attribute:
             return getattr(import_module(module), attribute)

@@ -1,8 +1,8 @@
 """The tool protocol: `parse` a call out of a policy's text, `execute` it, `observe` the result.
 
-Everything a policy can write leads to a result that it is shown. What is raised is no fault of the
-policy: `UnreachableError` for a server or sandbox that is gone, `ConfigurationError` and
-`MissingExtraError` for what only the user can mend.
+A policy's mistakes become results that it is shown, never exceptions. Exceptions mean something
+else is wrong: `UnreachableError` if a server or sandbox is gone, `ConfigurationError` and
+`MissingExtraError` for what only the user can fix.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ ToolT = TypeVar("ToolT", bound="Tool")
 TOOL_CALL = re.compile(r"<tool_call>")
 _HALVES = re.compile(r"\\ud[89a-f]")
 _TOOL_CALL_END = "</tool_call>"
-# Names that models and chat templates use for the same thing.
+# Keys that models and chat templates use for a call's arguments.
 _ARGUMENTS = ("arguments", "parameters")
 
 
 @dataclass(frozen=True)
 class ToolCall:
-    """What a policy asked a tool to do."""
+    """A call that a policy wrote."""
 
     name: str
     """Function to call."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     error: str | None = None
-    """Why the call cannot be executed: what is wrong with it, in a sentence for the policy."""
+    """Why the call cannot be executed, as a sentence for the policy."""
     ignored: int = 0
-    """Further calls in the same text, which are not executed."""
+    """Number of further calls in the same text, which are not executed."""
 
 
 @dataclass(frozen=True)
 class ToolResult:
-    """What came of a call."""
+    """The result of a call."""
 
     text: str
-    """What the policy is told."""
+    """Text shown to the policy."""
     ok: bool
-    """Whether the call did what was asked. A program that crashed, a function that refused and
-    a call that could not be read have not."""
+    """Whether the call succeeded: false for a program that crashed, a function that returned an
+    error, a malformed call."""
 
 
 class JsonCall(NamedTuple):
@@ -55,11 +55,11 @@ class JsonCall(NamedTuple):
     name: str
     arguments: dict[str, Any]
     error: str | None
-    """What is wrong with it; the name may be known all the same."""
+    """What is wrong with the call; the name may be known nevertheless."""
 
 
 class Block(NamedTuple):
-    """A marked stretch of text."""
+    """A delimited part of a text, with the positions where it starts and ends."""
 
     start: int
     content: str
@@ -67,14 +67,14 @@ class Block(NamedTuple):
 
 
 class Tool(ABC):
-    """One tool of one environment; nothing is shared between instances.
+    """One tool of one environment; instances share nothing.
 
-    The instance attributes are its state, except those named in `live` (connections, for
-    instance): they are not part of snapshots and pickles, and must be made anew when missing.
+    The instance attributes are its state, except those named in `live` (such as connections): these
+    are left out of snapshots and pickles, so the tool must recreate them when missing.
 
     Attributes:
-        tool_type: What `info["tool_type"]` says when this tool handled a step.
-        live: Attributes that cannot be copied.
+        tool_type: Value of `info["tool_type"]` when this tool handled a step.
+        live: Names of attributes that cannot be copied.
     """
 
     tool_type: ClassVar[str]
@@ -82,7 +82,7 @@ class Tool(ABC):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Functions that a call may name."""
+        """Names of the functions that a call may name."""
         return (self.tool_type,)
 
     def reset(self) -> None:  # noqa: B027
@@ -95,13 +95,13 @@ class Tool(ABC):
 
     @abstractmethod
     def instruction(self) -> str:
-        """Return what the policy is told about the tool before its first turn."""
+        """Return the text about the tool that the first observation shows to the policy."""
 
     @abstractmethod
     def parse(self, text: str) -> ToolCall | None:
         """Return the first call of this tool in a text, None if there is none.
 
-        A call that is meant for this tool but cannot be executed has `error`.
+        A call that is meant for this tool but cannot be executed has `error` set.
         """
 
     @abstractmethod
@@ -109,7 +109,7 @@ class Tool(ABC):
         """Carry out a call, within the tool's limits.
 
         Raises:
-            UnreachableError: What the tool needs is gone, after the tool's own retries.
+            UnreachableError: A server or sandbox does not answer, after the tool's own retries.
         """
 
     async def aexecute(self, call: ToolCall) -> ToolResult:
@@ -117,24 +117,24 @@ class Tool(ABC):
         return await asyncio.to_thread(self.execute, call)
 
     def observe(self, call: ToolCall, result: ToolResult) -> str:
-        """Return the observation of a call."""
+        """Return the observation that the policy gets for a call."""
         if not call.ignored:
             return result.text
         rest = "another call was" if call.ignored == 1 else f"{call.ignored} more calls were"
         return f"{result.text}\n(Only your first call was executed; {rest} ignored.)"
 
     def finish(self) -> None:  # noqa: B027
-        """Release what is of no use after the end of the episode; `reset` or `close` comes next."""
+        """Release what only this episode needed; called at its end, before `reset` or `close`."""
 
     def close(self) -> None:  # noqa: B027
         """Release processes and connections; safe to repeat."""
 
     def snapshot(self) -> bytes:
-        """Return the state; a pickle, to be restored only from what your own processes made."""
+        """Return the state as a pickle; restore only pickles that your own processes made."""
         return pickle.dumps(self.__getstate__(), protocol=5)
 
     def restore(self, state: bytes) -> None:
-        """Continue from `snapshot`; what is live stays."""
+        """Continue from `snapshot`; live attributes stay as they are."""
         kept = {name: self.__dict__[name] for name in self.live if name in self.__dict__}
         self.__dict__.clear()
         self.__dict__.update(pickle.loads(state))
@@ -151,9 +151,9 @@ class Tool(ABC):
 
 
 def first_block(text: str, opener: re.Pattern[str], closer: str) -> Block | None:
-    """Return the first stretch that begins with `opener` and ends with `closer`.
+    """Return the first part that begins with `opener` and ends with `closer`.
 
-    Linear in the length of the text, whatever it holds.
+    Takes linear time for any text.
     """
     begin = opener.search(text)
     if begin is None:
@@ -163,10 +163,10 @@ def first_block(text: str, opener: re.Pattern[str], closer: str) -> Block | None
 
 
 def json_call(text: str) -> tuple[JsonCall, Block] | None:
-    """Return the first `<tool_call>` that holds a JSON object, or something broken.
+    """Return the first `<tool_call>` as a JSON call, with `error` set if it is malformed.
 
-    `{"name": ..., "arguments": {...}}`, the arguments also as a string of JSON or under
-    `parameters`. None if there is no such tag, or if it holds tags instead of JSON.
+    The form is `{"name": ..., "arguments": {...}}`; the arguments may be a string of JSON, or under
+    the key `parameters`. Returns None if there is no such tag, or if it holds tags, not JSON.
     """
     block = first_block(text, TOOL_CALL, _TOOL_CALL_END)
     if block is None or block.content.lstrip().startswith("<tool_name>"):
@@ -198,13 +198,13 @@ def read_arguments(arguments: Any) -> tuple[dict[str, Any], str | None]:
     if not isinstance(arguments, dict):
         return {}, f"The arguments must be a JSON object, not {_kind(arguments)}."
     if _HALVES.search(json.dumps(arguments)):
-        # No protocol can carry half a surrogate pair.
+        # A lone surrogate cannot be encoded as UTF-8.
         arguments = json.loads(printable(json.dumps(arguments, ensure_ascii=False)))
     return arguments, None
 
 
 def text_argument(call: JsonCall, name: str) -> tuple[str, str | None]:
-    """Return the only argument of a call, a text called `name`, and what is wrong with it."""
+    """Return the only argument of a call, a string called `name`, and what is wrong with it."""
     if call.error is not None:
         return "", call.error
     others = [key for key in call.arguments if key != name]
@@ -228,7 +228,7 @@ def clip(text: str, limit: int) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text that every tokenizer and file takes: without halves of surrogate pairs."""
+    """Return a text that can be encoded as UTF-8: lone surrogates become question marks."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 

@@ -1,4 +1,4 @@
-"""The MCP tool: functions of servers that speak the Model Context Protocol."""
+"""The MCP tool: calls functions of Model Context Protocol servers through `mcp_connection`."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class _Function(NamedTuple):
 class MCPTool(Tool):
     """Calls functions of MCP servers, over standard input and output or streamable HTTP.
 
-    Each environment has a connection of its own to every server, opened at the first `reset` and
-    kept open over episodes until `close`. A connection that breaks is opened again, and the call
-    is repeated: it may reach a server twice. With several servers, functions are called
-    `<server>_<function>`. What servers remember is no part of snapshots.
+    Each environment has its own connection to every server, opened at the first `reset` and kept
+    open over episodes until `close`. If a connection breaks, the tool reconnects and repeats the
+    call: a call may reach a server twice. With several servers, functions are named
+    `<server>_<function>`. Snapshots do not include the servers' state.
     """
 
     tool_type: ClassVar[str] = "mcp"
@@ -65,18 +65,18 @@ class MCPTool(Tool):
         retry_delay_s: float = 1.0,
         max_output: int = 8192,
     ) -> None:
-        """Store the parameters; nobody is asked.
+        """Store the parameters; no connection is made.
 
         Args:
             servers: The address of one server, or servers by name, each
                 `{"url": ..., "headers": {...}}` or `{"command": ..., "args": [...], "env": {...},
-                "cwd": ...}`; also under the key `mcpServers`, as configuration files have them.
+                "cwd": ...}`; or a mapping with these under `mcpServers`, as in configuration files.
             headers: HTTP headers for every server with an address (a token, for instance).
             functions: Names of the functions offered to the policy; None offers all.
             timeout_s: Seconds until a call is given up.
             connect_timeout_s: Seconds until an attempt to connect is given up.
             retries: Further attempts to connect.
-            retry_delay_s: Seconds before the first of them, twice as many before the next.
+            retry_delay_s: Seconds before the first of these attempts, doubled for each next one.
             max_output: Most characters of an answer that the policy is shown.
 
         Raises:
@@ -157,7 +157,7 @@ class MCPTool(Tool):
         return "\n".join(lines)
 
     def parse(self, text: str) -> ToolCall | None:
-        """Return the first call of one of the functions, or in the form with tags."""
+        """Return the first call, as JSON or as `<tool_name>` and `<arguments>` tags."""
         block = first_block(text, TOOL_CALL, "</tool_call>")
         if block is None:
             return None
@@ -187,7 +187,7 @@ class MCPTool(Tool):
             try:
                 answer = connection.call(function.name, call.arguments, self.timeout_s)
             except TookTooLong as error:
-                # A server that many share may be the one to blame.
+                # A shared server may be slow because of others: the policy may not be to blame.
                 if "url" in self.servers[function.server] and not connection.answers():
                     raise self._unreachable(function.server, f"{error}, nor a ping") from error
                 return self._failed(str(error))
@@ -195,7 +195,7 @@ class MCPTool(Tool):
                 return self._failed(str(error))
             except ServerGoneError as error:
                 connection.close()
-                # Twice over the same call, and it is there again: that is the call's doing.
+                # The connection broke twice on this call, yet the server is up: blame the call.
                 if last:
                     self._connected(function.server)
                     return self._failed(f"the server broke off ({error})")

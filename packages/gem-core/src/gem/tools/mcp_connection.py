@@ -1,4 +1,7 @@
-"""Connections to MCP servers, kept open in one background event loop of this process."""
+"""Connections to MCP servers, held by one background event loop per process.
+
+The only module of gem that imports the MCP SDK.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ T = TypeVar("T")
 _MOST_PAGES = 100
 _TAIL_BYTES = 2_000
 _CLOSE_S = 8.0
-# Beyond the time limit of a call: the loop's own slack.
+# Extra time for the event loop beyond the time limit of a call.
 _SLACK_S = 5.0
 _PING_S = 5.0
 
@@ -29,7 +32,7 @@ class ServerGoneError(Exception):
 
 
 class Refused(Exception):  # noqa: N818
-    """A server answered that a call cannot be carried out, or took too long."""
+    """A server refused a call, or took too long."""
 
 
 class TookTooLong(Refused):
@@ -37,7 +40,7 @@ class TookTooLong(Refused):
 
 
 class Function(NamedTuple):
-    """What a server offers."""
+    """A function that a server offers."""
 
     name: str
     description: str
@@ -79,14 +82,14 @@ class Connection:
 
     @property
     def usable(self) -> bool:
-        """Whether it was made in this process and has not ended."""
+        """Whether the connection was made in this process and is still open."""
         return self._pid == os.getpid() and not self._task.done()
 
     def call(self, name: str, arguments: Mapping[str, Any], timeout_s: float) -> Answer:
         """Call a function.
 
         Raises:
-            Refused: The server says no, or is not done within `timeout_s`.
+            Refused: The server returns an error, or is not done within `timeout_s`.
             ServerGoneError: The connection broke.
         """
         return self._wait(self.acall(name, arguments, timeout_s), timeout_s + _SLACK_S)
@@ -95,7 +98,7 @@ class Connection:
         """Like `call`, in the background loop."""
         sdk = _sdk()
         try:
-            # The SDK's own limit tells the server to stop.
+            # When the SDK's own limit is reached, it also asks the server to cancel the call.
             result = await self._client.call_tool(
                 name, dict(arguments), read_timeout_seconds=timeout_s
             )
@@ -112,7 +115,7 @@ class Connection:
         return Answer(_text(result), bool(result.is_error))
 
     def answers(self) -> bool:
-        """Return whether the server answers a ping, be it with a refusal."""
+        """Return whether the server answers a ping; an error is an answer, too."""
         try:
             return self._wait(self._ping(), _PING_S + _SLACK_S)
         except ServerGoneError:
@@ -131,7 +134,7 @@ class Connection:
     def close(self) -> None:
         """End the connection, and the server if it was started for it; safe to repeat."""
         if self.usable:
-            # What cannot be closed in time ends with this process.
+            # A connection that cannot be closed in time ends with this process.
             with contextlib.suppress(ServerGoneError):
                 self._wait(self._close(), _CLOSE_S)
 
@@ -148,7 +151,7 @@ class Connection:
             raise ServerGoneError(f"no answer within {timeout_s:g} s{self._said()}") from None
 
     async def _live(self, ready: asyncio.Future[None]) -> None:
-        """Hold the connection; what opens it must close it, so all of its life is one task."""
+        """Open, hold and close the connection in one task, as the SDK's contexts require."""
         try:
             async with AsyncExitStack() as stack:
                 transport = await self._transport(stack)
@@ -184,7 +187,7 @@ class Connection:
         return stdio_client(parameters, errlog=self._listen(stack))
 
     def _listen(self, stack: AsyncExitStack) -> Any:
-        """Return a file for the server's standard error, of which the end is kept."""
+        """Return a file for the server's standard error; keeps the last bytes written to it."""
         loop = asyncio.get_running_loop()
         source, sink = os.pipe()
         os.set_blocking(source, False)
@@ -249,11 +252,11 @@ _starting = threading.Lock()
 
 
 def background_loop() -> asyncio.AbstractEventLoop:
-    """Return this process's loop for connections; its thread ends with the process."""
+    """Return this process's event loop for connections, running in a daemon thread."""
     pid = os.getpid()
     with _starting:
         if pid not in _loops:
-            # A fork copies the loop, but not the thread that runs it.
+            # After a fork: the child has a copy of the loop, but not the thread that runs it.
             _loops.clear()
             loop = asyncio.new_event_loop()
             threading.Thread(target=loop.run_forever, name="gem-mcp", daemon=True).start()
@@ -262,7 +265,7 @@ def background_loop() -> asyncio.AbstractEventLoop:
 
 
 def _broken(error: Any) -> bool:
-    # Servers use the code of a closed connection for errors of their own, too.
+    # Servers also use CONNECTION_CLOSED's code for errors of their own.
     return error.code == _types().CONNECTION_CLOSED and str(error) == "Connection closed"
 
 

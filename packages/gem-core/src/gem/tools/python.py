@@ -1,4 +1,4 @@
-"""The Python tool: runs the first program in a reply inside a sandbox."""
+"""The Python tool: runs the first program in a reply inside a sandbox (`gem.sandbox`)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _FENCE = re.compile(r"```(?:python3?|py)\b(?=\s)", re.IGNORECASE)
 _FORMS = ((_TAG, "</python>"), (_FENCE, "```"))
 _ANY = re.compile(f"{_TAG.pattern}|{_FENCE.pattern}|{TOOL_CALL.pattern}", re.IGNORECASE)
 _CLOSERS = {"<p": "</python>", "``": "```", "<t": "</tool_call>"}
-# A traceback names the file the program was put in, which is another one in every run.
+# Matches the program's file in a traceback; its folder differs in every run.
 _PROGRAM = re.compile(r'File "[^"\n]*[/\\](program(?:-\d+)?\.py)"')
 _LIMITS = {
     "time": "The program was stopped after {limits.wall_s:g} s.",
@@ -41,16 +41,16 @@ _LIMITS = {
 class PythonTool(Tool):
     """Runs `<python>...</python>`, a fenced Python block, or the JSON call `python` with `code`.
 
-    One call is one run of one program: the block that ends first. Nothing is kept between calls,
-    unless `session` is set: then each program of an episode goes on where the one before ended, and
-    snapshots hold what that is.
+    One call runs one program: the block that ends first. Nothing is kept between calls, unless
+    `session` is set: then each program of an episode starts in the state the previous one left, and
+    snapshots include that state.
     """
 
     tool_type: ClassVar[str] = "python"
     live: ClassVar[frozenset[str]] = frozenset({"_open"})
-    # The session of this episode, once there was a call.
+    # The session of this episode; made at the first call.
     _open: sandbox.Session | None = None
-    # Its state in a copy that has had no call yet.
+    # In a restored or copied tool: the session's state, until the first call makes a session.
     _saved: bytes | None = None
 
     def __init__(
@@ -69,17 +69,17 @@ class PythonTool(Tool):
 
         Args:
             executor: What runs the programs; see `gem.sandbox.resolve`. None, the default, is one
-                that isolates; whether there is one shows at the first `reset`.
+                that isolates; `reset` raises if none is available.
             timeout_s: Seconds until a program is killed.
             memory_mb: Memory of a program.
             max_output: Most characters of output that the policy is shown: head and tail.
-            keep_error_last_line: Of what a program wrote to standard error, show the last line
-                only: the exception without its traceback.
-            fenced: Whether a fenced Python block is a call, too; not where the answer itself is
-                one.
+            keep_error_last_line: Show only the last line of standard error: the exception without
+                its traceback.
+            fenced: Whether a fenced Python block is a call, too. Set it to False where the answer
+                itself is a fenced block.
             retries: Further attempts when the sandbox itself fails.
-            session: Whether variables, imports and files are kept for the later calls of an
-                episode; with the executors that have sessions.
+            session: Whether variables, imports and files are kept between the calls of an episode;
+                needs an executor with sessions.
 
         Raises:
             ConfigurationError: A value is not allowed.
@@ -99,7 +99,8 @@ class PythonTool(Tool):
         """Find the executor; end the session of the episode before.
 
         Raises:
-            ConfigurationError: None isolates here and none was named, or it has no sessions.
+            ConfigurationError: No executor was named and none that isolates is available, or the
+                executor has no sessions.
         """
         self.finish()
         executor = sandbox.resolve(self.executor)
@@ -135,7 +136,7 @@ class PythonTool(Tool):
         found = json_call(text)
         if found is not None and found[0].name == self.tool_type:
             code, error = text_argument(found[0], "code")
-            # Its code may quote the other forms.
+            # The JSON call's code may quote the other forms: ignore blocks inside it.
             blocks = [each for each in blocks if not _inside(each[0], found[1])]
             blocks.append((found[1], printable(code), error))
         if not blocks:
@@ -168,7 +169,7 @@ class PythonTool(Tool):
         raise AssertionError("unreachable")
 
     def restore(self, state: bytes) -> None:
-        """Continue from `snapshot`, in the same session if there is one."""
+        """Continue from `snapshot`, in the open session if there is one."""
         super().restore(state)
         if self._open is not None and self._saved is not None:
             self._open.restore(self._saved)
@@ -195,7 +196,7 @@ class PythonTool(Tool):
             return await sandbox.resolve(self.executor).arun(code, "", self._limits)
 
     def _going_on(self) -> sandbox.Session:
-        """Return the session of this episode."""
+        """Return this episode's session, opening it at the first call."""
         if self._open is None:
             self._open = sandbox.resolve(self.executor).session(self._limits)
             if self._saved is not None:
@@ -223,7 +224,7 @@ class PythonTool(Tool):
 
 
 def _dedented(content: str) -> str:
-    # Code may begin right behind the tag, after a space.
+    # Code may begin on the tag's line, after a space.
     return textwrap.dedent(content).lstrip(" \t").strip("\n")
 
 
@@ -232,7 +233,7 @@ def _inside(block: Block, outer: Block) -> bool:
 
 
 def _calls(text: str, position: int) -> int:
-    """Return the number of complete calls from `position` on; linear in the text's length."""
+    """Return the number of complete calls from `position` on; takes linear time for any text."""
     count = 0
     open_ended: set[str] = set()
     while (begin := _ANY.search(text, position)) is not None:

@@ -1,4 +1,4 @@
-"""The search tool: passages from a local index or a search server."""
+"""The search tool: passages from a local index (`search_index`) or a server (`search_client`)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _LONGEST_QUERY = 2_000
 class SearchTool(Tool):
     """Answers `<search>query</search>`, or the JSON call `search`, with passages.
 
-    The passages come from an index in this process, shared by all environments, or from a server.
+    The passages come from an index that all environments of this process share, or from a server.
     """
 
     tool_type: ClassVar[str] = "search"
@@ -57,13 +57,13 @@ class SearchTool(Tool):
                 `python -m gem search build`; needs the extra `search`.
             url: Address of a search server instead; without `index` and `url`, the value of the
                 environment variable `SEARCH_URL`.
-            protocol: What the server speaks: `"json"` (Search-R1) or `"msgpack"` (the original
+            protocol: The server's protocol: `"json"` (Search-R1) or `"msgpack"` (the original
                 GEM; needs the extra `search`). None: JSON if the path of the address ends with
                 `/retrieve`.
             topk: Most passages.
-            timeout_s: Seconds for one attempt to ask a server.
+            timeout_s: Time limit of one request to a server.
             retries: Further attempts.
-            cache: Whether answers of a server are remembered in this process.
+            cache: Whether this process caches a server's answers.
             max_output: Most characters of passages that the policy is shown.
 
         Raises:
@@ -90,10 +90,10 @@ class SearchTool(Tool):
         self.max_output = integer("max_output", max_output, 64, 10**7)
 
     def reset(self) -> None:
-        """Open the index; of a server, find what reads its answers, without a connection.
+        """Open the index; for a server, check only that its protocol's package is installed.
 
         Raises:
-            DataError: It cannot be read.
+            DataError: The index cannot be read.
             MissingExtraError: The extra `search` is not installed.
         """
         if self.index is not None:

@@ -1,4 +1,4 @@
-"""`python -m gem search`: build an index of your own passages, serve one, try a query."""
+"""The command `python -m gem search`: build an index, serve it, try a query."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def build(arguments: argparse.Namespace) -> int:
 
 
 def query(arguments: argparse.Namespace) -> int:
-    """Print what an index finds; 1 if nothing."""
+    """Print the passages found; return exit status 1 if there are none."""
     hits = open_index(arguments.index).search(arguments.query, arguments.topk)
     for hit in hits:
         print(f"{hit.score:7.3f}  {hit.title}: {hit.text}")

@@ -1,4 +1,7 @@
-"""The client of search servers: Search-R1's JSON, or the original's MessagePack."""
+"""The client of search servers: Search-R1's JSON or the original GEM's MessagePack.
+
+`search_server` is the other side and uses `codec` from here.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ def protocol_of(url: str) -> str:
     """Return the protocol of a server by its address: JSON if the path ends with `/retrieve`.
 
     Raises:
-        ConfigurationError: It is no HTTP address.
+        ConfigurationError: The address is not an HTTP address.
     """
     parts = urllib.parse.urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -41,10 +44,10 @@ def protocol_of(url: str) -> str:
 
 
 def codec(kind: str) -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
-    """Return what writes and what reads bodies of a content type; reading raises `ValueError`.
+    """Return the encoder and the decoder of a content type; the decoder raises `ValueError`.
 
     Raises:
-        MissingExtraError: It is MessagePack, and the extra `search` is not installed.
+        MissingExtraError: The type is MessagePack, and the extra `search` is not installed.
     """
     if kind == JSON:
         return (lambda value: json.dumps(value).encode()), json.loads
@@ -58,7 +61,7 @@ def codec(kind: str) -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
 
 
 def request_body(protocol: str, query: str, topk: int) -> bytes:
-    """Return what is sent for a query.
+    """Return the body of a request.
 
     Raises:
         MissingExtraError: See `codec`.
@@ -72,7 +75,7 @@ def hits_of(protocol: str, body: bytes) -> list[Hit]:
 
     Raises:
         MissingExtraError: See `codec`.
-        ValueError: It is not what such a server answers.
+        ValueError: The body is not an answer of this protocol.
     """
     answer = codec(PROTOCOLS[protocol])[1](body)
     result = answer.get("result") if isinstance(answer, dict) else None
@@ -98,19 +101,19 @@ def _hit(entry: Any) -> Hit:
 def ask(
     url: str, protocol: str, query: str, topk: int, timeout_s: float, retries: int
 ) -> list[Hit]:
-    """Return what a server finds.
+    """Return the passages that a server finds.
 
     Args:
-        url: Its address.
+        url: The server's address.
         protocol: One of `PROTOCOLS`.
         query: What to search for.
         topk: Most passages.
-        timeout_s: Seconds for one attempt.
-        retries: Further attempts, after growing pauses, unless the server refuses for good.
+        timeout_s: Time limit of one attempt.
+        retries: Further attempts, after growing pauses, unless the HTTP status is in `_FINAL`.
 
     Raises:
         MissingExtraError: See `codec`.
-        UnreachableError: It does not answer, refuses, or answers with something else.
+        UnreachableError: The server does not answer, answers with an error, or not in the protocol.
     """
     body = request_body(protocol, query, topk)
     reason: object = ""
@@ -132,7 +135,7 @@ def ask(
 
 
 ask_cached = lru_cache(maxsize=_CACHED)(ask)
-"""`ask`, whose answers are remembered in this process; failures are not."""
+"""`ask` with a cache of answers per process; failures are not cached."""
 
 
 def _posted(url: str, protocol: str, body: bytes, timeout_s: float) -> bytes:
@@ -140,7 +143,7 @@ def _posted(url: str, protocol: str, body: bytes, timeout_s: float) -> bytes:
     headers = {"Content-Type": kind, "Accept": kind, "User-Agent": _USER_AGENT}
     request = urllib.request.Request(url, data=body, headers=headers, method="POST")
     deadline = time.monotonic() + timeout_s
-    # A proxy of the environment is for the web, not for a server of one's own.
+    # Ignore proxies from environment variables: search servers are local.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(request, timeout=timeout_s) as response:
         answer = b""

@@ -1,4 +1,4 @@
-"""A search index over passages: built once, read where it lies (BM25, by `bm25s`)."""
+"""A BM25 search index over passages (by `bm25s`): built once, then memory-mapped."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CORPUS, _MARK = "corpus.jsonl", "gem-index.json"
 _FORMAT = 1
 _EVERY = 5_000
 _BLOCK = 256
-# Words that nearly every English passage has; a query does not mean them.
+# Stop words: in nearly every English passage, so useless in a query.
 _STOP = """
 a an and are as at be been but by can could did do does for from had has have he her his how
 i if in into is it its may more most no not of on or other our she so some such than that the
@@ -42,7 +42,7 @@ class Hit(NamedTuple):
 
 
 class Index:
-    """Passages and their BM25 index, shared by all who search it.
+    """Passages and their BM25 index; threads may share one.
 
     Attributes:
         passages: The passages, as rows with `title` and `text`.
@@ -67,8 +67,8 @@ class Index:
             return []
         scores = self._scorer.get_scores_from_ids(words)
         least = np.finfo(np.float32).tiny
-        # Among the best of each block, the k-th best is no better than the k-th best of all: few
-        # passages are left to sort.
+        # The k-th highest of the blocks' maxima is at most the k-th highest score of all: it is a
+        # threshold that leaves few passages to sort.
         best_of = np.maximum.reduceat(scores, np.arange(0, len(scores), _BLOCK))
         if topk < len(best_of):
             least = max(least, np.partition(best_of, -topk)[-topk])
@@ -96,12 +96,11 @@ def passages_of(
 
     Args:
         lines: The lines of a file.
-        name: What errors call it.
-        broken: Takes the errors of lines that are no such object, which are skipped; with None the
-            first one is raised.
+        name: Name of the file in error messages.
+        broken: Collects the errors of malformed lines, which are skipped; None: raise the first.
 
     Raises:
-        DataError: A line is broken; the message has its number.
+        DataError: A line is malformed; the message has its number.
     """
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -127,12 +126,12 @@ def _passage(line: bytes) -> dict[str, str]:
         title, text = row.get("title", ""), row.get("text")
     if not isinstance(text, str) or not isinstance(title, str):
         raise ValueError("needs 'text' (and perhaps 'title') or 'contents', as text")
-    # Halves of surrogate pairs can be written in JSON, but not in a file.
+    # JSON escapes can spell lone surrogates, which cannot be written to a UTF-8 file.
     return {"title": printable(title), "text": printable(text)}
 
 
 def split_contents(contents: str) -> tuple[str, str]:
-    """Return title and text of a passage in one string; quotes around the title go."""
+    """Return the title, without quotes around it, and the text of a passage in one string."""
     title, newline, text = contents.partition("\n")
     if not newline:
         return "", contents
@@ -144,11 +143,11 @@ def split_contents(contents: str) -> tuple[str, str]:
 def build(
     passages: Iterable[dict[str, str]], tell: Callable[[int], None] | None = None
 ) -> tuple[list[dict[str, str]], Any]:
-    """Return passages and their scorer.
+    """Return the passages as a list, and the BM25 scorer.
 
     Args:
         passages: Rows with `title` and `text`.
-        tell: Called now and then with the number of passages read.
+        tell: Progress callback: called every few thousand passages with their number.
 
     Raises:
         DataError: There is no passage with a word in it.
@@ -160,7 +159,7 @@ def build(
     documents: list[list[int]] = []
     for row in passages:
         kept.append(row)
-        # What a passage is about counts twice.
+        # The title counts twice.
         words = _words(f"{row['title']}\n{row['title']}\n{row['text']}")
         documents.append([numbers.setdefault(word, len(numbers)) for word in words])
         if tell is not None and len(kept) % _EVERY == 0:
@@ -179,13 +178,13 @@ def build_folder(
     skip_broken: bool = False,
     tell: Callable[[int], None] | None = None,
 ) -> tuple[int, list[str]]:
-    """Write the index of a JSON lines file; return the number of passages and what was skipped.
+    """Write the index of a JSON lines file; return the number of passages and the skipped lines.
 
-    The folder appears when it is complete.
+    The folder is renamed into place when it is complete.
 
     Raises:
         ConfigurationError: The folder exists.
-        DataError: The corpus cannot be read, or a line is broken and not to be skipped.
+        DataError: The corpus cannot be read, or a line is malformed and `skip_broken` is not set.
         MissingExtraError: The extra `search` is not installed.
     """
     if folder.exists():
@@ -212,8 +211,8 @@ def open_index(source: str) -> Index:
     """Return the index of a source; every caller in this process gets the same one.
 
     Args:
-        source: `"sample"`; a folder that `build_folder` wrote, which is mapped into memory; or a
-            JSON lines file, which is indexed at the first use.
+        source: `"sample"`; a folder that `build_folder` wrote, which is memory-mapped; or a JSON
+            lines file, which is indexed at the first use.
 
     Raises:
         DataError: There is no such index, or it cannot be read.
@@ -240,7 +239,7 @@ def _sample() -> Index:
 
 @cache
 def _opened(name: str, changed_ns: int, size: int) -> Index:
-    # A file or folder that was written anew is another index.
+    # Time and size are part of the cache key: a rewritten file or folder is loaded again.
     path = Path(name)
     if path.is_file():
         with path.open("rb") as lines:

@@ -1,7 +1,7 @@
-"""A search server over a local index, for many trainers or machines.
+"""A search server over a local index, for several trainers or machines.
 
-It answers `POST` to any path: Search-R1's JSON, `{"queries": [...], "topk": 3}`, and the
-original's MessagePack, `{"query": "...", "topk": 3}`.
+Answers `POST` to any path: Search-R1's JSON, `{"queries": [...], "topk": 3}`, and the original
+GEM's MessagePack, `{"query": "...", "topk": 3}`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class SearchServer(ThreadingHTTPServer):
     """Serves until `shutdown`; `server_port` is its port."""
 
     daemon_threads = True
-    # As many may knock at the same time.
+    # Most connections that wait to be accepted.
     request_queue_size = 256
 
     def __init__(self, index: Index, host: str = "127.0.0.1", port: int = 0) -> None:
         """Begin to listen.
 
         Args:
-            index: What is searched.
+            index: The index to search.
             host: Address to listen at.
             port: Port; 0 takes a free one.
 
@@ -44,7 +44,7 @@ class SearchServer(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = _IDLE_S
-    # An answer leaves in one piece.
+    # Buffered: an answer is sent in one piece.
     wbufsize = -1
     server: SearchServer
 
@@ -95,7 +95,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Keep quiet: a training run asks thousands of times."""
+        """Log nothing: a training run sends thousands of requests."""
 
 
 def _entry(hit: Hit, scores: bool) -> Any:
