@@ -1,9 +1,10 @@
 """Wrappers by name, as `gem.make(id, wrappers=[...])` takes them.
 
-`tool_env` is `ToolEnv` with parameters of one's own; the other tool wrappers are presets of it.
+`tool_env` is `ToolEnv` with free choice of parameters; the other tool wrappers are presets of it.
 `python_tool` and `search_tool` have the rewards of the original GEM, which pay more for calls than
-for success: they warn, and `..._no_int_reward` is what to use.
-What the policy is shown of the past is no wrapper but a context: see `gem.rollout.context`.
+for success: they warn; use `..._no_int_reward` instead.
+How much of the past the policy is shown is decided by a context (`gem.rollout.context`), not by a
+wrapper.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _MAX_TOOL_USES = 5
 
 
 def _tool(name: str, *, paid: Mapping[str, Any], **fixed: Any) -> Callable[..., Env]:
-    """Return a preset of `ToolEnv` with one tool; the tool's parameters are the preset's."""
+    """Return a preset of `ToolEnv` with one tool; the preset takes the tool's parameters."""
 
     def preset(env: Env, **parameters: Any) -> Env:
         tools = [{"name": name, **fixed, **parameters}]
@@ -48,11 +49,11 @@ def _tool(name: str, *, paid: Mapping[str, Any], **fixed: Any) -> Callable[..., 
     return preset
 
 
-# Python's own record of what was shown is void whenever filters change, as torch does: a rollout
-# makes environments by the hundred.
+# Cached, as Python's own "once" registry is reset whenever filters change (torch changes them), and
+# a rollout makes hundreds of environments.
 @functools.cache
 def _warn_of_pay(name: str, reward: float) -> None:
-    """Warn once in a process of a preset that pays for calls."""
+    """Warn, once per process, that a preset pays for calls."""
     warnings.warn(
         f"the wrapper '{name}_tool' has the original GEM's rewards: {_MAX_TOOL_USES} calls earn "
         f"{_MAX_TOOL_USES * reward:g} without any success, which as a rule earns 1; "
@@ -93,11 +94,11 @@ def wrap(env: Env, wrappers: WrapperLike | Sequence[WrapperLike]) -> Env:
 
     Args:
         env: The environment.
-        wrappers: One or several; names in a text are separated by commas.
+        wrappers: One or several; a string may hold several names separated by commas.
 
     Raises:
-        ConfigurationError: No such wrapper, or a parameter value is not allowed.
-        UnknownParameterError: The wrapper has no such parameter.
+        ConfigurationError: A wrapper's name is unknown, or a parameter value is not allowed.
+        UnknownParameterError: A wrapper does not have one of the parameters.
     """
     if isinstance(wrappers, str):
         wrappers = [name for name in map(str.strip, wrappers.split(",")) if name]

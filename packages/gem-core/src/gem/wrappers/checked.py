@@ -1,4 +1,4 @@
-"""The contract of environments, checked at every reset and step."""
+"""`Checked`: checks the environment contract (`gem.contract`) at every reset and step."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ EnvT = TypeVar("EnvT", bound="Checked")
 
 
 class Checked(Wrapper):
-    """Raises where the environment breaks the contract of `gem.Env`; to be the outermost wrapper.
+    """Raises if the environment breaks the contract of `gem.Env`; must be the outermost wrapper.
 
-    `gem.make(..., checked=True)` puts it around an environment, and so does the environment
-    variable `GEM_CHECKED=1` around all that are made. It changes nothing but numpy's scalars, which
-    become Python's.
+    `gem.make(..., checked=True)` adds it to one environment, the environment variable
+    `GEM_CHECKED=1` to all. It changes nothing, except that numpy scalars become Python's.
     """
 
     def __init__(self, env: Env) -> None:
@@ -44,7 +43,7 @@ class Checked(Wrapper):
         Raises:
             ContractError: It returned what the contract does not allow.
             ResetNeededError: The episode has not begun or is over.
-            TypeError: The action is not a text.
+            TypeError: The action is not a str.
         """
         if not self._running:
             raise ResetNeededError(
@@ -61,7 +60,7 @@ class Checked(Wrapper):
         return checked
 
     def spawn(self: EnvT, same_state: bool = False, seed: int | None = None) -> EnvT:
-        """Spawn the inner environment; only a copy of its state is in the middle of an episode."""
+        """Spawn the inner environment; without `same_state` the child must be reset first."""
         child = super().spawn(same_state=same_state, seed=seed)
         child._running = self._running and same_state
         return child

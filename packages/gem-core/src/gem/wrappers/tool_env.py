@@ -1,4 +1,4 @@
-"""Tools around an environment: a reply that calls a tool is answered by the tool."""
+"""`ToolEnv`: passes a reply with a tool call to the tool, any other reply to the environment."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EnvT = TypeVar("EnvT", bound="ToolEnv")
 
 _SPENT = "You have used up your tool calls. Give your final answer now."
 _FORM = 'A call is {"name": ..., "arguments": {...}} between <tool_call> and </tool_call>.'
-# A longer last line is no request but a text of its own.
+# A last line longer than this is not repeated: it is no short request such as "Enter your guess".
 _LONGEST_REQUEST = 400
 _OWN = ("env", "tools")
 
@@ -26,13 +26,13 @@ _OWN = ("env", "tools")
 class ToolEnv(Wrapper):
     """Lets the policy call tools; calls take no turn of the environment.
 
-    The first tool that finds a call of its own in a reply handles the step, whether or not the
-    call succeeds; only a reply without any call reaches the environment. A call that names no
-    tool, or that cannot be read, is answered like a failed one. After `max_tool_uses` calls every
-    reply reaches the environment.
+    The first tool whose `parse` finds a call in a reply handles the step, even if the call fails;
+    only a reply without any call reaches the environment. A malformed call, or one of an unknown
+    tool, is answered as a failed call. After `max_tool_uses` calls every reply reaches the
+    environment.
 
-    The observation of a call ends with what the environment asked last, so that the latest board
-    is in sight in every context.
+    The observation of a call ends with the environment's last request, so that every context shows
+    the latest board.
 
     Every step's info has `use_tool` (bool), `tool_type` (empty without a call),
     `tool_use_counter` and `tool_success_counter`; that of a call also `parsed_action`, the whole
@@ -56,19 +56,19 @@ class ToolEnv(Wrapper):
         max_tool_uses: int = 10,
         unreachable: str = "raise",
     ) -> None:
-        """Take the environment and copies of the tools; nothing is started.
+        """Store the environment and copies of the tools; nothing is started.
 
         Args:
             env: The environment.
-            tools: What `gem.tools.make_tools` takes.
+            tools: See `gem.tools.make_tools`.
             tool_reward: Reward of every call.
             tool_success_reward: Added for a call that succeeds.
-            tool_execute_error_reward: Reward of a call that fails, below 0; then the other two
-                must be 0. 0 means that failed calls are paid like others.
+            tool_execute_error_reward: Reward of a call that fails, at most 0. If it is not 0, the
+                other two must be. With 0, failed calls get `tool_reward` too.
             max_tool_uses: Most calls in an episode.
-            unreachable: What happens when the server or sandbox of a tool is gone: `"raise"` an
-                `UnreachableError`, so that a rollout starts the episode over and, if that does
-                not help, leaves it out; or `"tell"` the policy, without reward.
+            unreachable: What happens when a tool's server or sandbox is gone: `"raise"` raises
+                `UnreachableError`, so that a rollout restarts the episode and, if that fails too,
+                drops it; `"tell"` shows the policy an error, without reward.
 
         Raises:
             ConfigurationError: A value is not allowed, or there is no tool.
@@ -97,7 +97,7 @@ class ToolEnv(Wrapper):
         self._clear()
 
     def _check_answers(self) -> None:
-        """Refuse tools that would take every answer for a call."""
+        """Raise if a tool would take every answer in the environment's answer format for a call."""
         form = getattr(self.env, "answer_format", None)
         if not isinstance(form, AnswerFormat):
             return
@@ -175,7 +175,7 @@ class ToolEnv(Wrapper):
         return self._observed(text), reward, False, False, info
 
     def _call(self, action: str) -> tuple[Tool | None, ToolCall] | None:
-        """Return a call and its tool; no tool for one that none of them can be meant by."""
+        """Return the reply's call and its tool; None for the tool if the call fits none."""
         for tool in self.tools:
             call = tool.parse(action)
             if call is not None:

@@ -1,4 +1,4 @@
-"""Episode statistics in info: steps and undiscounted return, so far or of the whole episode."""
+"""Wrappers that add episode statistics (steps, undiscounted return) to info."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ EnvT = TypeVar("EnvT", bound="EpisodeTracking")
 
 
 class EpisodeTracking(Wrapper):
-    """Counts steps and adds up rewards; to be the outermost wrapper.
+    """Counts steps and adds up rewards; must be the outermost wrapper.
 
-    Every step's info has `step_counter` and `cumulative_rewards`; that of `reset` those of the
-    episode before, `prev_ep_step_counter` and `prev_ep_cumulative_rewards`.
+    Every step's info has `step_counter` and `cumulative_rewards`; the info of `reset` has the
+    previous episode's, as `prev_ep_step_counter` and `prev_ep_cumulative_rewards`.
     """
 
     def __init__(self, env: Env) -> None:
@@ -45,7 +45,7 @@ class EpisodeTracking(Wrapper):
         return observation, reward, terminated, truncated, {**info, **counted}
 
     def spawn(self: EnvT, same_state: bool = False, seed: int | None = None) -> EnvT:
-        """Spawn the inner environment; the statistics go along with the state."""
+        """Spawn the inner environment; with `same_state` the child has the same statistics."""
         child = super().spawn(same_state=same_state, seed=seed)
         if not same_state:
             child.step_counter = 0
@@ -63,7 +63,7 @@ class RecordEpisodeStatistics(Wrapper):
     since the environment was spawned or restored. `t` is measured: a seed does not fix it.
     """
 
-    # Of this process, so no part of a snapshot.
+    # A clock reading of this process; a slot, so that snapshots leave it out.
     __slots__ = ("_began",)
     _began: float
 
@@ -83,7 +83,7 @@ class RecordEpisodeStatistics(Wrapper):
         return result
 
     def step(self, action: str) -> Step:
-        """Step the inner environment; say how the episode was when it is over."""
+        """Step the inner environment; the last step's info has the statistics."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         self._return += reward
         self._steps += 1
@@ -98,7 +98,7 @@ class RecordEpisodeStatistics(Wrapper):
         self._began = time.perf_counter()
 
     def spawn(self: StatisticsT, same_state: bool = False, seed: int | None = None) -> StatisticsT:
-        """Spawn the inner environment; the statistics go along with the state."""
+        """Spawn the inner environment; with `same_state` the child has the same statistics."""
         child = super().spawn(same_state=same_state, seed=seed)
         child._began = time.perf_counter()
         if not same_state:
