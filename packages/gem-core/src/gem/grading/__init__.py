@@ -1,9 +1,9 @@
-"""Graders: pure functions from an answer and what is expected to a `Verdict`.
+"""Graders: functions that compare a policy's answer with the gold and return a `Verdict`.
 
-`gem.grading.math`, `gem.grading.qa` and `gem.grading.code` each have a function `grade`. It raises
-for no answer of a policy and returns in bounded time; it does raise, by a named error, when what
-is expected of the policy is not gradable (`DataError`) or a needed package is not installed
-(`MissingExtraError`).
+`gem.grading.math`, `gem.grading.qa` and `gem.grading.code` each have a function `grade`. No answer
+of a policy makes it raise, and it returns in bounded time. It raises `DataError` for a gold that
+cannot be graded and `MissingExtraError` where a needed package is not installed. Environments call
+graders; graders import no environment.
 """
 
 from __future__ import annotations

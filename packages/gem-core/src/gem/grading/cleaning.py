@@ -1,4 +1,7 @@
-"""Strips answers of what is not mathematics: typesetting, text commands, units."""
+"""Removes from an answer what is not mathematics: typesetting, text commands, units.
+
+The first step of `gem.grading.math`, before `gem.grading.notation` parses the text.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ _UNIT_TAIL = re.compile(rf"(?<![\\a-zA-Z])({_UNIT}(?:\s*(?:/|\bper\b)\s*{_UNIT})
 _MAX_UNIT = 80
 _UNIT_PART = re.compile(r"(?:(square|sq|cubic)\.?\s+)?([a-zA-Z]+)\.?\s*\^?\s*\{?\s*([23]?)")
 
-# Commands that only change how things look.
+# Commands that change the typesetting only.
 _LOOKS = re.compile(
     r"\\(?:displaystyle|textstyle|scriptstyle|left|right|[bB]igg?[lrm]?|limits|quad|qquad|hfill|"
     r"mathstrut|nonumber)(?![a-zA-Z])\.?|\\[,;:! ()\[\]]|~"
@@ -35,14 +38,14 @@ _TEXT = re.compile(
 )
 _DIGIT_GROUPS = re.compile(r"(?<=\d)(?:\{,\}|,?\\[, ]|,?\\!\s*|\\;)(?=\d{3}(?!\d))")
 _SPACED_DIGITS = re.compile(r"[+-]?\d{1,3}(?: \d{3})+")
-# Two backslashes for one, as a text that was escaped twice has them.
+# Two backslashes for one: the text was escaped twice.
 _ESCAPED_TWICE = re.compile(r"\\\\(?=[a-zA-Z]{2})")
 _PRIMES = re.compile(r"\^\s*(?:\{\s*((?:\\prime\s*)+)\}|(\\prime)(?![a-zA-Z]))")
-# `\text{blue cows}` behind a number.
+# `\text{blue cows}` after a number.
 _WORDS_BEHIND = re.compile(
     r"(?<=[\d)}])\s*\\(?:text|textrm|mathrm|mbox)\s*\{\s*([a-zA-Z]+(?:\s+[a-zA-Z]+)+)\s*\}\W*$"
 )
-# Words that make of a text behind a number more than what is counted.
+# A text after a number that contains one of these says more than what is counted.
 _NO_COUNTED = frozenset(
     {
         "a", "and", "approximately", "at", "base", "be", "between", "but", "cubic", "each",
@@ -71,7 +74,7 @@ _SCALE = re.compile(rf"(?<=\d)\s*({'|'.join(SCALES)})s?\b", re.I)
 
 
 def clean(text: str) -> str:
-    """Return the answer without what only concerns its looks; equal results are equal answers."""
+    """Return the answer without typesetting; answers with the same result are equal."""
     if not text.isascii():
         text = _SUPERSCRIPTS.sub(lambda m: f"^{{{m[0].translate(_SUPERSCRIPT)}}}", text)
         text = unicodedata.normalize("NFKC", text.translate(_CHARACTERS)).translate(_CHARACTERS)
@@ -97,9 +100,9 @@ def clean(text: str) -> str:
 
 
 def _joined(found: re.Match[str]) -> str:
-    """Return several words as one, which may be a unit; as they are if they say something else.
+    """Join the words after a number into one, which may be a unit; keep them if they cannot be one.
 
-    Of `pounds of flour left` it is the pounds that count.
+    `pounds of flour left` becomes `pounds`.
     """
     words = found[1].lower().split()
     if any(word in _NO_COUNTED or word in _NO_UNITS or changes_number(word) for word in words):
@@ -112,9 +115,9 @@ def _joined(found: re.Match[str]) -> str:
 
 
 def expanded(cleaned: str) -> tuple[str, str]:
-    """Return a cleaned answer without its unit and with words of mathematics as signs; the unit.
+    """Split a cleaned answer into `(text, unit)`; mathematical words in the text become signs.
 
-    A unit that begins with a question mark may be none: a word that is neither known nor a plural.
+    A unit is `?` and a word where it is uncertain: the word is neither a known unit nor a plural.
     """
     text = _DEGREES.sub(r" \\deg ", cleaned)
     text = _REALS.sub(r"(-\\infty,\\infty)", text)
@@ -135,7 +138,7 @@ def expanded(cleaned: str) -> tuple[str, str]:
         unit = _canonical_unit(tail[1], apart=head[-1:].isspace())
         head = head.rstrip()
         if _ONE_OR_LESS.fullmatch(head):
-            # Of these there is a singular.
+            # A number of 1 or less takes the singular, so the word need not be a plural.
             unit = unit.lstrip("?")
         if unit and (head[-1:] in (")", "}", "]") or head[-1:].isdigit() or head.endswith("\\pi")):
             return head, unit
@@ -143,10 +146,10 @@ def expanded(cleaned: str) -> tuple[str, str]:
 
 
 def _canonical_unit(phrase: str, apart: bool) -> str:
-    """Return the unit's usual name, empty if the phrase is none.
+    """Return the canonical name of a unit, or '' if the phrase is not a unit.
 
-    Any word that stands apart from its number may be one, for instance `apples`; one that is
-    neither known nor a plural gets a question mark in front.
+    Any word that a space separates from its number may be a unit, such as `apples`; it is
+    prefixed with `?` if it is neither known nor a plural.
     """
     parts: list[str] = []
     doubt = ""

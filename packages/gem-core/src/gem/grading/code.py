@@ -1,4 +1,7 @@
-"""Programs: run against tests in a sandbox, with what is expected of them outside of it."""
+"""Grades programs: the sandbox runs them, the grader compares; expected values stay outside.
+
+`gem.grading.programs` runs them, `gem.grading.replay` decides tests that are statements.
+"""
 
 from __future__ import annotations
 
@@ -48,11 +51,11 @@ class _Call:
     """A test of what a function returns."""
 
     operation: list[Any]
-    """As `inside/candidate.py` takes it."""
+    """In the format of `inside/candidate.py`."""
     expected: Any
     size: int
     wrapped: bool = False
-    """Whether a value may also be what the list `expected` holds, as for all of the problem."""
+    """Every test of the problem expects a list of one item: the item itself is right, too."""
 
 
 @dataclass(frozen=True)
@@ -87,23 +90,23 @@ def grade(
             stdin and each output what it must print (a list of lines is joined). With a further
             key `fn_name`, each input is the list of arguments of that function, or of that method
             of a class `Solution`, and each output its value, or, where all outputs of the problem
-            are lists of one, the value in it; a set is no list. Or a list of `{"input", "output"}`
-            mappings, or of statements that must not raise (`"assert f(1) == 2"`). Or any of these
-            as JSON.
+            are lists of one item, that item; a set never equals a list. Or a list of
+            `{"input", "output"}` mappings, or of statements that must not raise
+            (`"assert f(1) == 2"`). Or any of these as JSON.
         executor: Where programs run; see `gem.sandbox.resolve`.
         max_tests: Above this number, only the tests with the longest inputs are run.
         timeout_s: Wall-clock limit of each test.
         memory_mb: Address space of each test.
-        partial: Run all tests and score the share that passes, instead of 1.0 or 0.0 at the first
-            that does not.
+        partial: Run all tests and score the share that passes. Otherwise stop at the first test
+            that fails, with score 0.0.
 
     Returns:
         A verdict that is correct when all tests pass, with reason `passed`, `no program`, or
         `test I of N: ...` for the first test that does not pass: `wrong output`; `error`, with the
         type of the exception where it is known; `time`, `memory` or `output limit`; or `refused`,
-        with what a test needs that cannot be had of a program in another process. Floats are
-        equal within a relative 1e-9; what all calls of a run return is at most 4 MB. What is
-        compared, and how, is in docs/code.md.
+        with what the test needs that a program in another process cannot give. Floats are equal
+        within a relative 1e-9. All calls of a run together return at most 4 MB. docs/code.md says
+        what is compared, and how.
 
     Raises:
         DataError: The tests are not in one of the forms above.
@@ -111,7 +114,7 @@ def grade(
             tests that call the program.
     """
     began = time.perf_counter()
-    # Resolved and parsed first: wrong tests or a wrong executor are no fault of the program.
+    # First: wrong tests or a wrong executor must raise, whatever the program is.
     sandbox = resolve(executor)
     selected = _longest(_parsed(tests), max_tests)
     if not isinstance(program, str) or not program.strip():
@@ -134,7 +137,7 @@ def grade(
 
 
 class _Judge:
-    """The tests of one program; each kind that can share runs does, when its first is asked for."""
+    """Runs the tests of one program; tests of the same kind share sandbox runs, started lazily."""
 
     def __init__(
         self, tests: Sequence[_Test], sandbox: Executor, program: str, limits: Limits
@@ -153,7 +156,7 @@ class _Judge:
 
 
 def _printed(test: _Printed, sandbox: Executor, program: str, limits: Limits) -> str:
-    # More than twice what is expected cannot be right; stderr is limited, but not compared.
+    # More than twice the expected output cannot be right; stderr is limited, too.
     room = max(_OUTPUT_BYTES, 2 * len(test.expected.encode("utf-8", "replace")))
     with boundary("sandbox"):
         result = sandbox.run(program, test.stdin, replace(limits, output_bytes=room))
@@ -181,14 +184,16 @@ def _judged(result: Any, test: _Call) -> str:
     except NotDataError as error:
         return f"error ({error})"
     except Exception as error:
-        # Numbers with more digits than Python writes, lists nested more deeply than it compares.
+        # Python refuses to print very long integers and to compare very deep lists.
         return f"error ({type(error).__name__})"
     return "" if right else "wrong output"
 
 
 def _matches(value: Any, expected: Any) -> bool:
-    """Return whether a value is what JSON data says, which has neither tuples nor keys other than
-    text. A set is no list: the order of what is expected would be found for the program."""
+    """Return whether a value equals JSON data: tuples count as lists, keys as text.
+
+    A set never equals a list: that would order the set for the program.
+    """
     if isinstance(expected, list):
         if isinstance(value, (tuple, bytes, range, deque)) or hasattr(value, "__next__"):
             value = list(itertools.islice(value, len(expected) + 1))
@@ -204,7 +209,7 @@ def _matches(value: Any, expected: Any) -> bool:
 
 
 def _key(key: Any) -> Any:
-    """Return a key of a dictionary as JSON has it."""
+    """Return a dictionary key as JSON writes it."""
     if key is None or isinstance(key, bool):
         return json.dumps(key)
     return repr(key) if isinstance(key, (int, float)) else key
@@ -215,7 +220,7 @@ def _parsed(tests: Any) -> list[_Test]:
     calls = [test for test in parsed if isinstance(test, _Call)]
     if not all(isinstance(test.expected, list) and len(test.expected) == 1 for test in calls):
         return parsed
-    # A data set wraps the values of all calls in a list of one, or of none.
+    # A data set wraps either all expected values in a list of one item, or none of them.
     return [replace(test, wrapped=True) if isinstance(test, _Call) else test for test in parsed]
 
 
@@ -271,7 +276,7 @@ def _call(name: Any, arguments: Any, expected: Any) -> _Call:
 
 
 def _longest(tests: list[_Test], max_tests: int) -> list[_Test]:
-    """Return at most `max_tests` tests, those with the longest inputs, in their old order."""
+    """Return the `max_tests` tests with the longest inputs, in their original order."""
     if len(tests) <= max_tests:
         return tests
     longest = sorted(range(len(tests)), key=lambda i: -tests[i].size)[:max_tests]

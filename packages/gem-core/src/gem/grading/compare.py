@@ -1,4 +1,4 @@
-"""Decides whether two answers mean the same: structure, names and units."""
+"""Compares the trees of two answers: structure, names and units; `values` compares expressions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _same(answer: Node, gold: Node, work: Work) -> bool:
     if "matrix" in kinds:
         return _same_matrix(answer, gold, work)
     if kinds <= {"list", "set", "union"} or (
-        # Who answers `1, 2` to a set need not know how to typeset one.
+        # Accept the list `1, 2` where the gold is {1, 2}.
         "set" in kinds and len(kinds) == 2 and not kinds & {"interval", "tuple"}
     ):
         return _same_unordered(_members(answer), _members(gold), work)
@@ -56,7 +56,7 @@ def _same(answer: Node, gold: Node, work: Work) -> bool:
 
 
 def _plain(node: Node, work: Work) -> Node:
-    """Return a chain of equal values as its last, a set of one as its element, and so on."""
+    """Simplify a node: a chain of equal values to the last, a set of one to its element, etc."""
     if node.kind == "set" and len(node.args) == 1:
         return _plain(node.args[0], work)
     if node.kind == "equation":
@@ -78,9 +78,9 @@ def _plain(node: Node, work: Work) -> Node:
 
 
 def _same_measure(answer: Node, gold: Node, work: Work) -> bool:
-    """Compare values with units; a missing unit is any unit.
+    """Compare values with units; a missing unit matches any unit.
 
-    Behind the answer's number, a word that may be no unit counts only if the gold has it.
+    An uncertain unit (`?`) in the answer is wrong unless the gold has a unit too.
     """
     (value, unit), (right, expected) = _measured(answer), _measured(gold)
     if unit[:1] == "?" and not expected:
@@ -97,11 +97,11 @@ def _same_measure(answer: Node, gold: Node, work: Work) -> bool:
         hundredth = Node("divide", (percent, Node("number", (Fraction(100), 0))))
         if _same(hundredth, other, work):
             return True
-        # A gold of 50 may have left the sign out, as an answer may; a gold of 0.5 is a fraction.
+        # Either may leave the sign out: 50% equals 50. But the answer 0.5% is not a gold of 0.5.
         return not (unit and _is_below_one(right)) and _same(percent, other, work)
     if _same(value, right, work):
         return True
-    # `5 m` may mean five times m.
+    # `5 m` may be the product 5*m.
     letter = unit or expected
     if len(letter) != 1:
         return False
@@ -118,7 +118,7 @@ def _is_below_one(node: Node) -> bool:
 
 
 def _same_choice(answer: Node, gold: Node, work: Work) -> bool:
-    """Compare `(B) 5` with another such, with B or with 5."""
+    """Compare the choice `(B) 5` with another choice, with `B` or with `5`."""
     if answer.kind == gold.kind:
         return bool(answer.args[0] == gold.args[0]) and _same(answer.args[1], gold.args[1], work)
     choice, other = (answer, gold) if answer.kind == "choice" else (gold, answer)
@@ -137,10 +137,9 @@ def _measured(node: Node) -> tuple[Node, str]:
 
 
 def _same_named(answer: Node, gold: Node, work: Work) -> bool:
-    """Compare what names stand for; the name is part of the answer only if both have one.
+    """Compare named values, such as `x = 5`; names are compared only if both answers have one.
 
-    A gold that names a value is a solution: an equation that has yet to be solved for the name is
-    none.
+    If the gold is `x = 5`, an answer that is an equation must be solved for x.
     """
     if answer.kind == gold.kind:
         names = {answer.args[0], gold.args[0]}
@@ -151,7 +150,7 @@ def _same_named(answer: Node, gold: Node, work: Work) -> bool:
     if gold.kind == "equation":
         return _same_equation(_as_equation(answer), gold, work)
     if answer.kind == "equation":
-        # 5 = x is x = 5.
+        # `5 = x` means `x = 5`.
         value, name = answer.args
         solved = name == Node("symbol", (gold.args[0],)) and name.args[0] not in symbols(value)
         return solved and _same(value, gold.args[1], work)
@@ -167,7 +166,7 @@ def _as_equation(node: Node) -> Node:
 
 
 def _same_equation(answer: Node, gold: Node, work: Work) -> bool:
-    """Return whether the sides' differences are proportional, by a factor that is not zero."""
+    """Return whether left minus right of both equations differ by a constant, non-zero factor."""
     work.spend(size(answer) + size(gold))
     first, second = (Node("add", (e.args[0], Node("negate", (e.args[1],)))) for e in (answer, gold))
     names = symbols(first)
@@ -198,7 +197,7 @@ def _same_matrix(answer: Node, gold: Node, work: Work) -> bool:
 
 
 def _members(node: Node) -> tuple[Node, ...]:
-    """Return the members of a list or set; a solution that is listed twice is one."""
+    """Return the members of a list or set; repeated tuples and intervals count once."""
     members = node.args if node.kind in ("list", "set", "union") else (node,)
     if all(member.kind in ("tuple", "interval") for member in members):
         return tuple(dict.fromkeys(members))
@@ -222,7 +221,7 @@ def _same_unordered(answers: Sequence[Node], golds: Sequence[Node], work: Work) 
 
 
 def _same_ordered(answer: Node, gold: Node, work: Work) -> bool:
-    """Compare tuples and intervals; a bare list may stand for a tuple, in order."""
+    """Compare tuples and intervals in order; a list without brackets may stand for a tuple."""
     (items, brackets), (others, expected) = _ordered(answer), _ordered(gold)
     bare = "" in (brackets, expected)
     if brackets != expected and not (bare and "()" in (brackets, expected)):

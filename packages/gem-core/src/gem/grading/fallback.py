@@ -1,10 +1,10 @@
-"""When math-verify is asked about an answer, and how its verdict is taken.
+"""Decides whether math-verify may compare two answers, and calls it in a worker process.
 
-Math-verify reads more notation than `gem.grading.notation` and is more lenient: it finds formulas
+Math-verify parses more notation than `gem.grading.notation` and is more lenient: it finds formulas
 in prose, takes the last part of a chain, and evaluates what a question asks to be evaluated. So it
-is asked only about a text that is one formula, no longer a list than the gold, with nothing in it
-that is left to compute: neither what `gem.grading.forms.unevaluated` finds nor any operation that
-it does not know; see `refusal`.
+is asked only about an answer that is one formula, has no more parts than the gold, and leaves
+nothing to compute: neither what `gem.grading.forms.unevaluated` finds nor any operation unknown to
+that module; see `refusal`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gem.workers.pool import WorkerPool
 
 TARGET = "gem.grading.symbolic:equal"
 
-# What is not worth starting: powers of powers of numbers, large exponents and factorials.
+# Math-verify would hardly finish: powers of powers of numbers, large exponents and factorials.
 _COSTLY = re.compile(
     r"\d\s*(?:\^|\*\*)[\s({]*\d+\s*(?:\^|\*\*)|(?:\^|\*\*)[\s({]*-?\d{4,}|(?:\^|\*\*)[\s({]*\d+\s*"
     r"(?:\^|\*\*)|\d{4,}[\s)}]*!|\)\s*!|factorial|binom\s*\{[^{}]*\d{4}"
@@ -30,7 +30,7 @@ _MAX_DEPTH = 12
 
 _COMMAND = re.compile(r"\\([a-zA-Z]+)")
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*\{\s*[a-zA-Z]+\*?\s*\}(?:\s*\{[\sclr|]+\})?")
-# Of these nothing is left to compute, or no more than in what `gem.grading.notation` reads.
+# Commands that leave nothing to compute, or no more than what `gem.grading.notation` parses.
 _FORM = frozenset(
     {
         "frac", "dfrac", "tfrac", "cfrac", "sqrt", "pi", "infty", "cdot", "times", "pm", "mp",
@@ -55,7 +55,7 @@ _ARITHMETIC = re.compile(
 
 
 class Question(NamedTuple):
-    """A comparison that math-verify has to make."""
+    """A pair of cleaned texts for math-verify to compare."""
 
     prediction: str
     gold: str
@@ -70,7 +70,7 @@ def need() -> None:
     """Raise if math-verify is not installed.
 
     Raises:
-        MissingExtraError: It is not.
+        MissingExtraError: Math-verify is not installed.
     """
     if not _installed():
         raise MissingExtraError(
@@ -85,17 +85,17 @@ def _installed() -> bool:
 
 
 def refusal(answer: str, gold: str, readable: bool) -> str:
-    """Return why math-verify is not asked to compare two cleaned texts, empty if it is.
+    """Return why math-verify may not compare two cleaned texts; '' if it may.
 
     Args:
         answer: The policy's answer.
-        gold: The right answer; what it holds, the answer may hold as well.
-        readable: Whether `gem.grading.notation` reads the answer.
+        gold: The right answer; commands and words in it are allowed in the answer too.
+        readable: Whether `gem.grading.notation` parses the answer.
 
     Returns:
-        `too complex` where math-verify would hardly finish; `different` for an answer of more
-        parts than the gold, for instance several answers of which one is right; `unreadable` for
-        prose, for equations that the gold has not, and for what is left to compute.
+        `too complex` where math-verify would hardly finish; `different` for an answer with more
+        parts than the gold, such as several answers of which one is right; `unreadable` for prose,
+        for an answer with more equations than the gold, and for operations left to compute.
     """
     if _costly(answer) or _costly(gold):
         return "too complex"
@@ -123,12 +123,12 @@ def ask(pool: WorkerPool, question: Question, timeout_s: float) -> tuple[bool, s
     """
     reply = pool.call(*question, timeout_s=timeout_s)
     if reply.failure == "crash":
-        # Perhaps not the answer's doing; what is, crashes again.
+        # Retry once: if the answer caused the crash, it crashes again.
         reply = pool.call(*question, timeout_s=timeout_s)
     if reply.failure in ("timeout", "crash"):
         return False, reply.failure
     if reply.failure is not None or reply.value is None:
-        # Math-verify gave up on it.
+        # Math-verify raised, or could not parse one of the texts.
         return False, "unreadable"
     return bool(reply.value), "symbolic" if reply.value else "different"
 
@@ -146,7 +146,7 @@ def _count(pattern: re.Pattern[str], text: str) -> int:
 
 
 def _parts(text: str) -> int:
-    """Return how many parts separators outside brackets make, less one."""
+    """Return the number of separators outside brackets: the number of parts, less one."""
     text, changed = _GROUPED.sub("", text), 1
     while changed:
         text, changed = _BRACKETED.subn(" ", text)
@@ -154,12 +154,12 @@ def _parts(text: str) -> int:
 
 
 def _arithmetic(text: str) -> int:
-    """Return how many operations there are between two numbers, or between two matrices."""
+    """Return the number of operations between two numbers or two matrices."""
     return _count(_ARITHMETIC, text)
 
 
 def _costly(text: str) -> bool:
-    """Return whether math-verify would hardly finish, by the look of an answer."""
+    """Return whether math-verify would hardly finish, judged by the text alone."""
     if len(text) > _MAX_LENGTH or _COSTLY.search(text):
         return True
     depth = deepest = 0

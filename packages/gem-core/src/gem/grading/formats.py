@@ -1,4 +1,4 @@
-"""Answer formats: one object tells the policy how to answer and reads its answer accordingly."""
+"""Answer formats: each has the instruction for the prompt and extracts the answer from a reply."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
-# What joins boxes that are parts of one answer.
+# Text between boxes that are parts of one answer.
 _JOINT = re.compile(
     r"(?:\s|\$|\*|\\[()\[\]])*(?:(?:[,;/|&]|"
     r"(?:\\(?:text|mbox|textrm)\s*\{[^{}]{0,40}?)?\b(?:and|or)\b(?:\s+(?:else|perhaps|maybe)\b)?(?:\s*\})?|"
     r"\b(?:alternatively|otherwise|maybe|perhaps)\b|"
     r"\\(?:q?quad|lor|vee|land|wedge|mid)(?![a-zA-Z])|\\\\|\\[,;: ])(?:\s|\$|\*|\\[()\[\]])*)+"
-    # The name of what is in the next box.
+    # A name for the value in the next box, such as `x =`.
     r"(?:[a-zA-Z](?:_\w|_\{\w{1,3}\})?\s*=\s*)?"
 )
-# Boxes side by side; one on a new line repeats or corrects the one before.
+# Between boxes side by side. A box on a new line is apart: it repeats or corrects the one before.
 _BESIDE = re.compile(r"(?:[^\S\n]|\$|\\[()\[\]])*")
 _MAX_JOINT = 200
 _FENCE = re.compile(r"```[^\s`]*[^\S\n]*\n(.*?)```", re.DOTALL)
@@ -26,8 +26,8 @@ _FENCE = re.compile(r"```[^\s`]*[^\S\n]*\n(.*?)```", re.DOTALL)
 class AnswerFormat:
     """How an answer is marked in a reply.
 
-    `extract(f"... {wrap(answer)} ...") == answer` for every answer that can be marked at all: for
-    instance, one with unbalanced braces cannot be boxed.
+    `extract(f"... {wrap(answer)} ...") == answer` for every answer that the format can mark; an
+    answer with unbalanced braces, for instance, cannot be boxed.
     """
 
     name: str
@@ -41,21 +41,21 @@ class AnswerFormat:
     def extract(self, reply: str) -> str | None:
         """Return the marked answer without surrounding whitespace, None if none is marked.
 
-        Linear in the length of the reply, whatever it holds.
+        Takes time linear in the length of the reply, whatever its content.
         """
         answer = self.reader(reply)
         return None if answer is None else answer.strip()
 
     def wrap(self, answer: object) -> str:
-        """Return the shortest reply that gives this answer."""
+        """Return the shortest reply with this answer."""
         return self.template.replace("{}", str(answer), 1)
 
 
 def _boxed(reply: str) -> str | None:
     r"""Return the content of the last `\boxed{...}`, None if its brace is never closed.
 
-    Boxes that stand beside it or are joined to it, by commas, `and` or `or` for instance, are
-    parts of one answer; an empty box is part of none.
+    Boxes beside it, or joined to it by commas, `and`, `or` and the like, are parts of the same
+    answer; empty boxes are ignored.
     """
     boxes = [found.span() for found in _BOX.finditer(reply)]
     if not boxes:
@@ -72,19 +72,19 @@ def _boxed(reply: str) -> str | None:
         joint = reply[end + len(content) + 1 : begin]
         if len(joint) > _MAX_JOINT or not (_JOINT.fullmatch(joint) or _BESIDE.fullmatch(joint)):
             break
-        # The same answer twice is one answer.
+        # Equal boxes count once.
         contents[content] = None
         begin = start
     return ", ".join(reversed(contents))
 
 
 def _content(text: str) -> str | None:
-    """Return what stands before the brace that closes, None if there is none."""
+    """Return the text before the matching closing brace, None if there is none."""
     end = text.find("}")
     inner = text[:end]
     if end < 0 or ("{" not in inner and "\\" not in inner):
         return None if end < 0 else inner
-    # A backslash takes the character after it along: `\{` opens nothing.
+    # An escaped brace, `\{`, opens nothing.
     rest = text.replace("\\\\", "  ").replace("\\{", "  ").replace("\\}", "  ")
     open_braces, end = 1, -1
     while open_braces:
@@ -117,7 +117,7 @@ def _boxed_after_thinking(reply: str) -> str | None:
 
 
 def _tagged_after_thinking(reply: str) -> str | None:
-    """Return what the tag after `</think>` holds, or the box within it if there is one."""
+    """Return the content of the tag after `</think>`, or of the box in it if there is one."""
     if "</think> <answer>" not in reply:
         return None
     content = _tagged(reply)
@@ -138,9 +138,9 @@ BOXED = AnswerFormat(
     _boxed,
     "\\boxed{{}}",
 )
-r"""The last `\boxed{...}` is the answer; nothing is, if the last one is left open.
+r"""The last `\boxed{...}` is the answer; there is no answer if the last box is not closed.
 
-Several side by side, or joined by commas, `and`, `or` and the like, are one answer, a list:
+Boxes side by side, or joined by commas, `and`, `or` and the like, are one answer, a list:
 `\boxed{1} or \boxed{2}` is `1, 2`.
 """
 
@@ -160,7 +160,7 @@ ANSWER_TAG = AnswerFormat(
     _tagged,
     "<answer>{}</answer>",
 )
-"""The last `<answer>` tag is the answer; the thinking before it is not asked for by the reader."""
+"""The last `<answer>` tag is the answer; `extract` does not require thinking before it."""
 
 THINK_BOXED = AnswerFormat(
     "think_boxed",
@@ -178,7 +178,7 @@ THINK_ANSWER_TAG = AnswerFormat(
     _tagged_after_thinking,
     "</think> <answer>{}</answer>",
 )
-"""A tag right after the thinking; a box inside it is taken off."""
+"""A tag right after the thinking; a box inside the tag is removed."""
 
 ANSWER_TAG_BOXED = AnswerFormat(
     "answer_tag_boxed",

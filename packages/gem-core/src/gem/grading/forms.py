@@ -1,10 +1,11 @@
-"""Tells an answer that was worked out from one that leaves the work to the reader.
+"""Detects answers that equal the gold but leave operations on numbers unevaluated.
 
-`(16-3-4)*2` has the value 18, but whoever answers it to a question that holds this formula has
-copied it. An operation on numbers that could be carried out is one that the gold must have, too.
-Notations of a number are none: fractions, mixed numbers, decimals, scientific notation, roots
-that are no rational number, multiples of π, e and i, sums of terms that cannot be combined, powers
-too large to be written in digits. Nor are the forms of an expression with variables.
+`(16-3-4)*2` equals 18, but a policy that answers it may have copied it from the question. So an
+answer may contain an operation that could be carried out only if the gold contains it too. These
+are notations, not operations: fractions, mixed numbers, decimals, scientific notation, irrational
+roots, multiples of π, e and i, sums of terms that cannot be combined, powers too large to be
+written in digits, and the forms of an expression with variables. `gem.grading.math` calls this
+after `gem.grading.compare` found two answers equal, and before it asks math-verify.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from gem.grading.notation import read
 from gem.grading.tree import Node, TooComplexError, UnreadableError, Work, nodes, symbols
 from gem.grading.values import is_rounded, rational
 
-# A power of so many bits, 15 digits and more, is a notation of its own.
+# A power of at least this many bits (about 15 digits) is a notation, not an operation.
 _LARGE_BITS = 50
 _LARGE_EXPONENT = 20
 _MAX_RADICAND = 1_000_000
@@ -45,7 +46,7 @@ _STRUCTURES = frozenset(
 _BY_KIND = {"add": "sum", "multiply": "product", "divide": "quotient", "power": "power"}
 _TEN = Node("number", (Fraction(10), 0))
 
-# Where only the text is at hand. Each operation with what shows it.
+# For answers that cannot be parsed: a pattern that shows each operation in the text.
 _IN_TEXT = {
     "integral": re.compile(r"\\i*int(?![a-z])|\\oint(?![a-z])|∫|\bintegral\b"),
     "sum over a range": re.compile(r"\\sum(?![a-z])|∑"),
@@ -79,21 +80,21 @@ _SQUARE_ROOT = re.compile(r"\\sqrt\s*(?:\{\s*(\d{1,30})\s*\}|(\d))")
 
 
 def unevaluated(answer: Node | str, gold: Node | str) -> str | None:
-    """Return an operation that a right answer leaves to be carried out and the gold does not have.
+    """Return an operation that a right answer leaves unevaluated and the gold does not contain.
 
     Args:
-        answer: What an answer that equals the gold was read as, or its cleaned text (see
-            `gem.grading.cleaning`). A text that cannot be read is searched for operations.
-        gold: The same of the gold.
+        answer: Tree of an answer that equals the gold, or its cleaned text (see
+            `gem.grading.cleaning`). A text that cannot be parsed is searched for operations.
+        gold: Tree or cleaned text of the gold.
 
     Returns:
-        The operation's name, for messages; None if the answer is worked out.
+        The operation's name, for messages; None if the answer is fully evaluated.
 
     Raises:
-        TooComplexError: To find out is too much work.
+        TooComplexError: The search is too much work.
     """
     if isinstance(answer, str):
-        # Read, a derivative looks like a fraction.
+        # Before parsing: the parser would read a derivative as a fraction.
         shown = _in_text(answer) & _CALCULUS
         shown -= _in_text(gold) if isinstance(gold, str) else set()
         if shown:
@@ -132,7 +133,7 @@ def _in_text(text: str) -> set[str]:
 
 
 def _components(node: Node) -> list[Node]:
-    """Return the expressions that a structure consists of; chains and equations as they are."""
+    """Return the expressions in a structure; a chain or equation is one expression."""
     if node.kind in _STRUCTURES:
         return [found for inner in nodes(node) for found in _components(inner)]
     return [node]
@@ -142,20 +143,20 @@ def _in_component(node: Node) -> set[str]:
     if _is_literal(node):
         return {"quotient"} if _is_division(node) else set()
     if node.kind in ("chain", "equation") and not symbols(node):
-        # One of the equal values that is worked out is enough.
+        # It is enough that one of the equal values is evaluated.
         values = [_in_component(value) for value in nodes(node)]
         return min(values, key=len)
     survey = _Survey()
     for side in nodes(node) if node.kind in ("chain", "equation") else [node]:
         survey.visit(side)
     if symbols(node):
-        # x² + y² = 5² is a usual form, (x-(-1)) at least a common one.
+        # x² + y² = 5² and (x-(-1)) are common forms.
         survey.found -= {"power", "sign"}
     return survey.found
 
 
 def _beyond_numbers(answer: Node, gold: Node) -> set[str]:
-    """Return what makes an answer no number where the gold consists of numbers only."""
+    """Return the operations of an answer that is not a number, where the gold is only numbers."""
     if answer.kind == "symbol":
         # The letter of a choice.
         return set()
@@ -164,7 +165,7 @@ def _beyond_numbers(answer: Node, gold: Node) -> set[str]:
         return set()
     found: set[str] = set()
     if _has_power(answer) and not _has_large_number(gold):
-        # Whatever large powers there are, they cancel.
+        # The gold has no large number, so the large powers cancel and should be evaluated.
         found.add("power")
     for component in _components(answer):
         values = [component]
@@ -179,7 +180,7 @@ def _beyond_numbers(answer: Node, gold: Node) -> set[str]:
 
 
 def _is_plain(node: Node) -> bool:
-    """Return whether an expression is a rational number, written as one."""
+    """Return whether an expression is a rational number, written as a number."""
     if _is_literal(node):
         return True
     survey = _Survey()
@@ -200,12 +201,12 @@ def _has_large_number(node: Node) -> bool:
 
 
 class _Part(NamedTuple):
-    """What is known of a subtree."""
+    """Properties of a subtree."""
 
     closed: bool = True
     """It has no variables."""
     plain: bool = False
-    """It is a rational number, and written as one but for operations that were found in it."""
+    """It is a rational number; written as one, or else its operations are in `_Survey.found`."""
     large: bool = False
     """It contains a power that is too large to be written in digits."""
     imaginary: bool = False
@@ -213,14 +214,14 @@ class _Part(NamedTuple):
     sum: bool = False
     """It is a sum that cannot be combined."""
     root: bool = False
-    """It is a root that is no rational number."""
+    """It is or contains an irrational root."""
 
 
 _PLAIN = _Part(plain=True)
 
 
 class _Survey:
-    """Collects the operations in a tree, one visit a node."""
+    """Collects the operations in a tree; visits each node once."""
 
     def __init__(self) -> None:
         self.found: set[str] = set()
@@ -256,7 +257,7 @@ class _Survey:
         return parts[0] if len(parts) == 1 else _Part(closed=closed)
 
     def _combined(self, node: Node) -> _Part:
-        """Return what a sum or product of any number of operands is."""
+        """Return the properties of a sum or product with any number of operands."""
         operands = _flat(node, node.kind)
         parts = [self.visit(operand) for operand in operands]
         part = _Part(
@@ -286,7 +287,7 @@ class _Survey:
         return part._replace(plain=plain, root=any(p.root for p in parts))
 
     def _like_terms(self, operands: Sequence[Node], parts: Sequence[_Part]) -> None:
-        """Note a sum some of whose terms could be combined."""
+        """Add `sum` to the operations if some terms could be combined."""
         keys = {"" if p.plain else _key(o) for o, p in zip(operands, parts, strict=True)}
         if len(keys) < len(operands):
             self.found.add("sum")
@@ -328,7 +329,7 @@ class _Survey:
             if number is not None:
                 bits = max(abs(number.numerator), number.denominator).bit_length() - 1
             if base.large or abs(value) * bits >= _LARGE_BITS:
-                # The exponent is how it is written.
+                # The power is a notation of a large number: ignore operations in the exponent.
                 self.found = before
                 return _Part(plain=True, large=True)
             self.found.add("power")
@@ -377,7 +378,7 @@ def _flat(node: Node, kind: str) -> list[Node]:
 
 
 def _is_literal(node: Node) -> bool:
-    """Return whether it is a number or a fraction of integers, as most answers are."""
+    """Return whether a node is a number or a fraction of integers: a shortcut for most answers."""
     if node.kind == "negate":
         node = node.args[0]
     if node.kind == "divide":
@@ -386,7 +387,7 @@ def _is_literal(node: Node) -> bool:
 
 
 def _is_division(node: Node) -> bool:
-    """Return whether a fraction of integers is an integer, as 12/2 is."""
+    """Return whether a fraction of integers has an integer value, such as 12/2."""
     if node.kind == "negate":
         node = node.args[0]
     if node.kind != "divide":
@@ -413,7 +414,7 @@ def _is_power_of_ten(node: Node) -> bool:
 
 
 def _has_coefficient(node: Node) -> bool:
-    """Return whether a factor is a fraction such as 2π/3, part of which is a rational number."""
+    """Return whether a factor is a fraction with a rational factor, such as 2π/3."""
     if node.kind == "negate":
         return _has_coefficient(node.args[0])
     return node.kind == "divide" and any(
@@ -422,7 +423,7 @@ def _has_coefficient(node: Node) -> bool:
 
 
 def _key(term: Node) -> str:
-    """Return what is the same for terms that differ in rational factors: 2√3 and √27."""
+    """Return a key that is equal for terms that differ in rational factors only: 2√3 and √27."""
     while term.kind == "negate":
         term = term.args[0]
     if term.kind == "divide":
@@ -439,7 +440,7 @@ def _key(term: Node) -> str:
 
 
 def _radicand(node: Node) -> str:
-    """Return what stays below a square root when squares are taken out."""
+    """Return a square root's radicand without square factors, as a key."""
     value = rational(node, Work())
     if value is None or not 0 < value.numerator * value.denominator <= _MAX_RADICAND:
         return f"sqrt {node}"

@@ -1,17 +1,16 @@
-"""Mathematical answers: exact, then by value, then by math-verify in a process that can be killed.
+"""Grades mathematical answers: by text, then by value, then by math-verify in a worker process.
 
 1. Equal texts, integers and decimals are decided at once.
-2. Both answers are read by `gem.grading.notation` and compared by `gem.grading.compare`: numbers
+2. `gem.grading.notation` parses both answers and `gem.grading.compare` compares them: numbers
    with percent signs, units and grouped digits, fractions, roots, functions, polynomials,
-   equations, tuples, sets, intervals, matrices. Words are compared as text: they are never
-   products of letters.
-3. Where 2. cannot read one of the two, math-verify is asked, which needs the extra `math`. It runs
-   in a worker that is killed at the time limit. What is asked has rules of its own, see
-   `gem.grading.fallback`: an integral or a sum that merely restates the problem is not an answer
-   to a number.
+   equations, tuples, sets, intervals, matrices. Words are compared as text, never as products of
+   letters.
+3. Where 2. cannot parse one of the two, math-verify decides (extra `math`), in a worker that is
+   killed at the time limit. `gem.grading.fallback` decides which answers math-verify may see: an
+   integral or a sum that merely restates the problem does not answer a question for a number.
 
-Without the extra an answer that 2. cannot read is wrong, `unreadable`; a gold that it cannot read
-is an error, see `needs_extra`. Work in this process is bounded by the length of the texts.
+Without the extra, an answer that 2. cannot parse is wrong (`unreadable`) and a gold that it cannot
+parse is an error (`needs_extra`). Work in this process is bounded by the length of the texts.
 """
 
 from __future__ import annotations
@@ -40,10 +39,10 @@ from gem.workers.pool import shared
 Number: TypeAlias = "int | float | Fraction | Decimal"
 Gold: TypeAlias = "str | Number | Sequence[str | Number]"
 
-# The two parts never compete for a digit: a match takes no longer than the text is long.
+# No digit can match both parts, so matching takes linear time.
 _INTEGER = re.compile(r"\s*([+-]?)0*(0|[1-9][0-9]*)\s*")
 _DECIMAL = re.compile(r"\s*[+-]?[0-9]{1,30}(?:\.[0-9]{1,11})?\s*")
-# What the reader is given at most; longer texts can only be equal to the gold as they are.
+# Longest text that is parsed; a longer answer is right only if its text equals the gold's.
 _MAX_LENGTH = 2 * notation.MAX_LENGTH
 _WORDS = re.compile(r"[\w\s'’.,:;&%/()!?-]+")
 _EDGES = " ().,:;?"
@@ -53,18 +52,18 @@ _SPACES = re.compile(r"(?<!\d) | (?!\d)")
 
 
 class _Reading(NamedTuple):
-    """What a text was read as."""
+    """A text in the forms that are compared."""
 
     cleaned: str
     """The text without typesetting; see `gem.grading.cleaning`."""
     text: str
-    """The cleaned text without the spaces that mean nothing."""
+    """The cleaned text without insignificant spaces."""
     words: str
-    """The cleaned text in lower case, without the punctuation around it; empty if case matters,
-    as it does in formulas."""
+    """The cleaned text in lower case, without surrounding punctuation; empty if case matters, as
+    in formulas."""
     node: Node | None
     problem: str = ""
-    """Why there is no node: `unreadable` or `too complex`."""
+    """Why `node` is None: `unreadable` or `too complex`."""
 
 
 def grade(prediction: str | None, gold: Gold, *, timeout_s: float = 1.0) -> Verdict:
@@ -72,23 +71,23 @@ def grade(prediction: str | None, gold: Gold, *, timeout_s: float = 1.0) -> Verd
 
     Args:
         prediction: The policy's answer, without the box around it; None when it gave none.
-        gold: The right answer, LaTeX or plain, or a number; or several of which any will do.
+        gold: The right answer, LaTeX or plain, or a number; or several, any of which is right.
             A decimal of 12 digits or more is taken to be rounded.
-        timeout_s: Wall-clock limit of math-verify for each gold that it is asked about; the start
-            of its process, about two seconds once, does not count.
+        timeout_s: Wall-clock limit of math-verify for each gold that it compares, without the
+            start of its process (about two seconds, once).
 
     Returns:
         A verdict with reason `exact`, `number`, `text`, `value` or `symbolic` (the layer that
-        decided, if correct), or `different`, `unevaluated` (left to be worked out; see
+        decided, if correct), or `different`, `unevaluated` (operations are left to carry out; see
         `gem.grading.forms`), `no answer`, `empty`, `unreadable`, `too complex` (refused: too
         long, nested too deeply, too large a power or factorial), `timeout`, or `crash` (the worker
-        ran out of memory, say).
+        died, out of memory for instance).
 
     Raises:
         DataError: The gold is not a string, a finite number or a non-empty sequence of these, or
             it is empty.
-        MissingExtraError: The gold needs math-verify and that is not installed.
-        UnreachableError: Math-verify has to be asked and its process cannot be started.
+        MissingExtraError: The gold needs math-verify, which is not installed.
+        UnreachableError: Math-verify is needed and its process cannot be started.
     """
     began = time.perf_counter()
     correct, reason, undecided = _decide(prediction, gold)
@@ -122,12 +121,12 @@ def needs_extra(gold: Gold) -> bool:
 
 
 def _decide(prediction: str | None, gold: Gold) -> tuple[bool, str, Sequence[Question]]:
-    """Return correctness and reason without math-verify, and what remains to be asked."""
+    """Return correctness and reason without math-verify, and the questions left for it."""
     if type(gold) is str and type(prediction) is str:
         right = _integer(gold)
         if right is None:
             return _decide_one(prediction, gold)
-        # Compared as text: integers of any length, in no time.
+        # Compared as text: integers of any length, in linear time.
         correct = prediction == gold
         if not correct and prediction.isdigit() and prediction.isascii():
             sign, digits = right
@@ -196,7 +195,7 @@ def _decide_by_fallback(
         return False, answer.problem, ()
     reason = fallback.refusal(answer.cleaned, expected.cleaned, answer.node is not None)
     try:
-        # A gold that cannot be read has only its text, so an answer is judged by its text as well.
+        # A gold that cannot be parsed has only its text: then search the answer's text, too.
         if not reason and unevaluated(answer.cleaned, expected.node or expected.cleaned):
             reason = answer.problem or "unevaluated"
     except (TooComplexError, RecursionError):
@@ -214,7 +213,7 @@ def _decide_long(prediction: str, gold: str) -> tuple[bool, str, Sequence[Questi
 
 @functools.lru_cache(maxsize=4096)
 def _integer(gold: str) -> tuple[bool, str] | None:
-    """Return whether an integer is negative, and its digits; None if the gold is no integer."""
+    """Return whether a gold is negative, and its digits; None if it is not an integer."""
     found = _INTEGER.fullmatch(gold)
     return None if found is None else (found[1] == "-", found[2])
 
@@ -252,7 +251,7 @@ def _read(text: str) -> _Reading:
 
 
 def _symbolic(gold: _Reading) -> bool:
-    """Return whether only math-verify can read a gold."""
+    """Return whether only math-verify can parse a gold."""
     return gold.node is None and not gold.words
 
 
@@ -273,19 +272,19 @@ def _text(gold: Any) -> str:
     if isinstance(gold, bool) or not isinstance(gold, (numbers.Real, Decimal)):
         number = None
     elif isinstance(gold, numbers.Integral):
-        # Numbers of numpy, too, are written like Python's.
+        # Converts NumPy integers.
         number = int(gold)
     elif not isinstance(gold, (numbers.Rational, Decimal)):
         number = float(gold)
     if isinstance(number, Decimal):
         finite = number.is_finite()
     else:
-        # An integer may be too large for a float; it is finite all the same.
+        # `isfinite` would fail on an integer too large for a float.
         finite = isinstance(number, numbers.Rational) or (number is not None and isfinite(number))
     if not finite:
         raise DataError(f"gold must be a string or a finite number, got {gold!r}")
     try:
         return str(number)
     except ValueError:
-        # Python writes no integer of more than some thousand digits.
+        # Python refuses to print integers of more than some thousand digits.
         raise DataError("gold must be a number of at most some thousand digits") from None

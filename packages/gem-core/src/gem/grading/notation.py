@@ -1,4 +1,4 @@
-"""Reads mathematical answers, in LaTeX or plain, into a tree."""
+"""Parses cleaned mathematical answers, LaTeX or plain, into the trees of `gem.grading.tree`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gem.grading.vocabulary import ALIASES, CONSTANTS, FUNCTIONS, GREEK, is_prod
 MAX_LENGTH = 2000
 _MAX_DEPTH = 40
 _MAX_EXPONENT = 400
-# Tokens of one answer, counted again where the reader goes back.
+# Most tokens of one answer; those parsed again after `back_to` count again.
 _MAX_TOKENS = 3000
 
 _TOKEN = re.compile(
@@ -30,12 +30,12 @@ _MIXED = re.compile(
     r"\s*(?:\\[dtc]?frac\s*(?:\{\s*\d+\s*\}\s*\{\s*\d+\s*\}|\d\s*\d)|\d+\s*/\s*\d+)"
 )
 _SUBSCRIPT = re.compile(r"\s*_\s*(?:\{\s*([a-zA-Z0-9, ]{1,20})\s*\}|([a-zA-Z0-9]))")
-# What stands left of an equals sign to say what the answer is: `f(x)`, `AB`, `Area`.
+# A name left of an equals sign: `f(x)`, `AB`, `Area`.
 _NAMED = re.compile(
     r"\s*(?:[a-zA-Z]\s*'{0,3}\s*\(\s*[a-zA-Z0-9]+(?:\s*,\s*[a-zA-Z0-9]+)*\s*\)|[A-Z]{2,4}|[a-zA-Z]{3,12})"
     r"\s*(?==(?!=)|\\approx(?![a-zA-Z]))"
 )
-# The letter of a choice in front of what it stands for: `(B) 5`.
+# The letter of a choice before its content: `(B) 5`.
 _CHOICE = re.compile(r"\(([A-J])\)\s+(?!and\b|or\b)(?=-?[^\s*/^=<>,;:!+|)'-])")
 
 _RELATIONS = {
@@ -52,11 +52,11 @@ _NOTHING = frozenset({"\\emptyset", "\\varnothing"})
 
 
 def read(cleaned: str) -> Node:
-    """Return the tree of an answer that `gem.grading.cleaning.clean` has cleaned.
+    """Return the tree of an answer that `gem.grading.cleaning.clean` returned.
 
     Raises:
-        UnreadableError: The answer is not in the notation.
-        TooComplexError: It is too long or nested too deeply.
+        UnreadableError: The grammar does not cover the answer.
+        TooComplexError: The answer is too long or nested too deeply.
     """
     if len(cleaned) > MAX_LENGTH:
         raise TooComplexError("too long")
@@ -75,7 +75,7 @@ def read(cleaned: str) -> Node:
 
 
 class _Reader:
-    """A recursive descent over the text; `self.token` is the one at hand."""
+    """A recursive descent parser; `self.token` is the current token, '' at the end."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -100,7 +100,7 @@ class _Reader:
         if self.tokens > _MAX_TOKENS:
             raise TooComplexError("too many tokens")
         self.start = self.end
-        # In brackets a comma separates; elsewhere it may group digits.
+        # A comma separates items in brackets; elsewhere it may group digits.
         found = None if self.brackets else _GROUPED.match(self.text, self.end)
         if found:
             self.kind, self.token = "number", found[1].replace(",", "")
@@ -141,7 +141,7 @@ class _Reader:
     # Lists and relations
 
     def items(self, closers: str = "") -> Node:
-        """Return one item, or a list of those that commas, `and` and `or` separate."""
+        """Parse one item, or a list of items that commas, `and` and `or` separate."""
         items = self.item()
         joined_by_or = False
         while self.token in (",", ";", "and", "or", "\\lor", "\\vee") or (
@@ -161,7 +161,7 @@ class _Reader:
         return Node("list", tuple(items))
 
     def item(self) -> list[Node]:
-        """Return one item; two of them when it has a sign ±: one sign for the whole of it."""
+        """Parse one item; return two, with the upper and the lower signs, if it contains ±."""
         position, before = self.start, (self.sign, self.signs_seen)
         self.sign, self.signs_seen = 1, False
         items = [self.relation()]
@@ -198,7 +198,7 @@ class _Reader:
         return self.inequality(sides, signs)
 
     def further(self, sides: list[Node]) -> list[str]:
-        """Read what signs of relations join to one side; return the signs."""
+        """Parse the relation signs and sides that follow into `sides`; return the signs."""
         signs = []
         while self.token in _RELATIONS:
             signs.append(_RELATIONS[self.token])
@@ -207,10 +207,10 @@ class _Reader:
         return signs
 
     def equal(self, name: str, sides: list[Node], signs: list[str]) -> Node:
-        """Return what is named, an equation or a chain; `signs` has the one left of each side.
+        """Return a named value, an equation or a chain; `signs[i]` stands left of `sides[i]`.
 
-        What is approximate does not count where something exact stands left of it, unless the
-        two contradict each other.
+        An approximation (after ≈) and all to its right are dropped, unless the approximation
+        contradicts the side left of it.
         """
         if any(sign not in ("", "=", "~") for sign in signs):
             raise UnreadableError(self.text)
@@ -230,7 +230,7 @@ class _Reader:
         return Node("chain", (name, *sides))
 
     def inequality(self, sides: list[Node], signs: list[str]) -> Node:
-        """Return the interval of the one symbol that is bounded."""
+        """Return the interval that an inequality of one symbol describes."""
         if len(sides) > 3 or not all(sign in ("<", "<=", ">", ">=") for sign in signs):
             raise UnreadableError(self.text)
         if all(sign[0] == ">" for sign in signs):
@@ -253,7 +253,7 @@ class _Reader:
             low, middle = sides
             brackets[0] = "[" if signs[0] == "<=" else "("
         if middle.kind == "negate":
-            # -x < 1 is x > -1.
+            # -x < 1 means x > -1.
             middle = middle.args[0]
             low, high = _negated(high), _negated(low)
             brackets = ["(" if brackets[1] == ")" else "[", ")" if brackets[0] == "(" else "]"]
@@ -317,7 +317,7 @@ class _Reader:
         return self.factor()
 
     def begins_factor(self) -> bool:
-        """Return whether a product goes on without a sign."""
+        """Return whether the current token continues a product without a sign."""
         if self.kind == "name":
             return self.token not in ("and", "or", "U")
         if self.kind == "command":
@@ -333,7 +333,7 @@ class _Reader:
         node = self.primary()
         while True:
             if self.token in ("^", "**"):
-                # The exponent is read before the next token, which depends on where it ends.
+                # `exponent` must advance itself: where it ends decides the next token.
                 node = Node("power", (node, self.exponent()))
             elif self.take("!"):
                 node = Node("factorial", (node,))
@@ -364,7 +364,7 @@ class _Reader:
         return node
 
     def group(self) -> Node:
-        """Return what a LaTeX argument in braces holds."""
+        """Parse a LaTeX argument in braces."""
         outside, self.brackets = self.brackets, 0
         self.need("{")
         node = self.nested(self.sum)
@@ -373,7 +373,7 @@ class _Reader:
         return node
 
     def argument(self) -> Node:
-        """Return a LaTeX argument: a group, or one character, or one command."""
+        """Parse a LaTeX argument: a group, one character or one command."""
         if self.token == "{":
             return self.group()
         if self.kind in ("number", "name") and self.text.endswith(self.token, 0, self.end):
@@ -460,7 +460,7 @@ class _Reader:
             return self.symbol(name)
         start = self.end - len(name)
         before, after = self.text[:start].rstrip()[-1:], self.text[self.end :].lstrip()[:1]
-        # Letters that are all there is are a word, whatever they are.
+        # Letters that make up a whole item are a word, not a product.
         if not is_product(name) or (before in ("", ",", ";") and after in ("", ",", ";")):
             raise UnreadableError(self.text)
         self.end = start + 1
@@ -477,9 +477,9 @@ class _Reader:
         return Node("symbol", (name,))
 
     def function(self, name: str, latex: bool = False) -> Node:
-        """Return the call of a function whose name has been taken.
+        """Parse a function call after its name.
 
-        The argument of LaTeX's root is one character unless it is in braces.
+        The argument of `\\sqrt` in LaTeX is one character unless it is in braces.
         """
         power = None
         if name == "log" and self.token == "_":
@@ -518,7 +518,7 @@ class _Reader:
         return (self.operand(),)
 
     def operand(self) -> Node:
-        """Return what a function without brackets is applied to: `sin 2x` is sin(2x)."""
+        """Parse the argument of a function, with or without brackets: `sin 2x` is sin(2x)."""
         if self.token in ("(", "{", "["):
             node = self.primary()
             return Node("degrees", (node,)) if self.take("\\deg") else node
@@ -593,7 +593,7 @@ class _Reader:
         self.brackets += 1
         self.need(opener)
         position, seen = self.start, self.signs_seen
-        # In a set each member has signs of its own.
+        # Each member of a set has its own ±; in braces around one item, ± is the outer item's.
         alone = opener == "{"
         items = [] if self.token == closer else self.listed(self.one if alone else self.item)
         if alone and len(items) > 1 and self.signs_seen:
@@ -603,7 +603,7 @@ class _Reader:
         self.brackets -= 1
         self.need(closer)
         if opener == "{" and items:
-            # Braces without backslashes are not printed: what they hold may be a set or a tuple.
+            # LaTeX does not print braces without backslashes: this may be a set or a tuple.
             return items[0] if len(items) == 1 else Node("list", tuple(items))
         return Node("set", tuple(items))
 
@@ -642,7 +642,7 @@ class _Reader:
         return Node("matrix", tuple(rows))
 
     def environment(self) -> str:
-        """Return the name in braces after the token at hand, and move behind it."""
+        """Return the name in braces after the current token; move past it."""
         found = re.compile(r"\s*\{([a-zA-Z]+)\}").match(self.text, self.end)
         if found is None:
             raise UnreadableError(self.text)
@@ -651,7 +651,7 @@ class _Reader:
 
 
 def _name(node: Node) -> str:
-    """Return what names a value left of an equals sign: x, (x, y), |AB|, AB/CD."""
+    """Return a left side as a name, such as x, (x, y), |AB|, AB/CD; '' if it is not a name."""
     if node.kind == "symbol":
         return str(node.args[0]) if node.args[0] not in _VALUES else ""
     if node.kind in ("tuple", "interval"):
@@ -662,7 +662,7 @@ def _name(node: Node) -> str:
 
 
 def _length(node: Node) -> str:
-    """Return the name of a length between points, or of a ratio of such; empty for all else."""
+    """Return the name of a length between points, or of a ratio of lengths; '' for all else."""
     if node.kind == "symbol":
         return str(node.args[0]) if node.args[0][0].isupper() else ""
     parts = [_length(each) for each in node.args if isinstance(each, Node)]
@@ -674,7 +674,10 @@ def _length(node: Node) -> str:
 
 
 def _contradict(exact: Node, rounded: Node) -> bool:
-    """Return whether an integer is no rounding of the one left of it: 6 to 5, but 123 to 100."""
+    """Return whether `rounded` is not a rounding of `exact` (both integers).
+
+    6 ≈ 5 contradicts, 123 ≈ 100 does not.
+    """
     numbers = []
     for node in (exact, rounded):
         inner = node.args[0] if node.kind == "negate" else node

@@ -1,8 +1,9 @@
-"""Plain tests, evaluated in the grader.
+"""Evaluates plain tests in the grader's own process.
 
-A plain test, such as `assert sorted(f(3)) == [1, 2]`, is a tree of operations on data that are
-known to be harmless; nothing of it is executed, and what is expected never enters the process of
-the program. Other tests are run in a sandbox of their own; see `gem.grading.replay`.
+A plain test, such as `assert sorted(f(3)) == [1, 2]`, consists of operations that are known to be
+harmless. `Plain` interprets its syntax tree and never executes its code. The program's process
+gets the calls only, never the expected values. `gem.grading.replay` runs all other tests in a
+sandbox.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ _MAX_DIGITS = 4_000
 
 
 class NotPlainError(Exception):
-    """A test has more in it than is evaluated here."""
+    """A test uses more than `Plain` can evaluate."""
 
 
 class NeedsSandboxError(Exception):
-    """A test has to be run in a sandbox, for what the program returned."""
+    """A test must run in a sandbox, because of a value that the program returned."""
 
 
 class NotDataError(Exception):
-    """A program returned an object that is none of the types that are compared."""
+    """A program returned a value of a type that graders do not compare."""
 
 
 class ObjectError(NotDataError, NeedsSandboxError):
-    """It is an object, which a test may use in other ways than to compare it."""
+    """A program returned an object; a test may do more with it than compare it."""
 
 
 class CallFailedError(Exception):
@@ -63,10 +64,7 @@ def _times(left: Any, right: Any) -> Any:
 
 
 def _contained(value: Any, limit: int) -> int:
-    """Count characters and items, at any depth; stop above `limit`.
-
-    What is done with a sequence later, such as sorting it, may visit each of them.
-    """
+    """Count characters and items at any depth, up to `limit`: later operations may visit each."""
     count, left = 0, [value]
     while left and count <= limit:
         part = left.pop()
@@ -142,7 +140,7 @@ def _parsed(kind: Callable[[Any], Any]) -> Callable[..., Any]:
 def _sum(items: Any, start: Any = 0) -> Any:
     values = list(_short(items))
     if not all(isinstance(value, (int, float, complex)) for value in (start, *values)):
-        # Sequences are copied, and fractions grow, with each item.
+        # Each addition copies a sequence, or makes a fraction longer: the work is not bounded.
         raise NeedsSandboxError("a sum of what is no number")
     return sum(values, start)
 
@@ -208,16 +206,16 @@ _PARTS = (ast.Constant, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.Slice)
 
 
 class Plain:
-    """A test of assertions over calls of the program with constant arguments."""
+    """A test whose assertions call the program with constant arguments only."""
 
     def __init__(self, statement: Statement) -> None:
-        """Find the calls, in the order in which they are made.
+        """Collect the calls, in the order in which they are made.
 
         Raises:
-            NotPlainError: There is more in the test; nothing is said about whether it is right.
+            NotPlainError: The test is not plain; it may still be valid.
         """
         self.operations: list[Any] = []
-        """What the program is asked for; see `inside/candidate.py`."""
+        """Operations for the program; see `inside/candidate.py`."""
         self._asserted: list[ast.expr] = []
         self._calls: dict[int, int] = {}
         self._program = dict.fromkeys(statement.names, "") | {n: n for n in statement.names}
@@ -238,7 +236,7 @@ class Plain:
             elif isinstance(node, ast.Import) and [a.name for a in node.names] == ["math"] and top:
                 self._math = node.names[0].asname is None
             elif isinstance(node, ast.Assign) and top:
-                # Data about the test; a name that is used later is not known then.
+                # Metadata of the test. The name stays unknown: a test that uses it is not plain.
                 self._bind(*node.targets)
                 self._constant(node.value)
             elif isinstance(node, ast.FunctionDef) and top:
@@ -258,7 +256,7 @@ class Plain:
                 raise NotPlainError("an assignment")
 
     def _check(self, node: ast.Call) -> None:
-        """Take in a function of assertions about the one function that it is called with."""
+        """Collect a checking function, such as `check(candidate)`, called with the program's."""
         name = node.func.id if isinstance(node.func, ast.Name) else ""
         function = self._functions.pop(name, None)
         given = node.args[0] if len(node.args) == 1 and not node.keywords else None
@@ -275,7 +273,7 @@ class Plain:
         self._program = outer
 
     def _scan(self, node: ast.expr, constant: bool = False) -> None:
-        """Check that an expression can be evaluated, and note its calls of the program."""
+        """Check that an expression can be evaluated; record its calls of the program."""
         if isinstance(node, ast.Call):
             if not self._own(node) and not constant and self._operation(node):
                 return
@@ -284,7 +282,7 @@ class Plain:
             if any(keyword.arg is None for keyword in node.keywords):
                 raise NotPlainError("a call")
             if any(k.arg == "key" and getattr(k.value, "id", "") != "str" for k in node.keywords):
-                # Of other functions, the work is not bounded.
+                # The work of other functions is not bounded.
                 raise NotPlainError("a key")
             children: list[ast.expr | None] = [*node.args, *(k.value for k in node.keywords)]
         elif isinstance(node, ast.Name):
@@ -322,7 +320,7 @@ class Plain:
                 self._scan(child, constant)
 
     def _own(self, node: ast.Call) -> bool:
-        """Return whether a call is of a function that is known here."""
+        """Return whether a call is to a built-in or math function that `Plain` evaluates."""
         if isinstance(node.func, ast.Attribute):
             return self._of_math(node.func) and callable(_MATH[node.func.attr])
         return (
@@ -336,12 +334,12 @@ class Plain:
         return self._math and isinstance(of, ast.Name) and of.id == "math" and node.attr in _MATH
 
     def _operation(self, node: ast.Call) -> bool:
-        """Note a call of the program, if it is one, with constant arguments."""
+        """Record a call of the program with constant arguments; return whether it is one."""
         called = node.func
         if isinstance(called, ast.Name) and called.id in self._program:
             target: list[Any] = ["name", self._program[called.id]]
         elif (
-            # The one class whose methods are called as functions are.
+            # `Solution().name(...)`: the only class whose methods are called like functions.
             isinstance(called, ast.Attribute)
             and isinstance(called.value, ast.Call)
             and isinstance(called.value.func, ast.Name)
@@ -374,7 +372,7 @@ class Plain:
         """Return why the test does not pass, given the results of its operations, or ''.
 
         Raises:
-            NeedsSandboxError: It has to do with objects of the program, or sums what is no number.
+            NeedsSandboxError: The test uses objects of the program, or sums other than numbers.
         """
         try:
             for test in self._asserted:
@@ -387,7 +385,7 @@ class Plain:
         except CallFailedError as error:
             return str(error)
         except Exception as error:
-            # As the test would fail where it is run.
+            # The test would raise this in a sandbox, too.
             return f"error ({type(error).__name__})"
         return ""
 
@@ -452,11 +450,11 @@ def _not_data(tag: str, payload: Any) -> Any:
 
 
 def value_of(result: Any) -> Any:
-    """Return the value that a call of the program has, in new objects of Python's own types.
+    """Decode the value of a call of the program into new objects of Python's own types.
 
     Raises:
-        CallFailedError: It raised; the message is the failure of the test.
-        NotDataError: It is nothing that is compared.
+        CallFailedError: The call raised; the message is the failure of the test.
+        NotDataError: The value cannot be compared.
     """
     if not isinstance(result, dict) or "v" not in result:
         raise CallFailedError(raised(result))

@@ -1,4 +1,4 @@
-"""Runs of our own programs in a sandbox, with what they answer, test by test."""
+"""Runs the programs of `gem.grading.inside` in a sandbox; returns one `Answer` per task."""
 
 from __future__ import annotations
 
@@ -26,36 +26,36 @@ from gem.sandbox import (
 
 _INSIDE = Path(__file__).with_name("inside")
 _ROOM = 4 << 20
-"""Bytes of what a run may answer."""
+"""Most bytes of output of one run."""
 _SLACK = 0.25
-"""Share of a test's time that several in one run get more, so that one that began early has had all
-of its own when the run ends."""
+"""Extra time of a run that tasks share, as a share of the limit of one task: a task that began
+within it has had all of its own time when the run ends."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of one task."""
+    """The outcome of one task."""
 
     reply: Any = None
-    """JSON data, as `inside/batch.py` got it from the program's side."""
+    """JSON data that `inside/batch.py` wrote."""
     failure: str = ""
-    """Why there is no reply: `error`, or a limit."""
+    """Why there is no reply: `error`, or the limit that was hit."""
 
 
 class Runner:
-    """One program of ours with the policy's in it, or alone, in a sandbox."""
+    """Runs one module of `inside` in a sandbox, with the policy's program or without."""
 
     def __init__(self, sandbox: Executor, side: str, program: str, limits: Limits) -> None:
-        """Store what is run, and how.
+        """Store the parameters; nothing runs yet.
 
         Args:
-            sandbox: Where it runs.
+            sandbox: Executor.
             side: A module of `inside` with a function `main`.
-            program: What `main` is called with.
+            program: Argument of `main`.
             limits: Limits of each task.
         """
         self._sandbox = sandbox
-        # Others may have another version of Python.
+        # Other executors may run another version of Python, which cannot load our bytecode.
         own = isinstance(sandbox, (AutoExecutor, BwrapExecutor, SubprocessExecutor))
         self._text = functools.partial(_text, portable=not own)
         self._side = side
@@ -63,13 +63,13 @@ class Runner:
         self._limits = dataclasses.replace(limits, output_bytes=_ROOM)
 
     def answers(self, tasks: Sequence[Any]) -> Iterator[Answer]:
-        """Give the answer to each task, in order; programs run when the next one is asked for.
+        """Yield the answer to each task, in order; the sandbox runs lazily.
 
-        All tasks share a run, each in a process of its own. Those that a limit kept from their
-        turn, or from their time, have a run to themselves.
+        All tasks share one run, each in its own process. A task that the run's limits kept from
+        starting, or from its full time, is run again alone.
 
         Raises:
-            ConfigurationError: The executor cannot run our programs at all.
+            ConfigurationError: The executor cannot run the programs of `inside` at all.
         """
         if not tasks:
             return
@@ -108,7 +108,7 @@ class Runner:
 
 
 class _Run:
-    """What a run has written, line by line; the policy's program may have written any of it."""
+    """The parsed output of a run. Untrusted: the policy's program may have written any line."""
 
     def __init__(self, result: Result) -> None:
         self.result = result
@@ -120,7 +120,7 @@ class _Run:
             try:
                 self._read(json.loads(line))
             except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError):
-                # Cut at a limit, or forged.
+                # A line cut off at the output limit, or forged by the policy's program.
                 continue
 
     def _read(self, message: Any) -> None:
@@ -137,12 +137,12 @@ class _Run:
             self.replies.setdefault(kind, (float(seconds), reply))
 
     def had_its_time(self, number: int, wall_s: float) -> bool:
-        """Return whether a task that has no reply would not have one alone."""
+        """Return whether a task without a reply would get none in a run of its own either."""
         if number not in self._starts:
             return number == 0
         if self.result.limit_hit is None or number + 1 in self._starts:
             return True
-        # Other limits may be met by what several have in common.
+        # Several tasks together may have hit any other limit.
         return self.result.limit_hit == "time" and self._starts[number] <= _SLACK * wall_s
 
     @property
@@ -151,7 +151,7 @@ class _Run:
 
 
 def raised(result: Any) -> str:
-    """Return the failure that an exception of a program is: `error (TYPE)` or `memory limit`."""
+    """Return the failure for a program's exception: `error (TYPE)` or `memory limit`."""
     names = result.get("x") if isinstance(result, dict) else None
     name = names[0] if isinstance(names, list) and names else None
     if name == "MemoryError":
@@ -160,11 +160,11 @@ def raised(result: Any) -> str:
 
 
 def _text(side: str, program: str, portable: bool = False) -> str:
-    """Return the program that runs one side.
+    """Return the source of the program that the sandbox runs for one side.
 
-    The policy's program is a literal in it, where executors see what it imports; they must not see
-    the names of modules in ours. It is compiled here, which takes longer than to run it, unless
-    `portable`: for another version of Python.
+    The policy's program is a literal in it, so that executors see its imports. Our modules are
+    hex-encoded, so that executors do not see theirs. They are compiled here, once, because that
+    takes longer than running them; `portable` sends source, for another version of Python.
     """
     return f"PROGRAM = {program!r}\n{(_portable if portable else _compiled)(side)}"
 
@@ -175,7 +175,7 @@ def _compiled(side: str) -> str:
         compile(_bare(ast.parse(source)), "gem", "exec", dont_inherit=True, optimize=2)
         for source in _sources(side)
     ]
-    # Hexadecimal, as nothing has to be imported for it.
+    # Hexadecimal: decoding it needs no import.
     text = marshal.dumps(list(map(_unlined, codes))).hex()
     return (
         "import marshal\n"
@@ -202,7 +202,7 @@ def _sources(side: str) -> list[str]:
 
 
 def _unlined(code: types.CodeType) -> types.CodeType:
-    """Take the numbers of lines away, a quarter of the code."""
+    """Remove line numbers, a quarter of the bytecode's size."""
     constants = tuple(
         _unlined(part) if isinstance(part, types.CodeType) else part for part in code.co_consts
     )
@@ -210,7 +210,7 @@ def _unlined(code: types.CodeType) -> types.CodeType:
 
 
 def _bare(tree: ast.Module) -> ast.Module:
-    """Take the annotations of functions away, which would be made with each of them."""
+    """Remove annotations, which Python would evaluate when it defines each function."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
             node.returns = None

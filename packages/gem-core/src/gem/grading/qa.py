@@ -24,7 +24,7 @@ def grade(prediction: str | None, gold: Gold) -> Verdict:
 
     Args:
         prediction: The policy's answer; None when it gave none.
-        gold: The right answer, or several of which any will do.
+        gold: The right answer, or several, any of which is right.
 
     Returns:
         A verdict with reason `match`, `different`, `empty` (nothing is left after normalisation)
@@ -46,8 +46,8 @@ def grade(prediction: str | None, gold: Gold) -> Verdict:
 def f1(prediction: str | None, gold: Gold) -> float:
     """Return the best token F1 of the prediction with any gold, from 0 to 1.
 
-    F1 is the harmonic mean of the shares of the prediction's and of the gold's tokens that the
-    other has too, counted with multiplicity (Rajpurkar et al. 2016, section 6.1).
+    F1 is the harmonic mean of precision and recall of the prediction's tokens, counted with
+    multiplicity (Rajpurkar et al. 2016, section 6.1).
 
     Raises:
         DataError: The gold is not a string or a non-empty sequence of strings.

@@ -1,4 +1,4 @@
-"""Tests that are statements, run in turns with the program, each in a sandbox of its own."""
+"""Decides tests that are statements: test and program run in turns, in separate sandboxes."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from gem.grading.statements import Statement
 from gem.sandbox import Executor, Limits
 
 MAX_ROUNDS = 32
-"""Turns of a test and the program: calls whose arguments depend on the calls before them."""
+"""Most turns of a test and the program; each turn is for calls that depend on earlier results."""
 
 
 def failures(
     statements: Sequence[Statement], sandbox: Executor, program: str, limits: Limits
 ) -> Iterator[str]:
-    """Give for each test why it does not pass, or ''; runs happen when the next one is asked for.
+    """Yield for each test why it does not pass, or ''; the sandbox runs lazily.
 
-    The program's process gets calls and returns data; a test, or an expected value, never enters
-    it. All plain tests share a run of the program. Any other one runs without the program, in a
-    sandbox, up to where it needs a result that is not known; then the program is run with all
-    operations up to there, and so on until none is new.
+    The program's process gets calls and returns data; tests and expected values never enter it.
+    All plain tests share one run of the program (`gem.grading.plain`). Any other test runs in a
+    sandbox without the program until it needs an unknown result. The program then runs with all
+    operations so far, and the test runs again with the results, until it asks for nothing new.
     """
     plain: dict[int, Plain] = {}
     for place, statement in enumerate(statements):
@@ -48,7 +48,7 @@ def failures(
 
 
 def results(answer: Answer, count: int) -> tuple[list[Any], str]:
-    """Return the results of this many operations, or why there are none."""
+    """Return the results of `count` operations, and '' or why there are none."""
     reply = answer.reply
     if answer.failure:
         return [], answer.failure
@@ -60,7 +60,7 @@ def results(answer: Answer, count: int) -> tuple[list[Any], str]:
 def _replayed(
     statements: Sequence[Statement], sandbox: Executor, runner: Runner, limits: Limits
 ) -> Iterator[str]:
-    # An executor looks at what a program imports to choose an interpreter that has the module.
+    # The executor chooses an interpreter that has the modules named in the program.
     modules = (
         "numpy"
         if any("np" in test.preamble or "numpy" in test.source for test in statements)
@@ -77,7 +77,7 @@ def _replayed(
         for test in statements
     ]
     failures: dict[int, str] = {}
-    # The rounds of a test have a limit together, too: that of all tests alone, twice.
+    # All rounds together may take twice the summed limits of the tests.
     until = time.monotonic() + 2 * len(tasks) * limits.wall_s
     late = False
     for _ in range(MAX_ROUNDS):
@@ -104,9 +104,9 @@ def _replayed(
 
 
 def _merged(answered: list[Any], operations: list[Any], found: list[Any]) -> list[Any]:
-    """Return all operations with results; the first answer to one stands.
+    """Return all operations with their results; keep the first answer to each operation.
 
-    The program gave it before it could know what is asked for later.
+    The program gave that one before it could know the later operations.
     """
     kept = 0
     for (operation, _), now in zip(answered, operations, strict=False):
@@ -117,7 +117,7 @@ def _merged(answered: list[Any], operations: list[Any], found: list[Any]) -> lis
 
 
 def _failure(what: str, details: str) -> str:
-    """Return why a test does not pass, from the outcome that `inside/checker.py` gives."""
+    """Return why a test does not pass, from the outcome that `inside/checker.py` returned."""
     if what == "passed":
         return ""
     if what == "failed":

@@ -1,4 +1,4 @@
-"""Tests that are statements: which of their names are the program's."""
+"""Parses tests that are statements: finds the names that the program must define."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from gem.errors import DataError
 from gem.grading.inside.encoding import PREAMBLE
 
-# Of functions that may be used without import, a test more likely means the program's.
+# Preamble names that a test may use. The preamble's functions are left out: a test that calls one
+# more likely means a function of the program.
 _MODULES = frozenset([*PREAMBLE[""], "np"])
 _PREAMBLE = _MODULES.union(PREAMBLE["typing"], PREAMBLE["collections"])
 _BUILTINS = frozenset(dir(builtins))
@@ -18,17 +19,17 @@ _SHOWN = 200
 
 
 class Statement:
-    """A test: its source, and which of its names mean what."""
+    """A test: its source, syntax tree, and which names belong to the program and the preamble."""
 
     def __init__(self, source: str) -> None:
-        """Find out what the program must define.
+        """Find the names that the program must define.
 
-        Names that neither the test nor Python defines are the program's, but for those that may
-        be used without import (`gem.grading.inside.encoding.PREAMBLE`). If there are none, and
-        the test calls one built-in function, or one of the preamble, the program has its own.
+        These are the names that neither the test nor Python nor the preamble (names usable
+        without import, `gem.grading.inside.encoding.PREAMBLE`) defines. If there are none and the
+        test calls a single function, of Python or the preamble, the program must define that one.
 
         Raises:
-            DataError: It is no Python, or asserts a tuple, which is always true.
+            DataError: The source is not Python, or asserts a tuple, which is always true.
         """
         self.source = source
         try:
@@ -52,14 +53,16 @@ class Statement:
 
 
 def _bare(tree: ast.AST) -> set[str]:
-    """Return the names that stand anywhere but before a dot."""
+    """Return the names that are used other than before a dot."""
     bases = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     return {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and id(n) not in bases}
 
 
 def _called(tree: ast.AST, free: frozenset[str]) -> frozenset[str]:
-    """Return which of the names are called, or given to a function of the test; none in a test
-    that imports, for that may be what it tests."""
+    """Return which names are called, or passed to a function of the test.
+
+    None in a test with imports: it may test what it imports.
+    """
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -71,7 +74,7 @@ def _called(tree: ast.AST, free: frozenset[str]) -> frozenset[str]:
 
 
 def _free(module: symtable.SymbolTable) -> frozenset[str]:
-    """Return the names that are used and not bound at the top level."""
+    """Return the names that are used but not bound at the top level."""
     bound = {
         symbol.get_name()
         for symbol in module.get_symbols()

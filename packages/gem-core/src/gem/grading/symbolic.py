@@ -1,31 +1,34 @@
-"""What runs in the workers: comparison by math-verify, which may take forever."""
+"""Code of the worker processes: compares by math-verify, which may never return.
+
+`gem.grading.fallback` sends the requests and `gem.workers.pool` kills a worker at the time limit.
+"""
 
 from __future__ import annotations
 
-# Digits behind the point that have to agree; math-verify's default would take 0.333333 for 1/3.
+# Decimal places that must agree; math-verify's default would accept 0.333333 for 1/3.
 _DECIMALS = 11
 
 
 def equal(prediction: str, gold: str) -> bool | None:
-    """Return whether math-verify finds two cleaned answers equal, without any limit of its own.
+    """Return whether math-verify finds two cleaned answers equal, without a time limit.
 
-    None if it cannot read one of them.
+    None if math-verify cannot parse one of them.
     """
-    # Its own limits are signals, which work in a main thread only and do not always work there.
+    # Math-verify's own time limits are signals: main thread only, and unreliable there.
     from math_verify import (  # type: ignore[import-untyped, unused-ignore]
         LatexExtractionConfig,
         parse,
         verify,
     )
 
-    # Only the whole text: its other way of reading takes the last number of any text.
+    # LaTeX extraction only: expression extraction takes the last number of any text.
     reading = (LatexExtractionConfig(),)
     answer, expected = (
         parse(f"${_latex(text)}$", reading, parsing_timeout=None) for text in (prediction, gold)
     )
     if verify(expected, answer, float_rounding=_DECIMALS, timeout_seconds=None):
         return True
-    # What is left as text was not read.
+    # A side that is still only strings was not parsed.
     read = all(any(not isinstance(each, str) for each in side) for side in (answer, expected))
     return False if read else None
 

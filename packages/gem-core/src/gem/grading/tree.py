@@ -1,4 +1,4 @@
-"""The tree that an answer is read into.
+"""The expression tree of an answer: `notation` makes it; `compare`, `values`, `forms` read it.
 
 Kinds of `Node` and their arguments:
 
@@ -10,14 +10,14 @@ Kinds of `Node` and their arguments:
 | `negate`, `factorial`, `degrees` | one node |
 | `call` | name of a function, then its arguments |
 | `measure` | node, unit (`%` included) |
-| `tuple`, `list`, `set`, `ratio` | nodes; a list is what commas alone separate |
+| `tuple`, `list`, `set`, `ratio` | nodes; a list has commas but no brackets |
 | `interval` | lower and upper node, brackets such as `[)`; a pair in round brackets is one too |
 | `union` | nodes |
 | `matrix` | rows: tuples of nodes |
-| `named` | what stands left of an equals sign (text), node |
+| `named` | name left of an equals sign (text), node |
 | `equation`, `unequal` | two nodes |
-| `chain` | what stands left of the first equals sign or an empty text, then equal nodes |
-| `choice` | letter of a choice, the node behind it |
+| `chain` | name left of the first equals sign or '', then equal nodes |
+| `choice` | letter of a choice, the node after it |
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Node(NamedTuple):
 
 
 class UnreadableError(Exception):
-    """The text is not in the notation; never leaves the grader."""
+    """The text cannot be parsed; never leaves the grader."""
 
 
 class TooComplexError(Exception):
@@ -46,12 +46,12 @@ class TooComplexError(Exception):
 
 _FIXED = frozenset({"pi", "e", "i", "infinity"})
 _LEAVES = frozenset({"number", "symbol"})
-# All of whose arguments are nodes.
+# Kinds whose arguments are all nodes.
 _OPERATIONS = frozenset({"add", "multiply", "divide", "power", "negate"})
 
 
 class Work:
-    """Counts what a comparison costs, so that its time does not depend on what the policy wrote.
+    """The budget of a comparison, which bounds its time whatever the policy wrote.
 
     One unit is a visit of a node, a few microseconds.
     """
@@ -60,10 +60,10 @@ class Work:
         self.left = limit
 
     def spend(self, units: int) -> None:
-        """Take units off what is left.
+        """Spend units of the budget.
 
         Raises:
-            TooComplexError: Nothing is left.
+            TooComplexError: The budget is spent.
         """
         self.left -= units
         if self.left < 0:
@@ -74,7 +74,7 @@ def size(node: Node) -> int:
     """Return the number of nodes.
 
     Raises:
-        TooComplexError: The tree is higher than `MAX_HEIGHT`, a matter of long sums and products.
+        TooComplexError: The tree is higher than `MAX_HEIGHT`, because of a long sum or product.
     """
     count, height, level = 0, 0, [node]
     while level:
@@ -87,7 +87,7 @@ def size(node: Node) -> int:
 
 
 def nodes(node: Node) -> list[Node]:
-    """Return the nodes directly below; those in the rows of a matrix too."""
+    """Return the child nodes; of a matrix, the nodes of all rows."""
     if node.kind in _LEAVES:
         return []
     if node.kind in _OPERATIONS:

@@ -1,8 +1,8 @@
 """Decides whether two expressions have the same value.
 
-Without functions they are compared exactly: rationals as fractions, rational functions at points
-of two finite fields, where polynomials that differ agree with probability below 1e-13. Everything
-else is compared in floating point at a few fixed points.
+Rational numbers are compared as fractions. Rational functions are compared at points of two finite
+fields, where different polynomials agree with probability below 1e-13. All other expressions are
+compared in floating point at a few fixed points.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _POINTS = 4
 _MAX_BITS = 1 << 13
 _MAX_FIELD_EXPONENT = 1 << 64
 _MAX_FACTORIAL = 1000
-# Decimals of at least so many digits are taken to be rounded: floats of a data set.
+# Decimals with at least this many digits are taken to be rounded: floats of a data set.
 _ROUNDED_DIGITS = 12
 _ROUNDED = 1e-11
 _CLOSE = 1e-10
@@ -34,21 +34,21 @@ class _NotRationalError(Exception):
 
 
 class _UndefinedError(Exception):
-    """No value at this point."""
+    """The expression has no value at this point."""
 
 
 def same_value(answer: Node, gold: Node, work: Work) -> bool:
-    """Return whether two expressions have the same value, whatever the values of their symbols.
+    """Return whether two expressions have the same value for all values of their symbols.
 
     Raises:
-        TooComplexError: An exact value would be too large, or there is no work left.
+        TooComplexError: An exact value would be too large, or `work` is spent.
     """
     if answer.kind == gold.kind == "number" and not is_rounded(answer, gold):
         return bool(answer.args[0] == gold.args[0])
     if _is_integer(gold) and is_rounded(answer):
-        # Only of what is no integer are so many digits a rounding.
+        # An integer gold has no rounding, so the digits must be exact.
         return _exact(answer, work) == _exact(gold, work)
-    # What one evaluation costs, and finding the names.
+    # The cost of one evaluation, and of collecting the symbols.
     cost = size(answer) + size(gold)
     work.spend(cost)
     names = symbols(answer) | symbols(gold)
@@ -68,10 +68,10 @@ def same_value(answer: Node, gold: Node, work: Work) -> bool:
 
 
 def rational(node: Node, work: Work) -> Fraction | None:
-    """Return the value if it is a rational number that is found without approximation.
+    """Return the value if it is a rational number that can be computed exactly, else None.
 
     Raises:
-        TooComplexError: There is no work left.
+        TooComplexError: `work` is spent.
     """
     work.spend(1)
     try:
@@ -84,7 +84,7 @@ def rational(node: Node, work: Work) -> Fraction | None:
 
 
 def is_rounded(*nodes: Node) -> bool:
-    """Return whether one value is a decimal with so many digits that it may be rounded."""
+    """Return whether any node is a decimal with at least `_ROUNDED_DIGITS` digits."""
     for node in nodes:
         inner = node.args[0] if node.kind == "negate" else node
         if inner.kind == "number" and inner.args[1] >= _ROUNDED_DIGITS:
@@ -98,7 +98,7 @@ def _is_integer(node: Node) -> bool:
 
 
 def _exact(node: Node, work: Work) -> Fraction:
-    """Return the value of a tree without symbols."""
+    """Return the exact value of a tree without symbols."""
     kind, args = node
     if kind == "number":
         value: Fraction = args[0]
@@ -146,7 +146,7 @@ def _exact_power(base: Fraction, exponent: Fraction) -> Fraction:
 
 
 def _exact_root(base: Fraction, degree: int) -> Fraction:
-    """Return the real root if it is rational; of a negative base, only a square root is not."""
+    """Return the root of a base of 0 or more if it is rational, else raise `_NotRationalError`."""
     if base < 0 or degree > 64:
         raise _NotRationalError
     roots = []
@@ -226,7 +226,7 @@ def _same_in_fields(answer: Node, gold: Node, work: Work, cost: int) -> bool:
 
 
 def _in_field(node: Node, point: int, prime: int, work: Work) -> int:
-    """Return the value modulo a prime; symbols, and pi and e, have values of the point's own."""
+    """Return the value modulo a prime; the point determines the values of symbols, pi and e."""
     kind, args = node
     if kind == "number":
         value: Fraction = args[0]
@@ -283,7 +283,7 @@ def _same_in_floats(answer: Node, gold: Node, work: Work, cost: int) -> bool:
         and not is_rounded(answer, gold)
         and ((rational(answer, work) is None) != (rational(gold, work) is None))
     ):
-        # An irrational number is no fraction, however near.
+        # One is rational and one irrational: they differ, however close they are.
         tolerance = 1e-14
     agreed = 0
     for point in range(1 if constant else 2 * _POINTS):
@@ -300,7 +300,7 @@ def _same_in_floats(answer: Node, gold: Node, work: Work, cost: int) -> bool:
                 return False
             agreed += constant
             continue
-        # Where large terms cancel, what is left is noise of this size.
+        # Rounding error that remains where large terms cancel.
         noise = 8e-15 * max(terms)
         size = tolerance * max(abs(a), abs(b))
         if noise > max(size, _MAX_NOISE) or abs(a - b) > max(size, noise):
@@ -310,7 +310,7 @@ def _same_in_floats(answer: Node, gold: Node, work: Work, cost: int) -> bool:
 
 
 def _in_floats(node: Node, point: int, terms: list[float]) -> complex:
-    """Return the value at a point; `terms` collects the sizes of what is added."""
+    """Return the value at a point; `terms` collects the absolute values of all summands."""
     kind, args = node
     if kind == "number":
         return complex(float(args[0]))
@@ -325,7 +325,7 @@ def _in_floats(node: Node, point: int, terms: list[float]) -> complex:
         if args[1] != "%":
             raise _UndefinedError
         return _in_floats(args[0], point, terms) / 100
-    # A negative zero would choose the other branch of a root.
+    # Adding 0 removes a negative zero, which would select the other branch of a root.
     values = [_in_floats(arg, point, terms) + 0 for arg in args]
     if kind == "add":
         terms += abs(values[0]), abs(values[1])
@@ -352,7 +352,7 @@ def _in_floats(node: Node, point: int, terms: list[float]) -> complex:
 
 
 def _power_of_negative(node: Node, base: float, exponent: complex) -> complex:
-    """Return a power; with variables, one with an odd root is real: x^(1/3) is the cube root."""
+    """Return the power of a negative base; with variables, odd roots are real (x^(1/3))."""
     if symbols(node.args[0]):
         fraction = rational(node.args[1], Work())
         if fraction is not None and fraction.denominator % 2 and fraction.denominator > 1:
@@ -372,7 +372,7 @@ def _float_symbol(name: str, point: int) -> complex:
         return complex(math.inf)
     seed = zlib.crc32(name.encode()) * 2654435761 + point * 0x9E3779B1
     size = 0.3 + 2.2 * ((seed >> 7) % 10007) / 10007
-    # The first half of the points are positive: some functions have values only there.
+    # The first half of the points is positive: some functions are defined only there.
     return complex(size if point < _POINTS else -size)
 
 
@@ -414,7 +414,7 @@ _FUNCTIONS: dict[str, Callable[..., complex]] = {
 def _call(name: str, args: list[complex]) -> complex:
     if name == "root":
         base, degree = args
-        # An odd root of a negative number is the real one.
+        # An odd root of a negative number is the real root.
         if base.imag == 0 and base.real < 0 and degree.imag == 0 and degree.real % 2 == 1:
             return complex(-((-base.real) ** (1 / degree.real)))
         return complex(base ** (1 / degree))

@@ -1,4 +1,4 @@
-"""What a grader returns."""
+"""The result that every grader returns."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 
 class Verdict(NamedTuple):
-    """Whether an answer is right, and how that was found out."""
+    """Whether an answer is right, and why."""
 
     correct: bool
     reason: str
-    """A word or two, the same for the same kind of case: each grader's docstring lists its own."""
+    """A fixed phrase of a word or two; each grader's docstring lists its own."""
     seconds: float
     """Wall time spent on grading."""
     score: float
-    """1.0 if correct, else 0.0; a grader that gives partial credit may say something between."""
+    """1.0 if correct, else 0.0; with partial credit, anything between."""

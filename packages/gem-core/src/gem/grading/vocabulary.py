@@ -1,4 +1,4 @@
-"""The names that answers are written with: functions, Greek letters, units."""
+"""The words known in mathematical answers: functions, constants, Greek letters, units."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GREEK = frozenset(
         "Omega",
     }
 )  # fmt: skip
-# Letters of variables that are commonly multiplied without a sign between them.
+# Letters of variables that are commonly multiplied without a sign, such as `xyz`.
 VARIABLES = ("abcd", "klmn", "pqrst", "uvwxyz")
 _MAX_LETTERS = 12
 UNITS = {
@@ -61,7 +61,7 @@ UNITS = {
     for name in names.split()
 }
 SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
-# Words behind a number that leave it as it is. Of the names of things the plurals need no list.
+# Words after a number that do not change it. Plural nouns need no list.
 REST = frozenset({"left", "old", "later", "remaining", "total", "altogether", "overall"})
 _COUNTED_WORDS = """
     acre amp ampere bit byte cal calorie cattle celsius children cup deer dice dime fahrenheit
@@ -96,7 +96,7 @@ _CHANGING = re.compile(
 
 
 def changes_number(word: str) -> bool:
-    """Return whether a word makes another number of the number before it, or doubts it.
+    """Return whether a word changes the number before it (`dozen`), or doubts it (`maybe`).
 
     Args:
         word: In lower case.
@@ -105,10 +105,10 @@ def changes_number(word: str) -> bool:
 
 
 def is_counted(word: str) -> bool:
-    """Return whether a word that is no unit by itself names things that are counted or measured.
+    """Return whether a word, not a known unit, names things that are counted or measured.
 
     Args:
-        word: In lower case; of several written together, the last one decides.
+        word: In lower case; if several words are joined, the last one decides.
     """
     if word in _COUNTED:
         return True

@@ -1,1 +1,1 @@
-"""What runs in the sandbox to grade code: standard library only, it sees no other part of gem."""
+"""The code of `gem.grading.code` that runs in the sandbox; standard library only, no other gem."""

@@ -1,4 +1,4 @@
-"""Several tasks in one run, each in a process of its own, their answers on the real stdout."""
+"""Runs several tasks in one sandbox run, each in its own process; writes answers to stdout."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _began = _now()
 
 
 def begin() -> tuple[Any, int]:
-    """Read what stdin has and take the streams away; return the one and where answers go.
+    """Read stdin, replace the streams by /dev/null; return the input and a descriptor for answers.
 
-    What is printed from here on is lost, and stdin is at its end.
+    From here on, prints are lost and stdin is empty.
     """
     task = json.loads(sys.stdin.read())
     answers = os.dup(1)
@@ -35,17 +35,17 @@ def begin() -> tuple[Any, int]:
 
 
 def say(answers: int, message: Any) -> None:
-    """Write a line."""
+    """Write a message as one line of JSON."""
     line = memoryview(_dumps(message).encode() + b"\n")
     while line:
         line = line[_write(answers, line) :]
 
 
 def work(tasks: list[Any], answers: int, solve: Callable[[Any], Any]) -> None:
-    """Solve tasks one after the other, each in a fork, and end the process.
+    """Solve tasks one after the other, each in a fork; exit at the end.
 
-    Answers are `[number, seconds since the beginning of that task, answer]`; `["task", number,
-    seconds since the beginning of the run]` goes before each. The last one needs no fork.
+    Before each task, writes `["task", number, seconds since the run began]`; after it, `[number,
+    seconds since the task began, answer]`. The last task needs no fork.
     """
     for number, task in enumerate(tasks):
         began = _now() if number else _began
@@ -61,9 +61,9 @@ def work(tasks: list[Any], answers: int, solve: Callable[[Any], Any]) -> None:
 
 
 def feed(tasks: list[Any], answers: int, solve: Callable[[Any, bool, list[Any]], None]) -> None:
-    """Do the same for tasks that another process solves, up to where that has ended.
+    """Do as `work` for tasks that another process solves; stop when that process has ended.
 
-    `solve(task, whether it is the last, answer)` extends the answer as far as there is one.
+    `solve(task, is_last, answer)` appends to the list `answer` what the process returned.
     """
     for number, task in enumerate(tasks):
         began = _now() if number else _began
@@ -73,7 +73,7 @@ def feed(tasks: list[Any], answers: int, solve: Callable[[Any, bool, list[Any]],
         try:
             solve(task, number + 1 == len(tasks), answer)
         except (EOFError, OSError, ValueError):
-            # The other process is gone, or writes what is no message.
+            # The other process died, or wrote something that is not a message.
             ended = True
         say(answers, [number, _now() - began, answer])
         if ended:

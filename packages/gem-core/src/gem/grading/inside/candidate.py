@@ -1,12 +1,12 @@
-"""A program and calls of what it defines. Nothing that is expected of it is in its process.
+"""Runs the policy's program and the calls of its tests; expected values never enter its process.
 
-Two processes: one reads the operations of all tests from stdin and never runs the program; the
-other loads the program before that, and forks for each test. A fork receives an operation when it
-has answered the one before, so an answer is given without the arguments of later operations, and
-of other tests. What the program does to its own processes can only change its own answers.
+Two processes. The parent reads the operations of all tests from stdin and never runs the program.
+The child loads the program before that and forks for each test. A fork receives an operation only
+after it answered the one before, so it answers without knowing later operations or other tests.
+A program that tampers with its processes can only change its own answers.
 
-The first process is out of reach of the second in `bwrap`, which has no /proc and refuses ptrace;
-elsewhere it asks the kernel not to let processes of the same user read its memory.
+In `bwrap` the child cannot reach the parent's memory: there is no /proc, and ptrace is refused.
+Elsewhere the parent asks the kernel to hide its memory from processes of the same user.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gem.grading.inside.encoding import MAX_ITERATED, decode, encode, preamble
 
 NAME = "program"
-"""`__name__` of the program: a guard that asks for `__main__` does not run."""
+"""`__name__` of the program: code under an `if __name__ == "__main__"` guard does not run."""
 
 _exec, _type = exec, type
 _leave, _read, _waitpid = os._exit, os.read, os.waitpid
@@ -37,11 +37,11 @@ _FORK, _LAST = b"f", b"l"
 _LOADED = b"{}"
 _SET_DUMPABLE = 4
 _MAX_RAISED = 1_000
-"""Characters of the message of an exception, and of its arguments."""
+"""Most characters of an exception's message, and of its encoded arguments."""
 
 
 def main(source: str) -> None:
-    """Load a program and do the operations that stdin asks for."""
+    """Load a program, read operations from stdin and write their results."""
     protect = _protection()
     protect(True)
     asked, ask = os.pipe()
@@ -76,7 +76,7 @@ def main(source: str) -> None:
             if not reply:
                 return
             replies.append(json.loads(reply))
-        # The end of the test, which an empty message tells to the fork, and one from there to us.
+        # An empty message tells the fork that the test ends; an empty reply confirms it.
         _send(ask, b"")
         while receive():
             continue
@@ -85,7 +85,7 @@ def main(source: str) -> None:
 
 
 def _protection() -> Callable[[bool], None]:
-    """Return what takes the memory of this process from others of the same user, or gives it."""
+    """Return a function that hides this process's memory from the user's others, or shows it."""
     if not os.access("/proc/self/mem", os.F_OK):
         return lambda hidden: None
     try:
@@ -98,7 +98,7 @@ def _protection() -> Callable[[bool], None]:
 
 
 def _silence() -> None:
-    """Take the streams away, with what has been read of stdin but not used."""
+    """Replace the streams by /dev/null and discard what was buffered of stdin."""
     for mode, targets in ((os.O_RDONLY, (0,)), (os.O_WRONLY, (1, 2))):
         nothing = os.open(os.devnull, mode)
         for target in targets:
@@ -108,7 +108,7 @@ def _silence() -> None:
 
 
 def _program_side(source: str, asked: int, tell: int) -> None:
-    """Load the program, then fork for each test; the last one needs no fork."""
+    """Load the program, then fork for each test; the last test needs no fork."""
     try:
         program = _load(source)
     except BaseException as error:
@@ -137,7 +137,7 @@ def _load(source: str) -> dict[str, Any]:
     names = _names(code)
     module.__dict__.update(preamble(names))
     if "random" in names:
-        # A program that is run again must not answer anew.
+        # A repeated run of the program must give the same answers.
         __import__("random").seed(0)
     sys.modules[NAME] = module
     with contextlib.suppress(SystemExit):
@@ -146,7 +146,7 @@ def _load(source: str) -> dict[str, Any]:
 
 
 def _send(to: int, message: bytes) -> None:
-    """Write a message, after its length."""
+    """Write a message, preceded by its length."""
     left = memoryview(len(message).to_bytes(8, "big") + message)
     while left:
         left = left[_write(to, left) :]
@@ -159,7 +159,7 @@ def _receive(source: int) -> bytes | None:
 
 
 def _take(source: int, size: int) -> bytes:
-    """Read so many bytes, or those up to the end, and none after them."""
+    """Read exactly `size` bytes, or fewer at the end of the stream."""
     parts = []
     while size:
         part = _read(source, min(size, 1 << 20))
@@ -185,7 +185,7 @@ def _raised(error: BaseException) -> dict[str, Any]:
         if len(repr(arguments)) <= _MAX_RAISED:
             raised["e"] = arguments
     except BaseException:
-        # Only the message is told of what is no data, or writes itself badly.
+        # Arguments that are not data, or fail to encode, are left out: the message must do.
         return raised
     return raised
 
@@ -202,7 +202,7 @@ def _object(value: Any) -> Any:
 
 
 class _ObjectError(Exception):
-    """An argument holds objects; what becomes of them is not told."""
+    """An argument contains objects, whose changes are not reported."""
 
 
 def _refuse(value: Any) -> Any:
@@ -214,14 +214,14 @@ def _no_data(tag: str, payload: Any) -> Any:
 
 
 class _Process:
-    """Operations of one test: each sees what those before it have left."""
+    """Runs the operations of one test; each sees the effects of those before it."""
 
     def __init__(self, program: dict[str, Any]) -> None:
         self.program = program
         self.values: list[Any] = []
 
     def result(self, kind: str, target: Any, arguments: Any = (), named: Any = ()) -> Any:
-        """Do one operation; return its value or exception, and what became of its arguments."""
+        """Run one operation; return its value or exception, and the arguments that it changed."""
         value, changed = None, []
         try:
             values = [decode(item, self._reference, arrays=True) for item in arguments]
@@ -270,7 +270,7 @@ class _Process:
         value = self._target(payload)
         if payload[0] != "result":
             return value
-        # What is data is given as the test would give it.
+        # Data is passed as a copy, as if the test had written it.
         raw = encode(value, _object)
         return value if isinstance(raw, dict) and "o" in raw else decode(raw, _no_data, arrays=True)
 

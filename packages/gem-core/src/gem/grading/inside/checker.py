@@ -1,9 +1,9 @@
-"""Tests that are statements, run without the program: what they call of it is asked for.
+"""Runs tests that are statements without the program; asks for the results of its calls.
 
-A test runs with the results that are known so far. A call whose result is not known gives a
-`_Pending`; the test goes on as far as that is not needed, so that more than one call is found in a
-run, and the program is then run with all of them. Whether a test passes is decided only when all
-of its calls, in the same order, have been answered.
+A test runs with the results known so far. A call without a known result returns a `_Pending`, and
+the test goes on until it needs the value: so one run finds several calls. The grader then runs the
+program with all of them (`gem.grading.replay`) and runs the test again. Whether a test passes is
+decided only when all of its calls, in the same order, have been answered.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _ALLOWED = frozenset(
     ]
 )
 _PROGRAM = frozenset(["candidate", "main", "program", "solution", "submission"])
-"""What tests call the module that the program is."""
+"""Names under which tests import the program."""
 _TAKEN = frozenset(
     ["breakpoint", "compile", "eval", "exec", "exit", "help", "input", "open", "quit"]
 )
-"""What a test could turn a text of the program into something that runs with, or wait."""
+"""Built-ins withheld from tests: they could execute a text that the program returned, or block."""
 
 
 _ALL_ITEMS = frozenset(
@@ -56,19 +56,19 @@ def _size(value: Any) -> int:
 
 
 class _Stop(BaseException):
-    """A result is needed that is not known."""
+    """The test needs a result that is not known yet."""
 
 
 class _Refused(BaseException):
-    """The test needs what cannot be had of a program in another process."""
+    """The test needs something that a program in another process cannot give."""
 
 
 class ProgramError(Exception):
-    """What a program raised, when it is no exception of Python's own."""
+    """Stands for an exception of the program whose class is not one of Python's own."""
 
 
 class _Known:
-    """The operations of one test: those answered, and those that it asks for now."""
+    """The operations of one test: those answered in earlier rounds, and all of this round."""
 
     def __init__(self, answered: list[Any]) -> None:
         self.answered = answered
@@ -97,7 +97,7 @@ class _Known:
         return _Pending(["result", place])
 
     def _filled(self, asked: Any) -> Any:
-        """Return an operation with data in place of references to results that were data."""
+        """Return an operation in which results that are data replace the references to them."""
         if isinstance(asked, list):
             return [self._filled(part) for part in asked]
         if not isinstance(asked, dict):
@@ -127,7 +127,7 @@ class _Known:
 
 
 def _change(changed: Any, now: Any) -> None:
-    """Give an argument the content that the program left it with."""
+    """Apply the program's changes to an argument, in place."""
     if isinstance(changed, list) and isinstance(now, list):
         changed[:] = now
     elif isinstance(changed, (dict, set)) and type(changed) is type(now):
@@ -136,10 +136,10 @@ def _change(changed: Any, now: Any) -> None:
 
 
 def _exception(result: dict[str, Any], iterates: bool) -> Exception:
-    """Return an exception like that of the program: of the first class that Python knows.
+    """Return an exception like the program's: of the first base class that is a built-in.
 
-    Where the test does not ask for the next item of an iterator, that is not StopIteration, which
-    would end a loop of the test as if it were at its end.
+    It is StopIteration only if the test called `__next__`: elsewhere StopIteration would silently
+    end a loop of the test.
     """
     names, message = result["x"], result["m"]
     known = [getattr(builtins, name, None) for name in names]
@@ -163,7 +163,7 @@ def _no_object(tag: str, payload: Any) -> Any:
 
 
 def _argument(value: Any) -> Any:
-    """Write an argument that is no data."""
+    """Encode an argument that is not data."""
     if isinstance(value, _Pending):
         return {"p": value._source or _need()}
     if isinstance(value, (_Name, _Object)):
@@ -176,11 +176,11 @@ def _argument(value: Any) -> Any:
 
 
 class _Pending:
-    """A result that is not known yet. What is computed with it is not known, either."""
+    """A result that is not known yet; what is computed from it is a `_Pending`, too."""
 
     def __init__(self, source: list[Any] | None = None) -> None:
         self._source = source
-        """The result itself, as an argument has it; None for what is computed."""
+        """Reference to the result, for use as an argument; None for a computed value."""
 
 
 def _need(*_: Any, **__: Any) -> Any:
@@ -216,7 +216,7 @@ def _refuse(how: str) -> Callable[..., Any]:
 
 
 class _Name:
-    """Something that the program defines, by its name."""
+    """Stands in the test for something that the program defines, by its name."""
 
     def __init__(self, known: _Known, target: list[Any], what: str) -> None:
         for name, value in (("_known", known), ("_target", target), ("_what", what)):
@@ -233,7 +233,7 @@ class _Name:
 
 
 class _Object(_Name):
-    """An object in the program's process; `made` where the test made it of a class."""
+    """Stands for an object in the program's process; `made` if the test called its class."""
 
     def __init__(self, known: _Known, target: list[Any], kind: str, made: bool) -> None:
         super().__init__(known, target, f"an object of the program's class {kind!r:.60}")
@@ -282,7 +282,7 @@ for _name in ("bool", "hash", "instancecheck", "float", "int", "index", "enter",
 
 
 class _Rewritten(ast.NodeTransformer):
-    """Assertions and calls of methods go through `_Test`."""
+    """Rewrites assertions, `==` and method calls to calls of `_Test`."""
 
     def visit_Assert(self, node: ast.Assert) -> Any:
         self.generic_visit(node)
@@ -326,13 +326,13 @@ def _lambda(body: ast.expr) -> ast.expr:
 
 
 def _map(function: Callable[..., Any], *items: Any) -> Any:
-    """`map`, as a generator: a StopIteration of the function is an error, and not its end."""
+    """`map` as a generator: a StopIteration that the function raises becomes an error."""
     for arguments in zip(*items):  # noqa: B905
         yield function(*arguments)
 
 
 def _filter(function: Callable[[Any], Any] | None, items: Any) -> Any:
-    """`filter`, likewise."""
+    """`filter` as a generator; see `_map`."""
     for item in items:
         if item if function is None else function(item):
             yield item
@@ -355,7 +355,7 @@ class _Raises:
 
 
 class _Test:
-    """One test, run with what is known."""
+    """One test, run with the results known so far."""
 
     def __init__(self, task: dict[str, Any]) -> None:
         self.task = task
@@ -404,7 +404,7 @@ class _Test:
         exec(compile(tree, "test", "exec"), scope)
         if self.known.operations:
             return
-        # Tests as pytest collects them: defined, and not called.
+        # Like pytest, call test functions that the source defines without calling them.
         for name in [name for name in scope if name not in before and name.startswith("test")]:
             if isinstance(scope[name], types.FunctionType):
                 scope[name]()
@@ -416,7 +416,7 @@ class _Test:
         if name in _PROGRAM:
             module = types.ModuleType(name)
             module.__getattr__ = self._named  # type: ignore[method-assign]
-            # All that the test uses and does not define is the program's anyway.
+            # A star import adds nothing: names that the test does not define are the program's.
             module.__all__ = []  # type: ignore[attr-defined]
             return module
         if name == "pytest":
@@ -440,7 +440,7 @@ class _Test:
         except _Refused:
             raise
         except BaseException:
-            # What failed is decided when everything is known; more calls may follow.
+            # Go on to find more calls: failures count only when all results are known.
             if not self.known.pending:
                 raise
 
@@ -455,12 +455,12 @@ class _Test:
                 raise _Refused(f"it calls a method of {of._what}, which it has not made itself")
             return self.known.ask("call", ["method", target, name], arguments, named)
         if name == "__eq__" and len(arguments) == 1:
-            # Of two types, it says that it does not know, which counts as true.
+            # For different types `__eq__` returns NotImplemented, which would count as true.
             return self._equal(of, arguments[0])
         if name in _ALL_ITEMS and len(arguments) > 1:
             sizes = [_size(argument) for argument in arguments[:2]]
             if 0 in sizes and sizes[0] != sizes[1]:
-                # All items of nothing are equal to anything.
+                # NumPy would broadcast: an empty array is close to any number.
                 if name == "allclose":
                     return False
                 raise AssertionError(f"{name} of {sizes[0]} and {sizes[1]} items")
@@ -468,6 +468,6 @@ class _Test:
 
 
 def main(_: str) -> None:
-    """Run the tests that stdin has, each with its answers so far."""
+    """Run the tests on stdin, each with its answers so far."""
     tasks, answers = begin()
     work(tasks, answers, lambda task: _Test(task).outcome())

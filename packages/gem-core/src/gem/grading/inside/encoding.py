@@ -1,4 +1,4 @@
-"""Values as JSON, with their types: what passes between a program, a test and the grader.
+"""Encodes values and their types as JSON, to pass between program, test and grader.
 
 None, booleans, text, floats, integers of 63 bits and lists are themselves; anything else is an
 object with one key, its tag:
@@ -7,8 +7,8 @@ object with one key, its tag:
     d pairs of a dict  r range              g iterator        q deque     y [type, numpy array]
     k [Decimal or Fraction, text]           o [class, whether callable] of any other object
 
-An instance of a subclass of one of these types is written as that type, whatever its methods say.
-Reading makes values of exactly these types, so that no method of a program comes along.
+An instance of a subclass is written as its base type, whatever its methods say. Decoding makes
+values of exactly these types, so that no method of the program reaches the test or the grader.
 
 An operation is `[kind, target, arguments, pairs of named arguments]`; kinds other than `call` are
 in `inside/candidate.py`. Arguments have two more tags: p, with a target, and B, with the name of a
@@ -32,22 +32,22 @@ if TYPE_CHECKING:
     from typing import Any
 
 MAX_ITERATED = 10_000
-"""Items that are taken from an iterator."""
+"""Most items taken from an iterator."""
 _MAX_NODES = 1_000_000
 _MAX_DEPTH = 100
 _MAX_COLLISIONS = 64
 _SMALL = 1 << 63
 _MAX_EXACT = 1 << 53
-# As Decimal and Fraction write themselves, within bounds: as an integer, 1e999999999 is endless.
+# The text of a Decimal or Fraction, within bounds: 1e999999999 as an integer would fill memory.
 _NUMBER = r"-?([0-9]{1,2000}(/[0-9]{1,2000}|(\.[0-9]{1,2000})?(E[+-]?[0-9]{1,3})?)|NaN|Infinity)"
 _REL_TOL, _ABS_TOL = 1e-9, 1e-12
 
 
 def encode(value: Any, other: Callable[[Any], Any]) -> Any:
-    """Return a value as JSON data; `other` writes what is none of the types above.
+    """Return a value as JSON data; `other` encodes values of all other types.
 
     Raises:
-        ValueError: It is nested too deeply, contains itself, or has too many items.
+        ValueError: The value is nested too deeply, contains itself, or has too many items.
     """
     left = [_MAX_NODES]
     return _encoded(value, other, left, 0)
@@ -103,7 +103,7 @@ def _encoded(value: Any, other: Callable[[Any], Any], left: list[int], depth: in
 
 
 def _views(value: Any) -> bool:
-    """Return whether this is an iterator or a view of a dictionary, of Python's own kind."""
+    """Return whether a value is an iterator or dictionary view of Python's own types."""
     kind = type(value)
     if kind.__module__ not in ("builtins", "itertools"):
         return False
@@ -120,15 +120,15 @@ def _some(items: Any) -> list[Any]:
 
 
 def decode(raw: Any, other: Callable[[str, Any], Any], arrays: bool = False) -> Any:
-    """Return the value that JSON data stands for, in new objects.
+    """Decode JSON data into new objects.
 
     Args:
-        raw: What `encode` made, or what a program wants to pass for it.
-        other: Reads tags that are none of the above, `o` among them.
-        arrays: Make numpy arrays; else they become lists.
+        raw: Result of `encode`; untrusted, since a program may have forged it.
+        other: Decodes all other tags, `o` among them.
+        arrays: Return numpy arrays as arrays, not as lists.
 
     Raises:
-        ValueError, TypeError, ArithmeticError, RecursionError: It is nothing that `encode` makes.
+        ValueError, TypeError, ArithmeticError, RecursionError: `encode` never returns such data.
     """
     if isinstance(raw, list):
         return [decode(item, other, arrays) for item in raw]
@@ -181,7 +181,7 @@ def decode(raw: Any, other: Callable[[str, Any], Any], arrays: bool = False) -> 
 
 
 def check_hashes(items: list[Any]) -> None:
-    """Refuse keys that were made to collide: a table of them takes quadratic time."""
+    """Refuse items with colliding hashes: to build a hash table of them takes quadratic time."""
     hashes = sorted(map(hash, items))
     if any(map(int.__eq__, hashes, hashes[_MAX_COLLISIONS:])):
         raise ValueError("many keys have the same hash")
@@ -190,9 +190,9 @@ def check_hashes(items: list[Any]) -> None:
 def same(value: Any, expected: Any) -> bool:
     """Return whether two values are equal, floats in them within a relative 1e-9.
 
-    Both of a pair must be floats for that (absolute 1e-12 near zero; NaN equals NaN); an integer
-    and a float may differ by 1e-9, or not at all where floats are further apart than 1. Other
-    types are compared as Python does.
+    Two floats: relative 1e-9, absolute 1e-12 near zero; NaN equals NaN. An integer and a float:
+    absolute 1e-9; above 2**53, where floats are more than 1 apart, only `==` counts. Other types
+    are compared by `==`.
     """
     kinds = type(value), type(expected)
     if float in kinds and set(kinds) <= {float, int}:
@@ -239,7 +239,7 @@ PREAMBLE = {
 
 
 def preamble(wanted: set[str]) -> dict[str, Any]:
-    """Return those of the names that the preamble has, with what they stand for."""
+    """Return the preamble's names among `wanted`, with their values."""
     found: dict[str, Any] = {}
     for module, names in PREAMBLE.items():
         for name in wanted.intersection(names):
