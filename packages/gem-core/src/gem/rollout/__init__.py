@@ -1,4 +1,7 @@
-"""From text to tokens: contexts, token transcripts and the drivers that play episodes."""
+"""Rollouts: play episodes between environments and a sampler; text becomes tokens here, once.
+
+Adapters call `play` or `play_batch`; neither imports a trainer.
+"""
 
 from gem.rollout.collect import BatchSampler, play_batch
 from gem.rollout.context import Context, make_context

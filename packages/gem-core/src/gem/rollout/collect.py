@@ -1,4 +1,7 @@
-"""Play many episodes side by side with an engine that samples whole batches synchronously."""
+"""The synchronous driver: plays many episodes in lockstep with a sampler of whole batches.
+
+See `gem.rollout.play` for the asynchronous driver of one episode.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +37,14 @@ def play_batch(
 ) -> list[Trajectory]:
     """Play one episode per task in lockstep; finished episodes leave the batch.
 
-    Environments run one after the other, in a thread that is not the caller's. One that raises,
-    breaks its contract or exceeds `step_timeout_s` starts over with a new instance; after `retries`
-    such attempts its episode has a `Failure`. The others go on.
+    Environments run one after the other, in a thread other than the caller's. If one raises,
+    breaks its contract or exceeds `step_timeout_s`, its episode starts over with a new
+    environment, up to `retries` times; then the episode has a `Failure`. The others go on.
 
     Args:
         tasks: The episodes to play.
-        sampler: Called once per round with the open requests of all unfinished episodes. After a
-            restart an episode's request is `fresh` again. What it raises reaches the caller.
+        sampler: Called once per round with the requests of all unfinished episodes. After a
+            restart an episode's request is `fresh` again. The caller gets what the sampler raises.
         chat: The model's chat format.
         budget: Token and turn limits.
         context: What the policy is shown.
@@ -49,7 +52,7 @@ def play_batch(
         make_env: Makes the environment of a task.
         retries: Further attempts after an environment failed.
         step_timeout_s: Limit of one `reset`, with the making of the environment, or one `step`,
-            in seconds. The thread of an environment that hangs cannot be ended and is left behind.
+            in seconds; the thread of an environment that hangs cannot be ended and stays behind.
             None for no limit; then environments run in the calling thread.
 
     Returns:
@@ -109,7 +112,7 @@ def play_batch(
 
 
 def _begin(players: Sequence[_Player], timeout_s: float | None) -> None:
-    """Begin an episode in a new environment, as often as attempts are left."""
+    """Reset each player in a new environment; retry failed resets while attempts are left."""
     while players := [p for p in players if p.renew()]:
         calls = [functools.partial(p.env.reset, p.episode.trajectory.task.seed) for p in players]
         players = [
@@ -120,7 +123,7 @@ def _begin(players: Sequence[_Player], timeout_s: float | None) -> None:
 
 
 class _Player:
-    """An episode together with the environment it is played in."""
+    """An episode, its current environment and its failed attempts."""
 
     def __init__(
         self,
@@ -137,7 +140,7 @@ class _Player:
         self._failures: list[EnvFailedError] = []
 
     def renew(self) -> bool:
-        """Get ready to begin; False if no attempt is left, which makes the episode void."""
+        """Replace the environment; if no attempt is left, fail the episode and return False."""
         self.env.close(wait=True)
         if len(self._failures) == self._attempts:
             self.episode.fail(self._failures[-1].failure(len(self._failures)))
@@ -146,14 +149,14 @@ class _Player:
         return True
 
     def begun(self, result: tuple[Observation, Info] | Exception) -> bool:
-        """Give what `reset` returned to the episode; False if it failed."""
+        """Pass the result of `reset` to the episode; return False if `reset` raised."""
         if isinstance(result, Exception):
             return self._failed(result)
         self.episode.begin(*result)
         return True
 
     def advanced(self, result: Step | Exception) -> bool:
-        """Give what `step` returned to the episode; False if it failed."""
+        """Pass the result of `step` to the episode; return False if `step` raised."""
         if isinstance(result, Exception):
             return self._failed(result)
         self.episode.advance(result)

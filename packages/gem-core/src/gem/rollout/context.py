@@ -1,12 +1,12 @@
-"""What the policy is shown: one growing conversation, or one prompt per turn.
+"""Contexts: build the prompts of an episode, as one growing conversation or anew in every turn.
 
 - `chat` (default): append-only messages; one growing token sequence per episode.
 - `concat`: one user message with every observation so far.
 - `concat_with_action`: the same with the policy's responses between the observations.
 - `window:k`: the first observation (the instructions) and the last k exchanges.
 
-All four show the newest observation and put nothing after the generation prompt. Each text is
-encoded once; responses enter later prompts with the ids that were sampled.
+All four show the latest observation and end with the generation prompt. Each text is encoded once;
+responses enter later prompts with the ids that were sampled.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from gem.trajectory import Drift
 
 
 class Response(NamedTuple):
-    """What the policy said."""
+    """A response of the policy."""
 
     ids: Sequence[int]
     """Exactly as sampled, the closing token included."""
     text: str
-    """What the environment got: `ids` decoded without control tokens."""
+    """`ids` decoded without control tokens, as passed to the environment."""
 
 
 class Prompt(NamedTuple):
-    """What a context adds before the next turn."""
+    """Prompt tokens of the next turn."""
 
     ids: list[int]
     """New prompt tokens: the whole prompt if `fresh`, else what follows the last response."""
@@ -44,14 +44,14 @@ class Context(Protocol):
         """Return the first prompt."""
 
     def extend(self, response: Response, observation: Observation) -> Prompt:
-        """Take a response and the observation that followed; return the next prompt."""
+        """Append a response and the observation that followed; return the next prompt."""
 
     def finish(self, last: Response | None) -> list[Drift]:
-        """Take the last response unless `extend` had it; report where rendering would differ."""
+        """Append the last response unless `extend` got it; return where rendering would differ."""
 
 
 class ChatContext:
-    """Append-only messages."""
+    """One append-only conversation; each prompt extends the one before."""
 
     def __init__(self, chat: ChatFormat) -> None:
         self._transcript = TokenTranscript(chat)
@@ -61,7 +61,7 @@ class ChatContext:
         return Prompt(self._transcript.start(observation), fresh=True)
 
     def extend(self, response: Response, observation: Observation) -> Prompt:
-        """Return the bridge to the next response."""
+        """Return the tokens between this response and the next one."""
         self._transcript.respond(*response)
         return Prompt(self._transcript.observe(observation), fresh=False)
 
@@ -73,7 +73,7 @@ class ChatContext:
 
 
 class ConcatContext:
-    """One user message per turn, put together from pieces that were encoded once."""
+    """One user message per turn, concatenated from pieces that were encoded once."""
 
     def __init__(self, chat: ChatFormat, *, actions: bool, window: int | None = None) -> None:
         self._chat = chat
@@ -100,7 +100,7 @@ class ConcatContext:
         return self._prompt()
 
     def finish(self, last: Response | None) -> list[Drift]:
-        """Every prompt is its own sequence: nothing can drift apart."""
+        """Return nothing: every prompt is a sequence of its own, so none can drift."""
         return []
 
     def _prompt(self) -> Prompt:

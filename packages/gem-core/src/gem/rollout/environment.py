@@ -1,4 +1,7 @@
-"""Environments that are called in threads: their failures, their time limits, their end."""
+"""Calls environments in threads: time limits, failures, and closing each environment once.
+
+Used by the drivers `play` and `collect`; the threads are those of `gem.rollout.threads`.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from gem.trajectory import Failure
 T = TypeVar("T")
 
 STEP_TIMEOUT_S = 600.0
-"""Default limit of one `reset` or `step`: long for any environment, short for a run that hangs."""
+"""Default limit of one `reset` or `step`: generous for environments, short for a hanging run."""
 
 logger = logging.getLogger(__name__)
 
@@ -34,19 +37,19 @@ class EnvFailedError(Exception):
         return self.message
 
     def failure(self, attempts: int) -> Failure:
-        """Return what is noted of an episode that failed `attempts` times, this time at last."""
+        """Return the `Failure` of an episode whose last of `attempts` attempts failed this way."""
         return Failure(self.cause, self.message, attempts)
 
 
 def env_failure(error: Exception, limit_s: float | None = None) -> EnvFailedError:
-    """Return the failure that an exception of a call to an environment means.
+    """Convert an exception from a call to an environment into an `EnvFailedError`.
 
     Args:
-        error: What the call raised.
+        error: Raised by the call.
         limit_s: Time limit to name in the message, in seconds.
 
     Raises:
-        Exception: `error` itself, if whoever set up or wrote the run is to blame (`MISUSE`).
+        Exception: `error` itself, if it is an error of the run's setup or code (`MISUSE`).
     """
     if isinstance(error, MISUSE):
         raise error
@@ -61,7 +64,7 @@ def env_failure(error: Exception, limit_s: float | None = None) -> EnvFailedErro
 
 
 def close_env(env: Env) -> None:
-    """Close an environment that is no longer needed; a failure to do so loses nothing."""
+    """Close an environment that is no longer needed; log an exception instead of raising it."""
     try:
         env.close()
     except Exception:
@@ -69,19 +72,19 @@ def close_env(env: Env) -> None:
 
 
 class HeldEnv:
-    """One environment and its end: closed once, and never while a call to it runs.
+    """Owns one environment; closes it once, and never while a call to it runs.
 
-    Calls may come from any thread. What `reset` and `step` return is checked (`gem.contract`).
+    Any thread may call it. It checks what `reset` and `step` return (`gem.contract`).
     """
 
     def __init__(self, make: Callable[[], Env]) -> None:
-        """Make no environment yet.
+        """Store the factory; `reset` makes the environment.
 
         Args:
-            make: Makes it when it is reset.
+            make: Makes the environment.
         """
         self._make = make
-        # Reentrant: an abandoned episode closes its environment whenever garbage is collected.
+        # Reentrant: garbage collection may close an abandoned environment at any point, even here.
         self._lock = threading.RLock()
         self._env: Env | None = None
         self._running = self._closed = False
@@ -90,8 +93,8 @@ class HeldEnv:
         """Make the environment and reset it.
 
         Raises:
-            ContractError: What it returned is no observation and info.
-            Exception: Whatever it raised.
+            ContractError: The environment did not return `(observation, info)`.
+            Exception: Whatever the environment raised.
         """
         return self._alone(self._reset, seed)
 
@@ -99,17 +102,17 @@ class HeldEnv:
         """Step the environment.
 
         Raises:
-            ContractError: What it returned is no step.
-            Exception: Whatever it raised.
+            ContractError: The environment did not return a valid step.
+            Exception: Whatever the environment raised.
         """
         return self._alone(self._step, action)
 
     def close(self, *, wait: bool = False) -> None:
-        """Close the environment, after a call that still runs.
+        """Close the environment, or have the running call close it when it returns.
 
         Args:
-            wait: Close it in the calling thread, unless a call still runs. Otherwise it is closed
-                in a thread and nothing is waited for.
+            wait: Close it in the calling thread, if no call runs. By default another thread
+                closes it and this method returns at once.
         """
         with self._lock:
             self._closed = True
@@ -133,7 +136,7 @@ class HeldEnv:
                 self._release(wait=False)
 
     def _reset(self, seed: int) -> tuple[Observation, Info]:
-        # Held even if its reset fails.
+        # Stored before `reset`, so that it is closed even if `reset` raises.
         self._env = self._make()
         return check_reset(self._env.reset(seed=seed))
 
@@ -143,7 +146,7 @@ class HeldEnv:
 
     def _release(self, wait: bool) -> None:
         env, self._env = self._env, None
-        # Most environments hold nothing that would have to be released.
+        # Most environments do not override `close`: no thread is needed.
         if env is None or getattr(type(env), "close", None) is Env.close:
             return
         if wait:
@@ -153,19 +156,19 @@ class HeldEnv:
 
 
 class ThreadedEnv:
-    """One environment, called in threads by an event loop, with a time limit.
+    """Calls one environment in threads, for an event loop, with a time limit.
 
-    A call that exceeds the limit goes on in its thread, which cannot be ended. Whatever it opened
-    is released when it returns.
+    A call that exceeds the limit goes on in its thread, which cannot be ended; the environment is
+    closed when the call returns.
     """
 
     def __init__(self, make: Callable[[], Env], timeout_s: float | None = STEP_TIMEOUT_S) -> None:
-        """Make no environment yet.
+        """Store the factory; `reset` makes the environment.
 
         Args:
-            make: Makes it, in a thread.
-            timeout_s: Limit of one `reset`, with the making, or one `step`, in seconds; None for
-                no limit.
+            make: Makes the environment, in a thread.
+            timeout_s: Limit of one `make` and `reset`, or of one `step`, in seconds; None for no
+                limit.
         """
         self._held = HeldEnv(make)
         self._timeout_s = timeout_s
@@ -174,8 +177,8 @@ class ThreadedEnv:
         """Make the environment and reset it.
 
         Raises:
-            EnvFailedError: It raised, broke its contract or exceeded the limit.
-            ConfigurationError: It is unknown, or a parameter of it is.
+            EnvFailedError: The environment raised, broke its contract or exceeded the limit.
+            ConfigurationError: The environment or one of its parameters is unknown.
         """
         return await self._call(self._held.reset, seed)
 
@@ -183,12 +186,12 @@ class ThreadedEnv:
         """Step the environment.
 
         Raises:
-            EnvFailedError: It raised, broke its contract or exceeded the limit.
+            EnvFailedError: The environment raised, broke its contract or exceeded the limit.
         """
         return await self._call(self._held.step, action)
 
     def close(self) -> None:
-        """Close the environment in a thread, after a call that still runs; waits for nothing."""
+        """Close the environment in a thread, after any running call; return at once."""
         self._held.close()
 
     async def _call(self, function: Callable[..., T], argument: object) -> T:

@@ -1,4 +1,7 @@
-"""Play one episode: a state machine without input or output, and its asynchronous driver."""
+"""Plays one episode: `Episode`, a state machine without I/O, and `play`, its asynchronous driver.
+
+`gem.rollout.collect` drives the same state machine synchronously.
+"""
 
 from __future__ import annotations
 
@@ -41,24 +44,24 @@ class Budget:
 
 @dataclass(frozen=True)
 class Request:
-    """What a sampler is asked for."""
+    """A request to a sampler for one response."""
 
     episode: int
     """Number of the episode within the batch; the same for all of its turns."""
     prompt_ids: list[int]
     """The whole prompt."""
     new_ids: list[int]
-    """The prompt's end that this episode's sampler has not been given and did not sample itself:
-    all of it if `fresh`."""
+    """End of `prompt_ids` after this episode's previous prompt and response; all of it if
+    `fresh`."""
     fresh: bool
-    """Nothing of earlier requests of this episode is a prefix."""
+    """The prompt starts anew: it does not extend the previous prompt and response."""
     max_tokens: int
     """Most tokens to sample."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What a sampler answers."""
+    """A sampler's response to a `Request`."""
 
     token_ids: list[int]
     """Exactly the sampled ids, the closing token included."""
@@ -66,20 +69,20 @@ class Sample:
     """Log-probability of each id under the sampling policy, or None."""
     stop_reason: StopReason
     version: int | None = None
-    """Version of the weights that sampled, if the engine counts them."""
+    """Version of the weights that sampled, if the engine reports one."""
 
 
 Sampler: TypeAlias = Callable[[Request], Awaitable[Sample]]
 
 
 class Episode:
-    """One episode between an environment and a sampler, neither of which it calls.
+    """The state of one episode; a driver calls the environment and the sampler.
 
-    The driver resets the environment and calls `begin`; then, while `request` is not None, it
-    samples, passes the sample to `receive`, steps the environment with the returned text and
-    passes the result to `advance`. It has checked what the environment returned (`gem.contract`):
-    what is raised here is the fault of the sampler, the chat template or the tokenizer, and
-    `gem.blame.cause_of` tells which.
+    The driver resets the environment and calls `begin`. While `request` is not None, it samples,
+    passes the sample to `receive`, steps the environment with the returned text and passes the
+    result to `advance`. The driver has checked what the environment returned (`gem.contract`), so
+    an exception here is caused by the sampler, the chat template or the tokenizer;
+    `gem.blame.cause_of` returns which.
     """
 
     def __init__(
@@ -97,12 +100,12 @@ class Episode:
         self._budget = budget
         self._index = index
         self.request: Request | None = None
-        """What to sample next; None before `begin`, between `receive` and `advance`, and after
-        the end."""
+        """The next request to the sampler; None before `begin`, between `receive` and `advance`,
+        and after the end."""
         self.trajectory = Trajectory(task, group=group)
 
     def begin(self, observation: Observation, info: Info) -> None:
-        """Take the environment's reset; also used to start over with a fresh environment.
+        """Start with the result of the environment's `reset`; again to start over in a new one.
 
         Raises:
             ConfigurationError: The chat template or context cannot show the observation.
@@ -127,10 +130,10 @@ class Episode:
         self._ask(ids, fresh)
 
     def receive(self, sample: Sample) -> str:
-        """Take the sampled tokens; return the text to step the environment with.
+        """Store the sampled tokens; return the text to step the environment with.
 
         Raises:
-            RolloutError: Nothing was asked for, or the sample breaks the request.
+            RolloutError: There is no request, or the sample does not satisfy it.
         """
         if self.request is None:
             raise RolloutError("Episode.receive: no request is open")
@@ -146,10 +149,10 @@ class Episode:
         return self._text
 
     def advance(self, step: Step) -> None:
-        """Take the environment's answer to the last response.
+        """Store the environment's step for the last response; set the next request.
 
         Args:
-            step: As `gem.contract.check_step` returns it.
+            step: Result of `gem.contract.check_step`.
 
         Raises:
             ConfigurationError: The chat template or context cannot show the observation.
@@ -194,7 +197,7 @@ class Episode:
                 self._ask(ids, fresh)
 
     def fail(self, failure: Failure) -> None:
-        """End the episode as void."""
+        """End the episode as failed; its turns must not be used."""
         self.request = None
         self.trajectory.end = "failed"
         self.trajectory.failure = failure
@@ -236,21 +239,21 @@ async def play(
     """Play one episode with an asynchronous sampler.
 
     The environment runs in a thread, so that a slow one never blocks the event loop. If it raises,
-    breaks its contract or exceeds `step_timeout_s`, the episode starts over with a new environment;
-    after `retries` such attempts it is returned with a `Failure` instead of a made-up reward.
+    breaks its contract or exceeds `step_timeout_s`, the episode starts over with a new
+    environment, up to `retries` times; then it is returned with a `Failure`.
 
     Args:
         task: The episode to play.
-        sampler: Called once per turn; what it raises ends the episode and reaches the caller.
+        sampler: Called once per turn. The caller gets what it raises; the episode ends.
         chat: The model's chat format.
         budget: Token and turn limits.
-        context: What the policy is shown, see `gem.rollout.context`.
+        context: Name of a context, see `gem.rollout.context`.
         group: Stored in the trajectory (GRPO).
         make_env: Makes the environment of a task.
         retries: Further attempts after an environment failed.
         step_timeout_s: Limit of one `reset`, with the making of the environment, or one `step`,
             in seconds; None for no limit. The thread of an environment that hangs cannot be ended
-            and is left behind.
+            and stays behind.
 
     Raises:
         ConfigurationError: The task names an unknown environment or parameter, or the chat template
@@ -277,7 +280,7 @@ async def play(
 
 
 def _scalars(info: Info) -> dict[str, Any]:
-    """Return what JSON can hold of an info; numpy's scalars become those of Python."""
+    """Return the entries of an info that JSON can represent; NumPy scalars become Python's."""
     kept: dict[str, Any] = {}
     for key, value in info.items():
         value = plain(value)

@@ -1,7 +1,7 @@
-"""Threads in which environments run; they do not keep a process alive.
+"""The daemon threads in which environments run; they never keep the process alive.
 
-- `EnvThreads`: calls side by side, for asynchronous callers.
-- `one_by_one`: calls one after the other, for a caller that waits.
+- `EnvThreads`: concurrent calls, for asynchronous callers.
+- `one_by_one`: sequential calls, for a synchronous caller.
 """
 
 from __future__ import annotations
@@ -25,36 +25,35 @@ Call: TypeAlias = Callable[[], None]
 
 
 class CallTimeoutError(asyncio.TimeoutError):
-    """A call was not done within its time limit; a time-out of its own is something else."""
+    """A call exceeded the limit set here. (A plain TimeoutError was raised by the call itself.)"""
 
     def __init__(self, inside: Cause | None = None) -> None:
         super().__init__()
         self.inside = inside
-        """The boundary inside of which the call still runs, if any."""
+        """The `gem.blame.boundary` in which the call still runs, if any."""
 
 
 class EnvThreads:
-    """Runs calls side by side in threads that the interpreter does not wait for at its end.
+    """A pool of daemon threads for concurrent calls.
 
-    `concurrent.futures` joins its threads at exit, so that one environment that hangs would keep a
-    run from ending. And waking a thread costs more than a step of a game: here no call waits for
-    another that blocks, yet a thousand short calls need only a few threads. While calls wait,
-    exactly one further thread is on its way. It gets the interpreter as soon as a running call
-    blocks (or has had its share of time), delivers the results that are ready and calls for the
-    next thread if it must. While nothing blocks, one thread makes call after call and delivers the
-    results together.
+    Not `concurrent.futures`: that joins its threads at exit, so one hanging environment would keep
+    the process alive. And waking a thread costs more than a step of a game, so the pool wakes few
+    threads, yet no call waits for one that blocks. While calls are queued, exactly one further
+    thread is being woken or started. It gets the interpreter (GIL) when a running call blocks or
+    its time slice ends; it delivers the ready results and wakes the next thread if calls remain.
+    While nothing blocks, one thread runs call after call and delivers the results together.
     """
 
     def __init__(self) -> None:
-        # Reentrant: an abandoned episode closes its environment whenever garbage is collected.
+        # Reentrant: garbage collection may close an abandoned environment at any point, even here.
         self._lock = threading.RLock()
         self._calls: deque[Call] = deque()
         self._results: list[tuple[asyncio.AbstractEventLoop, Call]] = []
         self._coming = False
-        """A thread was woken or started and has not looked at calls and results yet."""
+        """A thread was woken or started and has not yet looked at the queues."""
         self._threads = self._idle = 0
         self._begun = 0
-        """Number of calls that were begun."""
+        """Number of calls that threads have begun."""
         self._wake: SimpleQueue[None] = SimpleQueue()
 
     async def run(
@@ -65,12 +64,12 @@ class EnvThreads:
         Args:
             function: May block.
             args: Its arguments.
-            timeout_s: Most seconds that the call may take, from its beginning: it may have to
-                wait for others before. The thread cannot be ended and is left behind.
+            timeout_s: Limit of the call in seconds, without its time in the queue. A thread whose
+                call exceeds it cannot be ended and stays behind.
 
         Raises:
-            CallTimeoutError: It took longer; or the system allows no further thread, and those
-                there are have not begun any call for that long.
+            CallTimeoutError: The call took longer; or the call is queued, the system allows no
+                further thread, and no thread has begun any call for that long.
         """
         loop = asyncio.get_running_loop()
         call = _Call(self, loop, functools.partial(function, *args))
@@ -78,7 +77,7 @@ class EnvThreads:
         self.start(call)
         if timeout_s is None:
             return await future
-        # The thread that begins the call need not wake the loop for the sake of the clock.
+        # A timer in the loop, so that the thread need not wake the loop when it begins the call.
         call.limit = loop.call_later(timeout_s, call.look, timeout_s, self._begun)
         try:
             return await future
@@ -86,13 +85,13 @@ class EnvThreads:
             call.limit.cancel()
 
     def start(self, call: Call) -> None:
-        """Run a call that raises nothing and that nobody waits for."""
+        """Queue a call that never raises and has no result."""
         with self._lock:
             self._summon()
             self._calls.append(call)
 
     def _finished(self, loop: asyncio.AbstractEventLoop, settle: Call) -> None:
-        """Have a result delivered to an event loop."""
+        """Queue a result for delivery to its event loop."""
         with self._lock:
             self._results.append((loop, settle))
 
@@ -108,7 +107,7 @@ class EnvThreads:
             except RuntimeError:
                 if not self._threads:
                     raise
-                return  # the system allows no more: the next thread that is free takes the call
+                return  # the system allows no more threads: the next idle one takes the call
             self._threads += 1
         self._coming = True
 
@@ -126,7 +125,7 @@ class EnvThreads:
                     self._idle += 1
                 else:
                     self._begun += 1
-                # Otherwise the thread that comes delivers them, perhaps with those of more calls.
+                # Otherwise the thread being woken delivers them, perhaps with more results.
                 if arrived or call is None or not self._coming:
                     results, self._results = self._results, results
             _deliver(results)
@@ -139,7 +138,7 @@ class EnvThreads:
 
 
 def _deliver(results: Iterable[tuple[asyncio.AbstractEventLoop, Call]]) -> None:
-    """Run calls in their event loops; one that is closed needs nothing any more."""
+    """Run calls in their event loops; skip loops that are closed."""
     by_loop: dict[asyncio.AbstractEventLoop, list[Call]] = {}
     for loop, call in results:
         by_loop.setdefault(loop, []).append(call)
@@ -157,11 +156,11 @@ def _run(calls: list[Call]) -> None:
 
 
 class _Call:
-    """A call on its way to a thread, and its result on its way back."""
+    """A queued call and the future of its result."""
 
     __slots__ = ("_began", "_context", "_function", "_loop", "_threads", "future", "limit")
     limit: asyncio.TimerHandle
-    """What looks at it when its time is over; set where there is a limit."""
+    """Timer of `look`; set where there is a time limit."""
 
     def __init__(
         self, threads: EnvThreads, loop: asyncio.AbstractEventLoop, function: Callable[[], Any]
@@ -174,7 +173,7 @@ class _Call:
         self.future: asyncio.Future[Any] = loop.create_future()
 
     def __call__(self) -> None:
-        """Make the call, in a thread."""
+        """Run the function, in a thread; queue the result."""
         if self.future.done():
             return
         self._began = time.monotonic()
@@ -182,7 +181,7 @@ class _Call:
         error: BaseException | None = None
         try:
             result = self._context.run(self._function)
-        except StopIteration as stop:  # no future can hold one
+        except StopIteration as stop:  # futures refuse StopIteration
             error = RuntimeError(f"StopIteration: {stop}")
             error.__cause__ = stop
         except BaseException as raised:
@@ -190,20 +189,20 @@ class _Call:
         self._threads._finished(self._loop, functools.partial(self.settle, result, error))
 
     def settle(self, result: Any, error: BaseException | None) -> None:
-        """Take the result, in the event loop."""
+        """Set the future's result, in the event loop."""
         if self.future.done():
-            return  # nobody waits any more
+            return  # timed out or cancelled
         if error is None:
             self.future.set_result(result)
         else:
             self.future.set_exception(error)
 
     def look(self, timeout_s: float, begun: int) -> None:
-        """Settle a call that is over its limit, or look again when it can be at the soonest.
+        """Fail the call if it exceeded its limit, else look again when it first could have.
 
         Args:
-            timeout_s: Its limit.
-            begun: Number of calls that its threads had begun when it was looked at last.
+            timeout_s: Limit of the call.
+            begun: Number of calls that the threads had begun at the last look.
         """
         left, threads = 0.0, self._threads
         if self._began is not None:
@@ -219,13 +218,13 @@ class _Call:
 def one_by_one(calls: Sequence[Callable[[], T]], timeout_s: float | None) -> list[T | Exception]:
     """Make calls one after the other; return what each returned or raised.
 
-    They are made in another thread, so that one which exceeds its limit can be left behind; the
-    rest goes on in a further thread. The caller changes threads once for all of them.
+    One other thread makes all of them, so that there is one thread switch. If a call exceeds its
+    limit, the caller leaves it behind in that thread and a further thread makes the rest.
 
     Args:
         calls: May block.
-        timeout_s: Most seconds of each call; `CallTimeoutError` takes the place of its result.
-            None makes them in the calling thread.
+        timeout_s: Limit of each call in seconds; `CallTimeoutError` becomes its result. None makes
+            the calls in the calling thread.
     """
     results: list[T | Exception] = []
     while len(results) < len(calls):
@@ -244,7 +243,7 @@ def one_by_one(calls: Sequence[Callable[[], T]], timeout_s: float | None) -> lis
 
 
 class _Series:
-    """Calls that a thread makes one after the other until it is left behind."""
+    """Calls that one thread makes in order until the caller stops waiting."""
 
     def __init__(self, calls: Sequence[Callable[[], Any]]) -> None:
         self._calls = calls
@@ -254,9 +253,9 @@ class _Series:
         self._began = time.monotonic()
         self.results: list[Any] = []
         self.context = Context()
-        """That of the current call."""
+        """Context of the current call."""
         self.broken: BaseException | None = None
-        """What a call raised that is no `Exception`; it ends the series."""
+        """A raised BaseException that is not an `Exception`; it ends the series."""
 
     def __call__(self) -> None:
         self._began = time.monotonic()
@@ -288,7 +287,7 @@ class _Series:
                         self._left = True
                         return
         except BaseException:
-            self._left = True  # the caller is interrupted and will not ask for the rest
+            self._left = True  # the caller was interrupted: skip the remaining calls
             raise
 
 

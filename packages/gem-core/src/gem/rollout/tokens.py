@@ -1,4 +1,7 @@
-"""Text becomes tokens here, once: the chat format of a model and the append-only transcript."""
+"""Encodes text as tokens: the chat format of a model and the append-only transcript.
+
+No other module of gem-core calls a tokenizer or a chat template.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,14 @@ from gem.core import Observation
 from gem.errors import ConfigurationError, RolloutError
 from gem.trajectory import Drift
 
-# Stand for messages' contents while the template around them is cut out. Plain letters: no
-# template trims, escapes or interprets them.
+# Placeholders for message contents, rendered to cut out the template's text around them. Plain
+# letters: no template trims, escapes or interprets them.
 _RESPONSE = "GemResponseMark"
 _OBSERVATION = "GemObservationMark"
 
 _REMEMBERED = 1024
-"""Texts and ids of each kind that are kept: episodes of a group begin alike, and games say the
-same again."""
+"""Size of each cache of encoded texts: episodes of a group begin alike, and games repeat
+observations."""
 
 
 class Tokenizer(Protocol):
@@ -42,8 +45,8 @@ class Tokenizer(Protocol):
 class ChatFormat:
     """A model's chat template and tokenizer, reduced to what a rollout needs.
 
-    Environment text never turns into control tokens: where an observation spells one (because it
-    quotes the policy, for instance), it is encoded as ordinary text.
+    Environment text never becomes control tokens: an observation that spells one (a quote of the
+    policy, for instance) is encoded as ordinary text.
     """
 
     def __init__(
@@ -62,7 +65,7 @@ class ChatFormat:
                 `{"enable_thinking": False}`.
 
         Raises:
-            ConfigurationError: No chat template, or one that cannot be used turn by turn.
+            ConfigurationError: There is no chat template, or it cannot be used turn by turn.
         """
         if not getattr(tokenizer, "chat_template", None):
             name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
@@ -89,14 +92,14 @@ class ChatFormat:
         """Tokens at which a sampler must end the turn."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of a response as the environment gets it, without control tokens.
+        """Return the text of a response for the environment, without control tokens.
 
         Bytes that do not form a character become U+FFFD.
         """
         return self._decode(ids, skip_special_tokens=True)
 
     def spell(self, ids: Sequence[int]) -> str:
-        """Return the text of what is no response, control tokens spelled out."""
+        """Return the text of other ids (prompts, bridges), with control tokens as text."""
         return self._spelled(tuple(ids))
 
     def _decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
@@ -108,7 +111,7 @@ class ChatFormat:
         return str(text)
 
     def prompt(self, observation: Observation) -> list[int]:
-        """Return the ids of a conversation's beginning, ready for the policy's first turn."""
+        """Return the ids of the first prompt: system message, observation, generation prompt."""
         return self._prompts(text_of(observation)).tolist()
 
     def _prompt(self, text: str) -> array[int]:
@@ -131,7 +134,7 @@ class ChatFormat:
         observation alone, not on the length of the conversation.
 
         Args:
-            observation: What the environment said.
+            observation: Next observation.
             closed: The response already ends with the token that closes a message.
         """
         ids = self._bridges(text_of(observation)).tolist()
@@ -161,11 +164,11 @@ class ChatFormat:
         )
 
     def content_ids(self, response_ids: Sequence[int]) -> list[int]:
-        """Return the response without control tokens, ids otherwise untouched."""
+        """Return the ids of a response without control tokens."""
         return [i for i in response_ids if i not in self._special_ids]
 
     def encode_text(self, text: str) -> list[int]:
-        """Encode environment text on its own; control tokens it spells stay ordinary text."""
+        """Encode environment text; control tokens that it spells become ordinary text."""
         if not self._spells_special(text):
             return self._encode(text)
         ids = self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
@@ -199,7 +202,7 @@ class ChatFormat:
                 )
             )
         except Exception as error:
-            # Templates are programs: whatever they raise, the cure is another template.
+            # A template is a program and may raise anything; only another template helps.
             raise ConfigurationError(
                 f"the chat template cannot render roles {[m['role'] for m in messages]}: {error}"
             ) from error
@@ -212,7 +215,7 @@ class ChatFormat:
 
 
 class TokenTranscript:
-    """The ids of one append-only conversation: what was sampled is kept exactly as sampled."""
+    """The ids of one append-only conversation; responses are kept exactly as sampled."""
 
     def __init__(self, chat: ChatFormat) -> None:
         self._chat = chat
@@ -221,7 +224,7 @@ class TokenTranscript:
         self._texts: list[str] = []
         self._starts: list[int] = []
         self.ids: list[int] = []
-        """Everything so far: prompt, responses, bridges."""
+        """Prompt, responses and bridges so far."""
 
     def start(self, observation: Observation) -> list[int]:
         """Begin with the first observation; return the prompt's ids."""
@@ -230,11 +233,11 @@ class TokenTranscript:
         return list(self.ids)
 
     def respond(self, response_ids: Sequence[int], text: str | None = None) -> None:
-        """Append a response as sampled; empty and cut responses are fine.
+        """Append a response as sampled; it may be empty or cut off.
 
         Args:
             response_ids: Exactly as sampled.
-            text: What `ChatFormat.decode` made of them, if that is known.
+            text: Result of `ChatFormat.decode` for them, if known.
         """
         self._texts.append(self._chat.decode(response_ids) if text is None else text)
         self._starts.append(len(self.ids))
@@ -244,7 +247,7 @@ class TokenTranscript:
     def observe(self, observation: Observation) -> list[int]:
         """Append the bridge to the next turn; return its ids.
 
-        A response that was cut off is closed here: its closing tokens belong to the bridge.
+        If the response was cut off, the bridge begins with the tokens that close it.
 
         Raises:
             RolloutError: No response was appended since the last observation.
@@ -289,7 +292,7 @@ class TokenTranscript:
         return ids[:-1] if self._chat.is_closed(ids) else ids
 
     def _text_before(self, turn: int) -> str:
-        """What the template put between the previous response's content and this response."""
+        """Return the template's text between the previous response's content and this response."""
         begin = 0 if turn == 0 else self._starts[turn - 1] + len(self._body(turn - 1))
         return self._chat.spell(self.ids[begin : self._starts[turn]])
 
