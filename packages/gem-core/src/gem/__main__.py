@@ -130,8 +130,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except (GemError, OSError) as error:
         if isinstance(error, BrokenPipeError):
-            # The reader of our output (head, for instance) has seen enough. Python would
-            # complain once more when it flushes at exit.
+            # The reader of the pipe (head, for instance) closed it. Without this, Python would
+            # fail again when it flushes stdout at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
         print(f"error: {error}", file=sys.stderr)
@@ -150,7 +150,7 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    # Lines of our own source say nothing to a person at a terminal.
+    # Without the source line that Python would add, which means nothing to a user.
     print(f"warning: {message}", file=sys.stderr)
 
 
@@ -224,7 +224,7 @@ def _list(arguments: argparse.Namespace) -> int:
     if not arguments.long:
         print("\n".join(ids))
         return 0
-    # Only these commands pay for the imports.
+    # Imported here: only these commands need it.
     from gem.testing import cli
 
     width = max(map(len, ids))
@@ -263,7 +263,7 @@ def _play(arguments: argparse.Namespace) -> int:
 
 
 def _policy(arguments: argparse.Namespace, env: Env) -> Callable[[], str | None]:
-    """Return what gives the next action, or None when there will be none."""
+    """Return a function that returns the next action, or None at the end of the input."""
 
     def ask() -> str | None:
         try:
@@ -272,7 +272,7 @@ def _policy(arguments: argparse.Namespace, env: Env) -> Callable[[], str | None]
             return None
         action = line if arguments.raw or "\\boxed{" in line else f"\\boxed{{{line}}}"
         if not sys.stdin.isatty():
-            # Nobody typed it here.
+            # Input from a pipe is not echoed: print the action.
             print(action)
         return action
 

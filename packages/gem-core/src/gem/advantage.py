@@ -1,15 +1,16 @@
 """Turn-level returns and advantages: pure functions over one table of turns.
 
-`TurnTable` holds a batch of episodes, one row a turn. Every function takes the table and returns
-float64 arrays with one value a turn, in the table's order:
+`TurnTable` holds a batch of episodes, one row per turn. Every function takes the table and returns
+float64 arrays with one value per turn, in the table's order:
 
 - `returns`: discounted reward-to-go `G[turns]`;
 - `reinforce`, `rebn`, `grpo`, `rloo`: advantages `A[turns]`;
 - `gae`: advantages and value targets;
-- `advantages`: the same by name, as adapters call them.
+- `advantages`: the same by name, for adapters.
 
-Discounting acts per turn, never per token. Turns of invalid episodes (lost to infrastructure)
-take no part in any statistic and have advantage and return 0. No function ever returns NaN.
+Discounting acts per turn, never per token. Turns of invalid (failed) episodes are excluded from
+every statistic and have advantage and return 0. No function ever returns NaN. Imports NumPy and
+`gem.errors` only.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ MIN_STD = 1e-6
 """Below this standard deviation a batch or group carries no signal: its advantages are 0."""
 
 ROUNDING = 1e-12
-"""So is a standard deviation below this fraction of the mean: it is rounding error."""
+"""Below this fraction of the mean, a standard deviation is rounding error: advantages are 0."""
 
 MAX_MAGNITUDE = 1e150
 """Largest reward or value accepted: sums of squares stay finite, so no result can be NaN."""
@@ -53,7 +54,7 @@ class TurnTable:
     reward: Floats
     """Environment reward of the turn, `[turns]`."""
     valid: NDArray[np.bool_]
-    """False for episodes lost to infrastructure, `[turns]`."""
+    """False for turns of failed episodes, `[turns]`."""
     lengths: NDArray[np.int64]
     """Number of turns of each episode, `[episodes]`; may be 0."""
     value: Floats | None = None
@@ -113,7 +114,7 @@ class TurnTable:
         return len(self.reward)
 
     def split(self, per_turn: Floats) -> list[list[float]]:
-        """Cut an array `[turns]` into one list an episode, in order."""
+        """Split an array `[turns]` into one list per episode, in order."""
         cuts = np.cumsum(self.lengths)[:-1]
         return [part.tolist() for part in np.split(per_turn, cuts)] if len(self.lengths) else []
 
@@ -245,8 +246,8 @@ def advantages(
 ) -> tuple[Floats, Floats]:
     """Return `(advantages[turns], returns[turns])` of the estimator `name`.
 
-    The second array is what a critic is trained towards for `gae` and the discounted return for
-    the others. `grpo` and `rloo` use the undiscounted episode return and ignore `gamma`.
+    The second array has the critic's targets for `gae`, else the discounted returns. The advantages
+    of `grpo` and `rloo` use the undiscounted episode return and ignore `gamma`.
 
     Args:
         name: One of `ADVANTAGES`.
@@ -282,7 +283,7 @@ def _normalise(x: Floats, valid: NDArray[np.bool_], all_reduce: AllReduce) -> Fl
     mean = total / n
     centred = chosen - mean
     std = np.sqrt(all_reduce(np.array([(centred * centred).sum()]))[0] / n)
-    # The mean of equal numbers may be off by a rounding error, which must not be blown up to 1.
+    # The mean of equal numbers may be off by a rounding error, which division would scale to 1.
     if std < max(MIN_STD, ROUNDING * abs(mean)):
         return result
     result[valid] = centred / std

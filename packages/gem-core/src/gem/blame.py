@@ -1,8 +1,8 @@
-"""Whose fault a failure is: its cause, decided at the boundary where it happens.
+"""The cause of a failure (environment, tool, grader, ...), recorded on the exception.
 
-Whoever calls a tool, a grader or a sandbox does so inside `boundary(cause)`. An exception that
-leaves the boundary carries this cause from there on, through whatever code it passes; the innermost
-boundary counts, so that a sandbox which fails under a grader is the sandbox's failure.
+Code that calls a tool, a grader or a sandbox does so inside `with boundary(cause)`. An exception
+that leaves the block carries the cause from there on. The innermost boundary counts: if a sandbox
+fails under a grader, the cause is the sandbox. Imports `gem.errors` only.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from gem.errors import (
 Cause: TypeAlias = Literal[
     "environment", "tool", "grader", "sandbox", "engine", "template", "budget"
 ]
-"""Who or what made an episode void, see `CAUSES`.
+"""What made an episode fail, see `CAUSES`.
 
-The policy is none of them. What it does ends an episode (`EpisodeEnd`) or costs reward, and is
-trained on; a response that could void its episode would be a way around a bad reward.
+Never the policy: its actions end an episode (`EpisodeEnd`) or cost reward, and are trained on. A
+policy that could make its episode fail could avoid a bad reward.
 """
 
 CAUSES: dict[Cause, str] = {
@@ -37,7 +37,7 @@ CAUSES: dict[Cause, str] = {
     "template": "the chat template or the tokenizer cannot render what the environment said",
     "budget": "the first prompt is longer than the budget allows: task and limit do not agree",
 }
-"""A sentence about each cause."""
+"""What each cause means, for users."""
 
 MISUSE = (
     ConfigurationError,
@@ -47,7 +47,7 @@ MISUSE = (
     UnknownParameterError,
     UnsupportedVersionError,
 )
-"""Errors of whoever set up or wrote a run. They end it: no episode would fare better."""
+"""Errors in the setup or code of a run. They end the run: every episode would fail."""
 
 _KEY = "_gem_cause"
 _INSIDE: ContextVar[Cause | None] = ContextVar("gem_boundary", default=None)
@@ -56,13 +56,13 @@ _INSIDE: ContextVar[Cause | None] = ContextVar("gem_boundary", default=None)
 def boundary(cause: Cause) -> _Boundary:
     """Blame exceptions that leave this block on `cause`, unless an inner boundary has done so.
 
-    The exceptions pass unchanged; `cause_of` tells.
+    The exceptions propagate; `cause_of` returns their cause.
     """
     return _Boundary(cause)
 
 
 class _Boundary:
-    # No `contextlib.contextmanager`: that assigns to exceptions, of which some are frozen.
+    # Not `contextlib.contextmanager`: it assigns to exceptions, and some of them are frozen.
     def __init__(self, cause: Cause) -> None:
         self._cause = cause
 
@@ -86,8 +86,8 @@ def cause_of(error: BaseException | None) -> Cause | None:
 
 
 def reached(context: Context) -> Cause | None:
-    """Return the boundary that code running in `context` is inside of, None outside of all.
+    """Return the innermost boundary around code that runs in `context`, None if there is none.
 
-    Tells where a call that does not return hangs.
+    Shows where a call hangs that does not return.
     """
     return context.get(_INSIDE)

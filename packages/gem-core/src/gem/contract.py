@@ -1,4 +1,7 @@
-"""What an environment may return, checked for rollouts and vectors alike; what a success is."""
+"""Checks what environments return from `reset` and `step`; decides whether an episode succeeded.
+
+The drivers of `gem.rollout` and vector environments call it after every call to an environment.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,15 @@ from gem.errors import ContractError
 
 _KINDS = ("text", "image")
 _TELLING = ("success", "correct")
-"""Keys of an info that tell whether an episode is won; the first one that is there decides."""
+"""Keys of an info that say whether an episode succeeded; the first one present decides."""
 _FLAGS = (bool, type(None))
 
 
 def check_reset(result: Any) -> tuple[Observation, Info]:
-    """Return what a `reset` returned, if the contract of `gem.core.Env` allows it.
+    """Return the result of a `reset` if the contract of `gem.core.Env` allows it.
 
     Raises:
-        ContractError: It is not `(observation, info)`; the message says what it is.
+        ContractError: The result is not `(observation, info)`; the message says what it is.
     """
     if not isinstance(result, tuple | list) or len(result) != 2:
         raise ContractError(f"reset() must return (observation, info), got {_shown(result)}")
@@ -29,17 +32,17 @@ def check_reset(result: Any) -> tuple[Observation, Info]:
 
 
 def check_step(result: Any) -> Step:
-    """Return what a `step` returned, reward and flags as Python's own types.
+    """Return the result of a `step`, with reward and flags as Python's own types.
 
     Args:
         result: `(observation, reward, terminated, truncated, info)`: text, or a list of text and
-            image parts; a finite number; two booleans, not both true; a dict. Numpy's scalars are
-            numbers and booleans, too.
+            image parts; a finite number; two booleans, not both true; a dict. NumPy scalars count
+            as numbers and booleans.
 
     Raises:
-        ContractError: It is something else; the message says what.
+        ContractError: The result is something else; the message says what.
     """
-    # What nearly every step of every game returns is seen at once.
+    # Fast path for what nearly every step returns.
     if type(result) is tuple and len(result) == 5:
         observation, reward, terminated, truncated, info = result
         if (
@@ -84,16 +87,16 @@ def _checked_step(result: Any) -> Step:
 
 
 def succeeded(reward: float, terminated: bool, info: Mapping[str, Any]) -> bool:
-    """Return whether an episode is won, of what its last step returned.
+    """Return whether an episode succeeded, given the result of its last step.
 
-    `info["success"]` decides. Where it is missing (or None), `info["correct"]` does; where both
-    are, an episode is won if the task ended (`terminated`) with a positive reward. Trajectories,
-    metrics and the checker all ask this function.
+    `info["success"]` decides. If it is missing or None, `info["correct"]` decides. If both are
+    missing, the episode succeeded if it terminated with a positive reward. Trajectories, metrics
+    and the checker all use this function.
 
     Args:
-        reward: Of the last step.
-        terminated: Of the last step.
-        info: Of the last step.
+        reward: Reward of the last step.
+        terminated: Flag of the last step.
+        info: Info of the last step.
     """
     for key in _TELLING:
         told = info.get(key)
@@ -103,8 +106,8 @@ def succeeded(reward: float, terminated: bool, info: Mapping[str, Any]) -> bool:
 
 
 def plain(value: Any) -> Any:
-    """Return a scalar of numpy, or an array without dimensions, as a value of Python."""
-    # `np.bool_` and `np.float32` are no bool and no float.
+    """Convert a NumPy scalar or zero-dimensional array to a Python value."""
+    # `np.bool_` is not a bool, and `np.float32` is not a float.
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
         return value.item()
     return value
@@ -150,7 +153,7 @@ def _checked_observation(observation: Any, call: str) -> Observation:
 
 
 def _check_text(text: str, call: str) -> None:
-    """Refuse lone surrogates: half a character, which no tokenizer can encode."""
+    """Refuse lone surrogates (half of a character), which no tokenizer can encode."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -1,4 +1,7 @@
-"""The one exception hierarchy: every error a user of GEM-core can meet derives from `GemError`."""
+"""The exception hierarchy: every error that GEM-core raises to its users derives from `GemError`.
+
+Imports nothing.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ class GemError(Exception):
 
 
 class ConfigurationError(GemError, ValueError):
-    """A parameter or specification is wrong; the message names it, its value, what is allowed."""
+    """A parameter or spec is wrong; the message names it, its value and what is allowed."""
 
 
 class UnknownParameterError(GemError, TypeError):
@@ -32,11 +35,11 @@ class MissingExtraError(GemError, ImportError):
 
 
 class UnreachableError(GemError, ConnectionError):
-    """A server or hub that the environment needs does not answer; the message names it."""
+    """A server, hub or worker that an environment needs does not respond; the message names it."""
 
 
 class ContractError(GemError, ValueError):
-    """An environment returned what the contract does not allow; the message says what it was."""
+    """An environment returned something that the contract forbids; the message says what."""
 
 
 class DataError(GemError, ValueError):
@@ -48,8 +51,8 @@ class UnsupportedVersionError(GemError, RuntimeError):
 
 
 class RolloutError(GemError, RuntimeError):
-    """A rollout cannot go on and no episode is to blame (sampler gone, broken protocol)."""
+    """A rollout cannot go on, because of the sampler or a broken protocol, not of one episode."""
 
 
 class RecordError(GemError, OSError):
-    """A run's record cannot be written or read; what was written before stays readable."""
+    """A run's record cannot be written or read; lines written before stay readable."""

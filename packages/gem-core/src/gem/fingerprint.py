@@ -1,7 +1,7 @@
-"""Fingerprints: two short hashes that say which episode was played and what came of it.
+"""Fingerprints: two short hashes, of an episode's inputs (`key`) and of its outputs (`outcome`).
 
-Reproducibility in one sentence: an equal `key` means an equal `outcome`. The text that is hashed is
-JSON with sorted keys, so that a fingerprint is the same on every platform.
+A reproducible environment gives equal outcomes for equal keys. The hashed text is JSON with sorted
+keys, so that a fingerprint is the same on every platform.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _DIGEST_BYTES = 12
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What an episode was asked and what it answered."""
+    """Hashes of the inputs and outputs of an episode."""
 
     version: str
-    """Version of gem-core that played it; no part of the hashes."""
+    """Version of gem-core that played the episode; not hashed."""
     key: str
     """Hash of environment id (its version, `-v0`, included), parameters, seed and actions."""
     outcome: str
@@ -39,7 +39,7 @@ class Fingerprint:
 
     @classmethod
     def parse(cls, text: str) -> Fingerprint:
-        """Read what `str` writes.
+        """Parse the text that `str` returns.
 
         Raises:
             ConfigurationError: Not a fingerprint.
@@ -53,15 +53,15 @@ class Fingerprint:
 def fingerprint(trajectory: Trajectory) -> Fingerprint:
     """Return the fingerprint of an episode.
 
-    An episode that a budget cut short has one too. Two episodes are comparable if both hashes
-    cover the same turns, which equal keys imply.
+    It covers the turns played, so an episode that a budget cut short has one, too. Equal keys
+    imply the same number of turns.
 
     Raises:
         ConfigurationError: A parameter of the task cannot be written as JSON.
     """
     task, turns = trajectory.task, trajectory.turns
     actions = [turn.text for turn in turns]
-    # Adding 0.0 makes a zero of either sign the same zero.
+    # Adding 0.0 turns -0.0 into 0.0.
     told: list[Any] = [
         [canonical(turn.observation), float(turn.reward) + 0.0, turn.terminated, turn.truncated]
         for turn in turns
@@ -76,7 +76,7 @@ def fingerprint(trajectory: Trajectory) -> Fingerprint:
 
 
 def canonical(observation: Observation) -> str | list[dict[str, str]]:
-    """Return an observation as JSON values, in which a hash stands for the bytes of an image."""
+    """Return an observation as JSON values; images are replaced by a hash of their bytes."""
     if isinstance(observation, str):
         return observation
     parts = []
@@ -97,7 +97,7 @@ def _image_digest(part: Mapping[str, Any]) -> str:
     if isinstance(image, str | Path):
         return blake2b(Path(image).read_bytes(), digest_size=_DIGEST_BYTES).hexdigest()
     if hasattr(image, "tobytes"):
-        # A picture in memory: its size is not in its pixels.
+        # An image in memory: hash mode and size too, which the pixel bytes do not contain.
         pixels = f"{getattr(image, 'mode', '')}{getattr(image, 'size', '')}".encode()
         return blake2b(pixels + image.tobytes(), digest_size=_DIGEST_BYTES).hexdigest()
     raise ConfigurationError(

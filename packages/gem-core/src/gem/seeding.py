@@ -1,4 +1,4 @@
-"""Random streams derived from explicit integers; nothing here reads or seeds a global generator."""
+"""Derives random generators from explicit integers; never reads or seeds a global generator."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from hashlib import blake2b
 
 
 def _digest(key: tuple[int, ...]) -> int:
-    # The text form separates (1, 23) from (12, 3) and takes integers of any size and sign.
+    # `repr` separates (1, 23) from (12, 3) and works for integers of any size and sign.
     return int.from_bytes(blake2b(repr(key).encode(), digest_size=16).digest(), "big")
 
 
 def stream(*key: int) -> random.Random:
     """Return a generator that depends on the integers of `key` and on nothing else.
 
-    Equal keys give equal streams in every process and Python version; different keys give
-    streams that are independent for every practical purpose (128-bit hash of the key).
+    Equal keys give equal streams in every process and Python version. Different keys give
+    practically independent streams (128-bit hash of the key).
     """
     return random.Random(_digest(key))
 
@@ -23,6 +23,6 @@ def stream(*key: int) -> random.Random:
 def env_seed(seed: int, index: int) -> int:
     """Return the seed of environment `index` in a vector that was seeded with `seed`.
 
-    Hashed rather than `seed + index`: consecutive vector seeds must not share episodes.
+    A hash instead of `seed + index`, so that vectors with consecutive seeds share no episodes.
     """
     return _digest((seed, index)) >> 65  # 63 bits: fits every signed 64-bit column

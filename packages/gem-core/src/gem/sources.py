@@ -1,9 +1,9 @@
-"""Task data: tables of rows that are loaded once per process and read where they lie.
+"""Task data of environments: tables of rows, loaded once per process, memory-mapped if files.
 
 A source is one of
 
-- `"hub:owner/name"` or `"hub:owner/name:split"`: a data set of the hub, or a folder laid out like
-  one, read by `datasets` (extra `data`); a plain `"owner/name"` means the same;
+- `"hub:owner/name"` or `"hub:owner/name:split"`: a data set of the Hugging Face hub, or a folder
+  with the same layout, loaded by `datasets` (extra `data`); plain `"owner/name"` means the same;
 - `"file:path"` or a plain path that ends in `.jsonl`, `.csv` or `.parquet` (Parquet: extra `data`);
 - `"sample:name"`: a small table that ships with the package, see `SAMPLES`;
 - rows in memory: a sequence of mappings, a `datasets.Dataset`, a pandas `DataFrame`.
@@ -30,7 +30,7 @@ Row: TypeAlias = Mapping[str, Any]
 
 
 class Columns(Protocol):
-    """What is used of a `datasets.Dataset`: `data[i]` is row i as a mapping."""
+    """The part of a `datasets.Dataset` in use: `data[i]` is row i as a mapping."""
 
     @property
     def column_names(self) -> list[str]:
@@ -42,7 +42,7 @@ class Columns(Protocol):
 
 
 class Frame(Protocol):
-    """What is used of a pandas `DataFrame`."""
+    """The part of a pandas `DataFrame` in use."""
 
     @property
     def columns(self) -> Any:
@@ -67,19 +67,19 @@ _LOCAL_HINT = (
 _tables: dict[tuple[Any, ...], Table] = {}
 _in_memory: dict[int, tuple[Any, Table]] = {}
 _REMEMBERED = 4
-"""Sources in memory of which the table is kept: environments are made over and over for the same
-rows, and what was verified of them need not be verified again."""
+"""Number of in-memory sources whose tables are cached, with their `verified` sets: many
+environments are made from the same rows."""
 _loading = threading.Lock()
 
 
 class Table:
-    """Rows by number; nothing is parsed before it is asked for.
+    """Rows by index, parsed when accessed.
 
     `len(table)`, `table[i]` and iteration work as for a list of mappings.
 
     Attributes:
-        name: What errors call it.
-        folder: Where relative paths in it begin.
+        name: Name in error messages.
+        folder: Base folder of relative paths in the rows.
     """
 
     name: str
@@ -87,7 +87,7 @@ class Table:
 
     @functools.cached_property
     def verified(self) -> set[Any]:
-        """For what its rows were found fit."""
+        """Keys of the checks that all rows have passed; callers add to it."""
         return set()
 
     def __len__(self) -> int:
@@ -97,7 +97,7 @@ class Table:
         """Return row `index`; negative numbers count from the end.
 
         Raises:
-            IndexError: There is no such row.
+            IndexError: The index is out of range.
             DataError: The row cannot be read.
         """
         size = len(self)
@@ -109,7 +109,7 @@ class Table:
         return (self.row(index) for index in range(len(self)))
 
     def only(self, column: str) -> Table:
-        """Return a table in which that column is read without the others, where this is cheaper."""
+        """Return a table with only this column, if that is cheaper to read; else this table."""
         return self
 
     def row(self, index: int) -> Row:
@@ -125,7 +125,7 @@ def column_of(row: Row, column: str, name: str, index: int) -> Any:
     """Return `row[column]`.
 
     Raises:
-        DataError: There is none; the message names the source, the row, and what the row has.
+        DataError: The column is missing; the message names source, row, and the row's columns.
     """
     try:
         return row[column]
@@ -166,7 +166,7 @@ class _Frame(Table):
         return len(self._frame)
 
     def row(self, index: int) -> Row:
-        # Not `iloc[index]`, a series of one type: integers beside a fraction would become floats.
+        # Not `iloc[index]`: a series has one type, so integers beside floats become floats.
         row: Row = self._frame.iloc[[index]].to_dict("records")[0]
         return row
 
@@ -196,7 +196,7 @@ class _Lines(Table):
             raise DataError(f"{self.name}, row {index}: not UTF-8 ({error.reason})") from None
 
     def _lines(self) -> Sequence[tuple[int, int]]:
-        """Return begin and end of every line that is not blank, without a byte order mark."""
+        """Return the byte offsets of every non-blank line, without a byte order mark."""
         data, size = self._bytes, len(self._bytes)
         begin = 3 if data[:3] == b"\xef\xbb\xbf" else 0
         lines = []
@@ -229,7 +229,7 @@ class _JsonLines(_Lines):
 
 
 class _Csv(_Lines):
-    """Comma-separated values with a header; a field in quotes may span lines."""
+    """Comma-separated values with a header; a quoted field may span lines."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -237,7 +237,7 @@ class _Csv(_Lines):
         for start, end in self._lines():
             begin = start if begin < 0 else begin
             quotes += self._bytes[start:end].count(b'"')
-            # A record is complete where all quotes are closed.
+            # A record ends at the end of a line at which all quotes are closed.
             if quotes % 2 == 0:
                 self._starts.append(begin)
                 self._ends.append(end)
@@ -262,7 +262,7 @@ class _Csv(_Lines):
 
 
 class _Arrow(Table):
-    """An Arrow table; `rows(i)` returns a table that holds row i alone."""
+    """An Arrow table; `rows(i)` returns a table of row i alone."""
 
     def __init__(self, name: str, size: int, rows: Callable[[int], Any]) -> None:
         self.name = name
@@ -281,10 +281,10 @@ class _Arrow(Table):
 
 
 def checked(source: Any) -> Source:
-    """Check what may be a source without looking for it.
+    """Check the form of a source without loading it.
 
     Raises:
-        ConfigurationError: It can be none.
+        ConfigurationError: This cannot be a source.
     """
     if isinstance(source, (str, Path, Sequence)) and not isinstance(source, bytes):
         return source
@@ -313,8 +313,8 @@ def load(source: Source, split: str | None = None) -> Table:
 
     Args:
         source: See the module's docstring.
-        split: Split of a hub data set or folder; files, samples and lists have none. A split in
-            the source comes first; without any, the data set must have exactly one.
+        split: Split of a hub data set or folder; files, samples and lists have none. A split named
+            in `source` takes precedence; without any, the data set must have exactly one.
 
     Raises:
         ConfigurationError: The source is malformed or the split does not exist.
@@ -332,7 +332,7 @@ def load(source: Source, split: str | None = None) -> Table:
 
 def _load_memory(source: Any) -> Table:
     with _loading:
-        # The entry holds the source: no other object can have its id.
+        # The cache entry keeps the source alive, so that its id stays unique.
         _, table = _in_memory.pop(id(source), (None, None))
         if table is None:
             table = _Frame(source) if _is_frame(source) else _Memory(source)
@@ -368,7 +368,7 @@ def _sample_path(name: str) -> Path:
 
 
 def _hub_parts(name: str, split: str | None) -> tuple[str, str | None]:
-    # A colon inside a path is not a split: `C:\data` has none, and neither has an existing folder.
+    # A colon in a path is not a split: neither in `C:\data` nor in an existing folder's name.
     head, colon, tail = name.rpartition(":")
     if colon and head and not Path(name).expanduser().exists() and re.fullmatch(r"\w+", tail):
         return head, tail
@@ -383,7 +383,7 @@ def _load_file(path: Path) -> Table:
         )
     try:
         stat = path.stat()
-        # A file that was written anew is another table.
+        # A rewritten file has another key, and so another table.
         key = (str(path.resolve()), stat.st_mtime_ns, stat.st_size)
         return _once(key, lambda: reader(path))
     except DataError:
@@ -473,7 +473,7 @@ def permuted(position: int, size: int, *key: int) -> int:
 
     A six-round Feistel network over the smallest even number of bits that holds `size`, applied
     again until the result is below `size` (cycle walking; Black and Rogaway, "Ciphers with
-    Arbitrary Finite Domains", CT-RSA 2002, section 4). Nothing is materialised.
+    Arbitrary Finite Domains", CT-RSA 2002, section 4). Takes constant memory.
 
     Args:
         position: From 0 to `size` - 1.

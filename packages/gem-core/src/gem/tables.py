@@ -1,7 +1,7 @@
-"""Tables of settings: dataclasses built from parsed TOML or JSON, every key and value checked.
+"""Builds dataclasses of settings from parsed TOML or JSON and checks every key and value.
 
-`setting` declares a field with its help text and limits; `build` makes the dataclass from a
-mapping and names what is wrong as `table.key`.
+`setting` declares a field with its help text and limits. `build` makes the dataclass from a
+mapping; its errors name the key as `table.key`.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ def setting(
     choices: tuple[str, ...] | None = None,
     check: Callable[[Any], object] | None = None,
 ) -> Any:
-    """Declare a field; numbers must be finite whatever their limits.
+    """Declare a field; numbers must always be finite.
 
     Args:
         help: What the setting means.
-        default: Value where the key is missing; without one the key is required.
-        least: Smallest value.
-        above: Value that must be exceeded.
-        most: Largest value.
-        below: Value that must not be reached.
-        special: Allowed beside the limits.
+        default: Value if the key is missing; without a default the key is required.
+        least: Lower limit, inclusive.
+        above: Lower limit, exclusive.
+        most: Upper limit, inclusive.
+        below: Upper limit, exclusive.
+        special: A value that is allowed outside the limits.
         choices: All allowed values.
         check: Called with the value; raises `ConfigurationError` if it is not allowed.
     """
@@ -61,10 +61,10 @@ def setting(
 
 
 def build(part: type[PartT], data: Any, path: str = "") -> PartT:
-    """Make `part` from a mapping.
+    """Make an instance of `part` from a mapping.
 
     Args:
-        part: A dataclass whose fields are declared with `setting`, or are such dataclasses.
+        part: A dataclass; each field is declared with `setting` or is such a dataclass.
         data: Keys and values.
         path: Prefix of the keys in messages, such as `"policy."`.
 
@@ -91,24 +91,24 @@ def build(part: type[PartT], data: Any, path: str = "") -> PartT:
 
 
 def flatten(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a nested mapping under dotted keys, `{"algorithm.gamma": 0.9, "eval.0.name": ...}`."""
+    """Flatten a nested mapping to dotted keys: `{"algorithm.gamma": 0.9, "eval.0.name": ...}`."""
     return dict(_leaves(settings, ""))
 
 
 def filled(value: str) -> None:
-    """Refuse a text that is empty or blank."""
+    """Raise `ConfigurationError` if a text is empty or blank."""
     if not value.strip():
         raise ConfigurationError("must not be empty")
 
 
 def plain_values(value: Any, path: str) -> Any:
-    """Return a copy of what JSON can hold, with lists for tuples.
+    """Return a copy of JSON-compatible values, with tuples as lists.
 
-    Settings travel as JSON to a trainer's environment.
+    Settings are passed as JSON to a trainer's Python environment.
 
     Raises:
-        ConfigurationError: A value is of another type, or not finite; the message begins with
-            where it is, `path` first.
+        ConfigurationError: JSON has no such value, or it is not finite; the message begins with
+            its key, prefixed with `path`.
     """
     if isinstance(value, Mapping):
         for key in value:

@@ -1,4 +1,4 @@
-"""What to play: a `Task` is one seeded episode, a `TaskSet` a run of consecutive seeds."""
+"""Tasks for rollouts: a `Task` is one seeded episode, a `TaskSet` a range of consecutive seeds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RESERVED = ("n", "seed")
 
 @dataclass(frozen=True)
 class Task:
-    """One episode to play: the same task is the same episode in every trainer."""
+    """One episode to play; the same in every trainer."""
 
     env_id: str
     """Registered environment id."""
@@ -58,12 +58,13 @@ class TaskSet(Sequence[Task]):
     def parse(cls, uri: str) -> TaskSet:
         """Parse `gem:<env id>?n=64&seed=0&<parameter>=<value>...`.
 
-        `n` (default 1) and `seed` (default 0) are the task set's; every other key is an
-        environment parameter. Values are read as JSON where they are JSON (`4`, `true`, `null`),
-        else as text.
+        `n` (default 1) and `seed` (default 0) belong to the task set; every other key is an
+        environment parameter. A value that is valid JSON (`4`, `true`, `null`) is parsed as JSON,
+        any other is text.
 
         Raises:
-            ConfigurationError: Not such a URI, a repeated key, or `n`/`seed` not an integer.
+            ConfigurationError: The URI is malformed, a key is repeated, or `n` or `seed` is not an
+                integer.
         """
         if not uri.startswith(URI_SCHEME) or not uri[len(URI_SCHEME) :].partition("?")[0]:
             raise ConfigurationError(
@@ -91,7 +92,7 @@ class TaskSet(Sequence[Task]):
 
     @property
     def uri(self) -> str:
-        """The URI that `parse` reads back."""
+        """URI of the task set; the inverse of `parse`."""
         query = {"n": self.n, "seed": self.seed, **self.params}
         parts = (f"{quote(k)}={quote(_text(v))}" for k, v in query.items())
         return f"{URI_SCHEME}{self.env_id}?{'&'.join(parts)}"
@@ -122,7 +123,7 @@ def _scalar(text: str) -> Any:
 
 
 def _text(value: Any) -> str:
-    # A string that would parse as JSON keeps its quotes so that parse(uri) returns the string.
+    # A string that is valid JSON keeps its quotes, so that parse(uri) returns the string.
     if isinstance(value, str) and _scalar(value) == value:
         return value
     return json.dumps(value)

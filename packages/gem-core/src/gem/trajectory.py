@@ -1,11 +1,13 @@
-"""What a rollout leaves behind: turns, trajectories and the training rows made from them.
+"""The results of a rollout: turns, trajectories and the training rows made from them.
 
-- `Turn`: one exchange: what the environment said, the exact token ids, the reward.
-- `Failure`: why an episode must not count, and whose fault that is (never the policy's).
+- `Turn`: one exchange: observation, exact token ids, reward.
+- `Failure`: why an episode does not count, and its cause (never the policy).
 - `Drift`: where an append-only token stream differs from a fresh rendering of the conversation.
 - `Trajectory`: one episode; `training_rows()` makes its training rows, `to_json` a line of text.
-- `TrainingRow`: one training row: prompt, response, mask, log-probs and where each turn lies in it.
-- `turn_table`: the bridge to `gem.advantage`.
+- `TrainingRow`: prompt, response, mask, log-probs and the position of each turn.
+- `turn_table`: converts trajectories to the table that `gem.advantage` works on.
+
+`gem.rollout` makes trajectories; adapters train on them.
 """
 
 from __future__ import annotations
@@ -32,9 +34,9 @@ StopReason: TypeAlias = Literal["stop", "length"]
 EpisodeEnd: TypeAlias = Literal["terminated", "truncated", "turn_budget", "token_budget", "failed"]
 """Why an episode ended: the first two by the environment, the next two by the rollout's budget.
 
-All but `failed` count, with the rewards so far: this is what a policy did, not a failure."""
+All but `failed` are valid episodes, with the rewards so far."""
 
-# Records of before failures had a cause have a `kind`.
+# Older records have a `kind` instead of a cause.
 _CAUSE_OF_KIND: dict[str, Cause] = {"infra": "environment", "prompt_too_long": "budget"}
 
 
@@ -43,14 +45,14 @@ class Turn:
     """One exchange between environment and policy."""
 
     observation: Observation
-    """What the environment said before the policy acted."""
+    """Observation that the policy responded to."""
     context_ids: list[int]
-    """Prompt tokens this turn added: the whole prompt if `fresh`, else what follows the last
+    """Prompt tokens this turn added: the whole prompt if `fresh`, else those after the last
     response."""
     fresh: bool
     """The prompt starts anew instead of extending the previous prompt and response."""
     response_ids: list[int]
-    """Token ids exactly as sampled; empty if the model said nothing."""
+    """Token ids exactly as sampled; may be empty."""
     logprobs: list[float] | None
     """Sampling log-probability of each response token; None if the engine reported none."""
     text: str
@@ -60,19 +62,19 @@ class Turn:
     truncated: bool
     stop_reason: StopReason
     info: dict[str, Any] = field(default_factory=dict)
-    """What JSON can hold of the environment's info: None, booleans, numbers and text, numpy's
-    scalars as Python's."""
+    """Entries of the environment's info that JSON can represent: None, booleans, numbers, text;
+    NumPy scalars as Python's."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why an episode takes no part in any statistic or gradient."""
+    """Why an episode is excluded from all statistics and gradients."""
 
     cause: Cause
-    """Who or what is to blame, see `gem.blame.CAUSES`; of several attempts, for the last one."""
+    """One of `gem.blame.CAUSES`; of several attempts, the cause of the last one."""
     message: str
     attempts: int
-    """Times the episode was tried, each with a new environment."""
+    """Number of attempts, each with a new environment."""
 
     def __str__(self) -> str:
         return f"{self.cause}: {self.message}"
@@ -81,11 +83,11 @@ class Failure:
     def from_dict(cls, data: Mapping[str, Any]) -> Failure:
         """Rebuild from `dataclasses.asdict`.
 
-        Older records have a `kind` instead of the cause. Its `infra`, whatever the environment met
-        with, reads as `environment`, and `prompt_too_long` as `budget`.
+        Older records have a `kind` instead of the cause: `infra` becomes `environment`,
+        `prompt_too_long` becomes `budget`.
 
         Raises:
-            KeyError, TypeError: A field is missing or unknown, or the cause is.
+            KeyError, TypeError: A field is missing or unknown, or the cause is unknown.
         """
         fields = dict(data)
         if "kind" in fields:
@@ -101,17 +103,17 @@ class Drift:
     """A place where re-rendering the conversation would not give the tokens that were used."""
 
     kind: Literal["tokens", "text"]
-    """`tokens`: same text, other tokens (the model spelled it its own way). `text`: the template
+    """`tokens`: the same text encodes to tokens other than those sampled. `text`: the template
     renders earlier messages differently (it drops earlier thinking, for instance)."""
     turn: int
-    """The turn in whose tokens the first difference lies."""
+    """Index of the turn with the first difference."""
     position: int
     """Index of the first differing token."""
 
 
 @dataclass(frozen=True)
 class TurnSpan:
-    """Where a turn's sampled tokens lie in a row's response: `[start, end)`, maybe empty."""
+    """Position of a turn's sampled tokens in a row's response: `[start, end)`, may be empty."""
 
     turn: int
     start: int
@@ -120,7 +122,7 @@ class TurnSpan:
 
 @dataclass
 class TrainingRow:
-    """One training row; `response_ids`, `mask` and `logprobs` have one entry a token."""
+    """One training row; `response_ids`, `mask` and `logprobs` have one entry per token."""
 
     prompt_ids: list[int]
     """The prompt before the first sampled token."""
@@ -140,7 +142,7 @@ class TrainingRow:
 
     @property
     def states(self) -> list[tuple[int, int]]:
-        """`(turn, index in ids of the last token before it)` for each turn of this row."""
+        """For each turn of this row: its index, and the index in `ids` of the last token before."""
         before = len(self.prompt_ids) - 1
         return [(span.turn, before + span.start) for span in self.spans]
 
@@ -153,7 +155,7 @@ class TrainingRow:
             self.logprobs.extend(logprobs)
 
     def spread(self, per_turn: Sequence[float]) -> list[float]:
-        """Put each turn's value on all of its sampled tokens, 0.0 elsewhere, `[response]`.
+        """Return each turn's value on all of its sampled tokens, 0.0 elsewhere, `[response]`.
 
         Args:
             per_turn: One value per turn of the whole episode.
@@ -164,11 +166,11 @@ class TrainingRow:
         return out
 
     def token_rewards(self, per_turn: Sequence[float]) -> list[float]:
-        """Put each turn's reward on its last sampled token, `[response]`.
+        """Return each turn's reward on its last sampled token, 0.0 elsewhere, `[response]`.
 
-        The reward of an empty turn goes where the turn would be: on the next token, or on the
-        last one of the row. Values add up where two turns meet. A row without a response has no
-        place for a reward (`reward_left`); its turn still is a row of `turn_table`.
+        The reward of an empty turn goes on the next token, or on the last one of the row. Rewards
+        of several turns on one token add up. A row with an empty response has no token for a
+        reward (`reward_left`); its turn is in `turn_table` all the same.
 
         Args:
             per_turn: One reward per turn of the whole episode.
@@ -181,10 +183,10 @@ class TrainingRow:
         return out
 
     def reward_left(self, per_turn: Sequence[float]) -> float:
-        """Return the reward for which `token_rewards` has no place: 0 if there is a response.
+        """Return the reward that `token_rewards` cannot place: 0 unless the response is empty.
 
-        Together they are the sum of the turns' rewards. Where a prompt is made anew in every turn
-        (context `concat`, for instance), an empty turn is a row without a response.
+        Together they are the sum of the turns' rewards. An empty turn is a row with an empty
+        response where every turn has a new prompt (context `concat`, for instance).
 
         Args:
             per_turn: One reward per turn of the whole episode.
@@ -196,7 +198,7 @@ class TrainingRow:
 
 @dataclass
 class Trajectory:
-    """One episode as it was played."""
+    """One played episode."""
 
     task: Task
     turns: list[Turn] = field(default_factory=list)
@@ -204,16 +206,16 @@ class Trajectory:
     """Shared by the episodes of one task in a batch."""
     end: EpisodeEnd = "terminated"
     final_observation: Observation | None = None
-    """What the environment said last; the policy did not answer it."""
+    """Last observation, which the policy did not respond to."""
     failure: Failure | None = None
-    """Set: the episode is void and its turns must not be used."""
+    """If set, the episode is invalid and its turns must not be used."""
     drift: list[Drift] = field(default_factory=list)
     policy_version: tuple[int, int] | None = None
-    """Oldest and newest weights version that sampled a turn, where the engine tells."""
+    """Oldest and newest weights version that sampled a turn, if the engine reports them."""
 
     @property
     def valid(self) -> bool:
-        """Whether the episode counts."""
+        """Whether the episode did not fail."""
         return self.failure is None
 
     @property
@@ -228,7 +230,7 @@ class Trajectory:
 
     @property
     def success(self) -> bool:
-        """Whether the episode is won, by its last turn; see `gem.contract.succeeded`."""
+        """Whether the episode succeeded, by its last turn; see `gem.contract.succeeded`."""
         if not self.turns:
             return False
         last = self.turns[-1]
@@ -241,7 +243,7 @@ class Trajectory:
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """Which episode this is and what came of it, see `gem.fingerprint`."""
+        """Hashes of the episode's inputs and outputs, see `gem.fingerprint`."""
         from gem.fingerprint import fingerprint
 
         return fingerprint(self)
@@ -267,16 +269,16 @@ class Trajectory:
         return rows
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a JSON-ready mapping, in which a hash stands for the bytes of an image.
+        """Return a JSON-ready mapping; image bytes are replaced by their hash.
 
-        JSON has no NaN and no infinity: such a value of an info, or log-probability, is None.
+        NaN and infinity, which JSON lacks, become None in infos and log-probabilities.
         """
         return {
             "task": self.task.to_dict(),
             "group": self.group,
             "end": self.end,
             "turns": [
-                # Not `asdict`, which copies lists of tokens one by one.
+                # Not `asdict`, which copies token lists item by item.
                 {
                     **vars(turn),
                     "observation": _recordable(turn.observation),
@@ -347,7 +349,7 @@ def _finite(value: Any) -> Any:
 
 
 def _finite_list(values: list[float] | None) -> list[float | None] | None:
-    # The sum is finite if all of them are: the usual case, found at the speed of C.
+    # Fast path: a finite sum means that all values are finite.
     if values is None or math.isfinite(sum(values)):
         return values  # type: ignore[return-value]
     return [_finite(value) for value in values]
@@ -366,7 +368,7 @@ def turn_table(
     """Make the table of turns that `gem.advantage` works on.
 
     Args:
-        trajectories: A batch; failed episodes are kept as invalid rows.
+        trajectories: A batch; failed episodes become invalid rows.
         values: Critic's value of each turn, `values[episode][turn]`.
     """
     from gem.advantage import TurnTable
