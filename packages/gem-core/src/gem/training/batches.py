@@ -1,7 +1,7 @@
-"""A batch of training rows, cut into optimiser steps and those into forward passes.
+"""Splits a batch of training rows into optimiser steps, and each step into forward passes.
 
-Every trainer whose adapter cuts batches itself cuts them here, so that the same rows meet in one
-step everywhere.
+All adapters that split batches themselves use this module, so that each optimiser step has the same
+rows in every trainer.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 
 
 class OfEpisode(Protocol):
-    """A row that knows which episode it is from."""
+    """A row with the index of its episode."""
 
     @property
     def episode(self) -> int:
@@ -19,7 +19,7 @@ class OfEpisode(Protocol):
 
 
 class OfTokens(Protocol):
-    """A row that has tokens."""
+    """A row with tokens."""
 
     @property
     def ids(self) -> Sized:
@@ -31,15 +31,14 @@ T = TypeVar("T", bound=OfTokens)
 
 
 def minibatches(rows: Sequence[E], parts: int) -> list[list[E]]:
-    """Cut rows into runs of whole consecutive episodes, as even as possible.
+    """Split rows into parts of whole consecutive episodes, with sizes as even as possible.
 
-    An episode is never cut; the episodes of a group may fall into two runs, because advantages are
-    taken before the batch is cut. The order is kept, so that trainers need not agree on a random
-    one.
+    An episode is never split. A group may be, because advantages are computed before. Rows are not
+    shuffled, so that trainers need not agree on a random order.
 
     Args:
         rows: In the order of their episodes.
-        parts: How many runs; some are empty if there are fewer episodes.
+        parts: Number of parts; some are empty if there are fewer episodes.
     """
     episodes = sorted({row.episode for row in rows})
     n = len(episodes)
@@ -48,7 +47,7 @@ def minibatches(rows: Sequence[E], parts: int) -> list[list[E]]:
 
 
 def chunks(rows: Sequence[T], most_tokens: int) -> Iterator[list[T]]:
-    """Split rows, in order, so that a padded chunk holds at most `most_tokens`, or one row."""
+    """Split rows, in order, into chunks of at most `most_tokens` with padding, or of one row."""
     chunk: list[T] = []
     width = 0
     for row in rows:

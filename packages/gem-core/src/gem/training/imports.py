@@ -1,7 +1,7 @@
-"""Run a function right after a module was imported, without importing it now.
+"""Import hook: runs a function right after a module is imported, without importing it now.
 
-For trainers without a plugin point: what replaces a part of a trainer must be in place in every
-process that uses this part, and must not make the other processes import the trainer.
+For trainers without a plugin point: an adapter must replace a part of the trainer in every process
+that uses this part, without making other processes import the trainer.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ Then: TypeAlias = Callable[[ModuleType], object]
 
 
 def after_import(name: str, then: Then) -> None:
-    """Call `then(module)` once module `name` is imported: now if it is, else when it will be.
+    """Call `then(module)` now if module `name` is imported, else right after its import.
 
-    What `then` raises makes the import fail. Functions for the same module are called in order.
+    If `then` raises, the import fails. Functions for the same module are called in order.
     """
     module = sys.modules.get(name)
     if module is not None:
@@ -33,7 +33,7 @@ def after_import(name: str, then: Then) -> None:
 
 
 class _Watcher(MetaPathFinder):
-    """Notices the import of awaited modules; finds them through the other finders."""
+    """Meta path finder that wraps the loaders of awaited modules; the other finders find them."""
 
     def __init__(self) -> None:
         self.waiting: dict[str, list[Then]] = {}
@@ -53,10 +53,10 @@ class _Watcher(MetaPathFinder):
 
 
 class _Following(Loader):
-    """Executes a module as its own loader does, then calls the functions that wait for it.
+    """Executes a module with its own loader, then calls the functions registered for it.
 
-    Everything else (source, code, resources) is asked of the module's own loader: `python -m`,
-    `inspect` and `importlib.resources` need it.
+    All else (source, code, resources) is delegated to the module's own loader, for `python -m`,
+    `inspect` and `importlib.resources`.
     """
 
     def __init__(self, loader: Loader, waiting: dict[str, list[Then]]) -> None:
@@ -75,6 +75,6 @@ class _Following(Loader):
             then(module)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_loader":  # Not set yet: an unpickled or copied object.
+        if name == "_loader":  # not set yet, in an unpickled or copied object
             raise AttributeError(name)
         return getattr(self._loader, name)

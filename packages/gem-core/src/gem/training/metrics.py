@@ -1,4 +1,4 @@
-"""Metrics of a batch of episodes, under the same names in every trainer."""
+"""Computes the metrics of a batch of episodes, under the same names in every trainer."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from gem.blame import CAUSES, Cause
 from gem.trajectory import Failure, Trajectory
 
 FAILED_BY_CAUSE: dict[Cause, str] = {cause: f"failed_{cause}" for cause in CAUSES}
-"""Metric that counts the episodes which failed of a cause."""
+"""Name of the metric that counts the failed episodes of each cause."""
 
 
 def failed_by_cause(metrics: Iterable[Mapping[str, float | None]]) -> dict[str, int]:
-    """Return how many episodes failed of which cause, most first; causes without any are left out.
+    """Return the number of failed episodes of each cause, largest first, without zeros.
 
     Args:
-        metrics: Of several batches, see `episode_metrics`. Failures of older records, which have
-            no causes, count as `unknown`.
+        metrics: Metrics of several batches, see `episode_metrics`. Failures of older records,
+            which have no causes, count as `unknown`.
     """
     counts: Counter[str] = Counter()
     for batch in metrics:
@@ -29,7 +29,7 @@ def failed_by_cause(metrics: Iterable[Mapping[str, float | None]]) -> dict[str, 
 
 
 def failures_text(counts: Mapping[str, int]) -> str:
-    """Return `3 episodes failed (environment 2, tool 1)` of what `failed_by_cause` returned."""
+    """Format the result of `failed_by_cause`: `3 episodes failed (environment 2, tool 1)`."""
     total = sum(counts.values())
     causes = ", ".join(f"{cause} {count}" for cause, count in counts.items())
     return f"{total:,} episode{'' if total == 1 else 's'} failed ({causes or 'none'})"
@@ -38,22 +38,21 @@ def failures_text(counts: Mapping[str, int]) -> str:
 def episode_metrics(
     trajectories: Sequence[Trajectory], lost: Sequence[Failure] = ()
 ) -> dict[str, float]:
-    """Summarise a batch; failed episodes are counted and enter nothing else.
+    """Summarise a batch; failed episodes are counted but enter no other metric.
 
     Args:
         trajectories: All episodes of an iteration or an evaluation.
-        lost: Failures of further episodes, of which the trainer kept no trajectory.
+        lost: Failures of further episodes for which the trainer has no trajectory.
 
     Returns:
         `episodes` (valid ones), `failed_episodes`, `failed_rate` (share of all), `failed_<cause>`
         for each of `gem.blame.CAUSES`, `turns_total`, `sampled_tokens` and, over the valid
         episodes: `success_rate` (see `gem.contract.succeeded`), `return_mean` and `return_std`
-        (undiscounted return,
-        population standard deviation), `turns_mean`, `tokens_per_episode` (sampled),
-        `format_error_rate` (episodes with a format error), `truncated_rate` (ended by the
-        environment's limit or a budget), `drift_rate` (episodes that re-rendering would have
+        (undiscounted return, population standard deviation), `turns_mean`, `tokens_per_episode`
+        (sampled), `format_error_rate` (episodes with a format error), `truncated_rate` (ended by
+        the environment's limit or a budget), `drift_rate` (episodes that re-rendering would have
         changed), and `length_stop_rate` (turns cut by a token limit). Without a valid episode the
-        means are left out.
+        these are left out.
     """
     valid = [t for t in trajectories if t.valid]
     turns = [turn for t in valid for turn in t.turns]

@@ -1,11 +1,11 @@
-"""Can the environments of an experiment be played here? One episode of each is begun to see.
+"""Checks that this Python environment can play an experiment: begins one episode of each env.
 
     python -m gem.training.preflight < spec.json
 
-reads a RunSpec as JSON; exit status 2 and a message if something is missing: a package, a sandbox,
-a server, a data file; or if one of them shows images. To be run where the trainer will play its
-episodes, because what is installed there decides; otherwise a missing extra would show as a failed
-batch, minutes later.
+reads a RunSpec as JSON. It exits with status 2 and a message if something is missing (a package, a
+sandbox, a server, a data file) or if an environment shows images. Run it in the Python environment
+in which the trainer plays its episodes; otherwise a missing extra would show as a failed batch,
+minutes later.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ def environments(spec: RunSpec) -> list[Task]:
 
 
 def check(tasks: Iterable[Task]) -> None:
-    """Begin every task once.
+    """Make and reset the environment of every task once.
 
     Raises:
-        ConfigurationError: It shows images, which no `gem.rollout.ChatFormat` renders.
-        GemError: What its environment, its tools or their servers need is not there.
+        ConfigurationError: An environment shows images, which no `gem.rollout.ChatFormat` renders.
+        GemError: Something that an environment, its tools or their servers need is missing.
     """
     for task in tasks:
         with task.make() as env:

@@ -1,9 +1,7 @@
-"""A call that waits for Ray actors ends when one of them, or its vLLM engine, is dead.
+"""Ends a call that waits for Ray actors when one of them, or its vLLM engine, dies.
 
-Trainers by themselves go on waiting then: the sender of a broadcast for a receiver that is gone, a
-socket for its other end.
-
-Needs Ray, which trainers bring along.
+Trainers themselves would wait forever: a broadcast for a dead receiver, a socket for its peer.
+Imports Ray lazily; Ray is a dependency of the trainers, not of gem-core.
 """
 
 from __future__ import annotations
@@ -18,29 +16,28 @@ from gem.errors import RolloutError
 T = TypeVar("T")
 
 _CHECK_S = 2.0
-"""Time between two looks at the actors."""
+"""Interval between checks of the actors."""
 _NOTICE_S = 10.0
-"""Time that Ray or vLLM may take to notice a death of which the call heard first."""
+"""Grace period for Ray or vLLM to report the death that made the call fail."""
 
 
 def call_while_alive(
     function: Callable[[], T], actors: Sequence[Any], engine: str | None = None
 ) -> T:
-    """Return `function()`, or give it up when one of `actors` is dead.
+    """Return `function()`, or raise if one of `actors` dies before.
 
-    An actor that does not answer, or that cannot be reached for the moment, is taken to be busy.
-    The function is called in a thread of its
-    own, where it stays behind if it is given up.
+    The function runs in its own thread, which stays behind if an actor dies. An actor that does
+    not respond, or that Ray cannot reach at the moment, counts as busy.
 
     Args:
         function: Waits for the actors.
         actors: Handles of Ray actors.
-        engine: Attribute of the actors that holds vLLM's `AsyncLLM`, where they have one. An engine
-            may end without its actor.
+        engine: Name of the attribute of the actors that holds vLLM's `AsyncLLM`, if they have one.
+            An engine may die while its actor lives.
 
     Raises:
         RolloutError: An actor or an engine died before the function returned. The message says
-            which; what the function raised on that account, if anything, is the context.
+            which. An exception that the function raised because of it is the context.
     """
     result: Future[T] = Future()
 
@@ -57,13 +54,13 @@ def call_while_alive(
     try:
         return result.result()
     except Exception:
-        # Asked anew: open questions may have been answered before the death.
+        # New queries: replies to pending ones may predate the death.
         _Watched(actors, engine).check(timeout_s=_NOTICE_S)
         raise
 
 
 class _Watched:
-    """Actors, and what they were asked without having answered yet."""
+    """Actors and the health queries that they have not replied to yet."""
 
     def __init__(self, actors: Sequence[Any], engine: str | None) -> None:
         self._actors = actors
@@ -71,7 +68,7 @@ class _Watched:
         self._asked: dict[int, Any] = {}
 
     def check(self, timeout_s: float) -> None:
-        """Ask the actors that have no question open; raise if one is found to be dead."""
+        """Query the actors without a pending query; raise if an actor or engine is dead."""
         import ray
         from ray.exceptions import ActorUnavailableError, RayActorError
 
@@ -89,7 +86,7 @@ class _Watched:
             try:
                 problem = ray.get(question)
             except ActorUnavailableError:
-                continue  # Ray cannot reach it for the moment: asked anew at the next look.
+                continue  # Ray cannot reach it at the moment: the next check queries it again.
             except RayActorError as error:
                 raise RolloutError(f"a process that the run needs has died. {error}") from error
             if problem is not None:
@@ -97,7 +94,7 @@ class _Watched:
 
 
 def _problem(actor: Any, engine: str | None) -> str | None:
-    """Say what is wrong with the engine of the actor in whose process this is called."""
+    """Return the error of an actor's engine, or None; Ray runs this in the actor's process."""
     held = None if engine is None else getattr(actor, engine, None)
     if held is None or not held.errored:
         return None

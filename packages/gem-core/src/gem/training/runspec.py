@@ -28,7 +28,7 @@ class EnvPart:
 
 @dataclass(frozen=True)
 class EvalPart:
-    """One evaluation; the same tasks every time."""
+    """One evaluation, with the same tasks every time."""
 
     name: str = setting("name in the metrics (`eval:<name>`)", check=filled)
     id: str = setting("registered environment id", check=filled)
@@ -43,7 +43,7 @@ class EvalPart:
 
 @dataclass(frozen=True)
 class PolicyPart:
-    """Model and what it is shown."""
+    """Model, context and token limits."""
 
     model: str = setting(
         "path or hub name of a model with a chat template, or one of gem-cpu's", check=filled
@@ -68,7 +68,7 @@ class PolicyPart:
 
     @property
     def tokens(self) -> int:
-        """Most tokens of an episode whose prompt is never made anew."""
+        """Most tokens of an episode with one append-only prompt (context `chat`)."""
         return self.prompt_tokens + self.response_tokens
 
 
@@ -117,7 +117,7 @@ class OptimizerPart:
 
 @dataclass(frozen=True)
 class TrainingPart:
-    """Size of the run; an iteration plays `tasks * group_size` episodes."""
+    """Size of the run; each iteration plays `tasks * group_size` episodes."""
 
     iterations: int = setting("batches to train on", least=1)
     tasks: int = setting("different tasks in a batch", least=1)
@@ -150,8 +150,8 @@ class RunSpec:
         """Make a spec from parsed TOML or JSON.
 
         Raises:
-            ConfigurationError: A key is unknown, missing, of the wrong type or out of range; the
-                message names the key as `table.key`.
+            ConfigurationError: A key is unknown or missing, or its value has the wrong type or
+                range; the message names the key as `table.key`.
         """
         spec = build(cls, data)
         if spec.algorithm.minibatches > spec.episodes:
@@ -188,18 +188,18 @@ class RunSpec:
 
     @property
     def eval_every(self) -> int:
-        """Iterations between the times at which at least one evaluation is due; 0 without any."""
+        """Iterations between points at which at least one evaluation is due; 0 without any."""
         return math.gcd(*(part.every for part in self.eval))
 
     @property
     def evaluations(self) -> list[Source]:
-        """What is evaluated on."""
+        """Task set and settings of each evaluation."""
         return [
             Source(TaskSet(e.id, e.episodes, e.seed, e.params), e.name, e.temperature)
             for e in self.eval
         ]
 
     def train_tasks(self, iteration: int) -> list[Task]:
-        """Return the tasks of an iteration: each of `training.tasks` seeds, one entry a task."""
+        """Return the tasks of an iteration: one for each of its `training.tasks` seeds."""
         first = self.env.seed + iteration * self.training.tasks
         return [Task(self.env.id, first + j, self.env.params) for j in range(self.training.tasks)]

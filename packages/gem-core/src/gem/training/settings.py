@@ -1,4 +1,4 @@
-"""Settings of an adapter: how it plays episodes, and how many failed ones a batch may have."""
+"""Settings of adapters: how they play episodes, and the share of failed ones that they accept."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Settings:
     """How an adapter plays episodes; a subclass may add keys of its own."""
 
     context: str = "chat"
-    """What the policy is shown: `chat`, `concat`, `concat_with_action`, `window:<k>`."""
+    """Context that builds the prompts: `chat`, `concat`, `concat_with_action`, `window:<k>`."""
     system_prompt: str | None = None
     """Text of a system message before everything else."""
     turn_tokens: int | None = None
@@ -31,11 +31,11 @@ class Settings:
     turns: int | None = None
     """Most turns of an episode, besides the environment's own limit."""
     retries: int = 1
-    """Further attempts, each with a new environment, after an environment failed."""
+    """Further attempts after an environment failed, each with a new environment."""
     step_timeout_s: float | None = STEP_TIMEOUT_S
     """Limit of one environment reset or step in seconds; None for no limit."""
     seed: int | None = None
-    """Seed every sampled turn on its own, so that the order of requests does not matter."""
+    """If set, every sampled turn has its own seed, so that the order of requests has no effect."""
     max_failed_fraction: float = MAX_FAILED_FRACTION
     """Share of failed episodes in a batch above which the run stops."""
     record_dir: str | None = None
@@ -43,10 +43,10 @@ class Settings:
 
     @classmethod
     def from_mapping(cls: type[SettingsT], table: Mapping[str, Any]) -> SettingsT:
-        """Read and check a table of settings, called `gem` in messages.
+        """Make and check the settings of a table, which messages call `gem`.
 
         Raises:
-            ConfigurationError: A key is unknown or its value is of the wrong type or range.
+            ConfigurationError: A key is unknown, or its value has the wrong type or range.
         """
         known = {field.name: field for field in fields(cls)}
         for key in table:
@@ -59,7 +59,7 @@ class Settings:
         return settings
 
     def check(self) -> None:
-        """Raise `ConfigurationError` if a value is of the wrong type or range."""
+        """Raise `ConfigurationError` if a value has the wrong type or range."""
         types: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (int, float)}
         for field in fields(self):
             value = getattr(self, field.name)
@@ -95,16 +95,16 @@ def check_failures(
     *,
     batch: str = "this batch",
 ) -> int:
-    """Return the number of failed episodes.
+    """Return the number of failed episodes in a batch; raise if there are too many.
 
     Args:
-        valid: For each episode of a batch, whether it did not fail.
-        limit: Largest share of failed episodes that training may go on with.
-        failures: What is known of them; None is left out.
-        batch: What the message calls it.
+        valid: For each episode of the batch, whether it did not fail.
+        limit: Largest share of failed episodes with which training goes on.
+        failures: Known failures; None is ignored.
+        batch: Name of the batch in the message.
 
     Raises:
-        RolloutError: Too many failed, or all. The message says of what causes.
+        RolloutError: Too many episodes failed, or all. The message lists the causes.
     """
     failed = sum(not each for each in valid)
     if failed == len(valid) or failed > limit * len(valid):
@@ -116,10 +116,10 @@ def check_failures(
 
 
 def failure_reasons(failures: Iterable[Failure | None]) -> str:
-    """Return how many episodes failed of which cause, with a message for each; maybe empty.
+    """Return the number of failures by cause as text, with a message for each cause; may be empty.
 
     Args:
-        failures: Of a batch; None is left out.
+        failures: Failures of a batch; None is ignored.
     """
     messages: dict[str, list[str]] = {}
     for failure in failures:

@@ -1,6 +1,7 @@
-"""Tasks in a trainer's dataset.
+"""Tasks as rows of a trainer's dataset, for trainers that read their prompts from a file.
 
-Task sets are URIs, a task is the text of one column, and a command writes them into a file.
+Users name task sets by URI; `make_dataset` is the command that writes their tasks to a file;
+`encode_task` and `decode_task` convert a task to and from the text of one column.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from gem.tasks import Task, TaskSet
 
 @dataclass(frozen=True)
 class Source:
-    """A task set and how it is to be evaluated on."""
+    """A task set and the settings of its evaluation."""
 
     tasks: TaskSet
     name: str
@@ -30,10 +31,10 @@ class Source:
 
     @classmethod
     def parse(cls, text: str) -> Source:
-        """Parse `<task set URI>[#name=...&temperature=...]`; the name is by default the id.
+        """Parse `<task set URI>[#name=...&temperature=...]`; `name` defaults to the env id.
 
         Raises:
-            ConfigurationError: It is malformed; the message names the part.
+            ConfigurationError: The text is malformed; the message names the part.
         """
         uri, _, fragment = text.partition("#")
         tasks = TaskSet.parse(uri)
@@ -52,7 +53,7 @@ class Source:
 
     @property
     def text(self) -> str:
-        """What `parse` reads back."""
+        """Text of the source; the inverse of `parse`."""
         options = f"name={quote(self.name)}"
         if self.temperature is not None:
             options += f"&temperature={self.temperature!r}"
@@ -64,11 +65,11 @@ def parse_sources(texts: Sequence[str], key: str, *, unique: bool = True) -> lis
 
     Args:
         texts: See `Source.parse`.
-        key: Setting that is named in messages.
-        unique: Whether each must have a name of its own, as evaluations must.
+        key: Setting to name in messages.
+        unique: Whether names must differ, as those of evaluations must.
 
     Raises:
-        ConfigurationError: One is malformed, or two have the same name.
+        ConfigurationError: A source is malformed, or two have the same name.
     """
     found = [Source.parse(text) for text in texts]
     if unique:
@@ -77,7 +78,7 @@ def parse_sources(texts: Sequence[str], key: str, *, unique: bool = True) -> lis
 
 
 def check_names(names: Sequence[str], key: str) -> None:
-    """Raise `ConfigurationError` if two evaluations have the same name; it begins with `key`."""
+    """Raise `ConfigurationError`, prefixed with `key`, if two evaluations have the same name."""
     for name in names:
         if names.count(name) > 1:
             raise ConfigurationError(
@@ -88,13 +89,13 @@ def check_names(names: Sequence[str], key: str) -> None:
 def make_dataset(
     write: Callable[..., str], argv: Sequence[str] | None, *, program: str, trainer: str
 ) -> int:
-    """Be the command `<program> [--eval] FILE URI...`; return its exit status.
+    """Run the command `<program> [--eval] FILE URI...`; return its exit status.
 
     Args:
-        write: `write(uris, evaluation=...)` returns the file's text, a line for each task.
-        argv: Arguments; None takes those of this process.
+        write: `write(uris, evaluation=...)` returns the file's text, one line per task.
+        argv: Arguments; None for those of this process.
         program: Name of the command.
-        trainer: Whose dataset it is.
+        trainer: Name of the trainer, for the help text.
     """
     parser = argparse.ArgumentParser(
         prog=program, description=f"Write seeded tasks of environments as a dataset of {trainer}."
@@ -115,15 +116,15 @@ def make_dataset(
 
 
 def encode_task(task: Task, temperature: float | None = None) -> str:
-    """Pack a task into one column of a dataset."""
+    """Encode a task and its temperature as the text of one column of a dataset."""
     return json.dumps({**task.to_dict(), "temperature": temperature})
 
 
 def decode_task(text: str) -> tuple[Task, float | None]:
-    """Unpack `encode_task`: the task and its own sampling temperature, if it has one.
+    """Decode the text of `encode_task`: the task and its sampling temperature or None.
 
     Raises:
-        ConfigurationError: The text is something else.
+        ConfigurationError: `encode_task` did not write this text.
     """
     try:
         data = json.loads(text)
