@@ -1,4 +1,4 @@
-"""One RunSpec, every trainer's native command, one record format, one comparison."""
+"""Runs one RunSpec with any trainer's native command; compares the records of the runs."""
 
 from __future__ import annotations
 

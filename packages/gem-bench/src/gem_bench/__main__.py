@@ -21,9 +21,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Returns:
-        0 when all went well; 1 if a run failed or its audit found something, 124 if it took too
-        long, 130 if it was interrupted; 2 if what was asked for is impossible, with a message on
-        standard error.
+        0 for success; 1 if a run failed or its audit found something; 2 if the request is
+        impossible, with a message on standard error; 124 after a timeout; 130 after an interrupt.
     """
     args = _parser().parse_args(argv)
     command: Callable[[argparse.Namespace], int] = args.call
@@ -35,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # Whoever reads our output has enough; do not fail again while flushing at exit.
+        # The reader of the pipe closed it: do not fail again when Python flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
@@ -74,7 +73,7 @@ def _run(args: argparse.Namespace) -> int:
         overwrite=args.overwrite,
         timeout_s=args.timeout,
     )
-    with contextlib.suppress(OSError):  # nobody may be there any more to read it
+    with contextlib.suppress(OSError):  # the terminal or pipe may be closed
         print(f"{args.to}: {outcome.status}: {outcome.message}", file=sys.stderr, flush=True)
     return STATUSES[outcome.status]
 

@@ -1,11 +1,12 @@
-"""Ask a trainer's adapter for its native command, wherever that adapter is installed.
+"""Runs a trainer's adapter, in the Python environment where it is installed.
 
 - `compile_launch`: RunSpec in, the trainer's command with its environment and parity out.
-- `check_environments`: whether the trainer's environment has what the experiment's need.
+- `check_environments`: checks that the trainer's Python can play the experiment's environments.
 - `ReferenceAdapter`: the adapter of the reference trainer, which is part of this package.
 
-Trainers pin conflicting versions, so each may live in a virtual environment of its own, by
-convention `.venvs/<name>`. Its Python is then asked through `python -m gem.training.launch`.
+Trainers pin conflicting versions, so each may have its own virtual environment, by convention
+`.venvs/<name>`. This process then runs `python -m gem.training.launch` with that environment's
+Python.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ COMPILE_TIMEOUT_S = 300
 
 @dataclass(frozen=True)
 class Compiled:
-    """A trainer's command and the Python environment that it belongs to."""
+    """A trainer's command and the Python that runs it."""
 
     launch: Launch
     python: Path
     """Interpreter of the trainer's environment."""
 
     def environment(self) -> dict[str, str]:
-        """Return the variables the command is started with: ours, changed as the launch says."""
+        """Return the command's environment variables: those of this process, with its changes."""
         env = {k: v for k, v in os.environ.items() if k not in self.launch.unset}
-        # The launcher's own subprocesses must find the commands of its environment, not of ours.
+        # The launcher's subprocesses must find the commands of its virtual environment, not ours.
         env["PATH"] = os.pathsep.join([str(self.python.parent), env.get("PATH", os.defpath)])
         if self.python.parent.parent.joinpath("pyvenv.cfg").exists():
             env["VIRTUAL_ENV"] = str(self.python.parent.parent)
@@ -55,7 +56,7 @@ def compile_launch(
     Args:
         trainer: Name of an adapter: `reference`, `verl`, ...
         spec: The experiment.
-        run_dir: Folder where the run will leave its record.
+        run_dir: Folder of the run's record.
         cpu: Use the settings that let the trainer run without a GPU.
         python: Interpreter of the environment in which the adapter is installed. Default: that of
             `.venvs/<trainer>` in this folder or a parent, else this one.
@@ -78,10 +79,10 @@ def compile_launch(
 
 
 def check_environments(compiled: Compiled, spec: RunSpec) -> None:
-    """Begin one episode of each environment of an experiment where its trainer will play them.
+    """Begin one episode of each environment of an experiment, with the trainer's Python.
 
     Raises:
-        ConfigurationError: Something that they need is not there; the message names it.
+        ConfigurationError: Something that an environment needs is missing; the message names it.
     """
     command = [str(compiled.python), "-m", "gem.training.preflight"]
     answer = _talk(command, spec, compiled.environment())
@@ -108,7 +109,7 @@ def find_python(trainer: str) -> Path | None:
 
 
 def _is_this(python: Path) -> bool:
-    # Virtual environments share one binary: what tells them apart is the folder it is called from.
+    # Virtual environments share one binary: compare the folders of its links, not the binary.
     return python.absolute().parent.parent == Path(sys.prefix).absolute()
 
 
@@ -120,7 +121,7 @@ def _ask(python: Path, trainer: str, spec: RunSpec, run_dir: Path, cpu: bool) ->
     try:
         if answer.returncode:
             raise ValueError(f"exit status {answer.returncode}")
-        # A trainer that prints while it is imported must not spoil the answer: it comes last.
+        # The answer is the last line: a trainer may print while it is imported.
         return Launch.from_json(answer.stdout.strip().rpartition("\n")[2])
     except (ValueError, TypeError, KeyError) as error:
         tail = "\n".join((answer.stderr or answer.stdout).strip().splitlines()[-15:])
@@ -133,7 +134,7 @@ def _ask(python: Path, trainer: str, spec: RunSpec, run_dir: Path, cpu: bool) ->
 def _talk(
     command: list[str], spec: RunSpec, env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Give a spec to a command and return what it says."""
+    """Run a command with a spec on stdin; return the completed process."""
     try:
         return subprocess.run(
             command,
@@ -162,7 +163,7 @@ def _in_a_clone(trainer: str) -> str:
 
 
 class ReferenceAdapter:
-    """Starts `gem_bench.reference`; it is the definition, so every setting is matched."""
+    """Starts `gem_bench.reference`, which defines all settings: every one is matched."""
 
     trainer = "gem-bench"
     supported = ">=0.1"
@@ -172,7 +173,7 @@ class ReferenceAdapter:
         """Return the reference trainer's command.
 
         Raises:
-            ConfigurationError: The reference trainer does not do what the spec asks for.
+            ConfigurationError: The reference trainer does not support a setting of the spec.
             MissingExtraError: torch or transformers is not installed.
         """
         missing = [m for m in ("torch", "transformers") if importlib.util.find_spec(m) is None]
@@ -188,8 +189,8 @@ class ReferenceAdapter:
         env = {}
         if cpu:
             argv += ["--device", "cpu"]
-            # One thread is fastest for the small models that a CPU can train, above all when
-            # other programs run too; results then do not depend on the number of cores either.
+            # One thread is fastest for the small models that a CPU can train, above all beside
+            # other programs. And results do not depend on the number of cores.
             env["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
         return Launch(
             argv=argv,

@@ -1,19 +1,19 @@
-"""Replay a trainer's own recorded episodes through the reference: where do the two part?
+"""Audits a trainer: the reference replays the episodes that the trainer recorded.
 
-Sampled runs of two trainers cannot be compared episode by episode. But the reference can take the
-episodes that another trainer recorded, update its own copy of the policy with them, iteration by
-iteration, and say whether the other
+Sampled runs of two trainers cannot be compared episode by episode. But the reference can train its
+own copy of the policy on the episodes that another trainer recorded, iteration by iteration, and
+check whether that trainer
 
 - scored its samples as the replayed policy does (`logprob_difference`): engine and weights,
 - computed the same loss and gradient from them (`loss`, `grad_norm`): update,
-- drew them from the policy's distribution (`surprisal_z`, `stop_z`): sampler. A correct sampler
-  gives standard normal numbers; their sum over n iterations divided by sqrt(n) is again one.
+- drew them from the policy's distribution (`surprisal_z`, `stop_z`): sampler. For a correct sampler
+  these are standard normal, and so is their sum over n iterations divided by sqrt(n).
 
-The replay goes on with its own weights, so rounding errors grow from update to update. How far
-they have grown is measured in the same run: a second replay begins with weights that differ from
-the first by a relative 1e-7 (`gem_bench.noise`), and adds up in another order. What the two differ
-by is the noise floor. A trainer must stay within a small multiple of it; where the floor itself has
-grown beyond `TELLING`, nothing can be said any more.
+The replay continues with its own weights, so rounding errors grow from update to update. A second
+replay measures them: it starts with weights that differ from the first by a relative 1e-7
+(`gem_bench.noise`) and sums in another order. The difference of the two replays is the noise
+floor. A trainer must stay within a small multiple of it. Iterations whose noise floor exceeds
+`TELLING` are not judged.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from gem_bench.reference import Learner, token_statistics, turn_advantages
 from gem_bench.rows import Row, pad, training_rows
 
 TELLING = 1e-4
-"""Largest noise floor of log-probabilities at which a replay still stands for the run."""
+"""Largest noise floor of log-probabilities at which an iteration is judged."""
 MULTIPLE = 30.0
-"""What a trainer may differ by, in units of the noise floor: other kernels round differently."""
+"""Largest deviation of a trainer, in units of the noise floor: other kernels round differently."""
 FLOOR = 1e-6
-"""Least noise floor of a log-probability: two roundings of a float32 of the size of a logit."""
+"""Least noise floor of a log-probability: two float32 rounding errors at the size of a logit."""
 MUST_TELL = 5
-"""Iterations that a replay stands for, unless updates are so large that they amplify rounding."""
+"""Least number of judged iterations; fewer are a finding: large updates amplified rounding."""
 RARE = -10.0
-"""Log-probability below which a token is rare: where a sampler goes wrong first."""
+"""Log-probability below which a token is rare; errors of a sampler show there first."""
 Z_LIMIT = 4.0
-"""Largest standardised deviation of a correct sampler (one in 16,000 is beyond)."""
+"""Largest standardised deviation of a correct sampler (exceeded once in 16,000)."""
 
 
 @dataclass(frozen=True)
@@ -59,38 +59,38 @@ class Audit:
 
     iteration: int
     loss: tuple[float | None, float]
-    """As recorded, as replayed."""
+    """Recorded, replayed."""
     grad_norm: tuple[float | None, float]
-    """As recorded, as replayed."""
+    """Recorded, replayed."""
     logprob_difference: float | None
     """Largest difference between recorded and replayed log-probability of a sampled token."""
     logprob_noise: float
-    """The same between the two replays: the largest of this iteration and those before."""
+    """Largest such difference between the two replays, in this and all earlier iterations."""
     grad_noise: float
-    """Relative difference of the two replays' gradient norms: likewise."""
+    """Largest relative difference of the two replays' gradient norms so far."""
     surprisal_z: float | None
     """Standardised difference between the samples' surprisal and the policy's entropy; positive:
-    the sampler prefers unlikely tokens. None unless it was to sample from the whole distribution.
+    the sampler prefers unlikely tokens. None if the spec restricts sampling (top-k or top-p).
     """
     stop_z: float | None
     """Standardised difference between the number of tokens that end a turn and the number
     expected; positive: the sampler ends turns too often."""
     rare: tuple[int, float] | None
-    """Rare tokens, as drawn, as expected."""
+    """Number of rare tokens: drawn, expected."""
 
 
 @dataclass(frozen=True)
 class _Moments:
-    """What the policy expects at every sampled token, `[sampled tokens]`."""
+    """Statistics of the policy's distribution at every sampled token, `[sampled tokens]`."""
 
     logprob: Tensor
     entropy: Tensor
     variance: Tensor
-    """Of the surprisal."""
+    """Variance of the surprisal."""
     stop: Tensor
     """Probability of a token that ends the turn."""
     stopped: Tensor
-    """Whether such a token was drawn."""
+    """Whether a token that ends the turn was drawn."""
     rare: Tensor
     """Probability of a rare token."""
 
@@ -102,13 +102,13 @@ def audit(
     device: str = "cpu",
     forward_tokens: int = 65_536,
 ) -> Iterator[Audit]:
-    """Replay the iterations of a run, which must have begun from its model's own weights.
+    """Replay the iterations of a run that started from its model's original weights.
 
     Args:
         run: A record with the spec and all training episodes.
-        lora_init: Folder of the adapter that a run with `policy.lora_rank` began with, if the
-            reference would begin with another.
-        device: Where to compute.
+        lora_init: Folder of the run's initial adapter (`policy.lora_rank`), if it differs from the
+            reference's.
+        device: Torch device.
         forward_tokens: Most tokens, padding included, in one forward pass.
 
     Raises:
@@ -171,20 +171,20 @@ def audit(
 
 
 def telling(audits: Sequence[Audit]) -> list[Audit]:
-    """Return the iterations before rounding has made the replay another run."""
+    """Return the iterations before the noise floor exceeds `TELLING`."""
     return list(itertools.takewhile(lambda a: a.logprob_noise <= TELLING, audits))
 
 
 def pooled(values: Iterable[float | None]) -> float | None:
-    """Return the sum of independent standard normal numbers as one; None without any."""
+    """Pool independent standard normal numbers into one (sum / sqrt(n)); None without any."""
     known = [value for value in values if value is not None]
     return math.fsum(known) / math.sqrt(len(known)) if known else None
 
 
 def judge(audits: Sequence[Audit]) -> list[Finding]:
-    """Return what is wrong with a run; empty if the reference would have done the same.
+    """Return a run's deviations from the reference; empty if there are none.
 
-    Levels are those of `gem_bench.conformance`: `L1` is about what was sampled, `L2` about updates.
+    Levels are those of `gem_bench.conformance`: `L1` for samples, `L2` for updates.
     """
     good = telling(audits)
     found = []
@@ -212,7 +212,7 @@ def judge(audits: Sequence[Audit]) -> list[Finding]:
 
 
 def lines(audits: Sequence[Audit]) -> Iterator[str]:
-    """Yield a table of the iterations that the replay followed, and the pooled numbers."""
+    """Yield the lines of a table of the judged iterations, then the pooled numbers."""
     yield (
         f"{'iteration':>9}  {'loss':>11} {'replayed':>11}  {'grad_norm':>9} {'replayed':>9}  "
         f"{'logprobs':>8} {'noise':>8}  {'surprisal':>9} {'stops':>6}"
@@ -244,7 +244,7 @@ def _number(value: float | None, width: int, digits: int) -> str:
 
 
 def _batches(run: RunRecord) -> Iterator[tuple[int, list[Trajectory]]]:
-    """Training episodes by iteration, which come in order."""
+    """Yield the training episodes of each iteration, in order."""
     batch: list[Trajectory] = []
     current = 0
     for episode in run.episodes():
@@ -290,7 +290,7 @@ def _moments(
 
 @torch.no_grad()
 def _logprobs(learner: Learner, rows: Sequence[Row], temperature: float) -> Tensor:
-    """Log-probability of every sampled token, `[sampled tokens]`, in the order of `_moments`."""
+    """Return the log-probability of every sampled token, in the order of `_moments`."""
     parts = []
     for chunk in chunks(rows, learner.forward_tokens):
         with learner.autocast():
@@ -302,7 +302,7 @@ def _logprobs(learner: Learner, rows: Sequence[Row], temperature: float) -> Tens
 def _difference(
     episodes: Sequence[Trajectory], rows: Sequence[Row], replayed: Tensor
 ) -> float | None:
-    """Largest difference between the recorded and the replayed log-probabilities."""
+    """Return the largest difference between recorded and replayed log-probabilities."""
     recorded: list[float] = []
     for row in rows:
         for turn in dict.fromkeys(row.turn):
@@ -315,6 +315,6 @@ def _difference(
 
 
 def _z(excess: Tensor, variance: Tensor) -> float:
-    """Sum of independent deviations in units of its standard deviation; 0 if nothing can vary."""
+    """Return a sum of deviations in units of its standard deviation; 0 if the variance is 0."""
     spread = math.sqrt(max(float(variance.sum()), 0.0))
     return float(excess.sum()) / spread if spread > 0 else 0.0

@@ -1,10 +1,10 @@
-"""Compare runs: what they cost, how well they did, and whether they are comparable at all.
+"""Compares groups of runs: cost, success, and whether a comparison is fair.
 
 Final success is the mean over the last `window` iterations of training, best success the highest
-mean over any `window` iterations in a row; both are of the sampled training episodes. Final success
-has an interval over runs where there are several seeds, over tasks where there is one; a maximum
-has none (`gem_bench.stats`). Differences to the first group are taken pair by pair where both have
-the same seeds or tasks.
+mean over any `window` consecutive iterations; both use the sampled training episodes. Final success
+has a confidence interval, over runs if there are several seeds, else over tasks; best success, a
+maximum, has none (`gem_bench.stats`). Differences to the first group are paired where both groups
+have the same seeds or tasks.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Row:
     episodes: float
     failed_episodes: float
     failed_by_cause: dict[str, float]
-    """See `gem.blame.CAUSES`; `unknown` in older records."""
+    """Failed episodes by cause, see `gem.blame.CAUSES`; `unknown` in older records."""
     turns: float
     sampled_tokens: float
     wall_s: float | None
@@ -49,7 +49,7 @@ class Row:
     start_up_s: float | None
     """Until the first iteration was recorded."""
     iteration_s: float | None
-    """Median seconds between two records."""
+    """Median seconds between recorded iterations."""
     final: Estimate | None
     best: float | None
     knobs: list[Knob]
@@ -58,7 +58,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Contrast:
-    """By how much the final success of one group is above that of the first."""
+    """Final success of one group minus that of the first group."""
 
     label: str
     baseline: str
@@ -67,7 +67,7 @@ class Contrast:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All groups, and what a reader must know before comparing them."""
+    """All groups, and the caveats of comparing them."""
 
     window: int
     rows: list[Row]
@@ -82,7 +82,7 @@ def compare(groups: Sequence[Group], *, window: int = 20) -> Comparison:
 
     Args:
         groups: As read by `load_runs`.
-        window: Iterations that final and best success are averaged over.
+        window: Iterations over which final and best success are averaged.
     """
     finals = [_Final.read(group, window) for group in groups]
     return Comparison(
@@ -95,7 +95,7 @@ def compare(groups: Sequence[Group], *, window: int = 20) -> Comparison:
 
 
 def window_means(run: Run, window: int) -> list[float]:
-    """Return the success rate over every `window` iterations in a row, or over all."""
+    """Return the success rate of every `window` consecutive iterations, of all if fewer."""
     points = [(rate * count, count) for _, rate, count in _points(run)]
     last = max(len(points) - window, 0)
     spans = [points[i : i + window] for i in range(last + 1)] if points else []
@@ -117,14 +117,14 @@ def _points(run: Run) -> list[tuple[int, float, float]]:
 
 @dataclass(frozen=True)
 class _Final:
-    """What is known of a group's last iterations."""
+    """The success of a group in its last iterations."""
 
     rates: dict[int, float]
-    """Success rate by the place of the run in its group; runs without any are missing."""
+    """Success rate by index of the run in its group; runs without a rate are missing."""
     seeds: list[Hashable]
-    """What tells the runs apart: seed and tasks."""
+    """Seed of each run and of its tasks."""
     outcomes: dict[str, list[float]]
-    """Of the one run of a group, by task; empty if there are several, or no episodes recorded."""
+    """Success of each episode by task, if the group is one run with recorded episodes."""
 
     @classmethod
     def read(cls, group: Group, window: int) -> _Final:
@@ -147,18 +147,18 @@ class _Final:
         over = over_runs(list(self.rates.values()))
         if len(self.rates) > 1 or not self.outcomes:
             return over
-        # The mean is that of the metrics, as the curve shows it.
+        # The mean of the metrics, as in the curve; the interval of the episodes.
         return replace(over_tasks(list(self.outcomes.values())), mean=over.mean)
 
     def by_seed(self) -> dict[Hashable, float]:
-        """Success rates by seed; by place where runs share a seed, so that none is lost."""
+        """Success rates by seed, or by index if two runs share a seed."""
         if len(set(self.seeds)) < len(self.seeds):
             return {("run", i): rate for i, rate in self.rates.items()}
         return {self.seeds[i]: rate for i, rate in self.rates.items()}
 
 
 def _contrasts(groups: Sequence[Group], finals: Sequence[_Final]) -> list[Contrast]:
-    """Each group less the first, with an interval wherever there can be one."""
+    """Return each group minus the first, with an interval where the data allow one."""
     found = []
     for group, final in zip(groups[1:], finals[1:], strict=True):
         if not finals[0].rates or not final.rates:
@@ -250,15 +250,15 @@ _COLUMNS: dict[str, Callable[[Row], str]] = {
 
 
 def number(value: float | None, digits: int) -> str:
-    """Return a number with thousands separators; `-` if it is not known."""
+    """Return a number with thousands separators; `-` for None."""
     return "-" if value is None else f"{value:,.{digits}f}"
 
 
 def estimate(value: Estimate | None, sign: str = "") -> str:
-    """Return `mean [low, high]`, or the mean alone where there is no interval.
+    """Return `mean [low, high]`, or the mean alone if there is no interval.
 
     Args:
-        value: What to write; `-` if it is not known.
+        value: Estimate; None becomes `-`.
         sign: `+` to write the sign of positive numbers.
     """
     if value is None:
@@ -277,11 +277,11 @@ HOW = {
     "unpaired tasks": "over the tasks of one run each; runs differ by more",
     "none": "no interval: too little to tell",
 }
-"""What an interval is over, for readers; to be formatted with `n`."""
+"""Text that explains each kind of interval; format it with `n`."""
 
 
 def contrasts(comparison: Comparison) -> list[str]:
-    """Return a line about each difference to the first group."""
+    """Return a line for each difference to the first group."""
     return [
         f"{c.label} less {c.baseline}: final success {estimate(c.difference, '+')} "
         f"({HOW[c.difference.method].format(n=c.difference.n)})"
@@ -299,7 +299,7 @@ def table(comparison: Comparison) -> list[list[str]]:
 
 
 def remarks(comparison: Comparison) -> list[str]:
-    """Return how to read the table, and whatever stands in the way of a fair comparison."""
+    """Return how to read the table, and what makes the comparison unfair."""
     finals = [row.final for row in comparison.rows if row.final is not None]
     how = sorted({HOW[e.method].format(n=e.n) for e in finals})
     lines = [

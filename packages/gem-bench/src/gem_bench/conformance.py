@@ -1,9 +1,9 @@
-"""Do two trainers compute the same thing? Levels L0 to L3, from the records of two greedy runs.
+"""Checks that a trainer computes what the reference does, from the records of two greedy runs.
 
 - L0: the trainer's per-token advantages are those of `gem.advantage`, to the last float32 bit.
 - L1: token ids, masks and per-token rewards of the first batch are equal.
-- L2: gradient norm and loss of the first updates, up to the first that is not zero, are equal
-  within `RELATIVE`.
+- L2: gradient norm and loss of the updates up to the first non-zero one are equal within
+  `RELATIVE`.
 - L3: the mean return of every iteration is equal.
 
 The runs must use the same RunSpec with greedy sampling (`top_k = 1`), fp32 and different seeds for
@@ -29,12 +29,12 @@ RELATIVE = 1e-3
 LOSS_FLOOR = 1e-5
 """Allowed absolute difference of the loss: with normalised advantages it is near 0."""
 RETURN_TOLERANCE = 1e-6
-"""Allowed difference of mean returns: their rounding, far below one episode's smallest reward."""
+"""Allowed difference of mean returns: rounding, far below one episode's smallest reward."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One place where a run does not conform."""
+    """One deviation of a run from the reference."""
 
     level: str
     """`L0` to `L3`."""
@@ -60,7 +60,7 @@ def compare_runs(reference: RunRecord, other: RunRecord, algorithm: AlgorithmPar
 def check_advantages(episodes: Sequence[EpisodeRecord], algorithm: AlgorithmPart) -> list[Finding]:
     """L0 on a recorded batch: recompute the advantages and compare with the trainer's rows.
 
-    `gae` depends on the trainer's critic, whose values are not in the record: nothing is checked.
+    `gae` is not checked: it depends on the critic's values, which are not in the record.
     """
     if algorithm.advantage == "gae":
         return []
@@ -106,7 +106,7 @@ def check_rows(reference: Sequence[EpisodeRecord], other: Sequence[EpisodeRecord
 def check_update(
     reference: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]
 ) -> list[Finding]:
-    """L2: gradient norm and loss of the first updates, up to the first with a gradient."""
+    """L2: gradient norm and loss of the updates up to the first with a gradient."""
     found = []
     for k, (mine, theirs) in enumerate(zip(reference, other, strict=False)):
         for name, floor in (("grad_norm", 0.0), ("loss", LOSS_FLOOR)):
@@ -144,7 +144,7 @@ def _row_findings(where: str, expected: TrainedRow, got: TrainedRow) -> list[Fin
 
 
 def _by_task(episodes: Sequence[EpisodeRecord]) -> dict[tuple[int, int], EpisodeRecord]:
-    """Episodes by seed and, among those of one seed, by number."""
+    """Return episodes by seed and by index among those with the same seed."""
     seen: Counter[int] = Counter()
     out = {}
     for episode in episodes:

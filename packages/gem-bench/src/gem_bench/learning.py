@@ -1,4 +1,4 @@
-"""Whether a run can have learnt anything: what its metrics say about updates."""
+"""Detects runs whose policy never changed, from the gradient norms in their metrics."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from gem.training.record import METRICS
 
 
 def nothing_learnt(lines: Sequence[dict[str, Any]]) -> str:
-    """Return why the policy never changed, "" if it did or if the metrics do not say.
+    """Return why the policy never changed; "" if it changed or the metrics do not show it.
 
     Args:
-        lines: The metrics of a run, a mapping per iteration and split.
+        lines: Metrics of a run, one mapping per iteration and split.
     """
     train = [line for line in lines if line.get("split") == "train"]
     if not train or any(line.get("grad_norm") != 0.0 for line in train):
@@ -24,7 +24,7 @@ def nothing_learnt(lines: Sequence[dict[str, Any]]) -> str:
 
 
 def nothing_learnt_in(run_dir: Path) -> str:
-    """Return `nothing_learnt` of a recorded run; damaged lines say nothing."""
+    """Return `nothing_learnt` of a recorded run; "" if a line of its metrics is damaged."""
     lines = []
     for text in (run_dir / METRICS).read_text(encoding="utf-8").splitlines():
         try:

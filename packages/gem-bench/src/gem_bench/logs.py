@@ -1,4 +1,4 @@
-"""Find in a failed trainer's log what a person needs to see first."""
+"""Extracts from a failed trainer's log the first exception and the last lines."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _EXCEPTION = re.compile(r"(?:^|\s)((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception
 
 
 def explain(message: str, log: Path) -> str:
-    """Add to a message what a log says: its first exception, its last lines, and where it is.
+    """Append to a message the log's last lines, its first exception and its path.
 
-    What fails first in a distributed trainer is often far above the end, which is full of the
-    processes that failed because of it.
+    In a distributed trainer the first failure is often far above the end of the log, which is full
+    of processes that failed because of it.
     """
     try:
         with log.open(encoding="utf-8", errors="replace", newline="\n") as file:
@@ -28,9 +28,9 @@ def explain(message: str, log: Path) -> str:
 
 
 def _read(raw: list[str]) -> tuple[tuple[int, str] | None, list[str]]:
-    """The first exception with its line number, unless it is among the last lines; these."""
+    """Return the first exception above the last lines, with its line number; the last lines."""
     lines = [_COLOURS.sub("", line).rstrip() for line in raw]
-    # Of a progress bar, which overwrites its line again and again, the last state is enough.
+    # Keep only the last state of a progress bar, which overwrites its line.
     said = [(n, line.rpartition("\r")[2]) for n, line in enumerate(lines, 1) if line.strip()]
     last = said[-_LAST_LINES:]
     for number, line in said[: -_LAST_LINES or None]:

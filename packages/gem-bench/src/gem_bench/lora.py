@@ -1,8 +1,8 @@
 """Low-rank adapters (LoRA, arXiv 2106.09685) for the reference trainer.
 
 `W x` becomes `W x + (alpha / rank) B A x` in every attention and MLP projection; embeddings,
-output head and norms stay as they are. Projections that read the same input (query, key and
-value; gate and up) share A, as on SkyRL's Tinker server. A begins random, B at zero.
+output head and norms are unchanged. Projections of the same input (query, key and value; gate and
+up) share A, as on SkyRL's Tinker server. A is initialised randomly, B with zeros.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ GROUPS = (
     ("gate_proj", "up_proj"),
     ("down_proj",),
 )
-"""Names of projections; those of one group read the same input."""
+"""Names of projections; those of one group have the same input."""
 
 WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
@@ -35,7 +35,7 @@ class Adapted(nn.Module):
         super().__init__()
         self.base = base
         self.lora_a = a
-        """`[rank, in]`, maybe shared."""
+        """`[rank, in]`, may be shared."""
         self.lora_b = nn.Parameter(torch.zeros(base.out_features, a.shape[0]))
         """`[out, rank]`"""
         self.scale = scale
@@ -48,13 +48,13 @@ class Adapted(nn.Module):
 
 
 def add_adapters(model: nn.Module, policy: PolicyPart, seed: int) -> None:
-    """Freeze a model and put adapters into it.
+    """Freeze a model and insert adapters.
 
     Args:
-        model: Loaded in fp32.
-        policy: Rank, alpha and, if they are not to be random, the initial adapters: a folder with
+        model: A model in fp32.
+        policy: Rank, alpha and, unless they are random, the initial adapters: a folder with
             `adapter_model.safetensors` in PEFT's format.
-        seed: Of the random ones, uniform within `1 / sqrt(in)`.
+        seed: Seed of random adapters, which are uniform within `1 / sqrt(in)`.
 
     Raises:
         ConfigurationError: The model has no such projections, or the folder's adapters do not fit.
@@ -89,7 +89,7 @@ def add_adapters(model: nn.Module, policy: PolicyPart, seed: int) -> None:
 
 
 def merge(model: nn.Module) -> None:
-    """Put the adapters' product into the weights, in place."""
+    """Merge the adapters into the weights, in place."""
     for parent in list(model.modules()):
         for name, layer in list(parent.named_children()):
             if isinstance(layer, Adapted):
@@ -108,7 +108,7 @@ def _read(folder: Path) -> dict[str, Tensor]:
 
 
 def _load(adapted: Adapted, given: dict[str, Tensor], name: str, *, first: bool) -> None:
-    """Take the factors of one layer out of `given`."""
+    """Move the factors of one layer from `given` into the layer."""
     for factor, key in ((adapted.lora_a, "lora_A"), (adapted.lora_b, "lora_B")):
         value = given.pop(f"{name}.{key}.weight", None)
         if value is None or value.shape != factor.shape:

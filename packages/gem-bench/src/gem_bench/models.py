@@ -1,4 +1,4 @@
-"""Turn `policy.model` of a RunSpec into something every trainer can load."""
+"""Resolves `policy.model` of a RunSpec to a folder or hub name that every trainer can load."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ def resolve_model(model: str) -> str:
 
     Args:
         model: `tiny`, `tiny-tools` (part of gem-cpu) or `smollm2` (made by gem-cpu, then cached),
-            the path of a folder, or a name on the model hub, which is returned as it is.
+            the path of a folder, or a name on the model hub, which is returned unchanged.
 
     Raises:
-        ConfigurationError: The path is no folder, or the folder holds no model or no chat template.
-        MissingExtraError: A small model is asked for and gem-cpu is not installed.
+        ConfigurationError: The path is not a folder, or the folder has no model or no chat
+            template.
+        MissingExtraError: A model of gem-cpu is requested and gem-cpu is not installed.
     """
     if model in SMALL_MODELS:
         try:
@@ -40,7 +41,7 @@ def resolve_model(model: str) -> str:
     if folder.is_dir():
         _check(folder)
         return str(folder.absolute())
-    # A hub name is `name` or `owner/name`; anything else can only have been meant as a path.
+    # A hub name is `name` or `owner/name`; anything else must be a path.
     if model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise ConfigurationError(
             f"policy.model: no folder {model!r}; give the folder of a model, a hub name, "
@@ -53,7 +54,7 @@ def load_pretrained(kind: Any, model: str, **options: Any) -> Any:
     """Return `kind.from_pretrained(model, **options)`, a tokenizer or model of transformers.
 
     Raises:
-        ConfigurationError: It cannot be loaded; the message names `policy.model`.
+        ConfigurationError: The model cannot be loaded; the message names `policy.model`.
     """
     try:
         return kind.from_pretrained(model, **options)

@@ -1,10 +1,10 @@
-"""Weights that differ by no more than rounding does: what follows from them is the noise floor.
+"""Perturbs weights by about one rounding error, to measure the noise floor of comparisons.
 
     python -m gem_bench.noise MODEL FOLDER --seed 1
 
-Two machines, two kernels or two orders of adding up give numbers that differ in their last digits.
-Comparisons must not depend on which of them is used, so tests repeat what they claim from perturbed
-weights, and take from them how far apart two correct trainers may be.
+Other machines, kernels or orders of summation change the last digits of numbers. To claim nothing
+that depends on them, tests repeat a comparison from perturbed weights and measure how far apart two
+correct trainers may be.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def perturb(parameters: Iterable[Any], *, seed: int, relative: float = RELATIVE)
 
     Args:
         parameters: Tensors on any device.
-        seed: Of the normal numbers.
-        relative: Below the spacing of float32, about 1.2e-7, a part of the weights stays as it is.
+        seed: Seed of the normal numbers.
+        relative: Below the spacing of float32, about 1.2e-7, some weights do not change.
     """
     generator = torch.Generator().manual_seed(seed)
     for parameter in parameters:
@@ -38,7 +38,7 @@ def perturb(parameters: Iterable[Any], *, seed: int, relative: float = RELATIVE)
 
 
 def perturbed_copy(model: str | Path, folder: str | Path, *, seed: int) -> Path:
-    """Copy a model's folder and perturb the weights of the copy; return the copy."""
+    """Copy a model's folder, perturb the weights of the copy, and return its path."""
     from safetensors.torch import load_file, save_file
 
     copy = Path(shutil.copytree(model, folder, dirs_exist_ok=True))

@@ -1,4 +1,4 @@
-"""Show how faithfully a trainer realises an experiment."""
+"""Formats a trainer's parity report: which settings of an experiment the trainer matches."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ STATUSES = ("unmatched", "emulated", "matched")
 
 
 def parity_text(settings: Mapping[str, Any], parity: Sequence[Knob]) -> str:
-    """Return the parity report: what is not matched first.
+    """Return the parity report, settings that are not matched first.
 
     Args:
         settings: The experiment's settings by dotted key.
-        parity: One entry a setting.
+        parity: One entry per setting.
     """
     lines = []
     for status in STATUSES:
@@ -33,7 +33,7 @@ def parity_text(settings: Mapping[str, Any], parity: Sequence[Knob]) -> str:
 
 
 def command_text(launch: Launch) -> str:
-    """Return the command as it can be pasted into a shell, a setting a line."""
+    """Return the command for pasting into a shell, one setting per line."""
     unset = [f"-u {shlex.quote(name)}" for name in launch.unset]
     env = [f"{name}={shlex.quote(value)}" for name, value in sorted(launch.env.items())]
     program, *words = map(shlex.quote, launch.argv)

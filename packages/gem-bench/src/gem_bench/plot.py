@@ -1,9 +1,9 @@
-"""Draw learning curves as one static SVG picture, for light and dark pages.
+"""Draws learning curves as one static SVG plot, for light and dark pages.
 
-Thick lines are smoothed, by a trailing mean over a number of iterations that the picture states.
-In a group of several runs a thin line is a run, the thick one their mean, the band its 95 %
-interval (Student's t over runs). A group with one run shows the run as recorded, smoothed, and no
-band: one run does not tell how much runs differ.
+Thick lines are smoothed by a trailing mean over a number of iterations that the plot states. In a
+group of several runs each thin line is a run, the thick line their mean and the band its 95 %
+interval (Student's t over runs). A group of one run shows the run as recorded and smoothed, without
+a band: one run has no variation between runs.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ COLORS = (
     ("#3d4652", "#c3ccd8"),
     ("#c2317f", "#ff93c9"),
 )
-"""Light and dark variant for each group; told apart by colour-blind readers too."""
+"""Light and dark variant for each group; colour-blind readers can distinguish them."""
 DASHES = ("none", "9 7", "3 6", "14 5 3 5", "1 6", "6 3", "18 6", "10 4 2 4 2 4")
-"""Dash pattern for each group: where curves coincide, as they should, both are seen."""
+"""Dash pattern for each group, so that both curves are visible where they coincide."""
 RATES = (
     "success_rate",
     "format_error_rate",
@@ -40,14 +40,14 @@ RATES = (
     "length_stop_rate",
 )
 _POINTS = 120
-"""Where runs with different tokens or seconds at each iteration are averaged."""
+"""Number of x positions at which runs are averaged if their iterations differ in tokens or time."""
 
 
 _WIDTH, _HEIGHT, _GAP, _MARGIN = 460, 300, 40, 14
 _LEGEND_ROW, _LEGEND_GAP = 22, 22
 _LEFT, _TOP, _BOTTOM = 44, 30, 44
 _CAPTION = 20
-"""Room inside a panel for tick labels, name and axis name."""
+"""Space inside a panel for tick labels, name and axis name."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Drawing:
-    """What is drawn for one group in one panel."""
+    """The curves and band of one group in one panel."""
 
     runs: list[Line]
     mean: Line
@@ -71,7 +71,7 @@ class Drawing:
 def plot(
     groups: Sequence[Group], *, metrics: Sequence[str], x: str = "iteration", window: int = 20
 ) -> str:
-    """Return an SVG picture with a panel a metric.
+    """Return an SVG plot with one panel per metric.
 
     Args:
         groups: As read by `load_runs`.
@@ -80,7 +80,7 @@ def plot(
         window: Iterations of the trailing mean.
 
     Raises:
-        ConfigurationError: A metric is recorded in none of the runs.
+        ConfigurationError: No run recorded a metric.
     """
     panels = []
     inner = len(metrics) * (_WIDTH + _GAP) - _GAP
@@ -133,7 +133,7 @@ def drawing(group: Group, metric: str, x: str, window: int) -> Drawing | None:
 
 
 def interpolate(line: Line, x: float) -> float:
-    """Return the line's value at `x`; beyond its ends, that of the nearest end."""
+    """Return the line's value at `x`; outside the line, the value at the nearer end."""
     after = bisect_right(line.x, x)
     if after == 0:
         return line.y[0]
@@ -145,8 +145,8 @@ def interpolate(line: Line, x: float) -> float:
 
 
 def ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Return round numbers that cover the range between them, at most `most + 1`."""
-    # What varies by less than a thousandth is as good as constant.
+    """Return at most `most + 1` round numbers that cover the range."""
+    # A range below a thousandth of the values counts as constant.
     if high - low <= 1e-3 * max(abs(low), abs(high)):
         room = abs(low) / 2 or 1.0
         low, high = low - room, high + room
@@ -158,7 +158,7 @@ def ticks(low: float, high: float, most: int = 6) -> list[float]:
 
 
 def tick_label(value: float, step: float) -> str:
-    """Write a tick with as many digits as its step needs; thousands and millions shortened."""
+    """Format a tick with as many digits as its step needs; shorten thousands and millions."""
     for unit, size in (("M", 1e6), ("k", 1e3)):
         if abs(step) >= size / 10 and abs(value) >= size:
             return f"{value / size:g}{unit}"
@@ -221,7 +221,7 @@ def _text(kind: str, x: float, y: float, text: str, anchor: str = "start") -> st
 
 
 def _legend(groups: Sequence[Group], width: int) -> tuple[str, int]:
-    """Return the legend, in as many rows as it needs, and where the panels begin."""
+    """Return the legend, in as many rows as needed, and the y position of the panels."""
     out, x, y = [], 0, 0
     for index, group in enumerate(groups):
         label = group.label + (f" ({len(group.runs)} seeds)" if len(group.runs) > 1 else "")

@@ -1,9 +1,9 @@
-"""Start a trainer's launcher and end everything it started, daemons included.
+"""Starts a trainer's launcher and terminates all of its descendants, daemons included.
 
-Launchers such as ray's start processes that leave the launcher's process group or outlive it. A
-family of processes is therefore recognised by three things: its session, descent (noted while the
-launcher runs, because an orphan's parent is lost), and a marker in the environment, which every
-child inherits. Without `/proc` there are only process group and descent.
+Launchers such as Ray's start processes that leave the launcher's process group or outlive it. So a
+family of processes is recognised by session, by descent (polled while the launcher runs, because an
+orphan loses its parent) and by a marker variable that every child inherits. Without `/proc`, only
+by process group and descent.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from typing import BinaryIO
 
 MARKER = "GEM_RUN_ID"
 _KILL_S = 10.0
-"""How long to insist on SIGKILL: a process that waits for a dead disk cannot be killed."""
+"""How long to repeat SIGKILL: a process that waits for a dead disk cannot be killed."""
 
 
 @dataclass(frozen=True)
 class Process:
-    """A running process; its start tells it from a later one with the same number."""
+    """A running process; the start time distinguishes it from a later one with the same pid."""
 
     pid: int
     started: str
@@ -37,25 +37,25 @@ class Process:
 
 
 class Family:
-    """A launcher and all that it started."""
+    """A launcher and all processes that it started."""
 
     def __init__(
         self, argv: Sequence[str], *, env: Mapping[str, str], log: BinaryIO, cwd: Path | None = None
     ) -> None:
-        """Start the launcher in a session of its own, without input.
+        """Start the launcher in its own session, without input.
 
         Args:
             argv: Command line.
-            env: Its whole environment.
-            log: Takes standard output and error.
-            cwd: Working folder; None is this process's.
+            env: All environment variables.
+            log: File for standard output and error.
+            cwd: Working folder; None for that of this process.
 
         Raises:
-            OSError: It cannot be started.
+            OSError: The launcher cannot be started.
         """
         self._marker = uuid.uuid4().hex
-        # Programs that rename themselves (ray, vLLM) otherwise overwrite what /proc shows of their
-        # environment, and with it the marker.
+        # SPT_NOENV: programs that set their process title (Ray, vLLM) otherwise overwrite
+        # /proc/<pid>/environ, and with it the marker.
         marked = {**env, MARKER: self._marker, "SPT_NOENV": "1"}
         self._known: set[Process] = set()
         self.launcher = subprocess.Popen(
@@ -70,11 +70,11 @@ class Family:
         self.note()
 
     def note(self) -> None:
-        """Note who belongs to the family now; call it from time to time."""
+        """Record the current members of the family; call this periodically."""
         self._members()
 
     def alive(self) -> list[int]:
-        """Return the processes of the family that still run, the launcher among them."""
+        """Return the pids of the family's running processes, the launcher included."""
         members = self._members()
         return members + [
             p.pid
@@ -83,19 +83,19 @@ class Family:
         ]
 
     def end(self, *, grace_s: float, hurry: Callable[[], bool] = lambda: False) -> int:
-        """Ask all to end (SIGTERM), then make them (SIGKILL).
+        """Terminate all processes: SIGTERM, then SIGKILL.
 
         Args:
-            grace_s: Seconds to end in good order.
-            hurry: Asked again and again; true ends the wait early.
+            grace_s: Seconds between SIGTERM and SIGKILL.
+            hurry: Polled; true ends the wait early.
 
         Returns:
-            How many processes were still there when it was called.
+            Number of processes that ran at the time of the call.
         """
         there = len(self.alive())
         self._signal(signal.SIGTERM)
         self._wait(grace_s, hurry)
-        # A process that is being killed may still start another one: look again.
+        # A process may start another one before it dies: repeat.
         deadline = time.monotonic() + _KILL_S
         while self.alive() and time.monotonic() < deadline:
             self._signal(signal.SIGKILL)
@@ -105,7 +105,7 @@ class Family:
     def _wait(self, seconds: float, hurry: Callable[[], bool]) -> None:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and not hurry():
-            self.launcher.poll()  # collects the launcher, which else would stay as a zombie
+            self.launcher.poll()  # reaps the launcher, which would stay a zombie otherwise
             if not self.alive():
                 return
             time.sleep(0.05)
@@ -116,7 +116,7 @@ class Family:
                 os.kill(pid, number)
 
     def _members(self) -> list[int]:
-        """The running processes that are family by session, descent or memory."""
+        """Return the running processes that are family by session, by descent or as recorded."""
         table = {p.pid: p for p in _processes()}
         members: set[int] = set()
         for process in table.values():
@@ -133,7 +133,7 @@ class Family:
 
 
 def _processes() -> Iterator[Process]:
-    """All processes that are not zombies."""
+    """Yield all processes that are not zombies."""
     if not Path("/proc/self/stat").exists():
         yield from _processes_by_ps()
         return
@@ -142,9 +142,9 @@ def _processes() -> Iterator[Process]:
             continue
         try:
             stat = Path(entry.path, "stat").read_text(errors="replace")
-        except OSError:  # it ended meanwhile
+        except OSError:  # the process ended meanwhile
             continue
-        # The second field, the command in brackets, may itself hold spaces and brackets.
+        # The second field, the command in brackets, may itself contain spaces and brackets.
         state, parent, _, session, *rest = stat.rpartition(")")[2].split()
         if state not in "ZX":
             yield Process(int(entry.name), rest[15], int(parent), int(session))
@@ -162,5 +162,5 @@ def _processes_by_ps() -> Iterator[Process]:
 def _has_in_environment(pid: int, setting: str) -> bool:
     try:
         return setting.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:  # no /proc, another user's, or it ended meanwhile
+    except OSError:  # no /proc, another user's process, or it ended meanwhile
         return False

@@ -1,4 +1,4 @@
-"""Show how a run is going, from the metrics that it records."""
+"""Shows the progress of a run, from the metrics that its trainer records."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from gem.training.metrics import failed_by_cause
 from gem.training.record import METRICS
 
 _RECENT = 10
-"""Iterations that a shown value is averaged over."""
+"""Iterations over which a shown value is averaged."""
 _LINES = 12
-"""About how many lines a run prints where there is no terminal."""
+"""Approximate number of lines that a run prints without a terminal."""
 
 
 class Tail:
-    """Reads the complete lines that are appended to a run's metrics file.
+    """Reads the complete lines appended to a run's metrics file.
 
-    A trainer that goes on from a checkpoint puts another file in its place, without what was
-    trained after the checkpoint; that is read from its start.
+    A trainer that resumes from a checkpoint replaces the file by one without the iterations after
+    the checkpoint; the new file is read from its start.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -35,7 +35,7 @@ class Tail:
         self._offset = 0
 
     def read(self) -> list[dict[str, Any]]:
-        """Return the lines added since the last call; one still being written is left alone."""
+        """Return the lines added since the last call, without an incomplete last line."""
         try:
             with self._path.open("rb") as file:
                 number = os.fstat(file.fileno()).st_ino
@@ -54,11 +54,11 @@ class Progress:
     """Turns metrics into one live line on a terminal, or into about a dozen lines in a log."""
 
     def __init__(self, name: str, iterations: int, output: TextIO | None = None) -> None:
-        """Begin.
+        """Start at 0 iterations.
 
         Args:
-            name: Shown first, such as the trainer's.
-            iterations: How many the run will have.
+            name: Shown first, such as the trainer's name.
+            iterations: Number of iterations of the run.
             output: Where to write; standard error by default.
         """
         self._name = name
@@ -75,7 +75,7 @@ class Progress:
         """Episodes that failed so far, evaluations included, by cause."""
 
     def update(self, lines: list[dict[str, Any]]) -> None:
-        """Take in new lines of metrics and show them."""
+        """Process new lines of metrics and show the progress."""
         for line in lines:
             self.failed.update(failed_by_cause([line]))
             if line["split"] != "train":
@@ -85,14 +85,14 @@ class Progress:
             if not self._live and (self.done % self._every == 0 or self.done == 1):
                 self._write(self.status() + "\n")
         if self._live:
-            # A line that wraps could not be overwritten.
+            # A wrapped line could not be overwritten.
             text = self.status()[: shutil.get_terminal_size().columns - 1]
-            # Blanks wipe out what a longer line left behind.
+            # Padding overwrites the rest of a longer line.
             self._write(f"\r{text:<{self._shown}}")
             self._shown = len(text)
 
     def close(self) -> None:
-        """Leave the live line standing."""
+        """End the live line and keep it on the screen."""
         if self._live and self._shown:
             self._write("\n")
 
@@ -103,7 +103,7 @@ class Progress:
             self._output.write(text)
             self._output.flush()
         except OSError:
-            # Whoever looked is gone: a terminal, or the reader of a pipe. The run goes on.
+            # The terminal or pipe is closed: stop the output, but let the run go on.
             self._output = None
 
     def status(self) -> str:
@@ -132,7 +132,7 @@ class Progress:
         return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None
 
     def _tokens_per_s(self) -> float | None:
-        """Sampled tokens per second of wall time, updates and all."""
+        """Sampled tokens per second of wall time, updates included."""
         first, *rest = self._recent
         seconds = rest[-1]["time_s"] - first["time_s"] if rest else 0.0
         if seconds <= 0:

@@ -1,4 +1,4 @@
-"""What a run was made with: versions, commit, machine."""
+"""Collects the provenance of a run for `run.json`: versions, commit, machine."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def versions(python: Path, extra: Sequence[str]) -> dict[str, str]:
     """Return the versions of Python and of the packages that matter, where installed.
 
     Args:
-        python: Interpreter of the environment that is asked.
-        extra: More distributions, such as the trainer's.
+        python: Interpreter of the Python environment to query.
+        extra: Further distributions, such as the trainer's.
     """
     names = dict.fromkeys([*_PACKAGES, *extra])
     answer = _output([str(python), "-c", _ASK, *names])
@@ -36,7 +36,7 @@ def versions(python: Path, extra: Sequence[str]) -> dict[str, str]:
 
 
 def git_commit() -> dict[str, Any] | None:
-    """Return the commit of the current folder and whether it was changed since; None without."""
+    """Return the commit of the current folder and whether files changed since; None without git."""
     commit = _output(["git", "rev-parse", "HEAD"])
     if commit is None:
         return None
@@ -45,7 +45,7 @@ def git_commit() -> dict[str, Any] | None:
 
 
 def machine() -> dict[str, Any]:
-    """Return what the computer is: system, processor, cores, memory, GPUs."""
+    """Return the machine's system, processor, cores, memory and GPUs."""
     gpus = _output(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"])
     return {
         "system": platform.platform(),
@@ -66,7 +66,7 @@ def _processor() -> str:
 
 
 def _output(command: list[str]) -> str | None:
-    """Standard output of a command, or None if it is not there or fails."""
+    """Return the standard output of a command, or None if it is missing or fails."""
     if shutil.which(command[0]) is None:
         return None
     try:

@@ -28,7 +28,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 leaves torch's")
     parser.add_argument("--save", type=Path, help="folder for the trained model")
     args = parser.parse_args(argv)
-    # Otherwise cuBLAS may change the order of its sums from run to run.
+    # Deterministic cuBLAS: otherwise the order of its sums may change from run to run.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if args.threads > 0:
         torch.set_num_threads(args.threads)

@@ -1,4 +1,4 @@
-"""Before a reference run begins: read the spec, refuse what cannot be run, open the record."""
+"""Set-up of a reference run: reads the spec, refuses unsupported settings, opens the record."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gem_bench.runspec import load_spec
 
 
 def read_spec(path: Path) -> RunSpec:
-    """Read a RunSpec from a `.toml` or `.json` file, with a model that can be loaded.
+    """Read a RunSpec from a `.toml` or `.json` file; resolve its model.
 
     Raises:
         ConfigurationError: The file cannot be read, is not a RunSpec, or names no model.
@@ -35,7 +35,7 @@ def check_supported(spec: RunSpec) -> None:
     """Refuse settings that this trainer would otherwise ignore.
 
     Raises:
-        ConfigurationError: Names the key, its value and what is possible.
+        ConfigurationError: A setting is unsupported; the message names key, value and options.
     """
     if spec.algorithm.kl_coef:
         raise ConfigurationError(
@@ -50,10 +50,10 @@ def check_supported(spec: RunSpec) -> None:
 
 
 def check_positions(spec: RunSpec, positions: int | None) -> None:
-    """Refuse conversations that may be longer than the model's positions; None is no limit.
+    """Refuse episodes that may be longer than the model's context; None for no limit.
 
     Raises:
-        ConfigurationError: Names both numbers.
+        ConfigurationError: They may be longer; the message names both numbers.
     """
     wanted = spec.policy.prompt_tokens + spec.policy.response_tokens
     if positions is not None and wanted > positions:

@@ -1,4 +1,7 @@
-"""Write one self-contained HTML file: learning curves, tables, and episodes to read."""
+"""Writes the report: one self-contained HTML file with curves, tables and episodes to read.
+
+`gem_bench.sections` makes the plain HTML parts, `templates` has page, styles and script.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,9 @@ from gem_bench.stats import t_quantile
 from gem_bench.tokens import find_tokenizer, token_bytes
 
 _AT_ONCE = 8
-"""Episodes that are shown of one iteration: neighbours, so that a group stays together."""
+"""Episodes shown of one iteration: neighbours, so that groups stay together."""
 _MOST_TOKENS = 200_000
-"""Most tokens shown of a run; keeps the file small when episodes are long."""
+"""Most tokens shown of one run, to keep the file small."""
 
 
 def report(
@@ -32,13 +35,13 @@ def report(
     episodes: int = 96,
     tokenizer: Path | None = None,
 ) -> str:
-    """Return the report as HTML that needs nothing else, no network either.
+    """Return the report as one HTML file that loads nothing from disk or network.
 
     Args:
         groups: As read by `load_runs`.
-        window: Iterations that results are averaged over, and the smoothing at first sight.
-        episodes: Most episodes of a run that can be read in the report: evenly spaced iterations
-            of training, and the last evaluations. Less if they are long.
+        window: Iterations over which results are averaged, and the initial smoothing of curves.
+        episodes: Most episodes of a run in the report, from evenly spaced iterations of training
+            and the last evaluations. Fewer if they are long.
         tokenizer: Folder with `tokenizer.json`; by default that of each run's model. Without
             one, turns are shown as text.
     """
@@ -80,7 +83,7 @@ def report(
 
 
 class _Vocabularies:
-    """The tokens that occur in a report, each stored once per tokenizer."""
+    """Collects the tokens that occur in a report, once per tokenizer."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
@@ -100,7 +103,7 @@ class _Vocabularies:
         return self._index[folder]
 
     def note(self, index: int, ids: Sequence[int]) -> None:
-        """Remember that these tokens occur."""
+        """Add tokens that occur in an episode."""
         self._used[index].update(ids)
 
     def used(self) -> list[dict[int, str]]:
@@ -112,7 +115,7 @@ class _Vocabularies:
 
 
 def _sample(run: Run, most: int) -> list[EpisodeRecord]:
-    """Choose episodes to read: neighbours from evenly spaced iterations, the last evaluations."""
+    """Select episodes: neighbours from evenly spaced iterations, and the last evaluations."""
     wanted: dict[tuple[str, int], int] = {}
     evaluations = [split for split in run.curves if split != TRAIN]
     for split in evaluations:
@@ -210,21 +213,21 @@ def _curve(curve: Curve) -> dict[str, Any]:
 
 
 def _rounded(values: Sequence[float | None] | None) -> list[float | None] | None:
-    """Five significant digits are more than a picture can show; JSON has no infinity."""
+    """Round to five significant digits, enough for a plot; infinity, which JSON lacks, is None."""
     if values is None:
         return None
     return [None if v is None or not math.isfinite(v) else float(f"{v:.5g}") for v in values]
 
 
 def _picture(groups: Sequence[Group], window: int) -> str:
-    """A static picture for readers without JavaScript."""
+    """Return a static SVG plot, for readers without JavaScript."""
     curves = [run.curves[TRAIN] for group in groups for run in group.runs if TRAIN in run.curves]
     metric = next((m for m in METRICS if any(m in curve.columns for curve in curves)), None)
     return plot(groups, metrics=[metric], window=window) if metric is not None else ""
 
 
 def _json(data: Any) -> str:
-    # "<" could end the script element that holds the data.
+    # An unescaped "<" could end the script element around the data.
     return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
@@ -233,7 +236,7 @@ def _template(name: str) -> str:
 
 
 def _fill(template: str, parts: dict[str, str]) -> str:
-    """Replace each `{{name}}` once, without looking into what was put in."""
+    """Replace each `{{name}}` in one pass: inserted text is not searched."""
     pieces = template.split("{{")
     out = [pieces[0]]
     for piece in pieces[1:]:

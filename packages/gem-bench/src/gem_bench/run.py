@@ -1,8 +1,8 @@
-"""Run an experiment with a trainer's own launcher and record how it went.
+"""Runs an experiment with a trainer's own launcher, supervises it and records its outcome.
 
-`run` resolves the model, compiles the command, starts it, shows its progress, and ends all of its
-processes however the run ends. `run.json` says what was run from the start, and at the end how it
-went; the trainer writes `metrics.jsonl` and `episodes.jsonl`.
+`run` resolves the model, compiles the command, starts it, shows its progress, and terminates all
+of its processes however the run ends. It writes `run.json`: the setup at the start, the outcome at
+the end. The trainer writes `metrics.jsonl` and `episodes.jsonl`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from gem_bench.provenance import git_commit, machine, versions
 
 LOG = "trainer.log"
 STATUSES = {"finished": 0, "failed": 1, "timeout": 124, "interrupted": 130}
-"""How a run can end, and the exit status of `gem-bench run`."""
+"""Final statuses of a run, with the exit status of `gem-bench run`."""
 _POLL_S = 0.25
 
 
@@ -44,11 +44,11 @@ class Outcome:
 
     status: Literal["finished", "failed", "timeout", "interrupted"]
     message: str
-    """One or more lines for the user; the end of the log is in it if the run failed."""
+    """One or more lines for the user; if the run failed, with the end of the log."""
     iterations: int
-    """Iterations recorded."""
+    """Number of recorded iterations."""
     failed_by_cause: dict[str, int] = field(default_factory=dict)
-    """Episodes that failed, evaluations included; see `gem.blame.CAUSES`."""
+    """Failed episodes, evaluations included; see `gem.blame.CAUSES`."""
 
 
 def run(
@@ -73,11 +73,11 @@ def run(
         python: Interpreter of the trainer's environment; see `compile_launch`.
         overwrite: Remove an earlier record from the folder instead of refusing to use it.
         timeout_s: End the run after this many seconds.
-        grace_s: Seconds that processes have to end in good order before they are killed.
+        grace_s: Seconds between SIGTERM and SIGKILL when the run's processes are terminated.
         output: Where progress is shown; standard error by default.
 
     Raises:
-        ConfigurationError: The run cannot be started as asked; nothing was started.
+        ConfigurationError: The run cannot be started with these arguments; nothing was started.
         RecordError: The record cannot be written.
     """
     output = output or sys.stderr
@@ -132,22 +132,22 @@ def run(
     try:
         recorder.start(meta | ended)
     except RecordError as error:
-        # How the run ended must be said even if the disk is full.
+        # Report the outcome even if the disk is full.
         return replace(outcome, status="failed", message=f"{outcome.message}\n{error}")
     return outcome
 
 
 def clear(run_dir: Path, names: Iterable[str], *, overwrite: bool) -> None:
-    """Make sure that a folder holds nothing of an earlier run.
+    """Make sure that a folder contains no files of an earlier run.
 
     Args:
         run_dir: The folder; need not exist.
-        names: What a run leaves in it.
-        overwrite: Remove what is there.
+        names: Files and folders that a run creates in it.
+        overwrite: Remove those that exist.
 
     Raises:
-        ConfigurationError: Something is there and `overwrite` is false.
-        RecordError: It cannot be removed.
+        ConfigurationError: One of them exists and `overwrite` is false.
+        RecordError: One of them cannot be removed.
     """
     there = [name for name in names if (run_dir / name).exists()]
     if there and not overwrite:
@@ -184,7 +184,7 @@ def _supervise(
     grace_s: float,
     seconds: dict[str, float],
 ) -> Outcome:
-    """Start the command and stay with it until it and all it started have ended."""
+    """Start the command and wait until all of its processes have ended or been terminated."""
     env = compiled.environment()
     program, *arguments = compiled.launch.argv
     found = shutil.which(program, path=env["PATH"])
@@ -216,7 +216,7 @@ def _supervise(
                     stop = "timeout"
         finally:
             code = family.launcher.returncode
-            # Whoever presses Ctrl-C a second time does not want to wait for good order.
+            # A second Ctrl-C skips the grace period.
             family.end(grace_s=grace_s, hurry=lambda: len(signals) > 1)
             progress.update(tail.read())
             progress.close()
@@ -239,7 +239,7 @@ def _judge(
     took: str,
     log: Path,
 ) -> Outcome:
-    """Say how a run ended; `code` is None if the launcher had to be ended."""
+    """Return the outcome of a run; `code` is None if the launcher had to be terminated."""
     if stop == "interrupted":
         return Outcome(stop, f"interrupted after {took}; its processes are ended", progress.done)
     if stop == "timeout":
@@ -256,7 +256,7 @@ def _judge(
 
 @contextlib.contextmanager
 def _signals() -> Iterator[list[int]]:
-    """Collect SIGINT, SIGTERM and SIGHUP instead of dying of them."""
+    """Collect SIGINT, SIGTERM and SIGHUP in a list instead of letting them end the process."""
     received: list[int] = []
 
     def collect(number: int, frame: FrameType | None) -> None:

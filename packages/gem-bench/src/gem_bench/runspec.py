@@ -1,4 +1,4 @@
-"""Read a RunSpec from a TOML file, with overrides from a command line."""
+"""Reads a RunSpec from a TOML file, with overrides from the command line; documents its keys."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ class Key:
     name: str
     type: str
     default: str
-    """In TOML's notation; `required` where there is none."""
+    """TOML notation of the default; `required` without a default."""
     allowed: str
-    """Range or choices; empty if there is no limit."""
+    """Range or choices; empty without limits."""
     help: str
 
 
 def reference_keys() -> list[Key]:
-    """Return every key that a RunSpec can have, in order, from the definition itself."""
+    """Return all keys of a RunSpec, in order, from the definition of its dataclasses."""
     return list(_keys(RunSpec, ""))
 
 

@@ -1,4 +1,4 @@
-"""The parts of the report that are plain HTML: results at a glance, tables, parity, settings."""
+"""Makes the plain HTML sections of the report: summary, cards, tables, parity, settings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gem_bench.series import Group
 
 
 def summary(groups: Sequence[Group]) -> str:
-    """Say in one sentence what is learned."""
+    """Return one sentence that names the learning problem."""
     s = next((group.settings for group in groups if group.settings), None)
     if s is None:
         return "No settings are recorded."
@@ -71,7 +71,7 @@ def numbers(comparison: Comparison) -> str:
 
 
 def parity(groups: Sequence[Group]) -> str:
-    """A row per setting, a column per group; what is matched everywhere is folded away."""
+    """One row per setting, one column per group; settings matched everywhere are folded."""
     knobs = [{k.name: k for run in group.runs for k in run.parity} for group in groups]
     names = list(dict.fromkeys(name for known in knobs for name in known))
     if not names:
@@ -94,7 +94,7 @@ def parity(groups: Sequence[Group]) -> str:
 
 
 def settings(groups: Sequence[Group]) -> str:
-    """Every setting of the experiment; rows that differ between groups stand out."""
+    """All settings of the experiment; rows that differ between groups are highlighted."""
     keys = list(dict.fromkeys(key for group in groups for key in group.settings))
     if not keys:
         return "<p>No settings are recorded.</p>"

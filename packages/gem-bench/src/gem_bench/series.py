@@ -1,4 +1,4 @@
-"""Read runs and put those together that differ in nothing but the seeds.
+"""Reads run folders; groups the runs that differ only in their seeds.
 
 - `Run`: one run folder, with its training curve and its evaluations as columns of numbers.
 - `Group`: the runs of one trainer and one experiment; the unit of every table and picture.
@@ -39,16 +39,16 @@ METRICS = {
     "grad_norm": "gradient norm",
     "entropy": "entropy (nats per token)",
 }
-"""Metrics with a readable name; others are shown under their own."""
+"""Readable names of metrics; other metrics are shown under their own name."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Metrics of one split of one run, a column per metric, `[points]`."""
+    """Metrics of one split of one run, one column `[points]` per metric."""
 
     iterations: list[int]
     tokens: list[float]
-    """Tokens that were sampled for training before each point."""
+    """Tokens sampled for training before each point."""
     seconds: list[float]
     columns: dict[str, list[float | None]]
 
@@ -69,7 +69,7 @@ class Run:
 
     record: RunRecord
     spec: Mapping[str, Any]
-    """The experiment's settings by dotted key; empty if the folder does not tell."""
+    """The experiment's settings by dotted key; empty without a `run.json`."""
 
     @property
     def folder(self) -> Path:
@@ -78,7 +78,7 @@ class Run:
 
     @property
     def trainer(self) -> str:
-        """The trainer's name, or the folder's if it is not known."""
+        """The trainer's name, or the folder's name if unknown."""
         return str(self.record.meta.get("trainer") or self.folder.name)
 
     @property
@@ -88,7 +88,7 @@ class Run:
 
     @property
     def status(self) -> str:
-        """How the run ended; `unknown` if the folder does not tell."""
+        """Status of the run, as in `run.json`; `unknown` without one."""
         return str(self.record.meta.get("status", "unknown"))
 
     @property
@@ -105,7 +105,7 @@ class Run:
         return self.curves[TRAIN].seconds[-1] if TRAIN in self.curves else None
 
     def failed_by_cause(self, split: str = TRAIN) -> dict[str, int]:
-        """Return how many episodes of a split failed of which cause."""
+        """Return the number of failed episodes of a split, by cause."""
         return failed_by_cause(line for line in self.record.metrics if line["split"] == split)
 
     @cached_property
@@ -123,7 +123,7 @@ class Run:
     def outcomes(self, split: str, iterations: Container[int]) -> dict[str, list[float]]:
         """Return the success (0 or 1) of each valid episode, by task.
 
-        The key is the task's JSON, which is the same in every trainer.
+        The key is the task's JSON, the same in every trainer.
         """
         found: dict[str, list[float]] = defaultdict(list)
         for record in self.record.episodes(split, iterations):
@@ -141,17 +141,17 @@ class Run:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in the seeds only: `seed`, and `env.seed`, which says which tasks come."""
+    """Runs that differ only in `seed` and `env.seed` (the seed of the tasks)."""
 
     label: str
     runs: list[Run]
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """What the runs have in common, by dotted key; without `seed`, with all values of `env.seed`.
+    """Settings that the runs share, by dotted key; without `seed`, with all values of `env.seed`.
     """
 
     @property
     def trainer(self) -> str:
-        """Their trainer."""
+        """The trainer of the runs."""
         return self.runs[0].trainer
 
 
@@ -159,7 +159,7 @@ def load_runs(folders: Sequence[Path]) -> list[Group]:
     """Read run folders and group them, in the order given.
 
     Raises:
-        RecordError: A folder holds no run, or nothing has been recorded in any of them.
+        RecordError: A folder holds no run, or no run has recorded anything.
     """
     runs = [_read(folder) for folder in folders]
     if not any(run.record.metrics for run in runs):
@@ -173,9 +173,9 @@ def load_runs(folders: Sequence[Path]) -> list[Group]:
 
 
 def differences(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Return the settings that are not the same everywhere: key, value in each.
+    """Return the settings that are not equal everywhere: key, value in each.
 
-    Settings of which nothing is known (no `run.json`) are left out of the comparison.
+    Empty mappings, of runs without a `run.json`, are not compared.
     """
     known = [s for s in settings if s]
     keys = dict.fromkeys(key for s in known for key in s)
@@ -187,7 +187,7 @@ def differences(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 def smooth(values: Sequence[float | None], window: int) -> list[float | None]:
-    """Return the trailing mean over up to `window` points, without those that are None."""
+    """Return the trailing mean over up to `window` points; None values are skipped."""
     out: list[float | None] = []
     for end in range(1, len(values) + 1):
         known = [v for v in values[max(0, end - window) : end] if v is not None]
@@ -220,7 +220,7 @@ def _curve(rows: list[dict[str, Any]], before: Mapping[int, float], total: float
     }
     return Curve(
         [row["iteration"] for row in rows],
-        # An evaluation after the last batch has an iteration that no batch has.
+        # The evaluation after the last batch has an iteration number without a batch.
         [before.get(row["iteration"], total) for row in rows],
         [row["time_s"] for row in rows],
         columns,
@@ -230,7 +230,7 @@ def _curve(rows: list[dict[str, Any]], before: Mapping[int, float], total: float
 def _labels(groups: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
     """Name each group by its trainer and the settings in which groups differ."""
     differing = differences([settings for _, settings in groups])
-    # A name is there to tell experiments apart; the estimator is what is compared most.
+    # The experiment's name and its estimator distinguish groups best: use them alone if they can.
     leading = [key for key in ("algorithm.advantage", "name") if key in differing]
     labels = [trainer for trainer, _ in groups]
     for key in [*leading, *(k for k in differing if k not in leading)]:

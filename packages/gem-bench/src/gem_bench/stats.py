@@ -1,11 +1,11 @@
-"""Confidence intervals for every table, picture and evaluation, and when there is none.
+"""Confidence intervals for all tables, plots and evaluations.
 
-What is independent decides the width. Runs with different seeds are; so are the tasks of one run,
-but not the episodes of one task, which succeed and fail together. So intervals are over runs where
-there are several, and over tasks otherwise; an interval over the tasks of one run does not know how
-much runs differ from each other. A difference between runs with the same seeds, or on the same
-tasks, is taken pair by pair. The best of several numbers has no interval here: the maximum is
-biased upwards, and an interval for any one of them does not cover it.
+The width depends on which samples are independent. Runs with different seeds are; so are the tasks
+of one run, but not the episodes of one task, which succeed or fail together. So intervals are over
+runs if there are several, else over tasks; an interval over the tasks of one run does not include
+the variation between runs. Differences between runs with the same seeds or tasks are paired. The
+best of several numbers has no interval: the maximum is biased upwards, and an interval for a single
+number does not cover it.
 
 `tests/bench/test_stats.py` simulates how often each interval covers the truth.
 """
@@ -34,7 +34,7 @@ class Estimate:
     low: float | None
     high: float | None
     method: Method
-    """What was taken as independent; `none`: there is too little for an interval."""
+    """Which samples were taken as independent; `none`: too few for an interval."""
     n: int
     """Runs, tasks or pairs."""
 
@@ -43,7 +43,7 @@ def over_runs(values: Sequence[float]) -> Estimate:
     """Student's t interval of the mean of independent runs.
 
     Args:
-        values: One value a run, at least one; with one there is no interval.
+        values: One value per run, at least one; a single value has no interval.
     """
     return _t_interval(values, "runs")
 
@@ -51,10 +51,10 @@ def over_runs(values: Sequence[float]) -> Estimate:
 def over_tasks(outcomes: Sequence[Sequence[float]]) -> Estimate:
     """Interval of a success rate whose episodes are clustered by task.
 
-    Wilson's score interval with the number of independent episodes that the spread between tasks
-    leaves (the effective sample size), and Student's t with a degree of freedom for every task but
-    one: Korn and Graubard 1998, Survey Methodology 24, 193-201; compared with others by Dean and
-    Pagano 2015, Journal of Survey Statistics and Methodology 3, 484-503.
+    Wilson's score interval with the effective sample size (from the variance between tasks) and
+    Student's t with one degree of freedom less than tasks: Korn and Graubard 1998, Survey
+    Methodology 24, 193-201; compared with others by Dean and Pagano 2015, Journal of Survey
+    Statistics and Methodology 3, 484-503.
 
     Args:
         outcomes: Success of each episode, within [0, 1], `[task][episode]`; a task without
@@ -80,10 +80,10 @@ def over_tasks(outcomes: Sequence[Sequence[float]]) -> Estimate:
 
 
 def difference_of_runs(a: Mapping[Key, float], b: Mapping[Key, float]) -> Estimate:
-    """Interval of the mean of `a` less that of `b`, each over runs.
+    """Interval of the mean of `a` minus that of `b`, each over runs.
 
-    Pair by pair if both have the same seeds; otherwise Welch's t interval (Welch 1947,
-    Biometrika 34, 28-35).
+    Paired if both have the same seeds; otherwise Welch's t interval (Welch 1947, Biometrika 34,
+    28-35).
 
     Args:
         a: A value for each seed, at least one.
@@ -97,12 +97,12 @@ def difference_of_runs(a: Mapping[Key, float], b: Mapping[Key, float]) -> Estima
 def difference_of_tasks(
     a: Mapping[Key, Sequence[float]], b: Mapping[Key, Sequence[float]]
 ) -> Estimate:
-    """Interval of the mean outcome of one run less that of another, each over its tasks.
+    """Interval of the mean outcome of one run minus that of another, each over its tasks.
 
-    Pair by pair over the tasks that both have played; if there are none, Welch's t interval.
+    Paired over the tasks that both runs played; without any, Welch's t interval.
 
     Args:
-        a: Outcomes of the episodes of each task, at least one episode a task.
+        a: Outcomes of the episodes of each task, at least one episode per task.
         b: Likewise.
     """
     ours, theirs = ({key: statistics.fmean(v) for key, v in x.items()} for x in (a, b))
@@ -127,23 +127,23 @@ def _welch(a: Sequence[float], b: Sequence[float], method: Method) -> Estimate:
         return Estimate(mean, None, None, "none", n)
     u, v = statistics.variance(a) / len(a), statistics.variance(b) / len(b)
     spread = u + v
-    # Rounded down: the interval is rather too wide.
+    # Rounded down below, so that the interval errs on the wide side.
     degrees = spread**2 / (u**2 / (len(a) - 1) + v**2 / (len(b) - 1)) if spread else 1.0
     half = t_quantile(max(1, math.floor(degrees))) * math.sqrt(spread)
     return Estimate(mean, mean - half, mean + half, method, n)
 
 
 def _effective_episodes(tasks: Sequence[Sequence[float]], rate: float) -> float:
-    """How many independent episodes would tell as much as these, from the spread between tasks.
+    """Effective sample size: the number of independent episodes with the same information.
 
-    Between the number of tasks, where the episodes of a task all end alike, and that of episodes.
+    Between the number of tasks (all episodes of a task end alike) and the number of episodes.
     """
     sizes = [len(task) for task in tasks]
     episodes, k = sum(sizes), len(tasks)
     fewest = episodes**2 / sum(n * n for n in sizes)
     deviations = (math.fsum(task) - rate * n for task, n in zip(tasks, sizes, strict=True))
     variance = k / (k - 1) * math.fsum(d * d for d in deviations) / episodes**2
-    # Where all episodes ended alike, nothing tells whether tasks differ.
+    # If all episodes ended alike, the variance between tasks is unknown: assume the worst.
     if not 0 < rate < 1:
         return fewest
     return min(max(rate * (1 - rate) / variance, fewest), episodes) if variance else episodes

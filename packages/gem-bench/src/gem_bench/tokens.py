@@ -1,7 +1,7 @@
-"""Show single tokens as text, from a tokenizer's `tokenizer.json` alone.
+"""Decodes single tokens to bytes, for the report; needs only a tokenizer's `tokenizer.json`.
 
-A token of a byte-level tokenizer can be half a character, so tokens are bytes here; whoever shows
-them joins neighbours until they are text.
+Bytes, because a token of a byte-level tokenizer can be half a character: the report joins
+neighbours until they are text.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def token_bytes(folder: Path) -> dict[int, bytes]:
         folder: Holds `tokenizer.json`.
 
     Raises:
-        ConfigurationError: There is none, or it is not a tokenizer.
+        ConfigurationError: The file is missing, or is not a tokenizer.
     """
     path = folder / "tokenizer.json"
     try:
@@ -36,7 +36,7 @@ def token_bytes(folder: Path) -> dict[int, bytes]:
         )
         decode = _byte_level if _uses_byte_level(data) else _plain
         tokens = {int(index): decode(piece) for piece, index in pieces}
-        # Special tokens are stored as they read.
+        # Special tokens are stored as plain text.
         tokens |= {t["id"]: t["content"].encode() for t in data.get("added_tokens", [])}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(f"cannot read the tokenizer {path}: {error!r}") from error
@@ -68,14 +68,14 @@ def _byte_level(piece: str) -> bytes:
 
 
 def _plain(piece: str) -> bytes:
-    """A piece of a tokenizer that marks spaces by ▁ and writes unknown bytes as <0x0A>."""
+    """Return the bytes of a SentencePiece token: ▁ marks a space, <0x0A> a single byte."""
     byte = _BYTE_FALLBACK.fullmatch(piece)
     return bytes([int(byte[1], 16)]) if byte else piece.replace("▁", " ").encode()
 
 
 @cache
 def _byte_of_character() -> dict[str, int]:
-    """GPT-2's table: printable bytes stand for themselves, the others follow from U+0100 on."""
+    """Return GPT-2's table: printable bytes map to themselves, the others to U+0100 and above."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     other = [byte for byte in range(256) if byte not in printable]
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(other)}
