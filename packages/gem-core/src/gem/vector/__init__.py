@@ -32,7 +32,7 @@ def make_vec(
         env_ids: One id for each environment, or one id for all of them.
         num_envs: Number of environments when `env_ids` is a single id; 1 by default.
         wrappers: Put around each environment, the last one outermost; see `gem.wrappers.wrap`.
-        vec_kwargs: Parameters of each environment; they win over `kwargs`.
+        vec_kwargs: Parameters of each environment; they override `kwargs`.
         autoreset: What happens when an episode ends, see `AutoresetMode`.
         seed: Environment `i` plays the episodes of `gem.seeding.env_seed(seed, i)`, whatever the
             number of environments. An environment whose own parameters have a `seed` keeps it.
@@ -40,7 +40,7 @@ def make_vec(
 
     Raises:
         ConfigurationError: The lengths of the arguments do not agree, or a value is not allowed.
-        UnknownEnvError, UnknownParameterError: See `gem.make`. The environments made before are
+        UnknownEnvError, UnknownParameterError: See `gem.make`. Environments already made are
             closed.
     """
     if isinstance(env_ids, str):

@@ -1,4 +1,4 @@
-"""Environments stepped one after the other in the calling thread."""
+"""`SyncVectorEnv`: environments stepped one after the other in the calling thread."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class AutoresetMode(Enum):
 class SyncVectorEnv:
     """Several environments with one `reset` and one `step`.
 
-    An environment that raises, or returns what `gem.contract` does not allow, does not disturb the
-    others: its slot has reward 0, `truncated` set and a `gem.trajectory.Failure` in
-    `info["failure"]`, and its episode must not be counted. What the caller got wrong
-    (`gem.blame.MISUSE`, such as a ConfigurationError) is raised, by `reset` and by `step`.
-    Like any other end, it is followed by a reset according to the autoreset mode; a reset that
-    fails is tried again by the next step of that slot (with `DISABLED`, by the caller).
+    An environment that raises, or breaks `gem.contract`, does not disturb the others: its slot has
+    reward 0, `truncated` set and a `gem.trajectory.Failure` in `info["failure"]`, and its episode
+    must not be counted. Like any other end, this is followed by a reset according to the autoreset
+    mode; a reset that fails is tried again by the next step of that slot (with `DISABLED`, by the
+    caller). Errors of the caller (`gem.blame.MISUSE`, such as ConfigurationError) are raised by
+    `reset` and `step`.
 
     Attributes:
         envs: The environments, outermost wrappers.
@@ -63,11 +63,11 @@ class SyncVectorEnv:
         seed: int | None = None,
         keep_seed: Iterable[int] = (),
     ) -> None:
-        """Take the environments; does not reset them.
+        """Store the environments, without resetting them.
 
         Args:
-            envs: Environments, or functions that make them; if one of these raises, those made
-                before are closed.
+            envs: Environments, or functions that make them; if a function raises, the environments
+                made by earlier ones are closed.
             autoreset: Mode or its name.
             seed: Base seed of the first `reset` that is not given one.
             keep_seed: Indices of environments that `seed` does not apply to.
@@ -119,7 +119,7 @@ class SyncVectorEnv:
                 one seed for each environment to be reset; with None each continues with the next
                 episode of its own seed.
             indices: Environments to reset, all by default.
-            **options: Given to the `reset` of each.
+            **options: Passed to each environment's `reset`.
 
         Returns:
             `(observations, infos)`, in the order of `indices`.
@@ -185,7 +185,7 @@ class SyncVectorEnv:
         self._begun[i] = self._needs_reset[i] = True
         if seed is None:
             seed = self._next_seed[i]
-        # Kept until the reset succeeds, so that trying again plays the same episode.
+        # Kept until the reset succeeds, so that a retry plays the same episode.
         self._next_seed[i] = seed
         try:
             observation, info = check_reset(self.envs[i].reset(seed=seed, **options))

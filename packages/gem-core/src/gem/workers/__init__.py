@@ -1,1 +1,4 @@
-"""Functions called in other processes: `pool` is the side of the caller, `process` the other."""
+"""Function calls in killable worker processes.
+
+`pool` is the caller's side, `process` the worker's. Imports only `gem.errors` of gem.
+"""

@@ -1,4 +1,7 @@
-"""Killable worker processes for computations that may never end."""
+"""`WorkerPool`: killable worker processes for computations that may never end.
+
+The caller's side; `process` is what the workers run.
+"""
 
 from __future__ import annotations
 
@@ -21,32 +24,32 @@ from gem.errors import ConfigurationError, UnreachableError
 
 _START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from gem.workers import process; process.serve(*sys.argv[2:])"  # noqa: E501
 
-# Longer than any call takes; a poll counts milliseconds in 32 bits.
+# Cap on a poll's timeout, which is a 32-bit number of milliseconds.
 _LONGEST_POLL_S = 2_000_000.0
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What became of one call."""
+    """The result of one call."""
 
     value: Any
-    """What the function returned; None after a failure."""
+    """The function's return value; None after a failure."""
     failure: str | None = None
-    """`timeout`; `crash` (the process ended, for instance out of memory); or the text of the
-    exception that the function raised, beginning with its class."""
+    """`timeout`; `crash` (the process ended, for instance out of memory); or the exception that the
+    function raised, as `Class: message`."""
     status: int | None = field(default=None, compare=False)
-    """Exit status of a process that crashed, as `subprocess` has it; None if it is not known."""
+    """Exit status of a crashed process, as in `subprocess`; None if it is not known."""
 
 
 class WorkerPool:
-    """A bounded number of processes that each answer one call at a time.
+    """A bounded number of worker processes that each answer one call at a time.
 
-    Processes start when first needed, by a fresh interpreter (never by forking, so threads of this
-    process do no harm), and stay for later calls. A call that reaches its time limit, or is
-    interrupted, has its process killed and replaced, in milliseconds where processes can fork: each
-    is forked by a warm parent of its own that runs nothing else. All methods may be used from any
-    thread. After `os.fork` the child begins with no processes and leaves the parent's
-    alone. At exit all processes end; they also end by themselves when this process is gone.
+    Workers start when first needed and serve later calls too. They are fresh interpreters, never
+    forks of this process, whose threads could break a fork. If a call reaches its time limit or is
+    interrupted, the pool kills and replaces its worker. Where `os.fork` exists this takes
+    milliseconds: each worker is a fork of a warm parent of its own. All methods are thread-safe.
+    After `os.fork` the child starts with no workers and does not touch the parent's. Workers end at
+    exit, and when this process dies.
     """
 
     def __init__(
@@ -58,17 +61,17 @@ class WorkerPool:
         start_timeout_s: float = 120.0,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Set up; nothing is started.
+        """Store the parameters; nothing is started.
 
         Args:
-            target: The function to call, as `module:name`; its arguments and what it returns must
-                be JSON. A function `warm_up` in that module is called once in each process.
-            workers: Most processes at a time; None: half the cores, at least 2, at most 8.
-            memory_mb: Address space of each process, where the platform can limit it; None: not
-                limited.
-            start_timeout_s: Limit on starting a process, importing the target included. It does
-                not count towards a call's own limit.
-            environment: Environment variables of the processes beside those of this process.
+            target: The function to call, as `module:name`; its arguments and return value must be
+                JSON. A function `warm_up` in that module is called once in each warm parent.
+            workers: Most workers at a time; None: half the cores, at least 2, at most 8.
+            memory_mb: Limit on each worker's address space, where the platform has one; None: no
+                limit.
+            start_timeout_s: Time limit for starting a worker, including the import of the target.
+                It does not count towards a call's own limit.
+            environment: Environment variables of the workers, added to those of this process.
 
         Raises:
             ConfigurationError: A value is not allowed.
@@ -91,9 +94,9 @@ class WorkerPool:
         """Call the function in a worker.
 
         Args:
-            *args: Arguments that JSON can carry.
-            timeout_s: Wall-clock limit of the function, not counting the wait for a free worker
-                (bounded by the limits of the calls before) or its start.
+            *args: Arguments; must be JSON.
+            timeout_s: Wall-clock limit of the function, not counting the start of a worker or the
+                wait for a free one (bounded by the limits of earlier calls).
 
         Raises:
             UnreachableError: No worker can be started.
@@ -117,7 +120,7 @@ class WorkerPool:
         return Reply(None, "timeout") if expired else Reply(None, "crash", worker.status)
 
     def close(self) -> None:
-        """End all processes; a later call starts new ones. Safe to repeat."""
+        """End all workers; a later call starts new ones. Safe to repeat."""
         with self._lock:
             workers = list(self._all)
             self._all.clear()
@@ -156,7 +159,7 @@ class WorkerPool:
 
     def _give_back(self, worker: _Worker, reusable: bool) -> None:
         with self._lock:
-            # A worker that `close` has taken out meanwhile is ended there.
+            # `close` has removed the worker meanwhile, and ends it.
             if worker not in self._all:
                 return
             if reusable:
@@ -166,14 +169,14 @@ class WorkerPool:
         worker.end()
 
     def _forget(self) -> None:
-        """Begin anew in a forked child, without touching the parent's processes."""
+        """In a forked child: start with no workers, without touching the parent's."""
         for worker in list(self._all):
             worker.forget()
         self._begin()
 
 
 class _Worker:
-    """One process that answers, its warm parent where processes can fork, and the pipes to it."""
+    """One worker: the process started, the fork of it that answers (if any), and the pipes."""
 
     def __init__(self, target: str, memory_mb: int | None, environment: Mapping[str, str]) -> None:
         limit = "" if memory_mb is None else str(memory_mb)
@@ -191,7 +194,7 @@ class _Worker:
             raise UnreachableError(f"cannot start a worker ({sys.executable}): {error}") from error
         assert self.process.stdin is not None and self.process.stdout is not None
         self._requests, self._answers = self.process.stdin, self.process.stdout
-        # Where pipes can be waited for, a call needs no thread of its own for its time limit.
+        # Where poll() exists, a short request needs no timer thread for its time limit.
         self._poll = select.poll() if hasattr(select, "poll") else None
         if self._poll is not None:
             self._poll.register(self._answers, select.POLLIN)
@@ -212,11 +215,14 @@ class _Worker:
     def exchange(
         self, request: bytes, timeout_s: float
     ) -> tuple[dict[str, Any] | None, bool, bool]:
-        """Return the answer, None if the process is gone; whether the time limit was reached;
-        whether the request was taken, by a process that may have died since.
+        """Send a request and wait for the answer.
 
-        A process sends `ready` when it starts. If that comes back instead of an answer, the process
-        that was asked has ended and this one replaces it.
+        A process sends `ready` when it starts, and `taken` when it has read a request. `ready`
+        instead of an answer means that the process died and was replaced.
+
+        Returns:
+            The answer, None if the process died; whether the time limit was reached; whether a
+            process took the request.
         """
         lock = threading.Lock()
         answered = expired = taken = False
@@ -233,9 +239,9 @@ class _Worker:
                 expire()
 
         began = time.monotonic()
-        # An idle process has read all before, so that a request of this size is written at once.
+        # The pipe of an idle process is empty, so writing a request of this size does not block.
         polled = self._poll is not None and len(request) <= select.PIPE_BUF
-        # Killing the process ends the blocking read: on every platform, in every thread.
+        # The timer kills the process, which ends the blocking read on every platform.
         timer = None if polled else threading.Timer(timeout_s, expire)
         if timer is not None:
             timer.daemon = True
@@ -267,12 +273,12 @@ class _Worker:
         return answer, expired, taken
 
     def _readable(self, within_s: float) -> bool:
-        """Wait until there is something to read, or the end; False if the time is over."""
+        """Wait for data or the end of the stream; return False after `within_s`."""
         assert self._poll is not None
         return bool(self._poll.poll(min(max(0.0, within_s), _LONGEST_POLL_S) * 1000))
 
     def _message(self, await_answer: Callable[[], None]) -> dict[str, Any] | None:
-        """Return the next message, None at the end; what a killed process half wrote is none."""
+        """Return the next message, None at the end; skips lines that a killed process cut off."""
         while True:
             line, newline, rest = self._received.partition(b"\n")
             if newline:
@@ -295,7 +301,7 @@ class _Worker:
         return not self.gone and self.process.poll() is None
 
     def end(self) -> None:
-        # At the end of its input the process ends, and so does its parent, which has reaped it.
+        # At the end of its input the process exits; its warm parent reaps it and exits too.
         self._close(self._requests)
         if self._busy:
             self._kill()
@@ -307,8 +313,8 @@ class _Worker:
         self._close(self._answers)
 
     def forget(self) -> None:
-        # Open pipes would keep the parent's worker from noticing that the parent is gone. The
-        # return code stands for one that only the parent can know.
+        # Open copies of the pipes would keep the worker running after the parent's end. Any return
+        # code will do: it keeps Popen in this child from waiting for a process that is not its own.
         self._close(self._requests)
         self._close(self._answers)
         self.process.returncode = 0
@@ -332,7 +338,7 @@ _watching = False
 
 
 def shared(target: str) -> WorkerPool:
-    """Return this process's pool for a function, made at the first call."""
+    """Return this process's shared pool for a function, making it at the first call."""
     pool = _shared.get(target)
     if pool is None:
         with _shared_lock:
@@ -343,7 +349,7 @@ def shared(target: str) -> WorkerPool:
 
 
 def _watch(pool: WorkerPool) -> None:
-    """Have the pool closed at exit and forgotten in forked children."""
+    """Register a pool for the exit hook (close) and the fork hook (forget in the child)."""
     global _watching
     _pools.add(pool)
     if not _watching:
@@ -360,7 +366,7 @@ def _close_all() -> None:
 
 def _forget_all() -> None:
     global _shared_lock
-    # Another thread may have held it at the moment of the fork.
+    # At the fork another thread may have held the lock: make a new one.
     _shared_lock = threading.Lock()
     for pool in list(_pools):
         pool._forget()

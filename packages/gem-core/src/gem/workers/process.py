@@ -1,4 +1,4 @@
-"""The processes behind a `WorkerPool`: one JSON line in, one out."""
+"""The worker's side of a `WorkerPool`: one JSON line in, a few JSON lines out."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import Any
 def serve(target: str, memory_mb: str) -> None:
     """Answer calls of `module:function` from stdin on stdout until stdin ends.
 
-    Where processes can fork, this one only keeps the function's module loaded: it forks the one
-    that answers, and another whenever that was killed.
+    Where `os.fork` exists, this process is the warm parent: it only loads the function's module,
+    forks the process that answers, and forks another whenever that one was killed.
 
     Args:
         target: The function.
         memory_mb: Limit on the address space; empty for none.
     """
-    # What the function prints must not get between the answers.
+    # The function's own output goes to stderr, so that it cannot mix with the answers.
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     module_name, _, name = target.partition(":")
@@ -44,16 +44,16 @@ def serve(target: str, memory_mb: str) -> None:
             _answer(function, answers, ended)
             os._exit(0)
         ended = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    # There is nothing to clean up, and taking the interpreter down takes a tenth of a second.
+    # Nothing to clean up, and the interpreter's teardown takes a tenth of a second.
     os._exit(0)
 
 
 def _answer(function: Callable[..., Any], answers: Any, ended: int | None) -> None:
-    """Answer calls; the first message has the exit status of the process that this one replaces."""
+    """Answer calls; first send `ready` with the exit status of the process that this replaces."""
     _send(answers, {"ready": os.getpid(), "ended": ended})
     for line in sys.stdin.buffer:
         timeout_s, arguments = json.loads(line)
-        # If this process ends from here on, the call has crashed.
+        # If this process dies after this message, the caller reports a crash.
         _send(answers, {"taken": os.getpid()})
         _limit_cpu(timeout_s)
         try:
@@ -65,9 +65,9 @@ def _answer(function: Callable[..., Any], answers: Any, ended: int | None) -> No
 
 
 def _send(stream: Any, message: dict[str, Any]) -> None:
-    # The first newline ends what a killed process may have left unfinished.
+    # The leading newline ends a line that a killed process may have cut off.
     data = memoryview(b"\n" + json.dumps(message).encode() + b"\n")
-    # The process that asked may have ended.
+    # The caller may have ended.
     with contextlib.suppress(BrokenPipeError):
         while data:
             data = data[stream.write(data) :]
@@ -79,11 +79,11 @@ def _limit_memory(size: int) -> None:
 
         resource.setrlimit(resource.RLIMIT_AS, (size, resource.getrlimit(resource.RLIMIT_AS)[1]))
     except (ImportError, OSError, ValueError):
-        pass  # A platform without this limit, or one that is tighter already.
+        pass  # The platform has no such limit, or a tighter one is set.
 
 
 def _limit_cpu(timeout_s: float) -> None:
-    """Make a call end even when the process that would kill this one is gone."""
+    """Limit CPU time, so that a call ends even if the caller has died and cannot kill it."""
     try:
         import resource
 
