@@ -1,4 +1,7 @@
-"""The environment contract: `Env`, `Wrapper`, the five-value step, complete observations."""
+"""The environment contract: `Env`, `Wrapper`, `EnvSpec`, the five-value step.
+
+Stands below everything else: it imports only seeding, errors and small helpers of gem.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from gem.tables import plain_values
 
 
 class ContentPart(TypedDict, total=False):
-    """One part of a multi-modal observation, in the form chat templates take.
+    """One part of a multi-modal observation, in the form that chat templates accept.
 
     `{"type": "text", "text": str}` or `{"type": "image", "image": <path, bytes or PIL image>}`.
     """
@@ -31,27 +34,27 @@ Observation: TypeAlias = "str | list[ContentPart]"
 Info: TypeAlias = dict[str, Any]
 Step: TypeAlias = tuple[Observation, float, bool, bool, Info]
 WrapperLike: TypeAlias = "str | Mapping[str, Any] | Callable[[Env], Env]"
-"""A name, `{"name": ..., <parameter>: <value>, ...}`, or a function that wraps. A wrapper that is
-not built in has the name `package.module:Class`."""
+"""A name, `{"name": ..., <parameter>: <value>, ...}`, or a function from Env to Env. The name of a
+wrapper that is not built in is `package.module:Class`."""
 EnvT = TypeVar("EnvT", bound="Env")
 WrapperT = TypeVar("WrapperT", bound="Wrapper")
 
-# Separates the stream that `sample_random_action` draws from from the episode's own stream.
+# Key of the stream for `sample_random_action`, which differs from the episode's own stream.
 _ACTION_STREAM = 1
 
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """What an id stands for, or what an environment was made of."""
+    """A registered environment, or how an existing environment was made."""
 
     id: str
     """Registered name, such as `game:GuessTheNumber-v0-easy`."""
     entry_point: str | Callable[..., Env]
     """`"package.module:Class"`, imported at the first `make`, or a callable that returns an Env."""
     kwargs: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """Parameters given to the entry point."""
+    """Parameters passed to the entry point."""
     wrappers: tuple[WrapperLike, ...] = field(default=(), hash=False)
-    """What is put around it, tools among them, the last one outermost; see `gem.wrappers.wrap`."""
+    """Wrappers, that of tools included, the last one outermost; see `gem.wrappers.wrap`."""
 
     def load(self) -> Callable[..., Env]:
         """Return the callable behind the entry point; imports its module."""
@@ -61,11 +64,11 @@ class EnvSpec:
         return loaded
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what `gem.spec` reads back, also as JSON; the id stands for the entry point.
+        """Return a JSON-ready mapping for `gem.spec` to read; it has the id, not the entry point.
 
         Raises:
-            ConfigurationError: A parameter is no plain value, such as a tool that was given as an
-                object or a wrapper that was given as a function; the message names it.
+            ConfigurationError: A parameter is not a plain value, such as a tool passed as an object
+                or a wrapper passed as a function; the message names it.
         """
         return {
             "id": self.id,
@@ -78,9 +81,9 @@ class Env:
     """A multi-turn text environment.
 
     Subclasses implement `reset` (calling `super().reset(seed=seed)` first) and `step`. They draw
-    randomness from `self.rng` only. Everything an episode needs to continue lives in instance
-    attributes, so that `snapshot`, `restore` and `spawn` work without further code; data shared
-    by all instances (word lists, data sets) belongs at module level.
+    randomness from `self.rng` only. They keep the whole state of an episode in instance attributes,
+    so that `snapshot`, `restore` and `spawn` work without further code; data shared by all
+    instances (word lists, data sets) belongs at module level.
 
     Attributes:
         spec: The registered id and parameters this instance was made from; `gem.make(env.spec)`
@@ -126,7 +129,7 @@ class Env:
 
     @property
     def episode_key(self) -> tuple[int, int]:
-        """`(base seed, episode index)` of the current episode: enough to play it again."""
+        """`(base seed, episode index)` of the current episode; identifies it for a replay."""
         if self._base_seed is None or self._episode < 0:
             raise ResetNeededError(f"{type(self).__name__}: call reset() before anything else")
         return self._base_seed, self._episode
@@ -141,8 +144,8 @@ class Env:
                 `options={...}`, as Gymnasium has it, means the same; see `reset_options`.
 
         Returns:
-            `(observation, info)`: all the policy needs to act (instructions, board, request), and
-            diagnostics that it must not need.
+            `(observation, info)`. The observation holds all that the policy needs to act
+            (instructions, board, request); info holds diagnostics that it must not need.
         """
         if seed is not None:
             self._base_seed = _checked_seed(seed)
@@ -160,8 +163,8 @@ class Env:
 
         Returns:
             `(observation, reward, terminated, truncated, info)`. `terminated`: the task ended;
-            `truncated`: a limit ended it; never both. A bad action is part of the game and gets a
-            reward and a message.
+            `truncated`: a limit ended it; never both. A bad action is no error: it gets a reward
+            and a message.
 
         Raises:
             ResetNeededError: The episode has not begun or is over.
@@ -189,7 +192,7 @@ class Env:
     def snapshot(self) -> bytes:
         """Return the complete state, random streams included.
 
-        The bytes are a pickle: restore only what your own processes made.
+        The bytes are a pickle: restore only pickles that your own processes made.
         """
         state = {k: v for k, v in self.__dict__.items() if k != "spec"}
         return pickle.dumps(state, protocol=5)
@@ -240,13 +243,12 @@ class Env:
 
 
 class Wrapper(Env):
-    """An environment around another one; everything not overridden is the inner environment's.
+    """An environment around another one; methods that it does not override go to the inner one.
 
-    Attributes are looked up on the inner environment whenever they are asked for, never copied.
+    Unknown attributes are looked up on the inner environment at each access, never copied.
     """
 
-    # Slots are no part of `__dict__`, and so of no snapshot: what a wrapper was made of is not its
-    # state.
+    # Slots, so that snapshots of `__dict__` leave them out: constructor arguments are not state.
     __slots__ = ("_arguments", "_given_spec")
     _arguments: tuple[tuple[Any, ...], Mapping[str, Any]] | None
     _given_spec: EnvSpec | None
@@ -285,7 +287,7 @@ class Wrapper(Env):
 
     @property
     def oracle_success(self) -> float:  # type: ignore[override]
-        """The inner environment's; without this property the attribute of `Env` would be found."""
+        """The inner environment's; without this property lookup would find that of `Env`."""
         return self.env.oracle_success
 
     @property
@@ -342,7 +344,7 @@ class Wrapper(Env):
         env.restore(inner)
 
     def spawn(self: WrapperT, same_state: bool = False, seed: int | None = None) -> WrapperT:
-        """Spawn the inner environment and wrap it alike."""
+        """Spawn the inner environment and wrap it in the same way."""
         child = type(self).__new__(type(self))
         inner = self.env.spawn(same_state=same_state, seed=seed)
         own = pickle.dumps({k: v for k, v in self.__dict__.items() if k != "env"}, protocol=5)
@@ -362,13 +364,13 @@ class Wrapper(Env):
 
 
 def reset_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a `reset`, those given as `options={...}` among the others.
+    """Return the options of a `reset`, with those of an `options={...}` keyword merged in.
 
-    For environments that have options, so that `reset(idx=3)` and Gymnasium's
-    `reset(options={"idx": 3})` are the same call; `options=None` gives none.
+    Environments with options use it, so that `reset(idx=3)` and Gymnasium's
+    `reset(options={"idx": 3})` are the same call; `options=None` adds none.
 
     Raises:
-        ConfigurationError: `options` is no mapping, or an option is given both ways.
+        ConfigurationError: `options` is not a mapping, or an option is given both ways.
     """
     own = dict(options)
     given = own.pop("options", None)

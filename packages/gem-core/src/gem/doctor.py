@@ -1,4 +1,4 @@
-"""What this machine offers to run a policy's programs in, and whether it holds."""
+"""The command `doctor`: which executors work on this machine and withstand the audit's attacks."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _CALLS = 20
 
 
 def executors() -> bool:
-    """Print which executors work here, what each isolates, and how long `print(1)` takes in it.
+    """Print which executors work here, what each isolates, and the latency of `print(1)`.
 
     Returns:
-        Whether there is one for `executor=None`.
+        Whether `executor=None` works, that is, `bwrap` is available.
     """
     print(f"{'executor':12}{'isolates':30}{'print(1)':>10}")
     for name in EXECUTORS:
@@ -32,13 +32,13 @@ def executors() -> bool:
 
 
 def table(names: Iterable[str] = ()) -> bool:
-    """Attack executors and print what came of it, as a Markdown table.
+    """Run all attacks against executors and print the results as a Markdown table.
 
     Args:
-        names: Which; none: all that are available and claim to isolate.
+        names: Names of executors; empty: all that are available and claim to isolate.
 
     Returns:
-        Whether all of them held. An executor that is named and not available did not.
+        Whether all of them held. A named executor that is not available counts as not held.
     """
     chosen = list(names) or [name for name in EXECUTORS if name != "subprocess"]
     there = {name: _executor(name) for name in chosen}
@@ -61,7 +61,7 @@ def _cell(finding: Finding) -> str:
 
 
 def _executor(name: str) -> Executor | str:
-    """Return an executor that ran a program, or why there is none."""
+    """Return a working executor, or the reason why it is not available."""
     try:
         there = EXECUTORS[name]()
         there.run("print(1)", limits=Limits(wall_s=60.0))
@@ -71,7 +71,7 @@ def _executor(name: str) -> Executor | str:
 
 
 def _latency_ms(executor: Executor) -> float:
-    """Return the median time of a small program."""
+    """Return the median time of `print(1)` in milliseconds."""
     times = []
     for _ in range(_CALLS):
         began = time.perf_counter()

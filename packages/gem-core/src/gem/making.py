@@ -1,4 +1,4 @@
-"""Environments from ids: parameters checked, tools and wrappers put around."""
+"""`make`: makes an environment from an id or spec, checks parameters, adds tools and wrappers."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def make(
     """Make the environment `id`.
 
     Args:
-        id: A registered id; `gem.list_envs()` has them all. Or the `spec` of an environment,
-            which is then made again with its parameters, tools and wrappers.
-        env_id: The same under the name that the original GEM has for it.
+        id: A registered id (`gem.list_envs()` returns all). Or an environment's `spec`, which is
+            made again with its parameters, tools and wrappers.
+        env_id: The id under the original GEM's parameter name.
         tools: Tools that the policy may call, such as `["python"]`; see `gem.tools.make_tools`.
-            They are unpaid; `wrappers` has others.
+            Calls earn no reward; for paid calls use the tool wrappers of `gem.wrappers`.
         wrappers: Put around the environment and its tools, the last one outermost; see
             `gem.wrappers.wrap`.
         checked: Check every reset and step against the contract; see `gem.wrappers.Checked`. By
             default the environment variable `GEM_CHECKED` decides: 1 checks.
-        **overrides: Parameters that replace or complete those of the id, `seed` among them.
+        **overrides: Parameters of the environment, such as `seed`; they override the id's.
 
     Raises:
         UnknownEnvError: No such id.
@@ -55,18 +55,18 @@ def make(
     env: Env = entry_point(**kwargs)
     made = EnvSpec(found.id, found.entry_point, kwargs)
     env.unwrapped.spec = made
-    # An entry point may return a wrapper, which the spec then makes again without being told.
+    # If the entry point returned a wrapper: calling it again makes it, so the spec leaves it out.
     env.spec = made
     if checked is None:
         checked = os.environ.get("GEM_CHECKED") == "1"
     if found.wrappers or tools or wrappers or checked:
-        # An environment without wrappers does not import them.
+        # Imported only if needed.
         from gem.wrappers import Checked, ToolEnv, wrap
 
         env = wrap(env, found.wrappers)
         env = wrap(ToolEnv(env, tools) if tools else env, wrappers)
         if checked:
-            # The check is no part of the environment's spec.
+            # The spec does not include the check.
             checked_spec = env.spec
             env = Checked(env)
             env.spec = checked_spec
@@ -74,12 +74,12 @@ def make(
 
 
 def check_parameters(id: str, entry_point: Callable[..., Env], kwargs: Mapping[str, Any]) -> None:
-    """Reject keywords that `entry_point` does not take, naming those it does.
+    """Raise if `entry_point` does not take a keyword; the message names those it takes.
 
     Raises:
         UnknownParameterError: At least one keyword is unknown.
     """
-    # Examining a constructor takes longer than most take to run.
+    # Cached: inspecting a constructor takes longer than running most of them.
     look = _parameters if isinstance(entry_point, Hashable) else _parameters.__wrapped__
     parameters = look(entry_point)
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):

@@ -1,7 +1,7 @@
-"""Where the names of the original GEM are here, told by the error that importing them raises.
+"""Import errors that say where the original GEM's names are in this package.
 
-No name works under its old place: constructors and observations differ, so an alias would fail
-later and less clearly. `docs/moving.md` has the same tables and what else changed.
+There are no aliases: constructors and observations differ, so an alias would fail later and less
+clearly. `docs/moving.md` has the same tables and what else changed. Imports nothing of gem.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ MODULES: dict[str, str] = {
     "gem.wrappers.stateful_observation": "gem.rollout.context: contexts take the place of wrappers",
     "gem.wrappers.wrapper_factory": "gem.make(id, wrappers=[...]); names: gem.wrappers.WRAPPERS",
 }
-"""Modules, and packages with all that is in them, of the original that are not here."""
+"""Modules and whole packages of the original that do not exist here, with their replacement."""
 
 NAMES: dict[str, str] = {
     "gem.print_envs": "gem.list_envs() returns the ids, python -m gem list prints them",
@@ -59,13 +59,13 @@ NAMES: dict[str, str] = {
     "gem.wrappers.get_wrapper_fns": "gem.make(id, wrappers=[...])",
     "gem.wrappers.WRAPPER_FACTORY": "gem.wrappers.WRAPPERS",
 }
-"""Names of modules that are here as well."""
+"""Names that do not exist here, of modules that do, with their replacement."""
 
 _PAGE = "docs/moving.md says what else changed"
 
 
 def missing(module: str, name: str) -> Exception:
-    """Return the error about a name that `module` does not have, for its `__getattr__` to raise.
+    """Return the error that the `__getattr__` of `module` raises for an unknown name.
 
     For a name of the original GEM it is an ImportError: `from module import name` would replace
     the message of an AttributeError by its own.
@@ -79,12 +79,12 @@ def missing(module: str, name: str) -> Exception:
 
 
 class _Finder:
-    """Comes last: asked only for what no other finder has found."""
+    """An import finder, last in `sys.meta_path`: asked only if no other finder has the module."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        # The import of a submodule begins with its package, whose error then names them all.
+        # Importing a submodule imports its package first: the package's error names them all.
         below = {key: place for key, place in MODULES.items() if f"{key}.".startswith(f"{name}.")}
         if not below:
             return None
@@ -96,6 +96,6 @@ class _Finder:
 
 
 def install() -> None:
-    """Add the finder once."""
+    """Add the finder to `sys.meta_path`, once."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.append(_Finder())

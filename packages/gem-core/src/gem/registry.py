@@ -1,4 +1,8 @@
-"""Environment ids: register, find and list them; third parties join through `gem.envs`."""
+"""The registry of environment ids: `register`, `spec`, `list_envs`.
+
+Installed packages register theirs through the entry-point group `gem.envs`. `making` makes
+environments from the specs.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +30,9 @@ _load_lock = threading.RLock()
 
 
 def register(id: str, entry_point: str | Callable[..., Env], **kwargs: Any) -> None:
-    """Register an environment id; one that is taken is replaced, with a warning.
+    """Register an environment id; an existing registration is replaced, with a warning.
 
-    A registration by hand also replaces that of an installed package, whichever comes first.
+    A direct call also overrides an installed package's registration of the id, in either order.
 
     Args:
         id: By convention `family:Name-v<version>[-variant]`.
@@ -48,8 +52,8 @@ def register(id: str, entry_point: str | Callable[..., Env], **kwargs: Any) -> N
         raise ConfigurationError(
             f"entry_point of {id!r} must be 'module:Class' or a callable, got {entry_point!r}"
         )
-    # Not the packages: the one that is registering may be half imported. Nor under the lock: the
-    # thread that loads packages may be waiting for the module that is registering here.
+    # Load only the built-in ids: the calling package may be half imported. Take no lock here: the
+    # thread that loads packages may be waiting for the import of the calling module.
     _load_built_in()
     if not _is_loading():
         _registered_by_hand.add(id)
@@ -102,7 +106,7 @@ def _unknown_message(id: str) -> str:
 def _load() -> None:
     """Register the built-in ids and those of installed packages, once per process.
 
-    Environments are made in many threads at once: the others wait until all ids are there.
+    Thread-safe: other threads wait until all ids are registered.
     """
     global _packages_loaded
     if _packages_loaded:
@@ -132,7 +136,7 @@ def _load_built_in() -> None:
 
 @contextlib.contextmanager
 def _only_once() -> Iterator[None]:
-    """Mark this thread as the one that loads: it comes to `register` and `_load` again."""
+    """Mark this thread as the loading one, since loading calls `register` and `_load` again."""
     global _loading_thread
     _loading_thread = threading.get_ident()
     try:
@@ -150,7 +154,7 @@ def _register_packages() -> None:
         try:
             entry.load()()
         except Exception as error:
-            # One broken package must not take everybody's environments away.
+            # One broken package must not make all other environments unavailable.
             warnings.warn(
                 f"the environments of entry point {entry.name} = {entry.value} are missing: "
                 f"{type(error).__name__}: {error}",

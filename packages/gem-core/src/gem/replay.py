@@ -1,4 +1,4 @@
-"""Playing recorded episodes again, to see whether the environment still answers the same."""
+"""Replays recorded episodes and finds the first difference; `replay_cli` is the command."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ What: TypeAlias = Literal["observation", "reward", "terminated", "truncated", "e
 
 @dataclass(frozen=True)
 class Difference:
-    """The first place where an episode was not the same again."""
+    """The first difference between a recorded episode and its replay."""
 
     turn: int
-    """Number of turns taken before it; 0 is the observation that `reset` returned."""
+    """Number of turns played before it; 0 is the observation of `reset`."""
     what: What
     expected: Any
-    """What was recorded."""
+    """The recorded value."""
     found: Any
-    """What happened now."""
+    """The replay's value."""
 
     def __str__(self) -> str:
         expected, found = self.expected, self.found
@@ -40,8 +40,8 @@ def difference(
 ) -> Difference | None:
     """Play the recorded actions and return the first difference, None if there is none.
 
-    Episodes that a budget cut short are compared as far as they go. What an episode looks like
-    that infrastructure ended depends on what failed: nothing of it is compared.
+    Episodes cut by a budget are compared as far as they go. Failed episodes are not compared: how
+    they look depends on the infrastructure that failed.
 
     Args:
         trajectory: A recorded episode.
@@ -79,7 +79,7 @@ def difference(
 
 
 def same(one: Observation, other: Observation) -> bool:
-    """Whether two observations agree, images by their bytes."""
+    """Whether two observations are equal; images are compared by their bytes."""
     return canonical(one) == canonical(other)
 
 

@@ -1,4 +1,4 @@
-"""The command `replay`: shows recorded episodes, or plays them again and compares."""
+"""The command `replay`: shows recorded episodes, or replays and compares them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gem.training.record import EPISODES, EpisodeRecord, read_episodes
 
 
 def replay(arguments: argparse.Namespace) -> int:
-    """Show or verify what is recorded; return the exit status, 1 if something is different."""
+    """Show or verify recorded episodes; return the exit status, 1 if an episode differs."""
     path = Path(arguments.file)
     path = path / EPISODES if path.is_dir() else path
     if not path.exists():
@@ -53,14 +53,14 @@ def replay(arguments: argparse.Namespace) -> int:
 
 
 def shown(observation: Observation) -> str:
-    """Return an observation as a terminal shows it."""
+    """Return an observation as text for a terminal."""
     if isinstance(observation, str):
         return observation
     return "\n".join(part.get("text", f"[{part.get('type')}]") for part in observation)
 
 
 def _complaint(record: EpisodeRecord) -> str:
-    """Return what is wrong with a recorded episode, "" if it is the same again."""
+    """Return how a recorded episode differs from its replay, "" if it does not."""
     was, now = record.fingerprint, record.trajectory.fingerprint
     if was is not None and (was.key, was.outcome) != (now.key, now.outcome):
         return f"the record was changed: its fingerprint is {was}, its content's {now}"
@@ -87,5 +87,5 @@ def _show_episode(number: int, record: EpisodeRecord) -> None:
 
 
 def _printable(text: str) -> str:
-    # A policy may say what no terminal can show, such as half a surrogate pair.
+    # A policy's text may hold lone surrogates, which cannot be encoded.
     return text.encode("utf-8", "backslashreplace").decode("utf-8")

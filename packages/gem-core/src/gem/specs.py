@@ -1,4 +1,7 @@
-"""How a wrapper is described in the spec of an environment, and names that are imported."""
+"""Helpers of `EnvSpec`: import `module:name` paths, describe a wrapper so that it can be remade.
+
+Imports nothing of gem.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +14,21 @@ from typing import Any
 
 
 def imported(path: str) -> Any:
-    """Return what `"package.module:name"` names; imports the module."""
+    """Import and return the object at `"package.module:name"`."""
     module, _, attribute = path.partition(":")
     return getattr(import_module(module), attribute)
 
 
 def recipe(kind: type, arguments: tuple[tuple[Any, ...], Mapping[str, Any]]) -> Any:
-    """Return what makes `wrap` construct a wrapper as it was constructed.
+    """Return a description from which `gem.wrappers.wrap` constructs the same wrapper.
 
     Args:
-        kind: Its class.
-        arguments: Positional and keyword arguments besides the environment.
+        kind: The wrapper's class.
+        arguments: Its positional and keyword arguments, without the environment.
 
     Returns:
-        A mapping with the wrapper's name, or `module:Class`, and its parameters; where the class
-        cannot be imported or an argument has no name, a function.
+        A mapping with the wrapper's name, or `module:Class`, and its parameters. If the class
+        cannot be imported or an argument has no name: a function.
     """
     positional, keyword = arguments
     signature = inspect.signature(kind)
@@ -36,10 +39,10 @@ def recipe(kind: type, arguments: tuple[tuple[Any, ...], Mapping[str, Any]]) -> 
             return lambda env: kind(env, *positional, **keyword)
         named |= value if shape is inspect.Parameter.VAR_KEYWORD else {name: value}
     named.pop(next(iter(signature.parameters)), None)
-    if "name" in named:  # It would be taken for the wrapper's.
+    if "name" in named:  # In a mapping this key is the wrapper's name.
         return partial(kind, **named)
     path = f"{kind.__module__}:{kind.__qualname__}"
-    # A built-in wrapper has a name, and its package is imported.
+    # For a built-in wrapper `gem.wrappers` is already imported and has its name.
     known: Mapping[str, Any] = getattr(sys.modules.get("gem.wrappers"), "WRAPPERS", {})
     name = next((name for name, made in known.items() if made is kind), "")
     if not name:
