@@ -1,4 +1,8 @@
-"""For authors of environments and adapters: the environment checker, golden trajectories."""
+"""For authors of environments and adapters: the environment checker, golden trajectories.
+
+`checker` runs the checks; `checks`, `contract`, `scores`, `guesses` and `unearned` implement them
+with `playing` and `subject`; `suite` checks many environments; `cli` has the commands.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""The environment checker: one named check per promise that an environment makes.
+"""The environment checker: the list of checks, and `check_env`, which runs them.
 
     print(check_env("game:GuessTheNumber-v0-easy"))
 
-A fault of the environment is reported, never raised. Checks that mean the same as one of OpenEnv's
-list (policy `severity-v2`) are reported under its id, level, lane and severity as well; those of
-its hub lane that an oracle lets us decide here are decided here.
+A fault of the environment is reported, never raised. A check that OpenEnv's list (policy
+`severity-v2`) has too is also reported under OpenEnv's id, level, lane and severity. Checks of its
+hub lane that an oracle can decide run here.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ _REWINDS = ("sample_random_action", "snapshot")
 
 
 class Check(NamedTuple):
-    """A check as it is reported."""
+    """A check and how it is reported."""
 
     name: str
     id: str
-    """OpenEnv's id where it has such a check, else one that begins with `gem.`"""
+    """OpenEnv's id if it has such a check, else one that begins with `gem.`"""
     run: Callable[[Subject], str]
-    """Returns what was measured; raises `FaultError` or `SkipCheck`."""
+    """Returns what it measured; raises `FaultError` or `SkipCheck`."""
     level: int = 2
-    """1 looks at what is declared, 2 runs it, 3 asks what it means, 4 takes statistics."""
+    """OpenEnv's level: 1 declarations, 2 behaviour at run time, 3 semantics, 4 statistics."""
     severity: Severity = "fail"
     lane: Lane = "local"
     many_steps: bool = False
-    """Left out where a single step takes seconds."""
+    """Whether it is skipped if a single step takes seconds."""
     needs: tuple[str, ...] = ("sample_random_action",)
-    """Methods without which it cannot be run; `snapshot` stands for `restore`, too."""
+    """Methods of the environment that it calls; `snapshot` includes `restore`."""
 
 
 CHECKS: tuple[Check, ...] = (
@@ -118,12 +118,12 @@ class CheckResult:
     name: str
     status: Status
     detail: str = ""
-    """What was measured, or what went wrong and where."""
+    """What the check measured, or what failed and where."""
     check: Check = field(default=CHECKS[0], repr=False, compare=False)
 
     @property
     def shown(self) -> str:
-        """The status as people read it: a failure that is not held against it is a warning."""
+        """The status for people: a failure of a check of lower severity is a warning."""
         advice = self.status == "failed" and self.check.severity != "fail"
         return "warning" if advice else self.status
 
@@ -147,21 +147,21 @@ class CheckReport:
     env: str
     results: list[CheckResult] = field(default_factory=list)
     replaced: tuple[str, ...] = ()
-    """What was checked otherwise than the id has it, such as `source='sample' instead of ...`."""
+    """Parameters that differ from the id's, such as `source='sample' instead of ...`."""
 
     @property
     def passed(self) -> bool:
-        """Whether no check failed that is more than advice."""
+        """Whether no check of severity `fail` failed."""
         return not self.failures
 
     @property
     def failures(self) -> list[CheckResult]:
-        """The results that an environment must not have."""
+        """The failed checks of severity `fail`."""
         return [r for r in self.results if r.shown == "failed"]
 
     @property
     def warnings(self) -> list[CheckResult]:
-        """The results that its author should know."""
+        """The failed checks of lower severity."""
         return [r for r in self.results if r.shown == "warning"]
 
     def to_dict(self) -> dict[str, Any]:
@@ -179,7 +179,7 @@ class CheckReport:
 
     @property
     def head(self) -> str:
-        """One line: the id, what was replaced in it, and whether it passed."""
+        """One line: the id, its replaced parameters, and whether it passed."""
         failed, warned = len(self.failures), len(self.warnings)
         verdict = f"{failed} of {len(self.results)} checks failed" if failed else "ok"
         if warned:
@@ -188,10 +188,7 @@ class CheckReport:
         return f"{self.env}{replaced}: {verdict}"
 
     def table(self, *shown: str) -> str:
-        """Return the results that are shown as one of these words, or all of them.
-
-        Results with several faults have a line for each.
-        """
+        """Return the results whose `shown` is one of these, or all, one line per fault."""
         rows = [r for r in self.results if not shown or r.shown in shown]
         indent = "\n" + " " * 24
         return "\n".join(
@@ -204,14 +201,14 @@ class CheckReport:
 
 
 def named(names: Collection[str], parameter: str = "only") -> list[Check]:
-    """Return the checks of these names, all of them if there are no names.
+    """Return the checks of these names, all of them if `names` is empty.
 
     Args:
         names: Names of checks.
-        parameter: What the caller calls them.
+        parameter: The caller's name for `names`, for the error message.
 
     Raises:
-        ConfigurationError: There is no such check.
+        ConfigurationError: A name is not that of a check.
     """
     known = [check.name for check in CHECKS]
     unknown = sorted(set(names) - set(known))
@@ -237,19 +234,20 @@ def check_env(
     """Check an environment.
 
     Args:
-        env: A registered id, or a function that makes the environment. It is checked as it is:
-            no parameter is replaced. Only what another process can import is checked there.
+        env: A registered id, or a function that makes the environment. No parameter is replaced.
+            The check `processes` is skipped if another process cannot import the function.
         episodes: Episodes per policy in the checks that compare success rates.
-        max_steps: Longest episode that is played.
-        cpu_s: CPU seconds per policy in these checks; where they are used up fewer episodes are
-            played, at least four.
-        max_return: Most that an episode may pay.
+        max_steps: Most turns played of an episode.
+        cpu_s: CPU seconds per policy in these checks; when they are used up, no further episode is
+            played once there are four.
+        max_return: Highest return that an episode may pay.
         only: Names of the checks to run beside `startup`; all of them if empty.
         other: The process that plays the same episodes, if many environments share one.
-        **params: Parameters given to the id or the function.
+        **params: Parameters passed to the id's entry point or the function.
 
     Raises:
-        GemError: The id or a parameter is wrong, or what the environment needs is missing.
+        GemError: The id or a parameter is wrong, or something that the environment needs is
+            missing.
     """
     chosen = named(only)
     _require_limits(episodes, max_steps, cpu_s, max_return)
@@ -267,7 +265,7 @@ def check_env(
             if other is None:
                 other = stack.enter_context(OtherProcess())
             subject = replace(subject, other=other)
-            # It plays while the first checks run here.
+            # The other process plays while the first checks run here.
             other.ask(subject)
         return CheckReport(name, [began, *(_run(check, subject, runnable) for check in others)])
 
@@ -283,10 +281,10 @@ def _require_limits(episodes: int, max_steps: int, cpu_s: float, max_return: flo
 
 
 def _start(subject: Subject) -> tuple[Subject, CheckResult, bool]:
-    """Return what is known after a first episode, its result, and whether there can be others.
+    """Run `startup`; return the completed subject, the result, and whether other checks can run.
 
     Raises:
-        GemError: The constructor refuses its parameters, or what it needs is missing.
+        GemError: The constructor refuses its parameters, or something that it needs is missing.
     """
     check = CHECKS[0]
     try:
@@ -310,7 +308,7 @@ def _start(subject: Subject) -> tuple[Subject, CheckResult, bool]:
 
 
 def _make(spec: EnvSpec, /, **params: Any) -> Env:
-    # In another process an id that was registered by hand is unknown, or another one.
+    # In another process an id that user code registered is unknown, or registered differently.
     if spec.id not in registry.list_envs(spec.id) or registry.spec(spec.id) != spec:
         registry.register(spec.id, spec.entry_point, **spec.kwargs)
     return make(spec.id, **params)
@@ -318,7 +316,7 @@ def _make(spec: EnvSpec, /, **params: Any) -> Env:
 
 def _run(check: Check, subject: Subject, runnable: bool) -> CheckResult:
     try:
-        # What the contract lacks is said even of an environment that cannot be played.
+        # The contract check runs even if the environment cannot be played: it names all faults.
         if not runnable and check.run is not contract.check_contract:
             raise SkipCheck("needs an environment that can be played (startup)")
         for name, why in subject.missing.items():

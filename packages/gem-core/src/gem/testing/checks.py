@@ -1,4 +1,8 @@
-"""Checks of the contract: each plays an environment and raises `FaultError` where it breaks it."""
+"""Checks by playing: each plays an environment and raises `FaultError` if it breaks a promise.
+
+Determinism, seeds, processes, threads, snapshots, bad input, network; `checker` lists and runs
+them. A check's docstring is the promise that it checks.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +35,14 @@ from gem.testing.playing import (
 from gem.testing.subject import FaultError, SkipCheck, Subject, describe, require
 from gem.trajectory import Trajectory
 
-# The last observations of an episode may be longer than the first ones by this factor and length:
-# boards and lists of guesses grow, a history glued to each observation grows without end.
+# Late observations may be this factor, plus this many characters, longer than early ones: boards
+# and lists of guesses grow a little, a history repeated in each observation grows without bound.
 _GROWTH = (3, 1_000)
 _THREADS = 3
 
 
 def midway(subject: Subject, seed: int) -> tuple[Env, list[str]]:
-    """Return an environment in the middle of an episode and actions that go on to its end."""
+    """Return an environment in the middle of an episode, and the actions to its end."""
     actions = play(subject.factory(), random_policy, subject.max_steps, seed).actions
     env = subject.factory()
     env.reset(seed=seed)
@@ -49,7 +53,7 @@ def midway(subject: Subject, seed: int) -> tuple[Env, list[str]]:
 
 def check_startup(subject: Subject) -> str:
     """It can be made, reset, played and closed."""
-    # Actions are empty where none can be sampled, which the contract tells.
+    # Without sample_random_action, which the contract check reports, play empty actions.
     silent = "sample_random_action" in subject.missing
     policy: Policy = (lambda env, observation: "") if silent else random_policy
     with subject.factory() as env:
@@ -58,7 +62,7 @@ def check_startup(subject: Subject) -> str:
 
 
 def check_success(subject: Subject) -> str:
-    """The last info says whether the episode was won."""
+    """The last step's info says whether the episode was won."""
     ended = [episode for episode in subject.random.episodes if episode.done]
     if not ended:
         raise SkipCheck(f"no episode ends within {subject.max_steps} turns")
@@ -88,7 +92,7 @@ def check_observations(subject: Subject) -> str:
 
 
 def check_replay(subject: Subject) -> str:
-    """An episode as a rollout records it, written and read, is the same again."""
+    """An episode, recorded like a rollout's, written and read, replays identically."""
     for seed in subject.seeds:
         episode = play(subject.factory(), random_policy, subject.max_steps, seed)
         trajectory = recorded(episode, Task("checked", seed))
@@ -103,7 +107,7 @@ def check_replay(subject: Subject) -> str:
 
 
 def check_grading(subject: Subject) -> str:
-    """The same action in the same state is answered alike every time."""
+    """The same action in the same state gets the same answer every time."""
     env = subject.factory()
     for seed in subject.seeds:
         env.reset(seed=seed)
@@ -127,7 +131,10 @@ _listening = threading.Event()
 
 @cache
 def _listen() -> None:
-    """Note connections while `_listening` is set; an audit hook cannot be removed again."""
+    """Install an audit hook that records connections while `_listening` is set.
+
+    Cached, as an audit hook cannot be removed.
+    """
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         if not _listening.is_set():
@@ -141,7 +148,7 @@ def _listen() -> None:
 
 
 def check_network(subject: Subject) -> str:
-    """The constructor asks nobody; whom the episode asks is told."""
+    """The constructor opens no connection; hosts contacted in an episode are listed."""
     _listen()
     _connections.clear()
     _listening.set()
@@ -157,7 +164,7 @@ def check_network(subject: Subject) -> str:
 
 
 def check_determinism(subject: Subject) -> str:
-    """Same seed and actions, same episode: interleaved with others, whoever seeds `random`."""
+    """Same seed and actions give the same episode, also interleaved with other episodes."""
     one, two, other = subject.factory(), subject.factory(), subject.factory()
     for seed in subject.seeds:
         expected = play(one, random_policy, subject.max_steps, seed)
@@ -205,7 +212,7 @@ def check_processes(subject: Subject) -> str:
 
 
 def check_threads(subject: Subject) -> str:
-    """Threads that play at the same time play the same episodes."""
+    """Concurrent threads play the same episodes."""
     expected = digest(transcript(subject.factory(), subject.seeds, subject.max_steps))
     found: list[str] = []
 
@@ -226,7 +233,7 @@ def check_threads(subject: Subject) -> str:
 
 
 def check_vector(subject: Subject) -> str:
-    """Environment i plays the same episodes alone and among others, autoresets included."""
+    """Environment 0 plays the same episodes alone and among others, autoresets included."""
     from gem.vector import SyncVectorEnv
 
     steps = 30 if len(subject.seeds) >= 4 else 8
@@ -253,7 +260,7 @@ def check_vector(subject: Subject) -> str:
 
 
 def check_snapshot(subject: Subject) -> str:
-    """Snapshot, restore and spawn continue bit for bit, the following episode included."""
+    """After snapshot, restore and spawn, this episode and the next continue bit for bit."""
     for seed in subject.seeds:
         env, rest = midway(subject, seed)
         state = env.snapshot()
@@ -294,7 +301,7 @@ def _bad_inputs(example: str) -> Iterator[str]:
 
 
 def check_bad_input(subject: Subject) -> str:
-    """Whatever a policy says is answered with a proper step."""
+    """Every text of a policy gets a proper step."""
     env = subject.factory()
     example = subject.random.episodes[0].actions[0]
     starts = []

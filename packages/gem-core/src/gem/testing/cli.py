@@ -1,4 +1,4 @@
-"""The commands that tell about environments: `list -l`, `info` and `check`."""
+"""The commands `list -l`, `info` and `check`."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from gem.testing.subject import describe
 from gem.testing.suite import check_many, to_json
 
 _WIDTH = 100
-# Longest episode that is played as an example.
+# Most turns played of the example episode.
 _MAX_STEPS = 1_200
 
 
 def line(id: str) -> str:
-    """Return what an id is, in a line: a sentence about the class, and the id's parameters."""
+    """Return an id's line for `list -l`: the class's summary and the id's parameters."""
     spec = registry.spec(id)
     try:
         told = summary(spec.load()) or "no description"
@@ -38,10 +38,10 @@ def line(id: str) -> str:
 
 
 def info(id: str, given: Mapping[str, Any]) -> None:
-    """Print what an id is: description, parameters, limits and an example episode.
+    """Print an id's description, parameters, limits and an example episode.
 
     Raises:
-        GemError: There is no such id or parameter.
+        GemError: The id or a parameter is unknown.
     """
     spec = registry.spec(id)
     entry_point = spec.load()
@@ -81,7 +81,7 @@ def _example(id: str, given: Mapping[str, Any]) -> None:
     except Exception as error:
         if given and isinstance(error, ConfigurationError | UnknownParameterError):
             raise
-        # Whoever asks what an environment is may not have what it needs.
+        # `info` must work where the environment's packages or servers are missing.
         print(f"\nexample: none{with_what}: {describe(error)}")
 
 
@@ -103,7 +103,7 @@ def check(arguments: argparse.Namespace, ids: Sequence[str], given: Mapping[str,
         if given:
             make(id, **given).close()
     if arguments.json:
-        # Fails now, not after all the checks, where nothing can be written.
+        # An unwritable path fails now, not after all the checks.
         try:
             Path(arguments.json).touch()
         except OSError as error:

@@ -1,4 +1,4 @@
-"""The contract of an environment: what is declared, returned and refused; all faults at once."""
+"""The check `contract`: return types, flags, refusals to step; reports all faults at once."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from gem.errors import ContractError, ResetNeededError
 from gem.testing.playing import shown
 from gem.testing.subject import FaultError, SkipCheck, Subject, describe, require
 
-# Longest answer to any action: feedback must not echo a policy's whole text.
+# Most characters of an observation: feedback must not echo a policy's whole text.
 MAX_OBSERVATION = 20_000
 
 
 class Faults:
-    """Collects what goes wrong in `with` blocks, so that one run names everything."""
+    """Collects exceptions raised in `with` blocks, so that one run reports all faults."""
 
     def __init__(self) -> None:
         self.found: list[str] = []
@@ -45,7 +45,7 @@ class Faults:
 
 
 def check_contract(subject: Subject) -> str:
-    """Return types, flags, errors before the beginning and after the end."""
+    """Return types, flags, and refusals to step before the beginning and after the end."""
     try:
         subject.factory().reset(seed=0)
     except Exception as error:
@@ -67,7 +67,7 @@ def check_contract(subject: Subject) -> str:
             break
     with faults:
         env.reset(seed=0)
-        # What is missing is said even where a step was at fault before.
+        # Report a missing method even if a step was at fault before.
         require(isinstance(env.sample_random_action(), str), "sample_random_action() gives no str")
     with faults:
         require(isinstance(env.render(), str), "render() must return a str")
@@ -81,9 +81,9 @@ def check_contract(subject: Subject) -> str:
 
 
 def _play(env: Env, seed: int, most: int) -> tuple[int, bool]:
-    """Play an episode of at most that many steps; return their number and whether it ended.
+    """Play an episode of at most `most` steps; return their number and whether it ended.
 
-    Where there is no `sample_random_action`, which is a fault of its own, the action is empty.
+    If `sample_random_action` fails, which is a fault of its own, the action is empty.
     """
     observation, _ = check_reset(env.reset(seed=seed))
     _require_bounded(observation, f"reset(seed={seed})")
@@ -125,10 +125,10 @@ def _require_strictness(subject: Subject) -> None:
 
 
 def require_step(result: Any, where: str) -> Step:
-    """Return a proper five-value step, whose texts are bounded and hide nothing.
+    """Return the step, checked: contract, bounded observation, flags, no text hidden in info.
 
     Raises:
-        FaultError: It breaks the contract that rollouts hold an environment to, or one of these.
+        FaultError: The step fails one of these.
     """
     try:
         step = check_step(result)

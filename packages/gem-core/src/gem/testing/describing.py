@@ -1,4 +1,7 @@
-"""What environments are, in words: description, parameters, an episode as text."""
+"""Descriptions of environments from docstrings and signatures, and transcripts of episodes.
+
+Used by `cli` and by the generator of docs/envs.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +26,10 @@ class Parameter:
 
     name: str
     default: str
-    """As it stands in the signature; "" if there is none."""
+    """Default as in the signature; "" if there is none."""
     meaning: str
     type: str = ""
-    """As it stands in the signature; "" if there is none."""
+    """Annotation as in the signature; "" if there is none."""
 
 
 def description(entry_point: Callable[..., Env]) -> str:
@@ -42,9 +45,9 @@ def summary(entry_point: Callable[..., Env]) -> str:
 
 
 def parameters(entry_point: Callable[..., Env]) -> list[Parameter]:
-    """Return the parameters of a class, with what its docstring says about them.
+    """Return the parameters of a class, with their meaning from its docstring.
 
-    Where that refers to a base class ("See `Game`.") or says nothing, the base class is asked.
+    If that says nothing or refers to a base class ("See `Game`."), the base class's is taken.
     """
     documented = entry_point.__mro__ if inspect.isclass(entry_point) else (entry_point,)
     meanings: dict[str, str] = {}
@@ -69,7 +72,7 @@ def _type(parameter: inspect.Parameter) -> str:
 def _default(value: Any) -> str:
     if value is inspect.Parameter.empty:
         return ""
-    # Objects go by their name: how they are represented may differ between two runs.
+    # Other objects by name or class: their repr may differ between runs.
     plain = value is None or isinstance(value, str | int | float | tuple | list | dict)
     return repr(value if plain else getattr(value, "name", type(value).__name__))
 

@@ -1,4 +1,7 @@
-"""Another process, with another hash seed, that plays the same episodes as this one."""
+"""`OtherProcess`: plays the same episodes in another process, with another hash seed.
+
+For the check `processes`.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,14 @@ from gem.testing.subject import FaultError, SkipCheck, Subject, describe
 from gem.workers.pool import Reply, WorkerPool
 
 _TIMEOUT_S = 120
-# The limit counts from the moment when the answer is waited for, so the call has none of its own.
+# `answer` enforces the time limit, from when it is called; the call itself has none.
 _UNLIMITED_S = 1e6
 
 
 class OtherProcess:
-    """Plays the transcripts of one subject after the other; started by the first question.
+    """A process that plays subjects, one after the other; starts at the first `ask`.
 
-    It plays while the asking process goes on, and is started again after it died.
+    It plays while the caller continues, and is restarted if it died.
     """
 
     def __init__(self) -> None:
@@ -31,7 +34,7 @@ class OtherProcess:
         self._reply: Future[Reply] = Future()
 
     def ask(self, subject: Subject) -> None:
-        """Begin to play a subject there."""
+        """Start to play a subject in the other process."""
         reply: Future[Reply] = Future()
         self._reply = reply
         try:
@@ -50,11 +53,11 @@ class OtherProcess:
         threading.Thread(target=call, daemon=True).start()
 
     def answer(self) -> str:
-        """Return the digest of the transcript asked for.
+        """Wait for the last `ask`; return the digest of its transcript.
 
         Raises:
             SkipCheck: The subject cannot be sent to another process.
-            FaultError: It cannot be played there.
+            FaultError: The subject cannot be played there.
             UnreachableError: No process can be started.
         """
         try:
@@ -85,11 +88,11 @@ class OtherProcess:
 
 
 def play(question: str) -> dict[str, str]:
-    """Answer a question in the other process."""
+    """Play a pickled subject; this runs in the other process."""
     try:
         subject: Subject = pickle.loads(base64.b64decode(question))
     except Exception as error:
-        # It is a class of the asking program's main module, for instance.
+        # For instance, the class is defined in the calling program's main module.
         return {"unknown": describe(error)}
     try:
         played = transcript(subject.factory(), subject.seeds, subject.max_steps)

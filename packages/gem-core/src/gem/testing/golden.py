@@ -1,4 +1,4 @@
-"""Golden trajectories: a fixed batch, ugly episodes included, on which every adapter must agree."""
+"""Golden trajectories: a fixed batch, edge cases included, on which every adapter must agree."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from gem.tasks import Task
 from gem.trajectory import EpisodeEnd, Failure, StopReason, Trajectory, Turn
 
 CLOSE = 2
-"""The id that ends a message in the golden episodes."""
+"""Token id that ends a message in the golden episodes."""
 
 
 def golden_batch() -> list[Trajectory]:
     """Return the golden episodes: four groups of two, append-only, one training row each.
 
     Among them: a win in several turns, dense and negative rewards, an episode of one turn, a turn
-    cut by the token limit, a turn in which the model said nothing, an episode ended by a budget,
-    one without any reward, and one that was lost to infrastructure after two turns.
+    cut by the token limit, a turn with an empty response, an episode ended by a budget, one without
+    any reward, and one that failed (infrastructure) after two turns.
     """
     return [
         _episode(0, [("ab", 0.0), ("cde", 0.0), ("f", 1.0)], end="terminated"),

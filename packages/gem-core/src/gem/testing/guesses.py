@@ -1,9 +1,9 @@
-"""Answers that solve nothing, given in every task of a single turn: none may pay.
+"""The check `guesses`: in single-turn environments, answers that solve nothing must earn nothing.
 
-Constants, pieces of the prompt, recorded answers of other items, and the item's own recorded answer
-with its numbers taken out. Such an answer may be right by chance: where it is what was recorded,
-and in all items of one recorded answer, whose other name it may be. That is the most that a
-constant answer can be right; all beyond it is paid for nothing.
+Tries constants, pieces of the prompt, other items' recorded answers, and the item's recorded answer
+with its numbers replaced. Such an answer may be right by chance. Not counted against the
+environment are therefore items whose recorded answer equals the guess, and all items of one
+recorded answer (the best paid), of which the guess may be another spelling.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from gem.testing.scores import MIN_FLOOR_MARGIN
 from gem.testing.subject import FaultError, SkipCheck, Subject
 
 _ITEMS = 12
-# A check whose suspicion stands on this many times as many items.
+# A suspicion is confirmed on this many times as many items.
 _CONFIRM = 4
 _FEWEST_ITEMS = 4
-_SECONDS = 2.0  # for each of the CPU seconds that a policy has elsewhere
+_SECONDS = 2.0  # wall-clock seconds per second of `Subject.cpu_s`
 _MAX_NUMBERS = 40
 
 _CONSTANTS = (
@@ -68,7 +68,7 @@ class _Item:
 
 
 def check_guesses(subject: Subject) -> str:
-    """Answers that solve nothing earn nothing beyond what is right by chance."""
+    """Answers that solve nothing earn nothing, beyond being right by chance."""
     episodes = subject.random.episodes
     if any(len(episode.steps) != 1 or not episode.done for episode in episodes):
         raise SkipCheck("an episode has several turns")
@@ -78,7 +78,7 @@ def check_guesses(subject: Subject) -> str:
     suspects = {name for name, (mean, _) in earned.items() if mean > MIN_FLOOR_MARGIN}
     if suspects:
         earned, _, n = _earned(subject, example, _CONFIRM * _ITEMS, suspects, slow)
-    # The one that is paid for nothing most certainly, two standard errors away.
+    # The kind of answer with the highest lower bound (mean minus two standard errors).
     worst = max(earned, key=lambda name: earned[name][0] - 2 * earned[name][1], default="")
     mean, doubt = earned.get(worst, (0.0, 0.0))
     if suspects and mean - 2 * doubt > MIN_FLOOR_MARGIN:
@@ -95,8 +95,10 @@ def check_guesses(subject: Subject) -> str:
 def _earned(
     subject: Subject, example: str, count: int, only: set[str] | None, slow: bool
 ) -> tuple[dict[str, tuple[float, float]], int, int]:
-    """Return what each kind of answer earns that is not right by chance, how many kinds, how many
-    items: the mean, and its standard error.
+    """Measure what each kind of answer earns beyond being right by chance.
+
+    Returns:
+        Mean and standard error by kind of answer, number of kinds, number of items.
     """
     env = subject.factory()
     items = [_item(env, seed) for seed in range(count)]
@@ -156,7 +158,7 @@ def _same(text: str, recorded: str | None) -> bool:
 
 
 def _guesses(items: Sequence[_Item], place: int, slow: bool) -> Iterator[tuple[str, str]]:
-    """Yield the answers to one item, each with a name that says how it is made."""
+    """Yield the guesses for one item, each after a name that says how it is made."""
     for text in _CONSTANTS[: 6 if slow else None]:
         yield repr(text), text
     golds = [item.recorded for item in items if item.recorded is not None]
@@ -188,7 +190,7 @@ def _guesses(items: Sequence[_Item], place: int, slow: bool) -> Iterator[tuple[s
 
 
 def _echoes(prompt: str) -> Iterator[tuple[str, str]]:
-    """Yield answers made from a prompt, whose last paragraph says how to answer."""
+    """Yield guesses made from a prompt; the question is all but its last paragraph."""
     question = prompt.rsplit("\n\n", 1)[0].strip()
     paragraphs = [part.strip() for part in question.split("\n\n")]
     lines = [line.strip() for line in question.splitlines() if line.strip()]
@@ -236,7 +238,7 @@ def _of_numbers(where: str, numbers: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def _of_units(number: int) -> str:
-    """Return a formula of a number that names no number."""
+    """Return a formula with the value `number` that contains no digits."""
     text = one = "(y/y)"
     for digit in f"{min(number, 10**6):b}"[1:]:
         text = f"(({one}+{one})*{text}{f'+{one}' if digit == '1' else ''})"

@@ -1,4 +1,4 @@
-"""Parameters with which built-in ids need neither a download nor a sandbox."""
+"""Replacement parameters with which built-in ids need neither a download nor a sandbox."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from gem.envs.dataset_ids import DATASETS
 
 
 class Replacement(NamedTuple):
-    """A parameter that is not as the id has it."""
+    """A parameter whose value differs from the id's."""
 
     name: str
     used: Any
     registered: str
-    """What the id is registered with, in words."""
+    """The id's value as text."""
 
     def __str__(self) -> str:
         return f"{self.name}={self.used!r} instead of {self.registered}"
 
 
 def replacements(id: str, given: Collection[str] = ()) -> list[Replacement]:
-    """Return what is replaced so that an id needs neither a download nor a sandbox.
+    """Return the parameters to replace so that an id needs neither a download nor a sandbox.
 
-    Only built-in ids declare a bundled sample; every other id is used as registered, and so is a
-    built-in one that was registered anew. Programs are then the sample's own and those of the
-    checker, so that they may run without isolation.
+    Only built-in ids have a bundled sample: other ids, and built-in ones that were registered
+    again, are used as registered. With the sample, all programs are the sample's or the checker's,
+    so they may run without isolation.
 
     Args:
         id: A registered id.
-        given: Names of parameters that the caller chose, which stay.
+        given: Names of parameters that the caller chose; they are not replaced.
     """
     spec = registry.spec(id)
     entry_point, parameters = DATASETS.get(id, ("", {}))

@@ -1,4 +1,4 @@
-"""Playing episodes for the checks, in forms that compare and hash alike in every process."""
+"""Plays episodes for the checks, in forms that compare and hash equally in every process."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from gem.tasks import Task
 from gem.trajectory import EpisodeEnd, Trajectory, Turn
 
 Policy: TypeAlias = Callable[[Env, Observation], str]
-"""The action for an environment that has just shown an observation."""
+"""Returns the action for an environment and its last observation."""
 
-# However slow an environment is, this many episodes are played.
+# At least this many episodes are played, however slow the environment is.
 _FEWEST_EPISODES = 4
 
 
@@ -39,7 +39,7 @@ class Episode:
 
     @property
     def success(self) -> bool:
-        """Whether it is won, by its last step; see `gem.contract.succeeded`."""
+        """Whether its last step wins it; see `gem.contract.succeeded`."""
         return bool(self.steps) and won(self.steps[-1])
 
     @property
@@ -68,7 +68,7 @@ class Score:
 
     @property
     def decided(self) -> int:
-        """Number of episodes that came to an end."""
+        """Number of episodes that the environment ended."""
         return sum(episode.done for episode in self.episodes)
 
     @property
@@ -88,7 +88,7 @@ class Score:
 
 
 def won(step: Step) -> bool:
-    """Whether an episode is won whose last step this is; see `gem.contract.succeeded`."""
+    """Whether an episode with this last step is won; see `gem.contract.succeeded`."""
     _, reward, terminated, _, info = step
     return succeeded(reward, terminated, info)
 
@@ -127,12 +127,12 @@ def score(
     """Play the episodes of the seeds 0, 1, ...
 
     Args:
-        env: What is played.
-        policy: Who plays it.
-        episodes: How often.
-        max_steps: Longest episode.
+        env: The environment.
+        policy: The policy.
+        episodes: Most episodes.
+        max_steps: Most turns played of an episode.
         cpu_s: CPU seconds after which no episode is begun, once there are four.
-        total_steps: Steps after which no episode is begun.
+        total_steps: Number of steps after which no episode is begun.
     """
     began = cpu_time()
     result = Score()
@@ -146,13 +146,13 @@ def score(
 
 
 def cpu_time() -> float:
-    """Return CPU seconds of this process and of the children that it has waited for."""
+    """Return CPU seconds of this process and its reaped children."""
     times = os.times()
     return time.process_time() + times.children_user + times.children_system
 
 
 def replay(env: Env, actions: Iterable[str]) -> list[Any]:
-    """Return what given actions lead to."""
+    """Take the given actions; return the facts of their steps."""
     return [facts(env.step(action)) for action in actions]
 
 
@@ -184,7 +184,7 @@ def recorded(episode: Episode, task: Task) -> Trajectory:
 
 
 def answer_like(example: str, content: str) -> str:
-    """Return `content` in the form in which the action `example` gives its answer."""
+    """Return `content` in the answer format of the action `example`."""
     if "\\boxed{" in example:
         return f"\\boxed{{{content}}}"
     if "<answer>" in example:
@@ -194,7 +194,7 @@ def answer_like(example: str, content: str) -> str:
 
 
 def content_of(action: str) -> str:
-    """Return the answer in an action, the other way round than `answer_like`."""
+    """Return the answer in an action: the inverse of `answer_like`."""
     for begin, end in (("\\boxed{", "}"), ("<answer>", "</answer>")):
         start = action.rfind(begin)
         if start >= 0:
@@ -211,9 +211,9 @@ def shown(observation: Observation) -> str:
 
 
 def facts(step: Step) -> Any:
-    """Return a step as plain values; of the info, its scalars in order of their keys.
+    """Return a step as plain values, with the scalars of its info in order of their keys.
 
-    Measured times, whose key ends with `seconds`, are no part of what an episode is.
+    Keys that end with `seconds` are left out: measured times differ between runs.
     """
     observation, reward, terminated, truncated, info = step
     scalars = {
@@ -225,7 +225,7 @@ def facts(step: Step) -> Any:
 
 
 def transcript(env: Env, seeds: range, max_steps: int) -> list[Any]:
-    """Return two episodes of random play per seed, the second one not seeded."""
+    """Return two episodes of random play per seed: one seeded, and the next one of that seed."""
     episodes = []
     for seed in seeds:
         for given in (seed, None):

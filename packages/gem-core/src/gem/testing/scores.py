@@ -1,4 +1,4 @@
-"""Checks of success rates: the oracle wins, policies that do not play do not."""
+"""Checks of rewards and success rates: the oracle wins, policies that do not try do not."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from gem.testing.playing import won as is_won
 from gem.testing.subject import FaultError, SkipCheck, Subject, require
 
 MAX_ORACLE_TOLERANCE = 0.1
-"""An oracle that need not win every start may win this much less often than it says."""
+"""How far an oracle's success rate may be below its `oracle_success`, if that is below 1."""
 MIN_FLOOR_MARGIN = 0.1
-"""The oracle wins this much more often than random play, and no degenerate policy wins this much
-more often than random play."""
+"""The oracle's success rate must be at least this much above that of random play, a degenerate
+policy's at most this much."""
 COIN = 0.5
-"""Chance of naming the right one of two answers that the prompt names; no leak."""
+"""Chance of choosing the right one of two answers in the prompt: not a leak."""
 
-# Where a rate decides that looks too high, this many times as many episodes decide.
+# A rate that looks too high is measured again with this many times as many episodes.
 _CONFIRM = 4
 _TOKEN = re.compile(r"[+-]?\d+(?:[./]\d+)?|[^\W\d_]+")
 _MAX_TOKENS = 48
 
 
 def check_oracle(subject: Subject) -> str:
-    """The oracle wins the share of starts that the environment names, and only by what it saw."""
+    """The oracle wins the share `oracle_success` of starts, using only what it observed."""
     score = subject.oracle
     if not score.decided:
         raise SkipCheck(f"no episode ends within {subject.max_steps} turns")
@@ -53,10 +53,10 @@ def check_oracle(subject: Subject) -> str:
 
 
 def _require_honesty(subject: Subject) -> None:
-    """Where two episodes look the same, the oracle must act the same.
+    """Require that the oracle acts the same in episodes that look the same.
 
-    A question that is asked twice may have been recorded with two right answers: each must then
-    win both times.
+    Exception: a question may be recorded twice with two right answers; each must then win in both
+    episodes.
     """
     known: dict[Any, tuple[str, int]] = {}
     for seed, episode in enumerate(subject.oracle.episodes):
@@ -77,10 +77,9 @@ def _require_honesty(subject: Subject) -> None:
 
 
 def check_random(subject: Subject) -> str:
-    """Random play leaves something to learn.
+    """Random play wins clearly less often than the oracle.
 
-    Where the oracle itself wins hardly ever, or not within the turns that are played here, it
-    must at least earn more.
+    If the oracle hardly ever wins, or not within `max_steps`, it must at least earn more.
     """
     score = subject.random
     ceiling = 1.0
@@ -102,7 +101,7 @@ def check_random(subject: Subject) -> str:
 
 
 def check_degenerate(subject: Subject) -> str:
-    """Policies that do not play win no more often than random play."""
+    """Policies that do not try win no more often than random play."""
     rates = []
     for name, make_policy in _degenerate_policies(subject).items():
         by_chance, score = subject.random, subject.measure(make_policy())
@@ -146,10 +145,10 @@ def _degenerate_policies(subject: Subject) -> dict[str, Callable[[], Policy]]:
 
 
 def check_leak(subject: Subject) -> str:
-    """Giving numbers and words of the prompt as the answer wins no more often than chance.
+    """Answering with numbers and words of the prompt wins no more often than chance.
 
-    In an environment of several turns they are given one after the other. In one of a single turn
-    the answer may be in the prompt, but not always at the same place.
+    In an environment of several turns the tokens are tried one after the other. In one of a single
+    turn the answer may be in the prompt, but not always at the same place.
     """
     single = all(len(episode.steps) == 1 for episode in subject.random.episodes)
     floor = max(subject.random.rate, COIN if single else 0.0) + MIN_FLOOR_MARGIN
@@ -208,7 +207,7 @@ def _won_in_turn(env: Env, example: str, tokens: list[str], max_steps: int) -> b
 
 
 def check_rewards(subject: Subject) -> str:
-    """No episode pays more than it may, and no lost one pays more than the best won one."""
+    """No episode pays more than `max_return`, and no lost one as much as the best won one."""
     scores = [subject.random]
     with contextlib.suppress(SkipCheck):
         scores.append(subject.oracle)
@@ -235,7 +234,7 @@ def check_rewards(subject: Subject) -> str:
 
 
 def check_agreement(subject: Subject) -> str:
-    """The prompt names the form that the grader reads, and that form alone suffices."""
+    """The prompt names the answer format that the grader reads, and that format alone suffices."""
     env = subject.factory()
     for seed in subject.seeds:
         observation, _ = env.reset(seed=seed)
@@ -270,14 +269,14 @@ def check_agreement(subject: Subject) -> str:
 
 
 def _examples(prompt: str) -> Iterator[str]:
-    """Yield the boxed examples of a prompt; empty boxes and dots are no examples."""
+    """Yield the boxed examples of a prompt, without empty boxes, dots and placeholders."""
     for content in dict.fromkeys(re.findall(r"\\boxed\{([^{}]*)\}", prompt)):
         if content.strip(" .…") and not re.fullmatch(r"<.*>|your.*", content.strip(), re.I):
             yield f"\\boxed{{{content}}}"
 
 
 def _form(action: str) -> tuple[str, tuple[str, ...], str]:
-    """Return the form of an answer, what prompts call it, and the answer in that form alone."""
+    """Return an answer's format, the names that prompts have for it, and the answer alone."""
     start = action.rfind("\\boxed")
     if start >= 0:
         return "\\boxed{}", ("\\boxed",), action[start:]
@@ -291,7 +290,7 @@ def _form(action: str) -> tuple[str, tuple[str, ...], str]:
 
 
 def check_throughput(subject: Subject) -> str:
-    """How fast it is, for information."""
+    """Steps per CPU second and time of a reset, for information."""
     env = subject.factory()
     steps, stepping, resetting, resets = 0, 0.0, 0.0, 0
     began = cpu_time()

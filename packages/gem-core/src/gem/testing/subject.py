@@ -1,4 +1,4 @@
-"""What the checks look at, and the words in which they report."""
+"""`Subject`, what a check gets: factory, limits, seeds, cached scores; and its exceptions."""
 
 from __future__ import annotations
 
@@ -21,40 +21,41 @@ from gem.testing.playing import (
 if TYPE_CHECKING:
     from gem.testing.elsewhere import OtherProcess
 
-# Where a start and a step cost more CPU seconds than this, half as many seeds are compared.
+# If a reset and a step take more CPU seconds than this, half as many seeds are compared.
 _SLOW_S = 0.01
-# Where they take longer than this on the clock, checks of many steps are left out.
+# If they take more wall-clock seconds than this, checks of many steps are skipped.
 _VERY_SLOW_S = 2.0
 
 
 class FaultError(Exception):
-    """The environment breaks a promise, or several: an argument each."""
+    """The environment breaks promises; one argument per fault."""
 
 
 class SkipCheck(Exception):  # noqa: N818
-    """The environment does not make this promise, or it cannot be decided here."""
+    """The check does not apply to the environment, or cannot be decided here."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is checked, and how much of it."""
+    """The environment under check, and how much of it to play."""
 
     factory: Callable[..., Env]
-    """Makes the environment; further keywords are further parameters."""
+    """Makes the environment; keywords are further parameters."""
     episodes: int = 32
     """Episodes per policy where success rates are compared."""
     max_steps: int = 200
-    """Longest episode played."""
+    """Most turns played of an episode."""
     cpu_s: float = 1.0
-    """CPU seconds per policy: where they are used up fewer episodes are played, at least four."""
+    """CPU seconds per policy; when they are used up, no further episode is played once there are
+    four."""
     max_return: float = 1.0
-    """Most that an episode may pay."""
+    """Highest return that an episode may pay."""
     seeds: range = range(4)
     """Seeds of the episodes that are compared step by step."""
     other: OtherProcess | None = None
-    """Has been asked to play the same episodes."""
+    """The process that is playing the same episodes."""
     missing: Mapping[str, str] = field(default_factory=dict)
-    """Methods that checks depend on and that do not work, with the reason."""
+    """Methods needed by checks that do not work, with the reason."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what another process needs to play the same episodes."""
@@ -62,7 +63,7 @@ class Subject:
         return {name: getattr(self, name) for name in kept}
 
     def measure(self, policy: Policy, *, times: int = 1) -> Score:
-        """Return the score of a policy, of `times` as many episodes as usual."""
+        """Return the score of a policy over `times * episodes` episodes."""
         return score(
             self.factory(), policy, times * self.episodes, self.max_steps, times * self.cpu_s
         )
@@ -77,7 +78,7 @@ class Subject:
         """The score of the oracle.
 
         Raises:
-            SkipCheck: There is none.
+            SkipCheck: The environment has no oracle.
         """
         try:
             return self.measure(oracle_policy)
@@ -88,7 +89,7 @@ class Subject:
 def seeds_for(factory: Callable[..., Env]) -> range:
     """Return the seeds to compare step by step: fewer for a slow environment.
 
-    A single one says that only checks of a few steps make sense.
+    A single seed means that checks of many steps are skipped.
     """
     env = factory()
     env.reset(seed=0)
@@ -104,9 +105,9 @@ def seeds_for(factory: Callable[..., Env]) -> range:
 
 
 def lacking(factory: Callable[..., Env]) -> dict[str, str]:
-    """Return the methods that checks depend on and that do not work, with the reason.
+    """Return the methods needed by checks that do not work, with the reason.
 
-    Raises whatever the constructor or `reset` raises.
+    Exceptions of the constructor and `reset` are passed on.
     """
     missing = {}
     with factory() as env:
@@ -126,7 +127,7 @@ def lacking(factory: Callable[..., Env]) -> dict[str, str]:
 
 
 def describe(error: Exception) -> str:
-    """Return an error on one line, one with several faults on a line each."""
+    """Return an error as one line, or a `FaultError` as one line per fault."""
     if not isinstance(error, FaultError):
         return _clipped(f"{type(error).__name__}: {error}")
     return "\n".join(_clipped(str(fault)) for fault in error.args)

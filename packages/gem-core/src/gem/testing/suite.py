@@ -1,4 +1,4 @@
-"""Checking many environments: what can run offline is checked, what cannot is named.
+"""`check_many`: checks many environments offline and names those that cannot run offline.
 
 for outcome in check_many(gem.list_envs()):
     print(outcome.env, outcome.report or outcome.not_run)
@@ -24,19 +24,19 @@ from gem.testing.subject import describe
 from gem.version import __version__
 
 POLICY_VERSION = "severity-v2"
-"""Version of OpenEnv's list that the ids, levels, lanes and severities are taken from."""
+"""Version of OpenEnv's list from which ids, levels, lanes and severities are taken."""
 REPORT_SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one environment."""
+    """The outcome of one environment's checks."""
 
     env: str
     report: CheckReport | None
-    """None if it could not run here."""
+    """None if the environment could not run here."""
     not_run: str = ""
-    """Why not."""
+    """Why it could not run."""
     seconds: float = 0.0
     """Wall-clock time."""
 
@@ -44,20 +44,20 @@ class Outcome:
 def check_many(
     ids: Sequence[str], *, jobs: int = 1, params: Mapping[str, Any] | None = None, **options: Any
 ) -> Iterator[Outcome]:
-    """Check environments, in their order.
+    """Check environments; yield the outcomes in the order of `ids`.
 
-    Built-in dataset ids get their bundled sample, and their programs run without isolation,
-    unless `params` says otherwise; reports name what was replaced. All others are checked as
+    Built-in dataset ids use their bundled sample, and their programs run without isolation, unless
+    `params` has other values; reports name the replaced parameters. All others are checked as
     registered.
 
     Args:
         ids: Registered ids.
-        jobs: Processes that check side by side.
+        jobs: Number of processes that check in parallel.
         params: Parameters of all environments.
         **options: See `check_env`.
 
     Raises:
-        ConfigurationError: There is no such check.
+        ConfigurationError: `only` names an unknown check.
     """
     _ = named(options.get("only", ()))
     check = partial(_check, params=dict(params or {}), options=options)
@@ -66,7 +66,7 @@ def check_many(
             for id in ids:
                 yield check(id, other=other)
         return
-    # Fresh interpreters: an environment's threads must not be forked.
+    # Fresh interpreters, as forking a process with an environment's threads is unsafe.
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=spawn) as pool:
         yield from pool.map(check, ids)

@@ -1,4 +1,4 @@
-"""What an episode pays that is not won, where a policy looks for reward and not for success."""
+"""The check `unearned`: what a policy can earn that seeks reward without success."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _EPSILON = 1e-9
 
 
 def check_unearned(subject: Subject) -> str:
-    """No episode that is not won pays more than one that is.
+    """No episode that is not won pays more than a won one does on average.
 
-    The best return without success is that of random play and of a player who tries in every turn
-    what pays at once (calls of every tool, random actions, the last action again, nothing, junk)
-    and takes the best that does not win.
+    The return without success is the best of random play and of a greedy player. In every turn that
+    player tries calls of every tool, random actions, the last action, an empty one and junk, and
+    takes the one with the highest reward that does not win.
     """
     scores = [subject.random]
     with contextlib.suppress(SkipCheck):
@@ -51,7 +51,7 @@ def check_unearned(subject: Subject) -> str:
 
 
 def _collect(subject: Subject, seed: int) -> tuple[float, str] | None:
-    """Return the best return found without success and how it was made, None if all win."""
+    """Play greedily; return the return without success and its actions, None if all actions win."""
     env = subject.factory()
     env.reset(seed=seed)
     example = answer_like(env.sample_random_action(), "?")
@@ -72,7 +72,7 @@ def _collect(subject: Subject, seed: int) -> tuple[float, str] | None:
             if best is None or value[:2] > best[:2]:
                 best = value
         if best is None:
-            # Whatever is done here wins.
+            # Every action wins here.
             return None
         last = best[2]
         step = env.step(last)
@@ -94,11 +94,11 @@ def _candidates(env: Env, last: str, junk: str) -> Iterator[str]:
 
 
 def _calls(env: Env) -> Iterator[str]:
-    """Yield a call or two of each tool: what is paid for a call is paid for these, too."""
+    """Yield a call or two of each tool: any call earns the reward for calls."""
     while isinstance(env, Wrapper):
         for tool in env.tools if isinstance(env, ToolEnv) else ():
             named = [f"<{name}>0</{name}>" for name in tool.names]
-            # An instruction shows a call, as a rule.
+            # A tool's instruction usually contains an example call.
             yield from [text for text in (*named, tool.instruction()) if tool.parse(text)][:2]
         if isinstance(env, ToolEnv):
             yield "<tool_call>{}</tool_call>"
