@@ -1,6 +1,6 @@
-"""What exists only because there is no GPU: shims, environment builder, small models.
+"""Support for machines without a GPU: shims for trainers, environment builder, small models.
 
-Nothing here changes anything unless the environment variable `GEM_CPU=1` is set.
+The shims do nothing unless the environment variable `GEM_CPU=1` is set.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ _ANNOUNCED = "GEM_CPU_ANNOUNCED"
 
 
 def active() -> bool:
-    """Whether the shims are to be used."""
+    """Whether `GEM_CPU=1` asks for the shims."""
     return os.environ.get(_ACTIVE) == "1"
 
 
 def announce(shim: str, untested: str) -> None:
-    """Log, once in a process and its children, that a shim is in use and what it leaves untested.
+    """Log, once per process tree, that a shim is in use and what it leaves untested.
 
     Args:
-        shim: What is replaced.
-        untested: What a run with it does not exercise.
+        shim: The shim, as a clause for the log.
+        untested: The features that a run with it does not exercise.
     """
     known = os.environ.get(_ANNOUNCED, "").split(",")
     if shim in known:

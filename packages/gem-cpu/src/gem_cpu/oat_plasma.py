@@ -1,7 +1,7 @@
-"""Stand-in for `pyarrow.plasma`, which pyarrow has no longer since version 12.
+"""Stand-in for `pyarrow.plasma`, which pyarrow dropped in version 12.
 
-An object is a file in shared memory. oat pickles its data itself, so bytes are enough. oat ends
-its processes with SIGKILL: what is left of a store is removed when the next one is made.
+An object is a file in shared memory. oat pickles its data itself, so bytes are enough. oat kills
+its processes with SIGKILL: the leftovers of a store are removed when the next one is made.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
 PREFIX = "gem-cpu-plasma-"
-"""Of a store's folder; the number of its process follows."""
+"""Prefix of a store's folder; the pid of its process follows."""
 
 
 class ObjectID:
@@ -38,7 +38,7 @@ class PlasmaClient:
         self._folder = Path(store)
 
     def put(self, data: bytes) -> ObjectID:
-        """Keep bytes; return their name."""
+        """Store bytes; return their name."""
         name = ObjectID(uuid.uuid4().bytes)
         self._file(name).write_bytes(data)
         return name
@@ -48,7 +48,7 @@ class PlasmaClient:
         return self._file(name).read_bytes()
 
     def delete(self, names: Iterable[ObjectID]) -> None:
-        """Forget objects."""
+        """Delete objects."""
         for name in names:
             self._file(name).unlink()
 

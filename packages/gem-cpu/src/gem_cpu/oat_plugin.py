@@ -1,4 +1,4 @@
-"""oat on CPU: what it takes for granted of CUDA and of Python 3.10, replaced when it is imported.
+"""oat on CPU: replaces what oat needs of CUDA and Python 3.10, when oat is imported.
 
 oat has no platform abstraction, so `startup/sitecustomize.py` calls `install` in every process
 (see `gem_cpu.openrlhf_plugin.startup_folder`); without `GEM_CPU=1` it is not called. Replaced:
@@ -30,7 +30,7 @@ _state = {"installed": False}
 
 
 def install() -> None:
-    """Have everything replaced when Launchpad, oat or DeepSpeed is imported."""
+    """Register the replacements, which take effect when oat or DeepSpeed is imported."""
     if _state["installed"] or importlib.util.find_spec("oat") is None:
         return
     _state["installed"] = True
@@ -57,7 +57,7 @@ def _replace() -> None:
         "current_device": lambda: torch.device("cpu"),
         "memory_allocated": lambda *args, **kwargs: 0,
     }
-    # torch.compile tells patched functions apart by identity: one object each.
+    # torch.compile distinguishes patched functions by identity: make one object each.
     replaced |= {name: nothing() for name in ("set_device", "synchronize", "empty_cache")}
     for name, function in replaced.items():
         setattr(torch.cuda, name, function)

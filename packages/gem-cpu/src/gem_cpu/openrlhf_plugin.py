@@ -1,19 +1,19 @@
-"""OpenRLHF on CPU: what it takes for granted of CUDA, replaced when it is imported.
+"""OpenRLHF on CPU: replaces what OpenRLHF needs of CUDA, when OpenRLHF is imported.
 
 OpenRLHF has no platform abstraction and no plugin point, so `startup/sitecustomize.py` calls
 `install` in every process (see `startup_folder`); without `GEM_CPU=1` it is not called. Replaced:
 
 - `flash_attn`, imported at the top of a module that needs it for packing only: a stub that raises.
 - `torch.cuda.current_device`, `set_device`, `synchronize`, `empty_cache`, `current_stream`, and
-  `torch.empty(device="cuda")`: the CPU, or nothing to do.
+  `torch.empty(device="cuda")`: return the CPU, or do nothing.
 - `init_device_mesh("cuda", ...)`: a mesh of CPUs.
-- `stateless_init_process_group`, which is PyNccl: the same over Gloo.
+- `stateless_init_process_group` (PyNccl): the same over Gloo.
 - DeepSpeed's fused Adam and shared-memory collectives, which are compiled at the start: PyTorch's
   AdamW, and Gloo.
-- `vllm.AsyncEngineArgs`: no chunked prefill, which seeded sampling on CPU cannot do.
-- `ray.init` of a cluster of the run's own (`RAY_ADDRESS=local`): no dashboard, whose dozen
-  processes take longer to start than the trainer.
-- With `GEM_CPU_DTYPE=float32`, the precision of both engines; OpenRLHF itself knows bf16 and fp16.
+- `vllm.AsyncEngineArgs`: no chunked prefill, which does not work with seeded sampling on CPU.
+- `ray.init` of the run's own cluster (`RAY_ADDRESS=local`): no dashboard, whose dozen processes
+  take longer to start than the trainer.
+- With `GEM_CPU_DTYPE=float32`, the precision of both engines; OpenRLHF has bf16 and fp16 only.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ _state = {"installed": False}
 
 
 def install() -> None:
-    """Have everything replaced when OpenRLHF, DeepSpeed or vLLM is imported.
+    """Register the replacements, which take effect when OpenRLHF, DeepSpeed or vLLM is imported.
 
     Raises:
-        ValueError: `GEM_CPU_DTYPE` names no precision.
+        ValueError: `GEM_CPU_DTYPE` is neither bfloat16 nor float32.
     """
     if _state["installed"]:
         return
@@ -80,7 +80,7 @@ def _replace_cuda() -> None:
     from torch.distributed import device_mesh
 
     torch.cuda.current_device = lambda: _CpuDevice("cpu")  # type: ignore[assignment,return-value]
-    # torch.compile tells patched functions apart by identity: one object each.
+    # torch.compile distinguishes patched functions by identity: make one object each.
     for name in ("current_stream", "set_device", "synchronize", "empty_cache"):
         setattr(torch.cuda, name, nothing())
 
@@ -144,11 +144,11 @@ def _gloo_weight_sync(module: ModuleType) -> None:
 
 
 _PEER_TIMEOUT = timedelta(seconds=120)
-"""Longest wait for the other side of a weight transfer."""
+"""Longest wait for the peer of a weight transfer."""
 
 
 class _GlooGroup:
-    """What OpenRLHF uses of vLLM's `PyNcclCommunicator`, over Gloo."""
+    """The part of vLLM's `PyNcclCommunicator` that OpenRLHF uses, over Gloo."""
 
     def __init__(
         self, master_address: str, master_port: int, rank: int, world_size: int, device: Any
@@ -160,12 +160,12 @@ class _GlooGroup:
         )
 
     def broadcast(self, tensor: Any, src: int, stream: Any = None) -> None:
-        """Send `tensor` of rank `src` to all; returns when it is there."""
+        """Broadcast `tensor` from rank `src` to all; returns when it has arrived."""
         import torch
 
         options = torch.distributed.BroadcastOptions()
         options.rootRank, options.rootTensor = src, 0
-        # Gloo waits half an hour for a peer whose host was killed.
+        # Without a timeout Gloo waits half an hour for a peer that was killed.
         self._group.broadcast([tensor.detach()], options).wait(_PEER_TIMEOUT)
 
 
@@ -204,7 +204,7 @@ def _full_precision_weights(module: ModuleType) -> None:
 
 
 def no_compiled_collectives(module: ModuleType) -> None:
-    """Keep `deepspeed.comm.torch` from compiling collectives over shared memory at its start."""
+    """Keep `deepspeed.comm.torch` from compiling shared-memory collectives at its start."""
     if module.build_shm_op.__name__ == "nothing":
         return
     _check(module, "build_shm_op", [])
@@ -222,7 +222,7 @@ def _no_dashboard(module: ModuleType) -> None:
 
 
 def _engine_arguments(module: ModuleType) -> None:
-    # vLLM resolves its public names when they are asked for: an attribute wins over that.
+    # vLLM resolves its public names lazily: setting the attribute takes precedence.
     def arguments(*args: Any, **kwargs: Any) -> Any:
         from vllm.engine.arg_utils import AsyncEngineArgs
 

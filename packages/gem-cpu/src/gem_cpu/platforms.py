@@ -1,6 +1,6 @@
-"""What each trainer's command needs where there is no GPU (entry points `gem.platforms`).
+"""Each trainer's settings and environment variables without a GPU (entry points `gem.platforms`).
 
-What the shims replace, and what that leaves untested, is in the page of each trainer in docs/.
+Each trainer's page in docs/ says what the shims replace and leave untested.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _MOST_SEQUENCES = 64
 
 
 def verl(spec: RunSpec, run_dir: Path) -> Platform:
-    """Return what verl needs."""
+    """Return verl's settings and environment variables on CPU."""
     rollout, ray = "actor_rollout_ref.rollout", "ray_kwargs.ray_init"
     settings: dict[str, Any] = {
         "trainer.device": "cpu",
         "actor_rollout_ref.actor.fsdp_config.use_torch_compile": False,
         "actor_rollout_ref.model.enable_gradient_checkpointing": False,
         f"{rollout}.enforce_eager": True,
-        # vLLM rewinds the generator of a seeded request that it prefills in parts, which random
-        # generators of CPUs cannot do.
+        # With chunked prefill vLLM rewinds the generator of a seeded request, which PyTorch's CPU
+        # generators cannot do.
         f"{rollout}.enable_chunked_prefill": False,
         f"{rollout}.free_cache_engine": False,
         f"+{rollout}.enable_sleep_mode": False,
@@ -51,7 +51,7 @@ def verl(spec: RunSpec, run_dir: Path) -> Platform:
         f"{rollout}.agent.num_workers": 1,
         f"{rollout}.max_num_seqs": min(spec.episodes, 256),
         "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
-        # A cluster of its own, with a slot that verl takes for its one accelerator.
+        # A Ray cluster of the run's own, with one GPU slot, which verl takes for its accelerator.
         f"+{ray}.address": "local",
         f"{ray}.num_cpus": 10,
         f"+{ray}.num_gpus": 1,
@@ -77,13 +77,13 @@ def verl(spec: RunSpec, run_dir: Path) -> Platform:
 
 
 def openrlhf(spec: RunSpec, run_dir: Path) -> Platform:
-    """Return what OpenRLHF needs."""
+    """Return OpenRLHF's settings and environment variables on CPU."""
     settings = {
         "vllm.enforce_eager": True,
         "vllm.gpu_memory_utilization": 0.1,
         "vllm.sync_backend": "gloo",
     }
-    # OpenRLHF takes a slot for each model and engine; they are only bookkeeping here.
+    # OpenRLHF reserves a GPU slot per model and engine; here slots are bookkeeping only.
     slots = 2 + (spec.algorithm.kl_coef > 0) + (spec.algorithm.advantage == "gae")
     env = {
         **_COMMON,
@@ -93,7 +93,7 @@ def openrlhf(spec: RunSpec, run_dir: Path) -> Platform:
         **_RAY,
         **python_path(_STARTUP),
         "DS_ACCELERATOR": "cpu",
-        "RAY_ADDRESS": "local",  # a cluster of its own, which ends with the launcher
+        "RAY_ADDRESS": "local",  # the run's own cluster, which ends with the launcher
         "RAY_prestart_worker_first_driver": "0",  # idle processes, as many as there are CPUs
         "RAY_OVERRIDE_RESOURCES": json.dumps({"CPU": 8, "GPU": slots}),
         "RAY_TMPDIR": socket_folder(run_dir),
@@ -104,21 +104,21 @@ def openrlhf(spec: RunSpec, run_dir: Path) -> Platform:
 
 
 def oat(spec: RunSpec, run_dir: Path) -> Platform:
-    """Return what oat needs."""
-    # Newer DeepSpeed finds no gradient of a tied embedding behind oat's fused head.
+    """Return oat's settings and environment variables on CPU."""
+    # With oat's fused head, newer DeepSpeed gets no gradient for a tied embedding.
     settings = {"flash_attn": False, "use_fused_lm_head": False, "shm_size_mb": 100}
     env = {**_COMMON, **_LOOPBACK, **python_path(_STARTUP), "DS_ACCELERATOR": "cpu"}
     return Platform(settings, env, unset=[_CUDA])
 
 
 def rl2(spec: RunSpec, run_dir: Path, *, form: str, path: Sequence[str]) -> Platform:
-    """Return what RL2 needs.
+    """Return RL2's settings and environment variables on CPU.
 
     Args:
         spec: The experiment.
         run_dir: Absolute folder of the run.
-        form: `release` or `head`, which name a key differently.
-        path: Folders for `PYTHONPATH`, after those that stand in for packages of a GPU.
+        form: RL2's version, `release` or `head`: they name one key differently.
+        path: Folders for `PYTHONPATH`, after those of the stand-ins for GPU packages.
     """
     server: dict[str, Any] = {
         "device": "cpu",
@@ -128,9 +128,8 @@ def rl2(spec: RunSpec, run_dir: Path, *, form: str, path: Sequence[str]) -> Plat
         "max_total_tokens": 65536,
         "max_running_requests": 128,
         "skip_server_warmup": True,
-        # By itself SGLang chooses a port long before it listens, among those that the system gives
-        # to any connection meanwhile: on a busy machine it is gone by then. These are not given
-        # out.
+        # SGLang by default picks an ephemeral port long before it listens: on a busy machine
+        # another connection takes it meanwhile. This range is below the ephemeral ports.
         "nccl_port": 20_000 + int.from_bytes(digest(run_dir)[:4], "big") % 12_000,
     }
     checkpointing = "enable_gradient_checkpointing"
@@ -138,7 +137,7 @@ def rl2(spec: RunSpec, run_dir: Path, *, form: str, path: Sequence[str]) -> Plat
         server["log_level"] = "warning"
         checkpointing = "gradient_checkpointing"
     settings = {f"+rollout.server_args.{key}": value for key, value in server.items()}
-    # There is no other memory to move weights to, and these models need none saved.
+    # Offloading and checkpointing save GPU memory: useless here.
     for key in ("offload_model", "offload_optimizer", checkpointing):
         settings[f"actor.{key}"] = False
     env = {
@@ -154,7 +153,7 @@ def rl2(spec: RunSpec, run_dir: Path, *, form: str, path: Sequence[str]) -> Plat
 
 
 def tinker(spec: RunSpec, run_dir: Path) -> Platform:
-    """Return a Tinker server on this machine, compiled for one number and length of rows."""
+    """Return a local Tinker server on CPU, compiled for one number and length of rows."""
     policy = spec.policy
     server = {
         "model": policy.model,
@@ -165,7 +164,7 @@ def tinker(spec: RunSpec, run_dir: Path) -> Platform:
     }
     options = [word for key, value in server.items() for word in (f"--{key}", str(value))]
     return Platform(
-        # A sampler with other weights than the trainer's shows at once in fp32.
+        # In fp32 a tight tolerance detects a sampler whose weights differ from the trainer's.
         {"server": "skyrl_jax", "logprob_tolerance": 1e-3},
         {"HF_HUB_OFFLINE": "1", "TINKER_TELEMETRY": "0"},
         unset=["TINKER_BASE_URL", "TINKER_API_KEY"],

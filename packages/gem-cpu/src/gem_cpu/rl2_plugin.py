@@ -1,14 +1,14 @@
-"""RL2 and SGLang on CPU: what they take for granted of CUDA, replaced when it is imported.
+"""RL2 and SGLang on CPU: replaces what they need of CUDA, when they are imported.
 
 Neither has a plugin point for it, so `startup/sitecustomize.py` calls `install` in every process;
 without `GEM_CPU=1` it is not called. Replaced:
 
-- NCCL: Gloo. Meshes of `cuda` devices: of CPUs. `torch.cuda.current_device` and three more.
-- flash attention, asked for by name: the stand-in in `rl2_stand_ins`, below real ring-flash-attn;
+- NCCL, by Gloo; `cuda` device meshes, by CPU meshes; `torch.cuda.current_device` and three more.
+- flash-attn, by the stand-in in `rl2_stand_ins`, on which the real ring-flash-attn runs;
   transformers' and FSDP's checks that there is a GPU.
-- ring-flash-attn's sending to itself, which Gloo cannot: a copy.
-- SGLang's rewriting of CUDA handles when weights are transferred: CPU tensors need none.
-- With `GEM_CPU_DTYPE=float32`, the mixed precision of RL2's release, which knows bf16 only.
+- ring-flash-attn's send from a rank to itself, which Gloo does not support, by a copy.
+- SGLang's rewriting of CUDA handles in weight transfers, by nothing: CPU tensors need none.
+- With `GEM_CPU_DTYPE=float32`, the mixed precision of RL2's release, which has bf16 only.
 
 The folder `rl2_stand_ins` must be on `PYTHONPATH`, too: see `folders`.
 """
@@ -28,13 +28,13 @@ _state = {"installed": False}
 
 
 def folders() -> str:
-    """What to put first on `PYTHONPATH`, so that every process gets the shims and stand-ins."""
+    """Return the folders to put first on `PYTHONPATH`: they give every process the shims."""
     here = Path(__file__).parent
     return os.pathsep.join([str(here / "startup"), str(here / "rl2_stand_ins")])
 
 
 def install() -> None:
-    """Have everything replaced when RL2 or SGLang is imported."""
+    """Register the replacements, which take effect when RL2 or SGLang is imported."""
     if _state["installed"]:
         return
     _state["installed"] = True
@@ -74,7 +74,7 @@ def _replace_cuda() -> None:
     distributed.init_process_group = init_process_group
     device_mesh.init_device_mesh = init_device_mesh
     distributed.init_device_mesh = init_device_mesh  # type: ignore[attr-defined]
-    # "requires them to be on GPU"
+    # FSDP's check that sync_module_states' parameters are on a GPU.
     _init_utils._check_module_states_for_sync_module_states = lambda module_states: None
 
 

@@ -1,4 +1,4 @@
-"""Servers that a run on one machine needs, started and ended by whoever needs them."""
+"""Local servers as context managers: started on entry, killed on exit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _POLL_S = 0.1
 
 
 class ServerError(RuntimeError):
-    """A server did not start; the message has its last words."""
+    """A server did not start; the message has the end of its standard error."""
 
 
 @contextmanager
@@ -22,7 +22,7 @@ def time_server() -> Iterator[str]:
     """Run the MCP server of times and dates; yields its address.
 
     Raises:
-        ServerError: It ended at once, or does not listen after `START_TIMEOUT_S`.
+        ServerError: The server ended at once, or does not listen after `START_TIMEOUT_S`.
     """
     port = free_port()
     command = [sys.executable, "-m", "gem_cpu.time_server", "--port", str(port)]
@@ -38,7 +38,7 @@ def time_server() -> Iterator[str]:
 
 
 def free_port() -> int:
-    """Return a port of this machine that nobody listens on."""
+    """Return a free TCP port of this machine."""
     with closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -1,6 +1,6 @@
 """A small MCP server of times and dates, for examples and tests: `python -m gem_cpu.time_server`.
 
-It speaks over standard input and output; with `--port N`, streamable HTTP at `/mcp`.
+It uses standard input and output; with `--port N`, streamable HTTP at `/mcp`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def zone(name: str) -> ZoneInfo:
     """Return a time zone.
 
     Raises:
-        ValueError: There is no such zone.
+        ValueError: The zone is unknown.
     """
     try:
         return ZoneInfo(name)
@@ -29,10 +29,10 @@ def zone(name: str) -> ZoneInfo:
 
 
 def moment(time: str) -> datetime:
-    """Return a point in time, in UTC unless it says otherwise.
+    """Parse a point in time; without a time zone it is UTC.
 
     Raises:
-        ValueError: It is not written like `2025-03-23 12:30:00`.
+        ValueError: The text is not in the form `2025-03-23 12:30:00`.
     """
     try:
         when = datetime.fromisoformat(time)
@@ -87,7 +87,7 @@ FUNCTIONS = (
 
 
 def server() -> Any:
-    """Return the server."""
+    """Make the MCP server."""
     from mcp.server.mcpserver import MCPServer
     from mcp.server.mcpserver.exceptions import ToolError
 
@@ -97,7 +97,7 @@ def server() -> Any:
             try:
                 return function(*args, **kwargs)
             except ValueError as error:
-                # The SDK sends the message of no other exception to the client.
+                # The SDK sends only a ToolError's message to the client.
                 raise ToolError(str(error)) from None
 
         return call

@@ -30,13 +30,13 @@ from types import FrameType
 START_TIMEOUT_S = 180.0
 GRACE_S = 10.0
 API_KEY = "tml-local"
-"""The SDK checks the form of a key; SkyRL does not look at it."""
+"""The SDK checks a key's form; SkyRL ignores it."""
 
 _POLL_S = 0.2
 
 
 class ServerError(Exception):
-    """The server does not start, or died; the message has the end of its log."""
+    """The server did not start, or died; the message has the end of its log."""
 
 
 @dataclass(frozen=True)
@@ -46,30 +46,30 @@ class Options:
     model: Path
     """Folder of the model; clients must name it by exactly this path."""
     max_rank: int = 8
-    """Largest LoRA rank. Enters the initial adapter: the same only for the same value."""
+    """Largest LoRA rank. The initial adapter depends on it."""
     sequences: int = 32
-    """Most sequences in one sampling or training pass; also what both are padded to."""
+    """Most sequences in one sampling or training pass; passes are padded to it."""
     bucket: int = 256
     """Lengths are padded to multiples of this many tokens; each multiple is compiled once."""
     adapters: int = 4
-    """Training clients at a time, and one."""
+    """Most training clients at a time, plus one."""
 
 
 class Server:
     """A running server; use it as a context."""
 
     def __init__(self, options: Options, python: Path, state: Path) -> None:
-        """Start it.
+        """Start the server.
 
         Args:
-            options: How.
+            options: See `Options`.
             python: Interpreter of the environment `tinker-server`.
             state: Existing folder for its log, database and checkpoints.
         """
         self.url = f"http://127.0.0.1:{_free_port()}"
         self.log = state / "server.log"
         self.environment = {"TINKER_BASE_URL": self.url, "TINKER_API_KEY": API_KEY}
-        """What a client needs."""
+        """Environment variables for clients."""
         backend = {
             "max_lora_adapters": options.adapters,
             "max_lora_rank": options.max_rank,
@@ -81,7 +81,7 @@ class Server:
         command += ["--backend", "jax", "--backend-config", json.dumps(backend)]
         command += ["--database-url", f"sqlite:///{state / 'tinker.db'}"]
         command += ["--checkpoints-base", str(state / "checkpoints")]
-        # A client that died must give up its adapter before the next one needs it.
+        # Short timeouts free a dead client's adapter before the next client needs it.
         command += ["--session-timeout-sec", "60", "--session-cleanup-interval-sec", "5"]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
@@ -100,10 +100,10 @@ class Server:
         self.stop()
 
     def wait_until_healthy(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Return when it answers.
+        """Return when the server answers.
 
         Raises:
-            ServerError: It died, or does not answer in time.
+            ServerError: The server died, or does not answer in time.
         """
         deadline = time.monotonic() + timeout_s
         while not self._answers():
@@ -113,13 +113,13 @@ class Server:
             time.sleep(_POLL_S)
 
     def check(self) -> None:
-        """Raise `ServerError` if it has died."""
+        """Raise `ServerError` if the server has died."""
         status = self.process.poll()
         if status is not None:
             raise ServerError(f"ended with status {status}{self._tail()}")
 
     def stop(self) -> None:
-        """Stop it with all its processes."""
+        """Stop the server and its processes."""
         _end(self.process)
 
     def _answers(self) -> bool:
@@ -135,10 +135,12 @@ class Server:
 
 
 def find_python() -> Path:
-    """Return the interpreter of `.venvs/tinker-server`: beside this one's, or below this folder.
+    """Return the interpreter of the environment `tinker-server`.
+
+    Looks beside this interpreter's environment, then in `.venvs` of this folder and its parents.
 
     Raises:
-        ServerError: It is not there.
+        ServerError: The environment is missing.
     """
     here = Path.cwd()
     folders = [Path(sys.prefix).parent, *(p / ".venvs" for p in (here, *here.parents))]
@@ -156,12 +158,12 @@ def running(
     """Start a server, wait until it is healthy, stop it at the end.
 
     Args:
-        options: How it is started.
+        options: See `Options`.
         python: Interpreter of the environment `tinker-server`; by default `find_python()`.
-        state: Folder for its log, database and checkpoints; by default one that is removed.
+        state: Folder for its log, database and checkpoints; by default a temporary one.
 
     Raises:
-        ServerError: It does not start.
+        ServerError: The server does not start.
     """
     with contextlib.ExitStack() as stack:
         if state is None:
@@ -218,7 +220,7 @@ def _server_environment(options: Options) -> Mapping[str, str]:
         "HF_HUB_OFFLINE": "1",
         "TINKER_API_KEY": API_KEY,
     }
-    # The client's environment must not leak into the server's, which is another one.
+    # The server runs in another virtual environment: do not pass on the client's.
     inherited = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
     return inherited | own
 
@@ -231,7 +233,7 @@ def _free_port() -> int:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process and its group: ask, then insist."""
+    """End a process and its group: SIGTERM, then SIGKILL."""
     for number, patience_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
@@ -244,7 +246,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command; exit status 3 if the server is to blame."""
+    """Run the command; return its exit status, or 3 if the server failed."""
     parser = argparse.ArgumentParser(
         prog="python -m gem_cpu.tinker_server", description=__doc__.partition("\n")[0]
     )
@@ -257,7 +259,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--python", type=Path, help="interpreter of the server's environment")
     parser.add_argument("command", nargs="+", help="after --: what to run")
     args = parser.parse_args(argv)
-    # The `finally` clauses below end what was started.
+    # Signals raise SystemExit, so that `finally` clauses end server and command.
     signal.signal(signal.SIGTERM, _stop)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # nohup: the run is to outlive a terminal
         signal.signal(signal.SIGHUP, _stop)

@@ -3,12 +3,12 @@
     python -m gem_cpu.tinker_skyrl --base-model DIR --port 8000 ...   the flags of skyrl.tinker.api
 
 Runs in the environment `tinker-server` only; `gem_cpu.tinker_server` starts it. SDK, cookbook and
-adapter stay as they are. What skyrl 0.4.0 lacks is supplied here, each where skyrl looks it up:
+adapter are unchanged. This module adds what skyrl 0.4.0 lacks, by patching skyrl's modules:
 
-- the engine is started with this Python instead of a `uv run` command taken from the parent's;
-- answers to `asample` carry `sample_sequence_ids`, which tinker >= 0.30 insists on;
-- `POST /api/v1/sessions/{id}/finish`, which tinker 0.38 calls at the end; adapters become free;
-- `load_weights` makes the model it loads into, which tinker 0.38 expects;
+- the engine is started with this Python instead of a `uv run` command derived from the parent's;
+- answers to `asample` carry `sample_sequence_ids`, which tinker >= 0.30 requires;
+- `POST /api/v1/sessions/{id}/finish`, which tinker 0.38 calls at the end, frees the adapters;
+- `load_weights` creates the model that it loads into, which tinker 0.38 expects;
 - `AdamParams.grad_clip_norm`, which tinker 0.38 sends and skyrl would silently ignore;
 - lengths are padded to multiples of `GEM_TINKER_BUCKET` tokens: a small model's forward pass is
   much cheaper than compiling another shape;
@@ -36,10 +36,10 @@ _ENGINE = "--engine"
 
 
 def prepare() -> None:
-    """Apply what API server and engine both need; call it before skyrl is imported.
+    """Apply the patches that API server and engine both need; call before skyrl is imported.
 
     Raises:
-        RuntimeError: skyrl is of another version than these repairs are for.
+        RuntimeError: The installed skyrl is not `SUPPORTED_SKYRL`.
     """
     from importlib.metadata import version
 
@@ -50,7 +50,7 @@ def prepare() -> None:
         typing.TypedDict = typing_extensions.TypedDict
     from skyrl.tinker import types
 
-    # Fields that skyrl does not know travel from the API server to the engine.
+    # Lets extra fields such as grad_clip_norm pass from the API server to the engine.
     types.AdamParams.model_config["extra"] = "allow"
     for model in (types.AdamParams, types.OptimStepInput):
         model.model_rebuild(force=True)
@@ -142,7 +142,7 @@ def _add_routes(api: Any) -> None:
         return await api.load_weights(request, req, session)
 
     async def finish(session_id: str, session: Any) -> dict[str, str]:
-        # The engine unloads the models of sessions that it has not heard of for long.
+        # An old heartbeat makes the engine unload the session's models.
         found = await session.get(api.SessionDB, session_id)
         if found is not None:
             found.last_heartbeat_at = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -150,7 +150,7 @@ def _add_routes(api: Any) -> None:
             await session.commit()
         return {}
 
-    # FastAPI reads annotations, and these types cannot be named where skyrl is not importable.
+    # FastAPI reads annotations; set them here, as skyrl cannot be imported at module level.
     database = Annotated[Any, Depends(api.get_session)]
     asample.__annotations__ |= {"request": api.SampleRequest, "req": Request, "session": database}
     for route in (optim_step, load_weights):
@@ -180,7 +180,7 @@ def _pad_to_buckets() -> None:
 
 
 def _clip_gradients() -> None:
-    """Put a global-norm clip before Adam; its limit is a hyperparameter like the learning rate."""
+    """Add global-norm clipping before Adam, with the limit as a hyperparameter."""
     import jax.numpy as jnp
     import optax
     from skyrl.backends import jax as backend
@@ -193,14 +193,14 @@ def _clip_gradients() -> None:
         eps: float = 1e-8,
         weight_decay: float = 1e-4,
     ) -> Any:
-        # skyrl's gradients are 0 for all adapters but the one that is updated.
+        # skyrl's gradients are 0 for all other adapters, so the global norm is this adapter's.
         return optax.chain(
             optax.clip_by_global_norm(grad_clip_norm),
             optax.adamw(learning_rate, b1, b2, eps, weight_decay=weight_decay),
         )
 
     class Optax:
-        """What skyrl uses of optax, with the clip."""
+        """The part of optax that skyrl uses, with clipping."""
 
         adamw = staticmethod(clipped_adamw)
         inject_hyperparams = staticmethod(optax.inject_hyperparams)
@@ -219,7 +219,7 @@ def _clip_gradients() -> None:
 
 
 def main(argv: list[str]) -> None:
-    """Run what the first argument asks for."""
+    """Run the engine if the first argument is `--engine`, else the API server."""
     if argv[:1] == [_ENGINE]:
         run_engine(argv[1:])
     else:

@@ -1,10 +1,9 @@
 """Build the virtual environments of this repository: `venvs.py build NAME`.
 
-Runs with a bare Python and nothing installed. The third-party packages of an environment are
-installed once into a cache outside the clone, `<cache>/venvs/<name>-<hash>`, where the hash covers
-the requirements and the Python version. `.venvs/<name>` in the clone is a thin environment on top:
-it sees the cached packages and has our own packages installed in editable form. Building again is
-a matter of milliseconds unless something changed.
+Needs only the standard library. Third-party packages are installed once into a cache outside the
+clone, `<cache>/venvs/<name>-<hash>`; the hash covers the requirements and the Python version.
+`.venvs/<name>` in the clone is a thin environment on top: it sees the cached packages and has our
+own packages installed in editable form. Building again takes milliseconds if nothing changed.
 
     python3.11 packages/gem-cpu/src/gem_cpu/venvs.py build dev
     .venvs/dev/bin/python -m pytest
@@ -39,7 +38,7 @@ class BuildError(Exception):
 
 @dataclass(frozen=True)
 class Foreign:
-    """A wheel for another Python, of which only a package that is pure Python is used."""
+    """A wheel for another Python version, from which one pure-Python package is taken."""
 
     requirement: str
     """Exact, such as `name==1.0`."""
@@ -59,9 +58,9 @@ class Spec:
     python: tuple[tuple[int, int], ...]
     """Python versions for which the requirements hold."""
     any_python: bool = False
-    """Install packages that declare other Python versions, too."""
+    """Whether to install packages that do not declare support for this Python version."""
     foreign: tuple[Foreign, ...] = ()
-    """Taken apart instead of installed."""
+    """Wheels from which a package is extracted instead of installing them."""
 
 
 SPECS = {
@@ -87,7 +86,7 @@ def build(name: str, *, repository: Path, cache: Path, venvs: Path) -> Path:
     Args:
         name: One of `SPECS`.
         repository: The clone whose `packages/` are installed.
-        cache: Where third-party packages are kept.
+        cache: Folder for third-party packages.
         venvs: Folder for the thin environment.
 
     Raises:
@@ -129,16 +128,16 @@ def _third_party(requirements: Path, venvs: Path, spec: Spec) -> Path:
         print(f"{requirements.stem}: installing third-party packages into {base} ...", flush=True)
         log = base.with_suffix(".log")
         log.unlink(missing_ok=True)
-        # What a broken attempt left behind is worth nothing: start over.
+        # --clear: start over after a failed attempt.
         _run([sys.executable, "-m", "venv", "--clear", str(base)], log)
         python = str(base / "bin" / "python")
         pip = [python, "-m", "pip", "--disable-pip-version-check", "--no-input", "--retries", "5"]
-        # Most modules are never imported; those that are get compiled when they are, unless Python
-        # may not write then what it has compiled.
+        # Python compiles modules when they are first imported, and most never are. So do not
+        # compile at installation, unless Python may not write bytecode later.
         compiled = [] if os.environ.get("PYTHONDONTWRITEBYTECODE") else ["--no-compile"]
         install = [*pip, "install", "-q", *compiled]
         lines = requirements.read_text(encoding="utf-8").splitlines()
-        # PyTorch comes alone and first, so that no other package decides which build is taken.
+        # Install PyTorch alone and first, so that no other package decides which build is chosen.
         torch = [line for line in lines if line.startswith("torch==")]
         _retry([*install, *torch, "-c", str(requirements)], log)
         rest = ["--ignore-requires-python"] if spec.any_python else []
@@ -152,7 +151,7 @@ def _third_party(requirements: Path, venvs: Path, spec: Spec) -> Path:
 
 
 def _take_apart(foreign: Foreign, base: Path, pip: list[str], log: Path) -> None:
-    """Put one package of a wheel for another Python beside the installed ones."""
+    """Extract one package of a wheel for another Python version into the environment."""
     with tempfile.TemporaryDirectory() as folder:
         which = ["--python-version", foreign.python, "--platform", foreign.platform]
         what = ["--no-deps", "--only-binary=:all:", "-d", folder, foreign.requirement]
@@ -162,13 +161,13 @@ def _take_apart(foreign: Foreign, base: Path, pip: list[str], log: Path) -> None
             for info in archive.infolist():
                 if info.filename.startswith(f"{foreign.package}/"):
                     target = Path(archive.extract(info, _site_packages(base)))
-                    # Commands stay commands: zipfile leaves modes out.
+                    # zipfile does not restore modes: keep executables executable.
                     if mode := info.external_attr >> 16 & 0o777:
                         target.chmod(mode)
 
 
 def _thin(base: Path, thin: Path, packages: list[Path]) -> None:
-    """Make an environment that sees the packages of `base` and has ours installed."""
+    """Make an environment that sees the packages of `base` and has our packages installed."""
     log = base.with_suffix(".log")
     _run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(thin)], log)
     site = _site_packages(thin)
@@ -185,7 +184,7 @@ def _thin(base: Path, thin: Path, packages: list[Path]) -> None:
 
 
 def _copy_command(source: Path, target: Path, base: Path, thin: Path) -> None:
-    """Give the thin environment a command of the cached one, run by its own Python."""
+    """Copy a command of the cached environment to the thin one, to run with its Python."""
     own = ("python", "activate", "Activate", "pip")
     if target.exists() or source.is_dir() or source.name.startswith(own):
         return
@@ -198,14 +197,14 @@ def _copy_command(source: Path, target: Path, base: Path, thin: Path) -> None:
 
 
 def _stamp(base: Path, repository: Path, spec: Spec) -> str:
-    """Everything that decides what a thin environment holds, as text."""
+    """Return, as text, everything that determines a thin environment's content."""
     projects = [repository / "packages" / name / "pyproject.toml" for name in spec.packages]
     return json.dumps([str(base), [[str(p), p.read_text(encoding="utf-8")] for p in projects]])
 
 
 def _check_torch(python: str, log: Path) -> None:
     """Refuse a CUDA build of PyTorch: gigabytes that a CPU environment cannot use."""
-    # Sandboxes import the other two where they cannot keep what they compiled: done here once.
+    # Also imports numpy and sympy, to write their bytecode once: sandboxes cannot write it.
     code = "import numpy, sympy, torch; raise SystemExit(torch.version.cuda is not None)"
     if subprocess.run([python, "-c", code], check=False).returncode:
         raise BuildError(
@@ -246,7 +245,7 @@ def _run(command: list[str], log: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Let one process at a time build the same environment."""
+    """Lock a file, so that one process at a time builds an environment."""
     with path.open("w", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -257,7 +256,7 @@ def _read(path: Path) -> str | None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Build an environment; exit status 1 and the end of the log if that fails."""
+    """Build an environment; if that fails print the end of the log and return 1."""
     repository = Path(__file__).resolve().parents[4]
     default = os.environ.get("GEM_CACHE") or Path.home() / ".cache" / "gem-core"
     parser = argparse.ArgumentParser(prog="venvs.py", description=__doc__.partition("\n")[0])

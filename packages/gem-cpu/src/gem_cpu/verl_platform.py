@@ -1,6 +1,6 @@
-"""The CPU platform for verl, and the functions it needs repaired.
+"""The CPU platform for verl, and the patches that it needs.
 
-Importing this module registers the platform `cpu` with verl; `gem_cpu.verl_plugin` decides when.
+Importing this module registers the platform `cpu` with verl; `gem_cpu.verl_plugin` imports it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _GIB = 2**30
 
 
 class _CpuDevice(types.ModuleType):
-    """`torch.cpu` in the shape of `torch.cuda`: verl expects one for all platforms."""
+    """`torch.cpu` with the interface of `torch.cuda`, which verl expects of every platform."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.cpu, name)
@@ -62,7 +62,7 @@ class PlatformCPU(PlatformBase):  # type: ignore[misc]
         return True
 
     def is_platform_available(self, use_smi_check: bool = False) -> bool:
-        """Never found by probing: `VERL_PLATFORM=cpu` must ask for it."""
+        """False: never auto-detected, only selected by `VERL_PLATFORM=cpu`."""
         return False
 
     def current_device(self) -> str:
@@ -121,7 +121,7 @@ class PlatformCPU(PlatformBase):  # type: ignore[misc]
         return "GPU"
 
     def ray_noset_envvars(self) -> list[str]:
-        """What keeps Ray from hiding devices."""
+        """The variables that keep Ray from hiding devices."""
         return ["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"]
 
     def is_ipc_supported(self) -> bool:
@@ -190,10 +190,10 @@ def load_critic_without_flash_attention() -> None:
 
 
 def separate_weight_sockets() -> None:
-    """Give every Ray cluster of this machine sockets of its own for verl's weights.
+    """Give every Ray cluster of this machine its own sockets for verl's weight transfer.
 
-    verl names them by the number of the Ray job, which is the same in every new cluster: two runs
-    at a time would send their weights to each other's engine.
+    verl names the sockets by Ray job id, which is the same in every new cluster: two concurrent
+    runs would send their weights to each other's engine.
     """
     after_import(
         "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer", _name_sockets_by_cluster
@@ -201,7 +201,7 @@ def separate_weight_sockets() -> None:
 
 
 def _name_sockets_by_cluster(module: types.ModuleType) -> None:
-    # Ray sets it for its workers; engines are their children.
+    # Ray sets this variable for its workers; engines are their children and inherit it.
     cluster = os.environ.get("RAY_RAYLET_PID", "0")
     for end in (module.BucketedWeightSender, module.BucketedWeightReceiver):
         _name_socket(end, cluster)

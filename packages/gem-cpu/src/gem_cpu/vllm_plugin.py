@@ -1,8 +1,8 @@
-"""vLLM plugin (entry point `vllm.general_plugins`): lets new weights be loaded into vLLM on CPU.
+"""vLLM plugin (entry point `vllm.general_plugins`): lets trainers load new weights into CPU vLLM.
 
 vLLM's CPU backend repacks the weights of linear layers into opaque handles and drops the
-parameters, so weights that a trainer sends later have nowhere to go. With `GEM_CPU=1` linear
-layers keep their parameters and use PyTorch's own `linear`.
+parameters, so weights that a trainer sends later cannot be loaded. With `GEM_CPU=1` linear layers
+keep their parameters and use PyTorch's own `linear`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gem_cpu import active, announce
 
 
 def register() -> None:
-    """Called by vLLM in every process it starts; does nothing unless `GEM_CPU=1`.
+    """Patch vLLM's linear layers if `GEM_CPU=1`; vLLM calls this in every process it starts.
 
     Raises:
         RuntimeError: The installed vLLM lacks the function that is replaced here.

@@ -1,8 +1,8 @@
-"""First on `PYTHONPATH`, this folder installs the shims of trainers that have no plugin point.
+"""Installs the shims of trainers without a plugin point, if this folder is first on `PYTHONPATH`.
 
-Python imports a module of this name in every process it starts. Without `GEM_CPU=1` nothing
-happens; with it, nothing is imported before the trainer is. A module of the same name further
-down the path is run, too: this one would hide it.
+Python imports a module of this name in every process that it starts. Without `GEM_CPU=1` it
+installs nothing; with it, shims take effect when the trainer is imported. It also runs the next
+`sitecustomize.py` on the path, which it would otherwise hide.
 """
 
 import os

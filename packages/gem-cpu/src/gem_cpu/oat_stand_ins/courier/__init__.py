@@ -1,7 +1,7 @@
-"""Stand-in for Courier, the RPC of Launchpad, whose wheel has no build for this Python.
+"""Stand-in for Courier, the RPC library of Launchpad, which has no wheel for this Python version.
 
-What Launchpad and oat use of it, over `multiprocessing.connection` on this machine: a call carries
-pickled arguments and brings back a result or the text of an exception. Connections are kept.
+The part that Launchpad and oat use, over `multiprocessing.connection` on one machine: a call sends
+pickled arguments and receives a result or a traceback. Connections are reused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import cloudpickle
 
 PATIENCE_S = 600.0
-"""Longest wait for a server that does not listen yet."""
+"""Longest time that a client waits for a server to listen."""
 
 
 class Client:
@@ -76,7 +76,7 @@ class Client:
 
 
 class Futures:
-    """Methods of a client that do not wait."""
+    """A client's methods without blocking: they return futures."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -107,7 +107,7 @@ class Server:
 
     @property
     def port(self) -> int | None:
-        """Where it listens."""
+        """The port it listens on."""
         return self._port
 
     def Bind(self, name: str, function: Callable[..., Any]) -> None:
@@ -123,7 +123,7 @@ class Server:
         threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
 
     def Stop(self) -> None:
-        """Listen no longer."""
+        """Stop listening."""
         if self._listener is not None:
             self._listener.close()
 

@@ -1,8 +1,8 @@
-"""Stand-in for vLLM: what oat uses of it, with `transformers` on the CPU.
+"""Stand-in for vLLM: the part that oat uses, with `transformers` on the CPU.
 
-Prompts of one call are sampled together, left-padded, with a key-value cache that lives as long as
-the call. Log-probabilities are the model's own, before temperature and filters, as vLLM's are by
-default. Weights arrive through the same worker extension (`worker_extension_cls`) as in vLLM.
+The prompts of one call are one left-padded batch, with a key-value cache for the call.
+Log-probabilities are the model's, before temperature and filters, as vLLM's default. Weights arrive
+through the same worker extension (`worker_extension_cls`) as in vLLM.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class CompletionOutput:
 
 @dataclass
 class RequestOutput:
-    """What came of a prompt."""
+    """The responses to a prompt."""
 
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
@@ -212,13 +212,13 @@ def _draw(logits: Tensor, rows: Sequence[_Row]) -> list[int]:
 
 
 def _sample(logits: Tensor, params: SamplingParams, u: float) -> int:
-    """Return the token at `u` of the cumulated distribution of `logits[vocab]`."""
+    """Return the token at quantile `u` of the distribution of `logits[vocab]`."""
     logits = logits.double() / params.temperature
     if 0 < params.top_k < len(logits):
         logits = logits.masked_fill(logits < logits.topk(params.top_k).values[-1], -torch.inf)
     probs, order = logits.softmax(-1).sort(descending=True)
     if params.top_p < 1:
-        # The mass before a token decides: the most likely token always stays.
+        # Keep a token if the mass before it is below top_p, so the most likely one always stays.
         probs = probs * (probs.cumsum(0) - probs < params.top_p)
     mass = probs.cumsum(0)
     place = int(torch.searchsorted(mass, u * float(mass[-1]), right=True))
@@ -226,7 +226,7 @@ def _sample(logits: Tensor, params: SamplingParams, u: float) -> int:
 
 
 def _worker(extension: str | None, model: Any, dtype: torch.dtype) -> Any:
-    """A worker of one process, as far as oat's extension sees it."""
+    """Return an instance of oat's worker extension with the vLLM worker's attributes it needs."""
     if extension is None:
         return None
     module, _, name = extension.rpartition(".")

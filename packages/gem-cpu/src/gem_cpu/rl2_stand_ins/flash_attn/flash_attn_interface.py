@@ -1,6 +1,6 @@
 """The four private functions of flash-attn that ring-flash-attn calls, in plain PyTorch.
 
-Real ring-flash-attn runs on top of them; exact for context parallelism 1 only. Shapes are
+The real ring-flash-attn calls them; exact for context parallelism 1 only. Shapes are
 flash-attn's: packed sequences `[tokens, heads, dim]` with boundaries `cu_seqlens`.
 """
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
-    """Attention of a sequence: output `[tokens, heads, dim]`, log-sum-exp `[heads, tokens]`."""
+    """Return a sequence's attention `[tokens, heads, dim]` and log-sum-exp `[heads, tokens]`."""
     repeats = q.shape[1] // k.shape[1]
     k, v = (t.repeat_interleave(repeats, 1).float() for t in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q.float(), k) * scale

@@ -1,6 +1,6 @@
-"""Stands in for SGLang's CUDA kernels: names can be imported, calling one raises.
+"""Stand-in for SGLang's CUDA kernels: any name can be imported, calling it raises.
 
-SGLang's CPU engine imports them and calls none where the processor has no AMX.
+SGLang's CPU engine imports them; on a processor without AMX it calls none.
 """
 
 from __future__ import annotations

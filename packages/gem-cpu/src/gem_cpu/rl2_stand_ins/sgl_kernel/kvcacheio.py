@@ -1,4 +1,4 @@
-"""See the package."""
+"""Stand-in for `sgl_kernel.kvcacheio`; see the package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stands in for torch-memory-saver, with which SGLang gives GPU memory away: nothing is given."""
+"""Stand-in for torch-memory-saver, with which SGLang releases GPU memory: does nothing."""
 
 from __future__ import annotations
 

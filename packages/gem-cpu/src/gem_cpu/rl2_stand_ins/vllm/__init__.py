@@ -1,1 +1,1 @@
-"""See `layers.layernorm`: what SGLang imports of vLLM on a CPU without AMX."""
+"""Stand-in for vLLM: what SGLang imports on a CPU without AMX; see `layers.layernorm`."""

@@ -1,4 +1,4 @@
-"""vLLM's kernels: names that SGLang imports and does not call on CPU."""
+"""Stand-in for vLLM's kernels: SGLang imports these names and does not call them on CPU."""
 
 from __future__ import annotations
 

@@ -2,4 +2,4 @@
 
 
 class LoRARequest:
-    """Imported by oat, never made."""
+    """oat imports this class and never instantiates it."""

@@ -1,1 +1,1 @@
-"""See `layers.layernorm`: what SGLang imports of vLLM on a CPU without AMX."""
+"""Stand-in for `vllm.model_executor.layers`; see `layernorm`."""

@@ -1,4 +1,4 @@
-"""See `layernorm`."""
+"""SGLang's own activation layers under vLLM's name; see `layernorm`."""
 
 from sglang.srt.layers.activation import GeluAndMul, SiluAndMul
 
