@@ -1,4 +1,4 @@
-"""`check_many`: checks many environments offline and names those that cannot run offline.
+"""`check_many`: checks many environments; reports those that cannot run on this machine.
 
 for outcome in check_many(gem.list_envs()):
     print(outcome.env, outcome.report or outcome.not_run)

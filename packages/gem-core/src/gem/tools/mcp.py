@@ -36,7 +36,7 @@ _TRANSPORTS = (None, "stdio", "http", "streamable-http", "streamable_http", "str
 class _Function(NamedTuple):
     server: str
     name: str
-    """As the server knows it."""
+    """Name on the server, without the prefix."""
     description: str
     schema: Mapping[str, Any]
 

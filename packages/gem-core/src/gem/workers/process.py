@@ -21,7 +21,7 @@ def serve(target: str, memory_mb: str) -> None:
         target: The function.
         memory_mb: Limit on the address space; empty for none.
     """
-    # The function's own output goes to stderr, so that it cannot mix with the answers.
+    # What the function prints is sent to stderr, so that it cannot mix with the answers.
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     module_name, _, name = target.partition(":")

@@ -42,7 +42,7 @@ class ToolEnv(Wrapper):
     Attributes:
         tools: This environment's own tools.
         tool_use_counter: Calls in this episode.
-        tool_success_counter: Calls that did what was asked.
+        tool_success_counter: Successful calls in this episode.
     """
 
     def __init__(

@@ -88,7 +88,7 @@ class Futures:
             def run() -> None:
                 try:
                     future.set_result(self._client._call(method, args, kwargs))
-                except BaseException as error:  # whoever asks for the result gets it
+                except BaseException as error:  # raised by the future's result()
                     future.set_exception(error)
 
             threading.Thread(target=run, daemon=True).start()
@@ -150,5 +150,5 @@ class Server:
     def _answer(self, method: str, args: Any, kwargs: Any) -> bytes:
         try:
             return bytes(cloudpickle.dumps((True, self._methods[method](*args, **kwargs))))
-        except BaseException:  # the caller is told
+        except BaseException:  # sent to the client, which raises it
             return bytes(cloudpickle.dumps((False, f"{method}:\n{traceback.format_exc()}")))
