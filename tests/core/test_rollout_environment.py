@@ -15,10 +15,18 @@ from gem.rollout.environment import STEP_TIMEOUT_S, EnvFailedError, ThreadedEnv
 LIMIT_S = 0.05
 
 
+class Gate:
+    """What the environments of one test wait for, and what they set; no two tests share it."""
+
+    def __init__(self) -> None:
+        self.opened = threading.Event()
+        self.env_closed = threading.Event()
+
+
 class Gated(Env):
     """Waits where it is told to, and notes what happens to it."""
 
-    def __init__(self, waits: str, gate: threading.Event, log: list[str]) -> None:
+    def __init__(self, waits: str, gate: Gate, log: list[str]) -> None:
         super().__init__()
         self.waits, self.gate, self.log = waits, gate, log
         self._call("make")
@@ -26,7 +34,7 @@ class Gated(Env):
     def _call(self, name: str) -> None:
         self.log.append(name)
         if name == self.waits:
-            assert self.gate.wait(60)
+            assert self.gate.opened.wait(60)
         self.log.append(f"{name} ended")
 
     def reset(self, seed: int | None = None, **options: Any) -> Any:
@@ -39,21 +47,17 @@ class Gated(Env):
 
     def close(self) -> None:
         self.log.append("closed")
-        CLOSED.set()
+        self.gate.env_closed.set()
 
     def sample_random_action(self) -> str:
         return "x"
 
 
-CLOSED = threading.Event()
-
-
 @pytest.fixture
-def gate() -> Iterator[threading.Event]:
-    CLOSED.clear()
-    event = threading.Event()
-    yield event
-    event.set()
+def gate() -> Iterator[Gate]:
+    gate = Gate()
+    yield gate
+    gate.opened.set()
 
 
 async def visit(env: ThreadedEnv) -> None:
@@ -66,22 +70,22 @@ async def visit(env: ThreadedEnv) -> None:
 
 @pytest.mark.parametrize("waits", ["make", "reset", "step"])
 def test_what_exceeds_its_limit_is_closed_when_it_returns(
-    waits: str, gate: threading.Event
+    waits: str, gate: Gate
 ) -> None:
     log: list[str] = []
     with pytest.raises(EnvFailedError, match="time limit of 0.05 s"):
         asyncio.run(visit(ThreadedEnv(lambda: Gated(waits, gate, log), LIMIT_S)))
     assert log[-1] == waits
-    assert not CLOSED.wait(0.1)
-    gate.set()
-    assert CLOSED.wait(60)
+    assert not gate.env_closed.wait(0.1)
+    gate.opened.set()
+    assert gate.env_closed.wait(60)
     assert log.count("closed") == 1
     assert log[-1] == "closed"
     assert f"{waits} ended" in log
 
 
 def test_a_time_out_of_the_environments_own_is_not_taken_for_the_limit(
-    gate: threading.Event,
+    gate: Gate,
 ) -> None:
     class Remote(Gated):
         def reset(self, seed: int | None = None, **options: Any) -> Any:
@@ -91,7 +95,7 @@ def test_a_time_out_of_the_environments_own_is_not_taken_for_the_limit(
         asyncio.run(visit(ThreadedEnv(lambda: Remote("nothing", gate, []))))
 
 
-def test_what_is_cancelled_is_closed_when_it_returns(gate: threading.Event) -> None:
+def test_what_is_cancelled_is_closed_when_it_returns(gate: Gate) -> None:
     log: list[str] = []
 
     async def cancelled() -> None:
@@ -106,17 +110,17 @@ def test_what_is_cancelled_is_closed_when_it_returns(gate: threading.Event) -> N
 
     asyncio.run(cancelled())
     assert "closed" not in log
-    gate.set()
-    assert CLOSED.wait(60)
+    gate.opened.set()
+    assert gate.env_closed.wait(60)
     assert log[-2:] == ["step ended", "closed"]
 
 
-def test_what_is_closed_twice_is_closed_once(gate: threading.Event) -> None:
+def test_what_is_closed_twice_is_closed_once(gate: Gate) -> None:
     log: list[str] = []
     env = ThreadedEnv(lambda: Gated("nothing", gate, log))
     asyncio.run(visit(env))
     env.close()
-    assert CLOSED.wait(60)
+    assert gate.env_closed.wait(60)
     assert log.count("closed") == 1
     with pytest.raises(EnvFailedError, match="closed"):
         asyncio.run(env.step("x"))
