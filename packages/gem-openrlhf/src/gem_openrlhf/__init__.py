@@ -15,26 +15,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gem.training.doctor import Requirement
 from gem_openrlhf.settings import Settings
+from gem_openrlhf.version import SUPPORTED_OPENRLHF, TRAINER, __version__, check_openrlhf
 
 if TYPE_CHECKING:
     from gem_openrlhf.rollout import GemAgentExecutor
-
-__version__ = "0.1.0"
-
-SUPPORTED_OPENRLHF = ">=0.11.1,<0.12"
-"""Versions of OpenRLHF that this package works with."""
-
-TRAINER = Requirement(
-    "openrlhf",
-    SUPPORTED_OPENRLHF,
-    by=f"gem-openrlhf {__version__}",
-    install='pip install "gem-openrlhf[openrlhf]"',
-)
-
-check_openrlhf = TRAINER.check
-"""Returns the version of the installed OpenRLHF, or raises what `Requirement.check` raises."""
 
 __all__ = [
     "SUPPORTED_OPENRLHF",

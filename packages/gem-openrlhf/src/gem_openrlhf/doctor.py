@@ -15,7 +15,8 @@ from gem.training.doctor import (
     importable,
     ray_cluster,
 )
-from gem_openrlhf import TRAINER, worker
+from gem_openrlhf import worker
+from gem_openrlhf.version import TRAINER
 
 REPLACED = {
     "RemoteExperienceMaker": "gem_openrlhf.advantage",

@@ -21,10 +21,11 @@ from gem.training.launch import (
 )
 from gem.training.platforms import Platform
 from gem.training.runspec import RunSpec
-from gem_openrlhf import SUPPORTED_OPENRLHF, check_openrlhf, worker
+from gem_openrlhf import worker
 from gem_openrlhf.dataset import write
 from gem_openrlhf.record import EVALUATED
 from gem_openrlhf.settings import Settings
+from gem_openrlhf.version import SUPPORTED_OPENRLHF, check_openrlhf
 
 AGENT_FILE, TRAIN_FILE, EVAL_FILE = "agent.py", "train.jsonl", "eval.jsonl"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gem.training.recording import RunRecording
 from gem.trajectory import Trajectory
-from gem_openrlhf import __version__, check_openrlhf
+from gem_openrlhf.version import __version__, check_openrlhf
 
 RECORDED = {
     "loss": "policy_loss",

@@ -21,10 +21,10 @@ from gem.errors import ConfigurationError, RolloutError
 from gem.rollout import ChatFormat, Request, Sample, play
 from gem.seeding import stream
 from gem.trajectory import Trajectory
-from gem_openrlhf import worker
 from gem_openrlhf.dataset import Row
 from gem_openrlhf.record import keep_evaluated
 from gem_openrlhf.settings import Settings
+from gem_openrlhf.worker import installed, require_hook
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class GemAgentExecutor(AgentExecutorBase):  # type: ignore[misc]
                 could leave it out (OpenRLHF's own estimators, `max_failed_fraction=0`).
         """
         # Not when the actor is made: OpenRLHF waits forever for an actor that cannot be made.
-        worker.require_hook(self.settings)
+        require_hook(self.settings)
         if images:
             raise ConfigurationError("gem-openrlhf plays text only, but the row has images")
         settings, row = self.settings, Row.decode(label)
@@ -116,7 +116,7 @@ class GemAgentExecutor(AgentExecutorBase):  # type: ignore[misc]
             answer["rollout_log_probs"] = None
         elif answer["rollout_log_probs"] is None:
             raise RolloutError("the engine returned no log-probabilities")
-        kept = Played(label, trajectory).encode() if worker.installed() else label
+        kept = Played(label, trajectory).encode() if installed() else label
         return {"prompt": prompt, "label": kept, **answer}
 
     def _params(self, params: Any, row: Row) -> Any:

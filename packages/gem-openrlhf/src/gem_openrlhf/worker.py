@@ -17,8 +17,8 @@ from typing import Any
 from gem.errors import ConfigurationError
 from gem.training.imports import Then, after_import
 from gem.training.seams import Seam, check_seams
-from gem_openrlhf import TRAINER
 from gem_openrlhf.settings import Settings
+from gem_openrlhf.version import TRAINER
 
 SETUP = "gem_openrlhf.worker.setup"
 VARIABLE = "RAY_RUNTIME_ENV_HOOK"

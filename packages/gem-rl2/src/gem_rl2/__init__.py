@@ -10,23 +10,8 @@ See docs/rl2.md.
 
 from __future__ import annotations
 
-from gem.training.doctor import Requirement
-
-__version__ = "0.1.0"
-
-SUPPORTED_RL2 = "==0.0.2"
-"""Versions of RL2 that this package works with: the release, and the checkouts that have kept its
-number; `gem_rl2.release` tells them apart."""
-
-TRAINER: Requirement = Requirement(
-    "rl-square",
-    SUPPORTED_RL2,
-    by=f"gem-rl2 {__version__}",
-    install='pip install "gem-rl2[rl2]"',
-)
-
-# They use what is above.
-from gem_rl2.release import Installation, check_rl2  # noqa: E402
-from gem_rl2.settings import Settings  # noqa: E402
+from gem_rl2.release import Installation, check_rl2
+from gem_rl2.settings import Settings
+from gem_rl2.version import SUPPORTED_RL2, TRAINER, __version__
 
 __all__ = ["SUPPORTED_RL2", "TRAINER", "Installation", "Settings", "__version__", "check_rl2"]

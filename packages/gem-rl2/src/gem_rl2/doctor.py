@@ -9,8 +9,8 @@ from functools import partial
 from gem.errors import MissingExtraError
 from gem.training.doctor import Check, Requirement, doctor, entry_point, importable
 from gem.training.seams import check_seams
-from gem_rl2 import TRAINER
 from gem_rl2.release import check_rl2
+from gem_rl2.version import TRAINER
 
 SGLANG = Requirement("sglang", ">=0.5.2,<0.5.10", TRAINER.by, 'pip install "sglang==0.5.2"')
 """Versions that RL2's imports and transformers 4 allow; 0.5.2 and 0.5.9 were tried."""

@@ -20,11 +20,12 @@ from omegaconf import OmegaConf
 from gem.errors import ConfigurationError
 from gem.training.recording import RunRecording
 from gem.training.seams import Seam, check_seams
-from gem_rl2 import SUPPORTED_RL2, TRAINER, advantage, rollout, servers
+from gem_rl2 import advantage, rollout, servers
 from gem_rl2.record import record_logs
 from gem_rl2.release import Form, Installation, check_rl2
 from gem_rl2.rollout import Rollouts
 from gem_rl2.settings import SECTION, Keys, Settings, check
+from gem_rl2.version import SUPPORTED_RL2, TRAINER
 
 PROGRAM = "RL2.trainer.ppo"
 

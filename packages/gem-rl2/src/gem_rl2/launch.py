@@ -22,10 +22,10 @@ from gem.training.launch import (
 )
 from gem.training.platforms import Platform
 from gem.training.runspec import RunSpec
-from gem_rl2 import SUPPORTED_RL2
 from gem_rl2.__main__ import ENV_FILE
 from gem_rl2.dataset import write
 from gem_rl2.release import HOME, Form, check_rl2
+from gem_rl2.version import SUPPORTED_RL2
 
 TRAIN_FILE, EVAL_FILE = "train.jsonl", "eval.jsonl"
 

@@ -12,8 +12,8 @@ import wandb
 
 from gem.training.recording import Names, RunRecording
 from gem.trajectory import Trajectory
-from gem_rl2 import __version__
 from gem_rl2.release import Installation
+from gem_rl2.version import __version__
 
 RECORDED: Names = {
     "loss": "actor/loss",

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from gem.errors import ConfigurationError, MissingExtraError, UnsupportedVersionError
-from gem_rl2 import TRAINER
+from gem_rl2.version import TRAINER
 
 Form = Literal["release", "head"]
 

@@ -1,0 +1,18 @@
+"""The version of gem-rl2, and the version of RL2 that it works with."""
+
+from __future__ import annotations
+
+from gem.training.doctor import Requirement
+
+__version__ = "0.1.0"
+
+SUPPORTED_RL2 = "==0.0.2"
+"""Versions of RL2 that this package works with: the release, and the checkouts that have kept its
+number; `gem_rl2.release` tells them apart."""
+
+TRAINER = Requirement(
+    "rl-square",
+    SUPPORTED_RL2,
+    by=f"gem-rl2 {__version__}",
+    install='pip install "gem-rl2[rl2]"',
+)
