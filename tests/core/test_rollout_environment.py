@@ -69,9 +69,7 @@ async def visit(env: ThreadedEnv) -> None:
 
 
 @pytest.mark.parametrize("waits", ["make", "reset", "step"])
-def test_what_exceeds_its_limit_is_closed_when_it_returns(
-    waits: str, gate: Gate
-) -> None:
+def test_what_exceeds_its_limit_is_closed_when_it_returns(waits: str, gate: Gate) -> None:
     log: list[str] = []
     with pytest.raises(EnvFailedError, match="time limit of 0.05 s"):
         asyncio.run(visit(ThreadedEnv(lambda: Gated(waits, gate, log), LIMIT_S)))

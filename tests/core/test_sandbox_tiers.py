@@ -1,14 +1,27 @@
-"""Monty, the executor that chooses, and containers."""
+"""Monty, the executor that chooses, containers, and executors of installed packages."""
 
 from __future__ import annotations
 
 import pickle
 import sys
+from importlib.metadata import EntryPoint, EntryPoints
+from typing import ClassVar
 
 import pytest
 
+from gem import sandbox
+from gem.__main__ import main
 from gem.errors import ConfigurationError, MissingExtraError
-from gem.sandbox import AutoExecutor, DockerExecutor, Executor, Limits, MontyExecutor, Result
+from gem.sandbox import (
+    AutoExecutor,
+    DockerExecutor,
+    Executor,
+    Limits,
+    MontyExecutor,
+    Result,
+    resolve,
+)
+from gem.tools import PythonTool, ToolCall
 
 ALL = [MontyExecutor, AutoExecutor, DockerExecutor]
 
@@ -111,3 +124,63 @@ def test_without_bubblewrap_there_is_no_choice(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ConfigurationError, match="apt-get install bubblewrap"):
         AutoExecutor()
+
+
+class Far(Executor):
+    """An executor of an installed package."""
+
+    isolates: ClassVar[frozenset[str]] = frozenset({"files"})
+
+    def run(self, code: str, stdin: str = "", limits: Limits = Limits()) -> Result:  # noqa: B008
+        return Result("far\n", "", 0, 0.0)
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packages that provide executors: a right one, wrong ones, and one with a built-in name."""
+    values = {"far": "Far", "wrong": "Result", "gone": "Nothing", "bwrap": "Far"}
+    points = EntryPoints(
+        EntryPoint(name, f"{__name__}:{value}", "gem.executors") for name, value in values.items()
+    )
+    monkeypatch.setattr("gem.plugins.entry_points", points.select)
+    sandbox._installed.cache_clear()
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_installed_package_adds_an_executor(capsys: pytest.CaptureFixture[str]) -> None:
+    executor = resolve("far")
+    assert isinstance(executor, Far) and executor.run("").stdout == "far\n"
+    result = PythonTool(executor="far").execute(ToolCall("python", {"code": "1"}))
+    assert result.text.endswith(" far")
+    main(["doctor"])
+    lines = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines()}
+    assert lines["far"][1] == "files"
+    assert lines["gone"][1:3] == ["not", "available:"]
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_package_does_not_replace_a_built_in_executor() -> None:
+    assert sandbox.executor_class("bwrap") is sandbox.BwrapExecutor
+    assert sandbox.executor_names().count("bwrap") == 1
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("near", "unknown executor 'near'; known: 'bwrap', .*'subprocess', .*'far', 'gone'"),
+        ("wrong", "'wrong' = .*:Result is no subclass of gem.sandbox.base.Executor"),
+        ("gone", "'gone' = .*:Nothing: .* no attribute 'Nothing'"),
+    ],
+)
+def test_a_name_without_an_executor_is_an_error(name: str, problem: str) -> None:
+    with pytest.raises(ConfigurationError, match=problem):
+        resolve(name)
+    with pytest.raises(ConfigurationError, match=problem):
+        PythonTool(executor=name)
+
+
+def test_an_executor_claims_only_isolation_that_exists() -> None:
+    for claim in ({"files"}, frozenset({"everything"}), None):
+        with pytest.raises(ConfigurationError, match=r"X.isolates must be a frozenset of 'files'"):
+            type("X", (Executor,), {"isolates": claim})

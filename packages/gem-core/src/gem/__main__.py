@@ -318,14 +318,15 @@ def _replay(arguments: argparse.Namespace) -> int:
 
 def _doctor(arguments: argparse.Namespace) -> int:
     from gem import doctor
-    from gem.sandbox import EXECUTORS
+    from gem.sandbox import executor_names
 
     if arguments.audit is None:
         return 0 if doctor.executors() else 1
-    unknown = [name for name in arguments.audit if name not in EXECUTORS]
+    known = executor_names()
+    unknown = [name for name in arguments.audit if name not in known]
     if unknown:
         raise ConfigurationError(
-            f"--audit takes {', '.join(EXECUTORS)}, there is no {', '.join(unknown)}"
+            f"--audit takes {', '.join(known)}, there is no {', '.join(unknown)}"
         )
     return 0 if doctor.table(arguments.audit) else 1
 

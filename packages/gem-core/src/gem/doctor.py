@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 
 from gem.errors import GemError
-from gem.sandbox import EXECUTORS, Executor, Limits
+from gem.sandbox import Executor, Limits, executor_names, resolve
 from gem.sandbox.attacks import ATTACKS
 from gem.sandbox.audit import Finding, audit
 
@@ -21,7 +21,7 @@ def executors() -> bool:
         Whether `executor=None` works, that is, `bwrap` is available.
     """
     print(f"{'executor':12}{'isolates':30}{'print(1)':>10}")
-    for name in EXECUTORS:
+    for name in executor_names():
         there = _executor(name)
         if isinstance(there, str):
             print(f"{name:12}not available: {there}")
@@ -40,12 +40,16 @@ def table(names: Iterable[str] = ()) -> bool:
     Returns:
         Whether all of them held. A named executor that is not available counts as not held.
     """
-    chosen = list(names) or [name for name in EXECUTORS if name != "subprocess"]
+    chosen = list(names) or executor_names()
     there = {name: _executor(name) for name in chosen}
     absent = [name for name in chosen if isinstance(there[name], str)]
     for name in absent:
         print(f"{name} is not available: {there[name]}\n")
-    tested = {name: tier for name, tier in there.items() if isinstance(tier, Executor)}
+    tested = {
+        name: tier
+        for name, tier in there.items()
+        if isinstance(tier, Executor) and (names or tier.isolates)
+    }
     findings = {name: list(audit(tier)) for name, tier in tested.items()}
     print("| attack | tests | " + " | ".join(tested) + " |")
     print("|---|---|" + "---|" * len(tested))
@@ -63,7 +67,7 @@ def _cell(finding: Finding) -> str:
 def _executor(name: str) -> Executor | str:
     """Return a working executor, or the reason why it is not available."""
     try:
-        there = EXECUTORS[name]()
+        there = resolve(name)
         there.run("print(1)", limits=Limits(wall_s=60.0))
     except GemError as error:
         return str(error)

@@ -1,13 +1,15 @@
 """Executors of a policy's programs: the interface, the implementations, `resolve` by name.
 
 `base` is the interface; `bwrap`, `docker`, `monty`, `process` and `auto` implement it; `audit` and
-`attacks` test it. Imports nothing of environments, tools or grading.
+`attacks` test it. Installed packages add executors through the entry-point group `gem.executors`.
+Imports nothing of environments, tools or grading.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 
+from gem import plugins
 from gem.errors import ConfigurationError
 from gem.sandbox.auto import AutoExecutor
 from gem.sandbox.base import Executor, Limits, Result, Session
@@ -17,6 +19,7 @@ from gem.sandbox.monty import MontyExecutor
 from gem.sandbox.process import SubprocessExecutor
 
 __all__ = [
+    "ENTRY_POINT_GROUP",
     "EXECUTORS",
     "AutoExecutor",
     "BwrapExecutor",
@@ -27,27 +30,52 @@ __all__ = [
     "Result",
     "Session",
     "SubprocessExecutor",
+    "executor_class",
+    "executor_names",
     "resolve",
 ]
 
-EXECUTORS: dict[str, Callable[[], Executor]] = {
+ENTRY_POINT_GROUP = "gem.executors"
+
+EXECUTORS: dict[str, type[Executor]] = {
     "bwrap": BwrapExecutor,
     "monty": MontyExecutor,
     "auto": AutoExecutor,
     "docker": DockerExecutor,
     "subprocess": SubprocessExecutor,
 }
-"""Executors by name. All but `subprocess` isolate; under `subprocess` a program can read golds and
-the expected output of its own tests."""
+"""Built-in executors by name. All but `subprocess` isolate; under `subprocess` a program can read
+golds and the expected output of its own tests."""
+
+
+def executor_names() -> list[str]:
+    """Return the names of the built-in executors, then those of installed packages."""
+    installed = plugins.installed(ENTRY_POINT_GROUP)
+    return [*EXECUTORS, *(name for name in installed if name not in EXECUTORS)]
+
+
+def executor_class(name: str) -> type[Executor]:
+    """Return the executor of a name; a built-in one cannot be replaced by an installed package's.
+
+    Raises:
+        ConfigurationError: The name is unknown, or does not name an importable `Executor`.
+    """
+    return EXECUTORS[name] if name in EXECUTORS else _installed(name)
+
+
+@functools.cache
+def _installed(name: str) -> type[Executor]:
+    # Ignored: mypy wants a concrete class as `base`.
+    return plugins.load(ENTRY_POINT_GROUP, name, Executor, EXECUTORS)  # type: ignore[type-abstract]
 
 
 def resolve(executor: str | Executor | None) -> Executor:
     """Return the executor that a parameter names.
 
     Args:
-        executor: An executor; a name in `EXECUTORS`; or None for `bwrap`, the strongest one that
-            isolates and runs any program. Programs run without isolation only if the caller names
-            `subprocess`.
+        executor: An executor; a name in `executor_names()`; or None for `bwrap`, the strongest
+            built-in one that isolates and runs any program. Programs run without isolation only if
+            the caller names an executor that has none.
 
     Raises:
         ConfigurationError: The name is unknown, or the executor is not available here.
@@ -64,9 +92,4 @@ def resolve(executor: str | Executor | None) -> Executor:
                 "executor='subprocess', which runs the policy's programs as your own user with "
                 "full access to files, answers and network (unsafe), or a gem.sandbox.Executor"
             ) from error
-    if executor not in EXECUTORS:
-        raise ConfigurationError(
-            f"executor must be one of {', '.join(map(repr, EXECUTORS))}, a gem.sandbox.Executor "
-            f"or None, got {executor!r}"
-        )
-    return EXECUTORS[executor]()
+    return executor_class(executor)()

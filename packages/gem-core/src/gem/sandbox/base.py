@@ -10,6 +10,9 @@ from typing import ClassVar
 
 from gem.errors import ConfigurationError
 
+ISOLATION = frozenset({"files", "network", "processes"})
+"""What an executor can keep programs from; see `Executor.isolates`."""
+
 _RANGE = range(1, 1 << 31)
 _LONGEST_S = 10**6
 
@@ -118,7 +121,20 @@ class Executor(ABC):
 
     isolates: ClassVar[frozenset[str]] = frozenset()
     """What the program cannot reach, out of `files` (the user's), `network`, `processes` (seeing
-    and signalling others)."""
+    and signalling others). An executor that claims nothing is unsafe."""
+
+    def __init_subclass__(cls) -> None:
+        """Check the claim.
+
+        Raises:
+            ConfigurationError: `isolates` is not a subset of `ISOLATION`.
+        """
+        super().__init_subclass__()
+        if not isinstance(cls.isolates, frozenset) or not cls.isolates <= ISOLATION:
+            raise ConfigurationError(
+                f"{cls.__name__}.isolates must be a frozenset of "
+                f"{', '.join(map(repr, sorted(ISOLATION)))}, got {cls.isolates!r}"
+            )
 
     @abstractmethod
     def run(self, code: str, stdin: str = "", limits: Limits = Limits()) -> Result:

@@ -84,8 +84,8 @@ class PythonTool(Tool):
         Raises:
             ConfigurationError: A value is not allowed.
         """
-        if isinstance(executor, str) and executor not in sandbox.EXECUTORS:
-            sandbox.resolve(executor)
+        if isinstance(executor, str):
+            sandbox.executor_class(executor)
         self.executor = executor
         self.timeout_s = positive("timeout_s", timeout_s)
         self.memory_mb = integer("memory_mb", memory_mb, 16, 10**6)

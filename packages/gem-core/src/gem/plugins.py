@@ -1,0 +1,44 @@
+"""Classes that installed packages provide under a name: entry points of a group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib.metadata import entry_points
+from typing import TypeVar
+
+from gem.errors import ConfigurationError
+
+_T = TypeVar("_T")
+
+
+def installed(group: str) -> list[str]:
+    """Return the names in an entry-point group, sorted; nothing is imported."""
+    return sorted({entry.name for entry in entry_points(group=group)})
+
+
+def load(group: str, name: str, base: type[_T], built_in: Iterable[str]) -> type[_T]:
+    """Import the class that an installed package provides under a name.
+
+    Args:
+        group: The entry-point group.
+        name: The name of the entry point; no other one is imported.
+        base: The class that it must derive from.
+        built_in: Names that the message lists besides those of installed packages.
+
+    Raises:
+        ConfigurationError: No installed package has the name, or what it names cannot be imported
+            or is no subclass of `base`.
+    """
+    what = base.__name__.lower()
+    for entry in entry_points(group=group, name=name):
+        try:
+            kind = entry.load()
+        except (ImportError, AttributeError) as error:
+            raise ConfigurationError(f"{what} {name!r} = {entry.value}: {error}") from error
+        if isinstance(kind, type) and issubclass(kind, base):
+            return kind
+        raise ConfigurationError(
+            f"{what} {name!r} = {entry.value} is no subclass of {base.__module__}.{base.__name__}"
+        )
+    known = ", ".join(map(repr, [*built_in, *installed(group)]))
+    raise ConfigurationError(f"unknown {what} {name!r}; known: {known}")
