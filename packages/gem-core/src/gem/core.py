@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, TypedDict, TypeVar
 
-from gem import moved
 from gem.errors import ConfigurationError, ResetNeededError
+from gem.moved import missing
 from gem.seeding import stream
 from gem.specs import imported, recipe
 from gem.tables import plain_values
@@ -394,4 +394,4 @@ def _checked_seed(seed: int | None) -> int | None:
 
 
 def __getattr__(name: str) -> Any:
-    raise moved.missing("gem.core", name)
+    raise missing("gem.core", name)

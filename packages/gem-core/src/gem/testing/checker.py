@@ -21,9 +21,37 @@ from gem import registry
 from gem.core import Env, EnvSpec
 from gem.errors import ConfigurationError, GemError, MissingExtraError, UnreachableError
 from gem.making import make
-from gem.testing import checks, contract, guesses, scores, unearned
+from gem.testing.checks import (
+    check_bad_input,
+    check_determinism,
+    check_global_rng,
+    check_grading,
+    check_network,
+    check_observations,
+    check_pickle,
+    check_processes,
+    check_replay,
+    check_snapshot,
+    check_startup,
+    check_success,
+    check_threads,
+    check_variety,
+    check_vector,
+)
+from gem.testing.contract import check_contract
 from gem.testing.elsewhere import OtherProcess
+from gem.testing.guesses import check_guesses
+from gem.testing.scores import (
+    check_agreement,
+    check_degenerate,
+    check_leak,
+    check_oracle,
+    check_random,
+    check_rewards,
+    check_throughput,
+)
 from gem.testing.subject import SkipCheck, Subject, describe, lacking, seeds_for
+from gem.testing.unearned import check_unearned
 
 Status: TypeAlias = Literal["passed", "failed", "skipped"]
 Severity: TypeAlias = Literal["fail", "warn", "advisory"]
@@ -52,61 +80,46 @@ class Check(NamedTuple):
 
 
 CHECKS: tuple[Check, ...] = (
-    Check("startup", "runtime.startup", checks.check_startup, needs=()),
-    Check("contract", "runtime.state_contract", contract.check_contract, needs=()),
-    Check("success", "gem.success_told", checks.check_success, severity="warn"),
-    Check("observations", "runtime.observation_schema", checks.check_observations),
-    Check("rewards", "runtime.reward_well_formed", scores.check_rewards),
-    Check("determinism", "runtime.episode_determinism", checks.check_determinism),
-    Check("variety", "runtime.seed_control", checks.check_variety),
-    Check("processes", "semantic.verifier_portability", checks.check_processes, 3),
-    Check("threads", "runtime.episode_isolation", checks.check_threads, many_steps=True),
-    Check("vector", "gem.vector_isolation", checks.check_vector, many_steps=True),
-    Check("snapshot", "gem.fork_equality", checks.check_snapshot),
-    Check("pickle", "gem.pickle", checks.check_pickle, many_steps=True),
-    Check("replay", "semantic.replayability", checks.check_replay, 3),
+    Check("startup", "runtime.startup", check_startup, needs=()),
+    Check("contract", "runtime.state_contract", check_contract, needs=()),
+    Check("success", "gem.success_told", check_success, severity="warn"),
+    Check("observations", "runtime.observation_schema", check_observations),
+    Check("rewards", "runtime.reward_well_formed", check_rewards),
+    Check("determinism", "runtime.episode_determinism", check_determinism),
+    Check("variety", "runtime.seed_control", check_variety),
+    Check("processes", "semantic.verifier_portability", check_processes, 3),
+    Check("threads", "runtime.episode_isolation", check_threads, many_steps=True),
+    Check("vector", "gem.vector_isolation", check_vector, many_steps=True),
+    Check("snapshot", "gem.fork_equality", check_snapshot),
+    Check("pickle", "gem.pickle", check_pickle, many_steps=True),
+    Check("replay", "semantic.replayability", check_replay, 3),
     Check(
         "grading",
         "semantic.verifier_determinism",
-        checks.check_grading,
+        check_grading,
         3,
         many_steps=True,
         needs=_REWINDS,
     ),
-    Check("agreement", "gem.prompt_grader_agreement", scores.check_agreement, 3, needs=_REWINDS),
-    Check("oracle", "semantic.oracle_max", scores.check_oracle, 3, needs=()),
-    Check("random", "semantic.floor_gap", scores.check_random, 3),
-    Check("degenerate", "semantic.canary_floor", scores.check_degenerate, 3, many_steps=True),
+    Check("agreement", "gem.prompt_grader_agreement", check_agreement, 3, needs=_REWINDS),
+    Check("oracle", "semantic.oracle_max", check_oracle, 3, needs=()),
+    Check("random", "semantic.floor_gap", check_random, 3),
+    Check("degenerate", "semantic.canary_floor", check_degenerate, 3, many_steps=True),
     Check(
         "unearned",
         "gem.unearned_return",
-        unearned.check_unearned,
+        check_unearned,
         3,
         severity="warn",
         many_steps=True,
         needs=_REWINDS,
     ),
-    Check(
-        "guesses", "gem.blind_answers", guesses.check_guesses, 3, many_steps=True, needs=_REWINDS
-    ),
-    Check(
-        "leak",
-        "semantic.no_solution_leakage",
-        scores.check_leak,
-        3,
-        many_steps=True,
-        needs=_REWINDS,
-    ),
-    Check("bad_input", "gem.bad_input", checks.check_bad_input, many_steps=True, needs=_REWINDS),
-    Check("global_rng", "gem.global_rng", checks.check_global_rng, many_steps=True, needs=_REWINDS),
-    Check("network", "runtime.network_policy", checks.check_network),
-    Check(
-        "throughput",
-        "gem.throughput",
-        scores.check_throughput,
-        severity="advisory",
-        many_steps=True,
-    ),
+    Check("guesses", "gem.blind_answers", check_guesses, 3, many_steps=True, needs=_REWINDS),
+    Check("leak", "semantic.no_solution_leakage", check_leak, 3, many_steps=True, needs=_REWINDS),
+    Check("bad_input", "gem.bad_input", check_bad_input, many_steps=True, needs=_REWINDS),
+    Check("global_rng", "gem.global_rng", check_global_rng, many_steps=True, needs=_REWINDS),
+    Check("network", "runtime.network_policy", check_network),
+    Check("throughput", "gem.throughput", check_throughput, severity="advisory", many_steps=True),
 )
 """All checks, in the order in which they are reported."""
 
@@ -261,7 +274,7 @@ def check_env(
     subject, began, runnable = _start(subject)
     with contextlib.ExitStack() as stack:
         asked = runnable and "sample_random_action" not in subject.missing
-        if asked and any(check.run is checks.check_processes for check in others):
+        if asked and any(check.run is check_processes for check in others):
             if other is None:
                 other = stack.enter_context(OtherProcess())
             subject = replace(subject, other=other)
@@ -317,7 +330,7 @@ def _make(spec: EnvSpec, /, **params: Any) -> Env:
 def _run(check: Check, subject: Subject, runnable: bool) -> CheckResult:
     try:
         # The contract check runs even if the environment cannot be played: it names all faults.
-        if not runnable and check.run is not contract.check_contract:
+        if not runnable and check.run is not check_contract:
             raise SkipCheck("needs an environment that can be played (startup)")
         for name, why in subject.missing.items():
             if name in check.needs:

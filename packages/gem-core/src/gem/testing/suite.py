@@ -16,10 +16,10 @@ from functools import cache, partial
 from typing import Any
 
 from gem.errors import GemError, MissingExtraError, UnreachableError
-from gem.testing import scores
 from gem.testing.checker import CheckReport, CheckResult, check_env, named
 from gem.testing.elsewhere import OtherProcess
 from gem.testing.offline import replacements
+from gem.testing.scores import MAX_ORACLE_TOLERANCE, MIN_FLOOR_MARGIN
 from gem.testing.subject import describe
 from gem.version import __version__
 
@@ -113,8 +113,8 @@ def to_json(outcomes: Sequence[Outcome]) -> str:
         "gem_core": __version__,
         "levels_run": [2, 3],
         "bounds": {
-            "max_oracle_tolerance": scores.MAX_ORACLE_TOLERANCE,
-            "min_floor_margin": scores.MIN_FLOOR_MARGIN,
+            "max_oracle_tolerance": MAX_ORACLE_TOLERANCE,
+            "min_floor_margin": MIN_FLOOR_MARGIN,
         },
         "verdict": "fail" if any(report["verdict"] == "fail" for report in reports) else "pass",
         "reports": reports,

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from gem import moved
 from gem.core import WrapperLike
 from gem.errors import ConfigurationError
 from gem.making import make
+from gem.moved import missing
 from gem.vector.sync import AutoresetMode, SyncVectorEnv
 from gem.wrappers import wrap
 
@@ -69,4 +69,4 @@ def make_vec(
 
 
 def __getattr__(name: str) -> Any:
-    raise moved.missing("gem.vector", name)
+    raise missing("gem.vector", name)

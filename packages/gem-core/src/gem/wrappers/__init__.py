@@ -15,9 +15,9 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gem import moved
 from gem.core import Env, WrapperLike
 from gem.errors import ConfigurationError, UnknownParameterError
+from gem.moved import missing
 from gem.specs import imported
 from gem.wrappers.checked import Checked
 from gem.wrappers.tool_env import ToolEnv
@@ -158,4 +158,4 @@ def _imported(name: str) -> Callable[..., Env]:
 
 
 def __getattr__(name: str) -> Any:
-    raise moved.missing("gem.wrappers", name)
+    raise missing("gem.wrappers", name)
