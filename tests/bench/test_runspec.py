@@ -50,7 +50,7 @@ def test_an_override_reaches_into_an_array(tmp_path: Path, spec_file: Callable[.
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("algorithm.gama=0.9", "unknown key 'algorithm.gama'; did you mean 'gamma'"),
+        ("algorithm.gama=0.9", "unknown key 'algorithm.gama'; did you mean algorithm.gamma"),
         ("algorithm.gamma=1.5", "algorithm.gamma must be at most 1, got 1.5"),
         ("training.tasks=2.5", "training.tasks must be of type int, got 2.5"),
         ("training.tasks=0", "training.tasks must be at least 1"),

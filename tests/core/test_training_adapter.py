@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gem.errors import ConfigurationError, RolloutError
+from gem.tables import setting
 from gem.tasks import Task, TaskSet
 from gem.training.settings import Settings, check_failures
 from gem.training.tasksets import Source, decode_task, encode_task
@@ -20,7 +21,7 @@ GAME = "game:GuessTheNumber-v0"
 class Extended(Settings):
     """An adapter with a key of its own."""
 
-    poll_interval_s: float = 0.1
+    poll_interval_s: float = setting("how often it looks", 0.1, above=0)
 
 
 @pytest.mark.parametrize("temperature", [None, 0.0, 0.7])
@@ -57,8 +58,8 @@ def test_settings_of_an_adapter_include_its_own() -> None:
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ({"turn_token": 4}, "did you mean gem.turn_tokens"),
-        ({"xyz": 4}, "unknown key gem.xyz; known: context, "),
+        ({"turn_token": 4}, "unknown key 'gem.turn_token'; did you mean gem.turn_tokens"),
+        ({"xyz": 4}, "unknown key 'gem.xyz'; known: context, "),
         ({"turn_tokens": 0}, "gem.turn_tokens must be at least 1, got 0"),
         ({"turns": 1.5}, "gem.turns must be of type int, got 1.5"),
         ({"context": None}, "gem.context must be of type str, got None"),
@@ -68,7 +69,7 @@ def test_settings_of_an_adapter_include_its_own() -> None:
         ({"retries": True}, "gem.retries must be of type int, got True"),
         ({"step_timeout_s": 0}, "gem.step_timeout_s must be above 0, got 0"),
         ({"poll_interval_s": -1}, "gem.poll_interval_s must be above 0, got -1"),
-        ({"max_failed_fraction": 2}, r"within \[0, 1\], got 2"),
+        ({"max_failed_fraction": 2}, "gem.max_failed_fraction must be at most 1, got 2"),
     ],
 )
 def test_wrong_settings_are_named(table: dict[str, Any], message: str) -> None:

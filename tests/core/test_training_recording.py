@@ -241,3 +241,44 @@ def test_a_file_that_cannot_be_written_is_a_record_error(tmp_path: Path, name: s
         recording.write_iteration(0)
     with pytest.raises(RecordError, match=name):
         recording.write_evaluation(0, "x", golden_batch())
+
+
+def iterations(folder: Path, name: str) -> list[tuple[int, str]]:
+    return [(line["iteration"], line["split"]) for line in lines(folder, name)]
+
+
+@pytest.mark.parametrize("evaluates_first", [False, True])
+def test_a_resumed_run_sets_aside_what_it_trains_again(
+    tmp_path: Path, evaluates_first: bool
+) -> None:
+    batch = list(golden_batch())
+
+    def run(first: int, evaluates: bool) -> None:
+        recording = RunRecording(tmp_path, ABOUT, NAMES)
+        for iteration in range(first, 3):
+            if evaluates or iteration > first:
+                recording.write_evaluation(iteration, "same", batch[:1])
+                recording.write_evaluation(iteration, "other", batch[:1])
+            recording.keep_batch(batch, ones(batch))
+            recording.write_iteration(iteration)
+
+    run(0, True)
+    once = iterations(tmp_path, METRICS)
+    run(1, evaluates_first)
+    assert iterations(tmp_path, METRICS) == once
+    episodes = iterations(tmp_path, EPISODES)
+    assert len(episodes) == 3 * (len(batch) + 2)
+    aside = iterations(tmp_path, "metrics.replaced.jsonl")
+    assert aside == once[3 if evaluates_first else 5 :]
+    assert len(iterations(tmp_path, "episodes.replaced.jsonl")) == 2 * (len(batch) + 2) - (
+        0 if evaluates_first else 2
+    )
+
+
+def test_a_record_that_cannot_be_rewound_stays_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / METRICS).write_text('{"iteration": 0}\n')
+    recording = RunRecording(tmp_path, ABOUT)
+    recording.keep_batch(list(golden_batch()))
+    with pytest.raises(RecordError, match="cannot rewind"):
+        recording.write_iteration(0)
+    assert (tmp_path / METRICS).read_text() == '{"iteration": 0}\n'

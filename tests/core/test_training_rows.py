@@ -35,8 +35,8 @@ def test_what_is_written_by_turn_is_on_the_sampled_tokens(trajectory: Trajectory
             turn = [s.turn for s in row.tokens.spans if s.start <= position - start < s.end]
             if turn:
                 assert seen[position] == values[turn[0]]
-            elif position >= start:
-                assert seen[position] == 0.0
+            elif position > 0:
+                assert np.isnan(seen[position])
         assert np.isnan(tensor[row.place, : start - 1]).all()
         assert np.isnan(tensor[row.place, len(row.tokens.ids) - 1 :]).all()
     assert np.isnan(tensor[0]).all()

@@ -68,7 +68,7 @@ def test_evaluations_are_told_apart_by_their_names() -> None:
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("algorithm.gama", 0.9, "unknown key 'algorithm.gama'; did you mean 'gamma'"),
+        ("algorithm.gama", 0.9, "unknown key 'algorithm.gama'; did you mean algorithm.gamma"),
         ("nonsense", 1, "unknown key 'nonsense'; known: algorithm"),
         ("algorithm.gamma", 1.5, r"algorithm.gamma must be at most 1, got 1.5"),
         ("algorithm.gamma", "high", "algorithm.gamma must be of type float, got 'high'"),

@@ -1,7 +1,7 @@
 """Builds dataclasses of settings from parsed TOML or JSON and checks every key and value.
 
 `setting` declares a field with its help text and limits. `build` makes the dataclass from a
-mapping; its errors name the key as `table.key`.
+mapping, `check` examines one that was made otherwise; errors name the key as `table.key`.
 """
 
 from __future__ import annotations
@@ -79,7 +79,9 @@ def build(part: type[PartT], data: Any, path: str = "") -> PartT:
     for key in data:
         if key not in fields:
             near = difflib.get_close_matches(str(key), fields, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(fields))}"
+            hint = (
+                f"did you mean {path}{near[0]}?" if near else f"known: {', '.join(sorted(fields))}"
+            )
             raise ConfigurationError(f"unknown key {path + str(key)!r}; {hint}")
     values = {}
     for name, spec in fields.items():
@@ -88,6 +90,18 @@ def build(part: type[PartT], data: Any, path: str = "") -> PartT:
         elif spec.default is MISSING and spec.default_factory is MISSING:
             raise ConfigurationError(f"missing key {path + name!r} ({spec.metadata['help']})")
     return part(**values)
+
+
+def check(part: Any, path: str = "") -> None:
+    """Raise `ConfigurationError` if a field of a dataclass has a value that `build` refuses.
+
+    Args:
+        part: An instance; each field is declared with `setting` and holds no other dataclass.
+        path: Prefix of the keys in messages, such as `"policy."`.
+    """
+    hints = typing.get_type_hints(type(part))
+    for spec in dataclasses.fields(part):
+        _value(hints[spec.name], getattr(part, spec.name), path + spec.name, spec.metadata)
 
 
 def flatten(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -160,7 +174,8 @@ def _value(hint: Any, value: Any, path: str, limits: Mapping[str, Any]) -> Any:
             raise ConfigurationError(f"{path} must be finite, got an integer above 1e308") from None
     if type(value) is not hint:
         raise ConfigurationError(f"{path} must be of type {hint.__name__}, got {value!r}")
-    _check_limits(value, path, limits)
+    if limits:  # none: a field that is not declared with `setting`
+        _check_limits(value, path, limits)
     return value
 
 

@@ -34,9 +34,9 @@ class Settings(common.Settings):
     def __post_init__(self) -> None:
         self.check()
 
-    def check(self) -> None:
+    def check(self, prefix: str = "gem.") -> None:
         """Raise `ConfigurationError` if a value is of the wrong type or range."""
-        super().check()
+        super().check(prefix)
         if self.context != "chat":
             raise ConfigurationError(
                 f"gem.context={self.context!r} makes several training rows of an episode, but "

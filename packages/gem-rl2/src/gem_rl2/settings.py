@@ -9,6 +9,7 @@ from typing import Any
 from gem.advantage import ADVANTAGES
 from gem.errors import ConfigurationError
 from gem.rollout import Budget
+from gem.tables import setting
 from gem.training import settings as common
 from gem_rl2.release import Form
 
@@ -38,8 +39,7 @@ class Settings(common.Settings):
     """Seed of PyTorch in RL2's processes: order of the rows, head of a new critic."""
     episodes_at_once: int | None = None
     """Most episodes played at the same time; by default all of a batch."""
-    request_timeout_s: float = 600.0
-    """Limit of one request to SGLang in seconds."""
+    request_timeout_s: float = setting("limit of one request to SGLang in seconds", 600.0, above=0)
     request_retries: int = 3
     """Further attempts after a request that failed; then the run stops."""
     adam_beta1: float | None = None
@@ -50,9 +50,9 @@ class Settings(common.Settings):
     def __post_init__(self) -> None:
         self.check()
 
-    def check(self) -> None:
+    def check(self, prefix: str = "gem.") -> None:
         """Raise `ConfigurationError` if a value is of the wrong type or range."""
-        super().check()
+        super().check(prefix)
         if self.seed is not None:
             raise ConfigurationError(
                 "gem.seed: SGLang takes no seed with a request; set "

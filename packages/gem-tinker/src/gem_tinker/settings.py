@@ -10,6 +10,7 @@ from typing import Any
 from gem.advantage import ADVANTAGES
 from gem.errors import ConfigurationError
 from gem.rollout import Budget
+from gem.tables import setting
 from gem.tasks import TaskSet
 from gem.training.settings import Settings
 from gem.training.tasksets import Source, parse_sources
@@ -83,14 +84,15 @@ class Config(Settings):
     new one that begins again where there is none."""
     sample_retries: int = 3
     """Further attempts at a turn whose sampling failed, besides the SDK's own."""
-    request_timeout_s: float = 1800.0
-    """Longest wait for one answer of the server, in seconds."""
+    request_timeout_s: float = setting(
+        "longest wait for one answer of the server, in seconds", 1800.0, above=0
+    )
     logprob_tolerance: float | None = None
     """Stop if sampler and trainer disagree by more on a token's log-probability: stale weights."""
 
-    def check(self) -> None:
+    def check(self, prefix: str = "gem.") -> None:
         """Raise `ConfigurationError` if a value is wrong or values do not fit together."""
-        super().check()
+        super().check(prefix)
         for key in ("model", "train"):
             if not getattr(self, key):
                 raise ConfigurationError(f"{key} is missing: {key}=<text>")

@@ -10,6 +10,7 @@ from typing import Any
 
 from gem.errors import ConfigurationError
 from gem.rollout import Budget
+from gem.tables import setting
 from gem.training.settings import Settings as BaseSettings
 
 GEM_MODES = ("gem_sync", "gem_colocate_async")
@@ -23,8 +24,9 @@ MODES = ("sync", "colocate_async", *GEM_MODES)
 class Settings(BaseSettings):
     """Keys of the `gem` table; `record_dir` needs a `gem_*` trainer mode."""
 
-    poll_interval_s: float = 0.1
-    """How often a `gem_*` trainer looks for finished episodes (verl: 2 s)."""
+    poll_interval_s: float = setting(
+        "how often a `gem_*` trainer looks for finished episodes (verl: 2 s)", 0.1, above=0
+    )
 
     @classmethod
     def from_config(cls, config: Any) -> Settings:

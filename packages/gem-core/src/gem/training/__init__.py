@@ -4,8 +4,12 @@
 - `platforms`: what the machine adds to that command.
 - `settings`, `tasksets`: how episodes are played, and tasks in a trainer's dataset.
 - `record`, `metrics`, `recording`: what a run leaves behind, and how an adapter writes it.
+- `sampling`: what the samplers of all engines share.
+- `estimate`: advantages of a batch by turn.
 - `rows`, `batches`: training rows in a trainer's tensors; optimiser steps and forward passes.
 - `doctor`, `preflight`: can this installation run the experiment?
 - `seams`: does the trainer still have the functions that an adapter replaces or calls?
-- `imports`, `ray`: hooks into modules that are imported later; calls that end when an actor dies.
+- `imports`: hooks into modules that are imported later.
+- `processes`, `guard`, `ray`: processes of the trainer live and end with it; calls that end when an
+  actor dies.
 """

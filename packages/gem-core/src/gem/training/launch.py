@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 from gem.errors import ConfigurationError, GemError
 from gem.tables import flatten
@@ -44,7 +44,34 @@ class Knob:
     """By which of the trainer's settings; why not, where unmatched."""
 
 
-def parity(spec: RunSpec, how: Mapping[str, str], departures: Iterable[Knob] = ()) -> list[Knob]:
+Names: TypeAlias = str | tuple[str, ...]
+"""The trainer's name of a setting, or several names with the same value."""
+
+ALL_WEIGHTS = {
+    "policy.lora_rank": "all weights",
+    "policy.lora_alpha": "no adapters",
+    "policy.lora_init": "no adapters",
+}
+"""Parity of the settings of low-rank adapters in a trainer that is told to train all weights."""
+
+
+def copied(spec: RunSpec, names: Mapping[str, Names]) -> dict[str, Any]:
+    """Return the settings of a trainer that have the value of a setting of the spec.
+
+    Args:
+        spec: The experiment; settings that are None are left out.
+        names: The trainer's name or names for a key of the spec. `parity` takes the same table.
+    """
+    values = flatten(spec.to_mapping())
+    return {
+        name: values[key]
+        for key, each in names.items()
+        for name in ((each,) if isinstance(each, str) else each)
+        if values[key] is not None
+    }
+
+
+def parity(spec: RunSpec, how: Mapping[str, Names], departures: Iterable[Knob] = ()) -> list[Knob]:
     """Say of every setting of a spec how it reaches a trainer.
 
     Args:
@@ -53,12 +80,13 @@ def parity(spec: RunSpec, how: Mapping[str, str], departures: Iterable[Knob] = (
         departures: What is not matched; entries that name no key of the spec come last.
     """
     left = {knob.name: knob for knob in departures}
-    knobs = [
-        left.pop(name)
-        if name in left
-        else Knob(name, "matched", how.get(name) or how[name.split(".")[0]])
-        for name in flatten(spec.to_mapping())
-    ]
+    knobs = []
+    for name in flatten(spec.to_mapping()):
+        ways = how.get(name) or how[name.split(".")[0]]
+        way = ways if isinstance(ways, str) else ", ".join(ways)
+        # Hydra's plus sign adds a key and is no part of its name.
+        matched = Knob(name, "matched", way.removeprefix("+"))
+        knobs.append(left.pop(name) if name in left else matched)
     return [*knobs, *left.values()]
 
 
@@ -98,14 +126,34 @@ def sampling_departure(spec: RunSpec, how: str) -> Iterator[Knob]:
         yield Knob("seed", "emulated", how)
 
 
-def loss_departures(spec: RunSpec) -> Iterator[Knob]:
-    """Yield what trainers with a loss of their own have in common."""
+def loss_departures(
+    spec: RunSpec,
+    *,
+    bf16: str | None = None,
+    undecayed: str | None = None,
+    values_on_tokens: bool = False,
+) -> Iterator[Knob]:
+    """Yield what trainers with a loss of their own have in common.
+
+    Args:
+        spec: The experiment.
+        bf16: How the trainer computes in bf16, where the reference uses autocast.
+        undecayed: Which weights the trainer leaves out of weight decay; None: none.
+        values_on_tokens: Whether the critic is trained on all tokens of a turn.
+    """
     if spec.algorithm.kl_coef:
         how = "as a term of the loss (k3 estimator), not of the reward"
         yield Knob("algorithm.kl_coef", "emulated", how)
     if spec.algorithm.advantage == "gae":
         how = "a random linear layer, where the reference starts from zero"
         yield Knob("critic's initial head", "unmatched", how)
+        if values_on_tokens:
+            how = "all tokens of a turn are trained towards the turn's target, not where it begins"
+            yield Knob("algorithm.value_clip", "emulated", how)
+    if undecayed is not None and spec.optimizer.weight_decay:
+        yield Knob("optimizer.weight_decay", "emulated", f"{undecayed} are left out")
+    if bf16 is not None and spec.training.precision == "bf16":
+        yield Knob("training.precision", "emulated", f"{bf16} (the reference: autocast)")
 
 
 def evaluation_departures(spec: RunSpec) -> Iterator[Knob]:

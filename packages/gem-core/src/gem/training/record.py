@@ -128,6 +128,34 @@ class Recorder:
             lines.append(json.dumps(line, separators=(",", ":")))
         self._append(EPISODES, lines)
 
+    def rewind(self, iteration: int, split: str = "train") -> None:
+        """Set aside what an earlier process recorded from here on: a resumed run does it again.
+
+        Within an iteration evaluations come before training. The lines go to the ends of
+        `metrics.replaced.jsonl` and `episodes.replaced.jsonl`.
+
+        Args:
+            iteration: Of the next line.
+            split: Of the next line.
+
+        Raises:
+            RecordError: A file is damaged or cannot be written; the record is as it was.
+        """
+        after = (iteration, split == "train")
+        for name in (METRICS, EPISODES):
+            path = self.folder / name
+            partial, replaced = path.with_suffix(".partial"), path.with_suffix(".replaced.jsonl")
+            try:
+                later = [(e["iteration"], e["split"] == "train") >= after for e in _lines(path)]
+                if not any(later):
+                    continue
+                with path.open("rb") as old, partial.open("wb") as kept, replaced.open("ab") as end:
+                    for line, moved in zip(old, later, strict=True):
+                        (end if moved else kept).write(line)
+                partial.replace(path)
+            except (OSError, ValueError, KeyError) as error:
+                raise RecordError(f"cannot rewind {path}: {error}") from error
+
     def _append(self, name: str, lines: Sequence[str]) -> None:
         path = self.folder / name
         try:

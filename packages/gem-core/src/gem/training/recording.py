@@ -30,7 +30,11 @@ def rows_wanted() -> bool:
 
 
 class RunRecording:
-    """The record of one run, written by the one process that knows its metrics."""
+    """The record of one run, written by the one process that knows its metrics.
+
+    Where an earlier process has recorded the iteration that this one begins with, a resumed run
+    trains it again: the earlier lines are set aside (`Recorder.rewind`).
+    """
 
     def __init__(
         self, folder: str | Path | None, about: Mapping[str, Any], names: Names | None = None
@@ -52,6 +56,7 @@ class RunRecording:
         if self._recorder is not None and not (self._recorder.folder / RUN).exists():
             self._recorder.start(about)
         self._names = dict(names or {})
+        self._begins = True
         self._logged: dict[str, Any] = {}
         self._batch: _Batch | None = None
 
@@ -116,11 +121,7 @@ class RunRecording:
         known = {**self._logged, **(logged or {})}
         self._batch, self._logged = None, {}
         found = _measured(batch.metrics | self._renamed(known), metrics)
-        if self._recorder is not None:
-            self._recorder.metrics(iteration, found)
-            self._recorder.episodes(
-                iteration, batch.trajectories, batch.advantages, rows=batch.rows
-            )
+        self._write(iteration, "train", found, batch)
         return found
 
     def write_evaluation(
@@ -151,11 +152,21 @@ class RunRecording:
         if sort:
             trajectories = sorted(trajectories, key=lambda trajectory: trajectory.task.seed)
         found = _measured(episode_metrics(trajectories), metrics)
-        if self._recorder is not None:
-            split = f"eval:{name}"
-            self._recorder.metrics(iteration, found, split)
-            self._recorder.episodes(iteration, trajectories, split=split)
+        self._write(iteration, f"eval:{name}", found, _Batch(found, trajectories))
         return found
+
+    def _write(
+        self, iteration: int, split: str, metrics: Mapping[str, float], batch: _Batch
+    ) -> None:
+        if self._recorder is None:
+            return
+        if self._begins:
+            self._recorder.rewind(iteration, split)
+            self._begins = False
+        self._recorder.metrics(iteration, metrics, split)
+        self._recorder.episodes(
+            iteration, batch.trajectories, batch.advantages, split, rows=batch.rows
+        )
 
     def _renamed(self, logged: Mapping[str, Any]) -> dict[str, float]:
         found = {}

@@ -1,45 +1,125 @@
 """Training rows inside a trainer's tensors: write, read and sum values by turn; check the tokens.
 
-Tensors are `[rows, columns]`, torch's or numpy's, with a column for every token but the first:
-column c is about token c + 1.
+- `write`, `at_turns`, `over_turns`: values of an episode's turns, in rows of tensors
+  `[rows, columns]`, torch's or numpy's.
+- `PlacedRow`: a training row in tensors that have a column for every token but the first: column c
+  is about token c + 1. Adapters that make such tensors themselves extend it.
+- `PlacedEpisode`: an episode and its rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gem.errors import RolloutError
 from gem.training.record import TrainedRow
-from gem.trajectory import TrainingRow, Trajectory
+from gem.trajectory import TrainingRow, Trajectory, TurnSpan
+
+RowT = TypeVar("RowT", bound="PlacedRow")
 
 
-@dataclass(frozen=True)
+class HasTurns(Protocol):
+    """A row of tensors and the turns in it; `PlacedRow`, or what an adapter knows of a row."""
+
+    @property
+    def place(self) -> int:
+        """Row of the tensors."""
+
+    @property
+    def first(self) -> int:
+        """Column of the response's first token, from which spans count."""
+
+    @property
+    def spans(self) -> Sequence[TurnSpan]:
+        """The turns of this row."""
+
+
+def write(target: Any, rows: Iterable[HasTurns], per_turn: Sequence[float]) -> None:
+    """Put each turn's value on its sampled tokens; all other entries stay.
+
+    Args:
+        target: Tensor `[rows, columns]`.
+        rows: Of one episode.
+        per_turn: A value for each turn of the episode.
+    """
+    for row in rows:
+        for span in row.spans:
+            target[row.place, row.first + span.start : row.first + span.end] = per_turn[span.turn]
+
+
+def at_turns(source: Any, rows: Iterable[HasTurns], turns: int) -> list[float]:
+    """Read a tensor where each turn begins.
+
+    Of a critic's values this is the one at the last token before the turn: when the policy is about
+    to act.
+
+    Args:
+        source: Tensor `[rows, columns]`.
+        rows: Of one episode.
+        turns: Number of its turns; one that is in no row is 0.
+    """
+    found = [0.0] * turns
+    last = source.shape[1] - 1  # A turn without tokens may begin where the row ends.
+    for row in rows:
+        for span in row.spans:
+            found[span.turn] = float(source[row.place, min(row.first + span.start, last)])
+    return found
+
+
+def over_turns(source: Any, rows: Iterable[HasTurns], turns: int) -> list[float]:
+    """Sum a tensor over the sampled tokens of each turn, in float64.
+
+    Args:
+        source: Tensor `[rows, columns]`.
+        rows: Of one episode.
+        turns: Number of its turns; one that is in no row is 0.
+    """
+    found = [0.0] * turns
+    for row in rows:
+        response = np.asarray(source[row.place, row.first :], np.float64)
+        for span in row.spans:
+            found[span.turn] = float(response[span.start : span.end].sum())
+    return found
+
+
+@dataclass
 class PlacedRow:
     """A training row and where the trainer keeps it."""
 
     place: int
     """Row of the tensors."""
     tokens: TrainingRow
+    episode: int = 0
+    """Index of the episode in the batch."""
+
+    @property
+    def first(self) -> int:
+        """Column of the response's first token."""
+        return len(self.tokens.prompt_ids) - 1
+
+    @property
+    def spans(self) -> list[TurnSpan]:
+        """The turns of this row, in order."""
+        return self.tokens.spans
 
     @property
     def columns(self) -> slice:
         """Columns that are about the response."""
-        first = len(self.tokens.prompt_ids) - 1
-        return slice(first, first + len(self.tokens.response_ids))
+        return slice(self.first, self.first + len(self.tokens.response_ids))
 
-    def write(self, target: Any, per_turn: Sequence[float]) -> None:
-        """Put each turn's value on its sampled tokens, and 0 on the response's other tokens.
+    @property
+    def sampled(self) -> int:
+        """Number of tokens that the policy sampled."""
+        return sum(self.tokens.mask)
 
-        Args:
-            target: Tensor `[rows, columns]`.
-            per_turn: One value for each turn of the whole episode.
-        """
-        values = self.tokens.spread(per_turn)
-        target[self.place, self.columns] = getattr(target, "new_tensor", np.asarray)(values)
+    def padded(self, values: Sequence[float] | NDArray[Any]) -> NDArray[np.float32]:
+        """Return values of the response's tokens with 0 on the prompt's columns, `[tokens - 1]`."""
+        return np.concatenate([np.zeros(self.first, np.float32), np.asarray(values, np.float32)])
 
     def check(self, ids: Sequence[int], mask: Sequence[int], name: str) -> None:
         """Make sure that the trainer holds exactly the tokens that were sampled.
@@ -52,7 +132,7 @@ class PlacedRow:
         Raises:
             RolloutError: It does not.
         """
-        wanted = [0] * self.columns.start + self.tokens.mask
+        wanted = [0] * self.first + self.tokens.mask
         wanted += [0] * (len(mask) - len(wanted))
         if list(ids) != self.tokens.ids or list(mask) != wanted:
             raise RolloutError(f"{name} does not hold the tokens that were sampled")
@@ -82,6 +162,20 @@ class PlacedRow:
         )
 
 
+def placed_rows(trajectories: Iterable[Trajectory], kind: type[RowT]) -> list[RowT]:
+    """Return the rows of a batch in the order played, each at the place of its number.
+
+    Args:
+        trajectories: The batch; failed episodes have no rows.
+        kind: `PlacedRow`, or a class that extends it by fields with defaults.
+    """
+    found: list[RowT] = []
+    for episode, trajectory in enumerate(trajectories):
+        for tokens in trajectory.training_rows():
+            found.append(kind(len(found), tokens, episode))
+    return found
+
+
 @dataclass(frozen=True)
 class PlacedEpisode:
     """An episode of a batch with its rows; a failed one has none."""
@@ -90,29 +184,13 @@ class PlacedEpisode:
     rows: list[PlacedRow]
 
     def write(self, target: Any, per_turn: Sequence[float]) -> None:
-        """Put each turn's value on its sampled tokens of a tensor `[rows, columns]`."""
-        for row in self.rows:
-            row.write(target, per_turn)
+        """Put each turn's value on its sampled tokens of a tensor; see `write`."""
+        write(target, self.rows, per_turn)
 
     def at_turns(self, source: Any) -> list[float]:
-        """Read a tensor `[rows, columns]` where each turn begins.
-
-        Of a critic's values this is the one at the last token before the turn: when the policy is
-        about to act.
-        """
-        found = [0.0] * len(self.trajectory.turns)
-        last = source.shape[1] - 1  # A turn without tokens may begin where the row ends.
-        for row in self.rows:
-            for span in row.tokens.spans:
-                column = min(row.columns.start + span.start, last)
-                found[span.turn] = float(source[row.place, column])
-        return found
+        """Read a tensor where each turn begins; see `at_turns`."""
+        return at_turns(source, self.rows, len(self.trajectory.turns))
 
     def over_turns(self, source: Any) -> list[float]:
-        """Sum a tensor `[rows, columns]` over the sampled tokens of each turn, in float64."""
-        found = [0.0] * len(self.trajectory.turns)
-        for row in self.rows:
-            response = np.asarray(source[row.place, row.columns], np.float64)
-            for span in row.tokens.spans:
-                found[span.turn] = float(response[span.start : span.end].sum())
-        return found
+        """Sum a tensor over the sampled tokens of each turn; see `over_turns`."""
+        return over_turns(source, self.rows, len(self.trajectory.turns))

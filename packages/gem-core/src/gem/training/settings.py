@@ -1,91 +1,219 @@
-"""Settings of adapters: how they play episodes, and the share of failed ones that they accept."""
+"""Settings of adapters: how they play episodes, and the share of failed ones that they accept.
+
+- `Settings`: the keys of every adapter; `DatasetSettings`: also those of trainers that read tasks
+  from a file.
+- `check_estimator`, `check_group_size`: does the trainer's configuration suit the estimator?
+- `check_failures`, `check_episodes`: did too many episodes of a batch fail?
+"""
 
 from __future__ import annotations
 
-import difflib
-import math
+import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from gem import tables
+from gem.advantage import ADVANTAGES
 from gem.errors import ConfigurationError, RolloutError
 from gem.rollout.context import check_context
 from gem.rollout.environment import STEP_TIMEOUT_S
-from gem.trajectory import Failure
+from gem.rollout.play import Budget, Sampler, play
+from gem.rollout.tokens import ChatFormat
+from gem.tables import setting
+from gem.tasks import Task
+from gem.trajectory import Failure, Trajectory
+
+logger = logging.getLogger(__name__)
 
 SettingsT = TypeVar("SettingsT", bound="Settings")
 MAX_FAILED_FRACTION = 0.1
 """Default of `Settings.max_failed_fraction`."""
+COMPARING = ("grpo", "rloo")
+"""Estimators that compare the episodes of a task."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How an adapter plays episodes; a subclass may add keys of its own."""
+    """How an adapter plays episodes; a subclass may add keys, declared with `setting`."""
 
-    context: str = "chat"
-    """Context that builds the prompts: `chat`, `concat`, `concat_with_action`, `window:<k>`."""
-    system_prompt: str | None = None
-    """Text of a system message before everything else."""
-    turn_tokens: int | None = None
-    """Most tokens sampled in one turn; by default all that fit into the response."""
-    turns: int | None = None
-    """Most turns of an episode, besides the environment's own limit."""
-    retries: int = 1
-    """Further attempts after an environment failed, each with a new environment."""
-    step_timeout_s: float | None = STEP_TIMEOUT_S
-    """Limit of one environment reset or step in seconds; None for no limit."""
-    seed: int | None = None
-    """If set, every sampled turn has its own seed, so that the order of requests has no effect."""
-    max_failed_fraction: float = MAX_FAILED_FRACTION
-    """Share of failed episodes in a batch above which the run stops."""
-    record_dir: str | None = None
-    """Folder for `gem.training.record` files."""
+    context: str = setting(
+        "context that builds the prompts: `chat`, `concat`, `concat_with_action`, `window:<k>`",
+        "chat",
+        check=check_context,
+    )
+    system_prompt: str | None = setting("text of a system message before everything else", None)
+    turn_tokens: int | None = setting(
+        "most tokens sampled in one turn; by default all that fit into the response", None, least=1
+    )
+    turns: int | None = setting(
+        "most turns of an episode, besides the environment's own limit", None, least=1
+    )
+    retries: int = setting(
+        "further attempts after an environment failed, each with a new environment", 1, least=0
+    )
+    step_timeout_s: float | None = setting(
+        "limit of one environment reset or step in seconds; None for no limit",
+        STEP_TIMEOUT_S,
+        above=0,
+    )
+    seed: int | None = setting(
+        "if set, every sampled turn has its own seed, so that the order of requests has no effect",
+        None,
+        least=0,
+    )
+    max_failed_fraction: float = setting(
+        "share of failed episodes in a batch above which the run stops",
+        MAX_FAILED_FRACTION,
+        least=0,
+        most=1,
+    )
+    record_dir: str | None = setting("folder for `gem.training.record` files", None)
 
     @classmethod
-    def from_mapping(cls: type[SettingsT], table: Mapping[str, Any]) -> SettingsT:
-        """Make and check the settings of a table, which messages call `gem`.
+    def from_mapping(
+        cls: type[SettingsT], table: Mapping[str, Any], prefix: str = "gem."
+    ) -> SettingsT:
+        """Make and check the settings of a table.
+
+        Args:
+            table: Keys and values.
+            prefix: What messages put before a key.
 
         Raises:
             ConfigurationError: A key is unknown, or its value has the wrong type or range.
         """
-        known = {field.name: field for field in fields(cls)}
-        for key in table:
-            if key not in known:
-                near = difflib.get_close_matches(str(key), known, n=1)
-                hint = f"did you mean gem.{near[0]}?" if near else f"known: {', '.join(known)}"
-                raise ConfigurationError(f"unknown key gem.{key}; {hint}")
-        settings = cls(**{str(key): table[key] for key in table})
-        settings.check()
+        settings = tables.build(cls, table, prefix)
+        settings.check(prefix)
         return settings
 
-    def check(self) -> None:
-        """Raise `ConfigurationError` if a value has the wrong type or range."""
-        types: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (int, float)}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            name, _, optional = str(field.type).partition(" | ")
-            if value is None and optional:
-                continue
-            if isinstance(value, bool) or not isinstance(value, types[name]):
-                raise ConfigurationError(f"gem.{field.name} must be of type {name}, got {value!r}")
-            if isinstance(value, float) and not math.isfinite(value):
-                raise ConfigurationError(f"gem.{field.name} must be finite, got {value}")
-        try:
-            check_context(self.context)
-        except ConfigurationError as error:
-            raise ConfigurationError(f"gem.context: {error}") from None
-        for key, least in (("turn_tokens", 1), ("turns", 1), ("retries", 0), ("seed", 0)):
-            value = getattr(self, key)
-            if value is not None and value < least:
-                raise ConfigurationError(f"gem.{key} must be at least {least}, got {value}")
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name.endswith("_s") and value is not None and value <= 0:
-                raise ConfigurationError(f"gem.{field.name} must be above 0, got {value}")
-        if not 0 <= self.max_failed_fraction <= 1:
-            raise ConfigurationError(
-                f"gem.max_failed_fraction must be within [0, 1], got {self.max_failed_fraction}"
-            )
+    def check(self, prefix: str = "gem.") -> None:
+        """Raise `ConfigurationError` if a value has the wrong type or range.
+
+        Args:
+            prefix: What messages put before a key.
+        """
+        tables.check(self, prefix)
+
+    def limits(self, prompt: int, response: int, turn: int | None = None) -> Budget:
+        """Return the limits of an episode.
+
+        Args:
+            prompt: Most tokens of a fresh prompt.
+            response: Most tokens appended to a fresh prompt.
+            turn: Most tokens of a turn by the trainer's own setting; None if it has none.
+        """
+        sampled = min(self.turn_tokens or response, turn or response, response)
+        return Budget(sampled, response, prompt, self.turns)
+
+    async def play(
+        self, task: Task, sampler: Sampler, chat: ChatFormat, budget: Budget, *, group: int = 0
+    ) -> Trajectory:
+        """Play an episode as the settings say; a failed one is logged and returned.
+
+        Args:
+            task: The task.
+            sampler: The trainer's engine; an object of its own for each episode.
+            chat: Token layout of a conversation.
+            budget: Limits of the episode.
+            group: Number that the episodes of a task share.
+
+        Raises:
+            RolloutError: The sampler raised it.
+        """
+        trajectory = await play(
+            task,
+            sampler,
+            chat,
+            budget=budget,
+            context=self.context,
+            group=group,
+            retries=self.retries,
+            step_timeout_s=self.step_timeout_s,
+        )
+        if trajectory.failure is not None:
+            logger.warning("episode of %s is void: %s", task, trajectory.failure)
+        return trajectory
+
+
+@dataclass(frozen=True)
+class DatasetSettings(Settings):
+    """Settings of a trainer that reads its tasks from a file and computes no turn advantages."""
+
+    advantage: str | None = setting(
+        "estimator of `gem.advantage`; None leaves the trainer's own in place",
+        None,
+        choices=ADVANTAGES,
+    )
+    prompt_tokens: int = setting("most tokens of a fresh prompt", 1024, least=1)
+    task_order: str = setting(
+        "`file` plays the rows in their order, which the trainer always shuffles",
+        "shuffled",
+        choices=("shuffled", "file"),
+    )
+
+    def __post_init__(self) -> None:
+        self.check()
+
+
+def check_estimator(advantage: str, key: str, found: str) -> None:
+    """Make sure that the trainer has a critic if, and only if, the estimator needs one.
+
+    Args:
+        advantage: Estimator of `gem.advantage`.
+        key: The trainer's setting that decides whether there is a critic.
+        found: Its value: `gae` with a critic, `reinforce` without.
+
+    Raises:
+        ConfigurationError: It has another value than the estimator needs.
+    """
+    needed = "gae" if advantage == "gae" else "reinforce"
+    if found != needed:
+        reason = "creates the critic" if needed == "gae" else "creates no critic"
+        raise ConfigurationError(
+            f"gem.advantage={advantage} needs {key}={needed}, which {reason} (the computation is "
+            f"GEM's); got {found}"
+        )
+
+
+def check_group_size(advantage: str, key: str, size: int) -> None:
+    """Make sure that an estimator that compares the episodes of a task has several of them.
+
+    Args:
+        advantage: Estimator of `gem.advantage`.
+        key: The trainer's setting of the number of episodes.
+        size: Its value.
+
+    Raises:
+        ConfigurationError: There is only one.
+    """
+    if advantage in COMPARING and size < 2:
+        raise ConfigurationError(
+            f"gem.advantage={advantage} compares the episodes of a task: {key} must be at least 2, "
+            f"got {size}"
+        )
+
+
+def check_episodes(
+    episodes: Iterable[Trajectory],
+    limit: float = MAX_FAILED_FRACTION,
+    lost: Sequence[Failure] = (),
+    *,
+    batch: str = "this batch",
+) -> None:
+    """Raise if too many episodes of a batch failed.
+
+    Args:
+        episodes: The batch.
+        limit: Largest share of failed episodes with which training goes on.
+        lost: Failures of episodes without a trajectory.
+        batch: Name of the batch in the message.
+
+    Raises:
+        RolloutError: Too many episodes failed, or all. The message lists the causes.
+    """
+    failures = [*(episode.failure for episode in episodes), *lost]
+    check_failures([failure is None for failure in failures], limit, failures, batch=batch)
 
 
 def check_failures(

@@ -1,7 +1,9 @@
 """Tasks as rows of a trainer's dataset, for trainers that read their prompts from a file.
 
-Users name task sets by URI; `make_dataset` is the command that writes their tasks to a file;
-`encode_task` and `decode_task` convert a task to and from the text of one column.
+- `Source`: a task set by URI, and the settings of its evaluation.
+- `encode_task`, `decode_task`: a task as the text of one column.
+- `DatasetRow`, `dataset_rows`, `dataset_command`: the rows of a dataset file, and the command that
+  writes it.
 """
 
 from __future__ import annotations
@@ -10,13 +12,17 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeAlias
 from urllib.parse import parse_qsl, quote
 
 from gem.errors import ConfigurationError, GemError
 from gem.tasks import Task, TaskSet
+
+Line: TypeAlias = "Callable[[DatasetRow], Mapping[str, Any]]"
+"""Makes a trainer's columns of a row."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +92,117 @@ def check_names(names: Sequence[str], key: str) -> None:
             )
 
 
+def encode_task(task: Task, temperature: float | None = None) -> str:
+    """Encode a task and its temperature as the text of one column of a dataset."""
+    return json.dumps({**task.to_dict(), "temperature": temperature})
+
+
+def decode_task(text: str) -> tuple[Task, float | None]:
+    """Decode the text of `encode_task`: the task and its sampling temperature or None.
+
+    Raises:
+        ConfigurationError: `encode_task` did not write this text.
+    """
+    try:
+        data = json.loads(text)
+        return Task.from_dict(data), data["temperature"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigurationError(f"not a task of a GEM dataset: {text[:200]!r}") from error
+
+
+@dataclass(frozen=True)
+class DatasetRow:
+    """A row of a dataset file; `encode` and `decode` convert it to and from one column's text."""
+
+    task: Task
+    temperature: float | None = None
+    """Sampling temperature instead of the trainer's."""
+    number: int = 0
+    """Place in the file: the episodes of a row are a group."""
+    name: str = ""
+    """Name of its source."""
+    evaluation: str | None = None
+    """Name of the evaluation that the row belongs to; None in training."""
+
+    def encode(self) -> str:
+        """Return the text from which `decode` rebuilds the row, without the name."""
+        label = json.loads(encode_task(self.task, self.temperature))
+        return json.dumps({**label, "number": self.number, "eval": self.evaluation})
+
+    @classmethod
+    def decode(cls, text: str) -> DatasetRow:
+        """Rebuild a row.
+
+        Raises:
+            ConfigurationError: `encode` did not write this text.
+        """
+        task, temperature = decode_task(text)
+        rest = json.loads(text)
+        return cls(task, temperature, rest.get("number", 0), evaluation=rest.get("eval"))
+
+
+def dataset_rows(texts: Sequence[str], *, evaluation: bool) -> Iterator[DatasetRow]:
+    """Yield the rows of a dataset file.
+
+    Args:
+        texts: `Source` URIs, played one after the other.
+        evaluation: Whether the file is for evaluation.
+
+    Raises:
+        ConfigurationError: A URI is malformed, or two evaluations have the same name.
+        UnknownEnvError: No such environment.
+        UnknownParameterError: The environment has no such parameter.
+    """
+    sources = parse_sources(texts, "dataset", unique=evaluation)
+    for source in sources:
+        source.tasks[0].make().close()
+    number = 0
+    for source in sources:
+        for task in source.tasks:
+            name = source.name
+            yield DatasetRow(task, source.temperature, number, name, name if evaluation else None)
+            number += 1
+
+
+def dataset_text(line: Line, texts: Sequence[str], *, evaluation: bool) -> str:
+    """Return the text of a JSON Lines file.
+
+    Args:
+        line: Makes the trainer's columns of a row.
+        texts: See `dataset_rows`, which also says what is raised.
+        evaluation: Whether the file is for evaluation.
+    """
+    rows = dataset_rows(texts, evaluation=evaluation)
+    return "".join(json.dumps(line(row)) + "\n" for row in rows)
+
+
+def dataset_command(line: Line, argv: Sequence[str] | None, *, program: str, trainer: str) -> int:
+    """Run the command `<program> [--eval] FILE URI...`; return its exit status.
+
+    Args:
+        line: Makes the trainer's columns of a row.
+        argv: Arguments; None for those of this process.
+        program: Name of the command.
+        trainer: Name of the trainer, for the help text.
+    """
+    parser = argparse.ArgumentParser(
+        prog=program, description=f"Write seeded tasks of environments as a dataset of {trainer}."
+    )
+    parser.add_argument("file", type=Path, help="file to write, *.jsonl")
+    parser.add_argument("uri", nargs="+", help="gem:<env id>?n=..&seed=..[#name=..&temperature=..]")
+    parser.add_argument("--eval", action="store_true", help="for evaluation")
+    args = parser.parse_args(argv)
+    try:
+        text = dataset_text(line, args.uri, evaluation=args.eval)
+        args.file.parent.mkdir(parents=True, exist_ok=True)
+        args.file.write_text(text, encoding="utf-8")
+    except (GemError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(f"{args.file}: {text.count(chr(10))} tasks")
+    return 0
+
+
 def make_dataset(
     write: Callable[..., str], argv: Sequence[str] | None, *, program: str, trainer: str
 ) -> int:
@@ -113,21 +230,3 @@ def make_dataset(
         return 2
     print(f"{args.file}: {text.count(chr(10))} tasks")
     return 0
-
-
-def encode_task(task: Task, temperature: float | None = None) -> str:
-    """Encode a task and its temperature as the text of one column of a dataset."""
-    return json.dumps({**task.to_dict(), "temperature": temperature})
-
-
-def decode_task(text: str) -> tuple[Task, float | None]:
-    """Decode the text of `encode_task`: the task and its sampling temperature or None.
-
-    Raises:
-        ConfigurationError: `encode_task` did not write this text.
-    """
-    try:
-        data = json.loads(text)
-        return Task.from_dict(data), data["temperature"]
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigurationError(f"not a task of a GEM dataset: {text[:200]!r}") from error

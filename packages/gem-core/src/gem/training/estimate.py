@@ -1,0 +1,65 @@
+"""Advantages of a batch by turn: `gem.advantage` for episodes and their rewards.
+
+What comes in and goes out is `[episode][turn]`, in the order of the episodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, TypeAlias
+
+from gem.advantage import TurnTable, advantages
+
+PerTurn: TypeAlias = list[list[float]]
+"""A number for each turn, `[episode][turn]`."""
+
+
+class HasTurns(Protocol):
+    """An episode of a batch, such as `gem.trajectory.Trajectory`."""
+
+    @property
+    def rewards(self) -> Sequence[float]:
+        """Reward of each turn."""
+
+    @property
+    def group(self) -> int:
+        """Number that the episodes of a task share."""
+
+    @property
+    def valid(self) -> bool:
+        """False: the episode failed and is in no statistic."""
+
+
+def turn_advantages(
+    name: str,
+    episodes: Sequence[HasTurns],
+    *,
+    gamma: float,
+    lam: float = 1.0,
+    scale: bool = True,
+    rewards: Sequence[Sequence[float]] | None = None,
+    values: Sequence[Sequence[float]] | None = None,
+) -> tuple[PerTurn, PerTurn]:
+    """Return the advantage of every turn, and the target of the critic's value.
+
+    Args:
+        name: Estimator of `gem.advantage`.
+        episodes: The whole batch, of all ranks: statistics are over all of its turns.
+        gamma: Discount per turn.
+        lam: GAE's lambda per turn.
+        scale: Whether `grpo` divides by the standard deviation.
+        rewards: Instead of the episodes' own, `[episode][turn]`: with a penalty, for instance.
+        values: The critic's value before each turn, `[episode][turn]`; needed by `gae`.
+
+    Raises:
+        ConfigurationError: The estimator is unknown or lacks values, a parameter is out of range,
+            or a number is not finite.
+    """
+    table = TurnTable.build(
+        [episode.rewards for episode in episodes] if rewards is None else rewards,
+        groups=[episode.group for episode in episodes],
+        valid=[episode.valid for episode in episodes],
+        values=values,
+    )
+    advantage, target = advantages(name, table, gamma=gamma, lam=lam, scale=scale)
+    return table.split(advantage), table.split(target)

@@ -1,0 +1,97 @@
+"""An inference engine as the sampler of one episode: what the samplers of all adapters share.
+
+An adapter's sampler extends `EngineSampler`; its `__call__` asks the engine with the seed of the
+turn and returns `sample(...)`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any, TypeVar
+
+from gem.errors import RolloutError
+from gem.rollout.play import Sample
+from gem.seeding import stream
+
+T = TypeVar("T")
+
+
+class EngineSampler:
+    """Seeds the turns of an episode, and tells a complete turn from one that was cut off."""
+
+    def __init__(self, stop_ids: frozenset[int], seed: Sequence[int] | None = None) -> None:
+        """Prepare for an episode.
+
+        Args:
+            stop_ids: Tokens at which a turn ends. Base models end a text with another token than
+                the chat template ends a message with: engines must be given all of them.
+            seed: Integers that decide the randomness of the episode; None leaves it to the engine.
+        """
+        self.stop_ids = sorted(stop_ids)
+        self.turns = 0
+        """Seeds drawn so far, one for every turn that was asked for."""
+        self._seed = None if seed is None else tuple(seed)
+
+    def turn_seed(self) -> int | None:
+        """Return the seed of the next turn, an integer of 31 bits; None without a seed."""
+        turn, self.turns = self.turns, self.turns + 1
+        return None if self._seed is None else stream(*self._seed, turn).getrandbits(31)
+
+    def sample(
+        self,
+        ids: Iterable[int],
+        logprobs: Iterable[float] | None,
+        *,
+        cut: bool,
+        version: int | None = None,
+    ) -> Sample:
+        """Return what the engine sampled.
+
+        Args:
+            ids: Sampled tokens, the stop token included.
+            logprobs: Their log-probabilities, if the engine reports them.
+            cut: Whether the engine stopped at the most tokens of the turn. A turn whose last
+                allowed token is a stop token is complete all the same.
+            version: Number of updates that the weights have had, if it is known.
+        """
+        tokens = [int(token) for token in ids]
+        complete = not cut or (bool(tokens) and tokens[-1] in self.stop_ids)
+        return Sample(
+            token_ids=tokens,
+            logprobs=None if logprobs is None else [float(p) for p in logprobs],
+            stop_reason="stop" if complete else "length",
+            version=version,
+        )
+
+    def vllm_sample(self, answer: Any) -> Sample:
+        """Return what vLLM sampled.
+
+        Args:
+            answer: Its `RequestOutput` of one completion.
+
+        Raises:
+            RolloutError: There is no completion, or vLLM aborted the request.
+        """
+        output = answer.outputs[0] if answer is not None and answer.outputs else None
+        reason = None if output is None else output.finish_reason
+        if output is None or reason not in ("stop", "length"):
+            raise RolloutError(f"the engine ended a request with {reason!r}")
+        ids, logprobs = output.token_ids, None
+        if output.logprobs is not None:
+            pairs = zip(ids, output.logprobs, strict=True)
+            logprobs = [known[token].logprob for token, known in pairs]
+        return self.sample(ids, logprobs, cut=reason == "length")
+
+
+async def together(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run coroutines at the same time and return their results in order.
+
+    The first exception cancels the others and is raised.
+    """
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
