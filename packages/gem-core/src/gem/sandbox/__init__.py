@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import functools
 
-from gem import plugins
 from gem.errors import ConfigurationError
+from gem.plugins import installed, load
 from gem.sandbox.auto import AutoExecutor
 from gem.sandbox.base import Executor, Limits, Result, Session
 from gem.sandbox.bwrap import BwrapExecutor
@@ -50,8 +50,8 @@ golds and the expected output of its own tests."""
 
 def executor_names() -> list[str]:
     """Return the names of the built-in executors, then those of installed packages."""
-    installed = plugins.installed(ENTRY_POINT_GROUP)
-    return [*EXECUTORS, *(name for name in installed if name not in EXECUTORS)]
+    others = (name for name in installed(ENTRY_POINT_GROUP) if name not in EXECUTORS)
+    return [*EXECUTORS, *others]
 
 
 def executor_class(name: str) -> type[Executor]:
@@ -66,7 +66,7 @@ def executor_class(name: str) -> type[Executor]:
 @functools.cache
 def _installed(name: str) -> type[Executor]:
     # Ignored: mypy wants a concrete class as `base`.
-    return plugins.load(ENTRY_POINT_GROUP, name, Executor, EXECUTORS)  # type: ignore[type-abstract]
+    return load(ENTRY_POINT_GROUP, name, Executor, EXECUTORS)  # type: ignore[type-abstract]
 
 
 def resolve(executor: str | Executor | None) -> Executor:

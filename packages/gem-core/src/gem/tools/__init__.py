@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from gem import plugins
 from gem.errors import ConfigurationError, UnknownParameterError
+from gem.plugins import load
 from gem.tools.base import Tool, ToolCall, ToolResult
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def _make(tool: ToolLike) -> Tool:
 def _class(name: str) -> type[Tool]:
     if name not in _CLASSES:
         # Ignored: mypy wants a concrete class as `base`.
-        return plugins.load(ENTRY_POINT_GROUP, name, Tool, _CLASSES)  # type: ignore[type-abstract]
+        return load(ENTRY_POINT_GROUP, name, Tool, _CLASSES)  # type: ignore[type-abstract]
     module, attribute = _CLASSES[name]
     kind: type[Tool] = getattr(import_module(module), attribute)
     return kind
