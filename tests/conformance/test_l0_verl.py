@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from golden_rows import GAMMA, LAM, critic, per_turn, unbiased_deviation
 
 pytest.importorskip("verl", reason="needs the verl environment: make env-verl")
 
@@ -21,21 +21,25 @@ with warnings.catch_warnings():
     from verl import DataProto
     from verl.trainer.ppo.ray_trainer import compute_advantage
 
-from gem.advantage import ADVANTAGES, TurnTable
-from gem.testing.golden import golden_batch, golden_turn_rows
-from gem.trajectory import Trajectory, turn_table
+from gem.testing.conformance import L0Suite, Rows, critic, cut_row
+from gem.testing.golden import golden_batch
+from gem.training.runspec import AlgorithmPart
+from gem.trajectory import Trajectory
 from gem_verl.advantage import Batch, EpisodeRows, given
 
 PADDING = 3
 
 
-class Rows:
+class Tensors:
     """Golden episodes as verl holds them: padded tensors, a row each, padding rows at the end."""
 
     def __init__(self, batch: list[Trajectory]) -> None:
         self.batch = batch
+        # An episode that failed has rows without anything to train on.
         self.rows = [
-            (e, row) for e, trajectory in enumerate(batch) for row in trajectory.training_rows()
+            (e, row)
+            for e, t in enumerate(batch)
+            for row in replace(t, failure=None).training_rows()
         ]
         width = max(len(row.response_ids) for _, row in self.rows) + PADDING
         shape = (len(self.rows) + 1, width)
@@ -44,10 +48,8 @@ class Rows:
         self.values = torch.full(shape, 9.0)
         for i, (e, row) in enumerate(self.rows):
             n = len(row.response_ids)
-            valid = batch[e].valid
-            # An episode that failed is a row without anything to train on.
-            self.mask[i, :n] = torch.tensor(row.mask) * valid
-            self.rewards[i, :n] = torch.tensor(row.token_rewards(batch[e].rewards)) * valid
+            self.mask[i, :n] = torch.tensor(row.mask) * batch[e].valid
+            self.rewards[i, :n] = torch.tensor(row.token_rewards(batch[e].rewards)) * batch[e].valid
             for span in row.spans:
                 self.values[i, span.start] = critic(e, span.turn)
         self.uid = np.array([f"task{batch[e].group}" for e, _ in self.rows] + ["pad0"], object)
@@ -63,7 +65,8 @@ class Rows:
             )
         return Batch(episodes, values=self.values)
 
-    def verl_advantages(self, name: str, gamma: float = GAMMA) -> torch.Tensor:
+    def advantages(self, algorithm: AlgorithmPart) -> torch.Tensor:
+        """What verl's advantage code makes of them."""
         data = DataProto(
             batch=TensorDict(
                 {"token_level_rewards": self.rewards, "response_mask": self.mask},
@@ -71,18 +74,23 @@ class Rows:
             ),
             non_tensor_batch={"uid": self.uid},
         )
-        config = OmegaConf.create({"gamma": gamma, "lam": LAM, "norm_adv_by_std_in_grpo": True})
-        out = compute_advantage(data, f"gem_{name}", gamma=gamma, lam=LAM, config=config)
+        numbers = {"gamma": algorithm.gamma, "lam": algorithm.lam}
+        config = OmegaConf.create({**numbers, "norm_adv_by_std_in_grpo": True})
+        out = compute_advantage(data, f"gem_{algorithm.advantage}", **numbers, config=config)
         result: torch.Tensor = out.batch["advantages"]
         return result
 
-    def expected(self, name: str) -> torch.Tensor:
-        """`gem.advantage` on the trajectories, spread by their own rows, as float32."""
-        split = per_turn(name, self.batch)
-        out = torch.zeros(self.mask.shape)
+    def trained(self, algorithm: AlgorithmPart) -> Rows:
+        advantages = self.advantages(algorithm)
+        assert not advantages[-1].any()
+        tensors = {"mask": self.mask, "rewards": self.rewards, "advantages": advantages}
+        found: Rows = [[] for _ in self.batch]
         for i, (e, row) in enumerate(self.rows):
-            out[i, : len(row.response_ids)] = torch.tensor(row.spread(split[e]))
-        return out
+            # verl's tensors begin with the response.
+            before = [0] * (len(row.prompt_ids) - 1)
+            columns = {name: before + tensor[i].tolist() for name, tensor in tensors.items()}
+            found[e].append(cut_row(row.ids, len(row.prompt_ids), **columns))
+        return found
 
 
 def maskable() -> list[Trajectory]:
@@ -94,67 +102,41 @@ def maskable() -> list[Trajectory]:
     return [*whole, *(t for t in whole if t.valid)]
 
 
-@pytest.mark.parametrize("name", [n for n in ADVANTAGES if n != "gae"])
-def test_stock_trainer_gets_gems_advantages(name: str) -> None:
-    rows = Rows(maskable())
-    assert any(not t.valid for t in rows.batch)
-    assert torch.equal(rows.verl_advantages(name), rows.expected(name))
+class TestStockTrainer(L0Suite):
+    estimators = ("reinforce", "rebn", "grpo", "rloo")
+    batches = (maskable,)
+
+    def train(self, batch: list[Trajectory], algorithm: AlgorithmPart) -> Rows:
+        return Tensors(batch).trained(algorithm)
 
 
-@pytest.mark.parametrize("name", ADVANTAGES)
-@pytest.mark.parametrize("batch", [golden_batch, golden_turn_rows])
-def test_own_trainer_gets_gems_advantages(name: str, batch: Callable[[], list[Trajectory]]) -> None:
-    rows = Rows(batch())
-    with given(rows.known()):
-        found = rows.verl_advantages(name)
-    expected = rows.expected(name)
-    assert expected.any()
-    assert torch.equal(found, expected)
+class TestOwnTrainer(L0Suite):
+    def train(self, batch: list[Trajectory], algorithm: AlgorithmPart) -> Rows:
+        tensors = Tensors(batch)
+        with given(tensors.known()):
+            return tensors.trained(algorithm)
 
 
-def shift(x: torch.Tensor) -> torch.Tensor:
-    return torch.roll(x, 1, dims=1)
-
-
-BREAKS: dict[str, Callable[[Rows, pytest.MonkeyPatch], float]] = {
-    "gamma": lambda rows, patch: 1.0,
-    "mask shifted by one": lambda rows, patch: _set(rows, "mask", shift(rows.mask)),
-    "reward on the wrong token": lambda rows, patch: _set(
-        rows, "rewards", torch.roll(rows.rewards, 5, dims=1)
-    ),
-    "unbiased standard deviation": lambda rows, patch: _unbiased(patch),
-    "reward of the last turn only": lambda rows, patch: _set(
-        rows, "rewards", rows.rewards.sum(1, keepdim=True) * _last(rows.mask)
-    ),
-}
-
-
-@pytest.mark.parametrize("broken", BREAKS)
-def test_the_comparison_notices(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = Rows(maskable())
-    expected = rows.expected("rebn")
-    gamma = BREAKS[broken](rows, monkeypatch)
-    assert not torch.equal(rows.verl_advantages("rebn", gamma), expected)
-
-
-def _set(rows: Rows, name: str, value: torch.Tensor) -> float:
-    setattr(rows, name, value)
-    return GAMMA
-
-
-def _unbiased(patch: pytest.MonkeyPatch) -> float:
-    unbiased_deviation(patch)
-    return GAMMA
-
-
-def _last(mask: torch.Tensor) -> torch.Tensor:
+def last(mask: torch.Tensor) -> torch.Tensor:
     positions = torch.arange(mask.shape[1]) * mask
     out = torch.zeros(mask.shape)
     out[torch.arange(len(mask)), positions.argmax(1)] = 1.0
     return out
 
 
-def test_the_golden_batch_is_ugly_enough() -> None:
-    table: TurnTable = turn_table(golden_batch())
-    assert not table.valid.all()
-    assert min(len(t.response_ids) for e in golden_batch() for t in e.turns) == 0
+BREAKS: dict[str, Callable[[Tensors], dict[str, torch.Tensor]]] = {
+    "mask shifted by one": lambda t: {"mask": torch.roll(t.mask, 1, dims=1)},
+    "reward on the wrong token": lambda t: {"rewards": torch.roll(t.rewards, 5, dims=1)},
+    "reward of the last turn only": lambda t: {
+        "rewards": t.rewards.sum(1, keepdim=True) * last(t.mask)
+    },
+}
+
+
+@pytest.mark.parametrize("broken", BREAKS)
+def test_a_broken_tensor_changes_verls_advantages(broken: str) -> None:
+    algorithm = AlgorithmPart(advantage="rebn", gamma=0.9)
+    tensors = Tensors(maskable())
+    right = tensors.advantages(algorithm)
+    vars(tensors).update(BREAKS[broken](tensors))
+    assert not torch.equal(tensors.advantages(algorithm), right)

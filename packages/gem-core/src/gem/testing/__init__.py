@@ -2,6 +2,7 @@
 
 `checker` runs the checks; `checks`, `contract`, `scores`, `guesses` and `unearned` implement them
 with `playing` and `subject`; `suite` checks many environments; `cli` has the commands.
+`conformance` has the tests of adapters, to be imported from there.
 """
 
 from __future__ import annotations

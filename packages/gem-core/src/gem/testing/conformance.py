@@ -1,0 +1,289 @@
+"""Level L0 of conformance as tests: a trainer trains on `gem.advantage`'s values, to the last bit.
+
+An adapter's tests derive a class from `L0Suite` and fill in `train`; pytest does the rest:
+
+    from gem.testing.conformance import L0Suite
+
+    class TestMyTrainer(L0Suite):
+        def train(self, batch, algorithm):
+            ...  # give the episodes to the trainer's own code, read its tensors back
+            return rows  # [episode][row] of TrainedRow
+
+- `expected_rows`: what must be trained on, by `gem.advantage`.
+- `difference`: the first place where a trainer's rows differ from that.
+- `DEFECTS`: mistakes that adapters have made; each, built into the adapter, must be noticed.
+- `cut_row`: cuts a `TrainedRow` out of a trainer's padded tensors.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+
+import numpy as np
+
+from gem.advantage import ADVANTAGES, advantages
+from gem.testing.golden import golden_batch, golden_turn_rows
+from gem.training.record import TrainedRow
+from gem.training.runspec import AlgorithmPart
+from gem.trajectory import Trajectory, turn_table
+
+if TYPE_CHECKING:
+    import pytest
+
+Rows: TypeAlias = list[list[TrainedRow]]
+"""What a trainer trains on, `[episode][row]`."""
+Make: TypeAlias = Callable[[], list[Trajectory]]
+"""Makes a batch."""
+Train: TypeAlias = Callable[[list[Trajectory], AlgorithmPart], Rows]
+"""`L0Suite.train`."""
+
+GAMMA, LAM = 0.9, 0.8
+"""Discount and GAE's lambda of the suite, per turn."""
+
+
+def critic(episode: int, turn: int) -> float:
+    """Return the value of the state before a turn, for `gae`.
+
+    Args:
+        episode: Index of the episode in the batch.
+        turn: Index of the turn in the episode.
+    """
+    return 0.125 * episode - 0.25 * turn
+
+
+def expected_rows(batch: Sequence[Trajectory], algorithm: AlgorithmPart) -> Rows:
+    """Return what a trainer must train on; advantages and rewards are float32.
+
+    A failed episode has no row. The values for `gae` are those of `critic`.
+    """
+    values = [[critic(e, k) for k in range(len(t.turns))] for e, t in enumerate(batch)]
+    table = turn_table(batch, values)
+    per_turn, _ = advantages(algorithm.advantage, table, gamma=algorithm.gamma, lam=algorithm.lam)
+    return [
+        [
+            TrainedRow(
+                prompt_ids=row.prompt_ids,
+                response_ids=row.response_ids,
+                mask=row.mask,
+                rewards=_float32(row.token_rewards(trajectory.rewards)),
+                advantages=_float32(row.spread(of_turns)),
+            )
+            for row in trajectory.training_rows()
+        ]
+        for trajectory, of_turns in zip(batch, table.split(per_turn), strict=True)
+    ]
+
+
+def difference(found: Rows, batch: Sequence[Trajectory], algorithm: AlgorithmPart) -> str | None:
+    """Return where `found` first differs from `expected_rows`; None if it does not.
+
+    A row without a sampled token may be left out. A failed episode has no row, or rows whose
+    advantages are 0. Advantages must be equal as they are, rewards as float32.
+
+    Args:
+        found: What the trainer trains on; a row's `rewards` may be empty if it keeps none.
+        batch: The episodes.
+        algorithm: Estimator, discount and lambda.
+    """
+    if len(found) != len(batch):
+        return f"expected the rows of {len(batch)} episodes, found those of {len(found)}"
+    wanted = expected_rows(batch, algorithm)
+    for episode, (trajectory, mine, theirs) in enumerate(zip(batch, wanted, found, strict=True)):
+        if not trajectory.valid:
+            if any(any(row.advantages) for row in theirs):
+                return f"episode {episode} failed: expected no advantage but 0"
+            continue
+        if len(mine) != len(theirs):
+            mine = [row for row in mine if any(row.mask)]
+        if len(mine) != len(theirs):
+            return f"episode {episode}: expected {len(mine)} rows, found {len(theirs)}"
+        for index, (a, b) in enumerate(zip(mine, theirs, strict=True)):
+            place = _row_difference(a, b)
+            if place is not None:
+                return f"episode {episode}, row {index}, {place}"
+    return None
+
+
+def _row_difference(wanted: TrainedRow, found: TrainedRow) -> str | None:
+    for name in ("prompt_ids", "response_ids", "mask", "rewards", "advantages"):
+        a, b = getattr(wanted, name), list(getattr(found, name))
+        if name == "rewards":
+            if not b:
+                continue
+            b = _float32(b)
+        if len(a) != len(b):
+            return f"{name}: expected {len(a)} tokens, found {len(b)}"
+        for token, (x, y) in enumerate(zip(a, b, strict=True)):
+            if x != y:  # also if both are NaN
+                return f"{name} of token {token}: expected {x!r}, found {y!r}"
+    return None
+
+
+def cut_row(
+    ids: Sequence[int],
+    prompt_tokens: int,
+    *,
+    mask: Sequence[float],
+    advantages: Sequence[float],
+    rewards: Sequence[float] = (),
+) -> TrainedRow:
+    """Cut one row out of tensors with a column for every token but the first.
+
+    Column c is about token c + 1. Columns after the row's last token are padding.
+
+    Args:
+        ids: The row's tokens, without padding.
+        prompt_tokens: How many of them are the prompt.
+        mask: 1 where the loss counts the token, `[columns]`.
+        advantages: `[columns]`.
+        rewards: `[columns]`; empty if the trainer keeps none per token.
+
+    Raises:
+        AssertionError: The mask or an advantage is not 0 on the prompt or the padding.
+    """
+    columns = slice(prompt_tokens - 1, len(ids) - 1)
+    for name, values in (("mask", mask), ("advantages", advantages)):
+        for column, value in enumerate(values):
+            if value and not columns.start <= column < columns.stop:
+                raise AssertionError(f"{name} is {value} in column {column}, outside the response")
+    return TrainedRow(
+        prompt_ids=list(ids[:prompt_tokens]),
+        response_ids=list(ids[prompt_tokens:]),
+        mask=[int(m) for m in mask[columns]],
+        rewards=list(rewards[columns]),
+        advantages=list(advantages[columns]),
+    )
+
+
+def _float32(values: Sequence[float]) -> list[float]:
+    floats: list[float] = np.asarray(values, np.float32).tolist()
+    return floats
+
+
+def _another_discount(train: Train) -> Train:
+    return lambda batch, algorithm: train(batch, replace(algorithm, gamma=1.0))
+
+
+def _rewards_at_the_end(train: Train) -> Train:
+    def moved(trajectory: Trajectory) -> Trajectory:
+        turns = [replace(turn, reward=0.0) for turn in trajectory.turns]
+        last = [replace(turn, reward=trajectory.total_reward) for turn in turns[-1:]]
+        return replace(trajectory, turns=turns[:-1] + last)
+
+    return lambda batch, algorithm: train([moved(t) for t in batch], algorithm)
+
+
+def _failed_episodes_count(train: Train) -> Train:
+    return lambda batch, algorithm: train([replace(t, failure=None) for t in batch], algorithm)
+
+
+def _unbiased_deviation(train: Train) -> Train:
+    def broken(batch: list[Trajectory], algorithm: AlgorithmPart) -> Rows:
+        rows = train(batch, algorithm)
+        if algorithm.advantage != "rebn":
+            return rows
+        turns = sum(len(t.turns) for t in batch if t.valid)
+        factor = ((turns - 1) / turns) ** 0.5
+        return _changed(rows, lambda row: {"advantages": [a * factor for a in row.advantages]})
+
+    return broken
+
+
+def _shifted_advantages(train: Train) -> Train:
+    def shifted(row: TrainedRow) -> dict[str, Any]:
+        return {"advantages": [0.0, *row.advantages][: len(row.advantages)]}
+
+    return lambda batch, algorithm: _changed(train(batch, algorithm), shifted)
+
+
+def _shifted_mask(train: Train) -> Train:
+    def shifted(row: TrainedRow) -> dict[str, Any]:
+        return {"mask": [0, *row.mask][: len(row.mask)]}
+
+    return lambda batch, algorithm: _changed(train(batch, algorithm), shifted)
+
+
+def _changed(rows: Rows, change: Callable[[TrainedRow], dict[str, Any]]) -> Rows:
+    return [[replace(row, **change(row)) for row in episode] for episode in rows]
+
+
+DEFECTS: dict[str, Callable[[Train], Train]] = {
+    "another discount": _another_discount,
+    "unbiased standard deviation": _unbiased_deviation,
+    "advantages shifted by one token": _shifted_advantages,
+    "mask shifted by one token": _shifted_mask,
+    "all reward in the last turn": _rewards_at_the_end,
+    "failed episodes count": _failed_episodes_count,
+}
+"""By name; each makes of a trainer one that has the defect."""
+
+
+class L0Suite(ABC):
+    """Tests that a trainer gets `gem.advantage`'s values; derive a class `Test...` from it.
+
+    A fixture with `autouse=True` prepares what `train` needs, and repeats all tests if it has
+    `params`.
+    """
+
+    estimators: ClassVar[Sequence[str]] = ADVANTAGES
+    """Those that the trainer offers."""
+    batches: ClassVar[Sequence[Make]] = (golden_batch, golden_turn_rows)
+    """The episodes: one row each, and one row a turn; the second only if the trainer can do so."""
+
+    @abstractmethod
+    def train(self, batch: list[Trajectory], algorithm: AlgorithmPart) -> Rows:
+        """Return what the trainer trains on, read back from its own tensors, `[episode][row]`.
+
+        One of the golden episodes failed: the trainer must accept a share of 1/8.
+
+        Args:
+            batch: The episodes, new for every call.
+            algorithm: `advantage` is one of `estimators`, `gamma` and `lam` are per turn. For
+                `gae` the trainer's critic answers with `critic`.
+        """
+
+    def test_the_trainer_gets_gems_advantages(self, estimator: str, batch: Make) -> None:
+        """Every token's advantage is that of its turn."""
+        algorithm = _algorithm(estimator)
+        wanted = expected_rows(batch(), algorithm)
+        if not any(any(row.advantages) for rows in wanted for row in rows):
+            raise AssertionError("every advantage of this batch is 0, which proves nothing")
+        place = difference(self.train(batch(), algorithm), batch(), algorithm)
+        if place is not None:
+            raise AssertionError(f"{estimator}: {place}")
+
+    def test_a_defect_is_noticed(self, defect: str) -> None:
+        """The comparison fails for the same trainer with a defect built in."""
+        batch = self.batches[0]
+        algorithm = _algorithm(self._telling(defect)[0])
+        found = DEFECTS[defect](self.train)(batch(), algorithm)
+        if difference(found, batch(), algorithm) is None:
+            raise AssertionError(f"{algorithm.advantage}: nothing differs in spite of the defect")
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Repeat the tests for all estimators and batches, or for all defects."""
+        if "defect" in metafunc.fixturenames:
+            metafunc.parametrize("defect", [name for name in DEFECTS if self._telling(name)])
+        if "estimator" in metafunc.fixturenames:
+            metafunc.parametrize("batch", self.batches)
+            metafunc.parametrize("estimator", self.estimators)
+
+    def _telling(self, defect: str) -> list[str]:
+        """Return the estimators whose mask or advantages change with a defect, `rebn` first."""
+
+        def right(batch: list[Trajectory], algorithm: AlgorithmPart) -> Rows:
+            return _changed(expected_rows(batch, algorithm), lambda row: {"rewards": []})
+
+        def tells(algorithm: AlgorithmPart) -> bool:
+            found = DEFECTS[defect](right)(self.batches[0](), algorithm)
+            return difference(found, self.batches[0](), algorithm) is not None
+
+        ordered = sorted(self.estimators, key=lambda name: name != "rebn")
+        return [name for name in ordered if tells(_algorithm(name))]
+
+
+def _algorithm(estimator: str) -> AlgorithmPart:
+    return AlgorithmPart(advantage=estimator, gamma=GAMMA, lam=LAM)
