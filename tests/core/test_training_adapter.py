@@ -8,9 +8,18 @@ from typing import Any
 import pytest
 
 from gem.errors import ConfigurationError, RolloutError
+from gem.rollout import Budget
 from gem.tables import setting
 from gem.tasks import Task, TaskSet
-from gem.training.settings import Settings, check_failures
+from gem.testing.golden import golden_batch
+from gem.training.settings import (
+    DatasetSettings,
+    Settings,
+    check_episodes,
+    check_estimator,
+    check_failures,
+    check_group_size,
+)
 from gem.training.tasksets import Source, decode_task, encode_task
 from gem.trajectory import Failure
 
@@ -85,3 +94,44 @@ def test_a_share_of_failed_episodes_is_counted() -> None:
 def test_a_batch_that_lost_too_much_stops_the_run(valid: list[bool]) -> None:
     with pytest.raises(RolloutError, match=f"of {len(valid)} episodes .* sandbox 1 .disk full"):
         check_failures(valid, 0.1, [Failure("sandbox", "disk full", 2), None])
+
+
+def test_the_limits_of_an_episode_are_the_smallest_of_all() -> None:
+    assert Settings(turns=3).limits(8, 16) == Budget(16, 16, 8, 3)
+    assert Settings(turn_tokens=4).limits(8, 16, 6) == Budget(4, 16, 8, None)
+    assert Settings(turn_tokens=40).limits(8, 16, 6) == Budget(6, 16, 8, None)
+
+
+@pytest.mark.parametrize(
+    "given", [{"advantage": "best"}, {"prompt_tokens": 0}, {"task_order": "any"}, {"retries": -1}]
+)
+def test_settings_made_in_python_are_checked_too(given: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=f"gem.{next(iter(given))} must be "):
+        DatasetSettings(**given)
+
+
+def test_messages_begin_with_the_prefix_that_is_asked_for() -> None:
+    with pytest.raises(ConfigurationError, match="^--gem_turns must be at least 1"):
+        Settings.from_mapping({"turns": 0}, "--gem_")
+
+
+def test_a_trainer_must_suit_the_estimator() -> None:
+    check_estimator("rebn", "adv.estimator", "reinforce")
+    check_estimator("gae", "adv.estimator", "gae")
+    with pytest.raises(ConfigurationError, match="needs adv.estimator=gae, which creates the"):
+        check_estimator("gae", "adv.estimator", "reinforce")
+    with pytest.raises(ConfigurationError, match="creates no critic .*; got gae"):
+        check_estimator("grpo", "adv.estimator", "gae")
+    check_group_size("rebn", "samples", 1)
+    check_group_size("grpo", "samples", 2)
+    with pytest.raises(ConfigurationError, match="samples must be at least 2, got 1"):
+        check_group_size("rloo", "samples", 1)
+
+
+def test_failed_and_lost_episodes_count_alike() -> None:
+    batch = [t for t in golden_batch() if t.valid]
+    check_episodes(batch * 4, 0.5, [Failure("engine", "gone", 1)], batch="evaluation 'a'")
+    with pytest.raises(
+        RolloutError, match="1 of .* episodes of evaluation 'a' failed; .* engine 1"
+    ):
+        check_episodes(batch, 0.0, [Failure("engine", "gone", 1)], batch="evaluation 'a'")

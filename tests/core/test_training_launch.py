@@ -12,12 +12,15 @@ import pytest
 from gem.errors import ConfigurationError
 from gem.training import platforms
 from gem.training.launch import (
+    ALL_WEIGHTS,
     Launch,
     all_weights,
+    copied,
     evaluation_departures,
     forward_tokens,
     hydra_value,
     loss_departures,
+    parity,
     refuse,
     sampling_departure,
     whole_minibatches,
@@ -72,6 +75,44 @@ def test_departures_are_those_of_the_spec() -> None:
     assert (run.eval_every, spec().eval_every) == (2, 0)
     [knob] = evaluation_departures(run)
     assert knob.name == "eval.1.every" and knob.how.endswith("every 2 iterations")
+
+
+def test_departures_that_several_trainers_share_are_yielded_where_they_apply() -> None:
+    given: dict[str, Any] = {
+        "bf16": "bf16 weights",
+        "undecayed": "biases",
+        "values_on_tokens": True,
+    }
+    assert list(loss_departures(spec(), **given)) == []
+    run = spec(
+        algorithm={"advantage": "gae"},
+        optimizer={"weight_decay": 0.1},
+        training={"precision": "bf16"},
+    )
+    assert {k.name: k.how for k in loss_departures(run, **given)} == {
+        "critic's initial head": "a random linear layer, where the reference starts from zero",
+        "algorithm.value_clip": "all tokens of a turn are trained towards the turn's target, not "
+        "where it begins",
+        "optimizer.weight_decay": "biases are left out",
+        "training.precision": "bf16 weights (the reference: autocast)",
+    }
+
+
+def test_copied_settings_have_the_specs_values_and_their_names_are_the_parity() -> None:
+    names = {
+        "policy.model": "model.path",
+        "policy.turns": "+gem.turns",
+        "algorithm.clip": ("clip_low", "clip_high"),
+    }
+    assert copied(spec(), names) == {"model.path": "m", "clip_low": 0.2, "clip_high": 0.2}
+    assert copied(spec(policy={"turns": 5}), names)["+gem.turns"] == 5
+    tables = ("name", "seed", "env", "eval", "policy", "sampling", "algorithm", "optimizer")
+    how = {**dict.fromkeys((*tables, "training"), "itself"), **ALL_WEIGHTS, **names}
+    found = {knob.name: knob.how for knob in parity(spec(), how)}
+    assert found["algorithm.clip"] == "clip_low, clip_high"
+    assert found["policy.turns"] == "gem.turns"
+    assert found["policy.lora_rank"] == "all weights"
+    assert found["algorithm.gamma"] == "itself"
 
 
 @pytest.mark.parametrize(
