@@ -24,11 +24,11 @@ Where it differs from common implementations of PPO and GRPO:
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -41,9 +41,8 @@ from gem.rollout import ChatFormat, play_batch
 from gem.seeding import stream
 from gem.tasks import Task
 from gem.training.batches import chunks, minibatches
-from gem.training.metrics import episode_metrics
 from gem.training.runspec import AlgorithmPart, RunSpec, SamplingPart
-from gem.training.settings import check_failures
+from gem.training.settings import check_episodes
 from gem.trajectory import Trajectory, turn_table
 from gem_bench.lora import add_adapters
 from gem_bench.models import load_pretrained
@@ -64,7 +63,7 @@ def rollout(
     sampling: SamplingPart,
     key: tuple[int, int],
 ) -> tuple[list[Trajectory], Metrics]:
-    """Play a batch of episodes with the current policy; return them and their metrics.
+    """Play a batch of episodes with the current policy; return them and the seconds it took.
 
     Args:
         learner: Has the policy and the spec.
@@ -92,12 +91,9 @@ def rollout(
             context=spec.policy.context,
             groups=[group for group in range(len(tasks)) for _ in range(group_size)],
         )
-    seconds = time.perf_counter() - began
-    limit, failures = spec.training.max_failed_fraction, [t.failure for t in episodes]
-    check_failures([t.valid for t in episodes], limit, failures)
-    metrics = episode_metrics(episodes)
-    metrics |= {"rollout_s": seconds, "tokens_per_s": metrics["sampled_tokens"] / seconds}
-    return episodes, metrics
+    seconds = {"rollout_s": time.perf_counter() - began}
+    check_episodes(episodes, spec.training.max_failed_fraction)
+    return episodes, seconds
 
 
 def turn_advantages(
@@ -349,7 +345,7 @@ def train(
         RolloutError: More episodes of a batch failed than `training.max_failed_fraction`.
     """
     check_supported(spec)
-    recorder = open_record(spec, record)
+    recording = open_record(spec, record)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     tokenizer = load_pretrained(AutoTokenizer, spec.policy.model)
@@ -364,27 +360,25 @@ def train(
             greedy = part.temperature == 0
             sampling = SamplingPart(top_k=1) if greedy else SamplingPart(part.temperature)
             tasks = [Task(part.id, part.seed + j, part.params) for j in range(part.episodes)]
-            key, split = (iteration, 1 + number), f"eval:{part.name}"
-            episodes, metrics = rollout(learner, chat, tasks, 1, sampling, key)
-            recorder.metrics(iteration, metrics, split)
-            recorder.episodes(iteration, episodes, split=split)
-            report(iteration, split, metrics)
+            episodes, seconds = rollout(learner, chat, tasks, 1, sampling, (iteration, 1 + number))
+            metrics = recording.write_evaluation(iteration, part.name, episodes, metrics=seconds)
+            report(iteration, f"eval:{part.name}", metrics)
 
-    group_size, show_rows = spec.training.group_size, os.environ.get("GEM_RECORD_ROWS") == "1"
     for iteration in range(spec.training.iterations):
         evaluate(iteration)
         tasks, key = spec.train_tasks(iteration), (iteration, 0)
-        episodes, metrics = rollout(learner, chat, tasks, group_size, spec.sampling, key)
+        episodes, seconds = rollout(
+            learner, chat, tasks, spec.training.group_size, spec.sampling, key
+        )
         began = time.perf_counter()
         rows = training_rows(episodes)
         values = learner.values(rows, [len(t.turns) for t in episodes])
         advantage, target = turn_advantages(spec.algorithm, episodes, values)
-        metrics |= learner.update(rows, advantage, target)
+        metrics = learner.update(rows, advantage, target)
         metrics |= {"lr": spec.optimizer.lr, "update_s": time.perf_counter() - began}
-        recorder.metrics(iteration, metrics)
-        shown = trained_rows(rows, episodes, advantage) if show_rows else None
-        recorder.episodes(iteration, episodes, advantage, rows=shown)
-        report(iteration, "train", metrics)
+        trained = partial(trained_rows, rows, episodes, advantage)
+        recording.keep_batch(episodes, advantage, trained, metrics=seconds)
+        report(iteration, "train", recording.write_iteration(iteration, metrics=metrics))
     evaluate(spec.training.iterations)
     return learner
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from gem.errors import ConfigurationError
-from gem.training.record import METRICS, RUN, Recorder
+from gem.training.record import METRICS
+from gem.training.recording import RunRecording
 from gem.training.runspec import RunSpec
 from gem_bench.models import resolve_model
 from gem_bench.runspec import load_spec
@@ -63,16 +64,13 @@ def check_positions(spec: RunSpec, positions: int | None) -> None:
         )
 
 
-def open_record(spec: RunSpec, folder: str | Path) -> Recorder:
-    """Return a recorder for a new run; writes `run.json` unless the launcher has written it.
+def open_record(spec: RunSpec, folder: str | Path) -> RunRecording:
+    """Return the recording of a new run.
 
     Raises:
         ConfigurationError: The folder holds the record of another run.
     """
     if (Path(folder) / METRICS).exists():
         raise ConfigurationError(f"{folder} holds the record of another run; choose a new folder")
-    recorder = Recorder(folder)
-    if not (recorder.folder / RUN).exists():
-        about = {"trainer": "reference", "spec": spec.to_mapping(), "model": spec.policy.model}
-        recorder.start(about)
-    return recorder
+    about = {"trainer": "reference", "spec": spec.to_mapping(), "model": spec.policy.model}
+    return RunRecording(folder, about)
