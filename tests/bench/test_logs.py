@@ -35,5 +35,5 @@ def test_of_a_progress_bar_the_last_state_is_shown(tmp_path: Path) -> None:
 
 
 def test_an_empty_or_missing_log_is_said_to_be_so(tmp_path: Path) -> None:
-    assert "  | (it said nothing)" in said(tmp_path / "log", "")
+    assert "  | (the log is empty)" in said(tmp_path / "log", "")
     assert "cannot be read" in explain("it failed", tmp_path / "missing")

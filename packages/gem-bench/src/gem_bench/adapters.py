@@ -127,7 +127,7 @@ def _ask(python: Path, trainer: str, spec: RunSpec, run_dir: Path, cpu: bool) ->
         tail = "\n".join((answer.stderr or answer.stdout).strip().splitlines()[-15:])
         raise GemError(
             f"{' '.join(command)} did not answer with a command ({error}). "
-            f"Is gem-core installed in that environment? Its last words:\n{tail}"
+            f"Is gem-core installed in that environment? The end of its output:\n{tail}"
         ) from error
 
 

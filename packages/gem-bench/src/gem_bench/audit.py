@@ -227,7 +227,7 @@ def lines(audits: Sequence[Audit]) -> Iterator[str]:
             f"{_number(a.stop_z, 6, 2)}"
         )
     yield (
-        f"told of {len(good)} of {len(audits)} iterations; over all of them surprisal "
+        f"audited {len(good)} of {len(audits)} iterations; over all of them surprisal "
         f"{_number(pooled(a.surprisal_z for a in good), 0, 2)}, "
         f"stops {_number(pooled(a.stop_z for a in good), 0, 2)} standard deviations"
     )

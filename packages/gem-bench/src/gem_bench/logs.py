@@ -21,7 +21,7 @@ def explain(message: str, log: Path) -> str:
             first, last = _read(list(file))
     except OSError as error:
         first, last = None, [f"(the log cannot be read: {error})"]
-    lines = [message, *(f"  | {line}" for line in last or ["(it said nothing)"])]
+    lines = [message, *(f"  | {line}" for line in last or ["(the log is empty)"])]
     if first is not None:
         lines.append(f"first exception in the log, line {first[0]}: {first[1]}")
     return "\n".join([*lines, f"whole log: {log}", "what was recorded so far is readable"])

@@ -41,7 +41,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Vector environments return numpy arrays; whoever does not use them does not pay its import.
+    # Vector environments return numpy arrays; callers that do not use them do not pay its import.
     if name == "make_vec":
         from gem.vector import make_vec
 

@@ -13,7 +13,7 @@ from gem.core import Info, Observation, Step
 from gem.errors import ContractError
 
 _KINDS = ("text", "image")
-_TELLING = ("success", "correct")
+_SUCCESS_KEYS = ("success", "correct")
 """Keys of an info that say whether an episode succeeded; the first one present decides."""
 _FLAGS = (bool, type(None))
 
@@ -98,10 +98,10 @@ def succeeded(reward: float, terminated: bool, info: Mapping[str, Any]) -> bool:
         terminated: Flag of the last step.
         info: Info of the last step.
     """
-    for key in _TELLING:
-        told = info.get(key)
-        if told is not None:
-            return bool(told)
+    for key in _SUCCESS_KEYS:
+        success = info.get(key)
+        if success is not None:
+            return bool(success)
     return terminated and reward > 0
 
 
@@ -116,13 +116,13 @@ def plain(value: Any) -> Any:
 def _check_info(info: Any, call: str) -> None:
     if not isinstance(info, dict):
         raise ContractError(f"{call}() must return a dict as info, got {_shown(info)}")
-    for key in _TELLING:
-        told = info.get(key)
-        if told is None or told is True or told is False:
+    for key in _SUCCESS_KEYS:
+        success = info.get(key)
+        if success is None or success is True or success is False:
             continue
-        if not isinstance(plain(told), int | float):
+        if not isinstance(plain(success), int | float):
             raise ContractError(
-                f"{call}() must return a boolean as info[{key!r}], got {_shown(told)}"
+                f"{call}() must return a boolean as info[{key!r}], got {_shown(success)}"
             )
 
 

@@ -62,16 +62,16 @@ def fingerprint(trajectory: Trajectory) -> Fingerprint:
     task, turns = trajectory.task, trajectory.turns
     actions = [turn.text for turn in turns]
     # Adding 0.0 turns -0.0 into 0.0.
-    told: list[Any] = [
+    seen: list[Any] = [
         [canonical(turn.observation), float(turn.reward) + 0.0, turn.terminated, turn.truncated]
         for turn in turns
     ]
     if trajectory.final_observation is not None:
-        told.append(canonical(trajectory.final_observation))
+        seen.append(canonical(trajectory.final_observation))
     return Fingerprint(
         __version__,
         _digest([task.env_id, dict(task.params), task.seed, actions]),
-        _digest(told),
+        _digest(seen),
     )
 
 
@@ -109,5 +109,5 @@ def _digest(value: Any) -> str:
     try:
         text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     except TypeError as error:
-        raise ConfigurationError(f"no fingerprint of what is not JSON: {error}") from error
+        raise ConfigurationError(f"a fingerprint covers JSON values only: {error}") from error
     return blake2b(text.encode("ascii"), digest_size=_DIGEST_BYTES).hexdigest()

@@ -11,6 +11,7 @@ recipe is made once and cached under a hash of its inputs.
 from __future__ import annotations
 
 import argparse
+import ast
 import hashlib
 import json
 import os
@@ -266,7 +267,7 @@ def ensure_model(
         cache: Cache folder, see `cache_folder`.
     """
     versions = {package: version(package) for package in ("torch", "tokenizers", "transformers")}
-    files = [file_hash(path) for path in (*code, __file__)]
+    files = [code_hash(path) for path in (*code, __file__)]
     key = fingerprint({**inputs, "code": files, "versions": versions})
 
     def write(folder: Path) -> None:
@@ -327,6 +328,10 @@ def _edit(path: Path, **values: Any) -> None:
     path.write_text(json.dumps(known | values, indent=2) + "\n", encoding="utf-8")
 
 
-def file_hash(path: str | Path) -> str:
-    """Return the SHA-256 of a file."""
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+def code_hash(path: str | Path) -> str:
+    """Return the SHA-256 of a module's syntax tree: comments and docstrings do not change it."""
+    tree = ast.parse(Path(path).read_bytes())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            node.value.value = None
+    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()

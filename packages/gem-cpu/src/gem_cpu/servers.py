@@ -54,4 +54,4 @@ def _wait_for(process: subprocess.Popen[str], port: int) -> None:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
                 return
         time.sleep(_POLL_S)
-    raise ServerError(f"nobody listens at port {port} after {START_TIMEOUT_S:g} s")
+    raise ServerError(f"no server listens at port {port} after {START_TIMEOUT_S:g} s")

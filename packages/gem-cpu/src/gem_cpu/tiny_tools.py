@@ -4,8 +4,8 @@
 
 It is as small as the tiny model, and made like it, by cloning scripted players: first one who
 always asks the tool and answers what it says, so that the model learns the form of the calls and
-to copy; then one who often makes the answer up instead. See `gem_cpu.tool_lessons` for why what
-it can be right about is only what a tool told it.
+to copy; then one who often makes the answer up instead. `gem_cpu.tool_lessons` explains why its
+answers can be right only where a tool gave them.
 """
 
 from __future__ import annotations

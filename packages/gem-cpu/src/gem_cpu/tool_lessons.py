@@ -1,8 +1,8 @@
-"""What the tiny tool user is taught: one lesson a tool, and a scripted player who knows them all.
+"""Lessons of the tiny tool user: one for each tool, and a scripted player that knows them all.
 
 Lessons are held with other facts than those of the recipes: other products, dates that the recipes
-do not ask for, and factbooks whose areas have been dealt out anew. Whoever was taught by them
-knows how to ask and where the answer stands, but knows no answer.
+do not ask for, and factbooks whose areas have been dealt out anew. A model cloned from
+them knows how to ask and where the answer stands, but knows no answer.
 """
 
 from __future__ import annotations

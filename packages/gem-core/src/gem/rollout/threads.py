@@ -49,7 +49,7 @@ class EnvThreads:
         self._lock = threading.RLock()
         self._calls: deque[Call] = deque()
         self._results: list[tuple[asyncio.AbstractEventLoop, Call]] = []
-        self._coming = False
+        self._starting = False
         """A thread was woken or started and has not yet looked at the queues."""
         self._threads = self._idle = 0
         self._begun = 0
@@ -87,7 +87,7 @@ class EnvThreads:
     def start(self, call: Call) -> None:
         """Queue a call that never raises and has no result."""
         with self._lock:
-            self._summon()
+            self._start_worker()
             self._calls.append(call)
 
     def _finished(self, loop: asyncio.AbstractEventLoop, settle: Call) -> None:
@@ -95,8 +95,8 @@ class EnvThreads:
         with self._lock:
             self._results.append((loop, settle))
 
-    def _summon(self) -> None:
-        if self._coming:
+    def _start_worker(self) -> None:
+        if self._starting:
             return
         if self._idle:
             self._idle -= 1
@@ -109,7 +109,7 @@ class EnvThreads:
                     raise
                 return  # the system allows no more threads: the next idle one takes the call
             self._threads += 1
-        self._coming = True
+        self._starting = True
 
     def _work(self) -> None:
         arrived = True
@@ -117,16 +117,16 @@ class EnvThreads:
             results = []
             with self._lock:
                 if arrived:
-                    self._coming = False
+                    self._starting = False
                 call = self._calls.popleft() if self._calls else None
                 if self._calls:
-                    self._summon()
+                    self._start_worker()
                 if call is None:
                     self._idle += 1
                 else:
                     self._begun += 1
                 # Otherwise the thread being woken delivers them, perhaps with more results.
-                if arrived or call is None or not self._coming:
+                if arrived or call is None or not self._starting:
                     results, self._results = self._results, results
             _deliver(results)
             arrived = call is None
@@ -207,7 +207,7 @@ class _Call:
         left, threads = 0.0, self._threads
         if self._began is not None:
             left = self._began + timeout_s - time.monotonic()
-        elif threads._coming or threads._begun != begun:
+        elif threads._starting or threads._begun != begun:
             left = timeout_s
         if left > 0:
             self.limit = self._loop.call_later(left, self.look, timeout_s, threads._begun)

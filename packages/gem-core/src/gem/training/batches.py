@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence, Sized
 from typing import Protocol, TypeVar
 
 
-class OfEpisode(Protocol):
+class HasEpisode(Protocol):
     """A row with the index of its episode."""
 
     @property
@@ -18,7 +18,7 @@ class OfEpisode(Protocol):
         """Index of the episode in the batch."""
 
 
-class OfTokens(Protocol):
+class HasTokens(Protocol):
     """A row with tokens."""
 
     @property
@@ -26,8 +26,8 @@ class OfTokens(Protocol):
         """Prompt and response, `[tokens]`."""
 
 
-E = TypeVar("E", bound=OfEpisode)
-T = TypeVar("T", bound=OfTokens)
+E = TypeVar("E", bound=HasEpisode)
+T = TypeVar("T", bound=HasTokens)
 
 
 def minibatches(rows: Sequence[E], parts: int) -> list[list[E]]:

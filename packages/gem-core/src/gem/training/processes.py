@@ -75,7 +75,7 @@ def end_group_after_me() -> subprocess.Popen[bytes]:
     """Start a process that ends the process group when this process, its leader, is gone.
 
     Returns:
-        The process; whoever ends in good order kills it first.
+        The process; a caller that ends in good order kills it first.
     """
     command = [sys.executable, "-I", str(Path(guard.__file__)), str(os.getpid())]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL)
