@@ -175,7 +175,7 @@ def test_a_record_without_its_experiment_is_refused(tmp_path: Path) -> None:
 
 def test_the_table_names_every_iteration_followed(recorded: Callable[..., RunRecord]) -> None:
     table = list(lines(list(audit(recorded(training__iterations=2)))))
-    assert [line.split()[0] for line in table[:-1]] == ["iteration", "0", "1", "told"]
+    assert [line.split()[0] for line in table[:-1]] == ["iteration", "0", "1", "audited"]
     assert "tokens with a log-probability below -10 were drawn" in table[-1]
 
 
