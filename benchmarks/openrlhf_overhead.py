@@ -33,8 +33,8 @@ from gem import Env, register
 from gem.core import Step
 from gem.tasks import Task
 from gem.training.record import EpisodeRecord, RunRecord, read_run
+from gem.training.tasksets import DatasetRow
 from gem_openrlhf import worker
-from gem_openrlhf.dataset import Row
 from gem_openrlhf.rollout import GemAgentExecutor
 from gem_openrlhf.settings import Settings
 
@@ -96,7 +96,7 @@ async def play(
 ) -> None:
     params = SamplingParams(max_tokens=64)
     plays = [
-        agent.execute("", Row(task).encode(), params, 4096, tokenizer, engine)
+        agent.execute("", DatasetRow(task).encode(), params, 4096, tokenizer, engine)
         for task, engine in zip(tasks, engines, strict=False)
     ]
     await asyncio.gather(*plays)

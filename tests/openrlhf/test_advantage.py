@@ -221,8 +221,8 @@ def test_a_batch_is_recorded_when_its_losses_are_known(
 
 
 REFUSED = [
-    (("--algo.advantage.estimator", "gae"), {}, "--algo.advantage.estimator reinforce"),
-    ((), {"advantage": "gae"}, "--algo.advantage.estimator gae"),
+    (("--algo.advantage.estimator", "gae"), {}, "--algo.advantage.estimator=reinforce"),
+    ((), {"advantage": "gae"}, "--algo.advantage.estimator=gae"),
     (("--reward.clip_range", "-1", "1"), {}, "--reward.clip_range"),
     (("--algo.advantage.no_std_norm",), {}, "--algo.advantage.no_std_norm"),
     (("--data.max_len", "1000"), {}, "--data.max_len is 1000"),

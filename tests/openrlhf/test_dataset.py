@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from gem.errors import ConfigurationError
-from gem.tasks import Task
+from gem.training.tasksets import DatasetRow, dataset_text
 from gem_openrlhf import dataset
-from gem_openrlhf.dataset import Row, rows
 from gem_openrlhf.make_dataset import main
 
 # Of the data loader that OpenRLHF makes.
@@ -24,24 +23,14 @@ pytestmark = [
 URI = "gem:game:GuessTheNumber-v0-easy?n=12&seed=100&prompt=short"
 
 
-def test_a_row_survives_its_label() -> None:
-    row = Row(Task("game:GuessTheNumber-v0", 3, {"hint": "range"}), 0.0, "same")
-    assert Row.decode(row.encode()) == row
-    assert Row.decode(Row(row.task).encode()) == Row(row.task)
-
-
 def test_evaluation_rows_can_be_told_apart() -> None:
     uris = [f"{URI}#name=a&temperature=0", f"{URI}#name=b"]
-    found = list(rows(uris, evaluation=True))
+    text = dataset_text(dataset.line, uris, evaluation=True)
+    found = [json.loads(line) for line in text.splitlines()]
     assert len({row["input"] for row in found}) == 24  # OpenRLHF finds the name by the input
     assert [row["datasource"] for row in found] == ["a"] * 12 + ["b"] * 12
-    assert Row.decode(found[0]["label"]).temperature == 0.0
-    assert Row.decode(found[12]["label"]).evaluation == "b"
-
-
-def test_evaluations_of_one_name_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="two evaluations are called"):
-        list(rows([URI, URI], evaluation=True))
+    assert DatasetRow.decode(found[0]["label"]).temperature == 0.0
+    assert DatasetRow.decode(found[12]["label"]).evaluation == "b"
 
 
 @pytest.mark.parametrize("uri", ["game:X", "gem:game:Guess-v0?n=3", "gem:game:Sudoku-v0?oops=1"])
@@ -84,7 +73,7 @@ def seeds_as_openrlhf_plays(world: Any, folder: Path, n: int, **settings: Any) -
     dataset.install(module)  # type: ignore[arg-type]
     train, _, steps = module.prepare_datasets(Strategy(args), None)
     assert steps == 3
-    return [Row.decode(label).task.seed for _, _, labels, _ in train for label in labels]
+    return [DatasetRow.decode(label).task.seed for _, _, labels, _ in train for label in labels]
 
 
 def test_openrlhf_plays_the_file_in_its_order_if_asked(world: Any, tmp_path: Path) -> None:

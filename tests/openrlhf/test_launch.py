@@ -11,7 +11,7 @@ import pytest
 from gem.errors import ConfigurationError
 from gem.tables import flatten
 from gem.training.runspec import RunSpec
-from gem_openrlhf.dataset import Row
+from gem.training.tasksets import DatasetRow
 from gem_openrlhf.launch import adapter
 
 SPEC: dict[str, Any] = {
@@ -89,7 +89,7 @@ def test_the_dataset_is_the_specs_tasks_in_order(tmp_path: Path) -> None:
 
     asked = spec()
     lines = adapter.compile(asked, run_dir=tmp_path, cpu=True).files["train.jsonl"].splitlines()
-    tasks = [Row.decode(json.loads(line)["label"]).task for line in lines]
+    tasks = [DatasetRow.decode(json.loads(line)["label"]).task for line in lines]
     assert tasks == [task for k in range(3) for task in asked.train_tasks(k)]
 
 
@@ -106,7 +106,7 @@ def test_evaluations_are_rows_with_names_and_temperatures(world: Any, tmp_path: 
     args = world.parse(launch.argv[3:])
     assert args.eval.steps == 2
     rows = [json.loads(line) for line in launch.files["eval.jsonl"].splitlines()]
-    known = [Row.decode(row["label"]) for row in rows]
+    known = [DatasetRow.decode(row["label"]) for row in rows]
     assert [(r.evaluation, r.temperature) for r in known] == [("a", 0.0)] * 2 + [("b", 0.5)] * 2
     status = {knob.name: knob.status for knob in launch.parity}
     assert status["eval.0.every"] == "emulated"

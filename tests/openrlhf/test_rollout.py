@@ -18,8 +18,8 @@ from gem import Env, register
 from gem.core import Step
 from gem.errors import ConfigurationError, RolloutError, UnknownEnvError
 from gem.tasks import Task
+from gem.training.tasksets import DatasetRow
 from gem_openrlhf import worker
-from gem_openrlhf.dataset import Row
 from gem_openrlhf.rollout import FAILED, GemAgentExecutor, Played
 from gem_openrlhf.settings import Settings
 
@@ -44,7 +44,7 @@ class Scripted(Env):
 
 
 register("test:Scripted-v0", Scripted)
-ROW = Row(Task("test:Scripted-v0", 7))
+ROW = DatasetRow(Task("test:Scripted-v0", 7))
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def play(
     agent: GemAgentExecutor,
     engine: Any,
     *,
-    row: Row = ROW,
+    row: DatasetRow = ROW,
     images: Any = None,
     max_length: int = MAX_LEN,
     **params: Any,
@@ -111,7 +111,7 @@ def test_the_shared_sampling_parameters_stay_as_they_are(engine: Any) -> None:
     e = engine(["a", "end"])
     params = SamplingParams(temperature=0.5, max_tokens=30)
     before = repr(params)
-    label = Row(ROW.task, temperature=0.25).encode()
+    label = DatasetRow(ROW.task, temperature=0.25).encode()
     agent = executor(top_k=3, turn_tokens=9)
     asyncio.run(agent.execute("p", label, params, MAX_LEN, e.tokenizer, e))
     assert repr(params) == before
@@ -141,10 +141,10 @@ def test_the_trajectory_travels_in_the_label_only_with_the_hook(
     engine: Any, hook: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     played = Played.decode(play(executor(), engine(["a", "end"]))["label"])
-    assert Row.decode(played.label) == ROW
+    assert DatasetRow.decode(played.label) == ROW
     assert played.trajectory.rewards == [0.25, 1.0]
     monkeypatch.setitem(worker._state, "installed", False)
-    assert Row.decode(play(executor(), engine(["end"]))["label"]) == ROW
+    assert DatasetRow.decode(play(executor(), engine(["end"]))["label"]) == ROW
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_a_failure_that_nobody_would_leave_out_stops_the_run(
 def test_a_failed_evaluation_episode_has_no_reward_and_is_recorded(
     engine: Any, hook: None, tmp_path: Path
 ) -> None:
-    row = Row(ROW.task, evaluation="same")
+    row = DatasetRow(ROW.task, evaluation="same")
     agent = executor(retries=0, record_dir=str(tmp_path))
     assert math.isnan(play(agent, engine(["crash"]), row=row)["reward"])
     assert play(agent, engine(["end"]), row=row)["reward"] == 1.0
@@ -255,7 +255,7 @@ def test_an_aborted_request_stops_the_run(engine: Any) -> None:
 
     aborted = SimpleNamespace(outputs=[SimpleNamespace(finish_reason="abort", token_ids=[])])
     for answer in (None, aborted):
-        with pytest.raises(RolloutError, match="aborted"):
+        with pytest.raises(RolloutError, match="the engine ended a request with"):
             play(executor(), Gone(answer, engine(["a"]).tokenizer))
 
 
@@ -263,7 +263,7 @@ def test_rows_that_cannot_be_played_are_refused(engine: Any) -> None:
     with pytest.raises(ConfigurationError, match="text only"):
         play(executor(), engine(["a"]), images=["picture.png"])
     with pytest.raises(UnknownEnvError, match="Scriptet"):
-        play(executor(), engine(["a"]), row=Row(Task("test:Scriptet-v0", 0)))
+        play(executor(), engine(["a"]), row=DatasetRow(Task("test:Scriptet-v0", 0)))
     with pytest.raises(ConfigurationError, match=r"data\.max_len is 100"):
         play(executor(), engine(["a"]), max_length=100)
     with pytest.raises(ConfigurationError, match="not a task of a GEM dataset"):

@@ -96,12 +96,12 @@ def experiences(
     """
     from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 
-    from gem_openrlhf.dataset import Row
+    from gem.training.tasksets import DatasetRow
     from gem_openrlhf.rollout import GemAgentExecutor, Played
 
     samples = []
     for episode, trajectory in enumerate(batch):
-        row = Row(trajectory.task)
+        row = DatasetRow(trajectory.task)
         response = GemAgentExecutor._row(trajectory, row, STOP)
         response |= {
             "prompt": f"task {trajectory.task.seed}",

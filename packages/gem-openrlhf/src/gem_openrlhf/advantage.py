@@ -18,11 +18,10 @@ from openrlhf.models.utils import compute_reward
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 
-from gem.advantage import TurnTable, advantages
+from gem.training.estimate import PerTurn, turn_advantages
 from gem.training.record import TrainedRow
 from gem.training.rows import PlacedEpisode, PlacedRow
-from gem.training.settings import check_failures
-from gem.trajectory import Trajectory
+from gem.training.settings import check_episodes
 from gem_openrlhf.record import recording
 from gem_openrlhf.rollout import FAILED, PREFIX, Played
 from gem_openrlhf.settings import Settings, check_flags, load_settings
@@ -32,7 +31,7 @@ DIFFERENCE = f"{PREFIX}logprob_difference"
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(PlacedEpisode):
     """One episode of a batch, and where OpenRLHF keeps it."""
 
     experience: Any
@@ -40,18 +39,11 @@ class Row:
     """Row of the experience's tensors."""
     number: int
     """Number of the episode in the batch; `n_samples_per_prompt` in a row share a task."""
-    played: Played
-    episode: PlacedEpisode
-
-    @property
-    def trajectory(self) -> Trajectory:
-        """The episode."""
-        return self.played.trajectory
 
     @property
     def trained(self) -> PlacedRow | None:
         """The row of the tensors; None: the episode failed."""
-        return self.episode.rows[0] if self.episode.rows else None
+        return self.rows[0] if self.rows else None
 
     def ids(self) -> list[int]:
         """Return OpenRLHF's tokens of this row, without padding."""
@@ -80,13 +72,10 @@ class GemExperienceMaker(RemoteExperienceMaker):  # type: ignore[misc]
         if self.gem is None:
             return list(super().compute_advantages_and_returns(experiences))
         rows = read_rows(experiences, self.args.rollout.n_samples_per_prompt)
-        check_failures(
-            [row.trajectory.valid for row in rows],
-            self.gem.max_failed_fraction,
-            [row.trajectory.failure for row in rows],
-        )
+        trajectories = [row.trajectory for row in rows]
+        check_episodes(trajectories, self.gem.max_failed_fraction)
         difference = self._logprob_difference(experiences, rows, self.gem)
-        per_turn: list[list[float]] | None = None
+        per_turn: PerTurn | None = None
         if self.gem.advantage is None:
             experiences = list(super().compute_advantages_and_returns(experiences))
         else:
@@ -94,48 +83,41 @@ class GemExperienceMaker(RemoteExperienceMaker):  # type: ignore[misc]
             leave_out(experiences, rows)
         if self.gem.record_dir is not None:
             recording(self.gem.record_dir).keep_batch(
-                [row.trajectory for row in rows],
+                trajectories,
                 per_turn,
                 lambda: [trained_row(row) for row in rows],
                 metrics={} if difference is None else {"logprob_difference_max": difference},
             )
         return experiences
 
-    def _turn_advantages(
-        self, experiences: list[Any], rows: list[Row], name: str
-    ) -> list[list[float]]:
-        """Fill in the experiences; return the advantages, `[episode][turn]`."""
+    def _turn_advantages(self, experiences: list[Any], rows: list[Row], name: str) -> PerTurn:
+        """Fill in the experiences; return the advantages."""
         flags = self.args.algo.advantage
         rewards = self._rewards(experiences, rows)
         values = None
         if name == "gae":
-            values = [row.episode.at_turns(row.experience.values) for row in rows]
-        table = TurnTable.build(
-            rewards,
-            groups=[row.trajectory.group for row in rows],
-            valid=[row.trajectory.valid for row in rows],
-            values=values,
-        )
-        per_turn, targets = advantages(
+            values = [row.at_turns(row.experience.values) for row in rows]
+        per_turn, targets = turn_advantages(
             name,
-            table,
+            [row.trajectory for row in rows],
             gamma=float(flags.gamma),
             lam=float(flags.lambd),
             scale=not flags.no_std_norm,
+            rewards=rewards,
+            values=values,
         )
         for experience in experiences:
             experience.advantages = torch.zeros(experience.action_mask.shape)
             experience.returns = torch.zeros(experience.action_mask.shape)
             experience.info["return"] = torch.zeros(len(experience.sequences))
             experience.kl = None
-        split = table.split(per_turn)
-        for row, a, g, r in zip(rows, split, table.split(targets), rewards, strict=True):
-            row.episode.write(row.experience.advantages, a)
-            row.episode.write(row.experience.returns, g)
+        for row, a, g, r in zip(rows, per_turn, targets, rewards, strict=True):
+            row.write(row.experience.advantages, a)
+            row.write(row.experience.returns, g)
             row.experience.info["return"][row.place] = sum(r)
-        return split
+        return per_turn
 
-    def _rewards(self, experiences: list[Any], rows: list[Row]) -> list[list[float]]:
+    def _rewards(self, experiences: list[Any], rows: list[Row]) -> PerTurn:
         """Reward of each turn, with what OpenRLHF adds to the rewards of episodes and tokens."""
         for experience in experiences:
             experience.rewards = experience.rewards.float()
@@ -154,7 +136,7 @@ class GemExperienceMaker(RemoteExperienceMaker):  # type: ignore[misc]
         rewards = []
         for row in rows:
             number = places[id(row.experience)]
-            kl = row.episode.over_turns(penalties[number])
+            kl = row.over_turns(penalties[number])
             turns = [r + k for r, k in zip(row.trajectory.rewards, kl, strict=True)]
             if turns:
                 turns[-1] += float((row.experience.rewards - before[number])[row.place])
@@ -211,7 +193,7 @@ def read_rows(experiences: Sequence[Any], samples: int) -> list[Row]:
             trajectory = played.trajectory
             trajectory.group = int(number) // samples
             rows = [PlacedRow(place, tokens) for tokens in trajectory.training_rows()]
-            row = Row(experience, place, int(number), played, PlacedEpisode(trajectory, rows))
+            row = Row(trajectory, rows, experience, place, int(number))
             if row.trained is not None:
                 mask = experience.action_mask[place].long().tolist()
                 row.trained.check(row.ids(), mask, f"the training row of {trajectory.task}")

@@ -6,71 +6,20 @@ by it), `label` (the task) and `datasource` (the name in evaluation metrics).
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from gem.tasks import Task
-from gem.training.tasksets import decode_task, encode_task, parse_sources
+from gem.training.tasksets import DatasetRow
 from gem_openrlhf.settings import check_dataset, load_settings
 
 
-@dataclass(frozen=True)
-class Row:
-    """A row's label."""
-
-    task: Task
-    temperature: float | None = None
-    """Sampling temperature instead of OpenRLHF's."""
-    evaluation: str | None = None
-    """Name of the evaluation that the row belongs to; None in training."""
-
-    def encode(self) -> str:
-        """Return the column `label`, from which OpenRLHF's workers rebuild the row."""
-        label = json.loads(encode_task(self.task, self.temperature))
-        return json.dumps(label if self.evaluation is None else {**label, "eval": self.evaluation})
-
-    @classmethod
-    def decode(cls, label: str) -> Row:
-        """Rebuild a row.
-
-        Raises:
-            ConfigurationError: The label is something else.
-        """
-        task, temperature = decode_task(label)
-        return cls(task, temperature, json.loads(label).get("eval"))
-
-
-def rows(texts: Sequence[str], *, evaluation: bool) -> Iterator[dict[str, str]]:
-    """Yield the rows of a dataset file.
-
-    Args:
-        texts: `gem.training.tasksets.Source` URIs, played one after the other.
-        evaluation: Whether the file is for `--eval.dataset`.
-
-    Raises:
-        ConfigurationError: A URI is malformed, or two evaluations have the same name.
-        UnknownEnvError: No such environment.
-        UnknownParameterError: The environment has no such parameter.
-    """
-    sources = parse_sources(texts, "dataset", unique=evaluation)
-    for source in sources:
-        source.tasks[0].make().close()
-    for number, source in enumerate(sources):
-        for task in source.tasks:
-            row = Row(task, source.temperature, source.name if evaluation else None)
-            yield {
-                "input": f"{number}: {source.name}, seed {task.seed}",
-                "label": row.encode(),
-                "datasource": source.name,
-            }
-
-
-def write(texts: Sequence[str], *, evaluation: bool) -> str:
-    """Return the text of a dataset file; see `rows`."""
-    return "".join(json.dumps(row) + "\n" for row in rows(texts, evaluation=evaluation))
+def line(row: DatasetRow) -> dict[str, str]:
+    """Return OpenRLHF's columns of a row; `--data.label_key` is `label`."""
+    return {
+        "input": f"{row.number}: {row.name}, seed {row.task.seed}",
+        "label": row.encode(),
+        "datasource": row.name,
+    }
 
 
 def install(module: ModuleType) -> None:

@@ -11,14 +11,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from gem.training.tasksets import make_dataset
-from gem_openrlhf.dataset import write
+from gem.training.tasksets import dataset_command
+from gem_openrlhf.dataset import line
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the file; exit status 2 and a message if the URIs are wrong."""
-    return make_dataset(
-        write, argv, program="python -m gem_openrlhf.make_dataset", trainer="OpenRLHF"
+    return dataset_command(
+        line, argv, program="python -m gem_openrlhf.make_dataset", trainer="OpenRLHF"
     )
 
 

@@ -8,25 +8,22 @@ row's label, which OpenRLHF passes through, and `gem_openrlhf.advantage` takes i
 from __future__ import annotations
 
 import json
-import logging
 import math
 from collections import Counter
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from openrlhf.utils.agent import AgentExecutorBase
 
 from gem.errors import ConfigurationError, RolloutError
-from gem.rollout import ChatFormat, Request, Sample, play
-from gem.seeding import stream
+from gem.rollout import ChatFormat, Request, Sample
+from gem.training.sampling import EngineSampler
+from gem.training.tasksets import DatasetRow
 from gem.trajectory import Trajectory
-from gem_openrlhf.dataset import Row
 from gem_openrlhf.record import keep_evaluated
 from gem_openrlhf.settings import Settings
 from gem_openrlhf.worker import installed, require_hook
-
-logger = logging.getLogger(__name__)
 
 PREFIX = "gem/"
 FAILED = f"{PREFIX}failed"
@@ -91,24 +88,16 @@ class GemAgentExecutor(AgentExecutorBase):  # type: ignore[misc]
         require_hook(self.settings)
         if images:
             raise ConfigurationError("gem-openrlhf plays text only, but the row has images")
-        settings, row = self.settings, Row.decode(label)
+        settings, row = self.settings, DatasetRow.decode(label)
         if self._chat is None:
             # OpenRLHF unpickles a tokenizer for every prompt; they are all the same.
             self._chat = ChatFormat(hf_tokenizer, system_prompt=settings.system_prompt)
-        sampler = _Sampler(llm_engine, self._params(sampling_params, row), self._chat)
-        if settings.seed is not None:
-            sampler.seed = (settings.seed, row.task.seed, self._plays[label])
-        self._plays[label] += 1
-        trajectory = await play(
-            row.task,
-            sampler,
-            self._chat,
-            budget=settings.budget(max_length, sampling_params.max_tokens),
-            retries=settings.retries,
-            step_timeout_s=settings.step_timeout_s,
-        )
-        if trajectory.failure is not None:
-            self._note_failure(row, trajectory)
+        params = self._params(sampling_params, row)
+        sampler = _Sampler(llm_engine, params, self._chat.stop_ids, self._seed(row))
+        budget = settings.budget(max_length, sampling_params.max_tokens)
+        trajectory = await settings.play(row.task, sampler, self._chat, budget)
+        if trajectory.failure is not None and row.evaluation is None:
+            self._check_left_out(trajectory)
         if row.evaluation is not None and settings.record_dir is not None:
             keep_evaluated(settings.record_dir, row.evaluation, trajectory)
         answer = self._row(trajectory, row, min(self._chat.stop_ids))
@@ -119,7 +108,17 @@ class GemAgentExecutor(AgentExecutorBase):  # type: ignore[misc]
         kept = Played(label, trajectory).encode() if installed() else label
         return {"prompt": prompt, "label": kept, **answer}
 
-    def _params(self, params: Any, row: Row) -> Any:
+    def _seed(self, row: DatasetRow) -> tuple[int, ...] | None:
+        """Return integers that decide the randomness of an episode; None leaves it to the engine.
+
+        Episodes of a task have different ones, also where several rows of the file hold the task.
+        """
+        key = replace(row, number=0).encode()
+        play, self._plays[key] = self._plays[key], self._plays[key] + 1
+        seed = self.settings.seed
+        return None if seed is None else (seed, row.task.seed, play)
+
+    def _params(self, params: Any, row: DatasetRow) -> Any:
         """Return sampling parameters of this episode's own: OpenRLHF's are shared."""
         own = copy(params)
         own.top_k = self.settings.top_k
@@ -129,12 +128,9 @@ class GemAgentExecutor(AgentExecutorBase):  # type: ignore[misc]
             own.logprobs = 0  # that of the sampled token, for comparison with the trainer's
         return own
 
-    def _note_failure(self, row: Row, trajectory: Trajectory) -> None:
-        """Log why an episode is void, and stop the run if nobody would leave it out."""
-        reason = f"episode of {row.task} is void: {trajectory.failure}"
-        logger.warning(reason)
-        if row.evaluation is not None:
-            return
+    def _check_left_out(self, trajectory: Trajectory) -> None:
+        """Stop the run if nothing downstream would leave a failed episode out."""
+        reason = f"episode of {trajectory.task} is void: {trajectory.failure}"
         if self.settings.advantage is None:
             raise RolloutError(
                 f"{reason}; OpenRLHF's own estimators would take it for one of reward 0"
@@ -143,7 +139,7 @@ class GemAgentExecutor(AgentExecutorBase):  # type: ignore[misc]
             raise RolloutError(f"{reason}; gem.max_failed_fraction is 0")
 
     @staticmethod
-    def _row(trajectory: Trajectory, row: Row, stop_id: int) -> dict[str, Any]:
+    def _row(trajectory: Trajectory, row: DatasetRow, stop_id: int) -> dict[str, Any]:
         """Return what OpenRLHF makes a training row of, with log-probs if they are known."""
         success = float(trajectory.valid and trajectory.success)
         if trajectory.valid:
@@ -178,34 +174,20 @@ class GemAgentExecutor(AgentExecutorBase):  # type: ignore[misc]
         }
 
 
-class _Sampler:
+class _Sampler(EngineSampler):
     """OpenRLHF's vLLM actor as a sampler of one episode."""
 
-    def __init__(self, engine: Any, params: Any, chat: ChatFormat) -> None:
+    def __init__(
+        self, engine: Any, params: Any, stop_ids: frozenset[int], seed: tuple[int, ...] | None
+    ) -> None:
+        super().__init__(stop_ids, seed)
         self._engine = engine
         self._params = params
-        self._stop_ids = chat.stop_ids
-        self._turns = 0
-        self.seed: tuple[int, ...] | None = None
-        """Integers that decide the randomness of this episode; None leaves it to the engine."""
 
     async def __call__(self, request: Request) -> Sample:
         """Sample one turn."""
         params = copy(self._params)
         params.max_tokens = request.max_tokens
-        # Base models end a text with another token than the chat template ends a message with.
-        params.stop_token_ids = sorted(self._stop_ids)
-        if self.seed is not None:
-            params.seed = stream(*self.seed, self._turns).getrandbits(31)
-        self._turns += 1
-        answer = await self._engine.generate(request.prompt_ids, params)
-        if answer is None or not answer.outputs or answer.outputs[0].finish_reason == "abort":
-            raise RolloutError("the engine aborted a request")
-        output = answer.outputs[0]
-        ids = [int(i) for i in output.token_ids]
-        logprobs = None
-        if output.logprobs is not None:
-            pairs = zip(ids, output.logprobs, strict=True)
-            logprobs = [float(known[token].logprob) for token, known in pairs]
-        cut = output.finish_reason == "length" and ids[-1] not in self._stop_ids
-        return Sample(ids, logprobs, "length" if cut else "stop")
+        params.stop_token_ids = self.stop_ids
+        params.seed = self.turn_seed()
+        return self.vllm_sample(await self._engine.generate(request.prompt_ids, params))

@@ -8,54 +8,39 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gem.advantage import ADVANTAGES
 from gem.errors import ConfigurationError
 from gem.rollout import Budget
-from gem.training import settings as common
+from gem.tables import setting
+from gem.training.settings import DatasetSettings, check_estimator, check_group_size
 
-TASK_ORDERS = ("shuffled", "file")
 DEFAULT_CLIP_RANGE = (-10, 10)
 """OpenRLHF's default of `--reward.clip_range`."""
 
 
+def _one_row(context: str) -> None:
+    """Refuse contexts that make several training rows of an episode."""
+    if context != "chat":
+        raise ConfigurationError(
+            f"{context!r} makes several training rows of an episode, but OpenRLHF knows one row "
+            "per episode: only 'chat' is possible"
+        )
+
+
 @dataclass(frozen=True)
-class Settings(common.Settings):
-    """Settings of an agent file; those that need the worker hook say so."""
+class Settings(DatasetSettings):
+    """Settings of an agent file; `needs_hook` says which of them need the worker hook.
 
-    advantage: str | None = None
-    """Estimator of `gem.advantage`; None leaves OpenRLHF's own in place. Needs the hook."""
-    prompt_tokens: int = 1024
-    """Most tokens of the first prompt; the rest of `--data.max_len` is for everything after."""
-    top_k: int = -1
-    """Number of candidates when sampling, for which OpenRLHF has no flag; -1 is all."""
-    task_order: str = "shuffled"
-    """`file` plays the dataset in its order, which OpenRLHF always shuffles. Needs the hook."""
+    The first prompt has at most `prompt_tokens`; the rest of `--data.max_len` is for everything
+    after it.
+    """
 
-    def __post_init__(self) -> None:
-        self.check()
-
-    def check(self, prefix: str = "gem.") -> None:
-        """Raise `ConfigurationError` if a value is of the wrong type or range."""
-        super().check(prefix)
-        if self.context != "chat":
-            raise ConfigurationError(
-                f"gem.context={self.context!r} makes several training rows of an episode, but "
-                "OpenRLHF knows one row per episode: only 'chat' is possible"
-            )
-        if self.advantage is not None and self.advantage not in ADVANTAGES:
-            raise ConfigurationError(
-                f"gem.advantage must be one of {', '.join(ADVANTAGES)}, got {self.advantage!r}"
-            )
-        if self.task_order not in TASK_ORDERS:
-            raise ConfigurationError(
-                f"gem.task_order must be one of {', '.join(TASK_ORDERS)}, got {self.task_order!r}"
-            )
-        if self.prompt_tokens < 1:
-            raise ConfigurationError(
-                f"gem.prompt_tokens must be at least 1, got {self.prompt_tokens}"
-            )
-        if self.top_k != -1 and self.top_k < 1:
-            raise ConfigurationError(f"gem.top_k must be -1 or at least 1, got {self.top_k}")
+    context: str = setting("context that builds the prompts", "chat", check=_one_row)
+    top_k: int = setting(
+        "number of candidates when sampling, for which OpenRLHF has no flag; -1 is all",
+        -1,
+        least=1,
+        special=-1,
+    )
 
     def needs_hook(self) -> list[str]:
         """Return the settings that work only with the worker hook."""
@@ -82,8 +67,7 @@ class Settings(common.Settings):
                 f"gem.prompt_tokens={self.prompt_tokens} leaves no token for the response: "
                 f"--data.max_len is {max_len}"
             )
-        turn = min(self.turn_tokens or response, max_new_tokens or response, response)
-        return Budget(turn, response, self.prompt_tokens, self.turns)
+        return self.limits(self.prompt_tokens, response, max_new_tokens)
 
 
 def load_settings(agent_file: str | None) -> Settings | None:
@@ -176,18 +160,9 @@ def check_dataset(args: Any, tasks: int) -> None:
 
 def _check_advantage(args: Any, name: str) -> None:
     flags = args.algo.advantage
-    needed = "gae" if name == "gae" else "reinforce"
-    if flags.estimator != needed:
-        reason = "creates the critic" if needed == "gae" else "creates no critic and asks nothing"
-        raise ConfigurationError(
-            f"gem.advantage={name!r} needs --algo.advantage.estimator {needed}, which {reason} "
-            f"(the computation is GEM's); got {flags.estimator}"
-        )
-    if name in ("grpo", "rloo") and args.rollout.n_samples_per_prompt < 2:
-        raise ConfigurationError(
-            f"gem.advantage={name!r} compares the episodes of a task: "
-            "--rollout.n_samples_per_prompt must be at least 2"
-        )
+    check_estimator(name, "--algo.advantage.estimator", flags.estimator)
+    samples = args.rollout.n_samples_per_prompt
+    check_group_size(name, "--rollout.n_samples_per_prompt", samples)
     if flags.no_std_norm and name != "grpo":
         raise ConfigurationError(
             f"--algo.advantage.no_std_norm means nothing to gem.advantage={name!r}; it works with "
