@@ -1,7 +1,12 @@
-"""GEM-core: environments, token-exact rollouts and advantage maths for LLM agents."""
+"""GEM-core: environments, token-exact rollouts and advantage maths for LLM agents.
+
+Public are the names in `__all__` and those of the modules in docs/api. All other modules, and names
+with a leading underscore, are private: they may change in any release.
+"""
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +17,11 @@ from gem.registry import list_envs, register, spec
 from gem.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from gem.advantage import TurnTable, advantages
+    from gem.rollout import Budget, ChatFormat, Request, Sample, play_batch
+    from gem.rollout.play import play
+    from gem.tasks import Task, TaskSet
+    from gem.trajectory import TrainingRow, Trajectory, Turn
     from gem.vector import make_vec
 
 # gem-llm, the original GEM, installs the same import name; a mixture of both breaks in odd ways.
@@ -23,27 +33,59 @@ if Path(__file__).with_name("envs").joinpath("registration.py").exists():
 
 moved.install()
 
+# Imported at their first use: callers that do not use them do not pay for the import of numpy.
+_LAZY = {
+    "Budget": "gem.rollout",
+    "ChatFormat": "gem.rollout",
+    "Request": "gem.rollout",
+    "Sample": "gem.rollout",
+    "Task": "gem.tasks",
+    "TaskSet": "gem.tasks",
+    "TrainingRow": "gem.trajectory",
+    "Trajectory": "gem.trajectory",
+    "Turn": "gem.trajectory",
+    "TurnTable": "gem.advantage",
+    "advantages": "gem.advantage",
+    "make_vec": "gem.vector",
+    "play": "gem.rollout",
+    "play_batch": "gem.rollout",
+}
+
 __all__ = [
+    "Budget",
+    "ChatFormat",
     "ContentPart",
     "Env",
     "EnvSpec",
     "Info",
     "Observation",
+    "Request",
+    "Sample",
     "Step",
+    "Task",
+    "TaskSet",
+    "TrainingRow",
+    "Trajectory",
+    "Turn",
+    "TurnTable",
     "Wrapper",
+    "advantages",
     "errors",
     "list_envs",
     "make",
     "make_vec",
+    "play",
+    "play_batch",
     "register",
     "spec",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    # Vector environments return numpy arrays; callers that do not use them do not pay its import.
-    if name == "make_vec":
-        from gem.vector import make_vec
-
-        return make_vec
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
     raise moved.missing("gem", name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -31,8 +31,11 @@ class ContentPart(TypedDict, total=False):
 
 
 Observation: TypeAlias = "str | list[ContentPart]"
+"""What the policy is shown: a text, or the parts of a message, some of which may be images."""
 Info: TypeAlias = dict[str, Any]
+"""Diagnostics of a `reset` or `step`, which the policy must not need."""
 Step: TypeAlias = tuple[Observation, float, bool, bool, Info]
+"""`(observation, reward, terminated, truncated, info)`, which `Env.step` returns."""
 WrapperLike: TypeAlias = "str | Mapping[str, Any] | Callable[[Env], Env]"
 """A name, `{"name": ..., <parameter>: <value>, ...}`, or a function from Env to Env. The name of a
 wrapper that is not built in is `package.module:Class`."""
@@ -84,14 +87,11 @@ class Env:
     randomness from `self.rng` only. They keep the whole state of an episode in instance attributes,
     so that `snapshot`, `restore` and `spawn` work without further code; data shared by all
     instances (word lists, data sets) belongs at module level.
-
-    Attributes:
-        spec: The registered id and parameters this instance was made from; `gem.make(env.spec)`
-            makes another one. None when constructed directly.
-        rng: Random stream of the current episode; replaced by every `reset`.
     """
 
     spec: EnvSpec | None = None
+    """The registered id and parameters this instance was made from; `gem.make(env.spec)` makes
+    another one. None when constructed directly."""
     oracle_success: float = 1.0
     """Share of starts that `oracle_action` wins; below 1 only where chance or the turn limit
     decides, which the environment's docstring then explains."""
@@ -109,7 +109,7 @@ class Env:
 
     @property
     def rng(self) -> random.Random:
-        """The random stream of the current episode.
+        """The random stream of the current episode; replaced by every `reset`.
 
         Raises:
             ResetNeededError: `reset` was never called.

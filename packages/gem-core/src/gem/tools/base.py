@@ -71,14 +71,12 @@ class Tool(ABC):
 
     The instance attributes are its state, except those named in `live` (such as connections): these
     are left out of snapshots and pickles, so the tool must recreate them when missing.
-
-    Attributes:
-        tool_type: Value of `info["tool_type"]` when this tool handled a step.
-        live: Names of attributes that cannot be copied.
     """
 
     tool_type: ClassVar[str]
+    """Value of `info["tool_type"]` when this tool handled a step."""
     live: ClassVar[frozenset[str]] = frozenset()
+    """Names of attributes that cannot be copied."""
 
     @property
     def names(self) -> tuple[str, ...]:
