@@ -91,10 +91,12 @@ compare-soft: env-dev env-verl ## REINFORCE, GRPO and ReBN on a never negative r
 # Checks
 
 .PHONY: nightly compatibility compatibility-check docs docs-check check-envs lint types test test-dev test-verl test-openrlhf conformance conformance-breaks e2e e2e-tools example-env e2e-openrlhf example-verl killed-verl test-oat e2e-oat test-tinker e2e-tinker test-rl2 e2e-rl2
-docs: env-dev ## Write the pages about the environments (docs/envs)
+docs: env-dev ## Write the pages about environments (docs/envs) and public modules (docs/api)
 	$(DEV) tools/catalogue.py docs/envs
-docs-check: env-dev ## The pages about the environments are current
+	$(DEV) tools/api.py docs/api
+docs-check: env-dev ## The pages about environments and public modules are current
 	$(DEV) tools/catalogue.py docs/envs --check
+	$(DEV) tools/api.py docs/api --check
 check-envs: env-dev ## Check every environment that runs offline
 	@mkdir -p $(RUNS)
 	$(DEV) -m gem check --all --jobs 2 --json $(RUNS)/check.json

@@ -9,15 +9,16 @@ number of steps, never after a time.
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pages
+
 from gem import registry
-from gem.errors import ConfigurationError, MissingExtraError, UnreachableError
+from gem.errors import MissingExtraError, UnreachableError
 from gem.making import make
 from gem.testing.describing import Parameter, description, parameters, transcript
 from gem.testing.offline import offline_parameters
@@ -143,7 +144,7 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-def write(folder: Path, *, check: bool = False) -> Mapping[str, str]:
+def write(folder: Path, check: bool) -> Mapping[str, str]:
     """Write all pages.
 
     Args:
@@ -162,30 +163,15 @@ def write(folder: Path, *, check: bool = False) -> Mapping[str, str]:
         except (ImportError, MissingExtraError, UnreachableError) as error:
             wrong[path.name] = f"cannot be written here: {error}"
             continue
-        if not check:
-            folder.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-        elif not path.exists() or path.read_text(encoding="utf-8") != text:
-            wrong[path.name] = "is not current; run make docs"
+        if not pages.put(path, text, check=check):
+            wrong[path.name] = pages.NOT_CURRENT
     return wrong
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write or check the pages; return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python tools/catalogue.py", description=(__doc__ or "").splitlines()[0]
-    )
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--check", action="store_true", help="compare instead of writing")
-    arguments = parser.parse_args(argv)
-    try:
-        wrong = write(arguments.folder, check=arguments.check)
-    except (ConfigurationError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    for name, what in wrong.items():
-        print(f"{arguments.folder / name} {what}", file=sys.stderr)
-    return 1 if wrong else 0
+    arguments = sys.argv[1:] if argv is None else argv
+    return pages.command("python tools/catalogue.py", __doc__ or "", write, arguments)
 
 
 if __name__ == "__main__":
