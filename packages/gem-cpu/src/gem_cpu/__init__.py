@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+from typing import Any
 
 __version__ = "0.1.0"
 
@@ -17,6 +18,36 @@ _ANNOUNCED = "GEM_CPU_ANNOUNCED"
 def active() -> bool:
     """Whether `GEM_CPU=1` asks for the shims."""
     return os.environ.get(_ACTIVE) == "1"
+
+
+def check_replaced(
+    distribution: str,
+    supported: str,
+    path: str,
+    parameters: str,
+    *,
+    owner: Any,
+    found: str | None = None,
+) -> None:
+    """Make sure that a function that a shim replaces is what it was.
+
+    Args:
+        distribution: What the function is part of.
+        supported: Versions that the shim works with, such as `>=0.9.1,<0.10`.
+        path: Name of the function in `owner`.
+        parameters: Names of all its parameters, separated by commas.
+        owner: Module or class.
+        found: What is installed, if the version of the distribution does not tell.
+
+    Raises:
+        UnsupportedVersionError: It is missing or has other parameters.
+    """
+    from gem.training.doctor import Requirement
+    from gem.training.seams import Seam, check_seams
+
+    by, install = f"gem-cpu {__version__}", f'pip install "{distribution}{supported}"'
+    requirement = Requirement(distribution, supported, by, install)
+    check_seams(requirement, [Seam(path, parameters)], owner=owner, found=found)
 
 
 def announce(shim: str, untested: str) -> None:

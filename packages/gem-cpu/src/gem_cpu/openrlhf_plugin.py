@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
-import inspect
 import os
 import sys
 from collections.abc import Callable
@@ -30,10 +29,10 @@ from types import ModuleType
 from typing import Any
 
 from gem.training.imports import after_import
-from gem_cpu import announce
+from gem_cpu import announce, check_replaced
 
 DTYPE = "GEM_CPU_DTYPE"
-_KNOWN = "0.11.2"
+_KNOWN = ("openrlhf", ">=0.11.2,<0.12")
 _FULL = "float32"
 
 
@@ -138,8 +137,8 @@ def _stub_flash_attention() -> None:
 
 
 def _gloo_weight_sync(module: ModuleType) -> None:
-    expected = ["master_address", "master_port", "rank", "world_size", "device"]
-    _check(module, "stateless_init_process_group", expected)
+    parameters = "master_address, master_port, rank, world_size, device"
+    check_replaced(*_KNOWN, "stateless_init_process_group", parameters, owner=module)
     module.stateless_init_process_group = _GlooGroup  # type: ignore[attr-defined]
 
 
@@ -171,7 +170,8 @@ class _GlooGroup:
 
 def _plain_adam(module: ModuleType) -> None:
     strategy: Any = module.DeepspeedStrategy
-    _check(strategy, "get_ds_train_config", ["self", "optim_dict", "max_norm"])
+    parameters = "self, optim_dict, max_norm"
+    check_replaced(*_KNOWN, "get_ds_train_config", parameters, owner=strategy)
     original = strategy.get_ds_train_config
 
     def get_ds_train_config(self: Any, optim_dict: Any = None, **kwargs: Any) -> Any:
@@ -197,7 +197,7 @@ def _plain_adam(module: ModuleType) -> None:
 def _full_precision_weights(module: ModuleType) -> None:
     import torch
 
-    _check(module, "convert_to_torch_dtype", ["param_dtype"])
+    check_replaced(*_KNOWN, "convert_to_torch_dtype", "param_dtype", owner=module)
     module.convert_to_torch_dtype = (  # type: ignore[attr-defined]
         lambda param_dtype: torch.float32
     )
@@ -207,7 +207,7 @@ def no_compiled_collectives(module: ModuleType) -> None:
     """Keep `deepspeed.comm.torch` from compiling shared-memory collectives at its start."""
     if module.build_shm_op.__name__ == "nothing":
         return
-    _check(module, "build_shm_op", [])
+    check_replaced("deepspeed", ">=0.18,<0.20", "build_shm_op", "", owner=module)
     module.build_shm_op = nothing()  # type: ignore[attr-defined]
 
 
@@ -233,13 +233,3 @@ def _engine_arguments(module: ModuleType) -> None:
         return AsyncEngineArgs(*args, **kwargs)
 
     module.AsyncEngineArgs = arguments  # type: ignore[attr-defined]
-
-
-def _check(owner: Any, name: str, expected: list[str]) -> None:
-    function = getattr(owner, name, None)
-    found = None if function is None else list(inspect.signature(function).parameters)
-    if found != expected:
-        raise RuntimeError(
-            f"gem-cpu replaces {owner.__name__}.{name}({', '.join(expected)}), but found "
-            f"{found}. Known to work: openrlhf {_KNOWN}"
-        )

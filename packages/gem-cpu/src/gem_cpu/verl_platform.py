@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
-import inspect
 import os
 import types
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ import torch
 from verl.plugin.platform import PlatformBase, PlatformRegistry
 
 from gem.training.imports import after_import
+from gem_cpu import check_replaced
 
 _DUPLICATED = "cpu:gloo,cpu:gloo"
 _GIB = 2**30
@@ -161,17 +161,12 @@ def load_critic_without_flash_attention() -> None:
     """Load value models with PyTorch's attention; verl asks for flash attention by name.
 
     Raises:
-        RuntimeError: verl's loader has another signature than the one replaced here.
+        UnsupportedVersionError: verl's loader has another signature than the one replaced here.
     """
-    import verl
     from verl.utils import model
 
-    expected = ["local_path", "torch_dtype", "model_config", "trust_remote_code"]
-    if list(inspect.signature(model.load_valuehead_model).parameters) != expected:
-        raise RuntimeError(
-            f"gem-cpu replaces verl.utils.model.load_valuehead_model({', '.join(expected)}); "
-            f"verl {verl.__version__} has another one. Known to work: verl 0.9.1"
-        )
+    parameters = "local_path, torch_dtype, model_config, trust_remote_code"
+    check_replaced("verl", ">=0.9.1,<0.10", "load_valuehead_model", parameters, owner=model)
 
     def load_valuehead_model(
         local_path: str, torch_dtype: Any, model_config: Any, trust_remote_code: bool
