@@ -135,3 +135,18 @@ def test_failed_and_lost_episodes_count_alike() -> None:
         RolloutError, match="1 of .* episodes of evaluation 'a' failed; .* engine 1"
     ):
         check_episodes(batch, 0.0, [Failure("engine", "gone", 1)], batch="evaluation 'a'")
+
+
+def test_a_failure_that_nobody_would_leave_out_is_not_accepted() -> None:
+    lost = next(t for t in golden_batch() if t.failure is not None)
+    accepts = DatasetSettings(advantage="rebn")
+    accepts.check_left_out(lost, "RL2")
+    with pytest.raises(RolloutError, match="is void: .*; RL2's own estimators"):
+        DatasetSettings().check_left_out(lost, "RL2")
+    strict = DatasetSettings(advantage="rebn", max_failed_fraction=0.0)
+    with pytest.raises(RolloutError, match="is void: .*; gem.max_failed_fraction is 0"):
+        strict.check_left_out(lost, "RL2")
+    for trajectory in golden_batch():
+        if trajectory.valid:
+            DatasetSettings().check_left_out(trajectory, "RL2")
+            strict.check_left_out(trajectory, "RL2")

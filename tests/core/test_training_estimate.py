@@ -7,7 +7,7 @@ import pytest
 from gem.advantage import ADVANTAGES, advantages
 from gem.errors import ConfigurationError
 from gem.testing.golden import golden_batch
-from gem.training.estimate import turn_advantages
+from gem.training.estimate import adjusted_rewards, turn_advantages
 from gem.trajectory import turn_table
 
 BATCH = list(golden_batch())
@@ -31,6 +31,14 @@ def test_other_rewards_take_the_place_of_the_episodes() -> None:
     twice, _ = turn_advantages("reinforce", BATCH, gamma=0.5, rewards=doubled)
     assert twice == [[2 * a for a in turns] for turns in once]
     assert any(a for turns in once for a in turns)
+
+
+def test_what_is_added_is_added_turn_by_turn() -> None:
+    added = [[float(k) for k, _ in enumerate(t.turns)] for t in BATCH]
+    found = adjusted_rewards(BATCH, added)
+    assert found == [[r + k for k, r in enumerate(t.rewards)] for t in BATCH]
+    with pytest.raises(ValueError, match="zip"):
+        adjusted_rewards(BATCH, added[:-1])
 
 
 def test_gae_without_values_is_refused() -> None:

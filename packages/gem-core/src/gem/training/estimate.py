@@ -5,7 +5,7 @@ What comes in and goes out is `[episode][turn]`, in the order of the episodes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeAlias
 
 from gem.advantage import TurnTable, advantages
@@ -30,6 +30,19 @@ class HasTurns(Protocol):
         """False: the episode failed and is in no statistic."""
 
 
+def adjusted_rewards(episodes: Iterable[HasTurns], added: Iterable[Sequence[float]]) -> PerTurn:
+    """Return the reward of every turn with what the trainer adds to it, such as a penalty.
+
+    Args:
+        episodes: The batch.
+        added: To each turn's reward, `[episode][turn]`.
+    """
+    return [
+        [reward + more for reward, more in zip(episode.rewards, of_turns, strict=True)]
+        for episode, of_turns in zip(episodes, added, strict=True)
+    ]
+
+
 def turn_advantages(
     name: str,
     episodes: Sequence[HasTurns],
@@ -48,7 +61,7 @@ def turn_advantages(
         gamma: Discount per turn.
         lam: GAE's lambda per turn.
         scale: Whether `grpo` divides by the standard deviation.
-        rewards: Instead of the episodes' own, `[episode][turn]`: with a penalty, for instance.
+        rewards: Instead of the episodes' own, `[episode][turn]`; see `adjusted_rewards`.
         values: The critic's value before each turn, `[episode][turn]`; needed by `gae`.
 
     Raises:

@@ -155,6 +155,27 @@ class DatasetSettings(Settings):
     def __post_init__(self) -> None:
         self.check()
 
+    def check_left_out(self, trajectory: Trajectory, trainer: str) -> None:
+        """Stop at a failed training episode if nothing would leave it out of the batch.
+
+        Args:
+            trajectory: An episode played for training.
+            trainer: Name of the trainer, for the message.
+
+        Raises:
+            RolloutError: The episode failed, and the trainer's own estimators are used or no
+                episode may fail.
+        """
+        if trajectory.failure is None:
+            return
+        reason = f"episode of {trajectory.task} is void: {trajectory.failure}"
+        if self.advantage is None:
+            raise RolloutError(
+                f"{reason}; {trainer}'s own estimators would take it for one of reward 0"
+            )
+        if self.max_failed_fraction == 0:
+            raise RolloutError(f"{reason}; gem.max_failed_fraction is 0")
+
 
 def check_estimator(advantage: str, key: str, found: str) -> None:
     """Make sure that the trainer has a critic if, and only if, the estimator needs one.
