@@ -69,9 +69,8 @@ def test_a_changed_signature_is_named_with_both_versions(monkeypatch: pytest.Mon
 
     theirs = SimpleNamespace(RemoteExperienceMaker=Changed)
     monkeypatch.setitem(sys.modules, "openrlhf.trainer.ppo_utils.experience_maker", theirs)  # type: ignore[arg-type]
-    install = worker._installer("gem_openrlhf.advantage", worker.SEAMS["gem_openrlhf.advantage"])
     with pytest.raises(UnsupportedVersionError) as error:
-        install(theirs)  # type: ignore[arg-type]
+        worker.install("gem_openrlhf.advantage", theirs)  # type: ignore[arg-type]
     for part in ("RemoteExperienceMaker.compute", "(self, experiences)", "extra"):
         assert part in str(error.value)
     for version in ("gem-openrlhf 0.1.0", "openrlhf 0.11.2", ">=0.11.1,<0.12"):

@@ -18,7 +18,7 @@ from openrlhf.models.utils import compute_reward
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 
-from gem.training.estimate import PerTurn, turn_advantages
+from gem.training.estimate import PerTurn, adjusted_rewards, turn_advantages
 from gem.training.record import TrainedRow
 from gem.training.rows import PlacedEpisode, PlacedRow
 from gem.training.settings import check_episodes
@@ -121,26 +121,22 @@ class GemExperienceMaker(RemoteExperienceMaker):  # type: ignore[misc]
         """Reward of each turn, with what OpenRLHF adds to the rewards of episodes and tokens."""
         for experience in experiences:
             experience.rewards = experience.rewards.float()
-        before = [experience.rewards.clone() for experience in experiences]
+        before = [row.experience.rewards[row.place].clone() for row in rows]
         apply_length_penalties(experiences, self.args)
-        places = {id(experience): i for i, experience in enumerate(experiences)}
-        penalties = [
-            compute_reward(
+        kl = {
+            id(experience): compute_reward(
                 torch.zeros_like(experience.rewards),
                 self.kl_ctl.value,
                 experience.kl,
                 action_mask=experience.action_mask,
             )
             for experience in experiences
-        ]
-        rewards = []
-        for row in rows:
-            number = places[id(row.experience)]
-            kl = row.over_turns(penalties[number])
-            turns = [r + k for r, k in zip(row.trajectory.rewards, kl, strict=True)]
-            if turns:
-                turns[-1] += float((row.experience.rewards - before[number])[row.place])
-            rewards.append(turns)
+        }
+        added = [row.over_turns(kl[id(row.experience)]) for row in rows]
+        rewards = adjusted_rewards([row.trajectory for row in rows], added)
+        for row, of_turns, reward in zip(rows, rewards, before, strict=True):
+            if of_turns:
+                of_turns[-1] += float(row.experience.rewards[row.place] - reward)
         return rewards
 
     def _logprob_difference(
@@ -153,9 +149,7 @@ class GemExperienceMaker(RemoteExperienceMaker):  # type: ignore[misc]
         """
         args = self.args
         processed = experiences[0].rollout_log_probs is not None
-        if (processed and settings.top_k != -1) or (
-            not processed and args.rollout.temperature != 1.0
-        ):
+        if not (settings.top_k == -1 if processed else args.rollout.temperature == 1.0):
             return None
         largest = 0.0
         for experience in experiences:
@@ -212,23 +206,20 @@ def leave_out(experiences: Sequence[Any], rows: Sequence[Row]) -> None:
     if not void:
         return
     kept = [row for row in rows if row.trained is not None]
+    keys = [key for key in experiences[0].info if key != FAILED]
+    logged = {}
     for experience in experiences:
         experience.info = {k: v.float() for k, v in experience.info.items()}
         experience.response_length = experience.response_length.float()
         experience.truncated = experience.truncated.float()
-
-    def fill(column: Any) -> None:
-        mean = torch.stack([column(row.experience)[row.place] for row in kept]).mean()
-        for row in void:
-            column(row.experience)[row.place] = mean
-
-    for key in experiences[0].info:
-        if key != FAILED:
-            fill(lambda experience, key=key: experience.info[key])
-    fill(lambda experience: experience.response_length)
-    fill(lambda experience: experience.truncated)
+        columns = [experience.info[key] for key in keys]
+        logged[id(experience)] = [*columns, experience.response_length, experience.truncated]
+    values = [[column[row.place] for column in logged[id(row.experience)]] for row in kept]
+    means = [torch.stack(of_column).mean() for of_column in zip(*values, strict=True)]
     for row in void:
         experience = row.experience
+        for column, mean in zip(logged[id(experience)], means, strict=True):
+            column[row.place] = mean
         if experience.values is not None:
             experience.returns[row.place] = experience.values[row.place].float()
         if experience.rollout_log_probs is not None:

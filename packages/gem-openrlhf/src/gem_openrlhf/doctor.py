@@ -51,10 +51,8 @@ def check_variable() -> str:
         return f"{worker.VARIABLE} is set"
     state = "is not set" if found is None else f"is {found!r}"
     raise ProblemError(
-        f"{worker.VARIABLE} {state}, so that the worker hook would be missing; run: "
-        f"export {worker.VARIABLE}={worker.HOOK} (with ray job submit: "
-        f'"worker_process_setup_hook": "{worker.SETUP}" in --runtime-env-json; without a hook only '
-        "OpenRLHF's own estimators work)"
+        f"{worker.VARIABLE} {state}, so that the worker hook would be missing, and only OpenRLHF's "
+        f"own estimators would work; run: export {worker.SWITCH_ON}"
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from gem.training.launch import (
     ALL_WEIGHTS,
     Knob,
     Launch,
+    Names,
     all_weights,
     copied,
     forward_tokens,
@@ -32,7 +32,7 @@ from gem_openrlhf.version import SUPPORTED_OPENRLHF, check_openrlhf
 
 AGENT_FILE, TRAIN_FILE, EVAL_FILE = "agent.py", "train.jsonl", "eval.jsonl"
 
-FLAGS = {
+FLAGS: dict[str, Names] = {
     "name": "logger.wandb.run_name",
     "seed": "train.seed",
     "policy.model": "actor.model_name_or_path",
@@ -46,10 +46,16 @@ FLAGS = {
     "algorithm.kl_coef": "algo.kl.init_coef",
     # Weight 0 leaves the loss alone and logs the entropy.
     "algorithm.entropy_coef": "actor.entropy_coef",
+    "algorithm.value_lr": "critic.adam.lr",
+    "algorithm.value_clip": "critic.value_clip",
+    "optimizer.lr": "actor.adam.lr",
+    "optimizer.eps": ("actor.adam.eps", "critic.adam.eps"),
+    "optimizer.weight_decay": ("actor.adam.weight_decay", "critic.adam.weight_decay"),
+    "optimizer.grad_clip": ("actor.max_norm", "critic.max_norm"),
     "training.tasks": "rollout.batch_size",
     "training.group_size": "rollout.n_samples_per_prompt",
 }
-"""OpenRLHF's flag with the value of a setting."""
+"""OpenRLHF's flags with the value of a setting; those of the critic only where there is one."""
 
 AGENT = {
     "seed": "seed",
@@ -72,15 +78,13 @@ OTHERS = {
     "policy.response_tokens": "data.max_len less policy.prompt_tokens",
     "algorithm.advantage": "agent file; algo.advantage.estimator decides whether there is a critic",
     "algorithm.minibatches": "train.batch_size",
-    "algorithm.value_lr": "critic.adam.lr",
-    "algorithm.value_clip": "critic.value_clip",
-    "optimizer": "actor.adam, actor.max_norm, actor.lr_scheduler=constant",
+    "optimizer": "actor.adam, actor.lr_scheduler=constant",
     "training.iterations": "rows of data.prompt_dataset",
     "training.precision": "ds.param_dtype",
 }
 """Parity of a setting whose value is in no flag as it is, or needs more words."""
 
-HOW = {
+HOW: dict[str, Names] = {
     **ALL_WEIGHTS,
     **FLAGS,
     **{key: f"agent file: {name}" for key, name in AGENT.items()},
@@ -94,11 +98,17 @@ ALWAYS = {
     "ds.zero_stage": 2,
     "actor.num_nodes": 1,
     "actor.num_gpus_per_node": 1,
+    "actor.lr_scheduler": "constant",
+    "actor.lr_warmup_ratio": 0.0,
+    "critic.num_gpus_per_node": 1,
+    "critic.lr_scheduler": "constant",
+    "critic.lr_warmup_ratio": 0.0,
     "ref.num_gpus_per_node": 1,
     "vllm.num_engines": 1,
     "vllm.tensor_parallel_size": 1,
     "train.num_episodes": 1,
 }
+"""Flags of every run; those of the critic only where there is one."""
 
 ONE_GPU = Platform(
     {
@@ -130,14 +140,9 @@ class OpenRLHFAdapter:
         check_openrlhf()
         _check(spec)
         platform = platforms.cpu("openrlhf", spec, run_dir) if cpu else ONE_GPU
-        flags = {
-            **copied(spec, FLAGS),
-            **ALWAYS,
-            **_paths(spec, run_dir),
-            **_algorithm(spec),
-            **_batches(spec),
-            **platform.settings,
-        }
+        flags = {**copied(spec, FLAGS), **ALWAYS, **_flags(spec, run_dir), **platform.settings}
+        if spec.algorithm.advantage != "gae":
+            flags = {key: flags[key] for key in flags if not key.startswith("critic.")}
         return Launch.of(
             spec,
             ["python", "-m", "openrlhf.cli.train_ppo_ray", *_arguments(flags)],
@@ -184,8 +189,7 @@ def _files(spec: RunSpec, run_dir: Path) -> dict[str, str]:
 
 def _agent_file(spec: RunSpec, run_dir: Path) -> str:
     settings = Settings(task_order="file", record_dir=str(run_dir), **copied(spec, AGENT))
-    values = [(field, getattr(settings, field.name)) for field in fields(settings)]
-    lines = [f"        {f.name}={value!r},\n" for f, value in values if value != f.default]
+    lines = [f"        {name}={value!r},\n" for name, value in settings.given().items()]
     return (
         "from gem_openrlhf import GemAgentExecutor, Settings\n\n\n"
         "class AgentExecutor(GemAgentExecutor):\n"
@@ -193,14 +197,29 @@ def _agent_file(spec: RunSpec, run_dir: Path) -> str:
     )
 
 
-def _paths(spec: RunSpec, run_dir: Path) -> dict[str, Any]:
+def _flags(spec: RunSpec, run_dir: Path) -> dict[str, Any]:
+    """Return OpenRLHF's flags whose values are not in the spec as they are."""
+    algorithm, policy = spec.algorithm, spec.policy
+    step = spec.episodes // algorithm.minibatches
+    fitting = max(1, forward_tokens(policy.model) // policy.tokens)
+    micro = next(n for n in range(min(step, fitting), 0, -1) if step % n == 0)
+    betas = [spec.optimizer.beta1, spec.optimizer.beta2]
     flags: dict[str, Any] = {
         "train.agent_func_path": run_dir / AGENT_FILE,
         "data.prompt_dataset": run_dir / TRAIN_FILE,
+        "data.max_len": policy.tokens,
         "ckpt.output_dir": run_dir / "model",
         "ckpt.path": run_dir / "checkpoints",
         "logger.tensorboard_dir": run_dir / "tensorboard",
+        "algo.advantage.estimator": "gae" if algorithm.advantage == "gae" else "reinforce",
+        "actor.adam.betas": betas,
+        "critic.adam.betas": betas,
+        "rollout.micro_batch_size": micro,
+        "train.batch_size": step,
+        "train.micro_batch_size": micro,
     }
+    if algorithm.kl_coef:
+        flags |= {"algo.kl.use_loss": True, "algo.kl.estimator": "k3"}
     if spec.eval:
         flags |= {
             "eval.dataset": run_dir / EVAL_FILE,
@@ -209,47 +228,6 @@ def _paths(spec: RunSpec, run_dir: Path) -> dict[str, Any]:
             "ckpt.best_metric_key": "none",
         }
     return flags
-
-
-def _algorithm(spec: RunSpec) -> dict[str, Any]:
-    algorithm = spec.algorithm
-    flags = _optimizer("actor", spec, spec.optimizer.lr)
-    flags["algo.advantage.estimator"] = "reinforce"
-    if algorithm.advantage == "gae":
-        flags |= _optimizer("critic", spec, algorithm.value_lr)
-        flags |= {
-            "algo.advantage.estimator": "gae",
-            "critic.num_gpus_per_node": 1,
-            "critic.value_clip": algorithm.value_clip,
-        }
-    if algorithm.kl_coef:
-        flags |= {"algo.kl.use_loss": True, "algo.kl.estimator": "k3"}
-    return flags
-
-
-def _optimizer(model: str, spec: RunSpec, lr: float) -> dict[str, Any]:
-    o = spec.optimizer
-    return {
-        f"{model}.adam.lr": lr,
-        f"{model}.adam.betas": [o.beta1, o.beta2],
-        f"{model}.adam.eps": o.eps,
-        f"{model}.adam.weight_decay": o.weight_decay,
-        f"{model}.max_norm": o.grad_clip,
-        f"{model}.lr_scheduler": "constant",
-        f"{model}.lr_warmup_ratio": 0.0,
-    }
-
-
-def _batches(spec: RunSpec) -> dict[str, Any]:
-    step = spec.episodes // spec.algorithm.minibatches
-    fitting = max(1, forward_tokens(spec.policy.model) // spec.policy.tokens)
-    micro = next(n for n in range(min(step, fitting), 0, -1) if step % n == 0)
-    return {
-        "data.max_len": spec.policy.tokens,
-        "rollout.micro_batch_size": micro,
-        "train.batch_size": step,
-        "train.micro_batch_size": micro,
-    }
 
 
 def _arguments(flags: dict[str, Any]) -> list[str]:

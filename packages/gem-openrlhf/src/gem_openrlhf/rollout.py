@@ -96,9 +96,9 @@ class GemAgentExecutor(AgentExecutorBase):  # type: ignore[misc]
         sampler = _Sampler(llm_engine, params, self._chat.stop_ids, self._seed(row))
         budget = settings.budget(max_length, sampling_params.max_tokens)
         trajectory = await settings.play(row.task, sampler, self._chat, budget)
-        if trajectory.failure is not None and row.evaluation is None:
-            self._check_left_out(trajectory)
-        if row.evaluation is not None and settings.record_dir is not None:
+        if row.evaluation is None:
+            settings.check_left_out(trajectory, "OpenRLHF")
+        elif settings.record_dir is not None:
             keep_evaluated(settings.record_dir, row.evaluation, trajectory)
         answer = self._row(trajectory, row, min(self._chat.stop_ids))
         if sampling_params.logprobs is None:
@@ -127,16 +127,6 @@ class GemAgentExecutor(AgentExecutorBase):  # type: ignore[misc]
         if own.logprobs is None:
             own.logprobs = 0  # that of the sampled token, for comparison with the trainer's
         return own
-
-    def _check_left_out(self, trajectory: Trajectory) -> None:
-        """Stop the run if nothing downstream would leave a failed episode out."""
-        reason = f"episode of {trajectory.task} is void: {trajectory.failure}"
-        if self.settings.advantage is None:
-            raise RolloutError(
-                f"{reason}; OpenRLHF's own estimators would take it for one of reward 0"
-            )
-        if self.settings.max_failed_fraction == 0:
-            raise RolloutError(f"{reason}; gem.max_failed_fraction is 0")
 
     @staticmethod
     def _row(trajectory: Trajectory, row: DatasetRow, stop_id: int) -> dict[str, Any]:

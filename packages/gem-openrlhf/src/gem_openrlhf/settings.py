@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,6 +13,8 @@ from gem.rollout import Budget
 from gem.tables import setting
 from gem.training.settings import DatasetSettings, check_estimator, check_group_size
 
+NEED_HOOK = ("advantage", "task_order", "record_dir")
+"""Settings that need the worker hook, unless they have their default."""
 DEFAULT_CLIP_RANGE = (-10, 10)
 """OpenRLHF's default of `--reward.clip_range`."""
 
@@ -28,7 +30,7 @@ def _one_row(context: str) -> None:
 
 @dataclass(frozen=True)
 class Settings(DatasetSettings):
-    """Settings of an agent file; `needs_hook` says which of them need the worker hook.
+    """Settings of an agent file; those of `NEED_HOOK` need the worker hook.
 
     The first prompt has at most `prompt_tokens`; the rest of `--data.max_len` is for everything
     after it.
@@ -42,14 +44,14 @@ class Settings(DatasetSettings):
         special=-1,
     )
 
+    def given(self) -> dict[str, Any]:
+        """Return the settings that have another value than by default."""
+        values = [(field, getattr(self, field.name)) for field in fields(self)]
+        return {field.name: value for field, value in values if value != field.default}
+
     def needs_hook(self) -> list[str]:
         """Return the settings that work only with the worker hook."""
-        asked = {
-            "advantage": self.advantage is not None,
-            "task_order": self.task_order != "shuffled",
-            "record_dir": self.record_dir is not None,
-        }
-        return [name for name, needed in asked.items() if needed]
+        return [name for name in self.given() if name in NEED_HOOK]
 
     def budget(self, max_len: int, max_new_tokens: int | None) -> Budget:
         """Return the limits of an episode.

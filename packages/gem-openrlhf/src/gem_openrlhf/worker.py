@@ -10,12 +10,13 @@ there. The same without the variable, for `ray job submit`: put
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 from gem.errors import ConfigurationError
-from gem.training.imports import Then, after_import
+from gem.training.imports import after_import
 from gem.training.seams import Seam, check_seams
 from gem_openrlhf.settings import Settings
 from gem_openrlhf.version import TRAINER
@@ -24,6 +25,8 @@ SETUP = "gem_openrlhf.worker.setup"
 VARIABLE = "RAY_RUNTIME_ENV_HOOK"
 HOOK = "gem_openrlhf.worker.runtime_env_hook"
 _KEY = "worker_process_setup_hook"
+SWITCH_ON = f'{VARIABLE}={HOOK} (with ray job submit: "{_KEY}": "{SETUP}" in --runtime-env-json)'
+"""How a launcher is started with the worker hook."""
 
 _LOGGED = "self, global_step, logs_dict"
 SEAMS = {
@@ -74,8 +77,22 @@ def setup() -> None:
         return
     TRAINER.check()
     for ours, seams in SEAMS.items():
-        after_import(seams[0].path.partition(":")[0], _installer(ours, seams))
+        after_import(seams[0].path.partition(":")[0], partial(install, ours))
     _state["installed"] = True
+
+
+def install(ours: str, module: ModuleType) -> None:
+    """Let a module of this package replace names in a module of OpenRLHF that is just imported.
+
+    Args:
+        ours: Key of `SEAMS`.
+        module: OpenRLHF's.
+
+    Raises:
+        UnsupportedVersionError: What would be replaced is not what it was.
+    """
+    check_seams(TRAINER, SEAMS[ours])
+    importlib.import_module(ours).install(module)
 
 
 def installed() -> bool:
@@ -93,15 +110,6 @@ def require_hook(settings: Settings) -> None:
     if needed and not installed():
         raise ConfigurationError(
             f"{', '.join(f'gem.{name}' for name in needed)} needs gem-openrlhf's worker hook, "
-            f"which is not active: start the launcher with {VARIABLE}={HOOK} (with ray job submit: "
-            f'"{_KEY}": "{SETUP}" in --runtime-env-json). {TRAINER.by}, openrlhf '
+            f"which is not active: start the launcher with {SWITCH_ON}. {TRAINER.by}, openrlhf "
             f"{TRAINER.supported}"
         )
-
-
-def _installer(ours: str, seams: Sequence[Seam]) -> Then:
-    def install(module: ModuleType) -> None:
-        check_seams(TRAINER, seams)
-        importlib.import_module(ours).install(module)
-
-    return install
