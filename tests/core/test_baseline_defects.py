@@ -16,7 +16,7 @@ import pytest
 
 import gem
 from gem.core import Env, Wrapper
-from gem.envs.games import wordle
+from gem.envs.games import words
 from gem.errors import ConfigurationError, ResetNeededError, UnknownParameterError
 from gem.vector import SyncVectorEnv
 
@@ -289,7 +289,8 @@ def test_unknown_keywords_are_not_swallowed(env_id: str) -> None:
 @pytest.mark.parametrize("env_id", IDS)
 def test_constructors_read_no_file(env_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
     gem.make(env_id)  # its module is imported now
-    wordle.words.cache_clear()
+    words.word_list.cache_clear()
+    words.words_of_length.cache_clear()
 
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise AssertionError("a constructor opened a file")

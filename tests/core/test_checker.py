@@ -299,6 +299,7 @@ def test_what_cannot_be_checked_is_skipped_with_a_reason() -> None:
             self.max_turns = 4
             self.target = 3
             self.guesses = []
+            self.example = "\\boxed{1}"
 
     report = check_env(lambda **p: OneStart(1, 10, 4, **p), episodes=4)
     skipped = {r.name: r.detail for r in report.results if r.status == "skipped"}

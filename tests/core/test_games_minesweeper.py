@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gem
+from gem.envs.games.boards import bits
 from gem.envs.games.minesweeper import (
     Minesweeper,
-    bits_of,
     certain,
     flood,
     grid,
@@ -68,7 +68,7 @@ CORNER = ("*...", "....", "....", "...*")
 def test_neighbours_do_not_reach_around_the_edges(rows: int, cols: int) -> None:
     board = grid(rows, cols)
     for row, column in itertools.product(range(rows), range(cols)):
-        around = {divmod(n, cols + 1) for n in bits_of(board.around[row * (cols + 1) + column])}
+        around = {divmod(n, cols + 1) for n in bits(board.around[row * (cols + 1) + column])}
         assert around == neighbours(rows, cols, row, column)
 
 
@@ -197,7 +197,7 @@ def test_risks_are_the_shares_of_all_boards_that_agree_with_the_numbers(seed: in
     rng = random.Random(seed)
     rows, cols, num_mines = 4, rng.choice([4, 5]), rng.choice([2, 3, 4])
     board = grid(rows, cols)
-    cells = list(bits_of(board.cells))
+    cells = list(bits(board.cells))
     mines = sum(1 << cell for cell in rng.sample(cells, num_mines))
     safe = [cell for cell in cells if not mines >> cell & 1]
     opened = 0
@@ -207,14 +207,14 @@ def test_risks_are_the_shares_of_all_boards_that_agree_with_the_numbers(seed: in
     closed = [cell for cell in cells if not opened >> cell & 1]
     boards, mined = 0, dict.fromkeys(closed, 0)
     for placed in itertools.combinations(closed, num_mines):
-        bits = sum(1 << cell for cell in placed)
-        if all((board.around[cell] & bits).bit_count() == n for cell, n in numbers.items()):
+        all_mines = sum(1 << cell for cell in placed)
+        if all((board.around[cell] & all_mines).bit_count() == n for cell, n in numbers.items()):
             boards += 1
             for cell in placed:
                 mined[cell] += 1
     found = {}
     for risk, group in risks(board, opened, numbers, num_mines):
-        found.update(dict.fromkeys(bits_of(group), risk))
+        found.update(dict.fromkeys(bits(group), risk))
     assert set(found) == set(closed)
     for cell in closed:
         assert found[cell] == pytest.approx(mined[cell] / boards)
@@ -262,7 +262,7 @@ def test_the_oracle_takes_wrong_flags_away() -> None:
     env.reset(seed=0)
     env.step(env.oracle_action())
     closed = grid(5, 5).cells & ~env.opened
-    for cell in bits_of(closed):
+    for cell in bits(closed):
         say(env, f"flag {cell // 6} {cell % 6}")
     assert env.sample_random_action().startswith("\\boxed{flag ")
     done = False

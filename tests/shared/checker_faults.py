@@ -153,8 +153,9 @@ class Trivial(GuessTheNumber):
 class Spoiler(GuessTheNumber):
     """Its prompt holds the answer."""
 
-    def _example(self) -> str:
-        return f"\\boxed{{{self.target}}}"
+    def _start(self) -> None:
+        super()._start()
+        self.example = f"\\boxed{{{self.target}}}"
 
 
 class Fragile(GuessTheNumber):
@@ -240,8 +241,9 @@ class Secretive(GuessTheNumber):
 class BadExample(GuessTheNumber):
     """Shows an example that it cannot read."""
 
-    def _example(self) -> str:
-        return "\\boxed{one}"
+    def _start(self) -> None:
+        super()._start()
+        self.example = "\\boxed{one}"
 
 
 class TakesAnything(GuessTheNumber):

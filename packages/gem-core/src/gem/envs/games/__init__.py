@@ -4,126 +4,81 @@ from __future__ import annotations
 
 from typing import Any
 
-_ROOM_6, _ROOM_8 = (6, 6), (8, 8)
+_SUFFIXES = ("", "-easy", "-hard", "-random", "-extreme-hard")
 
-GAMES: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
-    "Crosswords": (
+
+def _ids(entry_point: str, **columns: tuple[Any, ...]) -> tuple[str, dict[str, dict[str, Any]]]:
+    """Return a game's entry; a column has a parameter's value for each of `_SUFFIXES`."""
+    rows = zip(*columns.values(), strict=True)
+    return entry_point, {
+        suffix: dict(zip(columns, row, strict=True))
+        for suffix, row in zip(_SUFFIXES, rows, strict=False)
+    }
+
+
+GAMES = {
+    "Crosswords": _ids(
         "crosswords:Crosswords",
-        {
-            "": {"hardcore": False, "max_turns": 100, "num_words": 5},
-            "-easy": {"hardcore": False, "max_turns": 30, "num_words": 3},
-            "-hard": {"hardcore": True, "max_turns": 40, "num_words": 3},
-            "-random": {"hardcore": None, "max_turns": 20, "num_words": 3},
-        },
+        hardcore=(False, False, True, None),
+        max_turns=(100, 30, 40, 20),
+        num_words=(5, 3, 3, 3),
     ),
-    "FifteenPuzzle": (
-        "fifteen_puzzle:FifteenPuzzle",
-        {
-            "": {"num_rows": 3, "max_turns": 20},
-            "-easy": {"num_rows": 2, "max_turns": 10},
-            "-hard": {"num_rows": 4, "max_turns": 50},
-            "-random": {"num_rows": None, "max_turns": None},
-        },
+    "FifteenPuzzle": _ids(
+        "fifteen_puzzle:FifteenPuzzle", num_rows=(3, 2, 4, None), max_turns=(20, 10, 50, None)
     ),
-    "Game2048": (
+    "Game2048": _ids(
         "game_2048:Game2048",
-        {
-            "": {"target_tile": 2048, "max_turns": 1000},
-            "-easy": {"target_tile": 64, "max_turns": 50},
-            "-hard": {"target_tile": 512, "max_turns": 50},
-            "-extreme-hard": {"target_tile": 2048, "max_turns": 100},
-            "-random": {"target_tile": None, "max_turns": None},
-        },
+        target_tile=(2048, 64, 512, None, 2048),
+        max_turns=(1000, 50, 50, None, 100),
     ),
-    "GuessTheNumber": (
+    "GuessTheNumber": _ids(
         "guess_the_number:GuessTheNumber",
-        {
-            "": {"min_number": 1, "max_number": 20, "max_turns": 10},
-            "-easy": {"min_number": 1, "max_number": 10, "max_turns": 4},
-            "-hard": {"min_number": 1, "max_number": 50, "max_turns": 7},
-            "-random": {"min_number": None, "max_number": None, "max_turns": None},
-        },
+        min_number=(1, 1, 1, None),
+        max_number=(20, 10, 50, None),
+        max_turns=(10, 4, 7, None),
     ),
-    "Hangman": (
+    "Hangman": _ids(
         "hangman:Hangman",
-        {
-            "": {"word_length": 5, "hardcore": False, "max_turns": 15},
-            "-easy": {"word_length": 3, "hardcore": False, "max_turns": 10},
-            "-hard": {"word_length": 7, "hardcore": False, "max_turns": 20},
-            "-random": {"word_length": None, "hardcore": False, "max_turns": None},
-        },
+        word_length=(5, 3, 7, None),
+        hardcore=(False, False, False, False),
+        max_turns=(15, 10, 20, None),
     ),
-    "Mastermind": (
+    "Mastermind": _ids(
         "mastermind:Mastermind",
-        {
-            "": {"code_length": 4, "num_numbers": 6, "max_turns": 20},
-            "-easy": {"code_length": 2, "num_numbers": 6, "max_turns": 10},
-            "-hard": {"code_length": 4, "num_numbers": 8, "max_turns": 30},
-            "-random": {"code_length": None, "num_numbers": None, "max_turns": None},
-        },
+        code_length=(4, 2, 4, None),
+        num_numbers=(6, 6, 8, None),
+        max_turns=(20, 10, 30, None),
     ),
-    "Minesweeper": (
+    "Minesweeper": _ids(
         "minesweeper:Minesweeper",
-        {
-            "": {"rows": 8, "cols": 8, "num_mines": 10, "max_turns": 100},
-            "-easy": {"rows": 5, "cols": 5, "num_mines": 5, "max_turns": 25},
-            "-hard": {"rows": 8, "cols": 8, "num_mines": 12, "max_turns": 64},
-            "-random": {"rows": None, "cols": None, "num_mines": None, "max_turns": None},
-        },
+        rows=(8, 5, 8, None),
+        cols=(8, 5, 8, None),
+        num_mines=(10, 5, 12, None),
+        max_turns=(100, 25, 64, None),
     ),
-    "Sokoban": (
+    "Sokoban": _ids(
         "sokoban:Sokoban",
-        {
-            "": {"dim_room": _ROOM_6, "num_boxes": 3, "max_turns": 100},
-            "-easy": {"dim_room": _ROOM_6, "num_boxes": 2, "max_turns": 20},
-            "-hard": {"dim_room": _ROOM_8, "num_boxes": 4, "max_turns": 50},
-            "-random": {"dim_room": None, "num_boxes": None, "max_turns": None},
-        },
+        dim_room=((6, 6), (6, 6), (8, 8), None),
+        num_boxes=(3, 2, 4, None),
+        max_turns=(100, 20, 50, None),
     ),
-    "Sudoku": (
+    "Sudoku": _ids(
         "sudoku:Sudoku",
-        {
-            "": {"scale": 9, "max_empty": 50, "max_turns": 50},
-            "-easy": {"scale": 4, "max_empty": 10, "max_turns": 15},
-            "-hard": {"scale": 9, "max_empty": 50, "max_turns": 50},
-            "-random": {"scale": None, "max_empty": None, "max_turns": None},
-        },
+        scale=(9, 4, 9, None),
+        max_empty=(50, 10, 50, None),
+        max_turns=(50, 15, 50, None),
     ),
-    "TowerofHanoi": (
-        "tower_of_hanoi:TowerofHanoi",
-        {
-            "": {"num_disks": 4, "max_turns": 20},
-            "-easy": {"num_disks": 3, "max_turns": 10},
-            "-hard": {"num_disks": 5, "max_turns": 35},
-            "-random": {"num_disks": None, "max_turns": None},
-        },
+    "TowerofHanoi": _ids(
+        "tower_of_hanoi:TowerofHanoi", num_disks=(4, 3, 5, None), max_turns=(20, 10, 35, None)
     ),
-    "WikiGame": (
-        "wiki_game:WikiGame",
-        {
-            "": {"max_turns": 10},
-            "-easy": {"max_turns": 30},
-            "-hard": {"max_turns": 15},
-        },
-    ),
-    "WordSearch": (
+    "WikiGame": _ids("wiki_game:WikiGame", max_turns=(10, 30, 15)),
+    "WordSearch": _ids(
         "word_search:WordSearch",
-        {
-            "": {"hardcore": False, "max_turns": 20, "num_words": 5},
-            "-easy": {"hardcore": False, "max_turns": 20, "num_words": 5},
-            "-hard": {"hardcore": True, "max_turns": 20, "num_words": 5},
-            "-random": {"hardcore": None, "max_turns": 20, "num_words": 5},
-        },
+        hardcore=(False, False, True, None),
+        max_turns=(20, 20, 20, 20),
+        num_words=(5, 5, 5, 5),
     ),
-    "Wordle": (
-        "wordle:Wordle",
-        {
-            "": {"word_length": 5, "max_turns": 15},
-            "-easy": {"word_length": 3, "max_turns": 15},
-            "-hard": {"word_length": 5, "max_turns": 25},
-            "-random": {"word_length": None, "max_turns": None},
-        },
-    ),
+    "Wordle": _ids("wordle:Wordle", word_length=(5, 3, 5, None), max_turns=(15, 15, 25, None)),
 }
 """Per game: module and class in this folder, and the parameters of each id.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from gem.core import Env, Info, Step, reset_options
@@ -13,10 +14,13 @@ Move = TypeVar("Move")
 
 SUCCESS_REWARD = 1.0
 FORMAT_ERROR_REWARD = -0.1
+MAX_TURNS = 10**6
+"""Most turns that any game can be given."""
 
 _BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
 _SEPARATORS = re.compile(r"[\s,]+")
 _INTEGERS = re.compile(r"[+-]?[0-9]{1,18}(?:[\s,]+[+-]?[0-9]{1,18})*")
+_LETTERS = re.compile(r"[A-Za-z]+(?:[\s,]+[A-Za-z]+)*")
 _OUT_OF_TURNS = "You have reached the maximum number of turns."
 
 
@@ -33,6 +37,11 @@ class Outcome(NamedTuple):
     """The game is over without a win."""
 
 
+def refused(feedback: str) -> Outcome:
+    """Return the outcome of a move that the rules do not allow."""
+    return Outcome(feedback, valid=False)
+
+
 class Game(Env, Generic[Move]):
     r"""A game of text turns in which the last readable `\boxed{...}` is the move.
 
@@ -45,10 +54,14 @@ class Game(Env, Generic[Move]):
         max_turns: Turns of this episode; set by `reset`.
     """
 
-    request = "Enter your guess."
+    request = "Enter your move."
     """Last line of every observation after which the player is to move."""
-    action_name = "guess"
+    action_name = "move"
     """What the game calls an action."""
+    expected: str
+    """What a readable box holds; set here or by `_start`."""
+    example: str
+    """A readable box that tells nothing about the secret; set here or by `_start`."""
     format_error_reward = FORMAT_ERROR_REWARD
     """Reward of an action that cannot be read."""
 
@@ -136,7 +149,7 @@ class Game(Env, Generic[Move]):
     def _format_error(self) -> Step:
         feedback = (
             f"At turn {self.turn}, you did not provide a valid {self.action_name}. "
-            f"Expected {self._expected()}, for example {self._example()}."
+            f"Expected {self.expected} inside \\boxed{{}}, for example {self.example}."
         )
         truncated = not self.format_error_ends and self.turn >= self.max_turns
         self._over = self.format_error_ends or truncated
@@ -145,20 +158,17 @@ class Game(Env, Generic[Move]):
         observation = _lines(feedback, self._board(), last)
         return observation, self.format_error_reward, self.format_error_ends, truncated, info
 
+    def _won(self, deed: str, reward: float = SUCCESS_REWARD) -> Outcome:
+        """Return the outcome of the move that wins; `deed` is what the player did by it."""
+        text = f"Congratulations! You {deed} in {self.turn} turns."
+        return Outcome(text, reward, won=True)
+
     def _start(self) -> None:
         """Draw the parameters left open and the secret, from `self.rng` alone."""
         raise NotImplementedError
 
     def _instructions(self) -> str:
         """Return the rules, without the request."""
-        raise NotImplementedError
-
-    def _expected(self) -> str:
-        """Return what a readable move is, to follow the word `Expected`."""
-        raise NotImplementedError
-
-    def _example(self) -> str:
-        """Return a readable boxed move that tells nothing about the secret."""
         raise NotImplementedError
 
     def _parse(self, content: str) -> Move | None:
@@ -202,6 +212,22 @@ def boxed(content: object) -> str:
     return f"\\boxed{{{content}}}"
 
 
+def completed(candidates: Iterable[tuple[Any, ...]], *given: Any) -> list[tuple[Any, ...]]:
+    """Return candidates for the parameters of an episode, with those that were given in place."""
+    return [
+        tuple(own if value is None else value for own, value in zip(drawn, given, strict=True))
+        for drawn in candidates
+    ]
+
+
+def letters(content: str) -> str | None:
+    """Return the letters of a box in upper case, None if there is anything else.
+
+    They may be separated by any mix of whitespace and commas.
+    """
+    return _SEPARATORS.sub("", content).upper() if _LETTERS.fullmatch(content) else None
+
+
 def integers(content: str) -> tuple[int, ...] | None:
     """Return the integers of a box, None if there is anything else.
 
@@ -211,8 +237,3 @@ def integers(content: str) -> tuple[int, ...] | None:
     if not _INTEGERS.fullmatch(content):
         return None
     return tuple(map(int, _SEPARATORS.split(content)))
-
-
-def fields(content: str) -> list[str]:
-    """Return what a box holds between whitespace and commas."""
-    return [field for field in _SEPARATORS.split(content) if field]

@@ -1,8 +1,16 @@
-"""Boards as text: the few layouts that the games share."""
+"""Boards: sets of cells as the bits of integers, and the layouts of text that the games share."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+
+
+def bits(cells: int) -> Iterator[int]:
+    """Yield the indices in a bit set, lowest first."""
+    while cells:
+        lowest = cells & -cells
+        yield lowest.bit_length() - 1
+        cells ^= lowest
 
 
 def plain(rows: Iterable[Iterable[object]], width: int = 1) -> str:

@@ -11,7 +11,7 @@ from importlib.resources import files
 from string import ascii_uppercase
 from typing import NamedTuple
 
-from gem.envs.games.base import SUCCESS_REWARD, Game, Outcome, boxed
+from gem.envs.games.base import MAX_TURNS, SUCCESS_REWARD, Game, Outcome, boxed, refused
 from gem.envs.games.boards import headed
 from gem.errors import ConfigurationError
 from gem.parameters import flag, integer, optional
@@ -19,7 +19,6 @@ from gem.parameters import flag, integer, optional
 Cell = tuple[int, int]
 
 _LETTER = re.compile(r"([+-]?[0-9]{1,18})[\s,]+([+-]?[0-9]{1,18})[\s,]+([A-Za-z])")
-_MAX_TURNS = 10**6
 _MAX_WORDS = 10
 _SHORTEST = 3
 # Drawn when the parameter is left open.
@@ -64,6 +63,8 @@ class Crosswords(Game[tuple[int, int, str]]):
 
     request = "Enter your letter."
     action_name = "letter"
+    expected = "row, column and letter"
+    example = boxed("5 7 C")
 
     def __init__(
         self,
@@ -91,7 +92,7 @@ class Crosswords(Game[tuple[int, int, str]]):
         """
         super().__init__(format_error_ends=format_error_ends, seed=seed)
         self._given_hardcore = optional(flag, "hardcore", hardcore)
-        self._given_turns = optional(integer, "max_turns", max_turns, 1, _MAX_TURNS)
+        self._given_turns = optional(integer, "max_turns", max_turns, 1, MAX_TURNS)
         self._given_words = optional(integer, "num_words", num_words, 1, _MAX_WORDS)
         needed = _SHORTEST * (self._given_words or _FEWEST)
         if self._given_turns is not None and self._given_turns < needed:
@@ -142,14 +143,8 @@ class Crosswords(Game[tuple[int, int, str]]):
             f"{_EMPTY} is a letter to fill in, {_BLANK} is no part of any word. Every clue names "
             "its word's direction, length and first cell. Rows and columns count from 0.\n"
             "After thinking, give row, column and letter inside \\boxed{...}, "
-            f"for example, {self._example()} for the letter C in row 5 and column 7."
+            f"for example, {self.example} for the letter C in row 5 and column 7."
         )
-
-    def _expected(self) -> str:
-        return "row, column and letter inside \\boxed{}"
-
-    def _example(self) -> str:
-        return boxed("5 7 C")
 
     def _parse(self, content: str) -> tuple[int, int, str] | None:
         found = _LETTER.fullmatch(content)
@@ -160,7 +155,7 @@ class Crosswords(Game[tuple[int, int, str]]):
         said = f"At turn {self.turn}, you put {letter} in row {row} column {col}"
         right = self.left.get((row, col))
         if right is None:
-            return Outcome(f"{said}, {self._complaint(row, col)}.", valid=False)
+            return refused(f"{said}, {self._complaint(row, col)}.")
         if letter != right:
             return Outcome(f"{said}, which is not the right letter.")
         del self.left[row, col]
@@ -169,11 +164,7 @@ class Crosswords(Game[tuple[int, int, str]]):
         self._draw()
         reward = SUCCESS_REWARD / self.num_cells
         if not self.left:
-            return Outcome(
-                f"Congratulations! You filled in the whole crossword in {self.turn} turns.",
-                reward,
-                won=True,
-            )
+            return self._won("filled in the whole crossword", reward)
         return Outcome(f"{said}, which is right.", reward)
 
     def _complaint(self, row: int, col: int) -> str:

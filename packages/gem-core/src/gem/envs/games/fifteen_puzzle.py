@@ -10,7 +10,7 @@ from functools import cache
 from operator import eq
 from random import Random
 
-from gem.envs.games.base import SUCCESS_REWARD, Game, Outcome, boxed
+from gem.envs.games.base import MAX_TURNS, Game, Outcome, boxed, refused
 from gem.parameters import choice, integer, optional
 
 Board = tuple[int, ...]
@@ -23,7 +23,6 @@ _NEIGHBOUR = {"up": "below", "down": "above", "left": "to the right of", "right"
 
 _SHOWN = ("__", *(f"{tile:2}" for tile in range(1, 100)))
 _MAX_ROWS = 10
-_MAX_TURNS = 10**6
 
 # Rows to turns: one pair is drawn when the rows are left open.
 _TURNS = {2: 10, 3: 20, 4: 50}
@@ -57,8 +56,8 @@ class FifteenPuzzle(Game[str]):
         gap: Index of the gap in `tiles`.
     """
 
-    request = "Enter your move."
-    action_name = "move"
+    expected = "one of up, down, left and right"
+    example = boxed("up")
 
     def __init__(
         self,
@@ -88,9 +87,9 @@ class FifteenPuzzle(Game[str]):
         """
         super().__init__(format_error_ends=format_error_ends, seed=seed)
         self._given_rows = optional(integer, "num_rows", num_rows, 2, _MAX_ROWS)
-        self._given_turns = optional(integer, "max_turns", max_turns, 1, _MAX_TURNS)
+        self._given_turns = optional(integer, "max_turns", max_turns, 1, MAX_TURNS)
         self.init_algo = choice("init_algo", init_algo, ("monte_carlo", "pure_random"))
-        self.mc_rand_moves = integer("mc_rand_moves", mc_rand_moves, 1, _MAX_TURNS)
+        self.mc_rand_moves = integer("mc_rand_moves", mc_rand_moves, 1, MAX_TURNS)
 
     @property
     def oracle_success(self) -> float:  # type: ignore[override]
@@ -98,7 +97,7 @@ class FifteenPuzzle(Game[str]):
         sizes = list(_TURNS) if self._given_rows is None else [self._given_rows]
         if self.init_algo == "monte_carlo":
             return float(max(sizes) <= max(_FARTHEST))
-        return float(all(_FARTHEST.get(rows, _MAX_TURNS) <= self._turns(rows) for rows in sizes))
+        return float(all(_FARTHEST.get(rows, MAX_TURNS) <= self._turns(rows) for rows in sizes))
 
     def _turns(self, rows: int) -> int:
         if self._given_turns is not None:
@@ -133,14 +132,8 @@ class FifteenPuzzle(Game[str]):
             "  - left: the tile to the right of the gap moves left\n"
             "  - right: the tile to the left of the gap moves right\n"
             "After thinking, format your final answer inside \\boxed{...}, "
-            f"for example, {self._example()}."
+            f"for example, {self.example}."
         )
-
-    def _expected(self) -> str:
-        return "one of up, down, left and right inside \\boxed{}"
-
-    def _example(self) -> str:
-        return boxed("up")
 
     def _parse(self, content: str) -> str | None:
         word = content.lower()
@@ -150,21 +143,14 @@ class FifteenPuzzle(Game[str]):
         gap = self.gap
         cell = _slides(self.num_rows)[gap].get(move)
         if cell is None:
-            return Outcome(
-                f"At turn {self.turn}, you chose {move}, but there is no tile "
-                f"{_NEIGHBOUR[move]} the gap.",
-                valid=False,
-            )
+            where = f"there is no tile {_NEIGHBOUR[move]} the gap"
+            return refused(f"At turn {self.turn}, you chose {move}, but {where}.")
         tile = self.tiles[cell]
         self.tiles[gap], self.tiles[cell], self.gap = tile, 0, cell
         self._text[2 * gap], self._text[2 * cell] = _SHOWN[tile], _SHOWN[0]
         rows = self.num_rows
         if cell == rows * rows - 1 and tuple(self.tiles) == _goal(rows):
-            return Outcome(
-                f"Congratulations! You solved the puzzle in {self.turn} turns.",
-                SUCCESS_REWARD,
-                won=True,
-            )
+            return self._won("solved the puzzle")
         return Outcome(f"At turn {self.turn}, you moved tile {tile} {move}.")
 
     def _board(self) -> str:

@@ -6,7 +6,7 @@ import math
 from functools import lru_cache
 from itertools import pairwise
 
-from gem.envs.games.base import Game, Outcome, boxed
+from gem.envs.games.base import MAX_TURNS, Game, Outcome, boxed, completed, refused
 from gem.envs.games.boards import plain
 from gem.errors import ConfigurationError
 from gem.parameters import choice, integer, optional
@@ -18,7 +18,6 @@ Board = tuple[Row, ...]
 DIRECTIONS = ("up", "down", "left", "right")
 _FOUR = 0.1
 _TARGETS = tuple(2**n for n in range(3, 18))
-_MAX_TURNS = 10**6
 
 # The oracle's search: what a lost game is worth, and up to how many free cells it looks further.
 _LOST = -1e6
@@ -49,8 +48,8 @@ class Game2048(Game[str]):
         best: Largest tile after any slide so far, or at the start.
     """
 
-    request = "Enter your move."
-    action_name = "move"
+    expected = "one of up, down, left and right"
+    example = boxed("up")
 
     def __init__(
         self,
@@ -78,7 +77,7 @@ class Game2048(Game[str]):
         super().__init__(format_error_ends=format_error_ends, seed=seed)
         self.board_size = integer("board_size", board_size, 2, 8)
         target = optional(choice, "target_tile", target_tile, _TARGETS)
-        turns = optional(integer, "max_turns", max_turns, 1, _MAX_TURNS)
+        turns = optional(integer, "max_turns", max_turns, 1, MAX_TURNS)
         # A full board holds 4, 4, 8, 16, ... at most before its last merges.
         largest = 2 ** (self.board_size**2 + 1)
         if target is not None and target > largest:
@@ -86,13 +85,8 @@ class Game2048(Game[str]):
                 f"target_tile must be at most {largest} on a board of {self.board_size} rows, "
                 f"got {target_tile!r}"
             )
-        self._candidates = list(
-            dict.fromkeys(
-                (drawn[0] if target is None else target, drawn[1] if turns is None else turns)
-                for drawn in _CANDIDATES
-                if drawn[0] <= largest
-            )
-        )
+        fitting = [drawn for drawn in _CANDIDATES if drawn[0] <= largest]
+        self._candidates = list(dict.fromkeys(completed(fitting, target, turns)))
 
     @property
     def oracle_success(self) -> float:  # type: ignore[override]
@@ -131,14 +125,8 @@ class Game2048(Game[str]):
             "Then a 2 or a 4 appears on a free cell. A direction in which nothing moves is not "
             "allowed. The game is lost when no direction is left.\n"
             "After thinking, format your final answer inside \\boxed{...}, "
-            f"for example, {self._example()}."
+            f"for example, {self.example}."
         )
-
-    def _expected(self) -> str:
-        return "one of up, down, left and right inside \\boxed{}"
-
-    def _example(self) -> str:
-        return boxed("up")
 
     def _parse(self, content: str) -> str | None:
         word = content.lower()
@@ -147,9 +135,7 @@ class Game2048(Game[str]):
     def _play(self, move: str) -> Outcome:
         board = slide(self.board, move)
         if board == self.board:
-            return Outcome(
-                f"At turn {self.turn}, you moved {move}, but nothing moved.", valid=False
-            )
+            return refused(f"At turn {self.turn}, you moved {move}, but nothing moved.")
         self.board = board
         largest = _largest(board)
         reward = 0.0
@@ -158,9 +144,7 @@ class Game2048(Game[str]):
             reward = math.log2(gained) / math.log2(self.target_tile / self._first)
             self.best = largest
         if largest >= self.target_tile:
-            return Outcome(
-                f"Congratulations! You reached {largest} in {self.turn} turns.", reward, won=True
-            )
+            return self._won(f"reached {largest}", reward)
         feedback = f"At turn {self.turn}, you moved {move}."
         if not self._add_tile() and not _legal(self.board):
             return Outcome(f"{feedback} Game over! No more moves possible.", reward, lost=True)

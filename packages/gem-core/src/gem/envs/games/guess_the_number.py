@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 import re
 
-from gem.envs.games.base import SUCCESS_REWARD, Game, Outcome, boxed
+from gem.envs.games.base import MAX_TURNS, Game, Outcome, boxed, refused
 from gem.errors import ConfigurationError
 from gem.parameters import choice, flag, integer, optional
 
 # 18 digits are more than any range needs and keep echoed guesses short.
 _NUMBER = re.compile(r"[+-]?[0-9]{1,18}")
 _LIMIT = 10**18 - 1
-_MAX_TURNS = 10**6
 
 
 class GuessTheNumber(Game[int]):
@@ -27,6 +26,10 @@ class GuessTheNumber(Game[int]):
         low, high: Range that the hints so far leave possible.
         guesses: Valid guesses so far, in order.
     """
+
+    request = "Enter your guess."
+    action_name = "guess"
+    expected = "an integer"
 
     def __init__(
         self,
@@ -60,7 +63,7 @@ class GuessTheNumber(Game[int]):
         super().__init__(format_error_ends=format_error_ends, seed=seed)
         self._given_min = optional(integer, "min_number", min_number, -_LIMIT, _LIMIT)
         self._given_max = optional(integer, "max_number", max_number, -_LIMIT, _LIMIT)
-        self._given_turns = optional(integer, "max_turns", max_turns, 1, _MAX_TURNS)
+        self._given_turns = optional(integer, "max_turns", max_turns, 1, MAX_TURNS)
         # With an open minimum, 1 must be possible.
         smallest = 1 if self._given_min is None else self._given_min
         if self._given_max is not None and self._given_max <= smallest:
@@ -84,6 +87,7 @@ class GuessTheNumber(Game[int]):
         self.target = self.rng.randint(low, high)
         self.low, self.high = low, high
         self.guesses: list[int] = []
+        self.example = boxed(low)
 
     def _instructions(self) -> str:
         span = f"between {self.min_number} and {self.max_number}"
@@ -97,36 +101,25 @@ class GuessTheNumber(Game[int]):
             f"You have to guess the number {span} (inclusive) within {self.max_turns} turns.\n"
             f"After each guess you are told whether the target number is higher or lower {told}\n"
             "You may provide your response in any manner. Only the number that is wrapped inside "
-            f"\\boxed{{}} will be considered as your guess, for example, {self._example()}."
+            f"\\boxed{{}} will be considered as your guess, for example, {self.example}."
         )
-
-    def _expected(self) -> str:
-        return "an integer inside \\boxed{}"
-
-    def _example(self) -> str:
-        return boxed(self.min_number)
 
     def _parse(self, content: str) -> int | None:
         return int(content) if _NUMBER.fullmatch(content) else None
 
     def _play(self, move: int) -> Outcome:
-        turn = self.turn
         short = self.prompt == "short"
-        said = f"Turn {turn}: " if short else f"At turn {turn}, you guessed {move}, "
+        said = f"Turn {self.turn}: " if short else f"At turn {self.turn}, you guessed {move}, "
         if not self.min_number <= move <= self.max_number:
             why = "outside the range." if short else "which is outside the range specified."
-            return Outcome(f"{said}{why}{self._range()}", valid=False)
+            return refused(f"{said}{why}{self._range()}")
         if move in self.guesses:
             why = "already guessed." if short else "which has been already guessed before."
-            return Outcome(f"{said}{why}{self._range()}", valid=False)
+            return refused(f"{said}{why}{self._range()}")
         self.guesses.append(move)
         if move == self.target:
             self.low = self.high = move
-            return Outcome(
-                f"Congratulations! You guessed the correct number {move} in {turn} turns.",
-                SUCCESS_REWARD,
-                won=True,
-            )
+            return self._won(f"guessed the correct number {move}")
         if move < self.target:
             direction, self.low = "higher", max(self.low, move + 1)
         else:

@@ -8,13 +8,19 @@ from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 from string import ascii_uppercase
 
-from gem.envs.games.base import SUCCESS_REWARD, Game, Outcome, boxed
+from gem.envs.games.base import (
+    MAX_TURNS,
+    SUCCESS_REWARD,
+    Game,
+    Outcome,
+    boxed,
+    completed,
+    letters,
+    refused,
+)
 from gem.envs.games.words import words_of_length
 from gem.parameters import flag, integer, optional
 
-_LETTERS = re.compile(r"[A-Za-z]+(?:[\s,]+[A-Za-z]+)*")
-_SEPARATORS = re.compile(r"[\s,]+")
-_MAX_TURNS = 10**6
 _SHORTEST = 3
 _LONGEST = {False: 7, True: 12, None: 7}
 _HIDDEN = "_"
@@ -45,6 +51,10 @@ class Hangman(Game[str]):
         history: Every valid guess so far, in order, and whether it was right.
     """
 
+    request = "Enter your guess."
+    action_name = "guess"
+    example = boxed("A")
+
     def __init__(
         self,
         word_length: int | None = 5,
@@ -72,14 +82,12 @@ class Hangman(Game[str]):
         self._given_hardcore = optional(flag, "hardcore", hardcore)
         longest = _LONGEST[self._given_hardcore]
         length = optional(integer, "word_length", word_length, _SHORTEST, longest)
-        turns = optional(integer, "max_turns", max_turns, 1, _MAX_TURNS)
-        self._candidates = [
-            (drawn[0] if length is None else length, drawn[1] if turns is None else turns)
-            for drawn in _CANDIDATES
-        ]
+        turns = optional(integer, "max_turns", max_turns, 1, MAX_TURNS)
+        self._candidates = completed(_CANDIDATES, length, turns)
 
     def _start(self) -> None:
         self.word_length, self.max_turns = self.rng.choice(self._candidates)
+        self.expected = f"one letter or a word of {self.word_length} letters"
         given = self._given_hardcore
         self.hardcore = self.rng.random() < 0.5 if given is None else given
         self.secret = self.rng.choice(winnable(self.hardcore, self.word_length, self.max_turns))
@@ -99,31 +107,21 @@ class Hangman(Game[str]):
             "In every turn you guess one letter or the whole word. The board has the letters that "
             f"you found in their places; letters that are still hidden are shown as {_HIDDEN}.\n"
             "After thinking, format your final answer inside \\boxed{...}, "
-            f"for example, {boxed('A')} for a letter or "
+            f"for example, {self.example} for a letter or "
             f"{boxed(winnable(self.hardcore, self.word_length, self.max_turns)[0])} for a word."
         )
-
-    def _expected(self) -> str:
-        return f"one letter or a word of {self.word_length} letters inside \\boxed{{}}"
-
-    def _example(self) -> str:
-        return boxed("A")
 
     def _parse(self, content: str) -> str | None:
         if content.isascii() and content.isalpha():
             return content.upper()
-        return _SEPARATORS.sub("", content).upper() if _LETTERS.fullmatch(content) else None
+        return letters(content)
 
     def _play(self, move: str) -> Outcome:
         said = f"At turn {self.turn}, you guessed"
         if len(move) not in (1, self.word_length):
-            return Outcome(
-                f"{said} {len(move)} letter(s), but a guess is one letter or a word of "
-                f"{self.word_length} letters.",
-                valid=False,
-            )
+            return refused(f"{said} {len(move)} letter(s), but a guess is {self.expected}.")
         if move in self.history:
-            return Outcome(f"{said} {move}, which has been already guessed before.", valid=False)
+            return refused(f"{said} {move}, which has been already guessed before.")
         secret, before = self.secret, self.known
         self.history[move] = hit = move in secret
         if not hit:
@@ -135,11 +133,7 @@ class Hangman(Game[str]):
         found = before.count(_HIDDEN) - self.known.count(_HIDDEN)
         reward = 0.5 * SUCCESS_REWARD * found / self.word_length
         if self.known == secret:
-            return Outcome(
-                f"Congratulations! You found the secret word {secret} in {self.turn} turns.",
-                reward + 0.5 * SUCCESS_REWARD,
-                won=True,
-            )
+            return self._won(f"found the secret word {secret}", reward + 0.5 * SUCCESS_REWARD)
         return Outcome(f"{said} the letter {move}, which is in the word {found} time(s).", reward)
 
     def _board(self) -> str:
@@ -168,11 +162,6 @@ def uncovered(secret: str, known: str, guess: str) -> str:
 
 
 @cache
-def _words(hardcore: bool, length: int) -> tuple[str, ...]:
-    return tuple(word.upper() for word in words_of_length(hardcore, length))
-
-
-@cache
 def _places(word: str) -> Mapping[str, int]:
     """Return each letter's places in the word as a bit mask."""
     places: dict[str, int] = {}
@@ -187,7 +176,7 @@ def winnable(hardcore: bool, length: int, max_turns: int) -> tuple[str, ...]:
 
     Takes up to a tenth of a second, once per process.
     """
-    words = _words(hardcore, length)
+    words = words_of_length(hardcore, length)
     return words if max_turns >= _ENOUGH else tuple(sorted(_found(words, "", max_turns)))
 
 
@@ -245,6 +234,6 @@ def next_guess(hardcore: bool, known: str, letters: str, words: tuple[str, ...],
     """
     other = f"[^{letters}]" if letters else "."
     fits = re.compile(known.replace(_HIDDEN, other)).fullmatch
-    words_left = filter(fits, _words(hardcore, len(known)))
+    words_left = filter(fits, words_of_length(hardcore, len(known)))
     possible = [word for word in words_left if word not in words]
     return _best_guess(possible, letters, turns)

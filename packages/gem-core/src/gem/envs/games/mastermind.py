@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import permutations, product
 from operator import eq
 
-from gem.envs.games.base import Game, Outcome, boxed, integers
+from gem.envs.games.base import MAX_TURNS, Game, Outcome, boxed, completed, integers, refused
 from gem.errors import ConfigurationError
 from gem.parameters import flag, integer, optional
 
@@ -15,7 +15,6 @@ Code = tuple[int, ...]
 
 _MAX_LENGTH = 20
 _MAX_NUMBERS = 99
-_MAX_TURNS = 10**6
 
 # `(code_length, num_numbers, max_turns)`: one is drawn when a parameter is left open.
 _CANDIDATES = ((2, 4, 10), (4, 6, 20), (4, 8, 30))
@@ -34,6 +33,9 @@ class Mastermind(Game[Code]):
         history: `(guess, black, white)` of every valid guess so far.
         best: Most black pegs of one guess so far.
     """
+
+    request = "Enter your guess."
+    action_name = "guess"
 
     def __init__(
         self,
@@ -61,23 +63,17 @@ class Mastermind(Game[Code]):
         """
         super().__init__(format_error_ends=format_error_ends, seed=seed)
         self.duplicate_numbers = flag("duplicate_numbers", duplicate_numbers)
-        given = (
+        candidates = completed(
+            _CANDIDATES,
             optional(integer, "code_length", code_length, 1, _MAX_LENGTH),
             optional(integer, "num_numbers", num_numbers, 1, _MAX_NUMBERS),
-            optional(integer, "max_turns", max_turns, 1, _MAX_TURNS),
+            optional(integer, "max_turns", max_turns, 1, MAX_TURNS),
         )
-        self._candidates = list(
-            dict.fromkeys(
-                (
-                    drawn[0] if given[0] is None else given[0],
-                    drawn[1] if given[1] is None else given[1],
-                    drawn[2] if given[2] is None else given[2],
-                )
-                for drawn in _CANDIDATES
-            )
-        )
-        if not self.duplicate_numbers:
-            self._candidates = [c for c in self._candidates if c[0] <= c[1]]
+        self._candidates = [
+            (length, numbers, turns)
+            for length, numbers, turns in dict.fromkeys(candidates)
+            if self.duplicate_numbers or length <= numbers
+        ]
         if not self._candidates:
             raise ConfigurationError(
                 f"code_length must be at most num_numbers unless duplicate_numbers=True, "
@@ -92,6 +88,9 @@ class Mastermind(Game[Code]):
         self.code = tuple(draw(numbers, k=self.code_length))
         self.history: dict[Code, tuple[int, int]] = {}
         self.best = 0
+        self.expected = f"{self.code_length} numbers"
+        example = (i % self.num_numbers + 1 for i in range(self.code_length))
+        self.example = boxed(" ".join(map(str, example)))
 
     def _instructions(self) -> str:
         allowed = "allowed" if self.duplicate_numbers else "not allowed"
@@ -105,14 +104,8 @@ class Mastermind(Game[Code]):
             "correct number in the correct position, a white peg is a correct number in the wrong "
             "position.\n"
             "After thinking, format your final answer inside \\boxed{...}, "
-            f"for example, {self._example()}."
+            f"for example, {self.example}."
         )
-
-    def _expected(self) -> str:
-        return f"{self.code_length} numbers inside \\boxed{{}}"
-
-    def _example(self) -> str:
-        return boxed(" ".join(str(i % self.num_numbers + 1) for i in range(self.code_length)))
 
     def _parse(self, content: str) -> Code | None:
         return integers(content)
@@ -120,26 +113,19 @@ class Mastermind(Game[Code]):
     def _play(self, move: Code) -> Outcome:
         said = f"At turn {self.turn}, you guessed"
         if len(move) != self.code_length:
-            return Outcome(
-                f"{said} {len(move)} number(s), but the code has {self.code_length}.", valid=False
-            )
+            return refused(f"{said} {len(move)} number(s), but the code has {self.code_length}.")
         guess = " ".join(map(str, move))
         if min(move) < 1 or max(move) > self.num_numbers:
-            return Outcome(
-                f"{said} {guess}, which has numbers outside the range 1 to {self.num_numbers}.",
-                valid=False,
+            return refused(
+                f"{said} {guess}, which has numbers outside the range 1 to {self.num_numbers}."
             )
         if move in self.history:
-            return Outcome(f"{said} {guess}, which has been already guessed before.", valid=False)
+            return refused(f"{said} {guess}, which has been already guessed before.")
         black, white = self.history[move] = pegs(move, self.code)
         reward = max(0, black - self.best) / self.code_length
         self.best = max(self.best, black)
         if black == self.code_length:
-            return Outcome(
-                f"Congratulations! You guessed the correct code {guess} in {self.turn} turns.",
-                reward,
-                won=True,
-            )
+            return self._won(f"guessed the correct code {guess}", reward)
         return Outcome(
             f"{said} {guess}. This guess receives {black} black peg(s) and {white} white peg(s).",
             reward,

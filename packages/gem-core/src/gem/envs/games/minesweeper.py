@@ -9,14 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import NamedTuple
 
-from gem.envs.games.base import SUCCESS_REWARD, Game, Outcome, boxed
-from gem.envs.games.boards import plain
+from gem.envs.games.base import MAX_TURNS, SUCCESS_REWARD, Game, Outcome, boxed, refused
+from gem.envs.games.boards import bits, plain
 from gem.parameters import flag, integer, optional
 
 _COMMANDS = ("reveal", "flag")
 _SIZES = (4, 50)
 _DRAWN_SIZES = (5, 8)
-_MAX_TURNS = 10**6
 _MOVE = re.compile(r"([A-Za-z]{1,20})[\s,]+([+-]?[0-9]{1,18})[\s,]+([+-]?[0-9]{1,18})")
 # Draws of the mines with `no_guess`.
 _TRIES = 100
@@ -48,10 +47,10 @@ class Grid(NamedTuple):
     around: tuple[int, ...]
     """For each bit, the neighbours of its cell."""
 
-    def spread(self, bits: int) -> int:
-        """Return the cells and their neighbours."""
-        bits |= bits << 1 | bits >> 1
-        return (bits | bits << self.width | bits >> self.width) & self.cells
+    def spread(self, some: int) -> int:
+        """Return some cells and their neighbours."""
+        some |= some << 1 | some >> 1
+        return (some | some << self.width | some >> self.width) & self.cells
 
 
 @cache
@@ -62,14 +61,6 @@ def grid(rows: int, cols: int) -> Grid:
     empty = Grid(width, cells, ())
     around = tuple(empty.spread(1 << bit) & ~(1 << bit) for bit in range(rows * width))
     return Grid(width, cells, around)
-
-
-def bits_of(bits: int) -> Iterator[int]:
-    """Yield the numbers of the set bits, lowest first."""
-    while bits:
-        low = bits & -bits
-        yield low.bit_length() - 1
-        bits ^= low
 
 
 class Minesweeper(Game[Move]):
@@ -97,8 +88,8 @@ class Minesweeper(Game[Move]):
         exploded: The revealed mine, likewise; 0 if none.
     """
 
-    request = "Enter your move."
-    action_name = "move"
+    expected = "reveal or flag, a row and a column"
+    example = boxed("reveal 0 0")
 
     def __init__(
         self,
@@ -132,7 +123,7 @@ class Minesweeper(Game[Move]):
         # Mines must fit on the smallest board that may be drawn.
         smallest = (self._given_rows or _DRAWN_SIZES[0]) * (self._given_cols or _DRAWN_SIZES[0])
         self._given_mines = optional(integer, "num_mines", num_mines, 1, smallest - _CLEARED)
-        self._given_turns = optional(integer, "max_turns", max_turns, 1, _MAX_TURNS)
+        self._given_turns = optional(integer, "max_turns", max_turns, 1, MAX_TURNS)
         self.no_guess = flag("no_guess", no_guess)
 
     @property
@@ -169,14 +160,8 @@ class Minesweeper(Game[Move]):
             "The board shows . for a closed cell, F for a marked one and a number for an open one; "
             "row and column numbers are at its edges.\n"
             "After thinking, format your final answer inside \\boxed{...}, "
-            f"for example, {self._example()}."
+            f"for example, {self.example}."
         )
-
-    def _expected(self) -> str:
-        return "reveal or flag, a row and a column inside \\boxed{}"
-
-    def _example(self) -> str:
-        return boxed("reveal 0 0")
 
     def _parse(self, content: str) -> Move | None:
         match = _MOVE.fullmatch(content)
@@ -186,13 +171,13 @@ class Minesweeper(Game[Move]):
         command, row, column = move
         turn = f"At turn {self.turn}, "
         if command not in _COMMANDS:
-            return Outcome(f"{turn}your command was {command}, not reveal or flag.", valid=False)
+            return refused(f"{turn}your command was {command}, not reveal or flag.")
         if not (0 <= row < self.rows and 0 <= column < self.cols):
-            return Outcome(f"{turn}you chose {row} {column}, which is off the board.", valid=False)
+            return refused(f"{turn}you chose {row} {column}, which is off the board.")
         number = row * (self.cols + 1) + column
         bit = 1 << number
         if bit & self.opened:
-            return Outcome(f"{turn}you chose {row} {column}, which is open already.", valid=False)
+            return refused(f"{turn}you chose {row} {column}, which is open already.")
         if command == "flag":
             self.flags ^= bit
             marked = bool(self.flags & bit)
@@ -200,9 +185,7 @@ class Minesweeper(Game[Move]):
             done = "marked" if marked else "took the mark from"
             return Outcome(f"{turn}you {done} {row} {column}.")
         if bit & self.flags:
-            return Outcome(
-                f"{turn}you tried to reveal {row} {column}, which is marked.", valid=False
-            )
+            return refused(f"{turn}you tried to reveal {row} {column}, which is marked.")
         return self._reveal(f"{turn}you revealed {row} {column}", number)
 
     def _reveal(self, said: str, number: int) -> Outcome:
@@ -217,17 +200,13 @@ class Minesweeper(Game[Move]):
         fresh = flood(board, mines, self.opened | self.flags, number)
         self.opened |= fresh
         count = 0
-        for cell in bits_of(fresh):
+        for cell in bits(fresh):
             self._text[cell] = _NUMBERS[(mines & board.around[cell]).bit_count()]
             count += 1
         safe = board.cells & ~mines
         reward = SUCCESS_REWARD * count / safe.bit_count()
         if self.opened == safe:
-            return Outcome(
-                f"Congratulations! You opened all safe cells in {self.turn} turns.",
-                reward,
-                won=True,
-            )
+            return self._won("opened all safe cells", reward)
         return Outcome(f"{said} and opened {count} cell(s).", reward)
 
     def _place_mines(self, board: Grid, first: int) -> None:
@@ -254,7 +233,7 @@ class Minesweeper(Game[Move]):
         if left:
             return self._written("reveal", self.action_rng.choice(left))
         # Every closed cell is marked; after the end, any command will do.
-        return self._written("flag", next(bits_of(self.flags), 0))
+        return self._written("flag", next(bits(self.flags), 0))
 
     def _written(self, command: str, cell: int) -> str:
         row, column = divmod(cell, self.cols + 1)
@@ -269,14 +248,14 @@ class Minesweeper(Game[Move]):
             numbers = numbers_beside(board, self.mines, self.opened)
             found = risks(board, self.opened, numbers, self.num_mines)
             _, safest = min(found, default=(0.0, 1))
-            cell = next(bits_of(safest))
+            cell = next(bits(safest))
         return self._written("flag" if self.flags >> cell & 1 else "reveal", cell)
 
 
 @cache
 def _cells(rows: int, cols: int) -> tuple[int, ...]:
     """Return the number of every cell's bit."""
-    return tuple(bits_of(grid(rows, cols).cells))
+    return tuple(bits(grid(rows, cols).cells))
 
 
 @cache
@@ -309,7 +288,7 @@ def flood(board: Grid, mines: int, blocked: int, cell: int) -> int:
 def numbers_beside(board: Grid, mines: int, opened: int) -> dict[int, int]:
     """Return the numbers of the open cells that have closed neighbours."""
     beside = opened & board.spread(board.cells & ~opened)
-    return {cell: (mines & board.around[cell]).bit_count() for cell in bits_of(beside)}
+    return {cell: (mines & board.around[cell]).bit_count() for cell in bits(beside)}
 
 
 def certain(board: Grid, mines: int, first: int) -> bool:
@@ -324,7 +303,7 @@ def certain(board: Grid, mines: int, first: int) -> bool:
                 fresh |= cells
         if not fresh:
             return False
-        for cell in bits_of(fresh):
+        for cell in bits(fresh):
             if not opened >> cell & 1:
                 opened |= flood(board, mines, opened, cell)
     return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gem.envs.games.base import SUCCESS_REWARD, Game, Outcome, boxed
+from gem.envs.games.base import MAX_TURNS, Game, Outcome, boxed, completed, refused
 from gem.envs.games.sokoban_rooms import (
     DIRECTIONS,
     Start,
@@ -18,7 +18,6 @@ from gem.parameters import integer, optional
 
 _SIDES = (3, 12)
 _MAX_BOXES = 10
-_MAX_TURNS = 10**6
 # States that the oracle may open.
 _MAX_STATES = 20_000
 
@@ -46,8 +45,8 @@ class Sokoban(Game[str]):
         player: Index of the player's cell.
     """
 
-    request = "Enter your move."
-    action_name = "move"
+    expected = "up, down, left or right"
+    example = boxed("up")
 
     def __init__(
         self,
@@ -74,18 +73,17 @@ class Sokoban(Game[str]):
             ConfigurationError: A value is not allowed, or the room is too small for the boxes.
         """
         super().__init__(format_error_ends=format_error_ends, seed=seed)
-        given = (
+        candidates = completed(
+            _CANDIDATES,
             optional(_dimensions, "dim_room", dim_room),
             optional(integer, "num_boxes", num_boxes, 1, _MAX_BOXES),
-            optional(integer, "max_turns", max_turns, 1, _MAX_TURNS),
+            optional(integer, "max_turns", max_turns, 1, MAX_TURNS),
         )
-        self._candidates = list(
-            dict.fromkeys(
-                (given[0] or dim, given[1] or boxes, given[2] or turns)
-                for dim, boxes, turns in _CANDIDATES
-                if (given[1] or boxes) <= capacity(*(given[0] or dim))
-            )
-        )
+        self._candidates: list[tuple[tuple[int, int], int, int]] = [
+            (dim, boxes, turns)
+            for dim, boxes, turns in dict.fromkeys(candidates)
+            if boxes <= capacity(*dim)
+        ]
         if not self._candidates:
             raise ConfigurationError(
                 "num_boxes must be at most the number of rows or columns inside the walls (of "
@@ -129,14 +127,8 @@ class Sokoban(Game[str]):
             "  - O is an empty goal\n"
             "  - _ is empty floor\n"
             "After thinking, format your final answer inside \\boxed{...}, "
-            f"for example, {self._example()}."
+            f"for example, {self.example}."
         )
-
-    def _expected(self) -> str:
-        return "up, down, left or right inside \\boxed{}"
-
-    def _example(self) -> str:
-        return boxed("up")
 
     def _parse(self, content: str) -> str | None:
         direction = content.lower()
@@ -147,9 +139,7 @@ class Sokoban(Game[str]):
         before, after = self.player, self.player + offset
         blocked = self._blocked(after, offset)
         if blocked:
-            return Outcome(
-                f"At turn {self.turn}, you tried to move {move}, but {blocked}.", valid=False
-            )
+            return refused(f"At turn {self.turn}, you tried to move {move}, but {blocked}.")
         if self._plan:
             self._plan = self._plan[1:] if move == self._plan[0] else None
         pushed = self.boxes >> after & 1
@@ -160,11 +150,7 @@ class Sokoban(Game[str]):
         self._draw(before)
         self._draw(after)
         if self.boxes == self.room.goals:
-            return Outcome(
-                f"Congratulations! You pushed every box onto a goal in {self.turn} turns.",
-                SUCCESS_REWARD,
-                won=True,
-            )
+            return self._won("pushed every box onto a goal")
         return Outcome(
             f"At turn {self.turn}, you moved {move}{' and pushed a box' if pushed else ''}."
         )

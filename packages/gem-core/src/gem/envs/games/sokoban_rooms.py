@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from random import Random
 from typing import NamedTuple
 
+from gem.envs.games.boards import bits
+
 DIRECTIONS = ("up", "down", "left", "right")
 
 # Bounds on the work of one reset: rooms carved, rooms in which all boxes could be pulled off the
@@ -68,7 +70,7 @@ def generate(rng: Random, rows: int, columns: int, num_boxes: int, max_turns: in
     found = []
     for _ in range(_ROOMS):
         floor = _carved(rng, rows, columns, num_boxes)
-        goals = sum(1 << cell for cell in rng.sample(list(_cells(floor)), num_boxes))
+        goals = sum(1 << cell for cell in rng.sample(list(bits(floor)), num_boxes))
         room = Room(columns, floor, goals)
         pushes, start, states = _pulled(rng, room, moves, left)
         left -= states
@@ -85,11 +87,8 @@ def generate(rng: Random, rows: int, columns: int, num_boxes: int, max_turns: in
 
 def _carved(rng: Random, rows: int, columns: int, num_boxes: int) -> int:
     """Return a connected floor: the inside of the walls, less some of its cells."""
-    floor = 0
-    for row in range(1, rows - 1):
-        for column in range(1, columns - 1):
-            floor |= 1 << (row * columns + column)
-    cells = list(_cells(floor))
+    floor = _inside(rows, columns)
+    cells = list(bits(floor))
     kept = max(round(len(cells) * rng.uniform(0.6, 1.0)), 3 * num_boxes + 3)
     rng.shuffle(cells)
     fillable = len(cells) - kept
@@ -130,7 +129,7 @@ def _pulled(rng: Random, room: Room, moves: int, max_states: int) -> tuple[int, 
                 if step > moves:
                     break
                 for offset, cells in zip(offsets, spots, strict=True):
-                    for cell in _cells(layer & cells):
+                    for cell in bits(layer & cells):
                         after = boxes ^ (1 << cell | 1 << (cell + offset))
                         if (after, cell - offset) in seen_states:
                             continue
@@ -147,7 +146,7 @@ def _pulled(rng: Random, room: Room, moves: int, max_states: int) -> tuple[int, 
     _, before, boxes, players = best
     # The player may walk away with the moves that are left.
     walks = zip(range(moves - before + 1), _layers(players, floor & ~boxes, width), strict=False)
-    player = rng.choice([cell for _, layer in walks for cell in _cells(layer)])
+    player = rng.choice([cell for _, layer in walks for cell in bits(layer)])
     return best_pushes, Start(room, boxes, player), len(seen_states)
 
 
@@ -161,11 +160,14 @@ def _plain_start(rows: int, columns: int, num_boxes: int) -> Start:
     along, across = (columns, 1) if upright else (1, columns)
     corner = columns + 1
     goals = sum(1 << (corner + i * along) for i in range(num_boxes))
-    floor = 0
-    for row in range(1, rows - 1):
-        for column in range(1, columns - 1):
-            floor |= 1 << (row * columns + column)
-    return Start(Room(columns, floor, goals), _shift(goals, across), corner + 2 * across)
+    room = Room(columns, _inside(rows, columns), goals)
+    return Start(room, _shift(goals, across), corner + 2 * across)
+
+
+def _inside(rows: int, columns: int) -> int:
+    """Return the cells inside the outer walls."""
+    line = ((1 << (columns - 2)) - 1) << 1
+    return sum(line << row * columns for row in range(1, rows - 1))
 
 
 def solve(start: Start, max_moves: int, max_states: int) -> list[str] | None:
@@ -202,7 +204,7 @@ def solve(start: Start, max_moves: int, max_states: int) -> list[str] | None:
         spots = [_shift(boxes & _shift(free & alive, -o), -o) for o in offsets]
         for step, layer in enumerate(_layers(1 << player, free, width), moves + 1):
             for offset, cells in zip(offsets, spots, strict=True):
-                for cell in _cells(layer & cells):
+                for cell in bits(layer & cells):
                     box = cell + offset
                     after = boxes ^ (1 << box | 1 << (box + offset))
                     if moves_to.get((after, box), _FAR) <= step:
@@ -248,7 +250,7 @@ def _push_distances(room: Room) -> list[dict[int, int]]:
     The box is alone in the room and the player is always where it must be: a lower bound.
     """
     tables = []
-    for goal in _cells(room.goals):
+    for goal in bits(room.goals):
         pushes = {goal: 0}
         queue = [goal]
         for cell in queue:
@@ -265,7 +267,7 @@ def _push_distances(room: Room) -> list[dict[int, int]]:
 
 def _pushes_needed(tables: list[dict[int, int]], boxes: int) -> int:
     """Return a lower bound on the pushes to the end: every box to a goal, a box to every goal."""
-    cells = list(_cells(boxes))
+    cells = list(bits(boxes))
     pushes = [[table.get(cell, _FAR) for cell in cells] for table in tables]
     to_every_goal: int = sum(map(min, pushes))
     of_every_box: int = sum(map(min, zip(*pushes, strict=True)))
@@ -289,11 +291,3 @@ def _layers(start: int, free: int, width: int) -> Iterator[int]:
 def _shift(cells: int, offset: int) -> int:
     """Move every cell by an offset."""
     return cells << offset if offset > 0 else cells >> -offset
-
-
-def _cells(cells: int) -> Iterator[int]:
-    """Yield the indices in a bit set, lowest first."""
-    while cells:
-        lowest = cells & -cells
-        yield lowest.bit_length() - 1
-        cells ^= lowest

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from random import Random
 
-from gem.envs.games.base import Game, Outcome, boxed, integers
+from gem.envs.games.base import MAX_TURNS, Game, Outcome, boxed, completed, integers, refused
+from gem.envs.games.boards import bits
 from gem.errors import ConfigurationError
 from gem.parameters import choice, integer, optional
 
 Move = tuple[int, ...]
 
 _SCALES = (4, 9)
-_MAX_TURNS = 10**6
 # Guesses that proving a solution unique may take.
 _MAX_GUESSES = 100
 
@@ -42,8 +42,7 @@ class Sudoku(Game[Move]):
         solution: The numbers to find, row by row.
     """
 
-    request = "Enter your move."
-    action_name = "move"
+    expected = "row, column and number"
 
     def __init__(
         self,
@@ -69,18 +68,17 @@ class Sudoku(Game[Move]):
             ConfigurationError: A value is not allowed, or there are not so many cells.
         """
         super().__init__(format_error_ends=format_error_ends, seed=seed)
-        given = (
+        candidates = completed(
+            _CANDIDATES,
             optional(choice, "scale", scale, _SCALES),
             optional(integer, "max_empty", max_empty, 1, max(_SCALES) ** 2),
-            optional(integer, "max_turns", max_turns, 1, _MAX_TURNS),
+            optional(integer, "max_turns", max_turns, 1, MAX_TURNS),
         )
-        self._candidates = list(
-            dict.fromkeys(
-                (given[0] or size, given[1] or empty, given[2] or turns)
-                for size, empty, turns in _CANDIDATES
-                if (given[1] or empty) <= (given[0] or size) ** 2
-            )
-        )
+        self._candidates = [
+            (size, empty, turns)
+            for size, empty, turns in dict.fromkeys(candidates)
+            if empty <= size**2
+        ]
         if not self._candidates:
             raise ConfigurationError(
                 f"max_empty must be at most scale * scale, "
@@ -94,6 +92,7 @@ class Sudoku(Game[Move]):
 
     def _start(self) -> None:
         self.scale, self.max_empty, self.max_turns = self.rng.choice(self._candidates)
+        self.example = boxed(f"1 2 {self.scale}")
         solution = full_grid(self.rng, self.scale)
         self._set_up(solution, emptied(self.rng, solution, self.max_empty))
 
@@ -113,14 +112,8 @@ class Sudoku(Game[Move]):
             f"Rows and columns are numbered from 1 to {scale}, and '.' is an empty cell. "
             "Filled cells cannot be changed.\n"
             "Answer with row, column and number. After thinking, format your final answer inside "
-            f"\\boxed{{...}}, for example, {self._example()} to put {scale} in row 1, column 2."
+            f"\\boxed{{...}}, for example, {self.example} to put {scale} in row 1, column 2."
         )
-
-    def _expected(self) -> str:
-        return "row, column and number inside \\boxed{}"
-
-    def _example(self) -> str:
-        return boxed(f"1 2 {self.scale}")
 
     def _parse(self, content: str) -> Move | None:
         numbers = integers(content)
@@ -131,12 +124,10 @@ class Sudoku(Game[Move]):
         scale = self.scale
         tried = f"At turn {self.turn}, you tried to put {number} in R{row} C{column}, "
         if not (1 <= row <= scale and 1 <= column <= scale and 1 <= number <= scale):
-            return Outcome(
-                f"{tried}but rows, columns and numbers go from 1 to {scale}.", valid=False
-            )
+            return refused(f"{tried}but rows, columns and numbers go from 1 to {scale}.")
         cell = (row - 1) * scale + column - 1
         if self.cells[cell]:
-            return Outcome(f"{tried}which is already filled.", valid=False)
+            return refused(f"{tried}which is already filled.")
         if number != self.solution[cell]:
             for name, unit in zip(("row", "column", "box"), _units(scale, cell), strict=True):
                 if number in [self.cells[other] for other in unit]:
@@ -146,11 +137,7 @@ class Sudoku(Game[Move]):
         self.left -= 1
         _draw(self._lines, scale, cell, number)
         if not self.left:
-            return Outcome(
-                f"Congratulations! You completed the Sudoku in {self.turn} turns.",
-                1 / self.num_empty,
-                won=True,
-            )
+            return self._won("completed the Sudoku", 1 / self.num_empty)
         return Outcome(
             f"At turn {self.turn}, you put {number} in R{row} C{column}, which is correct.",
             1 / self.num_empty,
@@ -371,11 +358,3 @@ def _unique(scale: int, allowed: Sequence[int], empty: int, cell: int, number: i
         return _Search(scale, max_guesses=_MAX_GUESSES).complete(others, empty) is None
     except _TooManyGuesses:
         return False
-
-
-def bits(cells: int) -> Iterator[int]:
-    """Yield the indices in a bit set, lowest first."""
-    while cells:
-        lowest = cells & -cells
-        yield lowest.bit_length() - 1
-        cells ^= lowest

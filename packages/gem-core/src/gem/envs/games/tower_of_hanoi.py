@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from gem.envs.games.base import SUCCESS_REWARD, Game, Outcome, boxed
+from gem.envs.games.base import MAX_TURNS, Game, Outcome, boxed, refused
 from gem.parameters import integer, optional
 
 Move = tuple[int, int]
@@ -12,9 +12,8 @@ Move = tuple[int, int]
 
 _PEGS = "ABC"
 _GOAL = 2
-_MOVE = re.compile(r"([A-Ca-c])[\s,]*([A-Ca-c])")
+_MOVE = re.compile(r"([A-C])[\s,]*([A-C])")
 _MAX_DISKS = 20
-_MAX_TURNS = 10**6
 
 # Disks to turns: one pair is drawn when the disks are left open.
 _TURNS = {3: 10, 4: 20, 5: 35}
@@ -35,8 +34,8 @@ class TowerofHanoi(Game[Move]):
         pegs: Disks on each peg, bottom first; 1 is the smallest.
     """
 
-    request = "Enter your move."
-    action_name = "move"
+    expected = "two of the pegs A, B and C"
+    example = boxed("A B")
 
     def __init__(
         self,
@@ -61,7 +60,7 @@ class TowerofHanoi(Game[Move]):
         """
         super().__init__(format_error_ends=format_error_ends, seed=seed)
         self._given_disks = optional(integer, "num_disks", num_disks, 1, _MAX_DISKS)
-        self._given_turns = optional(integer, "max_turns", max_turns, 1, _MAX_TURNS)
+        self._given_turns = optional(integer, "max_turns", max_turns, 1, MAX_TURNS)
 
     @property
     def oracle_success(self) -> float:  # type: ignore[override]
@@ -89,43 +88,28 @@ class TowerofHanoi(Game[Move]):
             "a smaller disk.\n"
             "The disks of each peg are listed from bottom to top; 1 is the smallest.\n"
             "After thinking, format your final answer as the source peg and the destination peg "
-            f"inside \\boxed{{...}}, for example, {self._example()}."
+            f"inside \\boxed{{...}}, for example, {self.example}."
         )
 
-    def _expected(self) -> str:
-        return "two of the pegs A, B and C inside \\boxed{}"
-
-    def _example(self) -> str:
-        return boxed("A B")
-
     def _parse(self, content: str) -> Move | None:
-        match = _MOVE.fullmatch(content)
-        if match is None:
-            return None
-        source, destination = match[1].upper(), match[2].upper()
-        return _PEGS.index(source), _PEGS.index(destination)
+        match = _MOVE.fullmatch(content.upper())
+        return (_PEGS.index(match[1]), _PEGS.index(match[2])) if match else None
 
     def _play(self, move: Move) -> Outcome:
         source, destination = move
         a, b = _PEGS[source], _PEGS[destination]
         tried = f"At turn {self.turn}, you tried to move a disk from {a} to {b}, but "
         if source == destination:
-            return Outcome(f"{tried}these are the same peg.", valid=False)
+            return refused(f"{tried}these are the same peg.")
         if not self.pegs[source]:
-            return Outcome(f"{tried}there is no disk on {a}.", valid=False)
+            return refused(f"{tried}there is no disk on {a}.")
         disk = self.pegs[source][-1]
         onto = self.pegs[destination]
         if onto and onto[-1] < disk:
-            return Outcome(
-                f"{tried}disk {disk} may not lie on the smaller disk {onto[-1]}.", valid=False
-            )
+            return refused(f"{tried}disk {disk} may not lie on the smaller disk {onto[-1]}.")
         onto.append(self.pegs[source].pop())
         if len(self.pegs[_GOAL]) == self.num_disks:
-            return Outcome(
-                f"Congratulations! You moved the whole tower to peg C in {self.turn} turns.",
-                SUCCESS_REWARD,
-                won=True,
-            )
+            return self._won("moved the whole tower to peg C")
         return Outcome(f"At turn {self.turn}, you moved disk {disk} from {a} to {b}.")
 
     def _board(self) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from functools import lru_cache
 
-from gem.envs.games.base import SUCCESS_REWARD, Game, Outcome, boxed
+from gem.envs.games.base import MAX_TURNS, Game, Outcome, boxed
 from gem.envs.games.wiki_backends import Backend, GraphBackend, Kiwix, MediaWiki, Page
 from gem.errors import ConfigurationError, DataError
 from gem.parameters import choice, flag, integer
@@ -23,7 +23,6 @@ _BACKENDS = ("graph", "mw", "kiwix")
 _MEDIAWIKI_URL = "https://en.wikipedia.org/w/api.php"
 _KIWIX_URL = "http://localhost:8080"
 _UNITS = ("characters", "words", "sentences")
-_MAX_TURNS = 10**6
 _MAX_CLICKS = 5
 _ATTEMPTS = 10
 _LONGEST_ECHO = 80
@@ -68,6 +67,7 @@ class WikiGame(Game[str]):
 
     request = "Enter the title of the next page."
     action_name = "title"
+    expected = "the title of a linked page"
     format_error_reward = WRONG_REWARD
 
     def __init__(
@@ -114,7 +114,7 @@ class WikiGame(Game[str]):
             ConfigurationError: A value is not allowed, or belongs to another backend.
         """
         super().__init__(format_error_ends=format_error_ends, seed=seed)
-        self.max_turns = integer("max_turns", max_turns, 1, _MAX_TURNS)
+        self.max_turns = integer("max_turns", max_turns, 1, MAX_TURNS)
         self.summary_length, self.summary_unit = _checked_length(page_summary_length)
         self.variant = choice("variant", variant, tuple(_RULES))
         kind = choice("backend", backend, _BACKENDS)
@@ -181,6 +181,7 @@ class WikiGame(Game[str]):
     def _arrived(self) -> None:
         """Remember and draw what the current page shows."""
         page = self.trail[-1]
+        self.example = boxed(page.links[0] if page.links else PREVIOUS)
         if self.variant == "eidetic":
             self.seen.update(dict.fromkeys((page.title, *page.links)))
         self._drawn = (
@@ -205,13 +206,6 @@ class WikiGame(Game[str]):
             "After thinking, give the title of the page to go to inside \\boxed{...}, exactly as "
             "it is listed."
         )
-
-    def _expected(self) -> str:
-        return "the title of a linked page inside \\boxed{}"
-
-    def _example(self) -> str:
-        links = self.trail[-1].links
-        return boxed(links[0] if links else PREVIOUS)
 
     def _last_move(self, action: str) -> str | None:
         # Nearly always the last box has no braces in it: that is seen at once.
@@ -244,11 +238,7 @@ class WikiGame(Game[str]):
         self.came_back = False
         self._arrived()
         if page.title == self.target.title:
-            return Outcome(
-                f"Congratulations! You reached the target page {page.title} in {self.turn} turns.",
-                SUCCESS_REWARD,
-                won=True,
-            )
+            return self._won(f"reached the target page {page.title}")
         if not page.links and self.variant == "noregrets":
             return Outcome(f"{said}, which has no links: the game is over.", lost=True)
         if not page.links and self.variant == "oneback":

@@ -7,7 +7,7 @@ from functools import cache
 from random import Random
 from typing import NamedTuple
 
-from gem.envs.games.base import Game, Outcome, boxed, integers
+from gem.envs.games.base import MAX_TURNS, Game, Outcome, boxed, integers, refused
 from gem.envs.games.boards import headed
 from gem.envs.games.words import words_of_length
 from gem.parameters import flag, integer, optional
@@ -16,7 +16,6 @@ Move = tuple[int, ...]
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _MAX_WORDS = 20
-_MAX_TURNS = 10**6
 # Shortest and longest hidden words.
 _LENGTHS = {False: (4, 7), True: (7, 12)}
 # Bounds on the work of one reset: arrangements of the words, places drawn for a word, rounds of
@@ -70,8 +69,8 @@ class WordSearch(Game[Move]):
         tried: Segments tried so far.
     """
 
-    request = "Enter your move."
-    action_name = "move"
+    expected = "start row, start column, end row and end column"
+    example = boxed("2 1 2 4")
 
     def __init__(
         self,
@@ -99,7 +98,7 @@ class WordSearch(Game[Move]):
         """
         super().__init__(format_error_ends=format_error_ends, seed=seed)
         self._given_hardcore = optional(flag, "hardcore", hardcore)
-        self.max_turns = integer("max_turns", max_turns, 1, _MAX_TURNS)
+        self.max_turns = integer("max_turns", max_turns, 1, MAX_TURNS)
         self.num_words = integer("num_words", num_words, 1, _MAX_WORDS)
         self.show_words = flag("show_words", show_words)
 
@@ -141,14 +140,8 @@ class WordSearch(Game[Move]):
             "are marked with [ ].\n"
             "Answer with the row and column of a word's first letter and the row and column of "
             "its last letter. After thinking, format your final answer inside \\boxed{...}, "
-            f"for example, {self._example()} for the word from row 2, column 1 to row 2, column 4."
+            f"for example, {self.example} for the word from row 2, column 1 to row 2, column 4."
         )
-
-    def _expected(self) -> str:
-        return "start row, start column, end row and end column inside \\boxed{}"
-
-    def _example(self) -> str:
-        return boxed("2 1 2 4")
 
     def _parse(self, content: str) -> Move | None:
         numbers = integers(content)
@@ -162,25 +155,21 @@ class WordSearch(Game[Move]):
         )
         last = len(self.grid) - 1
         if min(move) < 0 or max(move) > last:
-            return Outcome(f"{tried}but rows and columns go from 0 to {last}.", valid=False)
+            return refused(f"{tried}but rows and columns go from 0 to {last}.")
         if move in self.tried:
-            return Outcome(f"{tried}which has been already tried before.", valid=False)
+            return refused(f"{tried}which has been already tried before.")
         if start_row != end_row and start_column != end_column:
-            return Outcome(f"{tried}which is neither across nor down.", valid=False)
+            return refused(f"{tried}which is neither across nor down.")
         self.tried.add(move)
         word = self._words_at.get(move)
         if word is None:
             return Outcome(f"{tried}which is not a hidden word.")
         if word in self.found:
-            return Outcome(f"{tried}which is {word} that you found already.", valid=False)
+            return refused(f"{tried}which is {word} that you found already.")
         self.found.append(word)
         self._mark(move)
         if len(self.found) == self.num_words:
-            return Outcome(
-                f"Congratulations! You found all {self.num_words} words in {self.turn} turns.",
-                1 / self.num_words,
-                won=True,
-            )
+            return self._won(f"found all {self.num_words} words", 1 / self.num_words)
         return Outcome(f"{tried}which is the hidden word {word}.", 1 / self.num_words)
 
     def _mark(self, move: Move) -> None:
@@ -241,11 +230,7 @@ class WordSearch(Game[Move]):
 def vocabulary(hardcore: bool) -> tuple[str, ...]:
     """Return the words that may be hidden, upper case, sorted by length, then alphabetically."""
     low, high = _LENGTHS[hardcore]
-    return tuple(
-        word.upper()
-        for length in range(low, high + 1)
-        for word in words_of_length(hardcore, length)
-    )
+    return tuple(w for length in range(low, high + 1) for w in words_of_length(hardcore, length))
 
 
 @cache

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 
-from gem.envs.games.base import SUCCESS_REWARD, Game, Outcome, boxed
+from gem.envs.games.base import MAX_TURNS, SUCCESS_REWARD, Game, Outcome, boxed, letters, refused
 from gem.envs.games.words import words_of_length
 from gem.parameters import flag, integer, optional
 
-_LETTERS = re.compile(r"[A-Za-z]+(?:[\s,]+[A-Za-z]+)*")
-_SEPARATORS = re.compile(r"[\s,]+")
-_MAX_TURNS = 10**6
 LENGTHS = (3, 7)
 """Shortest and longest words of the bundled list."""
 
 
-@cache
-def words(length: int) -> tuple[str, ...]:
-    """Return the common words of one length, upper case, in alphabetical order."""
-    return tuple(word.upper() for word in words_of_length(False, length))
+words = partial(words_of_length, False)
+"""Returns the common words of one length, upper case, in alphabetical order."""
 
 
 class Wordle(Game[str]):
@@ -37,6 +31,9 @@ class Wordle(Game[str]):
         history: Feedback of every valid guess so far, in order.
         green: Positions (0-based) that were green so far.
     """
+
+    request = "Enter your guess."
+    action_name = "guess"
 
     def __init__(
         self,
@@ -62,7 +59,7 @@ class Wordle(Game[str]):
         """
         super().__init__(format_error_ends=format_error_ends, seed=seed)
         self._given_length = optional(integer, "word_length", word_length, *LENGTHS)
-        self._given_turns = optional(integer, "max_turns", max_turns, 1, _MAX_TURNS)
+        self._given_turns = optional(integer, "max_turns", max_turns, 1, MAX_TURNS)
         self.require_word = flag("require_word", require_word)
 
     def _start(self) -> None:
@@ -73,6 +70,8 @@ class Wordle(Game[str]):
         self.secret = self.rng.choice(words(self.word_length))
         self.history: dict[str, str] = {}
         self.green: set[int] = set()
+        self.expected = f"a word of {self.word_length} letters"
+        self.example = boxed(words(self.word_length)[0])
 
     def _instructions(self) -> str:
         return (
@@ -84,39 +83,28 @@ class Wordle(Game[str]):
             "  - Y (yellow): letter exists in the word but in the wrong position\n"
             "  - X (wrong): letter is not in the word\n"
             "After thinking, format your final answer inside \\boxed{...}, "
-            f"for example, {self._example()}."
+            f"for example, {self.example}."
         )
 
-    def _expected(self) -> str:
-        return f"a word of {self.word_length} letters inside \\boxed{{}}"
-
-    def _example(self) -> str:
-        return boxed(words(self.word_length)[0])
-
     def _parse(self, content: str) -> str | None:
-        return _SEPARATORS.sub("", content).upper() if _LETTERS.fullmatch(content) else None
+        return letters(content)
 
     def _play(self, move: str) -> Outcome:
         said = f"At turn {self.turn}, you guessed"
         if len(move) != self.word_length:
-            return Outcome(
-                f"{said} {len(move)} letter(s), but the secret word has {self.word_length}.",
-                valid=False,
+            return refused(
+                f"{said} {len(move)} letter(s), but the secret word has {self.word_length}."
             )
         if self.require_word and move not in _word_set(self.word_length):
-            return Outcome(f"{said} {move}, which is not in the word list.", valid=False)
+            return refused(f"{said} {move}, which is not in the word list.")
         if move in self.history:
-            return Outcome(f"{said} {move}, which has been already guessed before.", valid=False)
+            return refused(f"{said} {move}, which has been already guessed before.")
         marks = self.history[move] = mark(move, self.secret)
         fresh = {i for i, m in enumerate(marks) if m == "G"} - self.green
         self.green |= fresh
         reward = 0.5 * SUCCESS_REWARD * len(fresh) / self.word_length
         if move == self.secret:
-            return Outcome(
-                f"Congratulations! You guessed the secret word {move} in {self.turn} turns.",
-                reward + 0.5 * SUCCESS_REWARD,
-                won=True,
-            )
+            return self._won(f"guessed the secret word {move}", reward + 0.5 * SUCCESS_REWARD)
         return Outcome(f"{said} {move}.\nFeedback:\n{move}\n{marks}", reward)
 
     def _state(self) -> str:

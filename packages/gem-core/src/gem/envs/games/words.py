@@ -20,5 +20,5 @@ def word_list(hardcore: bool) -> tuple[str, ...]:
 
 @cache
 def words_of_length(hardcore: bool, length: int) -> tuple[str, ...]:
-    """Return the words of one length, lower case, in alphabetical order; see `word_list`."""
-    return tuple(word for word in word_list(hardcore) if len(word) == length)
+    """Return the words of one length, upper case, in alphabetical order; see `word_list`."""
+    return tuple(word.upper() for word in word_list(hardcore) if len(word) == length)
