@@ -69,9 +69,7 @@ def fingerprint(trajectory: Trajectory) -> Fingerprint:
     if trajectory.final_observation is not None:
         seen.append(canonical(trajectory.final_observation))
     return Fingerprint(
-        __version__,
-        _digest([task.env_id, dict(task.params), task.seed, actions]),
-        _digest(seen),
+        __version__, _digest([task.env_id, dict(task.params), task.seed, actions]), _digest(seen)
     )
 
 

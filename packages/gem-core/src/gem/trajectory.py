@@ -362,8 +362,7 @@ def _with_nan(values: list[float | None] | None) -> list[float] | None:
 
 
 def turn_table(
-    trajectories: Iterable[Trajectory],
-    values: Sequence[Sequence[float]] | None = None,
+    trajectories: Iterable[Trajectory], values: Sequence[Sequence[float]] | None = None
 ) -> TurnTable:
     """Make the table of turns that `gem.advantage` works on.
 

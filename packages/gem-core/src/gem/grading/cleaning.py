@@ -8,14 +8,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from gem.grading.vocabulary import (
-    REST,
-    SCALES,
-    UNITS,
-    changes_number,
-    is_counted,
-    is_notation,
-)
+from gem.grading.vocabulary import REST, SCALES, UNITS, changes_number, is_counted, is_notation
 
 _POWERS = {"square": "2", "sq": "2", "cubic": "3"}
 _NO_UNITS = frozenset({"and", "mod"})

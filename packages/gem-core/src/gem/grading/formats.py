@@ -133,10 +133,7 @@ def _boxed_in_tag(reply: str) -> str | None:
 
 
 BOXED = AnswerFormat(
-    "boxed",
-    "After thinking, give your final answer inside \\boxed{}.",
-    _boxed,
-    "\\boxed{{}}",
+    "boxed", "After thinking, give your final answer inside \\boxed{}.", _boxed, "\\boxed{{}}"
 )
 r"""The last `\boxed{...}` is the answer; there is no answer if the last box is not closed.
 

@@ -15,14 +15,7 @@ from typing import Any
 
 from gem.blame import boundary
 from gem.errors import ConfigurationError
-from gem.sandbox import (
-    AutoExecutor,
-    BwrapExecutor,
-    Executor,
-    Limits,
-    Result,
-    SubprocessExecutor,
-)
+from gem.sandbox import AutoExecutor, BwrapExecutor, Executor, Limits, Result, SubprocessExecutor
 
 _INSIDE = Path(__file__).with_name("inside")
 _ROOM = 4 << 20

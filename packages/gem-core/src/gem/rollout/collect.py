@@ -126,11 +126,7 @@ class _Player:
     """An episode, its current environment and its failed attempts."""
 
     def __init__(
-        self,
-        episode: Episode,
-        make_env: Callable[[], Env],
-        retries: int,
-        timeout_s: float | None,
+        self, episode: Episode, make_env: Callable[[], Env], retries: int, timeout_s: float | None
     ) -> None:
         self.episode = episode
         self.env = HeldEnv(make_env)

@@ -104,9 +104,7 @@ class ChatFormat:
 
     def _decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         text = self.tokenizer.decode(
-            list(ids),
-            skip_special_tokens=skip_special_tokens,
-            clean_up_tokenization_spaces=False,
+            list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
         return str(text)
 

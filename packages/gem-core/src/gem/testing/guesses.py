@@ -178,10 +178,7 @@ def _guesses(items: Sequence[_Item], place: int, slow: bool) -> Iterator[tuple[s
     recorded = items[place].recorded
     if recorded is not None and _NUMBER.search(recorded):
         for text in ("nan", "inf", "0", "1"):
-            yield (
-                f"the recorded answer with {text} for every number",
-                _NUMBER.sub(text, recorded),
-            )
+            yield (f"the recorded answer with {text} for every number", _NUMBER.sub(text, recorded))
         if _NUMBER.fullmatch(recorded):
             yield (
                 "the recorded number with the other sign",

@@ -227,8 +227,7 @@ def check_rewards(subject: Subject) -> str:
     if won and lost:
         best, consolation = max(won), max(lost)
         require(
-            consolation < best,
-            f"a lost episode pays {consolation:g}, the best won one {best:g}",
+            consolation < best, f"a lost episode pays {consolation:g}, the best won one {best:g}"
         )
     return f"returns from {min(returns):g} to {max(returns):g}"
 

@@ -9,14 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from gem.core import Env
-from gem.testing.playing import (
-    Policy,
-    Score,
-    cpu_time,
-    oracle_policy,
-    random_policy,
-    score,
-)
+from gem.testing.playing import Policy, Score, cpu_time, oracle_policy, random_policy, score
 
 if TYPE_CHECKING:
     from gem.testing.elsewhere import OtherProcess

@@ -78,11 +78,7 @@ def _other_of_this_process() -> OtherProcess:
 
 
 def _check(
-    id: str,
-    *,
-    params: dict[str, Any],
-    options: dict[str, Any],
-    other: OtherProcess | None = None,
+    id: str, *, params: dict[str, Any], options: dict[str, Any], other: OtherProcess | None = None
 ) -> Outcome:
     began = time.perf_counter()
     other = other or _other_of_this_process()

@@ -38,10 +38,7 @@ class EpisodeTracking(Wrapper):
         observation, reward, terminated, truncated, info = self.env.step(action)
         self.step_counter += 1
         self.cumulative_rewards += reward
-        counted = {
-            "step_counter": self.step_counter,
-            "cumulative_rewards": self.cumulative_rewards,
-        }
+        counted = {"step_counter": self.step_counter, "cumulative_rewards": self.cumulative_rewards}
         return observation, reward, terminated, truncated, {**info, **counted}
 
     def spawn(self: EnvT, same_state: bool = False, seed: int | None = None) -> EnvT:

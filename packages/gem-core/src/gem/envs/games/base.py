@@ -107,16 +107,15 @@ class Game(Env, Generic[Move]):
             raise TypeError(f"action must be a str, got {type(action).__name__}")
         self.turn += 1
         move = self._last_move(action)
-        if move is None:
-            return self._format_error()
-        feedback, reward, won, valid, lost = outcome = self._play(move)
+        outcome = self._unreadable() if move is None else self._play(move)
+        feedback, reward, won, valid, lost = outcome
         ended = won or lost
         truncated = not ended and self.turn >= self.max_turns
-        if truncated:
+        if truncated and move is not None:
             reward += self._final_reward(outcome)
         self._over = ended or truncated
         last = _OUT_OF_TURNS if truncated else "" if ended else self.request
-        info = {"success": won, "format_error": False, "invalid_action": not valid}
+        info = {"success": won, "format_error": move is None, "invalid_action": not valid}
         return _lines(feedback, self._board(), last), reward, ended, truncated, info
 
     def render(self) -> str:
@@ -146,17 +145,13 @@ class Game(Env, Generic[Move]):
                 return move
         return None
 
-    def _format_error(self) -> Step:
+    def _unreadable(self) -> Outcome:
+        """Return the outcome of an action that cannot be read."""
         feedback = (
             f"At turn {self.turn}, you did not provide a valid {self.action_name}. "
             f"Expected {self.expected} inside \\boxed{{}}, for example {self.example}."
         )
-        truncated = not self.format_error_ends and self.turn >= self.max_turns
-        self._over = self.format_error_ends or truncated
-        last = _OUT_OF_TURNS if truncated else "" if self._over else self.request
-        info = {"success": False, "format_error": True, "invalid_action": False}
-        observation = _lines(feedback, self._board(), last)
-        return observation, self.format_error_reward, self.format_error_ends, truncated, info
+        return Outcome(feedback, self.format_error_reward, lost=self.format_error_ends)
 
     def _won(self, deed: str, reward: float = SUCCESS_REWARD) -> Outcome:
         """Return the outcome of the move that wins; `deed` is what the player did by it."""

@@ -212,10 +212,9 @@ def answers(hardcore: bool) -> Mapping[tuple[str, int], str]:
 
 
 @cache
-def _words(hardcore: bool) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Return the words, sorted by length, and their lengths."""
-    words = tuple(clue_book(hardcore))
-    return words, tuple(map(len, words))
+def _words(hardcore: bool) -> tuple[str, ...]:
+    """Return the words, sorted by length."""
+    return tuple(clue_book(hardcore))
 
 
 def drawn_puzzle(
@@ -231,12 +230,12 @@ def drawn_puzzle(
 
 def drawn_words(rng: random.Random, hardcore: bool, num_words: int, max_letters: int) -> list[str]:
     """Return different words with at most `max_letters` letters together."""
-    words, lengths = _words(hardcore)
+    words = _words(hardcore)
     drawn: list[str] = []
     while len(drawn) < num_words:
         others = num_words - len(drawn) - 1
         longest = max_letters - sum(map(len, drawn)) - _SHORTEST * others
-        word = words[rng.randrange(bisect_right(lengths, longest))]
+        word = words[rng.randrange(bisect_right(words, longest, key=len))]
         if word not in drawn:
             drawn.append(word)
     return drawn

@@ -5,14 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gem.envs.games.base import MAX_TURNS, Game, Outcome, boxed, completed, refused
-from gem.envs.games.sokoban_rooms import (
-    DIRECTIONS,
-    Start,
-    capacity,
-    generate,
-    offsets_of,
-    solve,
-)
+from gem.envs.games.sokoban_rooms import DIRECTIONS, Start, capacity, generate, offsets_of, solve
 from gem.errors import ConfigurationError
 from gem.parameters import integer, optional
 

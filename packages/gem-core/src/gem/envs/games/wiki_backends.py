@@ -12,7 +12,9 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -154,17 +156,15 @@ class GraphBackend:
         return self.graph.pages.get(title)
 
 
-class _Server:
-    """What asking a server has in common: delays, attempts, a deadline, a cache."""
+@dataclass(eq=False)
+class _Server(ABC):
+    """What asking a server has in common: delays, attempts, a deadline, a cache, disambiguation."""
 
-    def __init__(
-        self, url: str, query_delay_ms: int, max_query_attempts: int, query_use_cache: bool
-    ) -> None:
-        self.url = url
-        self.query_delay_ms = query_delay_ms
-        self.max_query_attempts = max_query_attempts
-        self.query_use_cache = query_use_cache
-        self.kept: dict[str, tuple[str, bytes] | None] = {}
+    url: str
+    query_delay_ms: int
+    max_query_attempts: int
+    query_use_cache: bool
+    kept: dict[str, tuple[str, bytes] | None] = field(default_factory=dict, init=False)
 
     def get(self, url: str) -> tuple[str, bytes] | None:
         """Return the final address and the body of an answer, None if there is no such page.
@@ -221,6 +221,38 @@ class _Server:
                 "the address of such a server?"
             ) from None
 
+    def random_page(self, rng: random.Random) -> Page:
+        """Return one of the pages that random letters lead to, so that seeds repeat."""
+        for _ in range(_RANDOM_TRIES):
+            titles = self._drawn_titles(rng)
+            found = self._exact(rng.choice(titles)) if titles else None
+            if found is not None and not found[1] and found[0].links:
+                return found[0]
+        raise DataError(f"{self.url}: no page with links in {_RANDOM_TRIES} attempts")
+
+    def page(self, title: str) -> Page | None:
+        """Follow redirects and the first option of a disambiguation; search for what is missing."""
+        found = self._exact(title)
+        if found is None:
+            titles = self._similar(title)
+            found = self._exact(titles[0]) if titles else None
+        if found is None or not found[1]:
+            return found and found[0]
+        options = map(self._exact, found[0].links[:_MAX_OPTIONS])
+        return next((option[0] for option in options if option and not option[1]), None)
+
+    @abstractmethod
+    def _drawn_titles(self, rng: random.Random) -> list[str]:
+        """Return some titles that random letters lead to."""
+
+    @abstractmethod
+    def _similar(self, title: str) -> list[str]:
+        """Return titles like a missing one, the best first."""
+
+    @abstractmethod
+    def _exact(self, title: str) -> tuple[Page, bool] | None:
+        """Return the page and whether it is a disambiguation, None if it is missing."""
+
 
 def _fetched(url: str, deadline: float) -> tuple[str, bytes]:
     request = urllib.request.Request(url, headers={"User-Agent": _USER_AGENT})
@@ -236,29 +268,13 @@ def _fetched(url: str, deadline: float) -> tuple[str, bytes]:
         return response.url, body
 
 
-def _first_living(
-    options: Iterable[str], look_up: Callable[[str], tuple[Page, bool] | None]
-) -> Page | None:
-    """Return the first option of a disambiguation that is a page and no disambiguation itself."""
-    for title in list(options)[:_MAX_OPTIONS]:
-        found = look_up(title)
-        if found is not None and not found[1]:
-            return found[0]
-    return None
-
-
 class MediaWiki(_Server):
     """Pages of a wiki through its MediaWiki API."""
 
-    def random_page(self, rng: random.Random) -> Page:
-        """Return one of the pages after random letters, from the beginning again after Z."""
-        for _ in range(_RANDOM_TRIES):
-            start = "".join(rng.choices(string.ascii_uppercase, k=3)).capitalize()
-            titles = self._titles_from(start) or self._titles_from("")
-            found = self._exact(rng.choice(titles)) if titles else None
-            if found is not None and not found[1] and found[0].links:
-                return found[0]
-        raise DataError(f"{self.url}: no page with links in {_RANDOM_TRIES} attempts")
+    def _drawn_titles(self, rng: random.Random) -> list[str]:
+        # The titles after the letters; after Z the list begins again.
+        start = "".join(rng.choices(string.ascii_uppercase, k=3)).capitalize()
+        return self._titles_from(start) or self._titles_from("")
 
     def _titles_from(self, start: str) -> list[str]:
         answer = self._query(
@@ -266,15 +282,9 @@ class MediaWiki(_Server):
         )
         return [entry["title"] for entry in answer.get("allpages", ())]
 
-    def page(self, title: str) -> Page | None:
-        """Follow redirects and the first option of a disambiguation; search for what is missing."""
-        found = self._exact(title)
-        if found is None:
-            hits = self._query(list="search", srsearch=title, srlimit="1").get("search", ())
-            found = self._exact(hits[0]["title"]) if hits else None
-        if found is None or not found[1]:
-            return found and found[0]
-        return _first_living(found[0].links, self._exact)
+    def _similar(self, title: str) -> list[str]:
+        hits = self._query(list="search", srsearch=title, srlimit="1").get("search", ())
+        return [hit["title"] for hit in hits]
 
     def _query(self, **parameters: str) -> dict[str, Any]:
         return dict(self._answer(parameters).get("query", {}))
@@ -291,7 +301,6 @@ class MediaWiki(_Server):
         return answer
 
     def _exact(self, title: str) -> tuple[Page, bool] | None:
-        """Return the page and whether it is a disambiguation, None if it is missing."""
         parameters = {
             "titles": title,
             "redirects": "1",
@@ -322,46 +331,20 @@ class MediaWiki(_Server):
 class Kiwix(_Server):
     """Pages of a ZIM file through `kiwix-serve`."""
 
-    def __init__(
-        self,
-        url: str,
-        zimfile: str,
-        query_delay_ms: int,
-        max_query_attempts: int,
-        query_use_cache: bool,
-    ) -> None:
-        super().__init__(url.rstrip("/"), query_delay_ms, max_query_attempts, query_use_cache)
+    def __init__(self, url: str, zimfile: str, *asking: Any) -> None:
+        super().__init__(url.rstrip("/"), *asking)
         self.zimfile = zimfile
 
-    def random_page(self, rng: random.Random) -> Page:
-        """Return a page suggested for random letters, so that seeds repeat."""
-        for _ in range(_RANDOM_TRIES):
-            titles = self._suggested("".join(rng.choices(string.ascii_lowercase, k=2)))
-            found = self._exact(rng.choice(titles)) if titles else None
-            if found is not None and not found[1] and found[0].links:
-                return found[0]
-        raise DataError(
-            f"{self.url}: no page with links in {self.zimfile!r} in {_RANDOM_TRIES} attempts"
-        )
+    def _drawn_titles(self, rng: random.Random) -> list[str]:
+        return self._similar("".join(rng.choices(string.ascii_lowercase, k=2)))
 
-    def page(self, title: str) -> Page | None:
-        """Follow redirects and the first option of a disambiguation; search for what is missing."""
-        found = self._exact(title)
-        if found is None:
-            titles = self._suggested(title)
-            found = self._exact(titles[0]) if titles else None
-        if found is None or not found[1]:
-            return found and found[0]
-        return _first_living(found[0].links, self._exact)
-
-    def _suggested(self, term: str) -> list[str]:
-        query = urllib.parse.urlencode({"content": self.zimfile, "term": term, "count": "10"})
+    def _similar(self, title: str) -> list[str]:
+        query = urllib.parse.urlencode({"content": self.zimfile, "term": title, "count": "10"})
         answer = self.ask(f"{self.url}/suggest?{query}")
         entries = answer if isinstance(answer, list) else []
         return [entry["value"] for entry in entries if entry.get("kind") == "path"]
 
     def _exact(self, title: str) -> tuple[Page, bool] | None:
-        """Return the page and whether it is a disambiguation, None if it is missing."""
         name = urllib.parse.quote(title.replace(" ", "_"), safe="")
         # Older ZIM files keep articles in a namespace of their own.
         for path in (name, f"A/{name}"):

@@ -173,13 +173,10 @@ class WordSearch(Game[Move]):
         return Outcome(f"{tried}which is the hidden word {word}.", 1 / self.num_words)
 
     def _mark(self, move: Move) -> None:
-        start_row, start_column, end_row, end_column = move
-        for row in range(min(start_row, end_row), max(start_row, end_row) + 1):
-            line = self._lines[row + 1]
-            for column in range(min(start_column, end_column), max(start_column, end_column) + 1):
-                at = 4 + 4 * column
-                line = f"{line[:at]}[{self.grid[row][column]}]{line[at + 3 :]}"
-            self._lines[row + 1] = line
+        ends = move[:2], move[2:]
+        for row, column in Segment(*map(min, *ends), *map(max, *ends)).cells():
+            line, at = self._lines[row + 1], 4 + 4 * column
+            self._lines[row + 1] = f"{line[:at]}[{self.grid[row][column]}]{line[at + 3 :]}"
         self._shown = self._joined()
 
     def _joined(self) -> str:

@@ -387,12 +387,7 @@ class _Test:
         tree = ast.fix_missing_locations(_Rewritten().visit(ast.parse(self.task["source"])))
         allowed = {k: v for k, v in vars(builtins).items() if k not in _TAKEN}
         scope = {
-            "__builtins__": {
-                **allowed,
-                "__import__": self._import,
-                "map": _map,
-                "filter": _filter,
-            },
+            "__builtins__": {**allowed, "__import__": self._import, "map": _map, "filter": _filter},
             "__name__": "__main__",
             "__gem_assert__": self._assert,
             "__gem_equal__": self._equal,

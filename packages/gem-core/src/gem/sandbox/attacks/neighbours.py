@@ -149,11 +149,7 @@ NEIGHBOURS = [
     Attack("signal every process and group", "processes", _SIGNALS, SMALL),
     Attack("reach the next program", "processes", _POISON, SMALL, after=_POISON_PROBE),
     Attack(
-        "leave links where the next program is put",
-        "processes",
-        _LINKS,
-        SMALL,
-        after=_POISON_PROBE,
+        "leave links where the next program is put", "processes", _LINKS, SMALL, after=_POISON_PROBE
     ),
     Attack("live on after the end of a session", "processes", _DAEMON, SMALL, session=True),
     Attack("signal other sessions", "processes", _SIGNALS, SMALL, session=True),
