@@ -10,6 +10,7 @@ import importlib.util
 import time
 from collections.abc import Awaitable, Generator, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -132,10 +133,17 @@ class FakeTraining:
         self.updates += 1
         return self._answer(tinker.OptimStepResponse(metrics={"grad_norm": 2.0}))
 
-    def save_state(self, name: str) -> Awaitable[Any]:
+    def save_state(self, name: str, ttl_seconds: int | None = None) -> Awaitable[Any]:
         path = f"tinker://run/weights/{name}"
         self.service.states[path] = self.updates
         return self._answer(SavedState(path))
+
+    save_weights_for_sampler = save_state
+
+    def create_sampling_client(self, path: str, record_stability_info: bool) -> Any:
+        """Return what the cookbook asks for its result at once."""
+        sampler = FakeSampler(self.service, self.service.states[path])
+        return SimpleNamespace(result=lambda: sampler)
 
     def _answer(self, value: Any) -> Awaitable[Any]:
         return Answer(self.poison or value)
@@ -176,7 +184,9 @@ class FakeService:
         self.clients.append((base_model, kwargs))
         return Answer(FakeTraining(self, 0))
 
-    def create_training_client_from_state_with_optimizer(self, path: str) -> Awaitable[Any]:
+    def create_training_client_from_state_with_optimizer(
+        self, path: str, **kwargs: Any
+    ) -> Awaitable[Any]:
         self.clients.append(path)
         return Answer(FakeTraining(self, self.states[path]))
 
@@ -188,14 +198,20 @@ def logprob(updates: int) -> float:
 
 @pytest.fixture
 def service(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> FakeService:
-    """The service that `gem_tinker.train` talks to; nothing is probed."""
+    """The service that the SDK's clients talk to; nothing is probed by `gem_tinker.train`."""
     from gem_tinker import train
 
     made = FakeService(tokenizer)
 
+    class Client(FakeService):
+        """All clients share the state of one service."""
+
+        def __init__(self, **_: Any) -> None:
+            self.__dict__ = made.__dict__
+
     async def probed(config: Any) -> str:
         return "hosted"
 
-    monkeypatch.setattr(tinker, "ServiceClient", lambda **_: made)
+    monkeypatch.setattr(tinker, "ServiceClient", Client)
     monkeypatch.setattr(train, "probe", probed)
     return made

@@ -9,7 +9,7 @@ import pytest
 
 from gem.errors import ConfigurationError, RolloutError
 from gem.testing.golden import golden_batch, golden_turn_rows
-from gem_tinker.advantage import Objective, Row, batch_rows, to_datums, trained_rows
+from gem_tinker.advantage import Objective, batch_rows, to_datums, trained_rows
 
 SERVERS = ("hosted", "skyrl_train", "skyrl_jax")
 
@@ -91,9 +91,7 @@ def test_a_datum_that_was_tampered_with_is_not_shown() -> None:
     episodes = golden_batch()
     rows, _ = batch_rows(episodes, "rebn", 0.9)
     to_datums(rows, Objective("token-mean", "hosted"))
-    rows[0] = Row(
-        rows[0].episode, rows[0].tokens, rows[0].advantages * 2, rows[0].factor, rows[0].datum
-    )
+    rows[0].advantages = rows[0].advantages * 2
     with pytest.raises(RolloutError, match="other advantages"):
         trained_rows(rows, episodes)
 

@@ -19,12 +19,18 @@ from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
 from gem.errors import ConfigurationError, RolloutError
-from gem.rollout import Budget
 from gem.tasks import Task
 from gem_tinker import cookbook, cookbook_train
-from gem_tinker.cookbook import GemDatasetBuilder, GemGroupBuilder, LeaveOut, Played, Playing
+from gem_tinker.cookbook import GemDatasetBuilder, GemGroupBuilder, LeaveOut, Played
 
-PLAYING = Playing("m", Budget(12, 200, 100, turns=3))
+DATASET = GemDatasetBuilder(
+    model_name="m",
+    train="gem:test:Scripted-v0?n=16",
+    turn_tokens=12,
+    response_tokens=200,
+    prompt_tokens=100,
+    turns=3,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +60,7 @@ class Policy:
 
 
 def group(size: int = 1, **params: Any) -> GemGroupBuilder:
-    return GemGroupBuilder(Task("test:Scripted-v0", 0, params), PLAYING, size)
+    return GemGroupBuilder(Task("test:Scripted-v0", 0, params), DATASET, size)
 
 
 def played(builder: GemGroupBuilder, policy: Any, strategy: Any = None) -> Any:
@@ -107,9 +113,8 @@ def test_a_turn_that_is_longer_than_agreed_is_refused(tokenizer: Any) -> None:
 
 
 def test_an_episode_ends_where_a_whole_turn_no_longer_fits(tokenizer: Any) -> None:
-    tight = GemGroupBuilder(
-        Task("test:Scripted-v0", 0), Playing("m", Budget(12, 60, 100, turns=9)), 1
-    )
+    dataset = chz.replace(DATASET, response_tokens=60, turns=9)
+    tight = GemGroupBuilder(Task("test:Scripted-v0", 0), dataset, 1)
     [trajectory] = played(tight, Policy(tokenizer, "abc"), LeaveOut()).trajectories_G
     assert trajectory.episode.end == "token_budget"
     assert 1 <= len(trajectory.transitions) < 9
@@ -171,10 +176,10 @@ def test_our_launcher_takes_the_stock_keys_and_its_own() -> None:
     ("argument", "message"),
     [
         ("max_tokens=13", "max_tokens"),
-        ("advantage=gae", "no critic"),
+        ("advantage=gae", "no value head"),
         ("kl_penalty_coef=0.1", "kl_penalty_coef"),
         ("remove_constant_reward_groups=True", "statistics"),
-        ("loss_fn=stable_reinforce", "provenance"),
+        ("loss_fn=stable_reinforce", "loss_fn must be one of"),
         ("rollout_error_tolerance=True", "max_failed_fraction"),
         ("temperature=0.5", "temperature"),
         ("server=vllm", "server"),

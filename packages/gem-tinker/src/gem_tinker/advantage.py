@@ -8,17 +8,18 @@ goes into the advantages as one factor a datum.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
 import tinker
 from numpy.typing import NDArray
 
-from gem.advantage import advantages
 from gem.errors import ConfigurationError, RolloutError
+from gem.training.estimate import PerTurn, turn_advantages
 from gem.training.record import TrainedRow
-from gem.trajectory import TrainingRow, Trajectory, turn_table
+from gem.training.rows import PlacedRow, placed_rows
+from gem.trajectory import Trajectory
 
 Floats32: TypeAlias = NDArray[np.float32]
 
@@ -66,28 +67,20 @@ class Objective:
 
 
 @dataclass
-class Row:
+class Row(PlacedRow):
     """One training row: what was played, what it is worth, what is sent."""
 
-    episode: int
-    """Index of the episode in the batch."""
-    tokens: TrainingRow
-    advantages: Floats32
+    advantages: Floats32 = field(default_factory=lambda: np.zeros(0, np.float32))
     """Of each token of the response, before the factor."""
     factor: Floats32 | None = None
     """What the server's way of adding up makes of them; set by `to_datums`."""
     datum: tinker.Datum | None = None
     """Set by `to_datums`."""
 
-    @property
-    def sampled(self) -> int:
-        """Number of tokens that the policy sampled."""
-        return sum(self.tokens.mask)
-
 
 def batch_rows(
     episodes: Sequence[Trajectory], advantage: str, gamma: float
-) -> tuple[list[Row], list[list[float]]]:
+) -> tuple[list[Row], PerTurn]:
     """Return the rows of all episodes that count, and the advantages `[episode][turn]`.
 
     Args:
@@ -95,19 +88,22 @@ def batch_rows(
         advantage: Estimator of `gem.advantage`.
         gamma: Discount per turn.
     """
-    table = turn_table(episodes)
-    per_turn, _ = advantages(advantage, table, gamma=gamma)
-    split = table.split(per_turn)
-    rows = [
-        Row(index, tokens, np.asarray(tokens.spread(values), np.float32))
-        for index, (episode, values) in enumerate(zip(episodes, split, strict=True))
-        for tokens in episode.training_rows()
-    ]
-    return rows, split
+    per_turn, _ = turn_advantages(advantage, episodes, gamma=gamma)
+    rows = placed_rows(episodes, Row)
+    for row in rows:
+        row.advantages = np.asarray(row.tokens.spread(per_turn[row.episode]), np.float32)
+    return rows, per_turn
 
 
-def to_datums(rows: Sequence[Row], objective: Objective) -> list[tinker.Datum]:
+def to_datums(
+    rows: Sequence[Row], objective: Objective, *, mask: bool = False
+) -> list[tinker.Datum]:
     """Make the datums of one update; rows without a sampled token have none.
+
+    Args:
+        rows: Of the update.
+        objective: How losses are to be added up.
+        mask: Whether datums have a `mask`, which the cookbook's metrics need and no server takes.
 
     Raises:
         RolloutError: A row has no log-probabilities.
@@ -115,30 +111,23 @@ def to_datums(rows: Sequence[Row], objective: Objective) -> list[tinker.Datum]:
     trained = [row for row in rows if row.sampled]
     factors = objective.factors([row.sampled for row in trained])
     for row, factor in zip(trained, factors, strict=True):
+        tokens = row.tokens
+        if tokens.logprobs is None:
+            raise RolloutError("the server returned no log-probabilities for sampled tokens")
         row.factor = np.asarray(factor, np.float32)
-        row.datum = _datum(row, row.factor, objective.weights)
+        inputs: dict[str, Any] = {
+            # Shifted by one, as all inputs: the first target is the prompt's second token.
+            "target_tokens": np.asarray(tokens.ids[1:], np.int64),
+            "logprobs": row.padded(tokens.logprobs),
+            "advantages": row.padded(row.advantages * row.factor),
+        }
+        if objective.weights:
+            inputs["weights"] = row.padded(tokens.mask)
+        if mask:
+            inputs["mask"] = row.padded(tokens.mask)
+        prompt = tinker.ModelInput.from_ints(tokens.ids[:-1])
+        row.datum = tinker.Datum(model_input=prompt, loss_fn_inputs=inputs)
     return [row.datum for row in trained if row.datum is not None]
-
-
-def _datum(row: Row, factor: Floats32, weights: bool) -> tinker.Datum:
-    tokens = row.tokens
-    if tokens.logprobs is None:
-        raise RolloutError("the server returned no log-probabilities for sampled tokens")
-    ids = tokens.ids
-    # Targets are shifted by one: the first stands behind the first token of the prompt.
-    before = len(tokens.prompt_ids) - 1
-    inputs: dict[str, Any] = {
-        "target_tokens": np.asarray(ids[1:], np.int64),
-        "logprobs": _after(before, np.asarray(tokens.logprobs, np.float32)),
-        "advantages": _after(before, row.advantages * factor),
-    }
-    if weights:
-        inputs["weights"] = _after(before, np.asarray(tokens.mask, np.float32))
-    return tinker.Datum(model_input=tinker.ModelInput.from_ints(ids[:-1]), loss_fn_inputs=inputs)
-
-
-def _after(before: int, values: Floats32) -> Floats32:
-    return np.concatenate([np.zeros(before, np.float32), values])
 
 
 def trained_rows(rows: Sequence[Row], episodes: Sequence[Trajectory]) -> list[list[TrainedRow]]:
@@ -153,17 +142,11 @@ def trained_rows(rows: Sequence[Row], episodes: Sequence[Trajectory]) -> list[li
     for row in rows:
         if row.datum is None or row.factor is None:
             continue
-        inputs = row.datum.loss_fn_inputs
-        ids = [*row.datum.model_input.to_ints(), int(inputs["target_tokens"].to_numpy()[-1])]
-        start = len(row.tokens.prompt_ids)
-        before, sent = np.split(inputs["advantages"].to_numpy(), [start - 1])
-        if before.any() or not np.array_equal(sent, row.advantages * row.factor):
+        inputs = {name: value.to_numpy() for name, value in row.datum.loss_fn_inputs.items()}
+        if not np.array_equal(inputs["advantages"], row.padded(row.advantages * row.factor)):
             raise RolloutError("a datum holds other advantages than its row")
-        mask = row.tokens.mask
-        if "weights" in inputs:
-            mask = inputs["weights"].to_numpy()[start - 1 :].astype(int).tolist()
+        ids = [*row.datum.model_input.to_ints(), int(inputs["target_tokens"][-1])]
+        mask = inputs["weights"][row.columns] if "weights" in inputs else row.tokens.mask
         rewards = row.tokens.token_rewards(episodes[row.episode].rewards)
-        shown[row.episode].append(
-            TrainedRow(ids[:start], ids[start:], mask, rewards, row.advantages.tolist())
-        )
+        shown[row.episode].append(row.trained(ids, mask, rewards, row.advantages.tolist()))
     return shown

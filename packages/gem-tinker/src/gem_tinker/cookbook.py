@@ -12,7 +12,6 @@ import asyncio
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
 
 from gem_tinker import check_cookbook
 
@@ -51,40 +50,20 @@ from gem.tasks import Task, TaskSet
 from gem.trajectory import Failure
 from gem.trajectory import Trajectory as GemTrajectory
 
-T = TypeVar("T")
-
-
 check_cookbook()
-
-
-@dataclass(frozen=True)
-class Playing:
-    """How episodes are played; plain values, so that it can be pickled."""
-
-    model_name: str
-    """Names the tokenizer."""
-    budget: Budget
-    context: str = "chat"
-    system_prompt: str | None = None
-    step_timeout_s: float | None = STEP_TIMEOUT_S
-
-    @property
-    def chat(self) -> ChatFormat:
-        """The model's chat format, made once in a process."""
-        return _chat(self.model_name, self.system_prompt)
 
 
 class GemEnv(Env):  # type: ignore[misc]
     """One episode of a task. It ends early where a whole turn no longer fits into the budget."""
 
-    def __init__(self, task: Task, playing: Playing, group: int = 0) -> None:
+    def __init__(self, task: Task, dataset: GemDatasetBuilder, group: int = 0) -> None:
         self.task = task
-        self.playing = playing
+        self.dataset = dataset
         self.group = group
         self.episode = Episode(
-            task, playing.chat, context=playing.context, budget=playing.budget, group=group
+            task, dataset.chat, context=dataset.context, budget=dataset.budget, group=group
         )
-        self._env = ThreadedEnv(task.make, playing.step_timeout_s)
+        self._env = ThreadedEnv(task.make, dataset.step_timeout_s)
 
     async def initial_observation(self) -> tuple[tinker.ModelInput, list[int]]:
         """Reset the environment.
@@ -119,7 +98,7 @@ class GemEnv(Env):  # type: ignore[misc]
         self.episode.advance(step)
         turn = self.episode.trajectory.turns[-1]
         request = self.episode.request
-        if request is not None and request.max_tokens < self.playing.budget.turn_tokens:
+        if request is not None and request.max_tokens < self.dataset.turn_tokens:
             # The cookbook samples whole turns only.
             self.episode.request = None
             self.episode.trajectory.end = "token_budget"
@@ -139,7 +118,7 @@ class GemEnv(Env):  # type: ignore[misc]
 
     def again(self) -> GemEnv:
         """Return the same episode, not yet begun, with an environment of its own."""
-        return GemEnv(self.task, self.playing, self.group)
+        return GemEnv(self.task, self.dataset, self.group)
 
     def close(self) -> None:
         """Close the environment, in a thread."""
@@ -148,7 +127,7 @@ class GemEnv(Env):  # type: ignore[misc]
     def _next(self) -> tuple[tinker.ModelInput, list[int]]:
         assert self.episode.request is not None
         ids = self.episode.request.prompt_ids
-        return tinker.ModelInput.from_ints(ids), sorted(self.playing.chat.stop_ids)
+        return tinker.ModelInput.from_ints(ids), sorted(self.dataset.chat.stop_ids)
 
 
 @dataclass(frozen=True)
@@ -197,7 +176,10 @@ class LeaveOut(RolloutStrategy):  # type: ignore[misc]
             finally:
                 playing.close()
         assert failed is not None
-        failure = failed.failure(self.retries + 1)
+        return self.leave_out(failed.failure(self.retries + 1))
+
+    def leave_out(self, failure: Failure) -> RolloutError:
+        """Count a failed episode; return what the cookbook's metrics count."""
         self.failures.append(failure)
         return RolloutError(error_type=EnvFailedError.__name__, error_message=str(failure))
 
@@ -219,13 +201,14 @@ class GemGroupBuilder(EnvGroupBuilder):  # type: ignore[misc]
     """The episodes of one task."""
 
     task: Task
-    playing: Playing
+    dataset: GemDatasetBuilder
+    """How to play."""
     size: int
     group: int = 0
 
     async def make_envs(self) -> Sequence[Env]:
         """Return `size` episodes of the task."""
-        return [GemEnv(self.task, self.playing, self.group) for _ in range(self.size)]
+        return [GemEnv(self.task, self.dataset, self.group) for _ in range(self.size)]
 
     def logging_tags(self) -> list[str]:
         """Group metrics by environment."""
@@ -237,7 +220,8 @@ class GemDataset(RLDataset):  # type: ignore[misc]
     """Batches of consecutive tasks."""
 
     tasks: TaskSet
-    playing: Playing
+    dataset: GemDatasetBuilder
+    """How to play."""
     groups_per_batch: int
     group_size: int
 
@@ -246,7 +230,7 @@ class GemDataset(RLDataset):  # type: ignore[misc]
         first = index * self.groups_per_batch
         tasks = self.tasks[first : first + self.groups_per_batch]
         return [
-            GemGroupBuilder(task, self.playing, self.group_size, group)
+            GemGroupBuilder(task, self.dataset, self.group_size, group)
             for group, task in enumerate(tasks)
         ]
 
@@ -286,23 +270,34 @@ class GemDatasetBuilder(RLDatasetBuilder):  # type: ignore[misc]
                 f"groups_per_batch={self.groups_per_batch}"
             )
         test = None if self.test is None else self.test_set(self.test)
-        return GemDataset(train, self.playing, self.groups_per_batch, self.group_size), test
+        return GemDataset(train, self, self.groups_per_batch, self.group_size), test
 
     def test_set(self, uri: str) -> GemDataset:
         """Return a task set as one batch with an episode a task."""
         tasks = TaskSet.parse(uri)
-        return GemDataset(tasks, self.playing, len(tasks), 1)
+        return GemDataset(tasks, self, len(tasks), 1)
+
+    def evaluator(self, uri: str, name: str, retries: int = 1) -> RLTestSetEvaluator:
+        """Return what evaluates on a task set.
+
+        Args:
+            uri: `gem:<environment id>?n=<episodes>&seed=...`
+            name: Prefix of its metrics.
+            retries: Further attempts after an environment failed.
+        """
+        return RLTestSetEvaluator(
+            self.test_set(uri), self.turn_tokens, name=name, strategy=LeaveOut(retries)
+        )
 
     @property
-    def playing(self) -> Playing:
-        """How episodes are played."""
-        return Playing(
-            self.model_name,
-            Budget(self.turn_tokens, self.response_tokens, self.prompt_tokens, self.turns),
-            self.context,
-            self.system_prompt,
-            self.step_timeout_s,
-        )
+    def budget(self) -> Budget:
+        """The limits of an episode."""
+        return Budget(self.turn_tokens, self.response_tokens, self.prompt_tokens, self.turns)
+
+    @property
+    def chat(self) -> ChatFormat:
+        """The model's chat format, made once in a process."""
+        return _chat(self.model_name, self.system_prompt)
 
 
 @chz.chz
@@ -318,12 +313,7 @@ class GemEvaluatorBuilder:
 
     def __call__(self) -> SamplingClientEvaluator:
         """Return the evaluator."""
-        return RLTestSetEvaluator(
-            self.dataset.test_set(self.tasks),
-            max_tokens=self.dataset.turn_tokens,
-            name=self.name,
-            strategy=LeaveOut(),
-        )
+        return self.dataset.evaluator(self.tasks, self.name)
 
 
 @functools.lru_cache(maxsize=8)

@@ -6,16 +6,18 @@
         dataset_builder.train='gem:game:GuessTheNumber-v0?n=1600' dataset_builder.turn_tokens=512
 
 All keys are those of `tinker_cookbook.rl.train.Config`; `advantage` and the ones after it are
-ours. Made of the cookbook's public parts: rollouts, train step, metrics, checkpoints, evaluators.
+ours. The loop is the cookbook's own, `tinker_cookbook.rl.train.main`; while it runs, `Batches`
+takes the place of the function that makes a batch's datums.
 """
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,27 +31,36 @@ except ImportError:
     raise
 
 import tinker
-from tinker_cookbook import checkpoint_utils
 from tinker_cookbook.rl import train as cookbook
-from tinker_cookbook.rl.dataset_utils import EpochCycledRLDataset
-from tinker_cookbook.rl.metric_util import RLTestSetEvaluator, compute_trajectory_metrics
-from tinker_cookbook.rl.rollouts import do_group_rollout_and_filter_constant_reward
-from tinker_cookbook.rl.types import EnvGroupBuilder, TrajectoryGroup
-from tinker_cookbook.utils import ml_log
+from tinker_cookbook.rl.types import EnvGroupBuilder, RolloutError, TrajectoryGroup
 from tinker_cookbook.utils.misc_utils import split_list
 
-from gem.advantage import ADVANTAGES
 from gem.errors import ConfigurationError, GemError
 from gem.training.recording import RunRecording
+from gem.training.seams import called, check_seams
 from gem.training.settings import MAX_FAILED_FRACTION, check_failures
-from gem.trajectory import Failure, Trajectory
-from gem_tinker import __version__, check_tinker
+from gem.trajectory import Failure
+from gem_tinker import COOKBOOK, __version__, check_tinker
 from gem_tinker.advantage import Objective, batch_rows, to_datums, trained_rows
-from gem_tinker.checkpoints import Checkpoints
-from gem_tinker.cookbook import GemDatasetBuilder, LeaveOut, Played
+from gem_tinker.cookbook import GemDatasetBuilder, LeaveOut
 from gem_tinker.probe import probe
-from gem_tinker.settings import SERVERS
 from gem_tinker.settings import Config as Direct
+
+_TRAIN = cookbook.__name__
+SEAMS = (
+    called(f"{_TRAIN}:main", "config"),
+    called(
+        f"{_TRAIN}:do_train_step_and_get_sampling_client",
+        "config, i_batch, training_client, checkpoint_mgr, kl_reference_client, tokenizer, "
+        "env_group_builders_P, trajectory_groups_P",
+    ),
+    called(
+        f"{_TRAIN}:prepare_minibatch",
+        "env_group_builders_P, trajectory_groups_P, tokenizer, kl_reference_client, "
+        "kl_penalty_coef, kl_discount_factor",
+    ),
+)
+"""What is called in the cookbook; `Batches` takes the place of all but the first."""
 
 
 @chz.chz
@@ -70,8 +81,8 @@ class Config(cookbook.Config):  # type: ignore[misc]
     """Further attempts, each with a new environment, after an environment failed."""
 
 
-def check(config: Config) -> GemDatasetBuilder:
-    """Return the dataset builder of a configuration that can work.
+def check(config: Config) -> Direct:
+    """Return the direct run that plays and trains alike, if the configuration can work.
 
     Raises:
         ConfigurationError: The combination would train on something else than asked for.
@@ -81,49 +92,105 @@ def check(config: Config) -> GemDatasetBuilder:
         raise ConfigurationError(
             f"dataset_builder must be gem_tinker.cookbook:GemDatasetBuilder, got {builder!r}"
         )
-    known = [name for name in ADVANTAGES if name != "gae"]
-    refused = {
-        "stream_minibatch_config": (
-            config.stream_minibatch_config is not None,
-            "advantages would be computed on parts of a batch; leave it out",
-        ),
-        "async_config": (
-            config.async_config is not None,
-            "the batches of asynchronous training are of mixed versions; leave it out",
-        ),
-        "remove_constant_reward_groups": (
-            config.remove_constant_reward_groups,
-            "it would change the statistics of the batch; leave it off",
-        ),
-        "kl_penalty_coef": (
-            config.kl_penalty_coef != 0,
-            "the penalty is added to advantages after they are normalised; set it to 0",
-        ),
-        "loss_fn": (
-            config.loss_fn == "stable_reinforce",
-            "stable_reinforce needs provenance of every token; choose ppo, importance_sampling or "
-            "cispo",
-        ),
-        "max_tokens": (
-            config.max_tokens != builder.turn_tokens,
-            f"must be dataset_builder.turn_tokens ({builder.turn_tokens}), got {config.max_tokens}",
-        ),
-        "temperature": (config.temperature != 1, "the losses take temperature 1 only"),
-        "rollout_error_tolerance": (
-            config.rollout_error_tolerance is not None,
-            "failed episodes are left out and counted: use retries and max_failed_fraction",
-        ),
-        "advantage": (
-            config.advantage not in known,
-            f"must be one of {', '.join(known)}, got {config.advantage!r}: a Tinker server has no "
-            "critic",
-        ),
-        "server": (config.server not in SERVERS, f"must be one of {', '.join(SERVERS)}"),
+    needed = {
+        "stream_minibatch_config": (None, "advantages would be computed on parts of a batch"),
+        "async_config": (None, "the batches of asynchronous training are of mixed versions"),
+        "remove_constant_reward_groups": (False, "it would change the statistics of the batch"),
+        "kl_penalty_coef": (0, "the penalty is added to advantages after they are normalised"),
+        "max_tokens": (builder.turn_tokens, "the same as dataset_builder.turn_tokens"),
+        "temperature": (1, "the losses take temperature 1 only"),
+        "rollout_error_tolerance": (None, "retries and max_failed_fraction are used instead"),
     }
-    for name, (wrong, reason) in refused.items():
-        if wrong:
-            raise ConfigurationError(f"{name}: {reason}")
-    return builder
+    for key, (value, reason) in needed.items():
+        if getattr(config, key) != value:
+            raise ConfigurationError(f"{key} must be {value}, got {getattr(config, key)}: {reason}")
+    table = {
+        "model": config.model_name,
+        "tasks": builder.groups_per_batch,
+        "minibatches": config.num_substeps,
+    }
+    played = ("train", "group_size", "prompt_tokens", "response_tokens", "turn_tokens", "turns")
+    table |= {key: getattr(builder, key) for key in (*played, "context", "step_timeout_s")}
+    trained = ("advantage", "gamma", "loss_fn", "loss_aggregation", "lora_rank", "server")
+    failing = ("base_url", "retries", "max_failed_fraction")
+    table |= {key: getattr(config, key) for key in (*trained, *failing)}
+    return Direct.from_mapping(table, prefix="")
+
+
+@dataclass(frozen=True)
+class LeaveSomeOut(LeaveOut):
+    """Leaves the failed episodes of a batch out; stops the run if there are too many of them."""
+
+    episodes: int = 1
+    """Of a batch."""
+    limit: float = MAX_FAILED_FRACTION
+    """Largest share of failed ones."""
+
+    def leave_out(self, failure: Failure) -> RolloutError:
+        """Count a failed episode.
+
+        Raises:
+            gem.errors.RolloutError: It is one too many.
+        """
+        error = super().leave_out(failure)
+        valid = [True] * (self.episodes - len(self.failures)) + [False] * len(self.failures)
+        check_failures(valid, self.limit, self.failures)
+        return error
+
+    def end_batch(self, played: int) -> list[Failure]:
+        """Return the failures of a batch with so many valid episodes; count anew."""
+        for _ in range(self.episodes - played - len(self.failures)):
+            self.leave_out(Failure("engine", "the cookbook lost the episode", 1))
+        failures = list(self.failures)
+        self.failures.clear()
+        return failures
+
+
+class Batches:
+    """Makes the datums of a run's batches and records them, in the cookbook's loop."""
+
+    def __init__(self, config: Config, objective: Objective) -> None:
+        builder = config.dataset_builder
+        self.config = config
+        self.objective = objective
+        self.strategy = LeaveSomeOut(
+            config.retries,
+            episodes=builder.groups_per_batch * builder.group_size,
+            limit=config.max_failed_fraction,
+        )
+        about = {"trainer": "tinker", "versions": {"gem-tinker": __version__}}
+        self.recording = RunRecording(Path(config.log_path) / "gem", about)
+        self._prepare = cookbook.prepare_minibatch
+        self._step = cookbook.do_train_step_and_get_sampling_client
+
+    async def prepare(
+        self,
+        builders: Sequence[EnvGroupBuilder],
+        groups: Sequence[TrajectoryGroup],
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[list[tinker.Datum], dict[str, Any], Any]:
+        """Do what `prepare_minibatch` does, with GEM's advantages in the datums."""
+        _, metrics, usage = await self._prepare(builders, groups, *args, **kwargs)
+        episodes = [played.episode for group in groups for played in group.trajectories_G]
+        lost = self.strategy.end_batch(len(episodes))
+        rows, per_turn = batch_rows(episodes, self.config.advantage, self.config.gamma)
+        trained = [row for row in rows if row.sampled]
+        datums: list[tinker.Datum] = []
+        # `train_step` splits the datums alike: each part is an update, with a mean of its own.
+        for part in split_list(trained, min(self.config.num_substeps, len(trained))):
+            datums += to_datums(part, self.objective, mask=True)
+        shown = functools.partial(trained_rows, rows, episodes)
+        self.recording.keep_batch(episodes, per_turn, shown, lost=lost)
+        return datums, metrics, usage
+
+    async def step(
+        self, config: Config, i_batch: int, *args: Any, **kwargs: Any
+    ) -> tuple[Any, dict[str, Any]]:
+        """Do what `do_train_step_and_get_sampling_client` does, and record the batch."""
+        sampler, metrics = await self._step(config, i_batch, *args, **kwargs)
+        recorded = self.recording.write_iteration(i_batch)
+        return sampler, metrics | {f"gem/{name}": value for name, value in recorded.items()}
 
 
 async def main(config: Config) -> None:
@@ -132,177 +199,48 @@ async def main(config: Config) -> None:
     Raises:
         ConfigurationError: The configuration cannot work, or the server cannot do it.
         RolloutError: Too many episodes failed.
+        UnsupportedVersionError: The cookbook has other functions than it had.
     """
     check_tinker()
     check_cookbook()
-    builder = check(config)
-    objective = Objective(config.loss_aggregation, await probe(_direct(config, builder)))
-    ml_logger = ml_log.setup_logging(
-        log_dir=config.log_path,
-        wandb_project=config.wandb_project,
-        config=config,
-        wandb_name=config.wandb_name,
-    )
-    about = {"trainer": "tinker", "versions": {"gem-tinker": __version__}}
-    recording = RunRecording(Path(config.log_path) / "gem", about)
-    resume = checkpoint_utils.get_last_checkpoint(config.log_path)
-    start = resume.batch if resume else 0
-    Checkpoints(recording.folder).rewind(start)
-    with tinker.ServiceClient(base_url=config.base_url) as service:
-        if resume:
-            client = await service.create_training_client_from_state_with_optimizer(
-                resume.state_path
+    direct = check(config)
+    check_seams(COOKBOOK, SEAMS)
+    batches = Batches(config, Objective(config.loss_aggregation, await probe(direct)))
+    builder, evaluators = config.dataset_builder, list(config.evaluator_builders)
+    if builder.test is not None:
+        # Not by the cookbook: it would count failed episodes of the test set with the batch's.
+        test = functools.partial(builder.evaluator, builder.test, "test", config.retries)
+        evaluators.append(test)
+    made = tinker.ServiceClient.create_lora_training_client
+    with (
+        replaced(cookbook, "prepare_minibatch", batches.prepare),
+        replaced(cookbook, "do_train_step_and_get_sampling_client", batches.step),
+        # The adapter of a direct run, on attention and MLP projections.
+        replaced(
+            tinker.ServiceClient,
+            "create_lora_training_client",
+            functools.partialmethod(made, train_unembed=False),
+        ),
+    ):
+        await cookbook.main(
+            chz.replace(
+                config,
+                rollout_error_tolerance=batches.strategy,
+                dataset_builder=chz.replace(builder, test=None),
+                evaluator_builders=evaluators,
             )
-        elif config.load_checkpoint_path:
-            client = await service.create_training_client_from_state(config.load_checkpoint_path)
-        else:
-            client = await service.create_lora_training_client(
-                config.model_name, rank=config.lora_rank, train_unembed=False
-            )
-        manager = checkpoint_utils.CheckpointManager(
-            training_client=client,
-            service_client=service,
-            log_path=config.log_path,
-            save_every=config.save_every,
-            ttl_seconds=config.ttl_seconds,
-            rolling_save_every=config.rolling_save_every,
-            rolling_ttl_seconds=config.rolling_ttl_seconds,
-            store=ml_logger.store,
         )
-        await _train(config, objective, client, manager, ml_logger, recording, start)
-    ml_logger.close()
 
 
-async def _train(
-    config: Config,
-    objective: Objective,
-    client: Any,
-    manager: Any,
-    ml_logger: Any,
-    recording: RunRecording,
-    start: int,
-) -> None:
-    train, test = await config.dataset_builder()
-    dataset = EpochCycledRLDataset(train, config.num_epochs)
-    evaluators = [evaluator() for evaluator in config.evaluator_builders]
-    if test is not None:
-        strategy = LeaveOut(config.retries)
-        evaluators.append(RLTestSetEvaluator(test, config.max_tokens, strategy=strategy))
-    end = len(dataset) if config.max_steps is None else min(len(dataset), config.max_steps)
-    sampler, _ = await cookbook.save_checkpoint_and_get_sampling_client(
-        client, manager, start, start
-    )
-    for batch in range(start, end):
-        metrics: dict[str, Any] = {"progress/batch": batch, "optim/lr": config.learning_rate}
-        if evaluators and config.eval_every and batch % config.eval_every == 0:
-            metrics |= await _evaluate(config, evaluators, sampler, batch, ml_logger)
-        builders = dataset.get_batch(batch)
-        strategy = LeaveOut(config.retries)
-        groups = await asyncio.gather(*(_play(config, sampler, b, strategy) for b in builders))
-        episodes, lost = _episodes(config, builders, groups, strategy.failures)
-        there = [(b, g) for b, g in zip(builders, groups, strict=True) if g is not None]
-        tags = [b.logging_tags() for b, _ in there]
-        metrics |= compute_trajectory_metrics([g for _, g in there], tags)
-        rows, per_turn = batch_rows(episodes, config.advantage, config.gamma)
-        datums, logprobs = [], []
-        # Each substep is an update of its own, with a mean of its own.
-        for part in split_list(rows, min(config.num_substeps, len(rows))):
-            sent = to_datums(part, objective)
-            logprobs += await cookbook.train_step(
-                sent,
-                client,
-                config.learning_rate,
-                1,
-                config.loss_fn,
-                config.loss_fn_config,
-                metrics,
-            )
-            # The cookbook's metrics look for sampled tokens in a mask, which is never sent.
-            masks = [_mask(row) for row in part if row.datum is not None]
-            datums += [_with_mask(d, m) for d, m in zip(sent, masks, strict=True)]
-        sampler, after = await cookbook.compute_full_batch_metrics_and_get_sampling_client(
-            client, manager, batch + 1, datums, logprobs, config.compute_post_kl
-        )
-        await manager.maybe_save_rolling_async(batch + 1, {"batch": batch + 1})
-        shown = functools.partial(trained_rows, rows, episodes)
-        recording.keep_batch(episodes, per_turn, shown, lost=lost)
-        ours = recording.write_iteration(batch)
-        metrics |= after | {f"gem/{name}": value for name, value in ours.items()}
-        ml_logger.log_metrics(metrics, step=batch)
-    if start < end:
-        if evaluators and config.eval_every:
-            found = await _evaluate(config, evaluators, sampler, end, ml_logger)
-            ml_logger.log_metrics(found, step=end)
-        await manager.save_final_async({"batch": end})
-    else:
-        await manager.finalize_async()
-
-
-async def _play(
-    config: Config, sampler: Any, builder: EnvGroupBuilder, strategy: LeaveOut
-) -> TrajectoryGroup | None:
-    return await do_group_rollout_and_filter_constant_reward(
-        sampler,
-        builder,
-        max_tokens=config.max_tokens,
-        temperature=1.0,
-        do_remove_constant_reward_groups=False,
-        enable_logging=False,
-        strategy=strategy,
-    )
-
-
-async def _evaluate(
-    config: Config, evaluators: Sequence[Any], sampler: Any, batch: int, ml_logger: Any
-) -> dict[str, Any]:
-    found: dict[str, Any] = await cookbook.run_evaluations_parallel(
-        list(evaluators), sampler, config, batch, store=ml_logger.store
-    )
-    return found
-
-
-def _episodes(
-    config: Config,
-    builders: Sequence[Any],
-    groups: Sequence[TrajectoryGroup | None],
-    failures: Sequence[Failure],
-) -> tuple[list[Trajectory], list[Failure]]:
-    """Return the episodes that were played to their end, and why the others were not."""
-    trajectories = [t for group in groups if group is not None for t in group.trajectories_G]
-    episodes = [t.episode for t in trajectories if isinstance(t, Played)]
-    missing = sum(builder.size for builder in builders) - len(episodes) - len(failures)
-    lost = [*failures, *[Failure("engine", "the cookbook lost the episode", 1)] * missing]
-    valid = [True] * len(episodes) + [False] * len(lost)
-    check_failures(valid, config.max_failed_fraction, lost)
-    return episodes, lost
-
-
-def _mask(row: Any) -> tinker.TensorData:
-    before = [0.0] * (len(row.tokens.prompt_ids) - 1)
-    return tinker.TensorData(data=before + [float(m) for m in row.tokens.mask], dtype="float32")
-
-
-def _with_mask(datum: tinker.Datum, mask: tinker.TensorData) -> tinker.Datum:
-    return dataclasses.replace(datum, loss_fn_inputs={**datum.loss_fn_inputs, "mask": mask})
-
-
-def _direct(config: Config, builder: GemDatasetBuilder) -> Direct:
-    """Return what `probe` needs to know."""
-    table = {
-        "model": config.model_name,
-        "train": builder.train,
-        "base_url": config.base_url,
-        "server": config.server,
-        "loss_fn": config.loss_fn,
-        "lora_rank": config.lora_rank,
-        "tasks": builder.groups_per_batch,
-        "group_size": builder.group_size,
-        "minibatches": config.num_substeps,
-        "prompt_tokens": builder.prompt_tokens,
-        "response_tokens": builder.response_tokens,
-        "loss_aggregation": config.loss_aggregation,
-    }
-    return Direct.from_mapping(table)
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Give an attribute of a module or class another value for a while."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
 
 
 if __name__ == "__main__":

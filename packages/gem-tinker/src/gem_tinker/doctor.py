@@ -14,44 +14,18 @@ from gem_tinker import COOKBOOK, SUPPORTED_COOKBOOK, TRAINER, check_cookbook
 
 ANSWER_TIMEOUT_S = 30.0
 
-SEAMS = (
-    called(
-        "tinker:ServiceClient.create_lora_training_client",
-        "self, base_model, *, rank, seed, train_unembed",
-    ),
-    called("tinker:ServiceClient.create_training_client_from_state", "self, path"),
-    called("tinker:ServiceClient.create_training_client_from_state_with_optimizer", "self, path"),
-    called("tinker:TrainingClient.forward_backward", "self, data, loss_fn, loss_fn_config"),
-    called("tinker:TrainingClient.optim_step", "self, optim_params"),
-    called("tinker:TrainingClient.save_state", "self, name"),
-    called(
-        "tinker:TrainingClient.save_weights_and_get_sampling_client",
-        "self, *, record_stability_info",
-    ),
-    called("tinker:SamplingClient.sample", "self, *, prompt, num_samples, sampling_params"),
-)
+_CALLED = {
+    "ServiceClient.create_lora_training_client": "self, base_model, *, rank, seed, train_unembed",
+    "ServiceClient.create_training_client_from_state": "self, path",
+    "ServiceClient.create_training_client_from_state_with_optimizer": "self, path",
+    "TrainingClient.forward_backward": "self, data, loss_fn, loss_fn_config",
+    "TrainingClient.optim_step": "self, optim_params",
+    "TrainingClient.save_state": "self, name",
+    "TrainingClient.save_weights_and_get_sampling_client": "self, *, record_stability_info",
+    "SamplingClient.sample": "self, *, prompt, num_samples, sampling_params",
+}
+SEAMS = [called(f"tinker:{method}", parameters) for method, parameters in _CALLED.items()]
 """Methods of the SDK that are called, with the parameters that are given."""
-
-_TRAIN = "tinker_cookbook.rl.train"
-COOKBOOK_SEAMS = (
-    called(
-        f"{_TRAIN}:train_step",
-        "data_D, training_client, learning_rate, num_substeps, loss_fn, loss_fn_config, metrics",
-    ),
-    called(
-        f"{_TRAIN}:save_checkpoint_and_get_sampling_client",
-        "training_client, checkpoint_mgr, i_batch, start_batch",
-    ),
-    called(
-        f"{_TRAIN}:compute_full_batch_metrics_and_get_sampling_client",
-        "training_client, checkpoint_mgr, i_batch, data_D, training_logprobs_D, do_compute_post_kl",
-    ),
-    called(
-        f"{_TRAIN}:run_evaluations_parallel",
-        "evaluators, sampling_client, config, i_batch, *, store",
-    ),
-)
-"""The same for functions of the cookbook."""
 
 
 def check_hooks() -> str:
@@ -61,13 +35,13 @@ def check_hooks() -> str:
 
 
 def check_cookbook_hooks() -> str:
-    """The cookbook is not installed, or has what is called."""
+    """The cookbook is not installed, or has what is called and replaced."""
     try:
         found = check_cookbook()
     except MissingExtraError:
         return "no tinker-cookbook: only the direct loop can be used"
-    importable(_TRAIN, what=f"tinker-cookbook {found}")
-    check_seams(COOKBOOK, COOKBOOK_SEAMS)
+    [train] = importable("gem_tinker.cookbook_train", what=f"tinker-cookbook {found}")
+    check_seams(COOKBOOK, train.SEAMS)
     return f"tinker-cookbook {found} (supported: {SUPPORTED_COOKBOOK})"
 
 
