@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import subprocess
+import sys
 from pathlib import Path
 
 from gem_bench.__main__ import _parser
@@ -43,3 +45,21 @@ def test_every_command_and_long_option_is_documented() -> None:
 def test_every_exit_status_of_a_run_is_documented() -> None:
     text = DOCS.read_text(encoding="utf-8")
     assert all(f"| {status} |" in text for status in STATUSES.values())
+
+
+def test_the_example_of_an_adapters_tests_passes(tmp_path: Path) -> None:
+    example = DOCS.read_text(encoding="utf-8").partition("<!-- example")[2]
+    code = example.partition("```python\n")[2].partition("```")[0]
+    (tmp_path / "test_adapter.py").write_text(code)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    ended = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-W", "error::pytest.PytestWarning"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout
+    # Four estimators on two batches, and the defects that they show.
+    assert "14 passed" in ended.stdout

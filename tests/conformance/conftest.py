@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import datetime
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,28 +36,25 @@ def begin_with(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="session")
 def run(begin_with: str) -> Callable[..., Path]:
-    """Run a recipe through `gem-bench`, recording the trainer's own rows; returns the folder.
+    """Run a recipe with a trainer, recording its own rows; returns the folder.
 
     `run(trainer, folder, recipe, *settings, **environment)`; settings are `key=value`.
     """
 
+    from gem_bench.conformance_run import run_with_rows
+    from gem_bench.runspec import load_spec
+
     def start(trainer: str, folder: Path, recipe: str, *settings: str, **environment: str) -> Path:
         path = ROOT / "recipes" / f"{recipe}.toml"
-        command = [sys.executable, "-m", "gem_bench", "run", str(path), "--to", trainer, "--cpu"]
-        command += ["--out", str(folder), "--timeout", str(TIMEOUT_S)]
-        for setting in (f"policy.model={begin_with}", *settings):
-            command += ["--set", setting]
-        with one_at_a_time(trainer):
-            ended = subprocess.run(
-                command,
-                cwd=ROOT,
-                env={**os.environ, "GEM_RECORD_ROWS": "1", **environment},
-                capture_output=True,
-                text=True,
-                timeout=TIMEOUT_S + 60,
-                check=False,
+        spec = load_spec(path, [f"policy.model={begin_with}", *settings])
+        with one_at_a_time(trainer), pytest.MonkeyPatch.context() as patch:
+            patch.chdir(ROOT)
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            outcome = run_with_rows(
+                spec, trainer=trainer, run_dir=folder, cpu=True, timeout_s=TIMEOUT_S
             )
-        assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
+        assert outcome.status == "finished", outcome.message
         return folder
 
     return start
@@ -83,10 +78,12 @@ def keep() -> Callable[[str, str], None]:
 
 @pytest.fixture(scope="session")
 def compare() -> Callable[[Path, Path], list[Any]]:
-    """Compare a run of `guess-easy-greedy` with the reference's: `compare(reference, other)`."""
+    """Compare a run with the reference's: `compare(reference, other)`."""
     from gem.training.record import read_run
-    from gem_bench.conformance import compare_runs
-    from gem_bench.runspec import load_spec
+    from gem_bench.conformance import common_spec, compare_runs
 
-    algorithm = load_spec(ROOT / "recipes" / "guess-easy-greedy.toml").algorithm
-    return lambda reference, other: compare_runs(read_run(reference), read_run(other), algorithm)
+    def findings(*folders: Path) -> list[Any]:
+        reference, other = map(read_run, folders)
+        return compare_runs(reference, other, common_spec(reference, other).algorithm)
+
+    return findings

@@ -94,25 +94,25 @@ def test_the_first_place_that_differs_is_named() -> None:
     others = [*row.advantages[:-1], row.advantages[-1] * 2]
     last = len(others) - 1
     found = difference(changed(1, advantages=others), golden_batch(), REBN)
-    assert found == (
-        f"episode 1, row 0, advantages of token {last}: "
-        f"expected {row.advantages[-1]!r}, found {others[-1]!r}"
+    assert str(found) == (
+        f"L0 advantages of episode 1, row 0, token {last}: "
+        f"expected {row.advantages[-1]}, found {others[-1]}"
     )
 
 
 @pytest.mark.parametrize(
     ("found", "place"),
     [
-        (right()[:-1], "rows of 8 episodes, found those of 7"),
-        (changed(0, mask=[]), "mask: expected 17 tokens, found 0"),
-        (changed(0, prompt_ids=[9, 9, 9, 9]), "prompt_ids of token 0: expected 3, found 9"),
-        (changed(0, response_ids=[0] * 17), "response_ids of token 0"),
-        (changed(0, rewards=[0.0] * 17), "rewards of token 16"),
+        (right()[:-1], "number of episodes: expected 8, found 7"),
+        (changed(0, mask=[]), "length of mask of episode 0, row 0: expected 17, found 0"),
+        (changed(0, prompt_ids=[9] * 4), "prompt_ids of episode 0, row 0, token 0: expected 3"),
+        (changed(0, response_ids=[0] * 17), "response_ids of episode 0, row 0, token 0"),
+        (changed(0, rewards=[0.0] * 17), "rewards of episode 0, row 0, token 16: expected 1.0"),
         (changed(0, advantages=[float("nan")] * 17), "found nan"),
-        ([[], *right()[1:]], "episode 0: expected 1 rows, found 0"),
+        ([[], *right()[1:]], "rows of episode 0: expected 1, found 0"),
         # In double precision.
         (changed(0, advantages=[a * (1 + 1e-12) for a in right()[0][0].advantages]), "advantages"),
-        ([*right()[:-1], right()[0]], "episode 7 failed"),
+        ([*right()[:-1], right()[0]], "advantages of failed episode 7: expected 0.0"),
     ],
 )
 def test_whatever_differs_is_found(found: Rows, place: str) -> None:

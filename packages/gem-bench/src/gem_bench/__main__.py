@@ -1,4 +1,4 @@
-"""The command line: `gem-bench compile | run | compare | plot | report | audit`."""
+"""The command line: `gem-bench compile | run | compare | plot | report | audit | conformance`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gem.errors import GemError
 from gem.tables import flatten
@@ -16,13 +17,17 @@ from gem.training.runspec import RunSpec
 from gem_bench import __version__
 from gem_bench.runspec import load_spec
 
+if TYPE_CHECKING:
+    from gem_bench.run import Outcome
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Returns:
-        0 for success; 1 if a run failed or its audit found something; 2 if the request is
-        impossible, with a message on standard error; 124 after a timeout; 130 after an interrupt.
+        0 for success; 1 if a run failed, its audit found something or it does not conform; 2 if
+        the request is impossible, with a message on standard error; 124 after a timeout; 130 after
+        an interrupt.
     """
     args = _parser().parse_args(argv)
     command: Callable[[argparse.Namespace], int] = args.call
@@ -62,7 +67,7 @@ def _compile(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from gem_bench.run import STATUSES, run
+    from gem_bench.run import run
 
     outcome = run(
         _spec(args),
@@ -73,8 +78,15 @@ def _run(args: argparse.Namespace) -> int:
         overwrite=args.overwrite,
         timeout_s=args.timeout,
     )
+    return _ended(args.to, outcome)
+
+
+def _ended(trainer: str, outcome: Outcome) -> int:
+    """Say how a run ended; return its exit status."""
+    from gem_bench.run import STATUSES
+
     with contextlib.suppress(OSError):  # the terminal or pipe may be closed
-        print(f"{args.to}: {outcome.status}: {outcome.message}", file=sys.stderr, flush=True)
+        print(f"{trainer}: {outcome.status}: {outcome.message}", file=sys.stderr, flush=True)
     return STATUSES[outcome.status]
 
 
@@ -120,6 +132,40 @@ def _audit(args: argparse.Namespace) -> int:
     return 1 if findings else 0
 
 
+def _conformance(args: argparse.Namespace) -> int:
+    from gem.training.record import read_run
+    from gem_bench.conformance import common_spec, compare_levels, table
+    from gem_bench.conformance_run import EXPERIMENT, run_both
+
+    folders = list(args.paths)
+    if args.to is not None:
+        if len(folders) > 1:
+            raise GemError(f"conformance --to {args.to}: give one RunSpec, or none")
+        args.spec = folders.pop() if folders else EXPERIMENT
+        for name, folder, outcome in run_both(
+            _spec(args),
+            trainer=args.to,
+            out=args.out or Path("runs", f"conformance-{args.to}"),
+            cpu=args.cpu,
+            python=args.python,
+            overwrite=args.overwrite,
+            timeout_s=args.timeout,
+        ):
+            status = _ended(name, outcome)
+            if status:
+                return status
+            folders.append(folder)
+    if len(folders) != 2:
+        raise GemError("conformance: give two run folders, or a trainer with --to")
+    reference, other = map(read_run, folders)
+    levels = compare_levels(reference, other, common_spec(reference, other).algorithm)
+    print(table(levels))
+    for knob in other.meta.get("parity", []):
+        if knob["status"] == "unmatched":
+            print(f"{other.meta['trainer']} does not match {knob['name']}: {knob['how']}")
+    return 1 if any(level.findings for level in levels) else 0
+
+
 def _write(path: Path, text: str) -> int:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -143,15 +189,16 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
     p = _command(commands, "compile", _compile, "print a trainer's native command and its parity")
-    _spec_arguments(p)
+    p.add_argument("spec", type=Path, help="RunSpec, a TOML file")
+    _trainer_arguments(p, required=True)
     p.add_argument("--out", type=Path, help="run folder (default: runs/<name>-<trainer>)")
     p.add_argument("--json", action="store_true", help="print the command as JSON")
 
     p = _command(commands, "run", _run, "run an experiment with a trainer's own launcher")
-    _spec_arguments(p)
+    p.add_argument("spec", type=Path, help="RunSpec, a TOML file")
+    _trainer_arguments(p, required=True)
     p.add_argument("--out", type=Path, required=True, help="run folder")
-    p.add_argument("--overwrite", action="store_true", help="replace a run that is in the folder")
-    p.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="end the run after that")
+    _limit_arguments(p)
 
     p = _command(commands, "compare", _compare, "compare runs in a table")
     _runs_arguments(p)
@@ -193,6 +240,25 @@ def _parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--lora-init", metavar="FOLDER", help="adapter that the run began with")
     p.add_argument("--device", default="cpu", help="cpu, cuda or cuda:<n> (default: %(default)s)")
+
+    p = _command(
+        commands,
+        "conformance",
+        _conformance,
+        "compare two runs token by token, or run a trainer and the reference and compare them",
+    )
+    p.add_argument(
+        "paths",
+        type=Path,
+        nargs="*",
+        metavar="PATH",
+        help="two run folders, the reference's first; with --to a RunSpec (default: a small one)",
+    )
+    _trainer_arguments(p, required=False)
+    p.add_argument(
+        "--out", type=Path, help="folder of both runs (default: runs/conformance-<trainer>)"
+    )
+    _limit_arguments(p)
     return parser
 
 
@@ -207,9 +273,8 @@ def _command(
     return parser
 
 
-def _spec_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("spec", type=Path, help="RunSpec, a TOML file")
-    parser.add_argument("--to", required=True, metavar="TRAINER", help="reference, verl, ...")
+def _trainer_arguments(parser: argparse.ArgumentParser, *, required: bool) -> None:
+    parser.add_argument("--to", required=required, metavar="TRAINER", help="reference, verl, ...")
     parser.add_argument("--seed", type=_integer(0), help="replaces the spec's `seed`")
     parser.add_argument(
         "--set",
@@ -224,6 +289,13 @@ def _spec_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="Python of the trainer's environment (default: .venvs/<trainer>, else this one)",
     )
+
+
+def _limit_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace a run that is in the folder"
+    )
+    parser.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="end a run after that")
 
 
 def _runs_arguments(parser: argparse.ArgumentParser) -> None:

@@ -30,11 +30,12 @@ from transformers import AutoTokenizer
 
 from gem.errors import ConfigurationError
 from gem.rollout import ChatFormat
+from gem.testing.conformance import Finding
 from gem.training.batches import chunks
 from gem.training.record import RunRecord
 from gem.training.runspec import RunSpec
 from gem.trajectory import Trajectory
-from gem_bench.conformance import LOSS_FLOOR, RELATIVE, Finding
+from gem_bench.conformance import LOSS_FLOOR, RELATIVE
 from gem_bench.noise import perturb
 from gem_bench.reference import Learner, token_statistics, turn_advantages
 from gem_bench.rows import Row, pad, training_rows

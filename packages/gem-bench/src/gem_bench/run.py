@@ -12,7 +12,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -61,6 +61,7 @@ def run(
     overwrite: bool = False,
     timeout_s: float | None = None,
     grace_s: float = 10.0,
+    environment: Mapping[str, str] | None = None,
     output: TextIO | None = None,
 ) -> Outcome:
     """Run `spec` with `trainer`.
@@ -74,6 +75,7 @@ def run(
         overwrite: Remove an earlier record from the folder instead of refusing to use it.
         timeout_s: End the run after this many seconds.
         grace_s: Seconds between SIGTERM and SIGKILL when the run's processes are terminated.
+        environment: Environment variables of the trainer, besides the launcher's.
         output: Where progress is shown; standard error by default.
 
     Raises:
@@ -93,6 +95,8 @@ def run(
             cpu=cpu,
             python=python,
         )
+    launch = compiled.launch
+    compiled = replace(compiled, launch=replace(launch, env={**launch.env, **(environment or {})}))
     with _timed(seconds, "check"):
         check_environments(compiled, spec)
     clear(run_dir, compiled.launch.state, overwrite=overwrite)

@@ -10,7 +10,7 @@ An adapter's tests derive a class from `L0Suite` and fill in `train`; pytest doe
             return rows  # [episode][row] of TrainedRow
 
 - `expected_rows`: what must be trained on, by `gem.advantage`.
-- `difference`: the first place where a trainer's rows differ from that.
+- `difference`: the first place where a trainer's rows differ from that, a `Finding`.
 - `DEFECTS`: mistakes that adapters have made; each, built into the adapter, must be noticed.
 - `cut_row`: cuts a `TrainedRow` out of a trainer's padded tensors.
 """
@@ -18,8 +18,8 @@ An adapter's tests derive a class from `L0Suite` and fill in `train`; pytest doe
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -40,6 +40,8 @@ Make: TypeAlias = Callable[[], list[Trajectory]]
 Train: TypeAlias = Callable[[list[Trajectory], AlgorithmPart], Rows]
 """`L0Suite.train`."""
 
+SAMPLED = ("prompt_ids", "response_ids", "mask")
+"""Fields of a `TrainedRow` that the rollout decides."""
 GAMMA, LAM = 0.9, 0.8
 """Discount and GAE's lambda of the suite, per turn."""
 
@@ -68,8 +70,8 @@ def expected_rows(batch: Sequence[Trajectory], algorithm: AlgorithmPart) -> Rows
                 prompt_ids=row.prompt_ids,
                 response_ids=row.response_ids,
                 mask=row.mask,
-                rewards=_float32(row.token_rewards(trajectory.rewards)),
-                advantages=_float32(row.spread(of_turns)),
+                rewards=float32(row.token_rewards(trajectory.rewards)),
+                advantages=float32(row.spread(of_turns)),
             )
             for row in trajectory.training_rows()
         ]
@@ -77,7 +79,29 @@ def expected_rows(batch: Sequence[Trajectory], algorithm: AlgorithmPart) -> Rows
     ]
 
 
-def difference(found: Rows, batch: Sequence[Trajectory], algorithm: AlgorithmPart) -> str | None:
+def float32(values: Sequence[float]) -> list[float]:
+    """Return the numbers rounded to single precision."""
+    rounded: list[float] = np.asarray(values, np.float32).tolist()
+    return rounded
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One place where a trainer does not do what it must."""
+
+    level: str
+    """`L0` to `L3`."""
+    where: str
+    expected: Any
+    found: Any
+
+    def __str__(self) -> str:
+        return f"{self.level} {self.where}: expected {self.expected}, found {self.found}"
+
+
+def difference(
+    found: Rows, batch: Sequence[Trajectory], algorithm: AlgorithmPart
+) -> Finding | None:
     """Return where `found` first differs from `expected_rows`; None if it does not.
 
     A row without a sampled token may be left out. A failed episode has no row, or rows whose
@@ -89,37 +113,50 @@ def difference(found: Rows, batch: Sequence[Trajectory], algorithm: AlgorithmPar
         algorithm: Estimator, discount and lambda.
     """
     if len(found) != len(batch):
-        return f"expected the rows of {len(batch)} episodes, found those of {len(found)}"
+        return Finding("L0", "number of episodes", len(batch), len(found))
     wanted = expected_rows(batch, algorithm)
     for episode, (trajectory, mine, theirs) in enumerate(zip(batch, wanted, found, strict=True)):
         if not trajectory.valid:
-            if any(any(row.advantages) for row in theirs):
-                return f"episode {episode} failed: expected no advantage but 0"
+            trained = [a for row in theirs for a in row.advantages if a]
+            if trained:
+                return Finding("L0", f"advantages of failed episode {episode}", 0.0, trained[0])
             continue
         if len(mine) != len(theirs):
             mine = [row for row in mine if any(row.mask)]
         if len(mine) != len(theirs):
-            return f"episode {episode}: expected {len(mine)} rows, found {len(theirs)}"
+            return Finding("L0", f"rows of episode {episode}", len(mine), len(theirs))
         for index, (a, b) in enumerate(zip(mine, theirs, strict=True)):
-            place = _row_difference(a, b)
-            if place is not None:
-                return f"episode {episode}, row {index}, {place}"
+            where = f"episode {episode}, row {index}"
+            names = (*SAMPLED, "advantages", *(["rewards"] if b.rewards else []))
+            finding = next(row_findings("L0", where, a, b, names), None)
+            if finding is not None:
+                return finding
     return None
 
 
-def _row_difference(wanted: TrainedRow, found: TrainedRow) -> str | None:
-    for name in ("prompt_ids", "response_ids", "mask", "rewards", "advantages"):
-        a, b = getattr(wanted, name), list(getattr(found, name))
+def row_findings(
+    level: str, where: str, wanted: TrainedRow, found: TrainedRow, names: Sequence[str]
+) -> Iterator[Finding]:
+    """Yield the first differing token of each field; rewards are compared as float32.
+
+    Args:
+        level: `L0` to `L3`.
+        where: What the findings call the row.
+        wanted: The row as it must be.
+        found: The trainer's.
+        names: Fields to compare.
+    """
+    for name in names:
+        a, b = list(getattr(wanted, name)), list(getattr(found, name))
         if name == "rewards":
-            if not b:
-                continue
-            b = _float32(b)
+            a, b = float32(a), float32(b)
         if len(a) != len(b):
-            return f"{name}: expected {len(a)} tokens, found {len(b)}"
+            yield Finding(level, f"length of {name} of {where}", len(a), len(b))
+            continue
         for token, (x, y) in enumerate(zip(a, b, strict=True)):
             if x != y:  # also if both are NaN
-                return f"{name} of token {token}: expected {x!r}, found {y!r}"
-    return None
+                yield Finding(level, f"{name} of {where}, token {token}", x, y)
+                break
 
 
 def cut_row(
@@ -156,11 +193,6 @@ def cut_row(
         rewards=list(rewards[columns]),
         advantages=list(advantages[columns]),
     )
-
-
-def _float32(values: Sequence[float]) -> list[float]:
-    floats: list[float] = np.asarray(values, np.float32).tolist()
-    return floats
 
 
 def _another_discount(train: Train) -> Train:
@@ -251,9 +283,9 @@ class L0Suite(ABC):
         wanted = expected_rows(batch(), algorithm)
         if not any(any(row.advantages) for rows in wanted for row in rows):
             raise AssertionError("every advantage of this batch is 0, which proves nothing")
-        place = difference(self.train(batch(), algorithm), batch(), algorithm)
-        if place is not None:
-            raise AssertionError(f"{estimator}: {place}")
+        finding = difference(self.train(batch(), algorithm), batch(), algorithm)
+        if finding is not None:
+            raise AssertionError(f"{estimator}: {finding}")
 
     def test_a_defect_is_noticed(self, defect: str) -> None:
         """The comparison fails for the same trainer with a defect built in."""
