@@ -31,8 +31,8 @@ def on_ranks(batch: list[Trajectory], algorithm: AlgorithmPart, cuts: Sequence[i
     rows = [make_rows(part) for part in parts]
     for (first, _), mine in zip(bounds, rows, strict=True):
         for row in mine:
-            values = [critic(first + row.episode, turn) for turn, _ in row.states]
-            row.values = torch.tensor(values) if algorithm.advantage == "gae" else None
+            values = [critic(first + row.episode, span.turn) for span in row.spans]
+            row.values = torch.tensor(values)
 
     def give(rank: int, gather: Gather) -> None:
         give_advantages(

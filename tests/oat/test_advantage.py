@@ -31,7 +31,7 @@ def divided(batch: Sequence[Trajectory], name: str, cuts: Sequence[int]) -> list
     if name == "gae":
         for (first, _), part in zip(bounds, rows, strict=True):
             for row in part:
-                values = [critic(first + row.episode, turn) for turn, _ in row.states]
+                values = [critic(first + row.episode, span.turn) for span in row.spans]
                 row.values = torch.tensor(values)
     sent: list[Any] = []
 
@@ -93,13 +93,13 @@ def test_the_critics_targets_are_gems(batch: Any) -> None:
     _, targets = advantages("gae", table, gamma=GAMMA, lam=LAM)
     split = table.split(targets)
     for row in divided(episodes, "gae", (0, 5, 8)):
-        wanted = [split[row.episode][turn] for turn, _ in row.states]
+        wanted = [split[row.episode][span.turn] for span in row.spans]
         assert row.targets.tolist() == torch.tensor(wanted).float().tolist()
 
 
 def test_a_state_is_the_last_token_before_its_turn() -> None:
     for row in make_rows(golden_batch()):
-        for (_, position), span in zip(row.states, row.tokens.spans, strict=True):
+        for position, span in zip(row.places, row.spans, strict=True):
             if span.end > span.start:
                 assert row.mask[position] == 1  # the next token is the turn's first
                 assert position == 0 or row.mask[position - 1] == 0

@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
+from gem.training.processes import alive
 from gem.training.record import RunRecord, read_run
-from gem_oat.supervise import _alive
 
 pytestmark = pytest.mark.slow
 
@@ -272,7 +272,7 @@ def test_a_killed_process_ends_the_run_and_all_of_its_processes(
     victim.kill()
     assert training.ended() == 1
     assert f"{node}/0 ended" in training.last_line()
-    assert not [p for p in below if _alive(p)]
+    assert not [p for p in below if alive(p)]
 
 
 ENGINE_GONE = """

@@ -53,8 +53,8 @@ def test_a_flag_that_cannot_work_is_refused_by_its_name(name: str, argv: Argv) -
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "no tasks": ({"gem_tasks": None}, "--gem_tasks is missing"),
-    "no task uri": ({"gem_tasks": "guess"}, "a task URI is"),
+    "no tasks": ({"gem_tasks": None}, "--gem_tasks: a task URI is"),
+    "no task uri": ({"gem_tasks": "guess"}, "--gem_tasks: a task URI is"),
     "no length": ({"max_model_len": None}, "--max_model_len is missing"),
     "no room": ({"prompt_max_length": 900}, "--prompt_max_length 900 leaves no token"),
     "no iteration": ({"max_train": 3}, "--max_train 3 is less than one iteration"),
@@ -68,7 +68,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "greedy": ({"temperature": 0, "tis_c": "None"}, "--temperature must be above 0"),
     "retries": ({"gem_retries": -1}, "--gem_retries must be at least 0"),
     "timeout": ({"gem_step_timeout_s": 0}, "--gem_step_timeout_s must be above 0"),
-    "fraction": ({"gem_max_failed_fraction": 2}, "--gem_max_failed_fraction must be within"),
+    "fraction": ({"gem_max_failed_fraction": 2}, "--gem_max_failed_fraction must be at most 1"),
+    "negative KL": ({"beta": -1}, "--beta must be at least 0"),
+    "no episode": ({"num_samples": 0}, "--num_samples must be above 0"),
+    "context": ({"gem_context": "everything"}, "--gem_context: "),
+    "estimator": ({"gem_advantage": "best"}, "--gem_advantage must be one of reinforce, "),
     "two evaluations": ({"gem_eval": "gem:game:a gem:game:a"}, "--gem_eval: two evaluations"),
 }
 

@@ -18,7 +18,8 @@ from typing import Any
 import psutil
 import pytest
 
-from gem_oat.supervise import _name, _Node, _watch
+from gem.training.processes import name_of
+from gem_oat.supervise import _Node, _watch
 
 LAUNCHER = """
 import subprocess, sys
@@ -173,7 +174,7 @@ def test_a_node_that_died_before_anybody_looked_is_ended_though_its_child_lives(
     ) as shell:
         process = psutil.Process(shell.pid)
         deadline = time.monotonic() + 60
-        while not note.exists() or [_name(p) for p in process.children()] != ["sed"]:
+        while not note.exists() or [name_of(p) for p in process.children()] != ["sed"]:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         try:

@@ -14,10 +14,18 @@ from torch import Tensor, nn
 
 from gem.testing.golden import golden_batch, golden_turn_rows
 from gem_oat.advantage import Row, give_advantages, make_rows
-from gem_oat.update import Loss, Updater
+from gem_oat.update import Updater
 
 VOCAB = 32
-LOSS = Loss(clip=0.2, value_clip=0.2, value_weight=1.0, kl_weight=0.0, tis=None, by_token=True)
+FLAGS: dict[str, Any] = {
+    "cliprange": 0.2,
+    "cliprange_value": 0.2,
+    "vf_coef": 1.0,
+    "beta": 0.0,
+    "tis_c": None,
+    "temperature": 1.0,
+}
+"""oat's arguments that an optimiser step reads."""
 
 
 class Engine:
@@ -67,7 +75,17 @@ class Model(nn.Module):
         return values
 
 
-def learner(ranks: int = 1) -> Any:
+def alone(numbers: Tensor, op: str) -> Tensor:
+    return numbers
+
+
+def learner(
+    ranks: int = 1,
+    all_reduce: Callable[[Tensor, str], Tensor] = alone,
+    forward_tokens: int = 50,
+    aggregation: str = "token-mean",
+    **flags: Any,
+) -> Any:
     policy, critic, reference = (Engine(Model(), ranks) for _ in range(3))
 
     def logprobs(
@@ -86,14 +104,20 @@ def learner(ranks: int = 1) -> Any:
         model=SimpleNamespace(model=policy),
         ref_model=SimpleNamespace(model=reference),
         critic=critic,
-        args=SimpleNamespace(temperature=1.0),
+        args=SimpleNamespace(
+            **{**FLAGS, **flags},
+            gem=SimpleNamespace(forward_tokens=forward_tokens, loss_aggregation=aggregation),
+        ),
         optimizer=None,
         scheduler=SimpleNamespace(get_last_lr=lambda: [1e-3]),
         critic_optimizer=None,
         critic_scheduler=None,
         get_batch_logps=logprobs,
         strategy=SimpleNamespace(
-            world_size=ranks, backward=backward, optimizer_step=lambda *_: None
+            world_size=ranks,
+            backward=backward,
+            optimizer_step=lambda *_: None,
+            all_reduce=all_reduce,
         ),
     )
 
@@ -104,16 +128,15 @@ class Ranks:
     def __init__(self, n: int) -> None:
         self.n = n
         self.barrier = threading.Barrier(n, timeout=20)
-        self.given: dict[int, list[float]] = {}
+        self.given: dict[int, Tensor] = {}
         self.place = threading.local()
 
-    def all_reduce(self, numbers: list[float], op: str) -> list[float]:
-        self.given[self.place.rank] = list(numbers)
+    def all_reduce(self, numbers: Tensor, op: str) -> Tensor:
+        self.given[self.place.rank] = numbers
         self.barrier.wait()
-        columns = zip(*(self.given[rank] for rank in range(self.n)), strict=True)
-        out = [float(sum(c) if op == "sum" else max(c)) for c in columns]
+        every = torch.stack([self.given[rank] for rank in range(self.n)])
         self.barrier.wait()
-        return out
+        return every.sum(0) if op == "sum" else every.amax(0)
 
     def run(self, work: Callable[[int], Any]) -> list[Any]:
         results: list[Any] = [None] * self.n
@@ -143,22 +166,20 @@ def golden_rows(turns: bool = False) -> list[Row]:
     torch.manual_seed(0)
     for row in rows:
         row.sampler = -torch.rand(len(row.mask)) * row.mask
-        row.values = torch.rand(len(row.states))
+        row.values = torch.rand(len(row.spans))
     give_advantages(batch, rows, "gae", gamma=0.9, lam=0.8, max_failed_fraction=1)
     return rows
 
 
 def on_ranks(
-    parts: Sequence[Sequence[Row]], loss: Loss, forward_tokens: int
+    parts: Sequence[Sequence[Row]], flags: dict[str, Any], forward_tokens: int
 ) -> tuple[dict[str, float], Tensor, list[Any]]:
     """Metrics, gradient of policy and critic, and the learners, of a step on several ranks."""
     ranks = Ranks(len(parts))
-    learners = [learner(len(parts)) for _ in parts]
+    learners = [learner(len(parts), ranks.all_reduce, forward_tokens, **flags) for _ in parts]
 
     def work(rank: int) -> dict[str, float]:
-        updater = Updater(
-            learners[rank], loss, forward_tokens=forward_tokens, all_reduce=ranks.all_reduce
-        )
+        updater = Updater(learners[rank])
         return updater.policy_step(parts[rank]) | updater.critic_step(parts[rank])
 
     metrics = ranks.run(work)
@@ -171,10 +192,10 @@ def on_ranks(
     return metrics[0], torch.stack(gradients).sum(0), learners
 
 
-LOSSES = {
-    "token mean": LOSS,
-    "row mean of token sums": Loss(0.2, 0.2, 1.0, 0.0, None, False),
-    "with correction and KL": Loss(0.2, 0.3, 0.5, 0.1, 1.5, True),
+LOSSES: dict[str, dict[str, Any]] = {
+    "token mean": {},
+    "row mean of token sums": {"aggregation": "row-mean-token-sum"},
+    "with correction and KL": {"cliprange_value": 0.3, "vf_coef": 0.5, "beta": 0.1, "tis_c": 1.5},
 }
 
 
@@ -202,7 +223,7 @@ def test_ranks_and_micro_batches_change_nothing(
 def test_the_loss_is_the_mean_over_all_sampled_tokens() -> None:
     rows = golden_rows()
     made = learner()
-    updater = Updater(made, LOSS, forward_tokens=50, all_reduce=lambda numbers, op: numbers)
+    updater = Updater(made)
     metrics = updater.policy_step(rows)
     advantages = torch.cat([row.advantages[row.mask == 1] for row in rows])
     # Before the first update the ratio is 1 everywhere.
@@ -213,7 +234,7 @@ def test_the_loss_is_the_mean_over_all_sampled_tokens() -> None:
 def test_old_log_probabilities_are_those_of_before_the_first_step() -> None:
     rows = golden_rows()
     made = learner()
-    updater = Updater(made, LOSS, forward_tokens=50, all_reduce=lambda numbers, op: numbers)
+    updater = Updater(made)
     updater.remember(rows)
     with torch.no_grad():
         made.model.model.module.head.bias[:5] += 3.0
@@ -221,15 +242,14 @@ def test_old_log_probabilities_are_those_of_before_the_first_step() -> None:
 
 
 def test_the_critic_sees_what_came_before_the_turn_and_nothing_else() -> None:
-    made = learner()
-    updater = Updater(made, LOSS, forward_tokens=10_000, all_reduce=lambda numbers, op: numbers)
+    made = learner(forward_tokens=10_000)
+    updater = Updater(made)
     rows = golden_rows()
     updater.values(rows)
-    row = max(rows, key=lambda row: len(row.states))
-    assert row.values is not None
+    row = max(rows, key=lambda row: len(row.spans))
     before = row.values.clone()
     assert len(set(before.tolist())) == len(before)  # a value for every state, not one for all
-    position = row.states[1][1]
+    position = int(row.places[1])
     row.ids[position + 1 :] = 1
     updater.values([row])
     assert torch.equal(row.values[:2], before[:2])
@@ -240,8 +260,8 @@ def test_the_critic_sees_what_came_before_the_turn_and_nothing_else() -> None:
 
 def test_rows_without_a_sampled_token_are_no_step() -> None:
     [row, *_] = golden_rows()
-    row.mask.zero_()
+    row.tokens.mask[:] = [0] * len(row.tokens.mask)
     made = learner()
-    updater = Updater(made, LOSS, forward_tokens=50, all_reduce=lambda numbers, op: numbers)
+    updater = Updater(made)
     assert updater.policy_step([row]) == {}
     assert made.model.model.boundaries == []

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from oat.algorithms.ppo_multiturn import PPOMultiTurnLearner
 from oat.utils.ipc import PlasmaShmClient
@@ -20,7 +20,7 @@ from gem_oat.advantage import Row, give_advantages, make_rows, trained_rows
 from gem_oat.data import Collector, Share, Tasks
 from gem_oat.settings import Args, shown
 from gem_oat.supervise import done, reported
-from gem_oat.update import Loss, Updater
+from gem_oat.update import Updater
 
 compat.install()
 
@@ -42,22 +42,12 @@ class Learner(PPOMultiTurnLearner):  # type: ignore[misc]
         super()._init(args, actors)
         self.ipc = PlasmaShmClient(self.ipc_server)
         self.collector = Collector(args, actors, self.ipc)
-        loss = Loss(
-            clip=args.cliprange,
-            value_clip=args.cliprange_value,
-            value_weight=args.vf_coef,
-            kl_weight=args.beta,
-            tis=args.tis_c,
-            by_token=args.gem_loss_aggregation == "token-mean",
-        )
-        self.updater = Updater(
-            self, loss, forward_tokens=args.gem_forward_tokens, all_reduce=self._all_reduce
-        )
+        self.updater = Updater(self)
         self.sources = args.sources()
         self.evaluated: tuple[int, dict[str, float]] = (-1, {})
         versions = {"oat-llm": check_oat(), "gem-oat": __version__}
         about = {"trainer": "oat", "versions": versions, "config": shown(args)}
-        folder = args.gem_record_dir if self.strategy.is_rank_0() else None
+        folder = args.gem.record_dir if self.strategy.is_rank_0() else None
         self.recording = RunRecording(folder, about)
 
     def prepare_data(self, strategy: Any, tokenizer: Any) -> None:
@@ -73,8 +63,9 @@ class Learner(PPOMultiTurnLearner):  # type: ignore[misc]
 
     def process_feedback_data(self, data_list: Sequence[Trajectory]) -> None:
         """Make rows of the episodes of this rank, and give them their advantages."""
-        args, began = self.args, time.perf_counter()
-        self.began = began - self.actor_info["actor/rollout_s"]
+        args, gem, began = self.args, self.args.gem, time.perf_counter()
+        rollout_s = self.actor_info["actor/rollout_s"]
+        self.began = began - rollout_s
         self.query_step += len(data_list)
         self.rows: list[Row] = make_rows(data_list)
         if self.critic is not None:
@@ -82,23 +73,20 @@ class Learner(PPOMultiTurnLearner):  # type: ignore[misc]
         per_turn = give_advantages(
             data_list,
             self.rows,
-            args.gem_advantage,
+            gem.advantage,
             gamma=args.gamma,
             lam=args.lam,
-            max_failed_fraction=args.gem_max_failed_fraction,
+            max_failed_fraction=gem.max_failed_fraction,
             gather=_all_gather,
             rank=dist.get_rank(),
         )
-        seconds = time.perf_counter() - began
-        if args.gem_record_dir is not None:
+        times = {"rollout_s": rollout_s, "advantage_s": time.perf_counter() - began}
+        if gem.record_dir is not None:
             rows = trained_rows(data_list, self.rows) if rows_wanted() else []
             parts = _gather((list(data_list), per_turn, rows))
             if self.strategy.is_rank_0():
-                episodes, advantages, shown_rows = (
-                    [entry for part in column for entry in part]
-                    for column in zip(*parts, strict=True)
-                )
-                times = {"rollout_s": self.actor_info["actor/rollout_s"], "advantage_s": seconds}
+                columns = zip(*parts, strict=True)
+                episodes, advantages, shown_rows = (list(chain(*column)) for column in columns)
                 self.recording.keep_batch(episodes, advantages, lambda: shown_rows, metrics=times)
 
     def learn(self, learning_round: int) -> dict[str, float]:
@@ -118,13 +106,12 @@ class Learner(PPOMultiTurnLearner):  # type: ignore[misc]
         self.rows = []
         self.policy_sgd_step += len(steps)
         self.global_step += 1
-        self.gradient_update_elapse = time.perf_counter() - began
         names = steps[0] if steps else {}
         metrics = {name: sum(s[name] for s in steps) / len(steps) for name in names}
         if steps:
             largest = max(step["logprob_difference_max"] for step in steps[: args.minibatches])
             metrics["logprob_difference_max"] = largest
-        metrics["update_s"] = time.perf_counter() - began
+        metrics["update_s"] = self.gradient_update_elapse = time.perf_counter() - began
         return {f"train/{name}": value for name, value in metrics.items()}
 
     def eval_and_log(
@@ -171,12 +158,6 @@ class Learner(PPOMultiTurnLearner):  # type: ignore[misc]
             if cut
         ]
         return [t for future in futures for t in self.ipc.deserialize_ipc(future.result())]
-
-    def _all_reduce(self, numbers: list[float], op: str) -> list[float]:
-        device = torch.cuda.current_device()
-        total = torch.tensor([float(n) for n in numbers], dtype=torch.float64, device=device)
-        dist.all_reduce(total, op=dist.ReduceOp.SUM if op == "sum" else dist.ReduceOp.MAX)
-        return [float(n) for n in total.tolist()]
 
 
 def _all_gather(mine: Any) -> list[Any]:

@@ -27,6 +27,7 @@ SEAMS = (
         "self, *, model, input_ids, att_mask, temperature, compute_entropy",
     ),
     Seam(f"{_COLLECTOR}.get_metrics", "self, actor_time, feedback_data"),
+    called("oat.utils.deepspeed:DeepspeedStrategy.all_reduce", "self, data, op"),
     called("oat.utils.ipc:PlasmaShmClient.serialize_ipc", "self, data"),
     called("oat.utils.ipc:PlasmaShmClient.deserialize_ipc", "self, data"),
 )

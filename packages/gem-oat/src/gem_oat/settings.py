@@ -4,55 +4,68 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Literal, Optional
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields, make_dataclass
+from itertools import chain
+from typing import Any, get_type_hints
 
 import tyro
 from oat.algorithms.ppo import PPOArgs
 from oat.args import default_args_validation
 
+from gem.advantage import ADVANTAGES
 from gem.errors import ConfigurationError
 from gem.rollout import Budget
-from gem.rollout.environment import STEP_TIMEOUT_S
+from gem.tables import setting
 from gem.tasks import TaskSet
-from gem.training.settings import MAX_FAILED_FRACTION
+from gem.training.settings import COMPARING, Settings
 from gem.training.tasksets import Source, parse_sources
 
-FORWARD_TOKENS = 8192
-"""Default of `Args.gem_forward_tokens`."""
+
+@dataclass(frozen=True)
+class GemSettings(Settings):
+    """GEM's settings; each is a flag `--gem_<name>`, but `turn_tokens`, for which oat has flags."""
+
+    tasks: str = setting(
+        "tasks to train on: gem:<environment id>?seed=0&<parameter>=<value>; n is not looked at",
+        "",
+        check=TaskSet.parse,
+    )
+    eval: str = setting(
+        "task sets to evaluate on, separated by spaces: gem:...?n=64#name=...&temperature=...", ""
+    )
+    advantage: str = setting(
+        f"estimator of gem.advantage: {', '.join(ADVANTAGES)}; gae needs --critic_type ppo",
+        "rebn",
+        choices=ADVANTAGES,
+    )
+    loss_aggregation: str = setting(
+        "token-mean: mean over the sampled tokens of an optimiser step; row-mean-token-sum: sum "
+        "over tokens and mean over rows",
+        "token-mean",
+        choices=("token-mean", "row-mean-token-sum"),
+    )
+    forward_tokens: int = setting(
+        "most tokens, padding included, in one forward pass of the learner; at least one row",
+        8192,
+        above=0,
+    )
+
+
+def _flags() -> Any:
+    """Return oat's arguments extended by the flags of `GemSettings`."""
+    types = get_type_hints(GemSettings)
+    flags = [
+        (f"gem_{f.name}", types[f.name], field(default=f.default, metadata=f.metadata))
+        for f in fields(GemSettings)
+        if f.name != "turn_tokens"
+    ]
+    return make_dataclass("Flags", flags, bases=(PPOArgs,))
 
 
 @dataclass
-class Args(PPOArgs):  # type: ignore[misc]
+class Args(_flags()):  # type: ignore[misc]
     """oat's arguments with other defaults for four of them, and GEM's."""
-
-    # Tasks to train on: gem:<environment id>?seed=...&<parameter>=<value>; n is not looked at.
-    gem_tasks: str = ""
-    # Task sets to evaluate on, separated by spaces: gem:...?n=64#name=...&temperature=...
-    gem_eval: str = ""
-    # Estimator of gem.advantage; gae needs --critic_type ppo.
-    gem_advantage: Literal["reinforce", "rebn", "grpo", "rloo", "gae"] = "rebn"
-    # Mean over the sampled tokens of an optimiser step, or sum over tokens and mean over rows.
-    gem_loss_aggregation: Literal["token-mean", "row-mean-token-sum"] = "token-mean"
-    # What the policy is shown: chat, concat, concat_with_action, window:<k>.
-    gem_context: str = "chat"
-    # Text of a system message before everything else.
-    gem_system_prompt: Optional[str] = None  # noqa: UP045 (tyro on Python 3.10)
-    # Most turns of an episode, besides the environment's own limit.
-    gem_turns: Optional[int] = None  # noqa: UP045
-    # Further attempts, each with a new environment, after an environment failed.
-    gem_retries: int = 1
-    # Limit of one environment reset or step in seconds; None for no limit.
-    gem_step_timeout_s: Optional[float] = STEP_TIMEOUT_S  # noqa: UP045
-    # Seed every sampled turn on its own, so that a run can be repeated.
-    gem_seed: Optional[int] = None  # noqa: UP045
-    # Share of failed episodes in a batch above which the run stops.
-    gem_max_failed_fraction: float = MAX_FAILED_FRACTION
-    # Most tokens, padding included, in one forward pass of the learner; at least one row.
-    gem_forward_tokens: int = FORWARD_TOKENS
-    # Folder for gem.training.record files.
-    gem_record_dir: Optional[str] = None  # noqa: UP045
 
     # Episodes of each task.
     num_samples: int = 1
@@ -61,6 +74,16 @@ class Args(PPOArgs):  # type: ignore[misc]
     # Named by --gem_tasks and --gem_eval instead.
     prompt_data: str = ""
     oracle: str = ""
+
+    @property
+    def gem(self) -> GemSettings:
+        """GEM's own arguments.
+
+        Raises:
+            ConfigurationError: A value is not allowed; the message names its flag.
+        """
+        own = {name.removeprefix("gem_"): value for name, value in shown(self).items()}
+        return GemSettings.from_mapping(own, "--gem_")
 
     @property
     def iterations(self) -> int:
@@ -85,7 +108,7 @@ class Args(PPOArgs):  # type: ignore[misc]
 
     def train_tasks(self) -> TaskSet:
         """All tasks of the run, `rollout_batch_size` an iteration."""
-        first = TaskSet.parse(self.gem_tasks)
+        first = TaskSet.parse(self.gem.tasks)
         n = self.iterations * int(self.rollout_batch_size)
         return TaskSet(first.env_id, n, first.seed, first.params)
 
@@ -95,13 +118,13 @@ class Args(PPOArgs):  # type: ignore[misc]
         Raises:
             ConfigurationError: One is malformed, or two have the same name.
         """
-        return parse_sources(self.gem_eval.split(), "--gem_eval")
+        return parse_sources(self.gem.eval.split(), "--gem_eval")
 
     def budget(self, *, evaluation: bool = False) -> Budget:
         """Limits of an episode."""
         turn = self.eval_generate_max_length if evaluation else self.generate_max_length
         room = int(self.max_model_len) - int(self.prompt_max_length)
-        return Budget(min(int(turn), room), room, int(self.prompt_max_length), self.gem_turns)
+        return Budget(min(int(turn), room), room, int(self.prompt_max_length), self.gem.turns)
 
 
 REFUSED: dict[str, str] = {
@@ -160,30 +183,9 @@ def check(args: Args) -> None:
     Raises:
         ConfigurationError: The message names the flag, its value, and what to do instead.
     """
-    defaults = {field.name: field.default for field in fields(Args)}
-    for name, reason in REFUSED.items():
-        if getattr(args, name) != defaults[name]:
-            raise ConfigurationError(
-                f"--{name} {getattr(args, name)}: {reason}; leave it at {defaults[name]!r}"
-            )
-    if not args.gem_tasks:
-        raise ConfigurationError("--gem_tasks is missing: gem:<environment id>?seed=0&...")
-    for name in ("gem_retries", "gem_seed", "beta"):
-        if (getattr(args, name) or 0) < 0:
-            raise ConfigurationError(f"--{name} must be at least 0, got {getattr(args, name)}")
-    for name in ("gem_turns", "gem_step_timeout_s", "gem_forward_tokens", "num_samples"):
-        value = getattr(args, name)
-        if value is not None and value <= 0:
-            raise ConfigurationError(f"--{name} must be above 0, got {value}")
-    if not 0 <= args.gem_max_failed_fraction <= 1:
-        raise ConfigurationError(
-            f"--gem_max_failed_fraction must be within [0, 1], got {args.gem_max_failed_fraction}"
-        )
-    _check_lengths(args)
-    _check_batches(args)
-    _check_advantage(args)
-    args.train_tasks()
     args.sources()
+    for problem in chain(_refused(args), _lengths(args), _batches(args), _algorithm(args)):
+        raise ConfigurationError(problem)
 
 
 def prepare(args: Args) -> Args:
@@ -199,13 +201,18 @@ def prepare(args: Args) -> Args:
     return prepared
 
 
-def _check_lengths(args: Args) -> None:
+def _refused(args: Args) -> Iterator[str]:
+    defaults = {field.name: field.default for field in fields(Args)}
+    for name, reason in REFUSED.items():
+        if getattr(args, name) != defaults[name]:
+            yield f"--{name} {getattr(args, name)}: {reason}; leave it at {defaults[name]!r}"
+
+
+def _lengths(args: Args) -> Iterator[str]:
     if args.max_model_len is None:
-        raise ConfigurationError(
-            "--max_model_len is missing: the longest episode in tokens, first prompt included"
-        )
+        yield "--max_model_len is missing: the longest episode in tokens, first prompt included"
     if args.prompt_max_length >= args.max_model_len:
-        raise ConfigurationError(
+        yield (
             f"--prompt_max_length {args.prompt_max_length} leaves no token for the response: "
             f"--max_model_len is {args.max_model_len}"
         )
@@ -213,56 +220,51 @@ def _check_lengths(args: Args) -> None:
     args.budget(evaluation=True)
 
 
-def _check_batches(args: Args) -> None:
-    size, ranks, default = args.rollout_batch_size, args.learners, PPOArgs()
+def _batches(args: Args) -> Iterator[str]:
+    size, ranks, step = args.rollout_batch_size, args.learners, args.train_batch_size
+    if args.num_samples < 1:
+        yield f"--num_samples must be above 0, got {args.num_samples}"
     if size % ranks:
-        raise ConfigurationError(
-            f"--rollout_batch_size {size}: tasks do not divide over {ranks} learners"
-        )
+        yield f"--rollout_batch_size {size}: tasks do not divide over {ranks} learners"
     per_device = args.rollout_batch_size_per_device
-    if per_device not in (default.rollout_batch_size_per_device, size // ranks):
-        raise ConfigurationError(
+    if per_device not in (PPOArgs.rollout_batch_size_per_device, size // ranks):
+        yield (
             f"--rollout_batch_size_per_device {per_device}: it is --rollout_batch_size over the "
             f"number of learners, {size // ranks}; leave it out"
         )
     if args.iterations < 1:
-        raise ConfigurationError(
-            f"--max_train {args.max_train} is less than one iteration (--rollout_batch_size {size})"
+        less = f"less than one iteration (--rollout_batch_size {size})"
+        yield f"--max_train {args.max_train} is {less}"
+    if step < 1 or args.episodes % step:
+        yield (
+            f"--train_batch_size {step}: an iteration has {args.episodes} episodes "
+            "(--rollout_batch_size * --num_samples), which do not divide into such steps"
         )
-    if args.train_batch_size < 1 or args.episodes % args.train_batch_size:
-        raise ConfigurationError(
-            f"--train_batch_size {args.train_batch_size}: an iteration has {args.episodes} "
-            "episodes (--rollout_batch_size * --num_samples), which do not divide into such steps"
-        )
-    if args.train_batch_size % ranks:
-        raise ConfigurationError(
-            f"--train_batch_size {args.train_batch_size} does not divide over {ranks} learners"
-        )
+    if step % ranks:
+        yield f"--train_batch_size {step} does not divide over {ranks} learners"
 
 
-def _check_advantage(args: Args) -> None:
-    name = args.gem_advantage
+def _algorithm(args: Args) -> Iterator[str]:
+    name = args.gem.advantage
+    if args.beta < 0:
+        yield f"--beta must be at least 0, got {args.beta}"
     if (name == "gae") != (args.critic_type == "ppo"):
         needed = "--critic_type ppo, which makes the critic" if name == "gae" else "no critic"
-        raise ConfigurationError(
-            f"--gem_advantage {name} needs {needed}; got --critic_type {args.critic_type}"
-        )
-    if name in ("grpo", "rloo") and args.num_samples < 2:
-        raise ConfigurationError(
+        yield f"--gem_advantage {name} needs {needed}; got --critic_type {args.critic_type}"
+    if name in COMPARING and args.num_samples < 2:
+        yield (
             f"--gem_advantage {name} compares the episodes of a task: --num_samples must be at "
             "least 2"
         )
     if args.tis_c is not None and args.temperature != 1:
-        raise ConfigurationError(
+        yield (
             f"--temperature {args.temperature}: vLLM reports log-probabilities at temperature 1, "
             "which --tis_c would compare with others; set --tis_c None"
         )
     if not math.isfinite(args.temperature) or args.temperature <= 0:
-        raise ConfigurationError(
-            f"--temperature must be above 0, got {args.temperature}; --top_k 1 is greedy"
-        )
+        yield f"--temperature must be above 0, got {args.temperature}; --top_k 1 is greedy"
 
 
 def shown(args: Args) -> dict[str, Any]:
     """Return GEM's own arguments, for the record."""
-    return {f.name: getattr(args, f.name) for f in fields(args) if f.name.startswith("gem_")}
+    return {name: value for name, value in vars(args).items() if name.startswith("gem_")}

@@ -8,7 +8,6 @@ done or have failed, and whoever started them looks at that and at which of them
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import sys
@@ -21,12 +20,13 @@ from types import FrameType
 
 import psutil
 
+from gem.training.processes import adopt_orphans, alive, children_of, end_all, name_of
+
 STATUS = "GEM_OAT_STATUS"
 """Environment variable: folder in which nodes leave their word."""
 
 _DONE = "done"
 _FAILED = ".failed"
-_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)
 _POLL_S = 0.1
 _GRACE_S = 5.0
 """How long nodes may take to say why they end."""
@@ -66,7 +66,7 @@ def supervise(start: Callable[[], object]) -> int:
         0 once a node called `done`; 1 if one failed or ended before that; 128 and the signal's
         number if this process was asked to end.
     """
-    _adopt_orphans()
+    adopt_orphans()
     with tempfile.TemporaryDirectory(prefix="gem-oat-") as folder:
         os.environ[STATUS] = folder
         try:
@@ -79,10 +79,10 @@ def supervise(start: Callable[[], object]) -> int:
             # Launchpad's own handlers, which end this process with SIGKILL after ten seconds.
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, note)
-            nodes = [_Node(process) for process in psutil.Process().children()]
+            nodes = [_Node(process) for process in children_of()]
             status, cause = _watch(Path(folder), received, nodes)
         finally:
-            end_all()
+            end_descendants()
     # Only now have all nodes had their say.
     sys.stderr.write(f"{cause}\n" if cause else "")
     return status
@@ -139,56 +139,32 @@ class _Node:
 
     def ended(self) -> bool:
         """Whether the node is gone; its shell stays as long as anybody holds the output."""
-        if self._self is None and _alive(self._shell):
-            below = [p for p in _children(self._shell) if _alive(p)]
+        if self._self is None and alive(self._shell):
+            below = [p for p in children_of(self._shell) if alive(p)]
             self._self = next((p for p in below if not _carries(p)), None)
             # The shell starts the node first: where only its output is passed on, it is gone.
-            return bool(below) and all(_name(p) == "sed" for p in below)
-        return not _alive(self._self or self._shell)
+            return bool(below) and all(name_of(p) == "sed" for p in below)
+        return not alive(self._self or self._shell)
 
 
-def end_all() -> None:
+def end_descendants() -> None:
     """End all descendants of this process; pipes that carry their last words go last."""
-    for carriers in (False, True):
-        deadline = time.monotonic() + _GRACE_S
-        while True:
-            found = psutil.Process().children(recursive=True)
-            left = [p for p in found if _alive(p) and (carriers or not _carries(p))]
-            if not left:
-                break
-            for process in left:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
-            if time.monotonic() > deadline:
-                return
-            time.sleep(0.02)
-        if not carriers:
-            psutil.wait_procs(psutil.Process().children(recursive=True), timeout=_GRACE_S)
+    _kill(carriers=False)
+    psutil.wait_procs(children_of(recursive=True), timeout=_GRACE_S)
+    _kill(carriers=True)
+
+
+def _kill(*, carriers: bool) -> None:
+    """Kill descendants, those included that are started or adopted meanwhile."""
+    deadline = time.monotonic() + _GRACE_S
+    while time.monotonic() < deadline:
+        found = [process for process in children_of(recursive=True) if alive(process)]
+        left = [process for process in found if carriers or not _carries(process)]
+        if not left:
+            return
+        end_all(left, 0)
+        time.sleep(0.02)
 
 
 def _carries(process: psutil.Process) -> bool:
-    return _name(process) in ("sed", "bash", "decorate_output")
-
-
-def _children(process: psutil.Process) -> list[psutil.Process]:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return list(process.children())
-    return []
-
-
-def _name(process: psutil.Process) -> str:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return str(process.name())
-    return ""
-
-
-def _alive(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    return False
-
-
-def _adopt_orphans() -> None:
-    """Keep processes whose parent dies (an engine's workers) among this process's children."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_SUBREAPER, 1, 0, 0, 0)
+    return name_of(process) in ("sed", "bash", "decorate_output")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,39 +19,13 @@ from gem.trajectory import TrainingRow
 from gem_oat.advantage import Row
 from gem_oat.loss import kl_penalty, policy_loss, sampler_correction, value_loss
 
-AllReduce = Callable[[list[float], str], list[float]]
-"""`(numbers, "sum" or "max")`: over all ranks, element by element, in float64."""
-
-
-@dataclass(frozen=True)
-class Loss:
-    """What an optimiser step minimises."""
-
-    clip: float
-    value_clip: float
-    value_weight: float
-    kl_weight: float
-    tis: float | None
-    """Most weight of a token's importance correction; None: no correction."""
-    by_token: bool
-    """Mean over tokens, else sum over tokens and mean over rows."""
-
-
-def pad(tensors: Sequence[Tensor], device: Any) -> Tensor:
-    """Stack tensors `[n]` of different lengths, zeros at the end, `[rows, longest]`."""
-    return torch.nn.utils.rnn.pad_sequence(list(tensors), batch_first=True).to(device)
-
 
 class Updater:
-    """Makes optimiser steps with the models of oat's learner."""
+    """Makes optimiser steps with the models of oat's learner, as its arguments say."""
 
-    def __init__(
-        self, learner: Any, loss: Loss, *, forward_tokens: int, all_reduce: AllReduce
-    ) -> None:
+    def __init__(self, learner: Any) -> None:
         self.learner = learner
-        self.loss = loss
-        self.forward_tokens = forward_tokens
-        self.all_reduce = all_reduce
+        self.args, self.gem = learner.args, learner.args.gem
         self.device = torch.cuda.current_device()
 
     @torch.no_grad()
@@ -72,101 +45,116 @@ class Updater:
 
     def policy_step(self, rows: Sequence[Row]) -> dict[str, float]:
         """Improve the policy on rows; return the step's metrics, the same on all ranks."""
-        learner, loss = self.learner, self.loss
+        learner, args = self.learner, self.args
         rows = [row for row in rows if row.sampled]
-        tokens, count = self.all_reduce([sum(row.sampled for row in rows), len(rows)], "sum")
+        tokens, count = self._reduce([sum(row.sampled for row in rows), len(rows)], "sum")
         if tokens == 0:
             return {}
-        denominator = tokens if loss.by_token else count
-        engine, sums, largest = learner.model.model, torch.zeros(4, dtype=torch.float64), 0.0
-        work = list(self._in_step(rows))
+        denominator = tokens if self.gem.loss_aggregation == "token-mean" else count
+        sums, differences = torch.zeros(4, dtype=torch.float64), [0.0]
         lr = learner.scheduler.get_last_lr()[0]
-        for number, chunk in enumerate(work):
+
+        def loss(chunk: list[Row]) -> Tensor:
             new, entropy = self._logprobs(learner.model, chunk)
-            mask = pad([row.mask for row in chunk], self.device)
-            advantage = pad([row.advantages for row in chunk], self.device)
-            old = new.detach()
-            if all(row.old is not None for row in chunk):
-                old = pad([row.old for row in chunk if row.old is not None], self.device)
-            per_token = policy_loss(new, old, advantage, loss.clip)
-            if all(row.sampler is not None for row in chunk):
-                known = [row.sampler for row in chunk if row.sampler is not None]
-                sampler = pad(known, self.device)
-                largest = max(largest, float(((old - sampler) * mask).abs().max()))
-                if loss.tis is not None:
-                    per_token = per_token * sampler_correction(old, sampler, loss.tis)
-            with torch.no_grad():
-                outside = ((new - old).exp() - 1).abs() > loss.clip
-                sums[0] += float((per_token * mask).sum())
-                sums[1] += float((entropy * mask).sum())
-                sums[2] += float((outside * mask).sum())
-            if loss.kl_weight:
+            mask = self._pad([row.mask for row in chunk])
+            advantage = self._pad([row.advantages for row in chunk])
+            old = self._pad_known([row.old for row in chunk])
+            if old is None:
+                old = new.detach()
+            per_token = policy_loss(new, old, advantage, args.cliprange)
+            sampler = self._pad_known([row.sampler for row in chunk])
+            if sampler is not None:
+                differences.append(float(((old - sampler) * mask).abs().max()))
+                if args.tis_c is not None:
+                    per_token = per_token * sampler_correction(old, sampler, args.tis_c)
+            outside = ((new.detach() - old).exp() - 1).abs() > args.cliprange
+            counted = [per_token.detach(), entropy, outside]
+            if args.beta:
                 with torch.no_grad():
                     reference, _ = self._logprobs(learner.ref_model, chunk)
                 kl = kl_penalty(new, reference)
-                sums[3] += float((kl.detach() * mask).sum())
-                per_token = per_token + loss.kl_weight * kl
-            self._step(
-                engine,
-                (per_token * mask).sum() / denominator,
-                last=number == len(work) - 1,
-                step=(learner.model, learner.optimizer, learner.scheduler),
-            )
-        totals = self.all_reduce(sums.tolist(), "sum")
-        [difference] = self.all_reduce([largest], "max")
-        kl_loss = loss.kl_weight * totals[3]
+                counted.append(kl.detach())
+                per_token = per_token + args.beta * kl
+            for index, each in enumerate(counted):
+                sums[index] += float((each * mask).sum())
+            return (per_token * mask).sum() / denominator
+
+        engine = learner.model.model
+        norm = self._step(loss, rows, engine, learner.model, learner.optimizer, learner.scheduler)
+        totals = self._reduce(sums.tolist(), "sum")
+        [difference] = self._reduce([max(differences)], "max")
         metrics = {
-            "loss": (totals[0] + kl_loss) / denominator,
-            "grad_norm": _norm(engine),
+            "loss": (totals[0] + args.beta * totals[3]) / denominator,
+            "grad_norm": norm,
             "entropy": totals[1] / tokens,
             "clip_fraction": totals[2] / tokens,
             "logprob_difference_max": difference,
             "lr": float(lr),
         }
-        return metrics | ({"kl": totals[3] / tokens} if loss.kl_weight else {})
+        return metrics | ({"kl": totals[3] / tokens} if args.beta else {})
 
     def critic_step(self, rows: Sequence[Row]) -> dict[str, float]:
         """Improve the critic on rows; return the step's metrics, the same on all ranks."""
-        learner, loss = self.learner, self.loss
-        [turns] = self.all_reduce([sum(len(row.states) for row in rows)], "sum")
+        learner, args = self.learner, self.args
+        [turns] = self._reduce([sum(len(row.spans) for row in rows)], "sum")
         if turns == 0:
             return {}
-        total = 0.0
-        work = list(self._in_step(rows))
-        for number, chunk in enumerate(work):
+        losses = []
+
+        def loss(chunk: list[Row]) -> Tensor:
             new = torch.cat(self._critic(chunk)).float()
-            old = torch.cat([row.values for row in chunk if row.values is not None])
-            target = torch.cat([row.targets for row in chunk])
-            each = value_loss(new, old.to(new), target.to(new), loss.value_clip)
-            part = loss.value_weight * each.sum() / turns
-            total += float(part.detach())
-            self._step(
-                learner.critic,
-                part,
-                last=number == len(work) - 1,
-                step=(learner.critic, learner.critic_optimizer, learner.critic_scheduler),
-            )
-        [value] = self.all_reduce([total], "sum")
-        return {"value_loss": value, "value_grad_norm": _norm(learner.critic)}
+            old = torch.cat([row.values for row in chunk]).to(new)
+            target = torch.cat([row.targets for row in chunk]).to(new)
+            each = value_loss(new, old, target, args.cliprange_value)
+            part: Tensor = args.vf_coef * each.sum() / turns
+            losses.append(float(part.detach()))
+            return part
+
+        critic = learner.critic
+        optimizer, scheduler = learner.critic_optimizer, learner.critic_scheduler
+        norm = self._step(loss, rows, critic, critic, optimizer, scheduler)
+        [value] = self._reduce([sum(losses)], "sum")
+        return {"value_loss": value, "value_grad_norm": norm}
+
+    def _reduce(self, numbers: list[float], op: str) -> list[float]:
+        """Return the `sum` or `max` over all ranks, element by element, in float64."""
+        mine = torch.tensor(numbers, dtype=torch.float64)
+        return [float(n) for n in self.learner.strategy.all_reduce(mine, op).tolist()]
 
     def _in_step(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
         """Yield chunks, as many as on the rank that has most; those that are missing are empty
         rows, which count for nothing."""
-        work = list(chunks(rows, self.forward_tokens))
-        [most] = self.all_reduce([len(work)], "max")
+        work = list(chunks(rows, self.gem.forward_tokens))
+        [most] = self._reduce([len(work)], "max")
         yield from work
         for _ in range(int(most) - len(work)):
             yield [empty_row()]
 
-    def _step(self, engine: Any, part: Tensor, *, last: bool, step: tuple[Any, Any, Any]) -> None:
-        """Add a part of the loss to the gradient; the last part makes the optimiser step."""
-        model, optimizer, scheduler = step
+    def _step(
+        self,
+        loss: Callable[[list[Row]], Tensor],
+        rows: Sequence[Row],
+        engine: Any,
+        model: Any,
+        optimizer: Any,
+        scheduler: Any,
+    ) -> float:
+        """Make an optimiser step on the sum of the loss over chunks of rows.
+
+        Returns:
+            Gradient norm before clipping, of all ranks; NaN where DeepSpeed does not say (ZeRO-0).
+        """
         strategy = self.learner.strategy
-        engine.set_gradient_accumulation_boundary(last)
-        # DeepSpeed takes the mean over ranks and over a fixed number of passes; this is a sum.
-        factor = strategy.world_size * engine.gradient_accumulation_steps()
-        strategy.backward(part * factor, model, optimizer)
-        strategy.optimizer_step(optimizer, model, scheduler)
+        work = list(self._in_step(rows))
+        for number, chunk in enumerate(work, 1):
+            part = loss(chunk)
+            engine.set_gradient_accumulation_boundary(number == len(work))
+            # DeepSpeed takes the mean over ranks and over a fixed number of passes; this is a sum.
+            factor = strategy.world_size * engine.gradient_accumulation_steps()
+            strategy.backward(part * factor, model, optimizer)
+            strategy.optimizer_step(optimizer, model, scheduler)
+        norm = engine.get_global_grad_norm()
+        return math.nan if norm is None else float(norm)
 
     def _logprobs(self, model: Any, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy of every token but the first, `[rows, tokens - 1]`."""
@@ -175,7 +163,7 @@ class Updater:
             model=model,
             input_ids=ids,
             att_mask=attention,
-            temperature=self.learner.args.temperature,
+            temperature=self.args.temperature,
             compute_entropy=True,
         )
         return logprobs.float(), entropy.detach().float()
@@ -184,34 +172,23 @@ class Updater:
         """Value before each turn, a tensor `[turns]` for every row."""
         ids, attention = self._inputs(rows)
         values = self.learner.critic(input_ids=ids, attention_mask=attention)
-        where = [
-            torch.tensor([position for _, position in row.states], dtype=torch.int64)
-            for row in rows
-        ]
-        return [values[i, positions.to(values.device)] for i, positions in enumerate(where)]
+        pairs = zip(values, rows, strict=True)
+        return [each[row.places.to(each.device)] for each, row in pairs]
 
     def _inputs(self, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
-        ids = pad([row.ids for row in rows], self.device)
-        return ids, pad([torch.ones_like(row.ids) for row in rows], self.device)
+        ids = [row.ids for row in rows]
+        return self._pad(ids), self._pad([torch.ones_like(each) for each in ids])
 
+    def _pad(self, tensors: list[Tensor]) -> Tensor:
+        """Stack tensors `[n]` of different lengths, zeros at the end, `[rows, longest]`."""
+        return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True).to(self.device)
 
-def _norm(engine: Any) -> float:
-    """Gradient norm before clipping, of all ranks; NaN where DeepSpeed does not say (ZeRO-0)."""
-    norm = engine.get_global_grad_norm()
-    return math.nan if norm is None else float(norm)
+    def _pad_known(self, tensors: list[Tensor | None]) -> Tensor | None:
+        """Stack tensors as `_pad` does; None if one of them is not known."""
+        known = [tensor for tensor in tensors if tensor is not None]
+        return self._pad(known) if len(known) == len(tensors) else None
 
 
 def empty_row() -> Row:
     """A row without anything to train on."""
-    return Row(
-        episode=-1,
-        tokens=TrainingRow([0], [0], [0], [0.0], []),
-        ids=torch.zeros(2, dtype=torch.int64),
-        mask=torch.zeros(1),
-        advantages=torch.zeros(1),
-        sampler=torch.zeros(1),
-        states=[],
-        targets=torch.zeros(0),
-        values=torch.zeros(0),
-        old=torch.zeros(1),
-    )
+    return Row(-1, TrainingRow([0], [0], [0], [0.0], []), -1)

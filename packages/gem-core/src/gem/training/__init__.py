@@ -4,7 +4,8 @@
 - `platforms`: what the machine adds to that command.
 - `settings`, `tasksets`: how episodes are played, and tasks in a trainer's dataset.
 - `record`, `metrics`, `recording`: what a run leaves behind, and how an adapter writes it.
-- `sampling`: what the samplers of all engines share.
+- `sampling`, `rounds`: what the samplers of all engines share; requests of many episodes in
+  batches.
 - `estimate`: advantages of a batch by turn.
 - `rows`, `batches`: training rows in a trainer's tensors; optimiser steps and forward passes.
 - `doctor`, `preflight`: can this installation run the experiment?

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from gem import tables
 from gem.advantage import ADVANTAGES
@@ -31,6 +31,14 @@ MAX_FAILED_FRACTION = 0.1
 """Default of `Settings.max_failed_fraction`."""
 COMPARING = ("grpo", "rloo")
 """Estimators that compare the episodes of a task."""
+
+
+class MayFail(Protocol):
+    """An episode of a batch, such as `gem.trajectory.Trajectory`."""
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why the episode failed; None if it did not."""
 
 
 @dataclass(frozen=True)
@@ -216,7 +224,7 @@ def check_group_size(advantage: str, key: str, size: int) -> None:
 
 
 def check_episodes(
-    episodes: Iterable[Trajectory],
+    episodes: Iterable[MayFail],
     limit: float = MAX_FAILED_FRACTION,
     lost: Sequence[Failure] = (),
     *,
@@ -225,7 +233,7 @@ def check_episodes(
     """Raise if too many episodes of a batch failed.
 
     Args:
-        episodes: The batch.
+        episodes: The batch: trajectories, or what a rank knows of other ranks' episodes.
         limit: Largest share of failed episodes with which training goes on.
         lost: Failures of episodes without a trajectory.
         batch: Name of the batch in the message.

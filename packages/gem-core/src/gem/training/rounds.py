@@ -1,8 +1,8 @@
 """Many episodes, one engine that answers whole batches: requests are collected into rounds.
 
-`vllm.LLM.generate` takes a batch and returns when all of it is sampled. While one round is being
-sampled, environments step in threads of their own; the next round takes whatever is ready by then.
-A slow environment holds up its own episode only.
+A function such as `vllm.LLM.generate` takes a batch and returns when all of it is sampled. While
+the engine samples one round, environments step in threads of their own; the next round takes the
+requests that are waiting by then. A slow environment holds up its own episode only.
 """
 
 from __future__ import annotations
@@ -10,12 +10,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
+
+from gem.training.sampling import together
+
+T = TypeVar("T")
 
 Generate = Callable[[list[list[int]], list[Any]], Sequence[Any]]
-"""`(prompts, sampling parameters) -> outputs`: the engine, in order."""
+"""The engine: takes prompts and the sampling parameters of each, returns outputs in their order."""
 
 LEAST_WAIT_S = 0.02
 WAIT_SHARE = 0.25
@@ -24,7 +28,7 @@ that the previous round took: one more prompt in a batch costs little, one more 
 
 
 class Rounds:
-    """Collects requests and has them answered together."""
+    """Runs episodes and has the engine answer their requests together."""
 
     def __init__(self, generate: Generate) -> None:
         self._generate = generate
@@ -32,42 +36,51 @@ class Rounds:
         self._arrived = asyncio.Event()
         self._complete = asyncio.Event()
         self._playing = 0
-        self.rounds = 0
-        """Calls of the engine so far."""
 
-    @contextlib.contextmanager
-    def episode(self) -> Any:
-        """Count an episode as one that will ask again, until it is over."""
-        self._playing += 1
-        try:
-            yield
-        finally:
-            self._playing -= 1
-            self._note()
+    async def run(self, episodes: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+        """Run episodes at the same time and return their results in order.
+
+        Args:
+            episodes: Coroutines that call `sample`. The first exception of one cancels the others
+                and is raised.
+        """
+        with ThreadPoolExecutor(1, thread_name_prefix="gem-engine") as thread:
+            server = asyncio.create_task(self._serve(thread))
+            try:
+                return await together([self._counted(episode) for episode in episodes])
+            finally:
+                server.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await server
 
     async def sample(self, prompt_ids: list[int], params: Any) -> Any:
-        """Return the engine's output for a prompt; what the engine raises, this raises."""
+        """Return the engine's output for a prompt; what the engine raises, this raises.
+
+        Args:
+            prompt_ids: Tokens of the prompt.
+            params: Sampling parameters of this request.
+
+        Raises:
+            ValueError: The engine returned another number of outputs than it was given prompts.
+        """
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting.append((prompt_ids, params, future))
         self._arrived.set()
         self._note()
         return await future
 
+    async def _counted(self, episode: Coroutine[Any, Any, T]) -> T:
+        """Count an episode as one that will ask again, until it is over."""
+        self._playing += 1
+        try:
+            return await episode
+        finally:
+            self._playing -= 1
+            self._note()
+
     def _note(self) -> None:
         if len(self._waiting) >= self._playing:
             self._complete.set()
-
-    @contextlib.asynccontextmanager
-    async def serving(self) -> AsyncIterator[None]:
-        """Answer requests meanwhile."""
-        with ThreadPoolExecutor(1, thread_name_prefix="gem-engine") as thread:
-            task = asyncio.create_task(self._serve(thread))
-            try:
-                yield
-            finally:
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
 
     async def _serve(self, thread: ThreadPoolExecutor) -> None:
         loop, took = asyncio.get_running_loop(), 0.0
@@ -85,14 +98,13 @@ class Rounds:
                         future.set_exception(error)
                 continue
             finally:
-                self.rounds += 1
                 took = time.monotonic() - began
             for (_, _, future), output in answered:
                 if not future.done():
                     future.set_result(output)
 
     async def _collect(self, wait_s: float) -> None:
-        """Return when all episodes have asked, or some have and `wait_s` seconds are over."""
+        """Return when all episodes have asked, or some have and `wait_s` seconds have passed."""
         self._arrived.clear()
         if not self._waiting:
             await self._arrived.wait()

@@ -9,19 +9,14 @@ from typing import Any
 
 import pytest
 
-from gem_oat.rounds import Rounds
+from gem.training.rounds import Rounds
 
 
 def play(rounds: Rounds, episodes: Sequence[Any]) -> list[Any]:
     async def run() -> list[Any]:
-        async def one(episode: Any) -> Any:
-            with rounds.episode():
-                return await episode
+        return await asyncio.wait_for(rounds.run(episodes), 30)
 
-        async with rounds.serving():
-            return list(await asyncio.gather(*map(one, episodes), return_exceptions=True))
-
-    return asyncio.run(asyncio.wait_for(run(), 30))
+    return asyncio.run(run())
 
 
 def test_episodes_that_ask_together_share_a_call() -> None:
@@ -61,8 +56,27 @@ def test_an_engine_that_fails_fails_everyone_who_waits_and_goes_on() -> None:
 
 def test_an_engine_that_leaves_an_answer_out_is_an_error() -> None:
     rounds = Rounds(lambda prompts, params: [])
-    [error] = play(rounds, [rounds.sample([1], None)])
-    assert isinstance(error, ValueError)
+    with pytest.raises(ValueError, match="zip"):
+        play(rounds, [rounds.sample([1], None)])
+
+
+def test_an_episode_that_raises_ends_the_others() -> None:
+    ended: list[str] = []
+    rounds = Rounds(lambda prompts, params: [0] * len(prompts))
+
+    async def waits() -> None:
+        try:
+            await asyncio.sleep(600)
+        finally:
+            ended.append("waits")
+
+    async def fails() -> None:
+        await rounds.sample([1], None)
+        raise OSError("the sandbox is gone")
+
+    with pytest.raises(OSError, match="the sandbox is gone"):
+        play(rounds, [waits(), fails()])
+    assert ended == ["waits"]
 
 
 def test_the_engine_goes_on_while_an_environment_is_stuck() -> None:
