@@ -40,10 +40,10 @@ def _whole(attack: Attack) -> Attack:
 
 
 ATTACKS: list[Attack] = [
-    *(_whole(Attack(name, "files", program)) for name, program in FILES),
+    *(_whole(Attack(name, "files", program)) for name, program in FILES.items()),
     *map(_whole, GOLDS),
-    *(_whole(Attack(name, "network", program)) for name, program in NETWORK),
-    *(_whole(Attack(name, "processes", program)) for name, program in PROCESSES),
+    *(_whole(Attack(name, "network", program)) for name, program in NETWORK.items()),
+    *(_whole(Attack(name, "processes", program)) for name, program in PROCESSES.items()),
     *map(_whole, NEIGHBOURS),
     *map(_whole, SESSIONS),
     *map(_whole, LIMITS),

@@ -44,3 +44,5 @@ def call(what, *arguments):
     attempt(what, lambda: libc.syscall(*map(ctypes.c_long, arguments)) >= 0)
 """
 SMALL = Limits(wall_s=3.0, memory_mb=128, disk_mb=8, processes=16, output_bytes=65536)
+CROWD = Limits(wall_s=20.0, memory_mb=128, disk_mb=8, processes=16)
+"""Long enough that even on a busy machine many processes reach the memory limit first."""

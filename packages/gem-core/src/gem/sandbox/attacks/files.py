@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-FILES = [
-    (
-        "read the user's and the system's files",
-        """
+FILES = {
+    "read the user's and the system's files": """
 import glob, os
 for path in ["{secret}", "/etc/passwd", "/etc/shadow", "/etc/hostname", "{home}/.bashrc"]:
     attempt(path, lambda: open(path).read(1) or None)
 for pattern in ["{home}/*", "{home}/../*", "/var/*", "/run/*", "/mnt/*", "/srv/*"]:
     attempt(pattern, lambda: glob.glob(pattern) or None)
 """,
-    ),
-    (
-        "read files through links and parents",
-        """
+    "read files through links and parents": """
 import os
 for number, target in enumerate(["{secret}", "/proc/1/root{secret}", "/proc/self/root{secret}",
                                  "/proc/1/cwd/../../../..{secret}", "../" * 20 + "{secret}"]):
@@ -29,10 +24,7 @@ for number, target in enumerate(["{secret}", "/proc/1/root{secret}", "/proc/self
         return open(f"/tmp/hard{number}").read(1)
     attempt("hard link", hard)
 """,
-    ),
-    (
-        "write outside the temporary folder",
-        """
+    "write outside the temporary folder": """
 import json, os, sys
 folders = {os.path.dirname(json.__file__), *sys.path, "/", "/etc", "/usr", "/usr/lib", "/dev",
            "/sandbox", "/sandbox/inside", "/python", "/packages", "/packages/numpy", "/empty",
@@ -45,10 +37,7 @@ for name in ["json", "os"]:
 attempt("chmod", lambda: os.chmod("/usr", 0o777) is None)
 attempt("remove", lambda: os.rename("/usr", "/usr2") is None)
 """,
-    ),
-    (
-        "open devices",
-        """
+    "open devices": """
 import os, stat
 for name in "mem kmem kmsg sda vda nvme0n1 kvm fuse vsock net/tun ptmx".split():
     attempt(name, lambda: os.open("/dev/" + name, os.O_RDONLY))
@@ -58,27 +47,18 @@ for kind, number in ((stat.S_IFCHR, (1, 1)), (stat.S_IFBLK, (254, 0)), (stat.S_I
         return os.open("/tmp/node", os.O_RDONLY)
     attempt(f"node {kind} {number}", make)
 """,
-    ),
-    (
-        "use descriptors that were left open",
-        """
+    "use descriptors that were left open": """
 import os
 for descriptor in range(3, 4096):
     attempt(f"descriptor {descriptor}", lambda: os.fstat(descriptor))
 """,
-    ),
-    (
-        "read the user's environment",
-        """
+    "read the user's environment": """
 import glob, os
 attempt("variable", lambda: [name for name in os.environ if "{word}" in os.environ[name]] or None)
 for path in glob.glob("/proc/*/environ") + glob.glob("/proc/*/task/*/environ"):
     attempt(path, lambda: b"{word}" in open(path, "rb").read())
 """,
-    ),
-    (
-        "become root through setuid programs",
-        """
+    "become root through setuid programs": """
 import os, stat, subprocess
 for folder in ["/bin", "/sbin", "/usr/bin", "/usr/sbin", "/usr/lib", "/usr/local/bin"]:
     for top, folders, names in os.walk(folder):
@@ -91,10 +71,7 @@ for folder in ["/bin", "/sbin", "/usr/bin", "/usr/sbin", "/usr/lib", "/usr/local
 for uid in (0, 1, 1000):
     attempt(f"setuid {uid}", lambda: os.setuid(uid) is None)
 """,
-    ),
-    (
-        "get at modules through the object graph",
-        """
+    "get at modules through the object graph": """
 import gc
 def classes():
     seen = [object]
@@ -113,10 +90,7 @@ attempt("loader", lambda: __loader__.get_data("{secret}"))
 attempt("license", lambda: type(license)("", "{secret}", [], [""])._Printer__filenames and
         open("{secret}").read())
 """,
-    ),
-    (
-        "escape from a restricted interpreter without imports",
-        """
+    "escape from a restricted interpreter without imports": """
 for text in ["open('{secret}').read()", "__import__('os').listdir('{home}')",
              "__builtins__['open']('{secret}').read()", "(lambda: 0).__globals__['__builtins__']"
              ".open('{secret}').read()", "[].__class__.__base__.__subclasses__()[0]"
@@ -126,5 +100,4 @@ for text in ["open('{secret}').read()", "__import__('os').listdir('{home}')",
              "help.__class__.__call__.__globals__['sys'].modules['os'].listdir('{home}')"]:
     attempt(text, lambda: eval(text))
 """,
-    ),
-]
+}

@@ -55,9 +55,7 @@ def holds(path, pieces):
         return None
     return next((path for piece in pieces if piece in data), None)
 """
-_BY_NAME = (
-    _FILES
-    + """
+_BY_NAME = """
 import zipfile
 names = {os.path.basename(each) for each in wanted}
 def by_name():
@@ -69,11 +67,8 @@ def by_name():
             if len(inner & names) > 1: return path
 attempt("file", by_name)
 """
-)
 # Searches data files of the system and the standard library, and all files elsewhere.
-_BY_CONTENT = (
-    _FILES
-    + """
+_BY_CONTENT = """
 data = (".json", ".jsonl", ".tsv", ".csv", ".txt", ".arrow", ".parquet", ".md")
 system = ("/usr/", "/lib", os.path.dirname(os.__file__) + "/")
 def by_content():
@@ -83,7 +78,6 @@ def by_content():
             if holds(path, wanted.values()): return path
 attempt("content", by_content)
 """
-)
 _IMPORT = """
 import importlib, importlib.util, os, sys
 def imported(name):
@@ -164,8 +158,8 @@ _LIMITS = Limits(wall_s=30.0, memory_mb=512)
 _BROAD = Limits(wall_s=60.0, memory_mb=512)
 
 GOLDS = [
-    Attack("read golds by the names of their files", "files", _BY_NAME, _BROAD),
-    Attack("read golds by what stands in them", "files", _BY_CONTENT, _BROAD),
+    Attack("read golds by the names of their files", "files", _FILES + _BY_NAME, _BROAD),
+    Attack("read golds by what stands in them", "files", _FILES + _BY_CONTENT, _BROAD),
     Attack("read golds by importing what has or makes them", "files", _IMPORT, _LIMITS),
     Attack("read golds by the metadata of packages", "files", _METADATA, _LIMITS),
     Attack("read golds through /proc and what is loaded", "files", _PROC, _LIMITS),

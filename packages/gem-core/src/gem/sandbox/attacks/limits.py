@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from gem.sandbox.attacks.base import SMALL, Attack
+from gem.sandbox.attacks.base import CROWD, SMALL, Attack
 from gem.sandbox.base import Limits
 
-LIMITS = [
-    Attack(
-        "start processes without end",
-        "limits",
-        """
+_FORKS = """
 import os, time
 started = 0
 for _ in range(60):
@@ -21,53 +17,29 @@ for _ in range(60):
         break
 if started > 16:
     print("GOT processes", started)
-""",
-        SMALL,
-    ),
-    Attack(
-        "start processes that start processes",
-        "limits",
-        """
+"""
+_DOUBLING = """
 import os, time
 for _ in range(6):
     try: os.fork()
     except OSError: pass
 time.sleep(60)
-""",
-        SMALL,
-        limit_hit="time",
-    ),
-    Attack(
-        "take memory",
-        "limits",
-        """
+"""
+_MEMORY = """
 taken = []
 for _ in range(40):
     taken.append("x" * (10 << 20))
 print("GOT memory")
-""",
-        SMALL,
-        limit_hit="memory",
-    ),
-    Attack(
-        "take memory in many processes",
-        "limits",
-        """
+"""
+_CROWD = """
 import os, time
 for _ in range(6):
     if os.fork() == 0:
         break
 taken = bytearray(60 << 20)
 time.sleep(60)
-""",
-        # Long enough that even on a busy machine the memory limit is reached first.
-        Limits(wall_s=20.0, memory_mb=128, disk_mb=8, processes=16),
-        limit_hit="memory",
-    ),
-    Attack(
-        "fill the disk",
-        "limits",
-        """
+"""
+_DISK = """
 import os
 written = 0
 for number in range(40):
@@ -82,27 +54,8 @@ try:
         open(f"/tmp/empty{number}", "w").close(); files += 1
 except OSError: pass
 if written > 9 << 20 or files >= 20000: print("GOT disk", written, files)
-""",
-        SMALL,
-    ),
-    Attack(
-        "write 100 MB of output",
-        "limits",
-        "for _ in range(100): print('x' * (1 << 20))",
-        SMALL,
-        limit_hit="output",
-    ),
-    Attack(
-        "write a descriptor full of zeros",
-        "limits",
-        "import os\nwhile True: os.write(2, bytes(1 << 16))",
-        SMALL,
-        limit_hit="output",
-    ),
-    Attack(
-        "ignore the end of its time",
-        "limits",
-        """
+"""
+_IGNORE = """
 import atexit, os, signal
 for number in range(1, 65):
     try: signal.signal(number, signal.SIG_IGN)
@@ -112,30 +65,38 @@ while True:
     try:
         while True: pass
     except BaseException: pass
-""",
-        Limits(wall_s=0.5, memory_mb=128),
-        limit_hit="time",
-    ),
-    Attack(
-        "hang at its end",
-        "limits",
-        """
+"""
+_HANG = """
 import atexit, threading, time
 atexit.register(time.sleep, 60)
 threading.Thread(target=time.sleep, args=(60,)).start()
-""",
-        Limits(wall_s=0.5, memory_mb=128),
-        limit_hit="time",
-    ),
-    Attack(
-        "raise its limits",
-        "limits",
-        """
+"""
+_RAISE = """
 import resource
 for name in ("AS", "NPROC", "FSIZE", "CPU", "NOFILE"):
     which = getattr(resource, "RLIMIT_" + name)
     attempt(name, lambda: resource.setrlimit(which, (resource.RLIM_INFINITY,) * 2) is None)
-""",
-        SMALL,
+"""
+_BRIEF = Limits(wall_s=0.5, memory_mb=128)
+
+
+def _limit(name: str, program: str, limit_hit: str | None = None, limits: Limits = SMALL) -> Attack:
+    return Attack(name, "limits", program, limits, limit_hit=limit_hit)
+
+
+LIMITS = [
+    _limit("start processes without end", _FORKS),
+    _limit("start processes that start processes", _DOUBLING, "time"),
+    _limit("take memory", _MEMORY, "memory"),
+    _limit("take memory in many processes", _CROWD, "memory", CROWD),
+    _limit("fill the disk", _DISK),
+    _limit("write 100 MB of output", "for _ in range(100): print('x' * (1 << 20))", "output"),
+    _limit(
+        "write a descriptor full of zeros",
+        "import os\nwhile True: os.write(2, bytes(1 << 16))",
+        "output",
     ),
+    _limit("ignore the end of its time", _IGNORE, "time", _BRIEF),
+    _limit("hang at its end", _HANG, "time", _BRIEF),
+    _limit("raise its limits", _RAISE),
 ]

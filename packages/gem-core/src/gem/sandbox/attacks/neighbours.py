@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from gem.sandbox.attacks.base import LIBC, SMALL, Attack
-from gem.sandbox.base import Limits
+from typing import Any
+
+from gem.sandbox.attacks.base import CROWD, LIBC, SMALL, Attack
 
 _POISON_PROBE = """
 import builtins, glob, json, os, sys
@@ -78,9 +79,7 @@ for link in links:
     for number in range(64):
         attempt("word", lambda: link.send(struct.pack("=IddI", number, 0.0, 1e9, 1 << 20)))
 """
-_DAEMON = (
-    LIBC
-    + """
+_DAEMON = """
 import time
 libc.prctl(15, b"{mark}", 0, 0, 0)
 if os.fork() == 0:
@@ -89,7 +88,6 @@ if os.fork() == 0:
         time.sleep(60)
     os._exit(0)
 """
-)
 # A program in the sandbox's process group could kill the whole sandbox.
 _SIGNALS = """
 import os, signal
@@ -102,9 +100,7 @@ for number in (signal.SIGTERM, signal.SIGKILL):
                 except OSError: pass
 """
 # Without /proc/self/maps, write() to a pipe shows what is mapped: it fails for other addresses.
-_MEMORY = (
-    LIBC
-    + """
+_MEMORY = """
 import gc
 size, word = 4096, b"{drow}"[::-1]
 reading, writing = os.pipe()
@@ -136,66 +132,13 @@ for bounds in stretches:
     attempt("memory at " + str(bounds), lambda: look(bounds))
 print("looked at", sum(last - first for first, last in stretches) >> 20, "MB")
 """
-)
-# Has an import, like the attack, so that both are forks of the same server.
-_HOLD = "import os\nheld = ['{word}' * 200 + str(i) for i in range(2000)]\nprint(len(str(held)))"
-
-NEIGHBOURS = [
-    Attack("find what earlier programs left in memory", "processes", _MEMORY, before=_HOLD),
-    Attack(
-        "find in memory what other sessions hold", "processes", _MEMORY, before=_HOLD, session=True
-    ),
-    Attack("live on as a daemon", "processes", _DAEMON, SMALL),
-    Attack("signal every process and group", "processes", _SIGNALS, SMALL),
-    Attack("reach the next program", "processes", _POISON, SMALL, after=_POISON_PROBE),
-    Attack(
-        "leave links where the next program is put", "processes", _LINKS, SMALL, after=_POISON_PROBE
-    ),
-    Attack("live on after the end of a session", "processes", _DAEMON, SMALL, session=True),
-    Attack("signal other sessions", "processes", _SIGNALS, SMALL, session=True),
-    Attack(
-        "reach other programs from a session",
-        "processes",
-        _POISON,
-        SMALL,
-        after=_POISON_PROBE,
-        session=True,
-    ),
-    Attack(
-        "speak in place of a session", "processes", _FORGE, SMALL, after=_POISON_PROBE, session=True
-    ),
-    Attack(
-        "speak in place of a process that waits for a program",
-        "processes",
-        _WAITING,
-        SMALL,
-        after=_POISON_PROBE,
-    ),
-    Attack(
-        "leave links where a session puts its next program",
-        "processes",
-        _LINKS,
-        SMALL,
-        after=_POISON_PROBE,
-        session=True,
-        further="print(1)",
-    ),
-    Attack(
-        "read what other sessions have",
-        "processes",
-        """
+_SEEN = """
 import os
 seen = [os.path.join(top, name) for top, _, names in os.walk("/tmp") for name in names]
 attempt("files", lambda: [path for path in seen if "{drow}"[::-1] in open(path).read()] or None)
 attempt("variables", lambda: [name for name in list(globals()) if name == "mine"] or None)
-""",
-        SMALL,
-        session=True,
-    ),
-    Attack(
-        "take memory in many processes of a session",
-        "limits",
-        """
+"""
+_CROWD = """
 import os, time
 for _ in range(6):
     if os.fork() == 0:
@@ -203,8 +146,46 @@ for _ in range(6):
         break
 taken = bytearray(60 << 20)
 time.sleep(60)
-""",
-        Limits(wall_s=20.0, memory_mb=128, disk_mb=8, processes=16),
+"""
+# Has an import, like the attack, so that both are forks of the same server.
+_HOLD = "import os\nheld = ['{word}' * 200 + str(i) for i in range(2000)]\nprint(len(str(held)))"
+
+
+def _other(name: str, program: str, **more: Any) -> Attack:
+    return Attack(name, "processes", program, SMALL, **more)
+
+
+NEIGHBOURS = [
+    Attack("find what earlier programs left in memory", "processes", LIBC + _MEMORY, before=_HOLD),
+    Attack(
+        "find in memory what other sessions hold",
+        "processes",
+        LIBC + _MEMORY,
+        before=_HOLD,
+        session=True,
+    ),
+    _other("live on as a daemon", LIBC + _DAEMON),
+    _other("signal every process and group", _SIGNALS),
+    _other("reach the next program", _POISON, after=_POISON_PROBE),
+    _other("leave links where the next program is put", _LINKS, after=_POISON_PROBE),
+    _other("live on after the end of a session", LIBC + _DAEMON, session=True),
+    _other("signal other sessions", _SIGNALS, session=True),
+    _other("reach other programs from a session", _POISON, after=_POISON_PROBE, session=True),
+    _other("speak in place of a session", _FORGE, after=_POISON_PROBE, session=True),
+    _other("speak in place of a process that waits for a program", _WAITING, after=_POISON_PROBE),
+    _other(
+        "leave links where a session puts its next program",
+        _LINKS,
+        after=_POISON_PROBE,
+        session=True,
+        further="print(1)",
+    ),
+    _other("read what other sessions have", _SEEN, session=True),
+    Attack(
+        "take memory in many processes of a session",
+        "limits",
+        _CROWD,
+        CROWD,
         limit_hit="memory",
         session=True,
     ),

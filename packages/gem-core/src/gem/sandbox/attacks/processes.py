@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from gem.sandbox.attacks.base import LIBC
 
-PROCESSES = [
-    (
-        "see and signal other processes",
-        """
+PROCESSES = {
+    "see and signal other processes": """
 import os, signal
 mine = str(os.getpid())
 attempt("list", lambda: [p for p in os.listdir("/proc") if p.isdigit() and p != mine] or None)
@@ -21,11 +19,8 @@ parent = os.getppid()
 attempt("the parent", lambda: parent != 0 and os.kill(parent, signal.SIGKILL) is None)
 attempt("priority", lambda: os.setpriority(os.PRIO_PROCESS, 0, -5) is None)
 """,
-    ),
-    (
-        "trace and read other processes",
-        LIBC
-        + """
+    "trace and read other processes": LIBC
+    + """
 for pid in ({victim}, os.getppid(), 2, 3):
     if pid not in (0, os.getpid()):
         attempt(f"attach {pid}", lambda: libc.ptrace(16, pid, 0, 0) == 0)
@@ -34,10 +29,7 @@ for pid in ({victim}, os.getppid(), 2, 3):
         call(f"read {pid}", 310, pid, 0, 0, 0, 0, 0)
 call("trace me", 101, 0, 0, 0, 0)
 """,
-    ),
-    (
-        "change the kernel through /proc and /sys",
-        """
+    "change the kernel through /proc and /sys": """
 import os
 for path in ["/proc/sys/kernel/core_pattern", "/proc/sys/kernel/hostname", "/proc/sysrq-trigger",
              "/proc/1/oom_score_adj_", "/sys/kernel/uevent_helper", "/sys/fs/cgroup/cgroup.procs",
@@ -47,11 +39,8 @@ for path in ["/proc/sys/kernel/core_pattern", "/proc/sys/kernel/hostname", "/pro
 for path in ["/proc/kcore", "/proc/kallsyms", "/proc/cmdline", "/proc/mounts_", "/sys/class"]:
     attempt(path, lambda: os.listdir(path) if os.path.isdir(path) else open(path, "rb").read(9))
 """,
-    ),
-    (
-        "make namespaces and mounts",
-        LIBC
-        + """
+    "make namespaces and mounts": LIBC
+    + """
 flags = {"user": 0x10000000, "mount": 0x20000, "pid": 0x20000000, "net": 0x40000000}
 for name, flag in flags.items():
     attempt("unshare " + name, lambda: libc.unshare(flag) == 0)
@@ -61,11 +50,8 @@ attempt("bind", lambda: libc.mount(b"/usr", b"/tmp", None, 4096, None) == 0)
 attempt("unmount", lambda: libc.umount2(b"/tmp", 2) == 0 or libc.umount2(b"/proc", 2) == 0)
 attempt("chroot", lambda: os.chroot("/tmp") is None)
 """,
-    ),
-    (
-        "use rare system calls",
-        LIBC
-        + """
+    "use rare system calls": LIBC
+    + """
 room = ctypes.create_string_buffer(200)
 at = ctypes.addressof(room)
 calls = [("io_uring", 425, 8, at), ("bpf", 321, 0, 0, 0), ("perf", 298, 0, 0, -1, -1, 0),
@@ -76,5 +62,4 @@ for name, *arguments in calls:
     call(name, *arguments)
     call("x32 " + name, arguments[0] + 0x40000000, *arguments[1:])
 """,
-    ),
-]
+}
