@@ -28,6 +28,7 @@ import tinker
 from gem import register
 from gem.core import Step
 from gem.envs.games.guess_the_number import GuessTheNumber
+from gem.training.recording import RunRecording
 from gem_cpu.tinker_server import Options, running
 from gem_tinker.advantage import Objective
 from gem_tinker.checkpoints import Checkpoints
@@ -117,7 +118,9 @@ async def measure(model: str, sleep_s: float, iterations: int, episodes: int) ->
     config = read(words)
     objective = Objective(config.loss_aggregation, "skyrl_jax")
     with tinker.ServiceClient() as service:
-        run = Run(config, objective, Watched(service), None, Checkpoints(None), mark)
+        run = Run(
+            config, objective, Watched(service), RunRecording(None, {}), Checkpoints(None), mark
+        )
         await run.open()
         await run.train()
     steps = list(itertools.pairwise(marks))

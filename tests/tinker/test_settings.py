@@ -33,9 +33,9 @@ def test_a_turn_may_have_the_whole_response_unless_it_is_limited() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["model=m"], "train is missing"),
-        (["train=gem:x"], "model is missing"),
-        ([*NEEDED, "modle=m"], "did you mean gem.model"),
+        (["model=m"], "missing key 'train'"),
+        (["train=gem:x"], "missing key 'model'"),
+        ([*NEEDED, "modle=m"], "did you mean model"),
         ([*NEEDED, "turns"], "key=value"),
         ([*NEEDED, "turns=2", "gem.turns=3"], "twice"),
         ([*NEEDED, "advantage=gae"], "no value head"),

@@ -173,6 +173,6 @@ def test_the_command_line_says_what_is_wrong(
     service: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train.main(["model=m"]) == 2
-    assert "train is missing" in capsys.readouterr().err
+    assert "missing key 'train'" in capsys.readouterr().err
     assert train.main(["--help"]) == 0
     assert "record_dir" in capsys.readouterr().out

@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from gem.tables import flatten
 from gem.training import platforms
 from gem.training.launch import (
     Knob,
     Launch,
+    Names,
+    copied,
     evaluation_departures,
     parity,
     refuse,
@@ -60,90 +63,45 @@ class TinkerAdapter:
 adapter = TinkerAdapter()
 
 
+_ONLY = {
+    "policy.lora_alpha": (ALPHA, "it is 32 on every Tinker server"),
+    "algorithm.kl_coef": (0, "the server's losses have no KL penalty; set it to 0"),
+    "algorithm.entropy_coef": (0, "the server's losses have no entropy bonus; set it to 0"),
+    "sampling.temperature": (1, "the server's losses take log-probabilities at temperature 1"),
+}
+"""The only value of a setting that a Tinker server has, and why."""
+
+
 def _check(spec: RunSpec) -> None:
     """Refuse what a Tinker server cannot do, or would silently do differently."""
-    policy, algorithm, sampling = spec.policy, spec.algorithm, spec.sampling
+    values = flatten(spec.to_mapping())
+    init = spec.policy.lora_init
     refuse(
         spec,
         (
             "policy.lora_rank",
-            policy.lora_rank == 0,
+            spec.policy.lora_rank == 0,
             "a Tinker server trains adapters, never all weights; set it to 8 or more",
         ),
         (
-            "policy.lora_alpha",
-            policy.lora_alpha != ALPHA,
-            f"it is {ALPHA:g} on every Tinker server",
-        ),
-        (
             "policy.lora_init",
-            policy.lora_init is not None and not policy.lora_init.startswith("tinker://"),
+            init is not None and not init.startswith("tinker://"),
             "a Tinker server begins with weights that it has saved itself, tinker://...",
         ),
         (
             "algorithm.advantage",
-            algorithm.advantage == "gae",
+            spec.algorithm.advantage == "gae",
             "a Tinker server has no value head to train a critic with; choose rebn, grpo, rloo or "
             "reinforce",
         ),
-        (
-            "algorithm.kl_coef",
-            algorithm.kl_coef != 0,
-            "the server's losses have no KL penalty; set it to 0",
-        ),
-        (
-            "algorithm.entropy_coef",
-            algorithm.entropy_coef != 0,
-            "the server's losses have no entropy bonus; set it to 0",
-        ),
-        (
-            "sampling.temperature",
-            sampling.temperature != 1,
-            "the server's losses take log-probabilities at temperature 1",
-        ),
+        *((key, values[key] != value, reason) for key, (value, reason) in _ONLY.items()),
     )
 
 
 def _settings(spec: RunSpec) -> dict[str, Any]:
-    policy, algorithm, optimizer, size = spec.policy, spec.algorithm, spec.optimizer, spec.training
-    evals = [source.text for source in spec.evaluations]
-    settings: dict[str, Any] = {
-        "model": policy.model,
-        "train": spec.task_set.uri,
-        "iterations": size.iterations,
-        "tasks": size.tasks,
-        "group_size": size.group_size,
-        "max_failed_fraction": size.max_failed_fraction,
-        "context": policy.context,
-        "prompt_tokens": policy.prompt_tokens,
-        "response_tokens": policy.response_tokens,
-        "turn_tokens": policy.turn_tokens,
-        "seed": spec.seed,
-        "top_p": spec.sampling.top_p,
-        "top_k": spec.sampling.top_k,
-        "lora_rank": policy.lora_rank,
-        "lora_seed": spec.seed,
-        "advantage": algorithm.advantage,
-        "gamma": algorithm.gamma,
-        "loss_fn": "ppo",
-        "clip": algorithm.clip,
-        "loss_aggregation": algorithm.loss_aggregation,
-        "epochs": algorithm.epochs,
-        "minibatches": algorithm.minibatches,
-        "lr": optimizer.lr,
-        "beta1": optimizer.beta1,
-        "beta2": optimizer.beta2,
-        "eps": optimizer.eps,
-        "weight_decay": optimizer.weight_decay,
-        "grad_clip": optimizer.grad_clip,
-    }
-    optional = {
-        "turns": policy.turns,
-        "system_prompt": policy.system_prompt,
-        "init": policy.lora_init,
-    }
-    settings |= {key: value for key, value in optional.items() if value is not None}
-    if evals:
+    settings = copied(spec, _NAMES) | {"train": spec.task_set.uri, "loss_fn": "ppo"}
+    if spec.eval:
+        evals = [source.text for source in spec.evaluations]
         settings |= {"eval": " ".join(evals), "eval_every": spec.eval_every}
     return settings
 
@@ -152,45 +110,52 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-_HOW = {
+_NAMES: dict[str, Names] = {
+    "seed": ("seed", "lora_seed"),
+    "policy.lora_init": "init",
+    "sampling.top_p": "top_p",
+    "sampling.top_k": "top_k",
+    **{
+        f"{table}.{key}": key
+        for table, keys in {
+            "policy": "model prompt_tokens response_tokens turn_tokens turns context system_prompt "
+            "lora_rank",
+            "algorithm": "advantage gamma clip epochs minibatches loss_aggregation",
+            "optimizer": "lr beta1 beta2 eps weight_decay grad_clip",
+            "training": "iterations tasks group_size max_failed_fraction",
+        }.items()
+        for key in keys.split()
+    },
+}
+"""Settings of a direct run that have the value of a key of the spec."""
+
+_SEEDS = (
+    "seed: every turn is sampled with a seed of its own; other random numbers than in other "
+    "trainers"
+)
+_HOW: dict[str, Names] = {
+    **_NAMES,
     "name": "in run.json",
-    "seed": "seed: every turn is sampled with a seed of its own; other random numbers than in "
-    "other trainers",
+    "seed": _SEEDS,
     "env": "train",
     "eval": "eval, eval_every",
-    "policy.model": "model",
-    "policy.prompt_tokens": "prompt_tokens",
-    "policy.response_tokens": "response_tokens",
-    "policy.turn_tokens": "turn_tokens",
-    "policy.turns": "turns",
-    "policy.context": "context",
-    "policy.system_prompt": "system_prompt",
-    "policy.lora_rank": "lora_rank",
     "policy.lora_alpha": "the server's own",
-    "policy.lora_init": "init",
     "sampling": "temperature, top_p, top_k",
-    "algorithm.advantage": "advantage",
     "algorithm.gamma": "gamma, per turn",
     "algorithm.lam": "gae only",
     "algorithm.clip": "loss_fn=ppo with clip",
-    "algorithm.epochs": "epochs",
-    "algorithm.minibatches": "minibatches",
     "algorithm.loss_aggregation": "a factor in the advantages of each datum",
     "algorithm.kl_coef": "no penalty",
     "algorithm.entropy_coef": "no bonus",
     "algorithm.value_lr": "gae only",
     "algorithm.value_clip": "gae only",
     "optimizer": "AdamParams",
-    "training.iterations": "iterations",
-    "training.tasks": "tasks",
-    "training.group_size": "group_size",
     "training.precision": "of the model's files, on gem-cpu's server",
-    "training.max_failed_fraction": "max_failed_fraction",
 }
 
 
 def _departures(spec: RunSpec, cpu: bool) -> Iterator[Knob]:
-    yield from sampling_departure(spec, _HOW["seed"])
+    yield from sampling_departure(spec, _SEEDS)
     if spec.sampling.top_k != 1:
         how = "ratios are to the sampler's log-probabilities, not to recomputed ones"
         if spec.sampling.top_p < 1 or spec.sampling.top_k > 1:

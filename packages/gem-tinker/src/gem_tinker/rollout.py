@@ -11,9 +11,9 @@ from typing import Any
 import tinker
 
 from gem.errors import RolloutError
-from gem.rollout import ChatFormat, Request, Sample, play
-from gem.seeding import stream
+from gem.rollout import ChatFormat, Request, Sample
 from gem.tasks import Task
+from gem.training.sampling import EngineSampler, together
 from gem.trajectory import Trajectory
 from gem_tinker.answers import answer
 from gem_tinker.settings import Config
@@ -41,7 +41,7 @@ class Sampling:
     """Longest wait for one turn, in seconds."""
 
 
-class EpisodeSampler:
+class EpisodeSampler(EngineSampler):
     """Samples the turns of one episode."""
 
     def __init__(
@@ -55,11 +55,9 @@ class EpisodeSampler:
             stop_ids: Tokens at which a turn ends.
             key: Integers that tell this episode from the others of its batch.
         """
+        super().__init__(stop_ids, None if sampling.seed is None else (*sampling.seed, *key))
         self._client = client
         self._sampling = sampling
-        self._stop_ids = stop_ids
-        self._key = key
-        self._turns = 0
 
     async def __call__(self, request: Request) -> Sample:
         """Sample one turn.
@@ -67,53 +65,37 @@ class EpisodeSampler:
         Raises:
             RolloutError: The server refused, or failed again and again.
         """
-        params = self._params(request.max_tokens)
-        self._turns += 1
+        sampling = self._sampling
+        params = tinker.SamplingParams(
+            max_tokens=request.max_tokens,
+            seed=self.turn_seed(),
+            stop=self.stop_ids,
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+        )
         prompt = tinker.ModelInput.from_ints(request.prompt_ids)
-        for attempt in range(self._sampling.retries + 1):
+        for attempt in range(sampling.retries + 1):
             try:
                 found = await answer(
                     self._client.sample(prompt=prompt, num_samples=1, sampling_params=params),
-                    self._sampling.timeout_s,
+                    sampling.timeout_s,
                 )
             except (tinker.BadRequestError, tinker.AuthenticationError) as error:
                 raise RolloutError(f"the server refuses to sample: {error}") from error
             except (tinker.TinkerError, asyncio.TimeoutError) as error:
                 reason = f"{type(error).__name__}: {error}"
-                if attempt == self._sampling.retries:
+                if attempt == sampling.retries:
                     raise RolloutError(
                         f"sampling failed {attempt + 1} times, at last: {reason}"
                     ) from error
                 logger.warning("sampling failed, attempt %d: %s", attempt + 1, reason)
                 await asyncio.sleep(_BACKOFF_S * 2**attempt)
             else:
-                return self._sample(found.sequences[0], request.max_tokens)
-        raise AssertionError("unreachable")
-
-    def _params(self, max_tokens: int) -> tinker.SamplingParams:
-        sampling = self._sampling
-        seed = None
-        if sampling.seed is not None:
-            seed = stream(*sampling.seed, *self._key, self._turns).getrandbits(31)
-        return tinker.SamplingParams(
-            max_tokens=max_tokens,
-            seed=seed,
-            stop=sorted(self._stop_ids),
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-        )
-
-    def _sample(self, sequence: Any, max_tokens: int) -> Sample:
-        ids = [int(i) for i in sequence.tokens]
-        logprobs = sequence.logprobs
-        cut = not ids or ids[-1] not in self._stop_ids
-        return Sample(
-            token_ids=ids,
-            logprobs=None if logprobs is None else [float(p) for p in logprobs],
-            stop_reason="length" if cut and len(ids) >= max_tokens else "stop",
-            version=self._sampling.version,
-        )
+                break
+        sampled = found.sequences[0]
+        cut = len(sampled.tokens) >= request.max_tokens
+        return self.sample(sampled.tokens, sampled.logprobs, cut=cut, version=sampling.version)
 
 
 async def play_batch(
@@ -139,23 +121,13 @@ async def play_batch(
     Raises:
         RolloutError: Sampling is impossible; the other episodes have been cancelled.
     """
-
-    async def episode(index: int) -> Trajectory:
-        sampler = EpisodeSampler(client, sampling, chat.stop_ids, (tasks[index].seed, index))
-        return await play(
-            tasks[index],
-            sampler,
-            chat,
-            budget=config.budget,
-            context=config.context,
-            group=groups[index],
-            retries=config.retries,
-            step_timeout_s=config.step_timeout_s,
-        )
-
-    playing = [asyncio.ensure_future(episode(index)) for index in range(len(tasks))]
-    try:
-        return list(await asyncio.gather(*playing))
-    finally:
-        for task in playing:
-            task.cancel()
+    samplers = [
+        EpisodeSampler(client, sampling, chat.stop_ids, (task.seed, index))
+        for index, task in enumerate(tasks)
+    ]
+    return await together(
+        [
+            config.play(task, sampler, chat, config.budget, group=group)
+            for task, sampler, group in zip(tasks, samplers, groups, strict=True)
+        ]
+    )

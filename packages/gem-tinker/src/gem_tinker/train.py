@@ -16,7 +16,7 @@ import logging
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,7 +27,7 @@ from gem.rollout import ChatFormat
 from gem.tasks import Task
 from gem.training.batches import minibatches
 from gem.training.recording import RunRecording
-from gem.training.settings import check_failures
+from gem.training.settings import check_episodes
 from gem.trajectory import Trajectory
 from gem_tinker import __version__, check_tinker
 from gem_tinker.advantage import Objective, Row, batch_rows, to_datums, trained_rows
@@ -60,10 +60,11 @@ async def train(config: Config, report: Report | None = None) -> None:
     objective = Objective(config.loss_aggregation, await probe(config))
     versions = {"tinker": tinker.__version__, "gem-tinker": __version__}
     about = {"trainer": "tinker", "versions": versions, "config": asdict(config)}
-    recording = RunRecording(config.record_dir, about)
-    checkpoints = Checkpoints(recording.folder)
+    checkpoints = Checkpoints(RunRecording(config.record_dir, about).folder)
     with tinker.ServiceClient(base_url=config.base_url) as service:
         for attempt in range(config.restarts + 1):
+            # What the last client trained after its checkpoint is lost, and recorded again.
+            recording = RunRecording(config.record_dir, about)
             run = Run(config, objective, service, recording, checkpoints, report or _say_nothing)
             try:
                 await run.open()
@@ -78,50 +79,33 @@ async def train(config: Config, report: Report | None = None) -> None:
                 logger.warning("training failed, going on from iteration %d: %s", last, reason)
 
 
+@dataclass
 class Run:
     """One training client's part of a run."""
 
-    def __init__(
-        self,
-        config: Config,
-        objective: Objective,
-        service: Any,
-        recording: RunRecording,
-        checkpoints: Checkpoints,
-        report: Report,
-    ) -> None:
-        self.config = config
-        self.objective = objective
-        self.service = service
-        self.recording = recording
-        self.checkpoints = checkpoints
-        self.report = report
-        self.first = 0
-        """The iteration this client begins with."""
+    config: Config
+    objective: Objective
+    service: Any
+    """A `tinker.ServiceClient`."""
+    recording: RunRecording
+    checkpoints: Checkpoints
+    report: Report
+    first: int = 0
+    """The iteration this client begins with."""
 
     async def open(self) -> None:
         """Make the training client: from the last checkpoint, else a new one."""
-        config, last = self.config, self.checkpoints.last
+        config, last, service = self.config, self.checkpoints.last, self.service
         if last is not None:
             self.first = last.iteration
-            self.client = await self._answer(
-                self.service.create_training_client_from_state_with_optimizer(last.state)
-            )
+            made = service.create_training_client_from_state_with_optimizer(last.state)
         elif config.init is not None:
-            self.client = await self._answer(
-                self.service.create_training_client_from_state(config.init)
-            )
+            made = service.create_training_client_from_state(config.init)
         else:
-            self.client = await self._answer(
-                self.service.create_lora_training_client(
-                    config.model,
-                    rank=config.lora_rank,
-                    seed=config.lora_seed,
-                    train_unembed=False,
-                )
+            made = service.create_lora_training_client(
+                config.model, rank=config.lora_rank, seed=config.lora_seed, train_unembed=False
             )
-        # What was trained after the checkpoint is lost, and is trained again.
-        self.checkpoints.rewind(self.first)
+        self.client = await self._answer(made)
         tokenizer = await asyncio.to_thread(self.client.get_tokenizer)
         self.chat = ChatFormat(tokenizer, system_prompt=config.system_prompt)
 
@@ -138,18 +122,14 @@ class Run:
             copies = [task for task in batch for _ in range(config.group_size)]
             groups = [index // config.group_size for index in range(len(copies))]
             sampling = self._sampling(iteration, config.temperature, config.top_p, config.top_k)
-            episodes, seconds = await self._play(sampler, copies, groups, sampling)
+            episodes, times = await self._play(sampler, copies, groups, sampling)
             rows, per_turn = batch_rows(episodes, config.advantage, config.gamma)
             prepared = time.perf_counter()
             metrics = await self._update(rows)
-            metrics |= {
-                "lr": config.lr,
-                "sync_s": synced - began,
-                "update_s": time.perf_counter() - prepared,
-                "step_s": time.perf_counter() - began,
-            }
+            ended = time.perf_counter()
+            metrics |= {"lr": config.lr, "sync_s": synced - began, "update_s": ended - prepared}
+            metrics["step_s"] = ended - began
             shown = functools.partial(trained_rows, rows, episodes)
-            times = {"rollout_s": seconds}
             self.recording.keep_batch(episodes, per_turn, shown, metrics=times)
             recorded = self.recording.write_iteration(iteration, metrics=metrics)
             self.report(iteration, "train", recorded)
@@ -165,7 +145,9 @@ class Run:
             self.client.save_weights_and_get_sampling_client(record_stability_info=False)
         )
 
-    def _sampling(self, iteration: int, temperature: float, top_p: float, top_k: int) -> Sampling:
+    def _sampling(
+        self, iteration: int, temperature: float, top_p: float = 1.0, top_k: int = -1
+    ) -> Sampling:
         config = self.config
         if top_k == 1:
             # Servers report log-probabilities of what is left after top-k, or not: greedy is clear.
@@ -183,29 +165,22 @@ class Run:
 
     async def _play(
         self, sampler: Any, tasks: Sequence[Task], groups: Sequence[int], sampling: Sampling
-    ) -> tuple[list[Trajectory], float]:
-        """Return the episodes and the seconds that they took."""
+    ) -> tuple[list[Trajectory], dict[str, float]]:
+        """Return the episodes, and the seconds that they took as a metric."""
         began = time.perf_counter()
         episodes = await play_batch(sampler, self.chat, self.config, tasks, groups, sampling)
-        seconds = time.perf_counter() - began
-        failures = [e.failure for e in episodes]
-        for reason in dict.fromkeys(str(failure) for failure in failures if failure is not None):
-            logger.warning("an episode is void: %s", reason)
-        check_failures(
-            [episode.valid for episode in episodes],
-            self.config.max_failed_fraction,
-            failures,
-        )
-        return episodes, seconds
+        times = {"rollout_s": time.perf_counter() - began}
+        check_episodes(episodes, self.config.max_failed_fraction)
+        return episodes, times
 
     async def _evaluate(self, iteration: int, sampler: Any) -> None:
         for source in self.config.sources():
             temperature = 1.0 if source.temperature is None else source.temperature
-            sampling = self._sampling(iteration, temperature, 1.0, -1)
+            sampling = self._sampling(iteration, temperature)
             groups = range(len(source.tasks))
-            episodes, seconds = await self._play(sampler, source.tasks, groups, sampling)
+            episodes, times = await self._play(sampler, source.tasks, groups, sampling)
             metrics = self.recording.write_evaluation(
-                iteration, source.name, episodes, metrics={"rollout_s": seconds}
+                iteration, source.name, episodes, metrics=times
             )
             self.report(iteration, f"eval:{source.name}", metrics)
 
@@ -228,24 +203,21 @@ class Run:
     async def _step(self, rows: Sequence[Row]) -> dict[str, float]:
         config = self.config
         datums = to_datums(rows, self.objective)
-        clips = None
-        if config.loss_fn != "importance_sampling":
-            clips = {
-                "clip_low_threshold": 1 - config.clip,
-                "clip_high_threshold": 1 + config.clip,
-            }
+        low, high = 1 - config.clip, 1 + config.clip
+        clips = {"clip_low_threshold": low, "clip_high_threshold": high}
         # Both are sent before either is waited for: the server needs no round trip in between.
-        gradient = self.client.forward_backward(datums, config.loss_fn, clips)
-        step = self.client.optim_step(
-            tinker.AdamParams(
-                learning_rate=config.lr,
-                beta1=config.beta1,
-                beta2=config.beta2,
-                eps=config.eps,
-                weight_decay=config.weight_decay,
-                grad_clip_norm=config.grad_clip,
-            )
+        gradient = self.client.forward_backward(
+            datums, config.loss_fn, None if config.loss_fn == "importance_sampling" else clips
         )
+        adam = tinker.AdamParams(
+            learning_rate=config.lr,
+            beta1=config.beta1,
+            beta2=config.beta2,
+            eps=config.eps,
+            weight_decay=config.weight_decay,
+            grad_clip_norm=config.grad_clip,
+        )
+        step = self.client.optim_step(adam)
         output = await self._answer(gradient)
         norm = grad_norm((await self._answer(step)).metrics)
         metrics = self._loss_metrics([row for row in rows if row.sampled], output)
@@ -253,14 +225,13 @@ class Run:
 
     def _loss_metrics(self, rows: Sequence[Row], output: Any) -> dict[str, float]:
         """Read what the server says of an update, where it says it."""
-        sampled = [row.sampled for row in rows]
         differences, loss = [], 0.0
-        factors = self.objective.server_factors(sampled)
+        factors = self.objective.server_factors([row.sampled for row in rows])
         losses = "elementwise_loss" in output.loss_fn_outputs[0]
         for row, factor, found in zip(rows, factors, output.loss_fn_outputs, strict=True):
-            where = np.flatnonzero(row.tokens.mask) + len(row.tokens.prompt_ids) - 1
-            old = np.asarray(row.tokens.logprobs)[np.flatnonzero(row.tokens.mask)]
-            differences.append(found["logprobs"].to_numpy()[where] - old)
+            sampled = np.flatnonzero(row.tokens.mask)
+            old = np.asarray(row.tokens.logprobs)[sampled]
+            differences.append(found["logprobs"].to_numpy()[row.columns][sampled] - old)
             if losses:
                 loss += factor * float(found["elementwise_loss"].to_numpy().sum(dtype=np.float64))
         difference = np.concatenate(differences)
