@@ -138,8 +138,11 @@ def test_a_row_is_cut_out_of_padded_columns() -> None:
     for outside in ([0.5, 0, 0, 0], [0, 0, 0, 0.5]):
         with pytest.raises(AssertionError, match=r"advantages is 0\.5 in column ., outside"):
             cut_row([1, 2, 3, 4], 2, mask=[0, 1, 1, 0], advantages=outside)
-        with pytest.raises(AssertionError, match=r"mask is 0\.5 in column"):
-            cut_row([1, 2, 3, 4], 2, mask=outside, advantages=[0, 0, 0, 0])
+        mask = [int(value > 0) for value in outside]
+        with pytest.raises(AssertionError, match=r"mask is 1 in column"):
+            cut_row([1, 2, 3, 4], 2, mask=mask, advantages=[0, 0, 0, 0])
+    with pytest.raises(AssertionError, match=r"must be 0 or 1, it has \[0\.5\]"):
+        cut_row([1, 2, 3, 4], 2, mask=[0, 1, 0.5, 0], advantages=[0, 0, 0, 0])
 
 
 ADAPTERS = """

@@ -179,8 +179,11 @@ def cut_row(
         rewards: `[columns]`; empty if the trainer keeps none per token.
 
     Raises:
-        AssertionError: The mask or an advantage is not 0 on the prompt or the padding.
+        AssertionError: The mask or an advantage is not 0 on the prompt or the padding, or the
+            mask is neither 0 nor 1.
     """
+    if not set(mask) <= {0, 1}:
+        raise AssertionError(f"the mask must be 0 or 1, it has {sorted(set(mask) - {0, 1})}")
     columns = slice(prompt_tokens - 1, len(ids) - 1)
     for name, values in (("mask", mask), ("advantages", advantages)):
         for column, value in enumerate(values):
