@@ -9,7 +9,7 @@ import pytest
 
 from gem.errors import RolloutError
 from gem.testing.golden import golden_batch, golden_turn_rows
-from gem.training.rows import PlacedEpisode, PlacedRow
+from gem.training.rows import PlacedEpisode, PlacedRow, split_turns
 from gem.trajectory import Trajectory
 
 EPISODES = [t for t in (*golden_batch(), *golden_turn_rows()) if t.valid]
@@ -68,6 +68,22 @@ def test_other_tokens_or_another_mask_are_noticed() -> None:
     ):
         with pytest.raises(RolloutError, match="row 1 does not hold the tokens"):
             row.check(bad_ids, bad_mask, "row 1")
+
+
+@pytest.mark.parametrize("trajectory", EPISODES, ids=lambda t: str(t.task.seed))
+def test_a_row_is_cut_into_a_row_per_turn(trajectory: Trajectory) -> None:
+    for row in trajectory.training_rows():
+        parts = split_turns(row)
+        assert [part.spans[0].turn for part in parts] == [span.turn for span in row.spans]
+        for part, span in zip(parts, row.spans, strict=True):
+            [own] = part.spans
+            assert (own.start, own.end) == (0, len(part.response_ids))
+            assert part.ids == row.ids[: len(row.prompt_ids) + span.end]
+            assert part.mask == [1] * len(part.response_ids)
+            if row.logprobs is None:
+                assert part.logprobs is None
+            else:
+                assert part.logprobs == row.logprobs[span.start : span.end]
 
 
 def test_a_failed_episode_has_no_rows() -> None:

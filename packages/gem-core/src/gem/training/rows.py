@@ -2,6 +2,7 @@
 
 - `write`, `at_turns`, `over_turns`: values of an episode's turns, in rows of tensors
   `[rows, columns]`, torch's or numpy's.
+- `split_turns`: a row for each turn of a row.
 - `PlacedRow`: a training row in tensors that have a column for every token but the first: column c
   is about token c + 1. Adapters that make such tensors themselves extend it.
 - `PlacedEpisode`: an episode and its rows.
@@ -85,6 +86,23 @@ def over_turns(source: Any, rows: Iterable[HasTurns], turns: int) -> list[float]
         for span in row.spans:
             found[span.turn] = float(response[span.start : span.end].sum())
     return found
+
+
+def split_turns(row: TrainingRow) -> list[TrainingRow]:
+    """Cut a row into one row per turn; what came before a turn becomes its prompt."""
+    parts = []
+    for span in row.spans:
+        cut = slice(span.start, span.end)
+        parts.append(
+            TrainingRow(
+                prompt_ids=row.prompt_ids + row.response_ids[: span.start],
+                response_ids=row.response_ids[cut],
+                mask=row.mask[cut],
+                logprobs=None if row.logprobs is None else row.logprobs[cut],
+                spans=[TurnSpan(span.turn, 0, span.end - span.start)],
+            )
+        )
+    return parts
 
 
 @dataclass
