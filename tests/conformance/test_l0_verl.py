@@ -25,7 +25,7 @@ from gem.testing.conformance import L0Suite, Rows, critic, cut_row
 from gem.testing.golden import golden_batch
 from gem.training.runspec import AlgorithmPart
 from gem.trajectory import Trajectory
-from gem_verl.advantage import Batch, EpisodeRows, given
+from gem_verl.advantage import Batch, Episode, Row, given
 
 PADDING = 3
 
@@ -58,11 +58,9 @@ class Tensors:
         """What the trainers of gem-verl tell the estimators."""
         episodes = []
         for e, trajectory in enumerate(self.batch):
-            mine = [(i, row.spans) for i, (f, row) in enumerate(self.rows) if f == e]
+            mine = [Row(i, row.spans) for i, (f, row) in enumerate(self.rows) if f == e]
             rewards = trajectory.rewards if trajectory.valid else [0.0] * len(trajectory.turns)
-            episodes.append(
-                EpisodeRows(f"task{trajectory.group}", mine, rewards, valid=trajectory.valid)
-            )
+            episodes.append(Episode(trajectory.group, mine, rewards, valid=trajectory.valid))
         return Batch(episodes, values=self.values)
 
     def advantages(self, algorithm: AlgorithmPart) -> torch.Tensor:

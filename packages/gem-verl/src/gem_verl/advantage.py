@@ -1,4 +1,4 @@
-"""verl's estimator hook: rows become a table of turns, `gem.advantage` does the maths.
+"""verl's estimator hook: the advantage of every turn, computed by `gem.advantage`.
 
 Registers `gem_reinforce`, `gem_rebn`, `gem_grpo`, `gem_rloo` and `gem_gae`; discounting is per
 turn, with `algorithm.gamma` and `algorithm.lam`. verl passes an estimator rewards, mask and prompt
@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from verl.trainer.ppo.core_algos import register_adv_est
 
-from gem.advantage import ADVANTAGES, Floats, TurnTable, advantages
+from gem.advantage import ADVANTAGES
 from gem.errors import ConfigurationError, RolloutError
+from gem.training.estimate import PerTurn, adjusted_rewards, turn_advantages
+from gem.training.rows import at_turns, over_turns, write
 from gem.training.settings import check_failures
 from gem.trajectory import TurnSpan
 
@@ -30,14 +31,26 @@ PREFIX = "gem_"
 _PADDING_UID = "pad"  # verl fills batches up with rows whose prompt id begins like this
 
 
+@dataclass
+class Row:
+    """A row of verl's tensors `[rows, response]`, see `gem.training.rows`."""
+
+    place: int
+    """Row of the tensors."""
+    spans: list[TurnSpan]
+    """The turns of this row, in order."""
+    first: int = 0
+    """Column of the response's first token: verl's tensors begin with it."""
+
+
 @dataclass(frozen=True)
-class EpisodeRows:
+class Episode:
     """One episode of a batch and the rows that it is spread over."""
 
-    group: str
-    """verl's prompt id: shared by the episodes of one task."""
-    rows: list[tuple[int, list[TurnSpan]]]
-    """`(row of the batch, its turns)`, turns in order."""
+    group: int
+    """Number that the episodes of verl's prompt id share."""
+    rows: list[Row]
+    """Turns in order."""
     rewards: list[float]
     """Reward of each turn."""
     valid: bool = True
@@ -48,12 +61,13 @@ class EpisodeRows:
 class Batch:
     """What a trainer of this package knows about the rows, and gets back."""
 
-    episodes: list[EpisodeRows]
+    episodes: list[Episode]
     values: Tensor | None = None
-    """Critic's values as verl aligns them: before each response token, `[rows, response]`."""
+    """Critic's values as verl aligns them, `[rows, response]`: entry t is the model's output before
+    response token t, so that at a turn's first token the policy is about to act."""
     scores: Tensor | None = None
     """Environment rewards `[rows, response]`, where verl adds a KL penalty to the rewards."""
-    advantages: list[list[float]] | None = None
+    advantages: PerTurn | None = None
     """Set by the estimator: `[episode][turn]`."""
 
 
@@ -74,8 +88,9 @@ def estimate(
     name: str,
     token_level_rewards: Tensor,
     response_mask: Tensor,
-    config: Any,
-    index: Any,
+    config: Any = None,
+    index: Any = None,
+    **unused: Any,
 ) -> tuple[Tensor, Tensor]:
     """Return `(advantages[rows, response], returns[rows, response])`.
 
@@ -85,6 +100,7 @@ def estimate(
         response_mask: 1 on sampled tokens, `[rows, response]`.
         config: verl's `algorithm` table.
         index: Prompt id of each row, `[rows]`.
+        **unused: What verl's own estimators are given besides.
 
     Raises:
         RolloutError: An agent loop broke, or too few episodes are left to train on.
@@ -93,40 +109,34 @@ def estimate(
     batch = _GIVEN.get()
     if batch is None:
         batch = Batch(episodes_by_mask(token_level_rewards, response_mask, index))
-        check_failures([e.valid for e in batch.episodes])
-    values = None
+        check_failures([episode.valid for episode in batch.episodes])
+    rewards = values = None
     if name == "gae":
         if batch.values is None:
             raise ConfigurationError(
                 "gem_gae needs trainer.v1.trainer_mode=gem_sync and critic.enable=True"
             )
-        values = [_turn_values(episode, batch.values) for episode in batch.episodes]
-    groups = {group: i for i, group in enumerate(dict.fromkeys(e.group for e in batch.episodes))}
-    rewards = [e.rewards for e in batch.episodes]
+        values = [at_turns(batch.values, e.rows, len(e.rewards)) for e in batch.episodes]
     if batch.scores is not None:
-        penalties = (token_level_rewards - batch.scores).double()
-        rewards = [_penalised(episode, penalties) for episode in batch.episodes]
-    table = TurnTable.build(
-        rewards,
-        groups=[groups[e.group] for e in batch.episodes],
-        valid=[e.valid for e in batch.episodes],
-        values=values,
-    )
-    per_turn, targets = advantages(
+        penalties = token_level_rewards - batch.scores
+        added = [over_turns(penalties, e.rows, len(e.rewards)) for e in batch.episodes]
+        rewards = adjusted_rewards(batch.episodes, added)
+    batch.advantages, targets = turn_advantages(
         name,
-        table,
+        batch.episodes,
         gamma=float(config.gamma),
         lam=float(config.lam),
         scale=bool(config.get("norm_adv_by_std_in_grpo", True)),
+        rewards=rewards,
+        values=values,
     )
-    batch.advantages = table.split(per_turn)
     return (
-        spread(batch.episodes, table, per_turn, token_level_rewards),
-        spread(batch.episodes, table, targets, token_level_rewards),
+        spread(batch.episodes, batch.advantages, token_level_rewards),
+        spread(batch.episodes, targets, token_level_rewards),
     )
 
 
-def episodes_by_mask(rewards: Tensor, mask: Tensor, index: Any) -> list[EpisodeRows]:
+def episodes_by_mask(rewards: Tensor, mask: Tensor, index: Any) -> list[Episode]:
     """Find episodes and turns where only the mask is known; verl's padding rows are left out.
 
     A turn's reward is all reward from its first token to the next turn's. A row without any
@@ -140,8 +150,9 @@ def episodes_by_mask(rewards: Tensor, mask: Tensor, index: Any) -> list[EpisodeR
             "a row has a reward that is not finite: an agent loop failed, its error is in the log"
         )
     found = []
-    for row, uid in enumerate(index):
-        if str(uid).startswith(_PADDING_UID):
+    groups: dict[str, int] = {}
+    for row, uid in enumerate(map(str, index)):
+        if uid.startswith(_PADDING_UID):
             continue
         steps = torch.diff(mask[row].long(), prepend=mask.new_zeros(1).long())
         starts = torch.nonzero(steps == 1).flatten().tolist()
@@ -151,55 +162,20 @@ def episodes_by_mask(rewards: Tensor, mask: Tensor, index: Any) -> list[EpisodeR
         spans = [TurnSpan(k, *pair) for k, pair in enumerate(zip(starts, ends, strict=True))]
         per_token = rewards[row].double()
         per_turn = [float(per_token[a:b].sum()) for a, b in itertools.pairwise(cuts)]
-        found.append(EpisodeRows(str(uid), [(row, spans)], per_turn, valid=bool(spans)))
+        group = groups.setdefault(uid, len(groups))
+        found.append(Episode(group, [Row(row, spans)], per_turn, valid=bool(spans)))
     return found
 
 
-def spread(episodes: list[EpisodeRows], table: TurnTable, per_turn: Floats, like: Tensor) -> Tensor:
+def spread(episodes: list[Episode], per_turn: PerTurn, like: Tensor) -> Tensor:
     """Put each turn's value on its sampled tokens, 0 elsewhere, `[rows, response]`."""
-    out = np.zeros(like.shape, dtype=np.float64)
-    for episode, of_turn in zip(episodes, table.split(per_turn), strict=True):
-        for row, spans in episode.rows:
-            for span in spans:
-                out[row, span.start : span.end] = of_turn[span.turn]
-    return torch.from_numpy(out).to(like)
+    out = torch.zeros_like(like)
+    for episode, of_turn in zip(episodes, per_turn, strict=True):
+        write(out, episode.rows, of_turn)
+    return out
 
 
-def _penalised(episode: EpisodeRows, penalties: Tensor) -> list[float]:
-    """Add to each turn's reward what verl added to its tokens."""
-    rewards = list(episode.rewards)
-    for row, spans in episode.rows:
-        for span in spans:
-            rewards[span.turn] += float(penalties[row, span.start : span.end].sum())
-    return rewards
-
-
-def _turn_values(episode: EpisodeRows, values: Tensor) -> list[float]:
-    """Read the critic where each turn begins.
-
-    verl shifts values so that entry t is the model's output *before* response token t: at a
-    turn's first token it is the output at the last prompt token, when the policy is about to act.
-    """
-    found = [math.nan] * len(episode.rewards)
-    for row, spans in episode.rows:
-        for span in spans:
-            found[span.turn] = float(values[row, min(span.start, values.shape[1] - 1)])
-    return found
-
-
-def _register(name: str) -> Callable[..., tuple[Tensor, Tensor]]:
-    def estimator(
-        token_level_rewards: Tensor,
-        response_mask: Tensor,
-        config: Any = None,
-        index: Any = None,
-        **unused: Any,
-    ) -> tuple[Tensor, Tensor]:
-        return estimate(name, token_level_rewards, response_mask, config, index)
-
-    register_adv_est(PREFIX + name)(estimator)
-    return estimator
-
-
-ESTIMATORS = {PREFIX + name: _register(name) for name in ADVANTAGES}
+ESTIMATORS = {
+    PREFIX + name: register_adv_est(PREFIX + name)(partial(estimate, name)) for name in ADVANTAGES
+}
 """The registered estimators by verl's name (`algorithm.adv_estimator`)."""

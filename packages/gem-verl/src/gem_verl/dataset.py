@@ -55,11 +55,8 @@ class GemDataset(Dataset[dict[str, Any]]):
         """
         files = [data_files] if isinstance(data_files, str) else list(data_files)
         self.sources = [Source.parse(str(text)) for text in files]
-        self._ends: list[int] = []
-        for source in self.sources:
-            check([source.tasks[0]])
-            self._ends.append((self._ends[-1] if self._ends else 0) + len(source.tasks))
-        total = self._ends[-1]
+        check(source.tasks[0] for source in self.sources)
+        total = sum(len(source.tasks) for source in self.sources)
         self._n = total if max_samples < 0 else min(total, max_samples)
         if OmegaConf.is_config(config):
             check_config(config._get_root())
@@ -75,9 +72,12 @@ class GemDataset(Dataset[dict[str, Any]]):
     def __getitem__(self, index: int) -> dict[str, Any]:
         if not 0 <= index < self._n:
             raise IndexError(f"row {index} of {self._n}")
-        number = next(i for i, end in enumerate(self._ends) if index < end)
-        source = self.sources[number]
-        task = source.tasks[index - (self._ends[number] - len(source.tasks))]
+        place = index
+        for source in self.sources:
+            if place < len(source.tasks):
+                break
+            place -= len(source.tasks)
+        task = source.tasks[place]
         return {
             "raw_prompt": [{"role": "user", "content": task.env_id}],
             "index": index,

@@ -7,6 +7,7 @@ import sys
 import warnings
 from functools import partial
 
+from gem.advantage import ADVANTAGES
 from gem.training.doctor import (
     Check,
     ProblemError,
@@ -17,10 +18,10 @@ from gem.training.doctor import (
     ray_cluster,
 )
 from gem_verl import TRAINER
+from gem_verl.settings import GEM_MODES
 
-AGENT_LOOPS = ("gem", "gem_turns")
-TRAINER_MODES = ("gem_sync", "gem_colocate_async")
-ESTIMATORS = ("gem_reinforce", "gem_rebn", "gem_grpo", "gem_rloo", "gem_gae")
+REGISTERED = ("gem", "gem_turns", *GEM_MODES, *(f"gem_{name}" for name in ADVANTAGES))
+"""Names of agent loops, trainer modes and estimators."""
 
 
 def check_policy() -> str:
@@ -51,17 +52,11 @@ def check_registered() -> str:
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
     from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 
-    wanted = [
-        ("agent loop", AGENT_LOOPS, _agent_loop_registry),
-        ("trainer mode", TRAINER_MODES, TRAINER_REGISTRY),
-        ("estimator", ESTIMATORS, ADV_ESTIMATOR_REGISTRY),
-    ]
-    missing = [
-        f"{kind} {name}" for kind, names, known in wanted for name in names if name not in known
-    ]
+    known = {*_agent_loop_registry, *ADV_ESTIMATOR_REGISTRY, *TRAINER_REGISTRY}
+    missing = [name for name in REGISTERED if name not in known]
     if missing:
-        raise ProblemError(f"verl does not know {', '.join(sorted(missing))}")
-    return f"registered: {', '.join((*AGENT_LOOPS, *TRAINER_MODES, *ESTIMATORS))}"
+        raise ProblemError(f"verl does not know {', '.join(missing)}")
+    return f"registered: {', '.join(REGISTERED)}"
 
 
 CHECKS: tuple[Check, ...] = (

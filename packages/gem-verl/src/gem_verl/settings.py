@@ -19,6 +19,12 @@ GEM_MODES = ("gem_sync", "gem_colocate_async")
 MODES = ("sync", "colocate_async", *GEM_MODES)
 """Values of `trainer.v1.trainer_mode` that work with GEM rollouts."""
 
+_UNSUITABLE = {
+    "separate_async": "it computes advantages on parts of a batch, so that statistics over the "
+    "whole batch are not what they say"
+}
+_SUGGESTION = "set trainer.v1.trainer_mode=gem_sync"
+
 
 @dataclass(frozen=True)
 class Settings(BaseSettings):
@@ -40,23 +46,25 @@ class Settings(BaseSettings):
     def budget(self, config: Any) -> Budget:
         """Return the limits of an episode, of which verl's own keys set the lengths."""
         rollout = config.actor_rollout_ref.rollout
-        return Budget(
-            turn_tokens=min(self.turn_tokens or rollout.response_length, rollout.response_length),
-            response_tokens=rollout.response_length,
-            prompt_tokens=rollout.prompt_length,
-            turns=self.turns,
-        )
+        return self.limits(rollout.prompt_length, rollout.response_length)
 
 
-def rows_per_turn(config: Any, agent: str | None = None) -> bool:
-    """Whether an episode may become several training rows.
+def check_rows(config: Any, agent: str) -> None:
+    """Refuse several training rows per episode in a trainer that would tear them apart.
 
     Args:
         config: A whole verl configuration.
-        agent: Name of the agent loop; by default the configured one.
+        agent: Name of the agent loop.
+
+    Raises:
+        ConfigurationError: The trainer does not know which rows belong to an episode.
     """
-    agent = agent or config.actor_rollout_ref.rollout.agent.default_agent_loop
-    return agent == "gem_turns" or Settings.from_config(config).context != "chat"
+    context, mode = Settings.from_config(config).context, config.trainer.v1.trainer_mode
+    if (agent == "gem_turns" or context != "chat") and mode not in GEM_MODES:
+        raise ConfigurationError(
+            f"agent loop {agent!r} with context {context!r} makes one training row per turn, and "
+            f"trainer_mode={mode} does not know which rows belong to an episode; {_SUGGESTION}"
+        )
 
 
 def check_config(config: Any) -> Settings:
@@ -69,40 +77,29 @@ def check_config(config: Any) -> Settings:
     settings = Settings.from_config(config)
     trainer, algorithm = config.trainer, config.algorithm
     mode = trainer.v1.trainer_mode
-    estimator = str(algorithm.adv_estimator)
     if not trainer.use_v1:
         raise ConfigurationError(
             "trainer.use_v1=False: verl's legacy trainer replaces the reward of each turn by one "
             "number per episode; leave trainer.use_v1=True"
         )
     if mode not in MODES:
-        reason = (
-            "it computes advantages on parts of a batch, so that statistics over the whole batch "
-            "are not what they say"
-            if mode == "separate_async"
-            else "it is not known to gem-verl"
-        )
+        reason = _UNSUITABLE.get(mode, "it is not known to gem-verl")
         raise ConfigurationError(
             f"trainer.v1.trainer_mode={mode}: {reason}; choose one of {', '.join(MODES)}"
         )
-    own = mode in GEM_MODES
-    suggestion = "set trainer.v1.trainer_mode=gem_sync"
-    if settings.record_dir is not None and not own:
-        raise ConfigurationError(f"gem.record_dir: trainer_mode={mode} cannot record; {suggestion}")
-    if rows_per_turn(config) and not own:
+    check_rows(config, config.actor_rollout_ref.rollout.agent.default_agent_loop)
+    estimator = str(algorithm.adv_estimator)
+    if mode not in GEM_MODES:
+        if settings.record_dir is not None:
+            reason = f"gem.record_dir: trainer_mode={mode} cannot record"
+            raise ConfigurationError(f"{reason}; {_SUGGESTION}")
+        correction = algorithm.get("rollout_correction") or {}
+        if correction.get("rollout_rs") and estimator.startswith("gem_"):
+            reason = "rollout_rs removes tokens from the mask by which turns are found"
+            raise ConfigurationError(f"algorithm.rollout_correction.{reason}; {_SUGGESTION}")
+    if estimator == "gem_gae" and not (mode in GEM_MODES and config.critic.enable):
         raise ConfigurationError(
-            f"one training row per turn needs to know which rows belong to an episode, which "
-            f"trainer_mode={mode} does not pass on; {suggestion}"
-        )
-    if estimator == "gem_gae" and not (own and config.critic.enable):
-        raise ConfigurationError(
-            f"algorithm.adv_estimator=gem_gae needs the critic's values: {suggestion} and "
+            f"algorithm.adv_estimator=gem_gae needs the critic's values: {_SUGGESTION} and "
             "critic.enable=True"
-        )
-    correction = algorithm.get("rollout_correction") or {}
-    if correction.get("rollout_rs") and estimator.startswith("gem_") and not own:
-        raise ConfigurationError(
-            "algorithm.rollout_correction.rollout_rs removes tokens from the mask by which turns "
-            f"are found; {suggestion}"
         )
     return settings

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import math
 import os
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -34,10 +35,10 @@ from gem.training.ray import call_while_alive
 from gem.training.record import TrainedRow
 from gem.training.recording import RunRecording
 from gem.training.seams import Seam, check_seams
-from gem.training.settings import check_failures
+from gem.training.settings import check_episodes
 from gem.trajectory import Failure, Trajectory, TurnSpan
 from gem_verl import TRAINER, __version__
-from gem_verl.advantage import Batch, EpisodeRows, given
+from gem_verl.advantage import Batch, Episode, Row, given
 from gem_verl.settings import check_config
 
 SEAMS = (
@@ -105,22 +106,6 @@ def claim_sockets(job_id: str, folder: str = "/tmp") -> TextIO:
     return held
 
 
-@dataclass
-class _Episode:
-    """An episode of the current batch."""
-
-    key: tuple[str, int]
-    """verl's prompt id, and the number of the session within it."""
-    order: tuple[int, int]
-    """Row of the dataset, and the session: the same order in every run."""
-    rows: list[tuple[int, int]]
-    """`(index within the episode, row of the batch)`."""
-    trajectory: Trajectory | None
-    spans: dict[int, list[TurnSpan]]
-    """Turns by row of the batch."""
-    failed: str | None
-
-
 class _GemTrainer(PPOTrainer):  # type: ignore[misc]
     """What both modes add to verl's trainers."""
 
@@ -134,9 +119,9 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
             "config": OmegaConf.to_container(config, resolve=True),
         }
         self._recording = RunRecording(self._settings.record_dir, about, RECORDED)
-        self._episodes: list[_Episode] = []
+        self._batch = Batch([])
+        self._trajectories: list[Trajectory] = []
         self._lost: list[Failure] = []
-        self._advantages: list[list[float]] = []
         super().__init__(config)
 
     def fit(self, agent_loop_manager: Any) -> None:
@@ -146,99 +131,78 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
             actors.extend(replica.servers)
         with contextlib.suppress(ValueError):  # a queue without a controller of this name
             actors.append(ray.get_actor("TransferQueueController", namespace="transfer_queue"))
-        fit = super().fit
-        call_while_alive(lambda: fit(agent_loop_manager), actors, engine="engine")
+        call_while_alive(partial(super().fit, agent_loop_manager), actors, engine="engine")
 
     def _build_replay_buffer(self) -> Any:
         buffer = super()._build_replay_buffer()
         buffer.poll_interval = self._settings.poll_interval_s
         return buffer
 
-    def _balance_batch(
-        self,
-        batch: Any,
-        metrics: dict[str, Any],
-        logging_prefix: str = "global_seqlen",
-        keep_minibatch: bool = False,
-    ) -> Any:
+    def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **named: Any) -> Any:
         """Fill up and order the batch, and find out which rows belong together."""
-        batch = super()._balance_batch(batch, metrics, logging_prefix, keep_minibatch)
-        data = tq.kv_batch_get(
-            keys=batch.keys,
-            partition_id=batch.partition_id,
-            select_fields=["extra_fields", "index"],
-        )
+        batch = super()._balance_batch(batch, metrics, *args, **named)
+        data = _read(batch, "extra_fields", "index")
         padding = [bool(tag.get("is_padding", False)) for tag in batch.tags]
-        self._episodes = _group(
+        self._batch, self._trajectories = grouped(
             batch.keys, padding, _column(data["extra_fields"]), _column(data["index"])
         )
         if self.resource_pool_manager.get_n_gpus() == 1:
             # Nothing to balance: the same order in every run makes the same sums.
-            order = [row for episode in self._episodes for _, row in episode.rows]
-            order += [row for row, padded in enumerate(padding) if padded]
-            batch.reorder(order)
-            place = {old: new for new, old in enumerate(order)}
-            for episode in self._episodes:
-                episode.rows = [(number, place[row]) for number, row in episode.rows]
-                episode.spans = {place[row]: spans for row, spans in episode.spans.items()}
-        for episode in self._episodes:
-            if episode.failed is not None:
+            rows = self._rows()
+            padded = [place for place, filler in enumerate(padding) if filler]
+            batch.reorder([*(row.place for row in rows), *padded])
+            for place, row in enumerate(rows):
+                row.place = place
+        for episode in self._batch.episodes:
+            if not episode.valid:
                 # verl leaves rows with this tag out of its statistics.
-                for _, row in episode.rows:
-                    batch.tags[row]["is_padding"] = True
+                for row in episode.rows:
+                    batch.tags[row.place]["is_padding"] = True
         self._check_complete()
         return batch
+
+    def _rows(self) -> list[Row]:
+        """Rows of all episodes, in the order of the episodes."""
+        return [row for episode in self._batch.episodes for row in episode.rows]
 
     def _check_complete(self) -> None:
         """Stop if episodes are missing or too many failed."""
         config = self.config
         expected = config.data.train_batch_size // self.parameter_sync_step
         expected *= config.actor_rollout_ref.rollout.n
-        missing = max(expected - len(self._episodes), 0)
+        missing = max(expected - len(self._trajectories), 0)
         lost = Failure("engine", "never arrived; verl's log has the reason", attempts=1)
         self._lost = [lost] * missing
-        known = [e.trajectory.failure for e in self._episodes if e.trajectory is not None]
-        check_failures(
-            [e.failed is None for e in self._episodes] + [False] * missing,
-            self._settings.max_failed_fraction,
-            [*known, *self._lost],
-        )
+        check_episodes(self._trajectories, self._settings.max_failed_fraction, self._lost)
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         """Let the estimators of this package see episodes and values."""
-        known = Batch([_episode_rows(episode) for episode in self._episodes])
         fields = ["values"] if self.use_critic else []
         fields += ["rm_scores"] if self.config.algorithm.use_kl_in_reward else []
         if fields:
-            data = tq.kv_batch_get(
-                keys=batch.keys, partition_id=batch.partition_id, select_fields=fields
-            ).to_padded_tensor()
-            known.values, known.scores = data.get("values"), data.get("rm_scores")
-        with given(known):
-            batch = super()._compute_advantage(batch, metrics)
-        self._advantages = known.advantages or []
-        return batch
+            data = _read(batch, *fields).to_padded_tensor()
+            self._batch.values, self._batch.scores = data.get("values"), data.get("rm_scores")
+        with given(self._batch):
+            return super()._compute_advantage(batch, metrics)
 
     def _update_critic(self, batch: Any, metrics: dict[str, Any]) -> Any:
         """Train the critic of `gem_gae` where turns begin; its other outputs mean nothing."""
         if self.config.algorithm.adv_estimator != "gem_gae":
             return super()._update_critic(batch, metrics)
-        keys, partition, fields = batch.keys, batch.partition_id, ["response_mask", "loss_mask"]
-        masks = tq.kv_batch_get(keys=keys, partition_id=partition, select_fields=fields)
+        fields = ["response_mask", "loss_mask"]
+        masks = _read(batch, *fields)
         trained = masks["response_mask"].unbind()
         starts = [torch.zeros_like(mask) for mask in trained]
-        for episode in self._episodes:
-            for row, spans in episode.spans.items():
-                for span in spans:
-                    if span.end > span.start:
-                        starts[row][span.start] = trained[row][span.start]
+        for row in self._rows():
+            for span in row.spans:
+                if span.end > span.start:
+                    starts[row.place][span.start] = trained[row.place][span.start]
         nested = torch.nested.as_nested_tensor(starts, layout=torch.jagged)
-        changed = TensorDict(dict.fromkeys(fields, nested), batch_size=len(starts))
-        tq.kv_batch_put(keys=keys, partition_id=partition, fields=changed)
+        _write(batch, TensorDict(dict.fromkeys(fields, nested), batch_size=len(starts)))
         try:
             return super()._update_critic(batch, metrics)
         finally:
-            tq.kv_batch_put(keys=keys, partition_id=partition, fields=masks)
+            _write(batch, masks)
 
     def _compute_metrics(
         self,
@@ -249,10 +213,9 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
         epoch: int,
     ) -> None:
         super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
-        played = [(i, e.trajectory) for i, e in enumerate(self._episodes) if e.trajectory]
         values = self._recording.keep_batch(
-            [trajectory for _, trajectory in played],
-            [self._advantages[i] for i, _ in played] if self._advantages else None,
+            self._trajectories,
+            self._batch.advantages,
             lambda: self._trained_rows(batch),
             lost=self._lost,
         )
@@ -262,23 +225,21 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
         self._recording.write_iteration(global_steps - 1, metrics, metrics={"update_s": update_s})
 
     def _trained_rows(self, batch: Any) -> list[list[TrainedRow]]:
-        """Read back what was trained on, of the episodes that have a trajectory."""
-        fields = ["prompts", "responses", "response_mask", "rm_scores", "advantages"]
-        data = tq.kv_batch_get(
-            keys=batch.keys, partition_id=batch.partition_id, select_fields=fields
-        )
+        """Read back what was trained on."""
+        fields = ("prompts", "responses", "response_mask", "rm_scores", "advantages")
+        data = _read(batch, *fields)
         columns = [[row.tolist() for row in data[name].unbind()] for name in fields]
         rows = [TrainedRow(*entries) for entries in zip(*columns, strict=True)]
-        return [[rows[row] for _, row in e.rows] for e in self._episodes if e.trajectory]
+        return [[rows[row.place] for row in episode.rows] for episode in self._batch.episodes]
 
     def _val_metrics_update(
         self,
         data_sources: list[str],
         sample_uids: list[str],
         reward_extra_infos_dict: dict[str, list[Any]],
-        sample_turns: list[int],
-        expected_acc_counts: dict[tuple[str, str], int] | None = None,
-    ) -> dict[str, Any]:
+        *args: Any,
+        **named: Any,
+    ) -> Any:
         """Record each validation set under its name and stop if too many of its episodes failed."""
         if any(math.isnan(reward) for reward in reward_extra_infos_dict["reward"]):
             raise RolloutError("an agent loop failed during validation; its error is in the log")
@@ -289,21 +250,12 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
                 played.setdefault(name, []).append(Trajectory.from_json(text))
         for name, episodes in played.items():
             episodes.sort(key=lambda episode: episode.group)
-            check_failures(
-                [episode.valid for episode in episodes],
-                self._settings.max_failed_fraction,
-                [episode.failure for episode in episodes],
-                batch=f"validation {name!r}",
-            )
+            limit = self._settings.max_failed_fraction
+            check_episodes(episodes, limit, batch=f"validation {name!r}")
             self._recording.write_evaluation(self.global_steps, name, episodes)
-        metrics: dict[str, Any] = super()._val_metrics_update(
-            data_sources,
-            sample_uids,
-            reward_extra_infos_dict,
-            sample_turns,
-            expected_acc_counts=expected_acc_counts,
+        return super()._val_metrics_update(
+            data_sources, sample_uids, reward_extra_infos_dict, *args, **named
         )
-        return metrics
 
 
 class GemTrainerSync(_GemTrainer, PPOTrainerSync):  # type: ignore[misc]
@@ -325,38 +277,56 @@ register_trainer("gem_sync")(GemTrainerSync)
 register_trainer("gem_colocate_async")(GemTrainerColocateAsync)
 
 
-def _group(
+def grouped(
     keys: list[str], padding: list[bool], extra_fields: list[Any], index: list[Any]
-) -> list[_Episode]:
-    """Collect rows into episodes, in an order that does not depend on which arrived first."""
-    episodes: dict[tuple[str, int], _Episode] = {}
-    for row, key in enumerate(keys):
-        if padding[row]:
-            continue
-        uid, session, number = key.rsplit("_", 2)
-        known = extra_fields[row]["gem"]
-        if known["broken"]:
-            raise RolloutError(f"an agent loop failed: {known['failed']}")
-        name = (uid, int(session))
-        if name not in episodes:
-            order = (int(index[row]), int(session))
-            episodes[name] = _Episode(name, order, [], None, {}, known["failed"])
-        episode = episodes[name]
-        episode.rows.append((int(number), row))
-        episode.spans[row] = [TurnSpan(*span) for span in known["spans"]]
-        text = extra_fields[row]["reward_extra_info"].get("trajectory")
-        if text is not None:
-            episode.trajectory = Trajectory.from_json(text)
-    for episode in episodes.values():
-        episode.rows.sort()
-    return sorted(episodes.values(), key=lambda episode: (episode.order, episode.key))
+) -> tuple[Batch, list[Trajectory]]:
+    """Collect rows into episodes, in an order that does not depend on which arrived first.
+
+    Args:
+        keys: `<prompt id>_<session>_<number within the episode>` of each row.
+        padding: Whether verl filled up the batch with this row.
+        extra_fields: Those of our agent loops.
+        index: Row of the dataset.
+
+    Returns:
+        The episodes by row of the dataset and session, and their trajectories.
+
+    Raises:
+        RolloutError: An agent loop broke.
+    """
+
+    def order(place: int) -> tuple[int, int, str, int]:
+        uid, session, number = keys[place].rsplit("_", 2)
+        return int(index[place]), int(session), uid, int(number)
+
+    batch, trajectories = Batch([]), []
+    groups: dict[str, int] = {}
+    played = sorted((place for place, filler in enumerate(padding) if not filler), key=order)
+    for (_, _, uid), places in itertools.groupby(played, lambda place: order(place)[:3]):
+        rows = []
+        for place in places:
+            known = extra_fields[place]["gem"]
+            if known["broken"]:
+                raise RolloutError(f"an agent loop failed: {known['failed']}")
+            rows.append(Row(place, [TurnSpan(*span) for span in known["spans"]]))
+        # The last row of an episode has its transcript.
+        text = extra_fields[rows[-1].place]["reward_extra_info"]["trajectory"]
+        trajectory = Trajectory.from_json(text)
+        rewards = trajectory.rewards if trajectory.valid else []
+        group = groups.setdefault(uid, len(groups))
+        batch.episodes.append(Episode(group, rows, rewards, trajectory.valid))
+        trajectories.append(trajectory)
+    return batch, trajectories
 
 
-def _episode_rows(episode: _Episode) -> EpisodeRows:
-    valid = episode.failed is None and episode.trajectory is not None
-    rewards = episode.trajectory.rewards if valid and episode.trajectory is not None else []
-    rows = [(row, episode.spans[row]) for _, row in episode.rows]
-    return EpisodeRows(episode.key[0], rows, rewards, valid=valid)
+def _read(batch: Any, *fields: str) -> Any:
+    return tq.kv_batch_get(
+        keys=batch.keys, partition_id=batch.partition_id, select_fields=list(fields)
+    )
+
+
+def _write(batch: Any, values: Any) -> None:
+    tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=values)
 
 
 def _column(values: Any) -> list[Any]:

@@ -1,0 +1,72 @@
+"""The trainers' view of a batch: which rows make an episode, in which order."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gem.errors import RolloutError
+from gem.testing.golden import golden_batch, golden_turn_rows
+from gem.trajectory import Trajectory
+from gem_verl.trainer import grouped
+
+Line = tuple[str, bool, dict[str, Any], int]
+"""Key, whether it is padding, extra fields and index of a row."""
+
+
+def lines(uid: str, session: int, index: int, trajectory: Trajectory) -> list[Line]:
+    """The rows of an episode as our agent loops store them."""
+    rows = trajectory.training_rows()
+    spans = [[(s.turn, s.start, s.end) for s in row.spans] for row in rows] or [[]]
+    failed = None if trajectory.failure is None else str(trajectory.failure)
+    found = []
+    for number, of_row in enumerate(spans):
+        info = {"trajectory": trajectory.to_json()} if number == len(spans) - 1 else {}
+        known = {"spans": of_row, "failed": failed, "broken": False}
+        extra = {"gem": known, "reward_extra_info": info}
+        found.append((f"{uid}_{session}_{number}", False, extra, index))
+    return found
+
+
+@pytest.fixture
+def batch() -> list[Line]:
+    """Two episodes of one task and one of another, the latter failed; a row of padding."""
+    one, two = [t for t in golden_turn_rows() if t.valid][:2]
+    [failed] = [t for t in golden_batch() if not t.valid]
+    padding: Line = ("pad7_0_0", True, {}, 0)
+    return [
+        *lines("task_b", 1, 3, two),
+        padding,
+        *lines("task_a", 0, 8, failed),
+        *lines("task_b", 0, 3, replace(one, group=3)),
+    ]
+
+
+def test_rows_become_episodes_in_an_order_that_does_not_depend_on_their_arrival(
+    batch: list[Line],
+) -> None:
+    seen = []
+    for arrived in (batch, batch[::-1], [*batch[4:], *batch[:4]]):
+        found, trajectories = grouped(*map(list, zip(*arrived, strict=True)))
+        keys = [[arrived[row.place][0] for row in episode.rows] for episode in found.episodes]
+        spans = [[row.spans for row in episode.rows] for episode in found.episodes]
+        seen.append((keys, spans, trajectories, [e.group for e in found.episodes]))
+        assert [e.rewards for e in found.episodes] == [*(t.rewards for t in trajectories[:2]), []]
+    keys, spans, trajectories, groups = seen[0]
+    assert [key.rsplit("_", 1)[0] for key, *_ in keys] == ["task_b_0", "task_b_1", "task_a_0"]
+    assert keys == [sorted(each) for each in keys]
+    rows = [row for t in trajectories for row in t.training_rows()]
+    assert [s for s in itertools.chain(*spans) if s] == [row.spans for row in rows]
+    assert groups == [0, 0, 1]
+    assert [t.valid for t in trajectories] == [True, True, False]
+    assert seen[1:] == seen[:1] * 2
+
+
+def test_a_broken_agent_loop_stops_the_run(batch: list[Line]) -> None:
+    known = {"spans": [], "failed": "ConnectionError: engine died", "broken": True}
+    broken: Line = ("task_c_0_0", False, {"gem": known, "reward_extra_info": {}}, 9)
+    with pytest.raises(RolloutError, match="agent loop failed: ConnectionError"):
+        grouped(*map(list, zip(*[*batch, broken], strict=True)))
