@@ -30,10 +30,9 @@ from gem.core import Step
 from gem.tasks import Task
 from gem.training.record import EpisodeRecord, RunRecord, read_run
 from gem.training.recording import RunRecording
-from gem.training.tasksets import encode_task
+from gem.training.tasksets import DatasetRow
 from gem_cpu import rl2_plugin
 from gem_rl2 import advantage, rollout
-from gem_rl2.dataset import Row
 from gem_rl2.record import RECORDED
 from gem_rl2.rollout import Rollouts, state_dicts
 from gem_rl2.sampler import SglangSampler
@@ -81,7 +80,7 @@ class Steady(SglangSampler):
 
     async def _post(self, body: dict[str, Any]) -> Any:
         await asyncio.sleep(SAMPLING_S)
-        return answer([*self._stop_ids][:1], [0.0], "stop")
+        return answer(self.stop_ids[:1], [0.0], "stop")
 
 
 async def play(
@@ -91,7 +90,7 @@ async def play(
     for number, (task, sampler) in enumerate(zip(tasks, samplers, strict=True)):
         rollout.SglangSampler = sampler
         plays.append(
-            asyncio.create_task(rollouts.play(Row(encode_task(task), number), tokenizer, "", {}))
+            asyncio.create_task(rollouts.play(DatasetRow(task, number=number), tokenizer, "", {}))
         )
         await asyncio.sleep(0)  # it takes its sampler
     await asyncio.gather(*plays)

@@ -10,31 +10,36 @@ import pytest
 
 from gem.errors import ConfigurationError
 from gem.tasks import Task
-from gem_rl2.dataset import Row, rows
+from gem.training.tasksets import DatasetRow, dataset_text
+from gem_rl2.dataset import line, read
 from gem_rl2.hook import in_order
 from gem_rl2.make_dataset import main
 
 URI = "gem:game:GuessTheNumber-v0-easy?n=12&seed=100&prompt=short"
 
 
+def rows(texts: list[str], *, evaluation: bool) -> list[DatasetRow]:
+    """The rows of a file as RL2's processes read them."""
+    text = dataset_text(line, texts, evaluation=evaluation)
+    return [read(json.loads(each)) for each in text.splitlines()]
+
+
 def test_a_row_survives_its_line() -> None:
-    [first, *_] = list(rows([f"{URI}#name=same&temperature=0"], evaluation=True))
-    row = Row.read(json.loads(json.dumps(first)))
-    task = Task("game:GuessTheNumber-v0-easy", 100, {"prompt": "short"})
-    assert row.decode() == (task, 0.0)
-    assert (row.number, row.evaluation) == (0, "same")
+    [row, *_] = rows([f"{URI}#name=same&temperature=0"], evaluation=True)
+    assert row.task == Task("game:GuessTheNumber-v0-easy", 100, {"prompt": "short"})
+    assert (row.temperature, row.number, row.evaluation) == (0.0, 0, "same")
 
 
 def test_rows_of_several_sources_are_numbered_through() -> None:
-    found = [Row.read(row) for row in rows([f"{URI}#name=a", f"{URI}#name=b"], evaluation=True)]
+    found = rows([f"{URI}#name=a", f"{URI}#name=b"], evaluation=True)
     assert [row.number for row in found] == list(range(24))
     assert [row.evaluation for row in found] == ["a"] * 12 + ["b"] * 12
-    assert {Row.read(row).evaluation for row in rows([URI], evaluation=False)} == {None}
+    assert {row.evaluation for row in rows([URI], evaluation=False)} == {None}
 
 
 def test_evaluations_of_one_name_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="two evaluations are called"):
-        list(rows([URI, URI], evaluation=True))
+        rows([URI, URI], evaluation=True)
 
 
 @pytest.mark.parametrize("uri", ["game:X", "gem:game:Guess-v0?n=3", "gem:game:Sudoku-v0?oops=1"])
@@ -49,7 +54,7 @@ def test_what_cannot_be_played_is_not_written(
 @pytest.mark.parametrize("row", [{"prompt": "hi"}, {"extra_info": {}}, {"extra_info": None}])
 def test_rows_of_others_are_refused(row: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=r"gem_rl2\.make_dataset"):
-        Row.read(row)
+        read(row)
 
 
 def seeds(loader: Any, batches: int, world: Any) -> list[int]:
@@ -59,7 +64,7 @@ def seeds(loader: Any, batches: int, world: Any) -> list[int]:
         found = [group.samples[0].sample for group in groups]
     else:
         found = [row for batch in loader for row in batch]
-    return [Row.read(row).decode()[0].seed for row in found]
+    return [read(row).task.seed for row in found]
 
 
 def loader(world: Any, file: Path, tokenizer: Any) -> Any:

@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 import torch
+import wandb
 
 from gem.errors import ConfigurationError, UnsupportedVersionError
 from gem.testing.golden import golden_batch
 from gem.training.record import read_run
+from gem.training.recording import RunRecording
 from gem_rl2 import hook, rollout, servers
 from gem_rl2.record import record_logs
 from gem_rl2.rollout import Rollouts
@@ -72,6 +74,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves this process's exit and signals alone."""
     monkeypatch.setattr(servers, "end_at_exit", lambda: None)
     monkeypatch.setattr(servers, "watch", lambda: None)
+    monkeypatch.setattr(wandb, "log", wandb.log)
 
 
 def test_without_the_section_everything_stays_rl2s(world: Any, quiet: None) -> None:
@@ -194,8 +197,6 @@ def test_the_seam_computes_and_records(made: Any, world: Any, tmp_path: Path) ->
     tensors, edges = world.tensors(played)
     ours.compute_advantages(None, tensors, edges, 1)
     assert tensors["advantages"].any()
-    import wandb
-
     wandb.log({"actor/loss": 0.5, "actor/grad_norm": 2.0}, step=1)
     assert read_run(tmp_path).metrics == []
     wandb.log({"timing/update_rollout": 0.1}, step=1)
@@ -208,8 +209,6 @@ def test_the_seam_computes_and_records(made: Any, world: Any, tmp_path: Path) ->
 
 @pytest.mark.usefixtures("_logged")
 def test_an_evaluation_is_recorded_after_the_weights_it_is_of(world: Any, tmp_path: Path) -> None:
-    import wandb
-
     r = Rollouts(world.settings(*KEYS), world.keys(*KEYS))
     record_logs(str(tmp_path), world.RL2, r.evaluated)
     r.evaluated["same"] = golden_batch()
@@ -222,8 +221,6 @@ def test_an_evaluation_is_recorded_after_the_weights_it_is_of(world: Any, tmp_pa
 @pytest.fixture
 def _logged(monkeypatch: pytest.MonkeyPatch) -> None:
     """RL2's logging without Weights & Biases, undone afterwards."""
-    import wandb
-
     monkeypatch.setattr(wandb, "log", lambda *args, **kwargs: None)
 
 
@@ -237,7 +234,7 @@ def test_rl2s_own_estimator_sees_no_tags(made: Any, world: Any, tmp_path: Path) 
     r._batch = [t for t in golden_batch() if t.valid]
     tensors, edges = world.tensors(r._batch)
     assert float(tensors["rewards"][:, 0].abs().max()) == 6.0
-    hook.seam(compute_advantages, r, None).__wrapped__(None, tensors, edges, 1)
+    hook.seam(compute_advantages, r, RunRecording(None, {})).__wrapped__(None, tensors, edges, 1)
     assert seen == [0.0]
 
 

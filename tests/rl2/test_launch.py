@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from gem.errors import ConfigurationError
 from gem.tables import flatten
 from gem.training.runspec import RunSpec
-from gem_rl2.dataset import Row
+from gem_rl2.dataset import read
 from gem_rl2.launch import adapter
 from gem_rl2.settings import Keys, Settings, budget, check
 
@@ -94,7 +94,7 @@ def test_a_text_with_quotes_survives_hydra(world: Any, tmp_path: Path) -> None:
 def test_the_rows_are_the_specs_tasks_in_order(tmp_path: Path) -> None:
     asked = spec()
     lines = adapter.compile(asked, run_dir=tmp_path, cpu=True).files["train.jsonl"].splitlines()
-    tasks = [Row.read(json.loads(line)).decode()[0] for line in lines]
+    tasks = [read(json.loads(line)).task for line in lines]
     assert tasks == [task for k in range(3) for task in asked.train_tasks(k)]
 
 
@@ -107,8 +107,8 @@ def test_evaluations_are_rows_with_names_and_temperatures(world: Any, tmp_path: 
     asked = RunSpec.from_mapping({**SPEC, "eval": evals})
     launch = adapter.compile(asked, run_dir=tmp_path, cpu=True)
     assert configured(launch, world)["trainer"]["test_freq"] == 2
-    rows = [Row.read(json.loads(line)) for line in launch.files["eval.jsonl"].splitlines()]
-    known = [(row.evaluation, row.decode()[1]) for row in rows]
+    rows = [read(json.loads(line)) for line in launch.files["eval.jsonl"].splitlines()]
+    known = [(row.evaluation, row.temperature) for row in rows]
     assert known == [("a", 0.0)] * 2 + [("b", 0.5)] * 2
     knobs = {knob.name: knob for knob in launch.parity}
     assert knobs["eval.0.every"].status == "emulated"

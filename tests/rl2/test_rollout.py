@@ -15,9 +15,11 @@ import pytest
 from gem import Env, register
 from gem.core import Step
 from gem.errors import ConfigurationError, RolloutError, UnknownEnvError
+from gem.tasks import Task
+from gem.training.tasksets import DatasetRow
 from gem.trajectory import Trajectory
 from gem_rl2 import rollout, sampler
-from gem_rl2.dataset import Row
+from gem_rl2.dataset import line, read
 from gem_rl2.rollout import TAG, Rollouts, state_dicts
 
 GATE = threading.Event()
@@ -44,9 +46,14 @@ class Scripted(Env):
 register("test:ScriptedForRl2-v0", Scripted)
 
 
-def row(number: int = 0, *, temperature: float | None = None, name: str | None = None) -> Row:
-    task = {"env_id": "test:ScriptedForRl2-v0", "seed": 7, "params": {}, "temperature": temperature}
-    return Row(json.dumps(task), number, name)
+def row(
+    number: int = 0,
+    *,
+    temperature: float | None = None,
+    name: str | None = None,
+    env: str = "test:ScriptedForRl2-v0",
+) -> DatasetRow:
+    return DatasetRow(Task(env, 7), temperature, number, evaluation=name)
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +71,7 @@ def rollouts(world: Any, *overrides: str) -> Rollouts:
     return Rollouts(world.settings(*given), world.keys(*given))
 
 
-def play(r: Rollouts, server: Any, tokenizer: Any, which: Row | None = None) -> Trajectory:
+def play(r: Rollouts, server: Any, tokenizer: Any, which: DatasetRow | None = None) -> Trajectory:
     params = {"temperature": 1.0}
     return asyncio.run(r.play(which or row(), tokenizer, server.url, params))[0]
 
@@ -235,11 +242,10 @@ def test_the_number_of_episodes_at_once_can_be_limited(
 
 def test_rows_that_cannot_be_played_are_refused(world: Any, server: Any, tokenizer: Any) -> None:
     s = server(["end"])
-    unknown = json.dumps({"env_id": "test:Nope-v0", "seed": 0, "params": {}, "temperature": None})
     with pytest.raises(UnknownEnvError, match="Nope"):
-        play(rollouts(world), s, tokenizer, Row(unknown, 0))
+        play(rollouts(world), s, tokenizer, row(env="test:Nope-v0"))
     with pytest.raises(ConfigurationError, match="not a task of a GEM dataset"):
-        play(rollouts(world), s, tokenizer, Row("42", 0))
+        read({"extra_info": {"gem": "42"}})
     with pytest.raises(ConfigurationError, match="unknown context 'cat'"):
         play(rollouts(world, "+gem.context=cat"), s, tokenizer)
 
@@ -255,7 +261,7 @@ class Group:
     def __init__(self, world: Any, r: Rollouts, server: Any, tokenizer: Any) -> None:
         rollout.begin(r)
         self.world, self.server, self.tokenizer = world, server, tokenizer
-        self.data = {"extra_info": vars(row(4))}
+        self.data = line(row(4))
 
     def play(self, train: bool = True) -> tuple[list[Any], dict[str, list[float]]]:
         if self.world.HEAD:

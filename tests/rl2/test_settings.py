@@ -20,7 +20,7 @@ from gem_rl2.settings import Settings, budget, check
         ({"turn_tokens": "8"}, "gem.turn_tokens must be of type int"),
         ({"seed": 3}, r"\+rollout.server_args.random_seed"),
         ({"request_timeout_s": 0}, "gem.request_timeout_s must be above 0"),
-        ({"evaluate_from": 2}, "gem.evaluate_from must be 0 or 1"),
+        ({"evaluate_from": 2}, "gem.evaluate_from must be at most 1"),
         ({"advantag": "rebn"}, "did you mean gem.advantage"),
     ],
 )

@@ -14,6 +14,7 @@ import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
+from gem.training.tasksets import dataset_text
 from gem.trajectory import Trajectory
 from gem_rl2.release import check_rl2
 from gem_rl2.rollout import state_dicts
@@ -172,7 +173,7 @@ class Server:
 
 def write_rows(path: Path, texts: Sequence[str], *, evaluation: bool = False) -> Path:
     """Write a row file."""
-    from gem_rl2.dataset import write
+    from gem_rl2.dataset import line
 
-    path.write_text(write(texts, evaluation=evaluation))
+    path.write_text(dataset_text(line, texts, evaluation=evaluation))
     return path

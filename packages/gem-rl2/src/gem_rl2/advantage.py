@@ -14,11 +14,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gem.advantage import TurnTable, advantages
 from gem.errors import RolloutError
+from gem.training.estimate import PerTurn, adjusted_rewards, turn_advantages
 from gem.training.record import TrainedRow
 from gem.training.rows import PlacedEpisode, PlacedRow
-from gem.training.settings import check_failures
+from gem.training.settings import check_episodes
 from gem.trajectory import Trajectory
 from gem_rl2.rollout import TAG
 from gem_rl2.settings import Keys, Settings
@@ -65,14 +65,11 @@ def read(
 
 def trained_rows(batch: Tensors, episode: PlacedEpisode) -> list[TrainedRow]:
     """Read back what RL2 trains on."""
-    found = []
-    for row in episode.rows:
-        columns = [
-            batch[key][row.place, row.columns].tolist()
-            for key in ("action_mask", "rewards", "advantages")
-        ]
-        found.append(row.trained(_ids(batch, row), *columns))
-    return found
+    shown = [batch[key] for key in ("action_mask", "rewards", "advantages")]
+    return [
+        row.trained(_ids(batch, row), *(each[row.place, row.columns].tolist() for each in shown))
+        for row in episode.rows
+    ]
 
 
 def _ids(batch: Tensors, row: PlacedRow) -> list[int]:
@@ -83,7 +80,7 @@ def _ids(batch: Tensors, row: PlacedRow) -> list[int]:
 
 def compute(
     settings: Settings, keys: Keys, batch: Tensors, episodes: Sequence[PlacedEpisode]
-) -> list[list[float]]:
+) -> PerTurn:
     """Set `advantages` of a batch, and `returns` for a critic; see `gem.advantage`.
 
     All tokens of a turn get its advantage, and the critic its target.
@@ -103,60 +100,55 @@ def compute(
     name = settings.advantage
     assert name is not None
     trajectories = [e.trajectory for e in episodes]
-    check_failures(
-        [t.valid for t in trajectories],
-        settings.max_failed_fraction,
-        [t.failure for t in trajectories],
-    )
+    check_episodes(trajectories, settings.max_failed_fraction)
     _check_minibatches(batch, keys.minibatches // settings.epochs)
     values = None
     if name == "gae":
         source = batch["old_values" if keys.form == "head" else "values"]
         values = [e.at_turns(source) for e in episodes]
-    table = TurnTable.build(
-        _rewards(keys, batch, episodes),
-        groups=[t.group for t in trajectories],
-        valid=[t.valid for t in trajectories],
+    per_turn, targets = turn_advantages(
+        name,
+        trajectories,
+        gamma=keys.gamma,
+        lam=keys.lam,
+        rewards=_penalised(keys, batch, episodes),
         values=values,
     )
-    per_turn, targets = advantages(name, table, gamma=keys.gamma, lam=keys.lam)
-    split = table.split(per_turn)
-    written = {"advantages": split} | ({"returns": table.split(targets)} if values else {})
-    for key, by_episode in written.items():
-        batch[key] = torch.zeros(batch["states"].shape)
-        for episode, of_turns in zip(episodes, by_episode, strict=True):
-            episode.write(batch[key], of_turns)
-    return split
+    batch["advantages"] = _on_tokens(batch, episodes, per_turn)
+    if values is not None:
+        batch["returns"] = _on_tokens(batch, episodes, targets)
+    return per_turn
 
 
-def logprob_difference(batch: Tensors, episodes: Sequence[PlacedEpisode]) -> float | None:
-    """Largest distance of the trainer's log-probabilities from SGLang's.
+def _on_tokens(batch: Tensors, episodes: Sequence[PlacedEpisode], per_turn: PerTurn) -> Tensor:
+    tokens = torch.zeros(batch["states"].shape)
+    for episode, of_turns in zip(episodes, per_turn, strict=True):
+        episode.write(tokens, of_turns)
+    return tokens
 
-    None if RL2 did not compute its own before the update: it does for a KL penalty or several
-    minibatches.
+
+def engine_metrics(batch: Tensors) -> dict[str, float]:
+    """Return the largest distance of the trainer's log-probabilities from SGLang's, if it is known.
+
+    RL2 computes its own before the update for a KL penalty or several minibatches.
     """
     if "old_logps" not in batch:
-        return None
+        return {}
     distance = (batch["old_logps"] - batch["llm_logps"]).abs() * batch["action_mask"]
-    rows = [row.place for episode in episodes for row in episode.rows]
-    return float(distance[rows].max())
+    return {"logprob_difference_max": float(distance.max())}
 
 
-def _rewards(keys: Keys, batch: Tensors, episodes: Sequence[PlacedEpisode]) -> list[list[float]]:
-    """Reward of each turn, with the KL penalty that RL2 took from the rewards of its tokens."""
-    rewards = [episode.trajectory.rewards for episode in episodes]
+def _penalised(keys: Keys, batch: Tensors, episodes: Sequence[PlacedEpisode]) -> PerTurn | None:
+    """Rewards of the turns with the KL penalty that RL2 took from those of their tokens, if so."""
     if not keys.kl_coef or keys.kl_type != "reward":
-        return rewards
-    own = torch.zeros(batch["rewards"].shape)
+        return None
+    penalty = batch["rewards"].clone()
     for episode in episodes:
         for row in episode.rows:
             tokens = row.tokens.token_rewards(episode.trajectory.rewards)
-            own[row.place, row.columns] = torch.tensor(tokens)
-    penalties = [episode.over_turns(batch["rewards"] - own) for episode in episodes]
-    return [
-        [r + p for r, p in zip(of_turns, penalty, strict=True)]
-        for of_turns, penalty in zip(rewards, penalties, strict=True)
-    ]
+            penalty[row.place, row.columns] -= torch.tensor(tokens)
+    trajectories = [episode.trajectory for episode in episodes]
+    return adjusted_rewards(trajectories, [episode.over_turns(penalty) for episode in episodes])
 
 
 def repeat(batch: Tensors, epochs: int) -> None:

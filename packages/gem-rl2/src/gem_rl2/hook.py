@@ -8,7 +8,6 @@ a section `gem` in the configuration everything stays RL2's own.
 from __future__ import annotations
 
 import types
-from collections.abc import Sequence
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -27,8 +26,6 @@ from gem_rl2.rollout import Rollouts
 from gem_rl2.settings import SECTION, Keys, Settings, check
 from gem_rl2.version import SUPPORTED_RL2, TRAINER
 
-PROGRAM = "RL2.trainer.ppo"
-
 _TRAINER_SEAMS = (Seam("PPOTrainer.__init__", "self, config"), Seam("PPOTrainer.train", "self"))
 SEAMS: dict[Form, tuple[Seam, ...]] = {
     "release": (
@@ -36,10 +33,7 @@ SEAMS: dict[Form, tuple[Seam, ...]] = {
         Seam("compute_advantages", "config, raw_tensor_dict, cu_seqs, step"),
         Seam("RL2.workers.rollout:Rollout.rollout", "self, data, train"),
     ),
-    "head": (
-        *_TRAINER_SEAMS,
-        Seam("compute_advantages", "config, tensor_dict, cu_seqs, step"),
-    ),
+    "head": (*_TRAINER_SEAMS, Seam("compute_advantages", "config, tensor_dict, cu_seqs, step")),
 }
 """What is replaced in RL2, with its parameters."""
 
@@ -69,29 +63,17 @@ def trainer(program: ModuleType, rl2: Installation) -> type[Any]:
         def __init__(self, config: Any) -> None:
             """Check the configuration before any model is loaded; then extend RL2's parts."""
             servers.end_at_exit()
-            self._evaluates_first = False
-            if SECTION not in config:
-                super().__init__(config)
-                servers.watch()
-                return
-            plain: Any = OmegaConf.to_container(config, resolve=True)
-            settings = Settings.from_mapping(plain[SECTION] or {})
-            keys = Keys.read(plain, rl2.form)
-            check(settings, keys)
-            rollouts = Rollouts(settings, keys)
-            rollout.begin(rollouts)
-            if settings.trainer_seed is not None:
-                torch.manual_seed(settings.trainer_seed)
+            rollouts = _switched_on(config, rl2.form)
             super().__init__(config)
             servers.watch()
-            self._extend(rollouts)
-            given = plain["trainer"]
-            self._evaluates_first = (
-                settings.evaluate_from == 0
-                and given["test_freq"] is not None
-                and given["load_ckpt_from"] is None
-                and not keys.eval_only
-            )
+            self._evaluates_first = rollouts is not None and _evaluates_first(rollouts)
+            if rollouts is not None:
+                _extend(self, rollouts, rl2)
+                if torch.distributed.get_rank() == 0:
+                    recording = record_logs(rollouts.settings.record_dir, rl2, rollouts.evaluated)
+                    program.compute_advantages = seam(  # type: ignore[attr-defined]
+                        original, rollouts, recording
+                    )
 
         def train(self) -> Any:
             """Train; in a checkout a coroutine."""
@@ -107,49 +89,57 @@ def trainer(program: ModuleType, rl2: Installation) -> type[Any]:
                 await self.rollout(False, 0)
             await super().train()
 
-        def _extend(self, rollouts: Rollouts) -> None:
-            settings = rollouts.settings
-            if settings.adam:
-                for part in (self.actor, self.critic):
-                    if part is not None:
-                        set_adam(part.optimizer, settings)
-            if torch.distributed.get_rank():
-                if settings.task_order == "file" and rl2.form == "release":
-                    self._train_in_order(self)
-                return
-            if getattr(self.rollout.env, "generate", None) is not rollout.generate:
-                raise ConfigurationError(
-                    "rollout.env_path: the section gem needs GEM's env file, $(python -m gem_rl2 "
-                    "env-path), or one that imports `generate` from gem_rl2.env"
-                )
-            if settings.task_order == "file":
-                self._train_in_order(self if rl2.form == "release" else self.rollout)
-            if rl2.form == "release":
-                self.rollout.rollout = types.MethodType(rollout.release_rollout, self.rollout)
-            recording = None
-            if settings.record_dir is not None:
-                recording = record_logs(settings.record_dir, rl2, rollouts.evaluated)
-            program.compute_advantages = seam(  # type: ignore[attr-defined]
-                original, rollouts, recording
-            )
-
-        @staticmethod
-        def _train_in_order(owner: Any) -> None:
-            # HEAD's trainer has a read-only property of this name; there it is the rollout's.
-            if hasattr(owner, "train_dataloader"):
-                owner.train_dataloader = in_order(owner.train_dataloader)
-
     GemPPOTrainer.__name__ = GemPPOTrainer.__qualname__ = base.__name__
     return GemPPOTrainer
 
 
-def seam(original: Any, rollouts: Rollouts, recording: RunRecording | None) -> Any:
+def _switched_on(config: Any, form: Form) -> Rollouts | None:
+    """Prepare what the section `gem` asks for; None without it."""
+    if SECTION not in config:
+        return None
+    plain: Any = OmegaConf.to_container(config, resolve=True)
+    settings, keys = Settings.from_mapping(plain[SECTION] or {}), Keys.read(plain, form)
+    check(settings, keys)
+    rollouts = Rollouts(settings, keys)
+    rollout.begin(rollouts)
+    if settings.trainer_seed is not None:
+        torch.manual_seed(settings.trainer_seed)
+    return rollouts
+
+
+def _evaluates_first(rollouts: Rollouts) -> bool:
+    keys = rollouts.keys
+    asked = rollouts.settings.evaluate_from == 0 and keys.test_freq is not None
+    return asked and keys.checkpoint is None and not keys.eval_only
+
+
+def _extend(trainer: Any, rollouts: Rollouts, rl2: Installation) -> None:
+    """Change the parts that RL2's trainer has made, on every rank."""
+    settings = rollouts.settings
+    for part in (trainer.actor, trainer.critic) if settings.adam else ():
+        if part is not None:
+            set_adam(part.optimizer, settings)
+    # HEAD's trainer has a read-only property of this name; there it is the rollout's, on rank 0.
+    owner = trainer if rl2.form == "release" else trainer.rollout
+    if settings.task_order == "file" and hasattr(owner, "train_dataloader"):
+        owner.train_dataloader = in_order(owner.train_dataloader)
+    if torch.distributed.get_rank():
+        return
+    if getattr(trainer.rollout.env, "generate", None) is not rollout.generate:
+        raise ConfigurationError(
+            "rollout.env_path: the section gem needs GEM's env file, $(python -m gem_rl2 "
+            "env-path), or one that imports `generate` from gem_rl2.env"
+        )
+    if rl2.form == "release":
+        trainer.rollout.rollout = types.MethodType(rollout.release_rollout, trainer.rollout)
+
+
+def seam(original: Any, rollouts: Rollouts, recording: RunRecording) -> Any:
     """Return a function that takes the place of RL2's `compute_advantages`."""
     settings, keys = rollouts.settings, rollouts.keys
 
     def compute_advantages(config: Any, tensor_dict: Any, cu_seqs: Any, step: int) -> None:
-        boundaries: Sequence[int] = cu_seqs.tolist()
-        episodes = advantage.read(tensor_dict, boundaries, rollouts.take())
+        episodes = advantage.read(tensor_dict, cu_seqs.tolist(), rollouts.take())
         per_turn = None
         if settings.advantage is None:
             getattr(original, "__wrapped__", original)(config, tensor_dict, cu_seqs, step)
@@ -157,14 +147,12 @@ def seam(original: Any, rollouts: Rollouts, recording: RunRecording | None) -> A
             if keys.form == "head" and keys.kl_coef:
                 apply_kl(keys, tensor_dict, step)
             per_turn = advantage.compute(settings, keys, tensor_dict, episodes)
-        if recording is not None:
-            difference = advantage.logprob_difference(tensor_dict, episodes)
-            recording.keep_batch(
-                [episode.trajectory for episode in episodes],
-                per_turn,
-                lambda: [advantage.trained_rows(tensor_dict, episode) for episode in episodes],
-                metrics={} if difference is None else {"logprob_difference_max": difference},
-            )
+        recording.keep_batch(
+            [episode.trajectory for episode in episodes],
+            per_turn,
+            lambda: [advantage.trained_rows(tensor_dict, episode) for episode in episodes],
+            metrics=advantage.engine_metrics(tensor_dict),
+        )
         advantage.repeat(tensor_dict, settings.epochs)
 
     from RL2.utils.logging import time_logger
@@ -177,9 +165,7 @@ def apply_kl(keys: Keys, tensor_dict: Any, step: int) -> None:
     it itself."""
     from RL2.utils.algorithms import compute_approx_kl
 
-    kl = compute_approx_kl(
-        tensor_dict["old_logps"], tensor_dict["ref_logps"], keys.kl_estimator
-    )  # fmt: skip
+    kl = compute_approx_kl(tensor_dict["old_logps"], tensor_dict["ref_logps"], keys.kl_estimator)
     mean = kl.sum() / tensor_dict["action_mask"].sum()
     wandb.log({"actor/old_ref_approx_kl": mean.item()}, step=step)
     if keys.kl_type == "reward":

@@ -11,13 +11,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from gem.training.tasksets import make_dataset
-from gem_rl2.dataset import write
+from gem.training.tasksets import dataset_command
+from gem_rl2.dataset import line
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the file; exit status 2 and a message if the URIs are wrong."""
-    return make_dataset(write, argv, program="python -m gem_rl2.make_dataset", trainer="RL2")
+    return dataset_command(line, argv, program="python -m gem_rl2.make_dataset", trainer="RL2")
 
 
 if __name__ == "__main__":

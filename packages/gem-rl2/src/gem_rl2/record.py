@@ -36,12 +36,12 @@ LAST, PLAYED = "timing/update_rollout", "timing/rollout"
 
 
 def record_logs(
-    folder: str, rl2: Installation, evaluated: dict[str, list[Trajectory]]
+    folder: str | None, rl2: Installation, evaluated: dict[str, list[Trajectory]]
 ) -> RunRecording:
     """Open the record, and have it written from what RL2 gives to `wandb.log`.
 
     Args:
-        folder: Of the record.
+        folder: Of the record; None writes nothing.
         rl2: What is installed.
         evaluated: Evaluation episodes by name, which are taken out once they are written.
 

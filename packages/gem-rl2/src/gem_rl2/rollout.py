@@ -8,23 +8,20 @@ The release lets an env file say how text is answered, token by token it cannot;
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
-from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
 
 from gem.errors import ConfigurationError, RolloutError
-from gem.rollout import ChatFormat, play
+from gem.rollout import ChatFormat
 from gem.training.settings import check_failures
+from gem.training.tasksets import DatasetRow
 from gem.trajectory import Trajectory
-from gem_rl2.dataset import Row
+from gem_rl2.dataset import read
 from gem_rl2.sampler import SglangSampler
 from gem_rl2.settings import Keys, Settings, budget
-
-logger = logging.getLogger(__name__)
 
 StateDict = dict[str, list[Any]]
 """One training row as RL2 wants it: `states`, `actions`, `action_mask`, `logps`, `rewards`."""
@@ -56,7 +53,7 @@ class Rollouts:
         return batch
 
     async def play(
-        self, row: Row, tokenizer: Any, url: str, params: Mapping[str, Any]
+        self, row: DatasetRow, tokenizer: Any, url: str, params: Mapping[str, Any]
     ) -> tuple[Trajectory, int]:
         """Play the episode of a row; return it and its number in the batch.
 
@@ -72,9 +69,8 @@ class Rollouts:
         settings = self.settings
         if self._chat is None:
             self._chat = ChatFormat(tokenizer, system_prompt=settings.system_prompt)
-        task, temperature = row.decode()
-        if temperature is not None:
-            params = {**params, "temperature": temperature}
+        if row.temperature is not None:
+            params = {**params, "temperature": row.temperature}
         limit = aiohttp.ClientTimeout(total=settings.request_timeout_s)
         async with self._places, aiohttp.ClientSession(timeout=limit) as session:
             sampler = SglangSampler(
@@ -84,18 +80,9 @@ class Rollouts:
                 stop_ids=self._chat.stop_ids,
                 retries=settings.request_retries,
             )
-            trajectory = await play(
-                task,
-                sampler,
-                self._chat,
-                budget=self._budget,
-                context=settings.context,
-                group=row.number,
-                retries=settings.retries,
-                step_timeout_s=settings.step_timeout_s,
+            trajectory = await settings.play(
+                row.task, sampler, self._chat, self._budget, group=row.number
             )
-        if trajectory.failure is not None:
-            logger.warning("episode of %s is void: %s", task, trajectory.failure)
         if row.evaluation is not None:
             self.evaluated.setdefault(row.evaluation, []).append(trajectory)
             return trajectory, -1
@@ -105,18 +92,12 @@ class Rollouts:
 
     def _check_failures(self, trajectory: Trajectory) -> None:
         """Stop at the failure that is one too many, without playing the rest of the batch."""
-        if trajectory.valid:
-            return
-        if self.settings.advantage is None:
-            raise RolloutError(
-                f"episode of {trajectory.task} is void: {trajectory.failure}; RL2's own estimators "
-                "would take it for one of reward 0"
-            )
-        size = max(self.keys.episodes or 0, len(self._batch))
-        lost = sum(not t.valid for t in self._batch)
-        valid = [False] * lost + [True] * (size - lost)
-        failures = [t.failure for t in self._batch]
-        check_failures(valid, self.settings.max_failed_fraction, failures)
+        self.settings.check_left_out(trajectory, "RL2")
+        if not trajectory.valid:
+            failures = [t.failure for t in self._batch]
+            rest = (self.keys.tasks or 0) * self.keys.group_size - len(failures)
+            valid = [failure is None for failure in failures] + [True] * rest
+            check_failures(valid, self.settings.max_failed_fraction, failures)
 
 
 _current: list[Rollouts] = []
@@ -175,27 +156,27 @@ def state_dicts(trajectory: Trajectory, number: int) -> list[StateDict]:
     return found
 
 
-def _metrics(trajectory: Trajectory, names: Mapping[str, str], void: float | None) -> Any:
+def _metrics(
+    trajectory: Trajectory, turns: str, returned: str, void: list[float]
+) -> dict[str, list[float]]:
     """RL2's metrics of an episode, lists that it takes the mean of over all episodes.
 
     Args:
         trajectory: The episode.
-        names: What this form of RL2 calls `turns` and `return`.
-        void: Return of a failed episode; None leaves it out.
+        turns: What this form of RL2 calls the number of turns.
+        returned: What it calls the return.
+        void: Returns of a failed episode.
     """
-    metrics: dict[str, list[float]] = defaultdict(list)
-    turns = trajectory.turns if trajectory.valid else []
-    metrics["response_length"] = [float(len(turn.response_ids)) for turn in turns]
-    metrics["length_clip_ratio"] = [float(turn.stop_reason == "length") for turn in turns]
-    metrics[names["turns"]], metrics[names["return"]], metrics["gem/success"] = [], [], []
-    if trajectory.valid:
-        metrics[names["turns"]] = [float(len(turns))]
-        metrics[names["return"]] = [trajectory.total_reward]
-        metrics["gem/success"] = [float(trajectory.success)]
-    elif void is not None:
-        metrics[names["return"]] = [void]
-    metrics["gem/failed"] = [float(not trajectory.valid)]
-    return metrics
+    valid = trajectory.valid
+    played = trajectory.turns if valid else []
+    return {
+        "response_length": [float(len(turn.response_ids)) for turn in played],
+        "length_clip_ratio": [float(turn.stop_reason == "length") for turn in played],
+        turns: [float(len(played))] if valid else [],
+        returned: [trajectory.total_reward] if valid else void,
+        "gem/success": [float(trajectory.success)] if valid else [],
+        "gem/failed": [float(not valid)],
+    }
 
 
 async def release_rollout(self: Any, data: dict[str, Any], train: bool) -> Any:
@@ -208,13 +189,10 @@ async def release_rollout(self: Any, data: dict[str, Any], train: bool) -> Any:
 
     rollouts = current()
     params = self.train_sampling_params if train else self.test_sampling_params
-    trajectory, number = await rollouts.play(
-        Row.read(data), self.tokenizer, self.router_url, params
-    )
+    trajectory, number = await rollouts.play(read(data), self.tokenizer, self.router_url, params)
     tensors = [state_dict_to_tensor_dict(row) for row in state_dicts(trajectory, number)]
-    names = {"turns": "n_turns", "return": "scores"}
     # An evaluation that loses all of its episodes has no mean; RL2 would divide by zero.
-    return tensors, _metrics(trajectory, names, None if train else math.nan)
+    return tensors, _metrics(trajectory, "n_turns", "scores", [] if train else [math.nan])
 
 
 async def generate(config: Any, tokenizer: Any, router_url: str, sample: Any) -> None:
@@ -229,14 +207,11 @@ async def generate(config: Any, tokenizer: Any, router_url: str, sample: Any) ->
     from omegaconf import OmegaConf
 
     params: Any = OmegaConf.to_container(config.sampling_params)
-    trajectory, number = await current().play(
-        Row.read(sample.sample), tokenizer, router_url, params
-    )
+    trajectory, number = await current().play(read(sample.sample), tokenizer, router_url, params)
     sample.status = type(sample.status).DONE
     sample.turn = len(trajectory.turns)
     sample.state_dicts = state_dicts(trajectory, number)
-    names = {"turns": "turns", "return": "rewards"}
     # RL2 prints the reward of the first episode that ends: there must be one.
-    sample.metrics.update(_metrics(trajectory, names, math.nan))
+    sample.metrics.update(_metrics(trajectory, "turns", "rewards", [math.nan]))
     if trajectory.valid and sample.state_dicts:
         sample.state_text = tokenizer.decode(sample.state_dicts[-1]["states"])

@@ -12,6 +12,7 @@ import aiohttp
 
 from gem.errors import RolloutError
 from gem.rollout import Request, Sample
+from gem.training.sampling import EngineSampler
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +27,7 @@ requests of a rollout, it takes the server for broken and asks it nothing for 60
 """
 
 
-class SglangSampler:
+class SglangSampler(EngineSampler):
     """Asks the `/generate` of a server or router for the turns of one episode."""
 
     def __init__(
@@ -47,14 +48,11 @@ class SglangSampler:
             stop_ids: Tokens that end a turn.
             retries: Further attempts after a request failed.
         """
+        super().__init__(stop_ids)
         self._session = session
         self._url = f"{url}/generate"
-        # Base models end a text with another token than the chat template ends a message with.
         # The ids must be whole: SGLang would cut a stop string off.
-        self._params = {
-            **params, "stop_token_ids": sorted(stop_ids), "no_stop_trim": True,
-        }  # fmt: skip
-        self._stop_ids = stop_ids
+        self._params = {**params, "stop_token_ids": self.stop_ids, "no_stop_trim": True}
         self._retries = retries
 
     async def __call__(self, request: Request) -> Sample:
@@ -74,16 +72,15 @@ class SglangSampler:
             meta = answer["meta_info"]
             reason = meta["finish_reason"]["type"]
             tokens = meta["output_token_logprobs"]
-            ids = [int(token) for _, token, _ in tokens]
-            logprobs = [float(logprob) for logprob, _, _ in tokens]
+            ids, logprobs = [t for _, t, _ in tokens], [p for p, _, _ in tokens]
+            sample = self.sample(ids, logprobs, cut=reason == "length")
         except (KeyError, TypeError, ValueError) as error:
             raise RolloutError(
                 f"{self._url} answered with something else than SGLang: {str(answer)[:300]}"
             ) from error
         if reason == "abort":
             raise RolloutError(f"SGLang aborted a request: {meta['finish_reason']}")
-        cut = reason == "length" and not (ids and ids[-1] in self._stop_ids)
-        return Sample(ids, logprobs, "length" if cut else "stop")
+        return sample
 
     async def _post(self, body: dict[str, Any]) -> Any:
         began, delay, failures = time.monotonic(), FIRST_DELAY_S, 0

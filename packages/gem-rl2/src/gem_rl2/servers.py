@@ -8,7 +8,6 @@ answers nothing.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import multiprocessing
 import multiprocessing.util  # registers its exit handler when it is imported
 import os
@@ -17,11 +16,10 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import psutil
 
-from gem_rl2 import watcher
+from gem.training.processes import alive, children_of, end_all, end_group_after_me, name_of
 
 END_S = 5.0
 """How long servers have to end in good order."""
@@ -39,9 +37,7 @@ def end_at_exit() -> None:
 
     Registered after multiprocessing's own exit handler, which joins them, and so called before it.
     """
-    command = [sys.executable, "-I", str(Path(watcher.__file__)), str(os.getpid())]
-    guard = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-    atexit.register(_end, guard)
+    atexit.register(_end, end_group_after_me())
     if threading.current_thread() is threading.main_thread():
         # torchrun ends the other processes with SIGTERM when one has failed.
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
@@ -54,15 +50,8 @@ def _end(guard: subprocess.Popen[bytes] | None = None) -> None:
         # Who ends a whole process group asks twice: itself, and through torchrun.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
-    children = psutil.Process(os.getpid()).children(recursive=True)
-    children = [child for child in children if guard is None or child.pid != guard.pid]
-    for child in children:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            child.terminate()
-    _, left = psutil.wait_procs(children, timeout=END_S)
-    for child in left:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            child.kill()
+    children = children_of(recursive=True)
+    end_all([child for child in children if guard is None or child.pid != guard.pid], END_S)
     for process in multiprocessing.active_children():
         process.join(END_S)
     if guard is not None:
@@ -80,20 +69,19 @@ def watch() -> None:
 
 def _parts() -> dict[psutil.Process, psutil.Process]:
     """The parts of the servers of this process, each with its server."""
-    found = {}
-    for server in psutil.Process(os.getpid()).children():
-        for part in server.children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if part.name().startswith(PART):
-                    found[part] = server
-    return found
+    return {
+        part: server
+        for server in children_of()
+        for part in children_of(server, recursive=True)
+        if name_of(part).startswith(PART)
+    }
 
 
 def _watch(parts: dict[psutil.Process, psutil.Process]) -> None:
     missing_since: float | None = None
     while True:
         time.sleep(POLL_S)
-        gone = [p for p, server in parts.items() if not _runs(p) and _runs(server)]
+        gone = [part for part, server in parts.items() if not alive(part) and alive(server)]
         if not gone:
             missing_since = None
             continue
@@ -111,10 +99,3 @@ def _watch(parts: dict[psutil.Process, psutil.Process]) -> None:
     # The main thread waits for something that no signal ends.
     _end()
     os._exit(1)
-
-
-def _runs(process: psutil.Process) -> bool:
-    try:
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False

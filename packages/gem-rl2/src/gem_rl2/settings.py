@@ -3,52 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-from gem.advantage import ADVANTAGES
 from gem.errors import ConfigurationError
 from gem.rollout import Budget
-from gem.tables import setting
-from gem.training import settings as common
+from gem.tables import flatten, setting
+from gem.training.settings import DatasetSettings, check_estimator, check_group_size
 from gem_rl2.release import Form
 
 SECTION = "gem"
 """Section of RL2's configuration; without it GEM stays out of the way."""
-TASK_ORDERS = ("shuffled", "file")
 
 
 @dataclass(frozen=True)
-class Settings(common.Settings):
+class Settings(DatasetSettings):
     """The section `gem` of RL2's configuration."""
 
-    advantage: str | None = None
-    """Estimator of `gem.advantage`; None leaves RL2's own in place."""
-    prompt_tokens: int = 1024
-    """Most tokens of a fresh prompt."""
-    response_tokens: int | None = None
-    """Most tokens appended to a fresh prompt; by default what `actor.max_length_per_device` leaves.
-    """
-    epochs: int = 1
-    """Passes over a batch, of which RL2 itself has one."""
-    task_order: str = "shuffled"
-    """`file` plays the rows in their order, which RL2 always shuffles."""
-    evaluate_from: int = 1
-    """0 evaluates before the first iteration, too, which RL2 does not."""
-    trainer_seed: int | None = None
-    """Seed of PyTorch in RL2's processes: order of the rows, head of a new critic."""
-    episodes_at_once: int | None = None
-    """Most episodes played at the same time; by default all of a batch."""
+    prompt_tokens: int = setting(
+        "most tokens of a fresh prompt; RL2's rows begin with the second token", 1024, least=2
+    )
+    response_tokens: int | None = setting(
+        "most tokens appended to a fresh prompt; by default what `actor.max_length_per_device` "
+        "leaves",
+        None,
+        least=1,
+    )
+    epochs: int = setting("passes over a batch, of which RL2 itself has one", 1, least=1)
+    evaluate_from: int = setting(
+        "0 evaluates before the first iteration, too, which RL2 does not", 1, least=0, most=1
+    )
+    trainer_seed: int | None = setting(
+        "seed of PyTorch in RL2's processes: order of the rows, head of a new critic", None, least=0
+    )
+    episodes_at_once: int | None = setting(
+        "most episodes played at the same time; by default all of a batch", None, least=1
+    )
     request_timeout_s: float = setting("limit of one request to SGLang in seconds", 600.0, above=0)
-    request_retries: int = 3
-    """Further attempts after a request that failed; then the run stops."""
-    adam_beta1: float | None = None
-    """For the release, whose AdamW has no keys for these three; by default PyTorch's."""
-    adam_beta2: float | None = None
-    adam_eps: float | None = None
-
-    def __post_init__(self) -> None:
-        self.check()
+    request_retries: int = setting(
+        "further attempts after a request that failed; then the run stops", 3, least=0
+    )
+    adam_beta1: float | None = setting("of the release's AdamW; by default PyTorch's", None)
+    adam_beta2: float | None = setting("of the release's AdamW; by default PyTorch's", None)
+    adam_eps: float | None = setting("of the release's AdamW; by default PyTorch's", None)
 
     def check(self, prefix: str = "gem.") -> None:
         """Raise `ConfigurationError` if a value is of the wrong type or range."""
@@ -58,38 +55,20 @@ class Settings(common.Settings):
                 "gem.seed: SGLang takes no seed with a request; set "
                 "+rollout.server_args.random_seed, and gem.trainer_seed for RL2 itself"
             )
-        if self.advantage is not None and self.advantage not in ADVANTAGES:
-            raise ConfigurationError(
-                f"gem.advantage must be one of {', '.join(ADVANTAGES)}, got {self.advantage!r}"
-            )
-        if self.task_order not in TASK_ORDERS:
-            raise ConfigurationError(
-                f"gem.task_order must be one of {', '.join(TASK_ORDERS)}, got {self.task_order!r}"
-            )
-        if self.evaluate_from > 1:
-            raise ConfigurationError(
-                f"gem.evaluate_from must be 0 or 1, got {self.evaluate_from}; the rest is "
-                "trainer.test_freq"
-            )
-        least = {
-            "prompt_tokens": 2,  # RL2's rows begin with the second token
-            "response_tokens": 1,
-            "epochs": 1,
-            "evaluate_from": 0,
-            "trainer_seed": 0,
-            "episodes_at_once": 1,
-            "request_retries": 0,
-        }
-        for name, bound in least.items():
-            value = getattr(self, name)
-            if value is not None and value < bound:
-                raise ConfigurationError(f"gem.{name} must be at least {bound}, got {value}")
 
     @property
     def adam(self) -> dict[str, float]:
-        """The given ones of AdamW's parameters, under the names of the settings."""
+        """The given ones of AdamW's parameters, for which the release has no keys."""
         names = ("adam_beta1", "adam_beta2", "adam_eps")
         return {n: getattr(self, n) for n in names if getattr(self, n) is not None}
+
+
+def _key(release: str | None, head: str | None = None) -> Any:
+    """Declare a field of `Keys` by its name in the release, and in a checkout if that differs.
+
+    The field is None where there is no such key.
+    """
+    return field(default=None, metadata={"release": release, "head": head or release})
 
 
 @dataclass(frozen=True)
@@ -97,26 +76,36 @@ class Keys:
     """What this package reads of RL2's own configuration, which two forms name differently."""
 
     form: Form
-    tasks: int | None
-    """Different tasks in a batch; None: the whole file (head)."""
-    group_size: int
-    dynamic_filtering: bool
-    filtering_key: str
-    partial_rollout: bool
-    turn_tokens: int | None
     longest: int
     """Most tokens of a row that RL2 trains on."""
-    estimator: str
-    gamma: float
-    lam: float
-    normalised: str | None
-    """The key that asks for RL2's own normalisation, if one does."""
-    kl_coef: float
-    kl_type: str | None
-    kl_estimator: str
-    minibatches: int
-    test_path: str | None
-    eval_only: bool
+    tasks: int | None = _key("train_data.prompts_per_rollout", "rollout.train.prompts_per_rollout")
+    """Different tasks in a batch; None: the whole file (head)."""
+    group_size: int = _key("train_data.responses_per_prompt", "rollout.train.responses_per_prompt")
+    turn_tokens: int | None = _key(
+        "rollout.train_sampling_params.max_new_tokens",
+        "rollout.train.sampling_params.max_new_tokens",
+    )
+    dynamic_filtering: bool = _key("rollout.dynamic_filtering", "rollout.train.dynamic_filtering")
+    partial_rollout: bool | None = _key(None, "rollout.train.partial_rollout")
+    train_path: str | None = _key("train_data.path", "rollout.train.path")
+    test_path: str | None = _key("test_data.path", "rollout.test.path")
+    test_freq: int | None = _key("trainer.test_freq")
+    eval_only: bool | None = _key(None, "trainer.eval_only")
+    checkpoint: str | None = _key("trainer.load_ckpt_from")
+    estimator: str = _key("adv.estimator")
+    gamma: float = _key("adv.gamma")
+    lam: float = _key("adv.lamda")
+    norm_var: bool = _key("adv.norm_var")
+    global_norm: bool = _key("adv.global_norm")
+    minibatches: int = _key("actor.update_per_rollout")
+    kl_coef: float = _key("actor.kl.coef")
+    kl_type: str | None = _key("actor.kl.type")
+    kl_estimator: str = _key("actor.kl.reward_estimator")
+
+    @classmethod
+    def names(cls, form: Form) -> dict[str, str]:
+        """Return RL2's name of each field that this form has a key for."""
+        return {f.name: f.metadata[form] for f in fields(cls) if f.metadata.get(form)}
 
     @classmethod
     def read(cls, config: Mapping[str, Any], form: Form) -> Keys:
@@ -129,47 +118,16 @@ class Keys:
         Raises:
             ConfigurationError: A key is missing that RL2 itself would miss later.
         """
-        head = form == "head"
-        rollout, actor, adv = config["rollout"], config["actor"], config["adv"]
-        data = rollout["train"] if head else config["train_data"]
-        sampling = data["sampling_params"] if head else rollout["train_sampling_params"]
-        parts = [actor, config["critic"]] if adv["estimator"] == "gae" else [actor]
-        for name, part in zip(("actor", "critic"), parts, strict=False):
-            if not part["max_length_per_device"]:
-                raise ConfigurationError(f"{name}.max_length_per_device is not set")
-        split = "cp_size" if head else "sp_size"
-        return cls(
-            form=form,
-            tasks=data["prompts_per_rollout"],
-            group_size=data["responses_per_prompt"],
-            dynamic_filtering=(data if head else rollout)["dynamic_filtering"],
-            filtering_key=("rollout.train" if head else "rollout") + ".dynamic_filtering",
-            partial_rollout=head and data["partial_rollout"],
-            turn_tokens=sampling["max_new_tokens"],
-            longest=min(
-                min(p["max_length_per_device"], p["max_inference_length_per_device"])
-                * p[split]
-                * p["tp_size"]
-                for p in parts
-            ),
-            estimator=adv["estimator"],
-            gamma=float(adv["gamma"]),
-            lam=float(adv["lamda"]),
-            normalised=next(
-                (f"adv.{name}" for name in ("norm_var", "global_norm") if adv[name]), None
-            ),
-            kl_coef=float(actor["kl"]["coef"]),
-            kl_type=actor["kl"]["type"],
-            kl_estimator=actor["kl"]["reward_estimator"],
-            minibatches=actor["update_per_rollout"],
-            test_path=rollout["test"]["path"] if head else config["test_data"]["path"],
-            eval_only=bool(config["trainer"].get("eval_only", False)),
-        )
-
-    @property
-    def episodes(self) -> int | None:
-        """Episodes of a batch, if the configuration says it."""
-        return None if self.tasks is None else self.tasks * self.group_size
+        values = flatten(config)
+        split = "cp_size" if form == "head" else "sp_size"
+        lengths = []
+        for part in ("actor", "critic") if values["adv.estimator"] == "gae" else ("actor",):
+            trained = values[f"{part}.max_length_per_device"]
+            if not trained:
+                raise ConfigurationError(f"{part}.max_length_per_device is not set")
+            length = min(trained, values[f"{part}.max_inference_length_per_device"])
+            lengths.append(length * values[f"{part}.{split}"] * values[f"{part}.tp_size"])
+        return cls(form, min(lengths), **{n: values[key] for n, key in cls.names(form).items()})
 
 
 def budget(settings: Settings, keys: Keys) -> Budget:
@@ -185,8 +143,7 @@ def budget(settings: Settings, keys: Keys) -> Budget:
             f"gem.response_tokens={settings.response_tokens} do not fit into a row: "
             f"actor.max_length_per_device allows {keys.longest} tokens"
         )
-    turn = min(settings.turn_tokens or response, keys.turn_tokens or response, response)
-    return Budget(turn, response, settings.prompt_tokens, settings.turns)
+    return settings.limits(settings.prompt_tokens, response, keys.turn_tokens)
 
 
 def check(settings: Settings, keys: Keys) -> None:
@@ -196,11 +153,13 @@ def check(settings: Settings, keys: Keys) -> None:
         ConfigurationError: The message names the key, why, and what to choose instead.
     """
     budget(settings, keys)
+    names = Keys.names(keys.form)
     if keys.dynamic_filtering and keys.group_size > 1:
+        filtering = names["dynamic_filtering"]
         raise ConfigurationError(
-            f"{keys.filtering_key}=true drops the groups whose rewards are all the same, failed "
-            f"episodes counted as 0, and shrinks the batch; set {keys.filtering_key}=false (their "
-            "advantage is 0 anyway)"
+            f"{filtering}=true drops the groups whose rewards are all the same, failed episodes "
+            f"counted as 0, and shrinks the batch; set {filtering}=false (their advantage is 0 "
+            "anyway)"
         )
     if keys.partial_rollout:
         raise ConfigurationError(
@@ -223,27 +182,17 @@ def check(settings: Settings, keys: Keys) -> None:
             f"all passes and must be a multiple of it, got {keys.minibatches}"
         )
     if settings.advantage is not None:
-        _check_advantage(settings.advantage, keys)
+        _check_advantage(settings.advantage, keys, names["group_size"])
 
 
-def _check_advantage(name: str, keys: Keys) -> None:
-    needed = "gae" if name == "gae" else "reinforce"
-    if keys.estimator != needed:
-        reason = "creates the critic" if needed == "gae" else "creates no critic"
-        raise ConfigurationError(
-            f"gem.advantage={name} needs adv.estimator={needed}, which {reason} (the computation "
-            f"is GEM's); got {keys.estimator}"
-        )
-    if name in ("grpo", "rloo") and keys.group_size < 2:
-        key = "rollout.train" if keys.form == "head" else "train_data"
-        raise ConfigurationError(
-            f"gem.advantage={name} compares the episodes of a task: {key}.responses_per_prompt "
-            "must be at least 2"
-        )
-    if keys.normalised:
-        raise ConfigurationError(
-            f"{keys.normalised}=true means nothing to gem.advantage={name}; set it to false"
-        )
+def _check_advantage(name: str, keys: Keys, group_size: str) -> None:
+    check_estimator(name, "adv.estimator", keys.estimator)
+    check_group_size(name, group_size, keys.group_size)
+    for key, asked in (("norm_var", keys.norm_var), ("global_norm", keys.global_norm)):
+        if asked:
+            raise ConfigurationError(
+                f"adv.{key}=true means nothing to gem.advantage={name}; set it to false"
+            )
     if keys.kl_coef and keys.kl_type not in ("reward", "loss"):
         raise ConfigurationError(
             f"actor.kl.coef={keys.kl_coef} with actor.kl.type={keys.kl_type}: GEM's advantages go "

@@ -83,9 +83,9 @@ def parity(spec: RunSpec, how: Mapping[str, Names], departures: Iterable[Knob] =
     knobs = []
     for name in flatten(spec.to_mapping()):
         ways = how.get(name) or how[name.split(".")[0]]
-        way = ways if isinstance(ways, str) else ", ".join(ways)
         # Hydra's plus sign adds a key and is no part of its name.
-        matched = Knob(name, "matched", way.removeprefix("+"))
+        each = (way.removeprefix("+") for way in ((ways,) if isinstance(ways, str) else ways))
+        matched = Knob(name, "matched", ", ".join(each))
         knobs.append(left.pop(name) if name in left else matched)
     return [*knobs, *left.values()]
 
