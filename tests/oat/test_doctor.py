@@ -61,8 +61,8 @@ BROKEN: dict[str, tuple[Broken, str]] = {
         "entry point is missing",
     ),
     "no launchpad": (
-        lambda patch: patch.setattr("importlib.util.find_spec", lambda name: None),
-        "Launchpad is not installed; install it with: pip install dm-launchpad",
+        _import("launchpad", ModuleNotFoundError("No module named 'launchpad'")),
+        "Launchpad cannot be imported: .*; install it with: pip install dm-launchpad",
     ),
     "python of another version": (
         _import("launchpad", ModuleNotFoundError("No module named 'courier'")),

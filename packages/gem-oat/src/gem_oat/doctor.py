@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 import sysconfig
 from functools import partial
@@ -15,6 +14,7 @@ from gem_oat.seams import SEAMS
 LAUNCHPAD = "pip install dm-launchpad==0.5.2"
 
 LAUNCHPAD_HINTS = {
+    "No module named 'launchpad'": f"install it with: {LAUNCHPAD}",
     "libpython": (
         "Launchpad's RPC does not find the library of Python; run: export "
         f"LD_LIBRARY_PATH={sysconfig.get_config_var('LIBDIR')}:$LD_LIBRARY_PATH (Python must have "
@@ -36,8 +36,6 @@ LAUNCHPAD_HINTS = {
 
 def check_launchpad() -> str:
     """Launchpad can be imported, which needs its compiled RPC and the library of Python."""
-    if importlib.util.find_spec("launchpad") is None:
-        raise ProblemError(f"Launchpad is not installed; install it with: {LAUNCHPAD}")
     importable("launchpad", what="Launchpad", hints=LAUNCHPAD_HINTS)
     return "Launchpad can be imported"
 

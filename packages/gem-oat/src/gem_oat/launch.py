@@ -8,21 +8,8 @@ from itertools import starmap
 from pathlib import Path
 from typing import Any
 
-from gem.training import platforms
-from gem.training.launch import (
-    ALL_WEIGHTS,
-    Knob,
-    Launch,
-    Names,
-    all_weights,
-    copied,
-    evaluation_departures,
-    loss_departures,
-    parity,
-    refuse,
-    sampling_departure,
-    whole_minibatches,
-)
+from gem.training import launch, platforms
+from gem.training.launch import Knob, Launch, Names
 from gem.training.platforms import Platform
 from gem.training.runspec import RunSpec
 from gem_oat import SUPPORTED_OAT, check_oat
@@ -50,7 +37,7 @@ class OatAdapter:
         _check(spec)
         platform = platforms.cpu("oat", spec, run_dir) if cpu else _one_gpu(spec)
         flags = {
-            **copied(spec, _NAMES),
+            **launch.copied(spec, _NAMES),
             **_computed(spec),
             "eval_steps": spec.eval_every or -1,
             "gem_record_dir": str(run_dir),
@@ -58,7 +45,7 @@ class OatAdapter:
             **platform.settings,
         }
         argv = ["python", "-m", "gem_oat", *starmap(_argument, flags.items())]
-        knobs = parity(spec, {**ALL_WEIGHTS, **_NAMES, **_HOW}, _departures(spec))
+        knobs = launch.parity(spec, {**launch.ALL_WEIGHTS, **_NAMES, **_HOW}, _departures(spec))
         return Launch.of(spec, argv, platform, parity=knobs)
 
 
@@ -70,10 +57,10 @@ def _check(spec: RunSpec) -> None:
     algorithm, optimizer = spec.algorithm, spec.optimizer
     no_bonus = "oat's loss has no entropy bonus; set it to 0"
     no_flag = f"oat's optimiser has no flag for it; set it to {EPS:g}"
-    refuse(
+    launch.refuse(
         spec,
-        whole_minibatches(spec),
-        all_weights(spec),
+        launch.whole_minibatches(spec),
+        launch.all_weights(spec),
         ("algorithm.entropy_coef", algorithm.entropy_coef != 0, no_bonus),
         ("optimizer.eps", optimizer.eps != EPS, no_flag),
     )
@@ -118,8 +105,6 @@ _HOW = {
     "eval": "gem_eval, eval_steps",
     "policy.response_tokens": "max_model_len less prompt_max_length",
     "algorithm.advantage": "gem_advantage; critic_type decides whether there is a critic",
-    "algorithm.gamma": "gamma, per turn",
-    "algorithm.lam": "lam, per turn",
     "algorithm.minibatches": "train_batch_size",
     "algorithm.entropy_coef": "no bonus",
     "optimizer.type": "oat's own, lr_scheduler=constant",
@@ -166,6 +151,6 @@ def _argument(name: str, value: Any) -> str:
 
 def _departures(spec: RunSpec) -> Iterator[Knob]:
     bf16 = "bf16 weights and gradients, fp32 in the optimiser"
-    yield from sampling_departure(spec, _HOW["seed"])
-    yield from loss_departures(spec, bf16=bf16, undecayed="biases and norms")
-    yield from evaluation_departures(spec)
+    yield from launch.sampling_departure(spec, _HOW["seed"])
+    yield from launch.loss_departures(spec, bf16=bf16, undecayed="biases and norms")
+    yield from launch.evaluation_departures(spec)

@@ -16,7 +16,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
 
 import psutil
 
@@ -41,19 +40,23 @@ def reported(node: str) -> Iterator[None]:
         # First: whoever finds the word may end this process at once.
         with contextlib.suppress(OSError):
             traceback.print_exc()
-        folder = os.environ.get(STATUS)
-        if folder is not None:
-            path = Path(folder, f"{time.time_ns():020d}-{os.getpid()}.partial")
-            path.write_text(f"{node}: {type(error).__name__}: {error}", encoding="utf-8")
-            path.replace(path.with_suffix(_FAILED))
+        name = f"{time.time_ns():020d}-{os.getpid()}{_FAILED}"
+        _leave(name, f"{node}: {type(error).__name__}: {error}")
         raise
 
 
 def done() -> None:
     """Leave word that the training is complete."""
+    _leave(_DONE, "")
+
+
+def _leave(name: str, word: str) -> None:
+    """Leave a word where `supervise`, if it has started this process, finds it as a whole."""
     folder = os.environ.get(STATUS)
     if folder is not None:
-        Path(folder, _DONE).touch()
+        path = Path(folder, f"{name}.partial")
+        path.write_text(word, encoding="utf-8")
+        path.replace(path.with_suffix(""))
 
 
 def supervise(start: Callable[[], object]) -> int:
@@ -72,13 +75,9 @@ def supervise(start: Callable[[], object]) -> int:
         try:
             start()
             received: list[int] = []
-
-            def note(number: int, frame: FrameType | None) -> None:
-                received.append(number)
-
             # Launchpad's own handlers, which end this process with SIGKILL after ten seconds.
             for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, note)
+                signal.signal(number, lambda number, frame: received.append(number))
             nodes = [_Node(process) for process in children_of()]
             status, cause = _watch(Path(folder), received, nodes)
         finally:

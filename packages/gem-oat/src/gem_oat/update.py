@@ -19,6 +19,9 @@ from gem.trajectory import TrainingRow
 from gem_oat.advantage import Row
 from gem_oat.loss import kl_penalty, policy_loss, sampler_correction, value_loss
 
+ChunkLoss = Callable[[list[Row]], Tensor]
+"""The part of a loss that is about some rows."""
+
 
 class Updater:
     """Makes optimiser steps with the models of oat's learner, as its arguments say."""
@@ -79,8 +82,7 @@ class Updater:
                 sums[index] += float((each * mask).sum())
             return (per_token * mask).sum() / denominator
 
-        engine = learner.model.model
-        norm = self._step(loss, rows, engine, learner.model, learner.optimizer, learner.scheduler)
+        norm = self._step(loss, rows, learner.model.model, learner.optimizer, learner.scheduler)
         totals = self._reduce(sums.tolist(), "sum")
         [difference] = self._reduce([max(differences)], "max")
         metrics = {
@@ -110,9 +112,8 @@ class Updater:
             losses.append(float(part.detach()))
             return part
 
-        critic = learner.critic
         optimizer, scheduler = learner.critic_optimizer, learner.critic_scheduler
-        norm = self._step(loss, rows, critic, critic, optimizer, scheduler)
+        norm = self._step(loss, rows, learner.critic, optimizer, scheduler)
         [value] = self._reduce([sum(losses)], "sum")
         return {"value_loss": value, "value_grad_norm": norm}
 
@@ -131,13 +132,7 @@ class Updater:
             yield [empty_row()]
 
     def _step(
-        self,
-        loss: Callable[[list[Row]], Tensor],
-        rows: Sequence[Row],
-        engine: Any,
-        model: Any,
-        optimizer: Any,
-        scheduler: Any,
+        self, loss: ChunkLoss, rows: Sequence[Row], engine: Any, optimizer: Any, scheduler: Any
     ) -> float:
         """Make an optimiser step on the sum of the loss over chunks of rows.
 
@@ -151,8 +146,8 @@ class Updater:
             engine.set_gradient_accumulation_boundary(number == len(work))
             # DeepSpeed takes the mean over ranks and over a fixed number of passes; this is a sum.
             factor = strategy.world_size * engine.gradient_accumulation_steps()
-            strategy.backward(part * factor, model, optimizer)
-            strategy.optimizer_step(optimizer, model, scheduler)
+            strategy.backward(part * factor, engine, optimizer)
+            strategy.optimizer_step(optimizer, engine, scheduler)
         norm = engine.get_global_grad_norm()
         return math.nan if norm is None else float(norm)
 
