@@ -27,9 +27,10 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 
 
 def wait_for(path: Path) -> None:
+    """Wait until a file is there and has something in it: it appears before it is written."""
     deadline = time.monotonic() + 60
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path} did not appear"
+    while not (path.exists() and path.read_text()):
+        assert time.monotonic() < deadline, f"nothing was written to {path}"
         time.sleep(0.02)
 
 

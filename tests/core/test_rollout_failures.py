@@ -221,13 +221,13 @@ def test_a_hanging_grader_is_blamed_on_the_grader(small_tokenizer: Any, driver: 
 
     try:
         trajectory = drive(
-            driver, small_tokenizer, lambda task: Slow(), retries=0, step_timeout_s=0.2
+            driver, small_tokenizer, lambda task: Slow(), retries=0, step_timeout_s=1.0
         )
     finally:
         release.set()
     assert trajectory.failure is not None
     assert trajectory.failure.cause == "grader"
-    assert "0.2 s while it waited for its grader" in trajectory.failure.message
+    assert "1 s while it waited for its grader" in trajectory.failure.message
 
 
 @pytest.mark.parametrize("driver", ["batch", "async"])
@@ -284,7 +284,7 @@ def test_the_rest_of_a_batch_goes_on_without_an_environment_that_hangs(
             budget=BUDGET,
             make_env=lambda task: Sometimes(task.seed),
             retries=0,
-            step_timeout_s=0.2,
+            step_timeout_s=1.0,
         )
         assert [t.rewards for t in batch if t.valid] == [[1.0, 2.0, 3.0]] * 3
         assert [t.valid for t in batch] == [True, False, True, True]

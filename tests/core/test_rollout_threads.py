@@ -176,12 +176,12 @@ def test_a_thread_is_left_behind_after_its_time_limit(gate: threading.Event) -> 
 
 
 def test_the_limit_of_a_call_begins_when_the_call_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One thread: the last of 20 calls waits for 1 s, twice its limit, and then takes 0.05 s."""
+    """One thread: the last of 20 calls waits for 2 s, twice its limit, and then takes 0.1 s."""
     allow_threads(monkeypatch, 1)
 
     async def go() -> None:
         threads = EnvThreads()
-        calls = [threads.run(time.sleep, 0.05, timeout_s=0.5) for _ in range(20)]
+        calls = [threads.run(time.sleep, 0.1, timeout_s=1.0) for _ in range(20)]
         assert await asyncio.gather(*calls) == [None] * 20
 
     asyncio.run(go())
@@ -206,7 +206,7 @@ def test_a_series_of_calls_leaves_behind_the_one_that_hangs(gate: threading.Even
         raise LookupError("not there")
 
     calls: list[Callable[[], object]] = [int, gate.wait, fail, lambda: "last"]
-    first, hanging, failed, last = one_by_one(calls, 0.2)
+    first, hanging, failed, last = one_by_one(calls, 1.0)
     assert (first, last) == (0, "last")
     assert isinstance(hanging, CallTimeoutError)
     assert isinstance(failed, LookupError)

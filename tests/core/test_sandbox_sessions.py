@@ -212,8 +212,8 @@ def test_nothing_runs_between_programs(warm: Session) -> None:
     first = int(warm.run("print(os.path.getsize('ticks'))").stdout)
     time.sleep(2)
     second = int(warm.run("print(os.path.getsize('ticks'))").stdout)
-    # Two seconds would have added thousands.
-    assert second - first < 500
+    # Two seconds would have added thousands; the programs that look take a moment, too.
+    assert second - first < 1500
 
 
 def test_a_process_that_a_program_forks_is_not_the_session(warm: Session) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+from collections.abc import Iterator
 from importlib.metadata import EntryPoint, EntryPoints
 from typing import ClassVar
 
@@ -136,13 +137,15 @@ class Far(Executor):
 
 
 @pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Packages that provide executors: a right one, wrong ones, and one with a built-in name."""
     values = {"far": "Far", "wrong": "Result", "gone": "Nothing", "bwrap": "Far"}
     points = EntryPoints(
         EntryPoint(name, f"{__name__}:{value}", "gem.executors") for name, value in values.items()
     )
     monkeypatch.setattr("gem.plugins.entry_points", points.select)
+    sandbox._installed.cache_clear()
+    yield
     sandbox._installed.cache_clear()
 
 

@@ -377,17 +377,17 @@ def test_every_kind_of_answer_is_shown_as_text(opened: Any, answer: str, words: 
 
 
 @pytest.mark.parametrize(
-    ("program", "words"),
+    ("program", "limit_s", "words"),
     [
-        ("print('hello', flush=True); raise SystemExit('bad port')", "it wrote: bad port"),
-        ("import time; time.sleep(60)", "no answer within 0.5 s"),
+        ("print('hello', flush=True); raise SystemExit('bad port')", 60.0, "it wrote: bad port"),
+        ("import time; time.sleep(60)", 0.5, "no answer within 0.5 s"),
     ],
 )
 def test_a_server_that_does_not_come_up_is_an_infrastructure_failure(
-    program: str, words: str
+    program: str, limit_s: float, words: str
 ) -> None:
     server = {"x": {"command": sys.executable, "args": ["-c", program]}}
-    tool = MCPTool(server, retries=0, connect_timeout_s=0.5)
+    tool = MCPTool(server, retries=0, connect_timeout_s=limit_s)
     with pytest.raises(UnreachableError, match=words):
         tool.reset()
 

@@ -23,11 +23,12 @@ def below(pid: int) -> list[int]:
 
 def settles(condition: Callable[[], bool]) -> bool:
     """Whether it becomes true, and soon enough for a busy machine."""
-    for _ in range(400):
-        if condition():
-            return True
+    deadline = time.monotonic() + 60
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
         time.sleep(0.025)
-    return False
+    return True
 
 
 def settled(pid: int) -> int:
