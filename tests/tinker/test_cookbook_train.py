@@ -146,7 +146,7 @@ def test_too_many_failed_episodes_stop_the_run(service: Any, tmp_path: Path, lim
 
 
 def test_episodes_that_the_cookbook_loses_are_failed_ones() -> None:
-    strategy = cookbook_train.LeaveSomeOut(episodes=8, limit=0.25)
+    strategy = cookbook.LeaveOut(episodes=8, limit=0.25)
     assert strategy.end_batch(8) == []
     assert [failure.cause for failure in strategy.end_batch(6)] == ["engine", "engine"]
     with pytest.raises(RolloutError, match="the cookbook lost the episode"):

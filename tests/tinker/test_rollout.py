@@ -46,7 +46,6 @@ def played(
             ChatFormat(service.tokenizer),
             config(*arguments),
             TaskSet("test:Scripted-v0", n),
-            range(n),
             sampling or Sampling(seed=(1, 2), version=5),
         )
 
@@ -97,6 +96,29 @@ def test_seeds_differ_between_turns_and_episodes_and_come_back(service: Any) -> 
     assert not set(seeds) & {params.seed for _, params, _ in service.samples}
 
 
+def test_the_episodes_of_a_task_are_a_group_and_are_sampled_differently(service: Any) -> None:
+    service.texts = ("end",)
+
+    async def play() -> list[Trajectory]:
+        tasks, chat = TaskSet("test:Scripted-v0", 2), ChatFormat(service.tokenizer)
+        client, sampling = await sampler(service), Sampling(seed=(1,))
+        return await rollout.play_batch(client, chat, config(), tasks, sampling, group_size=3)
+
+    episodes = asyncio.run(play())
+    assert [(e.task.seed, e.group) for e in episodes] == [
+        *([(0, 0)] * 3),
+        *([(1, 1)] * 3),
+    ]
+    assert len({params.seed for _, params, _ in service.samples}) == 6
+
+
+def test_one_candidate_is_greedy_decoding(service: Any) -> None:
+    service.texts = ("end",)
+    played(service, sampling=Sampling(top_k=1))
+    _, params, _ = service.samples[0]
+    assert (params.temperature, params.top_k) == (0.0, -1)
+
+
 def test_a_request_that_fails_is_repeated_with_the_same_seed(service: Any) -> None:
     service.texts = ("end",)
     service.sample_errors = [tinker.TinkerError("busy"), tinker.TinkerError("busy")]
@@ -128,8 +150,9 @@ def test_a_server_that_does_not_answer_is_not_waited_for_for_ever(service: Any) 
             return asyncio.sleep(60)
 
     async def ask() -> None:
-        sampling = Sampling(timeout_s=0.01, retries=1)
-        sample = rollout.EpisodeSampler(Deaf(), sampling, frozenset([2]))
+        impatient = config("request_timeout_s=0.01", "sample_retries=1")
+        chat = ChatFormat(service.tokenizer)
+        sample = rollout.EpisodeSampler(Deaf(), Sampling(), chat, impatient)
         await sample(rollout.Request(0, [1], [1], True, 4))
 
     with pytest.raises(RolloutError, match="failed 2 times.*TimeoutError"):
@@ -192,7 +215,6 @@ def test_a_slow_environment_holds_up_neither_the_sampler_nor_the_others(
             ChatFormat(service.tokenizer),
             replace(config(), turns=2),
             TaskSet("test:Waits-v0", 4),
-            range(4),
             Sampling(),
         )
 

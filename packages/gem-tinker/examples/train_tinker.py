@@ -67,10 +67,10 @@ async def main(config: Config) -> None:
             sampler = await client.save_weights_and_get_sampling_client(record_stability_info=False)
             first = iteration * config.tasks
             batch = tasks[first : first + config.tasks]
-            copies = [task for task in batch for _ in range(config.group_size)]
-            groups = [i // config.group_size for i in range(len(copies))]
             sampling = Sampling(seed=(config.seed or 0, iteration))
-            episodes = await play_batch(sampler, chat, config, copies, groups, sampling)
+            episodes = await play_batch(
+                sampler, chat, config, batch, sampling, group_size=config.group_size
+            )
 
             # One advantage a turn, from all turns of the batch; rows are what the model has seen.
             rows, _ = batch_rows(episodes, config.advantage, config.gamma)

@@ -47,6 +47,7 @@ from gem.rollout import Budget, ChatFormat, Sample
 from gem.rollout.environment import STEP_TIMEOUT_S, EnvFailedError, ThreadedEnv
 from gem.rollout.play import Episode
 from gem.tasks import Task, TaskSet
+from gem.training.settings import MAX_FAILED_FRACTION, check_failures
 from gem.trajectory import Failure
 from gem.trajectory import Trajectory as GemTrajectory
 
@@ -145,8 +146,12 @@ class LeaveOut(RolloutStrategy):  # type: ignore[misc]
     """
 
     retries: int = 1
+    episodes: int | None = None
+    """Of a batch, if too many failed ones are to stop the run; see `end_batch`."""
+    limit: float = MAX_FAILED_FRACTION
+    """Largest share of failed episodes in a batch."""
     failures: list[Failure] = field(default_factory=list, compare=False)
-    """Of the episodes that were left out so far."""
+    """Of the episodes that were left out so far, in this batch."""
 
     async def execute(
         self, env_group_builder: EnvGroupBuilder, policy: TokenCompleter
@@ -179,9 +184,29 @@ class LeaveOut(RolloutStrategy):  # type: ignore[misc]
         return self.leave_out(failed.failure(self.retries + 1))
 
     def leave_out(self, failure: Failure) -> RolloutError:
-        """Count a failed episode; return what the cookbook's metrics count."""
+        """Count a failed episode; return what the cookbook's metrics count.
+
+        Raises:
+            gem.errors.RolloutError: It is one too many.
+        """
         self.failures.append(failure)
+        if self.episodes is not None:
+            failed = len(self.failures)
+            valid = [False] * failed + [True] * (self.episodes - failed)
+            check_failures(valid, self.limit, self.failures)
         return RolloutError(error_type=EnvFailedError.__name__, error_message=str(failure))
+
+    def end_batch(self, played: int) -> list[Failure]:
+        """Return the failures of a batch with so many valid episodes; count anew.
+
+        Raises:
+            gem.errors.RolloutError: Too many episodes are missing.
+        """
+        for _ in range((self.episodes or 0) - played - len(self.failures)):
+            self.leave_out(Failure("engine", "the cookbook lost the episode", 1))
+        failures = list(self.failures)
+        self.failures.clear()
+        return failures
 
 
 def _played(trajectory: Trajectory, episode: GemTrajectory) -> Played:

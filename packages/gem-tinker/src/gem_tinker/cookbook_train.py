@@ -17,32 +17,24 @@ import functools
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gem_tinker import check_cookbook
+# First: without the cookbook its message says how to install it.
+from gem_tinker.cookbook import GemDatasetBuilder, LeaveOut  # isort: split
 
-try:
-    import chz
-except ImportError:
-    # It comes with the cookbook: the message says how to install that.
-    check_cookbook()
-    raise
-
+import chz
 import tinker
 from tinker_cookbook.rl import train as cookbook
-from tinker_cookbook.rl.types import EnvGroupBuilder, RolloutError, TrajectoryGroup
+from tinker_cookbook.rl.types import EnvGroupBuilder, TrajectoryGroup
 from tinker_cookbook.utils.misc_utils import split_list
 
 from gem.errors import ConfigurationError, GemError
 from gem.training.recording import RunRecording
 from gem.training.seams import called, check_seams
-from gem.training.settings import MAX_FAILED_FRACTION, check_failures
-from gem.trajectory import Failure
-from gem_tinker import COOKBOOK, __version__, check_tinker
+from gem.training.settings import MAX_FAILED_FRACTION
+from gem_tinker import COOKBOOK, __version__, check_cookbook, check_tinker
 from gem_tinker.advantage import Objective, batch_rows, to_datums, trained_rows
-from gem_tinker.cookbook import GemDatasetBuilder, LeaveOut
 from gem_tinker.probe import probe
 from gem_tinker.settings import Config as Direct
 
@@ -117,35 +109,6 @@ def check(config: Config) -> Direct:
     return Direct.from_mapping(table, prefix="")
 
 
-@dataclass(frozen=True)
-class LeaveSomeOut(LeaveOut):
-    """Leaves the failed episodes of a batch out; stops the run if there are too many of them."""
-
-    episodes: int = 1
-    """Of a batch."""
-    limit: float = MAX_FAILED_FRACTION
-    """Largest share of failed ones."""
-
-    def leave_out(self, failure: Failure) -> RolloutError:
-        """Count a failed episode.
-
-        Raises:
-            gem.errors.RolloutError: It is one too many.
-        """
-        error = super().leave_out(failure)
-        valid = [True] * (self.episodes - len(self.failures)) + [False] * len(self.failures)
-        check_failures(valid, self.limit, self.failures)
-        return error
-
-    def end_batch(self, played: int) -> list[Failure]:
-        """Return the failures of a batch with so many valid episodes; count anew."""
-        for _ in range(self.episodes - played - len(self.failures)):
-            self.leave_out(Failure("engine", "the cookbook lost the episode", 1))
-        failures = list(self.failures)
-        self.failures.clear()
-        return failures
-
-
 class Batches:
     """Makes the datums of a run's batches and records them, in the cookbook's loop."""
 
@@ -153,11 +116,8 @@ class Batches:
         builder = config.dataset_builder
         self.config = config
         self.objective = objective
-        self.strategy = LeaveSomeOut(
-            config.retries,
-            episodes=builder.groups_per_batch * builder.group_size,
-            limit=config.max_failed_fraction,
-        )
+        episodes = builder.groups_per_batch * builder.group_size
+        self.strategy = LeaveOut(config.retries, episodes, config.max_failed_fraction)
         about = {"trainer": "tinker", "versions": {"gem-tinker": __version__}}
         self.recording = RunRecording(Path(config.log_path) / "gem", about)
         self._prepare = cookbook.prepare_minibatch

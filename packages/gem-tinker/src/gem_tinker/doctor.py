@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sys
 from functools import partial
-from typing import Any
 
 from gem.errors import MissingExtraError
 from gem.training.doctor import Check, ProblemError, doctor, entry_point, importable
@@ -71,18 +70,16 @@ def check_answers() -> str:
     import tinker
     from tinker.lib.base_url import resolve_base_url
 
-    async def ask() -> Any:
-        question = tinker.RestClient().get_server_capabilities()
-        return await asyncio.wait_for(question, ANSWER_TIMEOUT_S)
+    from gem_tinker.probe import models
 
     try:
-        models = [str(model.model_name) for model in asyncio.run(ask()).supported_models]
+        names = list(asyncio.run(models(None, ANSWER_TIMEOUT_S)))
     except (tinker.TinkerError, asyncio.TimeoutError) as error:
         raise ProblemError(
             f"the Tinker server at {resolve_base_url()} does not answer: "
             f"{type(error).__name__}: {error}"
         ) from error
-    return f"models: {', '.join(models[:5])}{' ...' if len(models) > 5 else ''}"
+    return f"models: {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}"
 
 
 CHECKS: tuple[Check, ...] = (

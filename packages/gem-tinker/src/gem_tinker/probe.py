@@ -46,7 +46,8 @@ async def probe(config: Config) -> str:
             await _check_model(config)
             # The hosted service takes no `weights` with these losses and its sum needs no proof.
             variants = [False] if hosted else [True, False]
-            rows = 1 if hosted else _rows(config)
+            # As many as an update will have: servers that compile do so for every shape.
+            rows = 1 if hosted else config.tasks * config.group_size // config.minibatches
             norms = await _gradient_norms(service, config, rows, variants)
         except (tinker.APIConnectionError, asyncio.TimeoutError) as error:
             raise UnreachableError(
@@ -100,43 +101,44 @@ def judge(norms: list[float], stated: str) -> str:
             )
         return stated
     ratio = norms[0] / norms[1] if norms[1] > 0 else math.nan
-    mean = (_PROMPT + _SAMPLED - 1) / _SAMPLED
-    found = None
-    if math.isclose(ratio, 1, rel_tol=_RATIO_TOLERANCE):
-        found = "skyrl_train"
-    elif math.isclose(ratio, mean, rel_tol=_RATIO_TOLERANCE):
-        found = "skyrl_jax"
-    sums = ("hosted", "skyrl_train")
+    ways = {"skyrl_train": 1.0, "skyrl_jax": (_PROMPT + _SAMPLED - 1) / _SAMPLED}
+    found = next((w for w in ways if math.isclose(ratio, ways[w], rel_tol=_RATIO_TOLERANCE)), None)
     if found is None:
         raise ConfigurationError(
             f"server: it adds up its loss in an unknown way; gradients with and without weights "
             f"have the norms {norms[0]:g} and {norms[1]:g}"
         )
+    sums = ("hosted", "skyrl_train")
     if stated not in ("auto", found) and not (stated in sums and found in sums):
         raise ConfigurationError(f"server={stated}: this one adds up like {found}")
     return found if stated == "auto" else stated
 
 
+async def models(base_url: str | None, timeout_s: float) -> dict[str, int | None]:
+    """Return the server's models with the most tokens of a context, if it says so.
+
+    Raises:
+        tinker.TinkerError: The server refuses the question.
+        asyncio.TimeoutError: There is no answer in time.
+    """
+    question = tinker.RestClient(base_url=base_url).get_server_capabilities()
+    found = (await answer(question, timeout_s)).supported_models
+    return {str(model.model_name): model.max_context_length for model in found}
+
+
 async def _check_model(config: Config) -> None:
-    question = tinker.RestClient(base_url=config.base_url).get_server_capabilities()
-    capabilities = await answer(question, config.request_timeout_s)
-    models = {model.model_name: model for model in capabilities.supported_models}
-    if config.model not in models:
+    rooms = await models(config.base_url, config.request_timeout_s)
+    if config.model not in rooms:
         raise ConfigurationError(
-            f"model={config.model!r}: the server has {', '.join(sorted(map(str, models)))}"
+            f"model={config.model!r}: the server has {', '.join(sorted(rooms))}"
         )
-    room = models[config.model].max_context_length
+    room = rooms[config.model]
     wanted = config.prompt_tokens + config.response_tokens
     if room is not None and wanted > room:
         raise ConfigurationError(
             f"prompt_tokens + response_tokens is {wanted}, but {config.model} has a context of "
             f"{room} tokens"
         )
-
-
-def _rows(config: Config) -> int:
-    # As many as an update will have: servers that compile do so for every shape.
-    return config.tasks * config.group_size // config.minibatches
 
 
 async def _gradient_norms(
@@ -160,13 +162,8 @@ async def _gradient_norms(
 def _datum(weights: bool) -> tinker.Datum:
     ids = list(range(1, _PROMPT + _SAMPLED + 1))
     mask = np.array([0.0] * (_PROMPT - 1) + [1.0] * _SAMPLED, np.float32)
-    inputs: dict[str, Any] = {
-        "target_tokens": np.array(ids[1:], np.int64),
-        "logprobs": np.zeros(len(mask), np.float32),
-        "advantages": mask,
-    }
-    if weights:
-        inputs["weights"] = mask
+    inputs = {"target_tokens": np.array(ids[1:], np.int64), "advantages": mask}
+    inputs |= {"logprobs": np.zeros(len(mask), np.float32)} | ({"weights": mask} if weights else {})
     return tinker.Datum(model_input=tinker.ModelInput.from_ints(ids[:-1]), loss_fn_inputs=inputs)
 
 

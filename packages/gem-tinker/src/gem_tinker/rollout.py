@@ -31,33 +31,32 @@ class Sampling:
     """0 is greedy."""
     top_p: float = 1.0
     top_k: int = -1
+    """1 is greedy."""
     seed: tuple[int, ...] | None = None
     """Integers that decide the randomness of a batch; None leaves it to the server."""
     version: int | None = None
     """How many updates the weights have had."""
-    retries: int = 3
-    """Further attempts after the server failed a request."""
-    timeout_s: float = 1800.0
-    """Longest wait for one turn, in seconds."""
 
 
 class EpisodeSampler(EngineSampler):
     """Samples the turns of one episode."""
 
     def __init__(
-        self, client: Any, sampling: Sampling, stop_ids: frozenset[int], key: tuple[int, ...] = ()
+        self, client: Any, sampling: Sampling, chat: ChatFormat, config: Config, *key: int
     ) -> None:
         """Prepare for an episode.
 
         Args:
             client: A `tinker.SamplingClient`.
             sampling: How turns are sampled.
-            stop_ids: Tokens at which a turn ends.
-            key: Integers that tell this episode from the others of its batch.
+            chat: The model's chat format, with the tokens at which a turn ends.
+            config: Attempts at a turn, and the longest wait for one.
+            *key: Integers that tell this episode from the others of its batch.
         """
-        super().__init__(stop_ids, None if sampling.seed is None else (*sampling.seed, *key))
+        super().__init__(chat.stop_ids, None if sampling.seed is None else (*sampling.seed, *key))
         self._client = client
         self._sampling = sampling
+        self._config = config
 
     async def __call__(self, request: Request) -> Sample:
         """Sample one turn.
@@ -65,35 +64,33 @@ class EpisodeSampler(EngineSampler):
         Raises:
             RolloutError: The server refused, or failed again and again.
         """
-        sampling = self._sampling
+        sampling, config = self._sampling, self._config
+        # Servers report log-probabilities of what is left after top-k, or not: greedy is clear.
+        greedy = sampling.top_k == 1
         params = tinker.SamplingParams(
             max_tokens=request.max_tokens,
             seed=self.turn_seed(),
             stop=self.stop_ids,
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
+            temperature=0.0 if greedy else sampling.temperature,
+            top_k=-1 if greedy else sampling.top_k,
             top_p=sampling.top_p,
         )
         prompt = tinker.ModelInput.from_ints(request.prompt_ids)
-        for attempt in range(sampling.retries + 1):
+        for attempt in range(config.sample_retries + 1):
             try:
-                found = await answer(
-                    self._client.sample(prompt=prompt, num_samples=1, sampling_params=params),
-                    sampling.timeout_s,
-                )
+                asked = self._client.sample(prompt=prompt, num_samples=1, sampling_params=params)
+                [sampled] = (await answer(asked, config.request_timeout_s)).sequences
+                break
             except (tinker.BadRequestError, tinker.AuthenticationError) as error:
                 raise RolloutError(f"the server refuses to sample: {error}") from error
             except (tinker.TinkerError, asyncio.TimeoutError) as error:
                 reason = f"{type(error).__name__}: {error}"
-                if attempt == sampling.retries:
+                if attempt == config.sample_retries:
                     raise RolloutError(
                         f"sampling failed {attempt + 1} times, at last: {reason}"
                     ) from error
                 logger.warning("sampling failed, attempt %d: %s", attempt + 1, reason)
                 await asyncio.sleep(_BACKOFF_S * 2**attempt)
-            else:
-                break
-        sampled = found.sequences[0]
         cut = len(sampled.tokens) >= request.max_tokens
         return self.sample(sampled.tokens, sampled.logprobs, cut=cut, version=sampling.version)
 
@@ -103,10 +100,10 @@ async def play_batch(
     chat: ChatFormat,
     config: Config,
     tasks: Sequence[Task],
-    groups: Sequence[int],
     sampling: Sampling,
+    group_size: int = 1,
 ) -> list[Trajectory]:
-    """Play one episode per task, all at the same time.
+    """Play all episodes of some tasks at the same time.
 
     Environments run in threads, so that a slow one holds up neither the sampler nor the others.
 
@@ -114,20 +111,17 @@ async def play_batch(
         client: A `tinker.SamplingClient`.
         chat: The model's chat format.
         config: Context, budget, retries and time limits.
-        tasks: The episodes.
-        groups: Group of each task.
+        tasks: The tasks; the episodes of each are a group.
         sampling: How turns are sampled.
+        group_size: Episodes of each task.
 
     Raises:
         RolloutError: Sampling is impossible; the other episodes have been cancelled.
     """
-    samplers = [
-        EpisodeSampler(client, sampling, chat.stop_ids, (task.seed, index))
-        for index, task in enumerate(tasks)
-    ]
-    return await together(
-        [
-            config.play(task, sampler, chat, config.budget, group=group)
-            for task, sampler, group in zip(tasks, samplers, groups, strict=True)
-        ]
-    )
+
+    async def episode(index: int, group: int, task: Task) -> Trajectory:
+        sampler = EpisodeSampler(client, sampling, chat, config, task.seed, index)
+        return await config.play(task, sampler, chat, config.budget, group=group)
+
+    groups = [(group, task) for group, task in enumerate(tasks) for _ in range(group_size)]
+    return await together([episode(index, *group) for index, group in enumerate(groups)])

@@ -43,7 +43,7 @@ T = TypeVar("T")
 Report = Callable[[int, str, dict[str, float]], None]
 
 
-async def train(config: Config, report: Report | None = None) -> None:
+async def train(config: Config, report: Report = lambda *_: None) -> None:
     """Run an experiment, from its last checkpoint if it has one.
 
     Args:
@@ -65,7 +65,7 @@ async def train(config: Config, report: Report | None = None) -> None:
         for attempt in range(config.restarts + 1):
             # What the last client trained after its checkpoint is lost, and recorded again.
             recording = RunRecording(config.record_dir, about)
-            run = Run(config, objective, service, recording, checkpoints, report or _say_nothing)
+            run = Run(config, objective, service, recording, checkpoints, report)
             try:
                 await run.open()
                 await run.train()
@@ -119,10 +119,8 @@ class Run:
             if iteration % config.eval_every == 0:
                 await self._evaluate(iteration, sampler)
             batch = tasks[iteration * config.tasks : (iteration + 1) * config.tasks]
-            copies = [task for task in batch for _ in range(config.group_size)]
-            groups = [index // config.group_size for index in range(len(copies))]
             sampling = self._sampling(iteration, config.temperature, config.top_p, config.top_k)
-            episodes, times = await self._play(sampler, copies, groups, sampling)
+            episodes, times = await self._play(sampler, batch, sampling, config.group_size)
             rows, per_turn = batch_rows(episodes, config.advantage, config.gamma)
             prepared = time.perf_counter()
             metrics = await self._update(rows)
@@ -148,40 +146,26 @@ class Run:
     def _sampling(
         self, iteration: int, temperature: float, top_p: float = 1.0, top_k: int = -1
     ) -> Sampling:
-        config = self.config
-        if top_k == 1:
-            # Servers report log-probabilities of what is left after top-k, or not: greedy is clear.
-            temperature, top_k = 0.0, -1
-        seed = None if config.seed is None else (config.seed, iteration)
-        return Sampling(
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            seed=seed,
-            version=iteration,
-            retries=config.sample_retries,
-            timeout_s=config.request_timeout_s,
-        )
+        seed = None if self.config.seed is None else (self.config.seed, iteration)
+        return Sampling(temperature, top_p, top_k, seed, version=iteration)
 
     async def _play(
-        self, sampler: Any, tasks: Sequence[Task], groups: Sequence[int], sampling: Sampling
+        self, sampler: Any, tasks: Sequence[Task], sampling: Sampling, group_size: int = 1
     ) -> tuple[list[Trajectory], dict[str, float]]:
         """Return the episodes, and the seconds that they took as a metric."""
-        began = time.perf_counter()
-        episodes = await play_batch(sampler, self.chat, self.config, tasks, groups, sampling)
+        config, began = self.config, time.perf_counter()
+        episodes = await play_batch(sampler, self.chat, config, tasks, sampling, group_size)
         times = {"rollout_s": time.perf_counter() - began}
-        check_episodes(episodes, self.config.max_failed_fraction)
+        check_episodes(episodes, config.max_failed_fraction)
         return episodes, times
 
     async def _evaluate(self, iteration: int, sampler: Any) -> None:
+        write = self.recording.write_evaluation
         for source in self.config.sources():
             temperature = 1.0 if source.temperature is None else source.temperature
             sampling = self._sampling(iteration, temperature)
-            groups = range(len(source.tasks))
-            episodes, times = await self._play(sampler, source.tasks, groups, sampling)
-            metrics = self.recording.write_evaluation(
-                iteration, source.name, episodes, metrics=times
-            )
+            episodes, times = await self._play(sampler, source.tasks, sampling)
+            metrics = write(iteration, source.name, episodes, metrics=times)
             self.report(iteration, f"eval:{source.name}", metrics)
 
     async def _update(self, rows: Sequence[Row]) -> dict[str, float]:
@@ -205,10 +189,9 @@ class Run:
         datums = to_datums(rows, self.objective)
         low, high = 1 - config.clip, 1 + config.clip
         clips = {"clip_low_threshold": low, "clip_high_threshold": high}
+        clipped = None if config.loss_fn == "importance_sampling" else clips
         # Both are sent before either is waited for: the server needs no round trip in between.
-        gradient = self.client.forward_backward(
-            datums, config.loss_fn, None if config.loss_fn == "importance_sampling" else clips
-        )
+        gradient = self.client.forward_backward(datums, config.loss_fn, clipped)
         adam = tinker.AdamParams(
             learning_rate=config.lr,
             beta1=config.beta1,
@@ -251,10 +234,6 @@ class Run:
 
     async def _answer(self, future: Awaitable[T]) -> T:
         return await answer(future, self.config.request_timeout_s)
-
-
-def _say_nothing(iteration: int, split: str, metrics: dict[str, float]) -> None:
-    pass
 
 
 def show(iteration: int, split: str, metrics: dict[str, float]) -> None:
