@@ -26,20 +26,10 @@ import tinker
 from tinker_cookbook.completers import TokenCompleter
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
 from tinker_cookbook.exceptions import AllTrajectoriesFailedError
+from tinker_cookbook.rl import types as rl
 from tinker_cookbook.rl.metric_util import RLTestSetEvaluator
 from tinker_cookbook.rl.rollout_strategy import RolloutResult, RolloutStrategy
 from tinker_cookbook.rl.rollouts import do_single_rollout
-from tinker_cookbook.rl.types import (
-    Action,
-    ActionExtra,
-    Env,
-    EnvGroupBuilder,
-    RLDataset,
-    RLDatasetBuilder,
-    RolloutError,
-    StepResult,
-    Trajectory,
-)
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 from gem.errors import ConfigurationError
@@ -48,13 +38,12 @@ from gem.rollout.environment import STEP_TIMEOUT_S, EnvFailedError, ThreadedEnv
 from gem.rollout.play import Episode
 from gem.tasks import Task, TaskSet
 from gem.training.settings import MAX_FAILED_FRACTION, check_failures
-from gem.trajectory import Failure
-from gem.trajectory import Trajectory as GemTrajectory
+from gem.trajectory import Failure, Trajectory
 
 check_cookbook()
 
 
-class GemEnv(Env):  # type: ignore[misc]
+class GemEnv(rl.Env):  # type: ignore[misc]
     """One episode of a task. It ends early where a whole turn no longer fits into the budget."""
 
     def __init__(self, task: Task, dataset: GemDatasetBuilder, group: int = 0) -> None:
@@ -82,7 +71,9 @@ class GemEnv(Env):  # type: ignore[misc]
             raise
         return self._next()
 
-    async def step(self, action: Action, *, extra: ActionExtra | None = None) -> StepResult:
+    async def step(
+        self, action: rl.Action, *, extra: rl.ActionExtra | None = None
+    ) -> rl.StepResult:
         """Take the sampled ids of a turn.
 
         Raises:
@@ -108,7 +99,7 @@ class GemEnv(Env):  # type: ignore[misc]
             self.close()
         observation, stop = (tinker.ModelInput.empty(), []) if done else self._next()
         numbers = {k: float(v) for k, v in turn.info.items() if isinstance(v, bool | int | float)}
-        return StepResult(
+        return rl.StepResult(
             reward=turn.reward,
             episode_done=done,
             next_observation=observation,
@@ -132,10 +123,10 @@ class GemEnv(Env):  # type: ignore[misc]
 
 
 @dataclass(frozen=True)
-class Played(Trajectory):  # type: ignore[misc]
+class Played(rl.Trajectory):  # type: ignore[misc]
     """A cookbook trajectory that knows the GEM trajectory it came from."""
 
-    episode: GemTrajectory = field(default_factory=lambda: GemTrajectory(Task("", 0)))
+    episode: Trajectory = field(default_factory=lambda: Trajectory(Task("", 0)))
 
 
 @dataclass(frozen=True)
@@ -154,13 +145,13 @@ class LeaveOut(RolloutStrategy):  # type: ignore[misc]
     """Of the episodes that were left out so far, in this batch."""
 
     async def execute(
-        self, env_group_builder: EnvGroupBuilder, policy: TokenCompleter
+        self, env_group_builder: rl.EnvGroupBuilder, policy: TokenCompleter
     ) -> RolloutResult:
         """Play the episodes of a group."""
         envs = await env_group_builder.make_envs()
         played = await asyncio.gather(*(self._play(policy, env) for env in envs))
-        good = [(t, env) for t, env in zip(played, envs, strict=True) if isinstance(t, Trajectory)]
-        errors = [t for t in played if isinstance(t, RolloutError)]
+        good = [(t, env) for t, env in zip(played, envs, strict=True) if isinstance(t, Played)]
+        errors = [t for t in played if isinstance(t, rl.RolloutError)]
         if not good:
             raise AllTrajectoriesFailedError(
                 f"all {len(envs)} episodes of {env_group_builder} failed, the first: "
@@ -168,7 +159,7 @@ class LeaveOut(RolloutStrategy):  # type: ignore[misc]
             )
         return RolloutResult([t for t, _ in good], [env for _, env in good], errors)
 
-    async def _play(self, policy: TokenCompleter, env: GemEnv) -> Trajectory | RolloutError:
+    async def _play(self, policy: TokenCompleter, env: GemEnv) -> rl.Trajectory | rl.RolloutError:
         failed: EnvFailedError | None = None
         for attempt in range(self.retries + 1):
             playing = env if attempt == 0 else env.again()
@@ -183,7 +174,7 @@ class LeaveOut(RolloutStrategy):  # type: ignore[misc]
         assert failed is not None
         return self.leave_out(failed.failure(self.retries + 1))
 
-    def leave_out(self, failure: Failure) -> RolloutError:
+    def leave_out(self, failure: Failure) -> rl.RolloutError:
         """Count a failed episode; return what the cookbook's metrics count.
 
         Raises:
@@ -194,7 +185,7 @@ class LeaveOut(RolloutStrategy):  # type: ignore[misc]
             failed = len(self.failures)
             valid = [False] * failed + [True] * (self.episodes - failed)
             check_failures(valid, self.limit, self.failures)
-        return RolloutError(error_type=EnvFailedError.__name__, error_message=str(failure))
+        return rl.RolloutError(error_type=EnvFailedError.__name__, error_message=str(failure))
 
     def end_batch(self, played: int) -> list[Failure]:
         """Return the failures of a batch with so many valid episodes; count anew.
@@ -209,7 +200,7 @@ class LeaveOut(RolloutStrategy):  # type: ignore[misc]
         return failures
 
 
-def _played(trajectory: Trajectory, episode: GemTrajectory) -> Played:
+def _played(trajectory: rl.Trajectory, episode: Trajectory) -> Played:
     """Join what the cookbook knows of an episode, the log-probabilities, to what GEM knows."""
     samples = [transition.ac for transition in trajectory.transitions]
     episode.turns = [
@@ -222,7 +213,7 @@ def _played(trajectory: Trajectory, episode: GemTrajectory) -> Played:
 
 
 @dataclass(frozen=True)
-class GemGroupBuilder(EnvGroupBuilder):  # type: ignore[misc]
+class GemGroupBuilder(rl.EnvGroupBuilder):  # type: ignore[misc]
     """The episodes of one task."""
 
     task: Task
@@ -231,7 +222,7 @@ class GemGroupBuilder(EnvGroupBuilder):  # type: ignore[misc]
     size: int
     group: int = 0
 
-    async def make_envs(self) -> Sequence[Env]:
+    async def make_envs(self) -> Sequence[rl.Env]:
         """Return `size` episodes of the task."""
         return [GemEnv(self.task, self.dataset, self.group) for _ in range(self.size)]
 
@@ -241,7 +232,7 @@ class GemGroupBuilder(EnvGroupBuilder):  # type: ignore[misc]
 
 
 @dataclass(frozen=True)
-class GemDataset(RLDataset):  # type: ignore[misc]
+class GemDataset(rl.RLDataset):  # type: ignore[misc]
     """Batches of consecutive tasks."""
 
     tasks: TaskSet
@@ -250,7 +241,7 @@ class GemDataset(RLDataset):  # type: ignore[misc]
     groups_per_batch: int
     group_size: int
 
-    def get_batch(self, index: int) -> Sequence[EnvGroupBuilder]:
+    def get_batch(self, index: int) -> Sequence[rl.EnvGroupBuilder]:
         """Return batch `index`: the tasks `index * groups_per_batch` and following."""
         first = index * self.groups_per_batch
         tasks = self.tasks[first : first + self.groups_per_batch]
@@ -264,7 +255,7 @@ class GemDataset(RLDataset):  # type: ignore[misc]
 
 
 @chz.chz
-class GemDatasetBuilder(RLDatasetBuilder):  # type: ignore[misc]
+class GemDatasetBuilder(rl.RLDatasetBuilder):  # type: ignore[misc]
     """The dataset; `turn_tokens` must be the launcher's `max_tokens`."""
 
     model_name: str
@@ -282,7 +273,7 @@ class GemDatasetBuilder(RLDatasetBuilder):  # type: ignore[misc]
     system_prompt: str | None = None
     step_timeout_s: float | None = STEP_TIMEOUT_S
 
-    async def __call__(self) -> tuple[RLDataset, RLDataset | None]:
+    async def __call__(self) -> tuple[rl.RLDataset, rl.RLDataset | None]:
         """Return the training set, and the test set if there is one.
 
         Raises:

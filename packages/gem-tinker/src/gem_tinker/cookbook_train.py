@@ -26,7 +26,7 @@ from gem_tinker.cookbook import GemDatasetBuilder, LeaveOut  # isort: split
 import chz
 import tinker
 from tinker_cookbook.rl import train as cookbook
-from tinker_cookbook.rl.types import EnvGroupBuilder, TrajectoryGroup
+from tinker_cookbook.rl import types as rl
 from tinker_cookbook.utils.misc_utils import split_list
 
 from gem.errors import ConfigurationError, GemError
@@ -124,11 +124,7 @@ class Batches:
         self._step = cookbook.do_train_step_and_get_sampling_client
 
     async def prepare(
-        self,
-        builders: Sequence[EnvGroupBuilder],
-        groups: Sequence[TrajectoryGroup],
-        *args: Any,
-        **kwargs: Any,
+        self, builders: Any, groups: Sequence[rl.TrajectoryGroup], *args: Any, **kwargs: Any
     ) -> tuple[list[tinker.Datum], dict[str, Any], Any]:
         """Do what `prepare_minibatch` does, with GEM's advantages in the datums."""
         _, metrics, usage = await self._prepare(builders, groups, *args, **kwargs)

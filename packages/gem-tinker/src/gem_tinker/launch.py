@@ -141,7 +141,6 @@ _HOW: dict[str, Names] = {
     "eval": "eval, eval_every",
     "policy.lora_alpha": "the server's own",
     "sampling": "temperature, top_p, top_k",
-    "algorithm.gamma": "gamma, per turn",
     "algorithm.lam": "gae only",
     "algorithm.clip": "loss_fn=ppo with clip",
     "algorithm.loss_aggregation": "a factor in the advantages of each datum",
