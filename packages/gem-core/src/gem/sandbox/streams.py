@@ -6,7 +6,6 @@ import contextlib
 import os
 import select
 from collections.abc import Iterator
-from types import TracebackType
 
 _PART = 1 << 16
 
@@ -30,12 +29,7 @@ class Outputs:
     def __enter__(self) -> Outputs:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close_theirs()
         for descriptor in self._kept:
             os.close(descriptor)

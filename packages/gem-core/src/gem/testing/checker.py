@@ -64,7 +64,6 @@ _REWINDS = ("sample_random_action", "snapshot")
 class Check(NamedTuple):
     """A check and how it is reported."""
 
-    name: str
     id: str
     """OpenEnv's id if it has such a check, else one that begins with `gem.`"""
     run: Callable[[Subject], str]
@@ -78,48 +77,40 @@ class Check(NamedTuple):
     needs: tuple[str, ...] = ("sample_random_action",)
     """Methods of the environment that it calls; `snapshot` includes `restore`."""
 
+    @property
+    def name(self) -> str:
+        """Short name: that of the function `run`, without `check_`."""
+        return self.run.__name__.removeprefix("check_")
+
 
 CHECKS: tuple[Check, ...] = (
-    Check("startup", "runtime.startup", check_startup, needs=()),
-    Check("contract", "runtime.state_contract", check_contract, needs=()),
-    Check("success", "gem.success_told", check_success, severity="warn"),
-    Check("observations", "runtime.observation_schema", check_observations),
-    Check("rewards", "runtime.reward_well_formed", check_rewards),
-    Check("determinism", "runtime.episode_determinism", check_determinism),
-    Check("variety", "runtime.seed_control", check_variety),
-    Check("processes", "semantic.verifier_portability", check_processes, 3),
-    Check("threads", "runtime.episode_isolation", check_threads, many_steps=True),
-    Check("vector", "gem.vector_isolation", check_vector, many_steps=True),
-    Check("snapshot", "gem.fork_equality", check_snapshot),
-    Check("pickle", "gem.pickle", check_pickle, many_steps=True),
-    Check("replay", "semantic.replayability", check_replay, 3),
+    Check("runtime.startup", check_startup, needs=()),
+    Check("runtime.state_contract", check_contract, needs=()),
+    Check("gem.success_told", check_success, severity="warn"),
+    Check("runtime.observation_schema", check_observations),
+    Check("runtime.reward_well_formed", check_rewards),
+    Check("runtime.episode_determinism", check_determinism),
+    Check("runtime.seed_control", check_variety),
+    Check("semantic.verifier_portability", check_processes, 3),
+    Check("runtime.episode_isolation", check_threads, many_steps=True),
+    Check("gem.vector_isolation", check_vector, many_steps=True),
+    Check("gem.fork_equality", check_snapshot),
+    Check("gem.pickle", check_pickle, many_steps=True),
+    Check("semantic.replayability", check_replay, 3),
+    Check("semantic.verifier_determinism", check_grading, 3, many_steps=True, needs=_REWINDS),
+    Check("gem.prompt_grader_agreement", check_agreement, 3, needs=_REWINDS),
+    Check("semantic.oracle_max", check_oracle, 3, needs=()),
+    Check("semantic.floor_gap", check_random, 3),
+    Check("semantic.canary_floor", check_degenerate, 3, many_steps=True),
     Check(
-        "grading",
-        "semantic.verifier_determinism",
-        check_grading,
-        3,
-        many_steps=True,
-        needs=_REWINDS,
+        "gem.unearned_return", check_unearned, 3, severity="warn", many_steps=True, needs=_REWINDS
     ),
-    Check("agreement", "gem.prompt_grader_agreement", check_agreement, 3, needs=_REWINDS),
-    Check("oracle", "semantic.oracle_max", check_oracle, 3, needs=()),
-    Check("random", "semantic.floor_gap", check_random, 3),
-    Check("degenerate", "semantic.canary_floor", check_degenerate, 3, many_steps=True),
-    Check(
-        "unearned",
-        "gem.unearned_return",
-        check_unearned,
-        3,
-        severity="warn",
-        many_steps=True,
-        needs=_REWINDS,
-    ),
-    Check("guesses", "gem.blind_answers", check_guesses, 3, many_steps=True, needs=_REWINDS),
-    Check("leak", "semantic.no_solution_leakage", check_leak, 3, many_steps=True, needs=_REWINDS),
-    Check("bad_input", "gem.bad_input", check_bad_input, many_steps=True, needs=_REWINDS),
-    Check("global_rng", "gem.global_rng", check_global_rng, many_steps=True, needs=_REWINDS),
-    Check("network", "runtime.network_policy", check_network),
-    Check("throughput", "gem.throughput", check_throughput, severity="advisory", many_steps=True),
+    Check("gem.blind_answers", check_guesses, 3, many_steps=True, needs=_REWINDS),
+    Check("semantic.no_solution_leakage", check_leak, 3, many_steps=True, needs=_REWINDS),
+    Check("gem.bad_input", check_bad_input, many_steps=True, needs=_REWINDS),
+    Check("gem.global_rng", check_global_rng, many_steps=True, needs=_REWINDS),
+    Check("runtime.network_policy", check_network),
+    Check("gem.throughput", check_throughput, severity="advisory", many_steps=True),
 )
 """All checks, in the order in which they are reported."""
 

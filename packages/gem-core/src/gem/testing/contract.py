@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Any
 
 from gem.contract import check_reset, check_step, plain
@@ -24,12 +23,7 @@ class Faults:
     def __enter__(self) -> Faults:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> bool:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
         if not isinstance(error, Exception):
             return False
         known = isinstance(error, NotImplementedError | ContractError)

@@ -12,7 +12,7 @@ import json
 import pickle
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -201,7 +201,33 @@ def read_arguments(arguments: Any) -> tuple[dict[str, Any], str | None]:
     return arguments, None
 
 
-def text_argument(call: JsonCall, name: str) -> tuple[str, str | None]:
+def first_text(
+    text: str, blocks: Iterable[Block], name: str, argument: str
+) -> tuple[Block, str, str | None] | None:
+    """Return the call that ends first: its block, its only argument, and what is wrong with it.
+
+    Args:
+        text: A reply.
+        blocks: The calls in tags or fences, with the argument as content.
+        name: Function whose JSON call counts, too.
+        argument: The JSON call's only argument, a string.
+    """
+    found: list[tuple[Block, str, str | None]] = [(block, block.content, None) for block in blocks]
+    call = json_call(text)
+    if call is not None and call[0].name == name:
+        value, error = _text_argument(call[0], argument)
+        # The JSON call's text may quote the other forms: ignore blocks inside it.
+        found = [each for each in found if not call[1].start < each[0].start < call[1].end]
+        found.append((call[1], value, error))
+    return min(found, key=lambda each: each[0].end, default=None)
+
+
+def failed(call: ToolCall) -> ToolResult:
+    """Return the result of a call that cannot be executed."""
+    return ToolResult(f"[Tool error: {call.error}]", ok=False)
+
+
+def _text_argument(call: JsonCall, name: str) -> tuple[str, str | None]:
     """Return the only argument of a call, a string called `name`, and what is wrong with it."""
     if call.error is not None:
         return "", call.error

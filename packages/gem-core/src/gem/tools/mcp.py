@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import shutil
@@ -205,10 +204,6 @@ class MCPTool(Tool):
                 text = printable(clip(answer.text, self.max_output))
                 return ToolResult(text or "The function returned nothing.", ok=True)
         raise AssertionError("unreachable")
-
-    async def aexecute(self, call: ToolCall) -> ToolResult:
-        """Call the function without blocking the event loop."""
-        return await asyncio.to_thread(self.execute, call)
 
     def close(self) -> None:
         """Close the connections and end the servers that were started for them."""

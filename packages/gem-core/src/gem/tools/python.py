@@ -13,15 +13,14 @@ from gem.parameters import flag, integer, positive
 from gem.sandbox import Limits, Result
 from gem.tools.base import (
     TOOL_CALL,
-    Block,
     Tool,
     ToolCall,
     ToolResult,
     clip,
+    failed,
     first_block,
-    json_call,
+    first_text,
     printable,
-    text_argument,
 )
 
 _TAG = re.compile(r"<python>", re.IGNORECASE)
@@ -128,41 +127,24 @@ class PythonTool(Tool):
 
     def parse(self, text: str) -> ToolCall | None:
         """Return the program that ends first."""
-        blocks: list[tuple[Block, str, str | None]] = [
-            (block, printable(_dedented(block.content)), None)
+        blocks = [
+            block._replace(content=_dedented(block.content))
             for opener, closer in (_FORMS if self.fenced else _FORMS[:1])
             if (block := first_block(text, opener, closer)) is not None
         ]
-        found = json_call(text)
-        if found is not None and found[0].name == self.tool_type:
-            code, error = text_argument(found[0], "code")
-            # The JSON call's code may quote the other forms: ignore blocks inside it.
-            blocks = [each for each in blocks if not _inside(each[0], found[1])]
-            blocks.append((found[1], printable(code), error))
-        if not blocks:
+        found = first_text(text, blocks, self.tool_type, "code")
+        if found is None:
             return None
-        block, code, error = min(blocks, key=lambda each: each[0].end)
-        return ToolCall(self.tool_type, {"code": code}, error, _calls(text, block.end))
+        block, code, error = found
+        return ToolCall(self.tool_type, {"code": printable(code)}, error, _calls(text, block.end))
 
     def execute(self, call: ToolCall) -> ToolResult:
         """Run the program; see `Tool.execute`."""
         if call.error is not None:
-            return ToolResult(f"[Tool error: {call.error}]", ok=False)
+            return failed(call)
         for attempt in range(self.retries + 1):
             try:
                 return self._result(self._run(call.arguments["code"]))
-            except UnreachableError:
-                if attempt == self.retries:
-                    raise
-        raise AssertionError("unreachable")
-
-    async def aexecute(self, call: ToolCall) -> ToolResult:
-        """Run the program without blocking the event loop."""
-        if call.error is not None:
-            return self.execute(call)
-        for attempt in range(self.retries + 1):
-            try:
-                return self._result(await self._arun(call.arguments["code"]))
             except UnreachableError:
                 if attempt == self.retries:
                     raise
@@ -188,12 +170,6 @@ class PythonTool(Tool):
             if self.session:
                 return self._going_on().run(code)
             return sandbox.resolve(self.executor).run(code, "", self._limits)
-
-    async def _arun(self, code: str) -> Result:
-        with boundary("sandbox"):
-            if self.session:
-                return await self._going_on().arun(code)
-            return await sandbox.resolve(self.executor).arun(code, "", self._limits)
 
     def _going_on(self) -> sandbox.Session:
         """Return this episode's session, opening it at the first call."""
@@ -226,10 +202,6 @@ class PythonTool(Tool):
 def _dedented(content: str) -> str:
     # Code may begin on the tag's line, after a space.
     return textwrap.dedent(content).lstrip(" \t").strip("\n")
-
-
-def _inside(block: Block, outer: Block) -> bool:
-    return outer.start < block.start < outer.end
 
 
 def _calls(text: str, position: int) -> int:

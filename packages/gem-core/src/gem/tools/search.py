@@ -11,15 +11,14 @@ from gem.errors import ConfigurationError
 from gem.parameters import choice, flag, integer, optional, positive
 from gem.tools.base import (
     TOOL_CALL,
-    Block,
     Tool,
     ToolCall,
     ToolResult,
     clip,
+    failed,
     first_block,
-    json_call,
+    first_text,
     printable,
-    text_argument,
 )
 from gem.tools.search_client import PROTOCOLS, ask, ask_cached, codec, protocol_of
 from gem.tools.search_index import Hit, open_index
@@ -111,18 +110,11 @@ class SearchTool(Tool):
 
     def parse(self, text: str) -> ToolCall | None:
         """Return the first query."""
-        blocks: list[tuple[Block, str, str | None]] = []
-        block = first_block(text, _TAG, "</search>")
-        if block is not None:
-            blocks.append((block, block.content, None))
-        found = json_call(text)
-        if found is not None and found[0].name == self.tool_type:
-            query, error = text_argument(found[0], "query")
-            blocks = [b for b in blocks if not found[1].start < b[0].start < found[1].end]
-            blocks.append((found[1], query, error))
-        if not blocks:
+        tag = first_block(text, _TAG, "</search>")
+        found = first_text(text, [tag] if tag else [], self.tool_type, "query")
+        if found is None:
             return None
-        block, query, error = min(blocks, key=lambda each: each[0].end)
+        block, query, error = found
         query = printable(" ".join(query.split()))
         if error is None and not query:
             error = "There is nothing to search for."
@@ -135,7 +127,7 @@ class SearchTool(Tool):
     def execute(self, call: ToolCall) -> ToolResult:
         """Search; see `Tool.execute`."""
         if call.error is not None:
-            return ToolResult(f"[Tool error: {call.error}]", ok=False)
+            return failed(call)
         return ToolResult(self._shown(self.search(call.arguments["query"])), ok=True)
 
     def search(self, query: str) -> list[Hit]:

@@ -12,7 +12,7 @@ from gem.errors import ConfigurationError, ResetNeededError, UnreachableError
 from gem.grading.formats import AnswerFormat
 from gem.parameters import choice, integer, number
 from gem.tools import Tool, ToolLike, make_tools
-from gem.tools.base import TOOL_CALL, ToolCall, ToolResult, clip, json_call, printable
+from gem.tools.base import TOOL_CALL, ToolCall, ToolResult, clip, failed, json_call, printable
 
 EnvT = TypeVar("EnvT", bound="ToolEnv")
 
@@ -152,7 +152,7 @@ class ToolEnv(Wrapper):
         gone = None
         try:
             with boundary("tool"):
-                result = tool.execute(call) if tool else _failed(call)
+                result = tool.execute(call) if tool else failed(call)
         except UnreachableError as error:
             if self.unreachable == "raise":
                 raise
@@ -255,10 +255,6 @@ class ToolEnv(Wrapper):
         if not same_state:
             child._clear()
         return child
-
-
-def _failed(call: ToolCall) -> ToolResult:
-    return ToolResult(f"[Tool error: {call.error}]", ok=False)
 
 
 def _text(observation: Observation) -> str:
