@@ -1,12 +1,13 @@
-"""Classes that installed packages provide under a name: entry points of a group."""
+"""What installed packages provide: classes under a name (entry points), modules of extras."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from importlib import import_module
 from importlib.metadata import entry_points
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from gem.errors import ConfigurationError
+from gem.errors import ConfigurationError, MissingExtraError
 
 _T = TypeVar("_T")
 
@@ -42,3 +43,16 @@ def load(group: str, name: str, base: type[_T], built_in: Iterable[str]) -> type
         )
     known = ", ".join(map(repr, [*built_in, *installed(group)]))
     raise ConfigurationError(f"unknown {what} {name!r}; known: {known}")
+
+
+def extra(module: str, needed: str) -> Any:
+    """Import a module of an optional dependency.
+
+    Raises:
+        MissingExtraError: It is not installed; the message is `needed`, which says how to install
+            it, and why the import failed.
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise MissingExtraError(f"{needed} ({error})") from error

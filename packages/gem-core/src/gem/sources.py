@@ -23,7 +23,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from gem.errors import ConfigurationError, DataError, MissingExtraError, UnreachableError
+from gem.errors import ConfigurationError, DataError, UnreachableError
+from gem.plugins import extra
 from gem.seeding import stream
 
 Row: TypeAlias = Mapping[str, Any]
@@ -63,6 +64,7 @@ _LOCAL_HINT = (
     "a local copy works too: source='path/to/file.jsonl' (or .csv, .parquet, or a folder as "
     "'hub:path/to/folder'); source='sample' takes the rows that ship with GEM-core"
 )
+_NEEDED = f"{{}} needs {{}}: pip install 'gem-core[data]'; without it {_LOCAL_HINT}"
 
 _tables: dict[tuple[Any, ...], Table] = {}
 _in_memory: dict[int, tuple[Any, Table]] = {}
@@ -404,10 +406,7 @@ def _once(key: tuple[Any, ...], read: Callable[[], Table]) -> Table:
 
 
 def _parquet(path: Path) -> Table:
-    try:
-        import pyarrow.parquet as parquet
-    except ImportError:
-        raise _missing(f"reading {path}", "pyarrow") from None
+    parquet = extra("pyarrow.parquet", _NEEDED.format(f"reading {path}", "pyarrow"))
     try:
         table = parquet.read_table(path, memory_map=True)
     except Exception as error:
@@ -416,10 +415,7 @@ def _parquet(path: Path) -> Table:
 
 
 def _hub_table(name: str, split: str | None) -> Table:
-    try:
-        import datasets
-    except ImportError:
-        raise _missing(f"the data set {name!r}", "datasets") from None
+    datasets = extra("datasets", _NEEDED.format(f"the data set {name!r}", "datasets"))
     folder = Path(name).expanduser()
     try:
         data = datasets.load_dataset(str(folder) if folder.is_dir() else name, split=split)
@@ -439,12 +435,6 @@ def _hub_table(name: str, split: str | None) -> Table:
         (data,) = data.values()
     rows = data.with_format("arrow")
     return _Arrow(f"{name} ({data.split})", len(data), lambda index: rows[index])
-
-
-def _missing(what: str, module: str) -> MissingExtraError:
-    return MissingExtraError(
-        f"{what} needs {module}: pip install 'gem-core[data]'; without it {_LOCAL_HINT}"
-    )
 
 
 _READERS: dict[str, Callable[[Path], Table]] = {

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import time
 from collections.abc import Iterator
 from typing import Any
 
-from gem.errors import ConfigurationError, MissingExtraError, UnreachableError
+from gem.errors import ConfigurationError, UnreachableError
+from gem.plugins import extra
 from gem.sandbox.base import Executor, Limits, Result
 from gem.sandbox.streams import encoded
 
@@ -133,7 +133,4 @@ class DockerExecutor(Executor):
 
 
 def _docker() -> Any:
-    try:
-        return importlib.import_module("docker")
-    except ImportError as error:
-        raise MissingExtraError(f"the docker executor needs the SDK: {INSTALL}") from error
+    return extra("docker", f"the docker executor needs the SDK: {INSTALL}")

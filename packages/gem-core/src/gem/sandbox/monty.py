@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import importlib
 import os
 import threading
 import time
@@ -13,7 +12,8 @@ from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 from typing import Any
 
-from gem.errors import MissingExtraError, UnreachableError
+from gem.errors import UnreachableError
+from gem.plugins import extra
 from gem.sandbox.base import Executor, Limits, Result, Session
 from gem.sandbox.streams import encoded
 
@@ -163,10 +163,7 @@ def _text(output: list[tuple[str, str]], stream: str) -> str:
 
 
 def _monty() -> Any:
-    try:
-        return importlib.import_module("pydantic_monty")
-    except ImportError as error:
-        raise MissingExtraError(f"the monty executor needs pydantic-monty: {INSTALL}") from error
+    return extra("pydantic_monty", f"the monty executor needs pydantic-monty: {INSTALL}")
 
 
 _lock = threading.Lock()

@@ -15,6 +15,7 @@ from typing import BinaryIO
 
 from gem.errors import UnreachableError
 from gem.sandbox.base import Executor, Limits, Result
+from gem.sandbox.streams import encoded
 
 # Sets the limits that the platform has, then execs the interpreter.
 _START = 'ulimit -v "$1" 2>/dev/null; ulimit -f "$2" 2>/dev/null; shift 2; exec "$@"'
@@ -33,8 +34,8 @@ class SubprocessExecutor(Executor):
         """Run a program; see `Executor.run`."""
         with tempfile.TemporaryDirectory(prefix="gem-run-", ignore_cleanup_errors=True) as name:
             folder = Path(name)
-            (folder / "program.py").write_bytes(_encoded(code))
-            (folder / "stdin").write_bytes(_encoded(stdin))
+            (folder / "program.py").write_bytes(encoded(code))
+            (folder / "stdin").write_bytes(encoded(stdin))
             with (
                 (folder / "stdin").open("rb") as source,
                 (folder / "stdout").open("w+b") as out,
@@ -98,10 +99,6 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
             os.killpg(process.pid, signal.SIGKILL)
     else:
         process.kill()
-
-
-def _encoded(text: str) -> bytes:
-    return text.encode("utf-8", "replace")
 
 
 def _read(stream: BinaryIO, limit: int) -> tuple[str, bool]:

@@ -33,6 +33,10 @@ _UIDS = 4096
 # them. If used again they repeat their programs.
 _SESSIONS = 256
 _IDLE_S = 900.0
+_ISOLATION = (
+    *("--unshare-all", "--unshare-user", "--uid", "0", "--gid", "0", "--cap-add", "ALL"),
+    *("--new-session", "--die-with-parent", "--hostname", "sandbox"),
+)
 _ENVIRONMENT = {
     "HOME": "/tmp",
     "TMPDIR": "/tmp",
@@ -111,7 +115,7 @@ class Server:
         mapping = _Mapping() if as_root else None
         descriptors = [end.fileno() for end in theirs]
         passed = [*descriptors, *(mapping.theirs if mapping else ())]
-        command = ["bwrap", *_isolation(), *(mapping.options if mapping else ()), *seen.options]
+        command = ["bwrap", *_ISOLATION, *(mapping.options if mapping else ()), *seen.options]
         inside = ["--chdir", "/tmp", seen.executable, "-s", "-S", "-c", _START, PACKAGES]
         inside += [str(uids), str(_SESSIONS), str(_IDLE_S), ",".join(map(str, descriptors))]
         try:
@@ -218,18 +222,19 @@ class Server:
         return self.broken or self.process.poll() is not None
 
     def end(self) -> None:
-        self.broken = True
-        for end in (*self.requests, self.steps):
-            end.close()
+        self._hang_up()
         # Closing the sockets makes the server exit; killing bwrap ends the rest of the sandbox.
         self.process.kill()
         self.process.wait()
 
     def forget(self) -> None:
+        self._hang_up()
+        self.process.returncode = 0
+
+    def _hang_up(self) -> None:
         self.broken = True
         for end in (*self.requests, self.steps):
             end.close()
-        self.process.returncode = 0
 
 
 def _request(limits: Limits, step: Step) -> bytes:
@@ -266,11 +271,6 @@ def _free_uids() -> int:
     """Return the first of a range of unused user ids, near the end of this namespace's range."""
     inside, _, count = map(int, Path("/proc/self/uid_map").read_text().split("\n")[0].split())
     return inside + count - 2 * _UIDS
-
-
-def _isolation() -> list[str]:
-    options = ["--unshare-all", "--unshare-user", "--uid", "0", "--gid", "0", "--cap-add", "ALL"]
-    return [*options, "--new-session", "--die-with-parent", "--hostname", "sandbox"]
 
 
 def _sockets() -> tuple[socket.socket, socket.socket]:

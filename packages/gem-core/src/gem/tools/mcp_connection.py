@@ -16,6 +16,7 @@ from contextlib import AsyncExitStack
 from typing import Any, NamedTuple, TypeVar
 
 from gem.errors import MissingExtraError
+from gem.plugins import extra
 
 T = TypeVar("T")
 
@@ -283,12 +284,7 @@ def _text(result: Any) -> str:
 
 
 def _sdk() -> Any:
-    try:
-        import mcp
-    except ImportError as error:
-        raise MissingExtraError(
-            f"MCP servers need the SDK (mcp 2.x): pip install 'gem-core[mcp]' ({error})"
-        ) from None
+    mcp = extra("mcp", "MCP servers need the SDK (mcp 2.x): pip install 'gem-core[mcp]'")
     if not hasattr(mcp, "Client"):
         raise MissingExtraError("MCP servers need mcp 2.x: pip install 'gem-core[mcp]'")
     return mcp

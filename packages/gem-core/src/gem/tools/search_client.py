@@ -15,7 +15,8 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any
 
-from gem.errors import ConfigurationError, MissingExtraError, UnreachableError
+from gem.errors import ConfigurationError, UnreachableError
+from gem.plugins import extra
 from gem.tools.search_index import Hit, split_contents
 from gem.version import __version__
 
@@ -51,12 +52,10 @@ def codec(kind: str) -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
     """
     if kind == JSON:
         return (lambda value: json.dumps(value).encode()), json.loads
-    try:
-        import msgpack
-    except ImportError:
-        raise MissingExtraError(
-            "search servers that speak MessagePack need msgpack: pip install 'gem-core[search]'"
-        ) from None
+    msgpack = extra(
+        "msgpack",
+        "search servers that speak MessagePack need msgpack: pip install 'gem-core[search]'",
+    )
     return partial(msgpack.packb, unicode_errors="replace"), msgpack.unpackb
 
 

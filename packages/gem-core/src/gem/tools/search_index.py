@@ -11,7 +11,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gem.errors import ConfigurationError, DataError, MissingExtraError
+from gem.errors import ConfigurationError, DataError
+from gem.plugins import extra
 from gem.sources import Table, load
 from gem.tools.base import printable
 
@@ -261,11 +262,8 @@ def _opened(name: str, changed_ns: int, size: int) -> Index:
 
 
 def _bm25s() -> Any:
-    try:
-        import bm25s
-    except ImportError:
-        raise MissingExtraError(
-            "a local search index needs bm25s: pip install 'gem-core[search]'; a search server "
-            "that speaks JSON needs nothing (SearchTool(url=...))"
-        ) from None
-    return bm25s
+    return extra(
+        "bm25s",
+        "a local search index needs bm25s: pip install 'gem-core[search]'; a search server that "
+        "speaks JSON needs nothing (SearchTool(url=...))",
+    )

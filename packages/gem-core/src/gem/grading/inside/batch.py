@@ -25,13 +25,18 @@ def begin() -> tuple[Any, int]:
     """
     task = json.loads(sys.stdin.read())
     answers = os.dup(1)
+    silence()
+    say(answers, ["began"])
+    return task, answers
+
+
+def silence() -> None:
+    """Replace the streams by /dev/null."""
     for mode, targets in ((os.O_RDONLY, (0,)), (os.O_WRONLY, (1, 2))):
         nothing = os.open(os.devnull, mode)
         for target in targets:
             os.dup2(nothing, target)
         os.close(nothing)
-    say(answers, ["began"])
-    return task, answers
 
 
 def say(answers: int, message: Any) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from gem.grading.inside.batch import _dumps, _fork, _write, begin, feed, leave, say
+    from gem.grading.inside.batch import _dumps, _fork, _write, begin, feed, leave, say, silence
     from gem.grading.inside.encoding import MAX_ITERATED, decode, encode, preamble
 
 NAME = "program"
@@ -50,7 +50,9 @@ def main(source: str) -> None:
         protect(False)
         os.close(ask)
         os.close(told)
-        _silence()
+        silence()
+        # What was buffered of stdin goes, too.
+        sys.stdin.read()
         _program_side(source, asked, tell)
     os.close(asked)
     os.close(tell)
@@ -95,16 +97,6 @@ def _protection() -> Callable[[bool], None]:
     except (ImportError, OSError, AttributeError):
         return lambda hidden: None
     return lambda hidden: control(_SET_DUMPABLE, 0 if hidden else 1, 0, 0, 0)
-
-
-def _silence() -> None:
-    """Replace the streams by /dev/null and discard what was buffered of stdin."""
-    for mode, targets in ((os.O_RDONLY, (0,)), (os.O_WRONLY, (1, 2))):
-        nothing = os.open(os.devnull, mode)
-        for target in targets:
-            os.dup2(nothing, target)
-        os.close(nothing)
-    sys.stdin.read()
 
 
 def _program_side(source: str, asked: int, tell: int) -> None:

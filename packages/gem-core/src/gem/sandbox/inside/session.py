@@ -89,12 +89,12 @@ class _Keeper:
                 continue
             state, target, before, needed = STEP.unpack(message)
             # All programs see this process's descriptors as /dev/fd.
-            _use(descriptors[1:])
+            use(descriptors[1:])
             if state in self.states:
                 exit_code, done = self._step(state, target, before, needed, descriptors)
             else:
                 exit_code, done = 0, GONE
-            _use([self.null] * 3)
+            use([self.null] * 3)
             for descriptor in descriptors:
                 os.close(descriptor)
             self.server.send(ANSWER.pack(ENDED, exit_code, done))
@@ -188,7 +188,7 @@ class _Keeper:
             pass
 
 
-def _use(streams: list[int]) -> None:
+def use(streams: list[int]) -> None:
     """Make these descriptors this process's stdin, stdout and stderr."""
     for target, descriptor in enumerate(streams):
         os.dup2(descriptor, target)
@@ -255,7 +255,7 @@ def _be_state(channel: _socket.socket, seed: int) -> NoReturn:
         if os.getpid() != mine:
             # The program forked, and this child also reached the program's end.
             os._exit(exit_code)
-        _use([null] * 3)
+        use([null] * 3)
         channel.send(_NUMBER.pack(exit_code))
 
 
@@ -263,7 +263,7 @@ def _run(main: ModuleType, before: int, descriptors: list[int]) -> int:
     """Run a program in the session's `__main__` module; return the exit code."""
     code, *streams = descriptors
     source = program.contents(code)
-    _use(streams)
+    use(streams)
     for descriptor in descriptors:
         os.close(descriptor)
     sys.stdin = _open(0, encoding="utf-8", errors="surrogateescape", closefd=False)

@@ -116,8 +116,7 @@ def _confine(
     wall_s, memory_mb, disk_mb, processes, *_ = REQUEST.unpack(request)
     if disk_mb != _DISK_MB:
         confine.private_folder(disk_mb)
-    for target, descriptor in enumerate(streams):
-        os.dup2(descriptor, target)
+    session.use(streams)
     os.dup2(report, _REPORT)
     confine.close_range(_REPORT + 1)
     # RLIMIT_NPROC counts per user namespace: this gives each program a count of its own.
