@@ -28,13 +28,13 @@ class Checkpoint:
 class Checkpoints:
     """The saved states of one run."""
 
-    def __init__(self, folder: Path | None) -> None:
-        """Look into the record's folder; None keeps nothing.
+    def __init__(self, folder: str | None) -> None:
+        """Look into the record's folder; None keeps only the newest, in memory.
 
         Raises:
             RecordError: The list of checkpoints is damaged.
         """
-        self._path = None if folder is None else folder / CHECKPOINTS
+        self._path = None if folder is None else Path(folder) / CHECKPOINTS
         self.last: Checkpoint | None = None
         """The newest, or None."""
         if self._path is not None and self._path.exists():

@@ -7,18 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gem.tables import flatten
-from gem.training import platforms
-from gem.training.launch import (
-    Knob,
-    Launch,
-    Names,
-    copied,
-    evaluation_departures,
-    parity,
-    refuse,
-    sampling_departure,
-)
+from gem.training import launch, platforms
+from gem.training.launch import Knob, Launch, Names
 from gem.training.platforms import Platform
 from gem.training.runspec import RunSpec
 from gem_tinker import SUPPORTED_TINKER, check_tinker
@@ -56,50 +46,38 @@ class TinkerAdapter:
             ["python", "-m", "gem_tinker.train", *arguments],
             platform,
             state=[CHECKPOINTS],
-            parity=parity(spec, _HOW, _departures(spec, cpu)),
+            parity=launch.parity(spec, _HOW, _departures(spec, cpu)),
         )
 
 
 adapter = TinkerAdapter()
 
 
-_ONLY = {
-    "policy.lora_alpha": (ALPHA, "it is 32 on every Tinker server"),
-    "algorithm.kl_coef": (0, "the server's losses have no KL penalty; set it to 0"),
-    "algorithm.entropy_coef": (0, "the server's losses have no entropy bonus; set it to 0"),
-    "sampling.temperature": (1, "the server's losses take log-probabilities at temperature 1"),
-}
-"""The only value of a setting that a Tinker server has, and why."""
-
-
 def _check(spec: RunSpec) -> None:
     """Refuse what a Tinker server cannot do, or would silently do differently."""
-    values = flatten(spec.to_mapping())
-    init = spec.policy.lora_init
-    refuse(
+    policy, algorithm = spec.policy, spec.algorithm
+    saved = policy.lora_init is None or policy.lora_init.startswith("tinker://")
+    adapters = "a Tinker server trains adapters, never all weights; set it to 8 or more"
+    scale = f"it is {ALPHA:g} on every Tinker server"
+    states = "a Tinker server begins with weights that it has saved itself, tinker://..."
+    critic = "a Tinker server has no value head for a critic; choose rebn, grpo, rloo or reinforce"
+    penalty = "the server's losses have no KL penalty; set it to 0"
+    bonus = "the server's losses have no entropy bonus; set it to 0"
+    losses = "the server's losses take log-probabilities at temperature 1"
+    launch.refuse(
         spec,
-        (
-            "policy.lora_rank",
-            spec.policy.lora_rank == 0,
-            "a Tinker server trains adapters, never all weights; set it to 8 or more",
-        ),
-        (
-            "policy.lora_init",
-            init is not None and not init.startswith("tinker://"),
-            "a Tinker server begins with weights that it has saved itself, tinker://...",
-        ),
-        (
-            "algorithm.advantage",
-            spec.algorithm.advantage == "gae",
-            "a Tinker server has no value head to train a critic with; choose rebn, grpo, rloo or "
-            "reinforce",
-        ),
-        *((key, values[key] != value, reason) for key, (value, reason) in _ONLY.items()),
+        ("policy.lora_rank", policy.lora_rank == 0, adapters),
+        ("policy.lora_alpha", policy.lora_alpha != ALPHA, scale),
+        ("policy.lora_init", not saved, states),
+        ("algorithm.advantage", algorithm.advantage == "gae", critic),
+        ("algorithm.kl_coef", algorithm.kl_coef != 0, penalty),
+        ("algorithm.entropy_coef", algorithm.entropy_coef != 0, bonus),
+        ("sampling.temperature", spec.sampling.temperature != 1, losses),
     )
 
 
 def _settings(spec: RunSpec) -> dict[str, Any]:
-    settings = copied(spec, _NAMES) | {"train": spec.task_set.uri, "loss_fn": "ppo"}
+    settings = launch.copied(spec, _NAMES) | {"train": spec.task_set.uri, "loss_fn": "ppo"}
     if spec.eval:
         evals = [source.text for source in spec.evaluations]
         settings |= {"eval": " ".join(evals), "eval_every": spec.eval_every}
@@ -154,7 +132,7 @@ _HOW: dict[str, Names] = {
 
 
 def _departures(spec: RunSpec, cpu: bool) -> Iterator[Knob]:
-    yield from sampling_departure(spec, _SEEDS)
+    yield from launch.sampling_departure(spec, _SEEDS)
     if spec.sampling.top_k != 1:
         how = "ratios are to the sampler's log-probabilities, not to recomputed ones"
         if spec.sampling.top_p < 1 or spec.sampling.top_k > 1:
@@ -170,4 +148,4 @@ def _departures(spec: RunSpec, cpu: bool) -> Iterator[Knob]:
     elif spec.training.precision == "bf16":
         how = "the server computes in the precision of the model's files"
         yield Knob("training.precision", "unmatched", how)
-    yield from evaluation_departures(spec)
+    yield from launch.evaluation_departures(spec)

@@ -60,7 +60,7 @@ async def train(config: Config, report: Report = lambda *_: None) -> None:
     objective = Objective(config.loss_aggregation, await probe(config))
     versions = {"tinker": tinker.__version__, "gem-tinker": __version__}
     about = {"trainer": "tinker", "versions": versions, "config": asdict(config)}
-    checkpoints = Checkpoints(RunRecording(config.record_dir, about).folder)
+    checkpoints = Checkpoints(config.record_dir)
     with tinker.ServiceClient(base_url=config.base_url) as service:
         for attempt in range(config.restarts + 1):
             # What the last client trained after its checkpoint is lost, and recorded again.
