@@ -15,6 +15,7 @@ from gem.training.launch import (
     ALL_WEIGHTS,
     Launch,
     all_weights,
+    bf16_only,
     copied,
     evaluation_departures,
     forward_tokens,
@@ -75,6 +76,17 @@ def test_departures_are_those_of_the_spec() -> None:
     assert (run.eval_every, spec().eval_every) == (2, 0)
     [knob] = evaluation_departures(run)
     assert knob.name == "eval.1.every" and knob.how.endswith("every 2 iterations")
+    missed = list(evaluation_departures(run, "not at the end"))
+    assert [k.name for k in missed] == ["eval.0.every", "eval.1.every"]
+    assert all(k.how.endswith("every 2 iterations, but not at the end") for k in missed)
+
+
+def test_fp32_of_a_trainer_without_it_is_gem_cpus() -> None:
+    [found] = bf16_only(spec(), "it trains in bf16", cpu=True)
+    assert (found.name, found.status) == ("training.precision", "emulated")
+    [found] = bf16_only(spec(), "it trains in bf16", cpu=False)
+    assert (found.status, found.how) == ("unmatched", "it trains in bf16")
+    assert not list(bf16_only(spec(training={"precision": "bf16"}), "", cpu=False))
 
 
 def test_departures_that_several_trainers_share_are_yielded_where_they_apply() -> None:

@@ -13,7 +13,9 @@ from gem.training.launch import (
     Launch,
     Names,
     all_weights,
+    bf16_only,
     copied,
+    evaluation_departures,
     forward_tokens,
     loss_departures,
     parity,
@@ -252,9 +254,5 @@ def _departures(spec: RunSpec, cpu: bool) -> Iterator[Knob]:
     if spec.algorithm.minibatches > 1:
         how = "OpenRLHF draws the rows of a minibatch at random"
         yield Knob("algorithm.minibatches", "emulated", how)
-    if spec.training.precision == "fp32":
-        how = "GEM_CPU_DTYPE of gem-cpu" if cpu else "OpenRLHF knows bf16 and fp16: trained in bf16"
-        yield Knob("training.precision", "emulated" if cpu else "unmatched", how)
-    for index, _ in enumerate(spec.eval):
-        how = f"on everything at once every {spec.eval_every} iterations; not before the first"
-        yield Knob(f"eval.{index}.every", "emulated", how)
+    yield from bf16_only(spec, "OpenRLHF knows bf16 and fp16: trained in bf16", cpu=cpu)
+    yield from evaluation_departures(spec, "not before the first")

@@ -156,11 +156,31 @@ def loss_departures(
         yield Knob("training.precision", "emulated", f"{bf16} (the reference: autocast)")
 
 
-def evaluation_departures(spec: RunSpec) -> Iterator[Knob]:
-    """Yield which evaluations are made more often, because all are made at once."""
+def bf16_only(spec: RunSpec, reason: str, *, cpu: bool) -> Iterator[Knob]:
+    """Yield that a trainer without fp32 has it only where gem-cpu adds it.
+
+    Args:
+        spec: The experiment.
+        reason: What the trainer does instead on a GPU.
+        cpu: Whether the run is without a GPU.
+    """
+    if spec.training.precision == "fp32":
+        how = "GEM_CPU_DTYPE of gem-cpu" if cpu else reason
+        yield Knob("training.precision", "emulated" if cpu else "unmatched", how)
+
+
+def evaluation_departures(spec: RunSpec, missed: str | None = None) -> Iterator[Knob]:
+    """Yield which evaluations are made at other times, because all are made at once.
+
+    Args:
+        spec: The experiment.
+        missed: Which evaluation that the spec asks for the trainer never makes.
+    """
+    how = f"everything is evaluated at once: every {spec.eval_every} iterations"
     for index, part in enumerate(spec.eval):
-        if part.every != spec.eval_every:
-            how = f"everything is evaluated at once: every {spec.eval_every} iterations"
+        if missed is not None:
+            yield Knob(f"eval.{index}.every", "emulated", f"{how}, but {missed}")
+        elif part.every != spec.eval_every:
             yield Knob(f"eval.{index}.every", "emulated", how)
 
 
