@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -102,10 +101,10 @@ def test_an_evaluation_has_its_own_temperature_and_lengths(actor: Any, llm: Any)
 
 
 class Breaking(Env):
-    """Raises, hangs or counts how many of its kind step at the same time."""
+    """Raises, hangs until the test is over, or waits until another of its kind steps, too."""
 
-    lock = threading.Lock()
-    now = most = 0
+    over: threading.Event
+    meeting: threading.Barrier
 
     def __init__(self, how: str = "raise", only: int | None = None) -> None:
         self.how, self.only = how, only
@@ -119,13 +118,9 @@ class Breaking(Env):
             if self.how == "raise":
                 raise OSError("the sandbox is gone")
             if self.how == "hang":
-                time.sleep(2)
-        with Breaking.lock:
-            Breaking.now += 1
-            Breaking.most = max(Breaking.most, Breaking.now)
-        time.sleep(0.05)
-        with Breaking.lock:
-            Breaking.now -= 1
+                self.over.wait(60)
+            if self.how == "meet":
+                self.meeting.wait()
         return "on", 1.0, True, False, {"success": True}
 
     def sample_random_action(self) -> str:
@@ -133,6 +128,15 @@ class Breaking(Env):
 
 
 gem.register("test:OatBreaking", Breaking)
+
+
+@pytest.fixture(autouse=True)
+def own_meeting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What the environments of one test wait for; no two tests share it."""
+    monkeypatch.setattr(Breaking, "over", threading.Event(), raising=False)
+    monkeypatch.setattr(Breaking, "meeting", threading.Barrier(2, timeout=60), raising=False)
+    yield
+    Breaking.over.set()
 
 
 def breaking(n: int, **params: Any) -> list[str]:
@@ -154,13 +158,11 @@ def test_a_prompt_that_is_too_long_is_a_failed_episode(actor: Any, llm: Any) -> 
 
 
 def test_environments_step_side_by_side(actor: Any, llm: Any) -> None:
-    Breaking.most = 0
     numbers = [str(i) for i in range(16)]
     found = actor(llm(["x"]), rollout_batch_size=16, train_batch_size=16, max_train=16).step(
-        breaking(16, how="fine"), None, numbers
+        breaking(16, how="meet"), None, numbers
     )
     assert all(t.valid for t in found)
-    assert Breaking.most > 1
 
 
 def test_an_engine_that_raises_stops_the_actor(

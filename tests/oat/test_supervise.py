@@ -5,6 +5,7 @@ Nodes are started as Launchpad starts them: through a shell that joins their out
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import subprocess
@@ -38,14 +39,27 @@ trap '' TERM INT
 exec "${@:3}" 2>&1 | sed "s!^![$2] !"
 """
 FOREVER = "import time; print('waits', flush=True); time.sleep(600)"
-DONE = """
+
+
+def hears(pid: int) -> bool:
+    """Whether a process has a handler for SIGTERM."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    [caught] = [line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")]
+    return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
+
+
+DONE = f"""
 import os, signal, time
+from pathlib import Path
+{inspect.getsource(hears)}
 from gem_oat.supervise import done, reported
 with reported("learner 0"):
     print("trained")
 done()
-time.sleep(1)  # so that the launcher's handlers are there
-os.kill(int(os.environ["LAUNCHER"]), signal.SIGTERM)  # as oat's learner does
+launcher = int(os.environ["LAUNCHER"])
+while not hears(launcher):
+    time.sleep(0.01)
+os.kill(launcher, signal.SIGTERM)  # as oat's learner does
 time.sleep(600)
 """
 FAILS = """
@@ -56,7 +70,7 @@ with reported("learner 0"):
 VANISHES = """
 import os, pathlib, signal, time
 print("last words", flush=True)
-time.sleep(0.5)  # so that the launcher knows its name
+time.sleep(2)  # so that the launcher knows its name
 pathlib.Path(os.environ["NOTE"]).write_text(f"{os.getpid()}.")
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -198,10 +212,10 @@ def test_a_node_that_is_killed_is_named_though_another_misses_it_first(launch: L
 def test_who_ends_the_launcher_ends_everything(launch: Launch) -> None:
     process = launch(learner_0_0=FOREVER, actor_0_0=FOREVER)
     parent = psutil.Process(process.pid)
-    deadline = time.monotonic() + 30
-    while len(parent.children(recursive=True)) < 6 and time.monotonic() < deadline:
+    deadline = time.monotonic() + 60
+    while len(parent.children(recursive=True)) < 6 or not hears(process.pid):
+        assert time.monotonic() < deadline
         time.sleep(0.05)
-    time.sleep(0.5)  # Python may still be on its way to the signal's handler
     nodes = parent.children(recursive=True)
     process.send_signal(signal.SIGTERM)
     status, _ = ended(process)

@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,12 +24,13 @@ from gem_openrlhf import worker
 from gem_openrlhf.rollout import FAILED, GemAgentExecutor, Played
 from gem_openrlhf.settings import Settings
 
-GATE = threading.Event()
 MAX_LEN = 500
 
 
 class Scripted(Env):
     """Rewards 0.25 a turn; `"end"` ends it with reward 1, `"crash"` raises, `"wait"` blocks."""
+
+    gate: threading.Event
 
     def reset(self, seed: int | None = None, **options: Any) -> tuple[str, dict[str, Any]]:
         super().reset(seed=seed)
@@ -38,13 +40,22 @@ class Scripted(Env):
         if action == "crash":
             raise OSError("sandbox gone")
         if action == "wait":
-            GATE.wait(10)
+            self.gate.wait(60)
         done = action == "end"
         return f"you said {action}", 1.0 if done else 0.25, done, False, {"success": done}
 
 
 register("test:Scripted-v0", Scripted)
 ROW = DatasetRow(Task("test:Scripted-v0", 7))
+
+
+@pytest.fixture(autouse=True)
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """What the environments of one test wait for; no two tests share it."""
+    event = threading.Event()
+    monkeypatch.setattr(Scripted, "gate", event, raising=False)
+    yield event
+    event.set()
 
 
 @pytest.fixture
@@ -187,7 +198,6 @@ def test_a_prompt_longer_than_its_limit_is_a_failure(engine: Any, hook: None) ->
 
 def test_an_environment_that_hangs_is_a_failure(engine: Any, hook: None) -> None:
     row = play(executor(advantage="rebn", retries=0, step_timeout_s=0.05), engine(["wait"]))
-    GATE.set()
     failure = Played.decode(row["label"]).trajectory.failure
     assert failure is not None and "time limit of 0.05 s" in failure.message
 
@@ -225,9 +235,8 @@ def test_turns_have_seeds_of_their_own(engine: Any) -> None:
     assert seeds(executor(), 1) == [None, None]
 
 
-def test_a_slow_environment_does_not_hold_up_the_engine(engine: Any) -> None:
+def test_a_slow_environment_does_not_hold_up_the_engine(engine: Any, gate: threading.Event) -> None:
     """The other episode is sampled to its end while the first waits for its environment."""
-    GATE.clear()
     agent = executor()
 
     async def both() -> list[dict[str, Any]]:
@@ -239,7 +248,7 @@ def test_a_slow_environment_does_not_hold_up_the_engine(engine: Any) -> None:
         ]
         await tasks[1]
         assert not tasks[0].done()
-        GATE.set()
+        gate.set()
         return await asyncio.gather(*tasks)
 
     assert all(row["reward"] > 0 for row in asyncio.run(both()))

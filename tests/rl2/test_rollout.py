@@ -22,12 +22,13 @@ from gem_rl2 import rollout, sampler
 from gem_rl2.dataset import line, read
 from gem_rl2.rollout import TAG, Rollouts, state_dicts
 
-GATE = threading.Event()
-BUSY: list[int] = []
-
 
 class Scripted(Env):
     """Rewards 0.25 a turn; `"end"` ends it with reward 1, `"crash"` raises, `"wait"` blocks."""
+
+    gate: threading.Event
+    busy: list[str]
+    """What has begun to wait."""
 
     def reset(self, seed: int | None = None, **options: Any) -> tuple[str, dict[str, Any]]:
         super().reset(seed=seed)
@@ -37,8 +38,8 @@ class Scripted(Env):
         if action == "crash":
             raise OSError("sandbox gone")
         if action == "wait":
-            BUSY.append(len(BUSY))
-            GATE.wait(20)
+            self.busy.append(action)
+            self.gate.wait(60)
         done = action == "end"
         return f"you said {action}", 1.0 if done else 0.25, done, False, {"success": done}
 
@@ -59,10 +60,11 @@ def row(
 @pytest.fixture(autouse=True)
 def _clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(sampler, "FIRST_DELAY_S", 0.01)
-    GATE.clear()
-    BUSY.clear()
+    # No two tests share what their environments wait for and note.
+    monkeypatch.setattr(Scripted, "gate", threading.Event(), raising=False)
+    monkeypatch.setattr(Scripted, "busy", [], raising=False)
     yield
-    GATE.set()
+    Scripted.gate.set()
     rollout._current.clear()
 
 
@@ -198,10 +200,10 @@ def test_evaluation_episodes_are_kept_apart(world: Any, server: Any, tokenizer: 
 async def busy(number: int) -> None:
     """Wait until so many are in their environment."""
     for _ in range(6000):
-        if len(BUSY) >= number:
+        if len(Scripted.busy) >= number:
             return
         await asyncio.sleep(0.01)
-    raise AssertionError(f"{len(BUSY)} are busy, not {number}")
+    raise AssertionError(f"{len(Scripted.busy)} are busy, not {number}")
 
 
 def test_slow_environments_hold_nothing_up(world: Any, server: Any, tokenizer: Any) -> None:
@@ -215,11 +217,11 @@ def test_slow_environments_hold_nothing_up(world: Any, server: Any, tokenizer: A
         trajectory, _ = await r.play(row(9), tokenizer, quick.url, {})
         assert len(trajectory.turns) == 3
         assert not all(task.done() for task in waiting)
-        GATE.set()
+        Scripted.gate.set()
         return list(await asyncio.gather(*waiting))
 
     assert len(asyncio.run(all_of_them())) == 8
-    assert len(BUSY) >= 4
+    assert len(Scripted.busy) >= 4
 
 
 def test_the_number_of_episodes_at_once_can_be_limited(
@@ -232,7 +234,7 @@ def test_the_number_of_episodes_at_once_can_be_limited(
         tasks = [asyncio.create_task(r.play(row(i), tokenizer, s.url, {})) for i in range(5)]
         await busy(2)
         await asyncio.sleep(0.2)
-        found = len(BUSY)
+        found = len(Scripted.busy)
         for task in tasks:
             task.cancel()
         return found

@@ -54,7 +54,7 @@ def test_servers_end_with_the_process_that_started_them(
     path = tmp_path / "run.py"
     path.write_text(HUNG.replace("{end}", end))
     done = subprocess.run(
-        [sys.executable, str(path)], capture_output=True, text=True, timeout=40, check=False
+        [sys.executable, str(path)], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == status
     if status == 1:
@@ -74,9 +74,8 @@ if __name__ == "__main__":
     servers.PATIENCE_S = 0.5
     servers.end_at_exit()
     multiprocessing.Process(target=server).start()
-    time.sleep(1.5)
-    parts = servers._parts()
-    assert len(parts) == 1, parts
+    while not (parts := servers._parts()):
+        time.sleep(0.05)
     servers.watch()
     [part] = parts
     print(part.pid, flush=True)
@@ -102,7 +101,7 @@ def test_a_server_that_lost_a_part_stops_the_trainer(
     path = tmp_path / "run.py"
     path.write_text(LOST.replace("{part}", str(part)).replace("{then}", then))
     done = subprocess.run(
-        [sys.executable, str(path)], capture_output=True, text=True, timeout=40, check=False
+        [sys.executable, str(path)], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == status, done.stderr[-2000:]
     assert ("a process of SGLang has ended" in done.stderr) == (status != 0)

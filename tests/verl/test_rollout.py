@@ -7,7 +7,7 @@ import json
 import logging
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -24,11 +24,11 @@ from gem.training.tasksets import encode_task
 from gem.trajectory import Trajectory
 from gem_verl.rollout import GemAgentLoopOutput
 
-GATE = threading.Event()
-
 
 class Scripted(Env):
     """Rewards 0.25 a turn; `"end"` ends it with reward 1, `"crash"` raises, `"wait"` blocks."""
+
+    gate: threading.Event
 
     def reset(self, seed: int | None = None, **options: Any) -> tuple[str, dict[str, Any]]:
         super().reset(seed=seed)
@@ -38,12 +38,22 @@ class Scripted(Env):
         if action == "crash":
             raise OSError("sandbox gone")
         if action == "wait":
-            GATE.wait(10)
+            self.gate.wait(60)
         done = action == "end"
         return f"you said {action}", 1.0 if done else 0.25, done, False, {"success": done}
 
 
 register("test:Scripted-v0", Scripted)
+
+
+@pytest.fixture(autouse=True)
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """What the environments of one test wait for; no two tests share it."""
+    event = threading.Event()
+    monkeypatch.setattr(Scripted, "gate", event, raising=False)
+    yield event
+    event.set()
+
 
 BASE = [
     "actor_rollout_ref.rollout.name=vllm",
@@ -242,15 +252,16 @@ def test_only_the_last_row_of_an_episode_carries_its_transcript(world: World, se
     assert transcript(rows[-1]).rewards == [0.25, 0.25, 1.0]
 
 
-def test_a_blocking_environment_does_not_block_other_episodes(world: World, server: Any) -> None:
+def test_a_blocking_environment_does_not_block_other_episodes(
+    world: World, server: Any, gate: threading.Event
+) -> None:
     async def both() -> list[str]:
-        GATE.clear()
         finished = []
 
         async def play(name: str, texts: list[str]) -> None:
             await world.run(server(texts))
             finished.append(name)
-            GATE.set()  # lets the blocked one go on
+            gate.set()  # lets the blocked one go on
 
         await asyncio.gather(play("slow", ["wait", "end"]), play("fast", ["a", "b", "end"]))
         return finished
