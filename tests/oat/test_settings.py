@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gem.errors import ConfigurationError
-from gem_oat.settings import REFUSED, Args, parse
+from gem_oat.settings import REFUSED, Args, GemSettings, parse, shown
 
 Argv = Callable[..., list[str]]
 
@@ -30,6 +30,14 @@ def test_limits_of_an_episode_are_oats_lengths(argv: Argv) -> None:
     budget = parse(argv(gem_turns=5)).budget()
     assert (budget.turn_tokens, budget.response_tokens) == (16, 600)
     assert (budget.prompt_tokens, budget.turns) == (300, 5)
+
+
+def test_every_setting_of_gem_is_a_flag_with_its_default_but_turn_tokens(argv: Argv) -> None:
+    args = parse(argv(gem_tasks="gem:game:x", gem_turns=5, gem_seed="None"))
+    assert args.gem == GemSettings(tasks="gem:game:x", turns=5)
+    assert {f"gem_{field.name}" for field in fields(GemSettings)} - set(shown(args)) == {
+        "gem_turn_tokens"
+    }
 
 
 def test_a_flag_given_twice_counts_as_given_last(argv: Argv) -> None:

@@ -72,9 +72,8 @@ class Actor(PPOActor):  # type: ignore[misc]
                 for text, number in zip(prompts, numbers, strict=True)
                 for copy in range(args.num_samples)
             ]
-            sampling = {key: getattr(args, key) for key in ("temperature", "top_p", "top_k")}
             iteration = min(numbers, default=0) // size
-            return self._play(jobs, sampling, args.budget(), (0, iteration))
+            return self._play(jobs, args.sampling(), args.budget(), (0, iteration))
 
     def play_evaluation(
         self, tasks: Sequence[str], temperature: float | None, number: int, updates: int
@@ -93,11 +92,9 @@ class Actor(PPOActor):  # type: ignore[misc]
         args = self.args
         with reported(f"actor {self.actor_id}"):
             jobs = [(decode_task(text)[0], 0, group) for group, text in enumerate(tasks)]
-            sampling = {
-                "temperature": args.eval_temperature if temperature is None else temperature,
-                "top_p": args.eval_top_p,
-                "top_k": args.eval_top_k,
-            }
+            sampling = args.sampling(evaluation=True)
+            if temperature is not None:
+                sampling["temperature"] = temperature
             return self._play(jobs, sampling, args.budget(evaluation=True), (1 + number, updates))
 
     def _play(

@@ -126,6 +126,11 @@ class Args(_flags()):  # type: ignore[misc]
         room = int(self.max_model_len) - int(self.prompt_max_length)
         return Budget(min(int(turn), room), room, int(self.prompt_max_length), self.gem.turns)
 
+    def sampling(self, *, evaluation: bool = False) -> dict[str, Any]:
+        """How a turn is sampled: `temperature`, `top_p`, `top_k`."""
+        prefix = "eval_" if evaluation else ""
+        return {key: getattr(self, prefix + key) for key in ("temperature", "top_p", "top_k")}
+
 
 REFUSED: dict[str, str] = {
     "whiten_adv": "--gem_advantage rebn normalises once, over all turns of all ranks",
