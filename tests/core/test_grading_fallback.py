@@ -40,9 +40,9 @@ def without_extra(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "math_verify" else find(name)
     )
-    fallback._installed.cache_clear()
+    fallback.available.cache_clear()
     yield
-    fallback._installed.cache_clear()
+    fallback.available.cache_clear()
 
 
 PYPROJECT = Path(__file__).parents[2] / "packages/gem-core/pyproject.toml"

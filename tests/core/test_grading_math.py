@@ -48,9 +48,9 @@ def without_extra(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "math_verify" else find(name)
     )
-    fallback._installed.cache_clear()
+    fallback.available.cache_clear()
     yield
-    fallback._installed.cache_clear()
+    fallback.available.cache_clear()
 
 
 @pytest.fixture

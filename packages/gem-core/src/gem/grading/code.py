@@ -41,10 +41,6 @@ class _Printed:
     stdin: str
     expected: str
 
-    @property
-    def size(self) -> int:
-        return len(self.stdin)
-
 
 @dataclass(frozen=True)
 class _Call:
@@ -58,18 +54,7 @@ class _Call:
     """Every test of the problem expects a list of one item: the item itself is right, too."""
 
 
-@dataclass(frozen=True)
-class _Asserted:
-    """A test that is a statement."""
-
-    statement: Statement
-
-    @property
-    def size(self) -> int:
-        return len(self.statement.source)
-
-
-_Test: TypeAlias = "_Printed | _Call | _Asserted"
+_Test: TypeAlias = "_Printed | _Call | Statement"
 
 
 def grade(
@@ -145,7 +130,7 @@ class _Judge:
         self._run: Callable[[_Printed], str] = lambda test: _printed(test, sandbox, program, limits)
         calls = [test for test in tests if isinstance(test, _Call)]
         self._called = _called(calls, Runner(sandbox, "candidate", program, limits))
-        statements = [test.statement for test in tests if isinstance(test, _Asserted)]
+        statements = [test for test in tests if isinstance(test, Statement)]
         self._asserted = failures(statements, sandbox, program, limits)
 
     def failure(self, test: _Test) -> str:
@@ -249,7 +234,7 @@ def _unmarked(tests: Any) -> list[_Test]:
 
 def _listed(test: Any) -> _Test:
     if isinstance(test, str):
-        return _Asserted(Statement(test))
+        return Statement(test)
     if isinstance(test, Mapping) and {"input", "output"} <= set(test):
         if test.get("fn_name") is not None:
             return _call(test["fn_name"], test["input"], test["output"])
@@ -279,8 +264,15 @@ def _longest(tests: list[_Test], max_tests: int) -> list[_Test]:
     """Return the `max_tests` tests with the longest inputs, in their original order."""
     if len(tests) <= max_tests:
         return tests
-    longest = sorted(range(len(tests)), key=lambda i: -tests[i].size)[:max_tests]
+    longest = sorted(range(len(tests)), key=lambda i: -_size(tests[i]))[:max_tests]
     return [tests[i] for i in sorted(longest)]
+
+
+def _size(test: _Test) -> int:
+    """Return the length of a test's input."""
+    if isinstance(test, _Call):
+        return test.size
+    return len(test.stdin if isinstance(test, _Printed) else test.source)
 
 
 def _text(value: Any) -> str:

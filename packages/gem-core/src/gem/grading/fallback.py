@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import itertools
 import re
 from typing import NamedTuple
 
@@ -61,9 +62,10 @@ class Question(NamedTuple):
     gold: str
 
 
+@functools.cache
 def available() -> bool:
     """Return whether math-verify is installed."""
-    return _installed()
+    return importlib.util.find_spec("math_verify") is not None
 
 
 def need() -> None:
@@ -72,16 +74,11 @@ def need() -> None:
     Raises:
         MissingExtraError: Math-verify is not installed.
     """
-    if not _installed():
+    if not available():
         raise MissingExtraError(
             "this gold can only be graded by math-verify, which is not installed: "
             "pip install 'gem-core[math]'"
         )
-
-
-@functools.cache
-def _installed() -> bool:
-    return importlib.util.find_spec("math_verify") is not None
 
 
 def refusal(answer: str, gold: str, readable: bool) -> str:
@@ -162,11 +159,5 @@ def _costly(text: str) -> bool:
     """Return whether math-verify would hardly finish, judged by the text alone."""
     if len(text) > _MAX_LENGTH or _COSTLY.search(text):
         return True
-    depth = deepest = 0
-    for character in text:
-        if character in "({[":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif character in ")}]":
-            depth -= 1
-    return deepest > _MAX_DEPTH
+    depths = itertools.accumulate((c in "({[") - (c in ")}]") for c in text)
+    return max(depths, default=0) > _MAX_DEPTH

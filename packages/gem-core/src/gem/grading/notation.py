@@ -45,8 +45,16 @@ _RELATIONS = {
 }  # fmt: skip
 _PRODUCTS = frozenset({"*", "\\cdot", "\\times", "\\ast"})
 _QUOTIENTS = frozenset({"/", "\\div"})
-_CLOSERS = {"(": ")]", "[": ")]"}
 _FRACTIONS = frozenset({"\\frac", "\\dfrac", "\\tfrac", "\\cfrac"})
+_BINOMIALS = frozenset({"\\binom", "\\dbinom", "\\tbinom"})
+# Openers with their closer and the function that they stand for.
+_ENCLOSING = {
+    "|": ("|", "abs"),
+    "\\lvert": ("\\rvert", "abs"),
+    "\\vert": ("\\vert", "abs"),
+    "\\lfloor": ("\\rfloor", "floor"),
+    "\\lceil": ("\\rceil", "ceil"),
+}
 _VALUES = frozenset({"pi", "e", "i", "infinity"})
 _NOTHING = frozenset({"\\emptyset", "\\varnothing"})
 
@@ -214,15 +222,10 @@ class _Reader:
         """
         if any(sign not in ("", "=", "~") for sign in signs):
             raise UnreadableError(self.text)
-        exact = next(
-            (
-                i
-                for i, sign in enumerate(signs)
-                if i and sign == "~" and not _contradict(sides[i - 1], sides[i])
-            ),
-            len(signs),
-        )
-        sides = sides[:exact]
+        for i, sign in enumerate(signs):
+            if i and sign == "~" and not _contradict(sides[i - 1], sides[i]):
+                sides = sides[:i]
+                break
         if len(sides) == 1:
             return Node("named", (name, sides[0])) if name else sides[0]
         if len(sides) == 2 and not name:
@@ -231,35 +234,26 @@ class _Reader:
 
     def inequality(self, sides: list[Node], signs: list[str]) -> Node:
         """Return the interval that an inequality of one symbol describes."""
-        if len(sides) > 3 or not all(sign in ("<", "<=", ">", ">=") for sign in signs):
-            raise UnreadableError(self.text)
         if all(sign[0] == ">" for sign in signs):
             sides = sides[::-1]
             signs = [sign.replace(">", "<") for sign in signs[::-1]]
-        if not all(sign[0] == "<" for sign in signs):
+        if len(sides) > 3 or not all(sign[0] == "<" for sign in signs):
             raise UnreadableError(self.text)
-        infinity = Node("symbol", ("infinity",))
-        low, high = Node("negate", (infinity,)), infinity
-        brackets = ["(", ")"]
-        if len(sides) == 3:
-            low, middle, high = sides
-            brackets = ["[" if signs[0] == "<=" else "(", "]" if signs[1] == "<=" else ")"]
-        elif sides[0].kind == "symbol" or (
-            sides[0].kind == "negate" and sides[0].args[0].kind == "symbol"
-        ):
-            middle, high = sides
-            brackets[1] = "]" if signs[0] == "<=" else ")"
-        else:
-            low, middle = sides
-            brackets[0] = "[" if signs[0] == "<=" else "("
+        if len(sides) == 2:
+            infinity = Node("symbol", ("infinity",))
+            if "symbol" in (sides[0].kind, _negated(sides[0]).kind):
+                sides, signs = [_negated(infinity), *sides], ["<", *signs]
+            else:
+                sides, signs = [*sides, infinity], [*signs, "<"]
+        low, middle, high = sides
         if middle.kind == "negate":
             # -x < 1 means x > -1.
-            middle = middle.args[0]
-            low, high = _negated(high), _negated(low)
-            brackets = ["(" if brackets[1] == ")" else "[", ")" if brackets[0] == "(" else "]"]
+            low, middle, high = map(_negated, (high, middle, low))
+            signs = signs[::-1]
         if middle.kind != "symbol" or middle.args[0] in _VALUES:
             raise UnreadableError(self.text)
-        return Node("interval", (low, high, "".join(brackets)))
+        brackets = ("[" if signs[0] == "<=" else "(") + ("]" if signs[1] == "<=" else ")")
+        return Node("interval", (low, high, brackets))
 
     def union(self) -> Node:
         parts = [self.sum()]
@@ -345,13 +339,9 @@ class _Reader:
                 return node
 
     def exponent(self) -> Node:
-        if self.token == "**":
-            self.advance()
-            return self.nested(self.signed_power)
+        latex = self.token == "^"
         self.advance()
-        if self.token == "{":
-            return self.group()
-        return self.nested(self.signed_power)
+        return self.group() if latex and self.token == "{" else self.nested(self.signed_power)
 
     def signed_power(self) -> Node:
         if self.take("-"):
@@ -383,7 +373,7 @@ class _Reader:
                 return self.symbol(first)
             if first.isdigit():
                 self.advance()
-                return Node("number", (Fraction(first), 0))
+                return _integer(first)
             raise UnreadableError(self.text)
         return self.primary()
 
@@ -397,9 +387,9 @@ class _Reader:
         if self.token in ("(", "["):
             return self.nested(self.bracketed)
         if self.token == "{":
-            return self.nested(lambda: self.braced("{", "}"))
+            return self.nested(self.braced)
         if self.token == "|":
-            return self.nested(lambda: self.enclosed("|", "|", "abs"))
+            return self.nested(self.enclosed)
         raise UnreadableError(self.text)
 
     def number(self) -> Node:
@@ -441,13 +431,9 @@ class _Reader:
     def simple_fraction(self) -> Node:
         if self.kind == "command":
             return self.command(self.token)
-        above = Fraction(self.token)
-        self.advance()
+        above = self.base()
         self.need("/")
-        below = Fraction(self.token)
-        self.advance()
-        parts = Node("number", (above, 0)), Node("number", (below, 0))
-        return Node("divide", parts)
+        return Node("divide", (above, self.base()))
 
     def name(self, name: str) -> Node:
         name = ALIASES.get(name, name)
@@ -503,7 +489,7 @@ class _Reader:
     def base(self) -> Node:
         text = self.token
         self.advance()
-        return Node("number", (Fraction(text), 0))
+        return _integer(text)
 
     def operands(self, name: str) -> tuple[Node, ...]:
         if name in ("max", "min", "gcd", "lcm", "binom") and self.token == "(":
@@ -533,41 +519,32 @@ class _Reader:
 
     def command(self, command: str) -> Node:
         name = command[1:]
-        if command in _FRACTIONS:
+        if command in _FRACTIONS or command in _BINOMIALS:
             self.advance()
-            above = self.argument()
-            return Node("divide", (above, self.argument()))
-        if name in ("binom", "dbinom", "tbinom"):
-            self.advance()
-            above = self.argument()
-            return Node("call", ("binom", above, self.argument()))
+            pair = self.argument(), self.argument()
+            return Node("divide", pair) if command in _FRACTIONS else Node("call", ("binom", *pair))
         if name in FUNCTIONS or name in ALIASES:
             self.advance()
             return self.function(ALIASES.get(name, name), latex=True)
         if name in CONSTANTS or name in GREEK:
             return self.symbol(CONSTANTS.get(name, name))
         if command == "\\{":
-            return self.nested(lambda: self.braced("\\{", "\\}"))
+            return self.nested(self.braced)
         if command in _NOTHING:
             self.advance()
             return Node("set", ())
         if command == "\\begin":
             return self.nested(self.matrix)
-        for opener, closer, function in (
-            ("\\lvert", "\\rvert", "abs"),
-            ("\\vert", "\\vert", "abs"),
-            ("\\lfloor", "\\rfloor", "floor"),
-            ("\\lceil", "\\rceil", "ceil"),
-        ):
-            if command == opener:
-                return self.nested(lambda o=opener, c=closer, f=function: self.enclosed(o, c, f))  # type: ignore[misc]
+        if command in _ENCLOSING:
+            return self.nested(self.enclosed)
         raise UnreadableError(self.text)
 
     # Brackets
 
-    def enclosed(self, opener: str, closer: str, function: str) -> Node:
+    def enclosed(self) -> Node:
+        closer, function = _ENCLOSING[self.token]
         self.brackets += 1
-        self.need(opener)
+        self.advance()
         node = self.sum()
         self.brackets -= 1
         self.need(closer)
@@ -585,13 +562,15 @@ class _Reader:
         self.advance()
         if len(items) == 2:
             return Node("interval", (*items, opener + closer))
-        if _CLOSERS[opener][0 if opener == "(" else 1] != closer:
+        if opener + closer not in ("()", "[]"):
             raise UnreadableError(self.text)
         return items[0] if len(items) == 1 else Node("tuple", tuple(items))
 
-    def braced(self, opener: str, closer: str) -> Node:
+    def braced(self) -> Node:
+        opener = self.token
+        closer = opener.replace("{", "}")
         self.brackets += 1
-        self.need(opener)
+        self.advance()
         position, seen = self.start, self.signs_seen
         # Each member of a set has its own ±; in braces around one item, ± is the outer item's.
         alone = opener == "{"
@@ -691,3 +670,7 @@ def _contradict(exact: Node, rounded: Node) -> bool:
 
 def _negated(node: Node) -> Node:
     return node.args[0] if node.kind == "negate" else Node("negate", (node,))
+
+
+def _integer(digits: str) -> Node:
+    return Node("number", (Fraction(digits), 0))

@@ -211,18 +211,18 @@ def _same_in_fields(answer: Node, gold: Node, work: Work, cost: int) -> bool:
     for point in range(_POINTS):
         for prime in _PRIMES:
             work.spend(cost)
-            try:
-                a, a_defined = _in_field(answer, point, prime, work), True
-            except _UndefinedError:
-                a, a_defined = 0, False
-            try:
-                b, b_defined = _in_field(gold, point, prime, work), True
-            except _UndefinedError:
-                b, b_defined = 0, False
-            if a_defined != b_defined or a != b:
+            a, b = (_if_defined(node, point, prime, work) for node in (answer, gold))
+            if a != b:
                 return False
-            agreed += a_defined
+            agreed += a is not None
     return agreed > 0
+
+
+def _if_defined(node: Node, point: int, prime: int, work: Work) -> int | None:
+    try:
+        return _in_field(node, point, prime, work)
+    except _UndefinedError:
+        return None
 
 
 def _in_field(node: Node, point: int, prime: int, work: Work) -> int:
@@ -361,42 +361,26 @@ def _power_of_negative(node: Node, base: float, exponent: complex) -> complex:
     return complex(base**exponent)
 
 
+_CONSTANTS = {"pi": complex(math.pi), "e": complex(math.e), "i": 1j, "infinity": complex(math.inf)}
+
+
 def _float_symbol(name: str, point: int) -> complex:
-    if name == "pi":
-        return complex(math.pi)
-    if name == "e":
-        return complex(math.e)
-    if name == "i":
-        return 1j
-    if name == "infinity":
-        return complex(math.inf)
+    if name in _CONSTANTS:
+        return _CONSTANTS[name]
     seed = zlib.crc32(name.encode()) * 2654435761 + point * 0x9E3779B1
     size = 0.3 + 2.2 * ((seed >> 7) % 10007) / 10007
     # The first half of the points is positive: some functions are defined only there.
     return complex(size if point < _POINTS else -size)
 
 
-def _floor(z: complex) -> complex:
-    return complex(math.floor(z.real + 1e-9))
-
-
-def _ceil(z: complex) -> complex:
-    return complex(math.ceil(z.real - 1e-9))
-
-
 _FUNCTIONS: dict[str, Callable[..., complex]] = {
-    "sin": cmath.sin,
-    "cos": cmath.cos,
-    "tan": cmath.tan,
+    **{name: getattr(cmath, name) for name in ("sin", "cos", "tan", "sinh", "cosh", "tanh")},
     "cot": lambda z: 1 / cmath.tan(z),
     "sec": lambda z: 1 / cmath.cos(z),
     "csc": lambda z: 1 / cmath.sin(z),
     "arcsin": cmath.asin,
     "arccos": cmath.acos,
     "arctan": cmath.atan,
-    "sinh": cmath.sinh,
-    "cosh": cmath.cosh,
-    "tanh": cmath.tanh,
     "ln": cmath.log,
     "log": cmath.log,
     "lg": lambda z: cmath.log(z) / math.log(10),
@@ -404,8 +388,8 @@ _FUNCTIONS: dict[str, Callable[..., complex]] = {
     "exp": cmath.exp,
     "sqrt": cmath.sqrt,
     "abs": lambda z: complex(abs(z)),
-    "floor": _floor,
-    "ceil": _ceil,
+    "floor": lambda z: complex(math.floor(z.real + 1e-9)),
+    "ceil": lambda z: complex(math.ceil(z.real - 1e-9)),
     "max": lambda *z: max(z, key=lambda value: value.real),
     "min": lambda *z: min(z, key=lambda value: value.real),
 }
