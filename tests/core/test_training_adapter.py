@@ -9,7 +9,7 @@ import pytest
 
 from gem.errors import ConfigurationError, RolloutError
 from gem.rollout import Budget
-from gem.tables import setting
+from gem.tables import assignments, setting
 from gem.tasks import Task, TaskSet
 from gem.testing.golden import golden_batch
 from gem.training.settings import (
@@ -113,6 +113,37 @@ def test_settings_made_in_python_are_checked_too(given: dict[str, Any]) -> None:
 def test_messages_begin_with_the_prefix_that_is_asked_for() -> None:
     with pytest.raises(ConfigurationError, match="^--gem_turns must be at least 1"):
         Settings.from_mapping({"turns": 0}, "--gem_")
+
+
+def test_arguments_are_json_where_they_are_json() -> None:
+    given = ["turns=4", "poll_interval_s=1e-3", "seed=null", 'other=[1, "a"]', "another=a=b"]
+    assert assignments(Extended, given) == {
+        "turns": 4,
+        "poll_interval_s": 1e-3,
+        "seed": None,
+        "other": [1, "a"],
+        "another": "a=b",
+    }
+
+
+def test_the_value_of_a_text_stays_text() -> None:
+    assert assignments(Extended, ["context=null", "system_prompt=42"]) == {
+        "context": "null",
+        "system_prompt": "42",
+    }
+    assert assignments(Extended, ["system_prompt=null"]) == {"system_prompt": None}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["turns"], "arguments are key=value, got 'turns'"),
+        (["turns=2", "turns=3"], "turns is given twice"),
+    ],
+)
+def test_malformed_arguments_are_refused(arguments: list[str], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        assignments(Extended, arguments)
 
 
 def test_a_trainer_must_suit_the_estimator() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from gem.errors import RecordError
 from gem.testing.golden import golden_batch
-from gem.training.metrics import episode_metrics
+from gem.training.metrics import episode_metrics, progress
 from gem.training.record import EPISODES, METRICS, RUN, SCHEMA, TrainedRow, read_run
 from gem.training.recording import Names, RunRecording, rows_wanted
 from gem.trajectory import Failure, Trajectory
@@ -282,3 +282,8 @@ def test_a_record_that_cannot_be_rewound_stays_as_it_is(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="cannot rewind"):
         recording.write_iteration(0)
     assert (tmp_path / METRICS).read_text() == '{"iteration": 0}\n'
+
+
+def test_whoever_watches_sees_the_metrics_that_there_are() -> None:
+    metrics = {"success_rate": 0.5, "kl": 0.1, "loss": -1.23456}
+    assert progress(7, "eval:a", metrics) == "    7 eval:a  success_rate 0.5000  loss -1.2346"

@@ -11,7 +11,7 @@ import pytest
 
 from gem.errors import UnsupportedVersionError
 from gem.training.doctor import Requirement
-from gem.training.seams import Seam, called, check_seams
+from gem.training.seams import Seam, called, check_seams, replaced
 
 TRAINER = Requirement("pytest", ">=7", by="gem-x 1", install="pip install pytest")
 
@@ -136,3 +136,16 @@ def test_what_a_trainer_itself_lacks_is_no_unsupported_version(
 def test_the_trainer_found_can_be_named() -> None:
     with pytest.raises(UnsupportedVersionError, match="but a checkout in /x has none; supported"):
         check_seams(TRAINER, [REPLACEMENT], owner=object(), found="a checkout in /x")
+
+
+def test_what_is_replaced_for_a_while_comes_back_even_after_an_exception() -> None:
+    owner = class_with("def f(self): return 'its own'")
+    with pytest.raises(ValueError, match="broken"), replaced(owner, "f", lambda self: "ours"):
+        assert owner().f() == "ours"
+        raise ValueError("broken")
+    assert owner().f() == "its own"
+
+
+def test_what_is_not_there_is_not_replaced() -> None:
+    with pytest.raises(AttributeError, match="g"), replaced(class_with("x = 1"), "g", None):
+        raise AssertionError("unreachable")

@@ -12,6 +12,7 @@ from transformers import AutoTokenizer
 
 from gem.blame import cause_of
 from gem.errors import GemError
+from gem.training.metrics import progress
 from gem_bench.lora import merge
 from gem_bench.reference import train
 from gem_bench.reference_setup import read_spec
@@ -47,6 +48,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _print_progress(iteration: int, split: str, metrics: dict[str, float]) -> None:
-    shown = ("success_rate", "return_mean", "turns_mean", "loss", "grad_norm", "entropy")
-    numbers = "  ".join(f"{key} {metrics[key]:.4f}" for key in shown if key in metrics)
-    print(f"{iteration:5d} {split}  {numbers}", flush=True)
+    print(progress(iteration, split, metrics), flush=True)

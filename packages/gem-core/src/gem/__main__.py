@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import sys
@@ -18,6 +17,7 @@ from gem.errors import ConfigurationError, GemError
 from gem.making import make
 from gem.registry import list_envs
 from gem.replay_cli import shown
+from gem.tables import json_or_text
 
 _EXAMPLES = """examples:
   python -m gem list -l game:
@@ -207,10 +207,7 @@ def _params(pairs: Sequence[str]) -> dict[str, Any]:
         name, equals, value = pair.partition("=")
         if not name or not equals:
             raise ConfigurationError(f"--param needs NAME=VALUE, got {pair!r}")
-        try:
-            params[name] = json.loads(value)
-        except json.JSONDecodeError:
-            params[name] = value
+        params[name] = json_or_text(value)
     return params
 
 

@@ -2,16 +2,18 @@
 
 `setting` declares a field with its help text and limits. `build` makes the dataclass from a
 mapping, `check` examines one that was made otherwise; errors name the key as `table.key`.
+`assignments` reads the mapping from a command line.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import math
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, field
 from typing import Any, TypeVar
 
@@ -102,6 +104,41 @@ def check(part: Any, path: str = "") -> None:
     hints = typing.get_type_hints(type(part))
     for spec in dataclasses.fields(part):
         _value(hints[spec.name], getattr(part, spec.name), path + spec.name, spec.metadata)
+
+
+def assignments(part: type[Any], arguments: Sequence[str]) -> dict[str, Any]:
+    """Parse the arguments `key=value` of a command line into what `build` takes.
+
+    A value is read as JSON or text (`json_or_text`); that of a text stays text (`name=42`), but
+    for `null` where None is allowed.
+
+    Args:
+        part: A dataclass; unknown keys are left to `build`.
+        arguments: Of the command line.
+
+    Raises:
+        ConfigurationError: An argument is something else, or a key is given twice.
+    """
+    hints = typing.get_type_hints(part)
+    found: dict[str, Any] = {}
+    for argument in arguments:
+        key, equals, text = argument.partition("=")
+        if not equals:
+            raise ConfigurationError(f"arguments are key=value, got {argument!r}")
+        if key in found:
+            raise ConfigurationError(f"{key} is given twice")
+        hint = hints.get(key)
+        plain = hint is str or (hint == (str | None) and text != "null")
+        found[key] = text if plain else json_or_text(text)
+    return found
+
+
+def json_or_text(text: str) -> Any:
+    """Return the value of a text that is JSON, and any other text as it is."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
 
 
 def flatten(settings: Mapping[str, Any]) -> dict[str, Any]:

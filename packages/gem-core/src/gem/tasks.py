@@ -11,6 +11,7 @@ from urllib.parse import parse_qsl, quote
 from gem.core import Env
 from gem.errors import ConfigurationError
 from gem.making import make
+from gem.tables import json_or_text
 
 URI_SCHEME = "gem:"
 _RESERVED = ("n", "seed")
@@ -80,7 +81,7 @@ class TaskSet(Sequence[Task]):
         for key, text in pairs:
             if key in values:
                 raise ConfigurationError(f"task URI {uri!r} names {key!r} twice")
-            values[key] = _scalar(text)
+            values[key] = json_or_text(text)
         numbers = {}
         for key, default in zip(_RESERVED, (1, 0), strict=True):
             numbers[key] = values.pop(key, default)
@@ -115,15 +116,8 @@ class TaskSet(Sequence[Task]):
         return (self[i] for i in range(self.n))
 
 
-def _scalar(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return text
-
-
 def _text(value: Any) -> str:
     # A string that is valid JSON keeps its quotes, so that parse(uri) returns the string.
-    if isinstance(value, str) and _scalar(value) == value:
+    if isinstance(value, str) and json_or_text(value) == value:
         return value
     return json.dumps(value)

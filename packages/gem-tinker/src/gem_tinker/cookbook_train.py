@@ -15,8 +15,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ from tinker_cookbook.utils.misc_utils import split_list
 
 from gem.errors import ConfigurationError, GemError
 from gem.training.recording import RunRecording
-from gem.training.seams import called, check_seams
+from gem.training.seams import called, check_seams, replaced
 from gem.training.settings import MAX_FAILED_FRACTION
 from gem_tinker import COOKBOOK, __version__, check_cookbook, check_tinker
 from gem_tinker.advantage import Objective, batch_rows, to_datums, trained_rows
@@ -186,17 +185,6 @@ async def main(config: Config) -> None:
                 evaluator_builders=evaluators,
             )
         )
-
-
-@contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Give an attribute of a module or class another value for a while."""
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
 
 
 if __name__ == "__main__":

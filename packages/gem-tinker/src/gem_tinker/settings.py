@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from gem.advantage import ADVANTAGES
 from gem.errors import ConfigurationError
 from gem.rollout import Budget
-from gem.tables import filled, setting
+from gem.tables import assignments, filled, setting
 from gem.tasks import TaskSet
 from gem.training.settings import Settings, check_group_size
 from gem.training.tasksets import Source, parse_sources
@@ -117,23 +115,5 @@ def read(arguments: Sequence[str]) -> Config:
     Raises:
         ConfigurationError: An argument is something else, or a value is wrong.
     """
-    kinds = {key: field.type for key, field in Config.__dataclass_fields__.items()}
-    table: dict[str, Any] = {}
-    for argument in arguments:
-        key, equals, text = argument.partition("=")
-        key = key.removeprefix("gem.")
-        if not equals:
-            raise ConfigurationError(f"arguments are key=value, got {argument!r}")
-        if key in table:
-            raise ConfigurationError(f"{key} is given twice")
-        # `system_prompt=42` is text; `system_prompt=null` is none.
-        plain = kinds.get(key) == "str" or (kinds.get(key) == "str | None" and text != "null")
-        table[key] = text if plain else _json(text)
-    return Config.from_mapping(table, prefix="")
-
-
-def _json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return text
+    plain = [argument.removeprefix("gem.") for argument in arguments]
+    return Config.from_mapping(assignments(Config, plain), prefix="")

@@ -26,6 +26,7 @@ from gem.errors import ConfigurationError, GemError, RolloutError
 from gem.rollout import ChatFormat
 from gem.tasks import Task
 from gem.training.batches import minibatches
+from gem.training.metrics import progress
 from gem.training.recording import RunRecording
 from gem.training.settings import check_episodes
 from gem.trajectory import Trajectory
@@ -238,9 +239,7 @@ class Run:
 
 def show(iteration: int, split: str, metrics: dict[str, float]) -> None:
     """Print a line about a batch."""
-    shown = ("success_rate", "return_mean", "turns_mean", "loss", "grad_norm", "step_s")
-    numbers = "  ".join(f"{name} {metrics[name]:.4f}" for name in shown if name in metrics)
-    print(f"{iteration:5d} {split}  {numbers}", flush=True)
+    print(progress(iteration, split, metrics), flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -85,3 +85,16 @@ def episode_metrics(
         length_stop_rate=sum(turn.stop_reason == "length" for turn in turns) / max(len(turns), 1),
     )
     return metrics
+
+
+def progress(iteration: int, split: str, metrics: Mapping[str, float]) -> str:
+    """Return a line about an iteration or evaluation for whoever watches the run.
+
+    Args:
+        iteration: Its number.
+        split: `train` or `eval:<name>`.
+        metrics: As recorded.
+    """
+    names = ("success_rate", "return_mean", "turns_mean", "loss", "grad_norm", "entropy", "step_s")
+    numbers = "  ".join(f"{name} {metrics[name]:.4f}" for name in names if name in metrics)
+    return f"{iteration:5d} {split}  {numbers}"

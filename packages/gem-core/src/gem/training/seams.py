@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import Parameter
 from typing import Any
@@ -87,6 +88,23 @@ def check_seams(
             f"{trainer.by} needs {seam.path.replace(':', '.')}{wanted}, but {installed} {has}; "
             f"supported is {trainer.distribution} {trainer.supported}"
         )
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Give an attribute of a module or class another value for a while.
+
+    Args:
+        owner: Module or class.
+        name: Of the attribute, which must exist.
+        value: What takes its place.
+    """
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
 
 
 def _resolve(path: str, owner: Any) -> Callable[..., Any] | None:
