@@ -100,11 +100,11 @@ def check(config: Config) -> Direct:
         "tasks": builder.groups_per_batch,
         "minibatches": config.num_substeps,
     }
-    played = ("train", "group_size", "prompt_tokens", "response_tokens", "turn_tokens", "turns")
-    table |= {key: getattr(builder, key) for key in (*played, "context", "step_timeout_s")}
-    trained = ("advantage", "gamma", "loss_fn", "loss_aggregation", "lora_rank", "server")
-    failing = ("base_url", "retries", "max_failed_fraction")
-    table |= {key: getattr(config, key) for key in (*trained, *failing)}
+    limits = ("prompt_tokens", "response_tokens", "turn_tokens", "turns", "step_timeout_s")
+    table |= {key: getattr(builder, key) for key in ("train", "group_size", "context", *limits)}
+    loss = ("advantage", "gamma", "loss_fn", "loss_aggregation", "lora_rank")
+    others = ("base_url", "server", "retries", "max_failed_fraction")
+    table |= {key: getattr(config, key) for key in (*loss, *others)}
     return Direct.from_mapping(table, prefix="")
 
 
