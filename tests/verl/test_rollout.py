@@ -170,6 +170,18 @@ def test_a_turn_cut_by_its_limit_is_closed_and_flagged(
     assert row.response_mask[3] == 0
 
 
+def test_budgets_come_from_verls_own_lengths(compose: Any, tokenizer: Any, server: Any) -> None:
+    def first(*overrides: str) -> int:
+        s = server(["end"])
+        World(compose, tokenizer, overrides).play(s)
+        return s.requests[0]["params"]["max_tokens"]
+
+    assert first("data.max_response_length=200") == 200
+    assert first("data.max_response_length=200", "+gem.turn_tokens=16") == 16
+    [row] = World(compose, tokenizer, ["data.max_prompt_length=2"]).play(server(["end"]))
+    assert "prompt_tokens allows 2" in row.extra_fields["gem"]["failed"]
+
+
 def test_the_server_is_told_where_messages_end(world: World, server: Any, tokenizer: Any) -> None:
     s = server(["end"])
     world.play(s)

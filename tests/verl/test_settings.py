@@ -44,11 +44,3 @@ def test_what_would_not_do_as_told_is_refused(
 ) -> None:
     with pytest.raises(ConfigurationError, match=reason):
         check_config(compose([*BASE, *overrides]))
-
-
-def test_budgets_come_from_verls_own_lengths(compose: Any) -> None:
-    config = compose([*BASE, "data.max_prompt_length=96", "data.max_response_length=200"])
-    budget = Settings.from_config(config).budget(config)
-    assert (budget.prompt_tokens, budget.response_tokens, budget.turn_tokens) == (96, 200, 200)
-    config = compose([*BASE, "data.max_response_length=200", "+gem.turn_tokens=16"])
-    assert Settings.from_config(config).budget(config).turn_tokens == 16

@@ -110,30 +110,26 @@ def estimate(
     if batch is None:
         batch = Batch(episodes_by_mask(token_level_rewards, response_mask, index))
         check_failures([episode.valid for episode in batch.episodes])
+    episodes, like = batch.episodes, token_level_rewards
     rewards = values = None
     if name == "gae":
         if batch.values is None:
-            raise ConfigurationError(
-                "gem_gae needs trainer.v1.trainer_mode=gem_sync and critic.enable=True"
-            )
-        values = [at_turns(batch.values, e.rows, len(e.rewards)) for e in batch.episodes]
+            raise ConfigurationError("gem_gae needs trainer_mode=gem_sync and critic.enable=True")
+        values = [at_turns(batch.values, e.rows, len(e.rewards)) for e in episodes]
     if batch.scores is not None:
         penalties = token_level_rewards - batch.scores
-        added = [over_turns(penalties, e.rows, len(e.rewards)) for e in batch.episodes]
-        rewards = adjusted_rewards(batch.episodes, added)
+        added = [over_turns(penalties, e.rows, len(e.rewards)) for e in episodes]
+        rewards = adjusted_rewards(episodes, added)
     batch.advantages, targets = turn_advantages(
         name,
-        batch.episodes,
+        episodes,
         gamma=float(config.gamma),
         lam=float(config.lam),
         scale=bool(config.get("norm_adv_by_std_in_grpo", True)),
         rewards=rewards,
         values=values,
     )
-    return (
-        spread(batch.episodes, batch.advantages, token_level_rewards),
-        spread(batch.episodes, targets, token_level_rewards),
-    )
+    return spread(episodes, batch.advantages, like), spread(episodes, targets, like)
 
 
 def episodes_by_mask(rewards: Tensor, mask: Tensor, index: Any) -> list[Episode]:
@@ -146,9 +142,7 @@ def episodes_by_mask(rewards: Tensor, mask: Tensor, index: Any) -> list[Episode]
         RolloutError: A reward is NaN: an agent loop broke.
     """
     if not bool(torch.isfinite(rewards).all()):
-        raise RolloutError(
-            "a row has a reward that is not finite: an agent loop failed, its error is in the log"
-        )
+        raise RolloutError("an agent loop failed: a reward is not finite; the log has its error")
     found = []
     groups: dict[str, int] = {}
     for row, uid in enumerate(map(str, index)):

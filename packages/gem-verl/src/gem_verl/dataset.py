@@ -61,10 +61,7 @@ class GemDataset(Dataset[dict[str, Any]]):
         if OmegaConf.is_config(config):
             check_config(config._get_root())
             if config.shuffle:
-                logger.warning(
-                    "data.shuffle=True: tasks are trained on in random order; set "
-                    "data.shuffle=False for the order of their seeds"
-                )
+                logger.warning("tasks come in random order; data.shuffle=False keeps their order")
 
     def __len__(self) -> int:
         return self._n

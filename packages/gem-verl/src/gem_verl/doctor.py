@@ -28,10 +28,8 @@ def check_policy() -> str:
     """verl loads the plugin: no variable excludes it."""
     policy = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto").strip().lower()
     if policy != "auto" and "gem" not in [name.strip() for name in policy.split(",")]:
-        raise ProblemError(
-            f"VERL_USE_EXTERNAL_PLUGINS={policy} keeps verl from loading gem-verl; unset it or "
-            "add gem to the list"
-        )
+        reason = f"VERL_USE_EXTERNAL_PLUGINS={policy} keeps verl from loading gem-verl"
+        raise ProblemError(f"{reason}; unset it or add gem to the list")
     return "verl loads the plugin"
 
 

@@ -8,22 +8,7 @@ from typing import Any
 
 from gem.errors import ConfigurationError
 from gem.tasks import TaskSet
-from gem.training import platforms
-from gem.training.launch import (
-    ALL_WEIGHTS,
-    Knob,
-    Launch,
-    Names,
-    all_weights,
-    copied,
-    evaluation_departures,
-    forward_tokens,
-    hydra_value,
-    loss_departures,
-    parity,
-    refuse,
-    sampling_departure,
-)
+from gem.training import launch, platforms
 from gem.training.platforms import Platform
 from gem.training.runspec import RunSpec
 from gem.training.tasksets import Source
@@ -40,7 +25,7 @@ class VerlAdapter:
     supported = SUPPORTED_VERL
     venv = "verl"
 
-    def compile(self, spec: RunSpec, *, run_dir: Path, cpu: bool) -> Launch:
+    def compile(self, spec: RunSpec, *, run_dir: Path, cpu: bool) -> launch.Launch:
         """Return verl's command for a spec; see `gem.training.launch.Adapter`.
 
         Raises:
@@ -50,7 +35,7 @@ class VerlAdapter:
         """
         check_verl()
         _check(spec)
-        settings = _ALWAYS | copied(spec, _NAMES) | _policy(spec) | _run(spec, run_dir)
+        settings = _ALWAYS | launch.copied(spec, _NAMES) | _policy(spec) | _run(spec, run_dir)
         if spec.algorithm.advantage == "gae":
             settings |= _critic(spec)
         if spec.training.precision == "fp32":
@@ -58,12 +43,12 @@ class VerlAdapter:
         platform = platforms.cpu("verl", spec, run_dir) if cpu else Platform()
         settings |= platform.settings
         overrides = [_override(key, value) for key, value in settings.items()]
-        return Launch.of(
+        return launch.Launch.of(
             spec,
             ["python", "-m", "verl.trainer.main_ppo", *overrides],
             platform,
             {"HYDRA_FULL_ERROR": "1", "RAY_DEDUP_LOGS": "0"},
-            parity=parity(spec, _NAMES | _HOW, _departures(spec)),
+            parity=launch.parity(spec, _NAMES | _HOW, _departures(spec)),
         )
 
 
@@ -72,22 +57,17 @@ adapter = VerlAdapter()
 
 def _check(spec: RunSpec) -> None:
     """Refuse what verl would silently do differently."""
-    tasks, minibatches = spec.training.tasks, spec.algorithm.minibatches
-    refuse(
+    tasks, parts, context = spec.training.tasks, spec.algorithm.minibatches, spec.policy.context
+    uneven = f"verl cuts a batch between tasks; training.tasks={tasks} does not divide into so many"
+    torn = (
+        f"policy.context={context!r} makes a row per turn, and verl cuts minibatches through "
+        "episodes; set it to 1"
+    )
+    launch.refuse(
         spec,
-        (
-            "algorithm.minibatches",
-            tasks % minibatches > 0,
-            f"verl cuts a batch between tasks; {tasks} tasks (training.tasks) do not divide into "
-            "so many minibatches",
-        ),
-        (
-            "algorithm.minibatches",
-            minibatches > 1 and spec.policy.context != "chat",
-            "with a row per turn verl cuts minibatches through episodes; set it to 1 for "
-            f"policy.context={spec.policy.context!r}",
-        ),
-        all_weights(spec),
+        ("algorithm.minibatches", tasks % parts > 0, uneven),
+        ("algorithm.minibatches", parts > 1 and context != "chat", torn),
+        launch.all_weights(spec),
     )
 
 
@@ -117,7 +97,7 @@ _ALWAYS: dict[str, Any] = {
     "trainer.project_name": "gem",
 }
 
-_NAMES: dict[str, Names] = {
+_NAMES: dict[str, launch.Names] = {
     "name": "trainer.experiment_name",
     "seed": ("+gem.seed", "data.seed", f"{_ROLLOUT}.seed"),
     "policy.model": "actor_rollout_ref.model.path",
@@ -146,14 +126,12 @@ _NAMES: dict[str, Names] = {
 _LOSSES = {"token-mean": "token-mean", "row-mean-token-sum": "seq-mean-token-sum"}
 
 _HOW = {
-    **ALL_WEIGHTS,
+    **launch.ALL_WEIGHTS,
     "seed": "gem.seed: every turn is sampled with a seed of its own; other random numbers than in "
     "other trainers",
     "env": "data.train_files, data.shuffle=False",
     "eval": "data.val_files",
     "algorithm.advantage": "algorithm.adv_estimator",
-    "algorithm.gamma": "algorithm.gamma, per turn",
-    "algorithm.lam": "algorithm.lam, per turn",
     "algorithm.clip": "actor.clip_ratio, actor.clip_ratio_c=1e9 (no dual clip)",
     "algorithm.minibatches": "actor.ppo_mini_batch_size",
     "algorithm.loss_aggregation": "actor.loss_agg_mode",
@@ -246,8 +224,8 @@ def _mini_batch(spec: RunSpec) -> int:
         return spec.training.tasks // spec.algorithm.minibatches
     if spec.policy.turns is None:
         raise ConfigurationError(
-            f"policy.turns: with policy.context={spec.policy.context!r} every turn is a row, and "
-            "verl needs to know how many there can be; set it to the environment's limit"
+            f"policy.turns: policy.context={spec.policy.context!r} makes a row per turn, and verl "
+            "must know how many there can be; set it to the environment's limit"
         )
     # Rows are turns. verl fills batches up to a multiple of this: one that no batch exceeds
     # makes one update per batch out of them.
@@ -258,18 +236,18 @@ def _override(key: str, value: Any) -> str:
     # verl resolves its configuration twice: an escaped reference would be one the second time.
     if "${" in str(value):
         raise ConfigurationError(f"verl would take '${{' for a reference to another key: {value!r}")
-    return f"{key}={hydra_value(value)}"
+    return f"{key}={launch.hydra_value(value)}"
 
 
 def _forward_tokens(spec: RunSpec) -> int:
     """Tokens per forward pass, such that the logits stay below a gigabyte."""
-    return max(min(forward_tokens(spec.policy.model), 65_536), spec.policy.tokens)
+    return max(min(launch.forward_tokens(spec.policy.model), 65_536), spec.policy.tokens)
 
 
-def _departures(spec: RunSpec) -> Iterator[Knob]:
-    yield from sampling_departure(spec, _HOW["seed"])
-    yield from loss_departures(spec, bf16="autocast in training, bf16 weights in rollouts")
+def _departures(spec: RunSpec) -> Iterator[launch.Knob]:
+    yield from launch.sampling_departure(spec, _HOW["seed"])
+    yield from launch.loss_departures(spec, bf16="autocast in training, bf16 weights in rollouts")
     if spec.algorithm.loss_aggregation == "row-mean-token-sum" and spec.policy.context != "chat":
         how = "verl counts the rows it fills batches up with: the loss is scaled down"
-        yield Knob("algorithm.loss_aggregation", "emulated", how)
-    yield from evaluation_departures(spec)
+        yield launch.Knob("algorithm.loss_aggregation", "emulated", how)
+    yield from launch.evaluation_departures(spec)

@@ -88,7 +88,7 @@ class GemAgentLoop(AgentLoopBase):  # type: ignore[misc]
         except Exception as error:
             # verl only logs what is raised here and goes on with fewer rows.
             logger.exception("the agent loop %r failed", self.agent)
-            outputs = [self._void(kwargs, f"{type(error).__name__}: {error}")]
+            outputs = [self._output(kwargs, None, error=f"{type(error).__name__}: {error}")]
         return outputs if len(outputs) > 1 else outputs[0]
 
     async def _play(
@@ -97,64 +97,53 @@ class GemAgentLoop(AgentLoopBase):  # type: ignore[misc]
         settings = Settings.from_config(self.config)
         check_rows(self.config, self.agent)
         task, temperature = decode_task(kwargs["gem_task"])
-        params = dict(sampling_params)
         if temperature is not None:
-            params["temperature"] = temperature
+            sampling_params = sampling_params | {"temperature": temperature}
         template = OmegaConf.to_container(OmegaConf.create(dict(self.apply_chat_template_kwargs)))
         chat = _chat_format(self.tokenizer, settings.system_prompt, json.dumps(template))
-        seed = None
-        if settings.seed is not None:
-            session = int(kwargs["session_id"])
-            seed = (settings.seed, int(kwargs["global_steps"]), task.seed, session)
-        sampler = _Sampler(self.server_manager, params, chat, seed)
-        budget, index = settings.budget(self.config), int(kwargs["index"])
+        numbers = (int(kwargs["global_steps"]), task.seed, int(kwargs["session_id"]))
+        seed = None if settings.seed is None else (settings.seed, *numbers)
+        sampler = _Sampler(self.server_manager, sampling_params, chat, seed)
+        limits, index = self.rollout_config, int(kwargs["index"])
+        budget = settings.limits(limits.prompt_length, limits.response_length)
         trajectory = await settings.play(task, sampler, chat, budget, group=index)
         if trajectory.failure is not None:
-            return [self._void(kwargs, str(trajectory.failure), trajectory)]
+            return [self._output(kwargs, trajectory)]
         trajectory.policy_version = sampler.versions(len(trajectory.turns))
         rows = trajectory.training_rows()
         if self.agent == "gem_turns":
             rows = [part for row in rows for part in split_turns(row)]
         return [
-            self._output(row, trajectory, kwargs, seconds=sampler.seconds, final=row is rows[-1])
+            self._output(kwargs, trajectory, row, seconds=sampler.seconds, final=row is rows[-1])
             for row in rows
         ]
 
-    def _void(
-        self, kwargs: dict[str, Any], reason: str, trajectory: Trajectory | None = None
-    ) -> GemAgentLoopOutput:
-        """Return a row of valid shape that takes no part in anything.
-
-        Args:
-            kwargs: See `run`.
-            reason: Why the episode failed, or the agent loop.
-            trajectory: The failed episode; None if the agent loop failed.
-        """
-        row = TrainingRow([self.tokenizer.eos_token_id], [], [], [], [])
-        return self._output(row, trajectory, kwargs, failed=reason)
-
     def _output(
         self,
-        row: TrainingRow,
-        trajectory: Trajectory | None,
         kwargs: dict[str, Any],
+        trajectory: Trajectory | None,
+        row: TrainingRow | None = None,
         *,
-        failed: str | None = None,
+        error: str | None = None,
         seconds: float = 0.0,
         final: bool = True,
     ) -> GemAgentLoopOutput:
         """Return a row as verl stores it.
 
         Args:
-            row: The tokens.
-            trajectory: The row's episode; None if the agent loop failed.
             kwargs: See `run`.
-            failed: Why the episode failed.
+            trajectory: The row's episode; None if the agent loop failed.
+            row: The tokens; None if the episode or the agent loop failed: a row of valid shape
+                that takes no part in anything.
+            error: Why the agent loop failed.
             seconds: Time that the episode waited for the server.
             final: Whether this is the last row of the episode.
         """
-        broken = trajectory is None
-        rewards = [] if trajectory is None or failed is not None else trajectory.rewards
+        broken, failed = trajectory is None, error
+        if trajectory is not None and trajectory.failure is not None:
+            failed = str(trajectory.failure)
+        rewards = [] if trajectory is None or row is None else trajectory.rewards
+        row = row or TrainingRow([self.tokenizer.eos_token_id], [], [], [], [])
         response, mask, logprobs = row.response_ids, row.mask, row.logprobs
         token_rewards = row.token_rewards(rewards)
         if not response:
@@ -253,6 +242,5 @@ class _Sampler(EngineSampler):
 @functools.lru_cache(maxsize=8)
 def _chat_format(tokenizer: Any, system_prompt: str | None, template_kwargs: str) -> ChatFormat:
     # verl makes a new loop for every episode; examining the template once is enough.
-    return ChatFormat(
-        tokenizer, system_prompt=system_prompt, template_kwargs=json.loads(template_kwargs)
-    )
+    kwargs = json.loads(template_kwargs)
+    return ChatFormat(tokenizer, system_prompt=system_prompt, template_kwargs=kwargs)

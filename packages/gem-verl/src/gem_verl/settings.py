@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from gem.errors import ConfigurationError
-from gem.rollout import Budget
 from gem.tables import setting
 from gem.training.settings import Settings as BaseSettings
 
@@ -19,10 +18,7 @@ GEM_MODES = ("gem_sync", "gem_colocate_async")
 MODES = ("sync", "colocate_async", *GEM_MODES)
 """Values of `trainer.v1.trainer_mode` that work with GEM rollouts."""
 
-_UNSUITABLE = {
-    "separate_async": "it computes advantages on parts of a batch, so that statistics over the "
-    "whole batch are not what they say"
-}
+_UNSUITABLE = {"separate_async": "it computes advantages and their statistics on parts of a batch"}
 _SUGGESTION = "set trainer.v1.trainer_mode=gem_sync"
 
 
@@ -43,11 +39,6 @@ class Settings(BaseSettings):
         """
         return cls.from_mapping(config.get("gem") or {})
 
-    def budget(self, config: Any) -> Budget:
-        """Return the limits of an episode, of which verl's own keys set the lengths."""
-        rollout = config.actor_rollout_ref.rollout
-        return self.limits(rollout.prompt_length, rollout.response_length)
-
 
 def check_rows(config: Any, agent: str) -> None:
     """Refuse several training rows per episode in a trainer that would tear them apart.
@@ -61,10 +52,8 @@ def check_rows(config: Any, agent: str) -> None:
     """
     context, mode = Settings.from_config(config).context, config.trainer.v1.trainer_mode
     if (agent == "gem_turns" or context != "chat") and mode not in GEM_MODES:
-        raise ConfigurationError(
-            f"agent loop {agent!r} with context {context!r} makes one training row per turn, and "
-            f"trainer_mode={mode} does not know which rows belong to an episode; {_SUGGESTION}"
-        )
+        reason = f"agent loop {agent!r} with context {context!r} makes one training row per turn"
+        raise ConfigurationError(f"{reason}, which trainer_mode={mode} tears apart; {_SUGGESTION}")
 
 
 def check_config(config: Any) -> Settings:
@@ -78,15 +67,11 @@ def check_config(config: Any) -> Settings:
     trainer, algorithm = config.trainer, config.algorithm
     mode = trainer.v1.trainer_mode
     if not trainer.use_v1:
-        raise ConfigurationError(
-            "trainer.use_v1=False: verl's legacy trainer replaces the reward of each turn by one "
-            "number per episode; leave trainer.use_v1=True"
-        )
+        reason = "verl's legacy trainer replaces the rewards of turns by one number per episode"
+        raise ConfigurationError(f"trainer.use_v1=False: {reason}; leave trainer.use_v1=True")
     if mode not in MODES:
         reason = _UNSUITABLE.get(mode, "it is not known to gem-verl")
-        raise ConfigurationError(
-            f"trainer.v1.trainer_mode={mode}: {reason}; choose one of {', '.join(MODES)}"
-        )
+        raise ConfigurationError(f"trainer_mode={mode}: {reason}; choose one of {', '.join(MODES)}")
     check_rows(config, config.actor_rollout_ref.rollout.agent.default_agent_loop)
     estimator = str(algorithm.adv_estimator)
     if mode not in GEM_MODES:
@@ -98,8 +83,6 @@ def check_config(config: Any) -> Settings:
             reason = "rollout_rs removes tokens from the mask by which turns are found"
             raise ConfigurationError(f"algorithm.rollout_correction.{reason}; {_SUGGESTION}")
     if estimator == "gem_gae" and not (mode in GEM_MODES and config.critic.enable):
-        raise ConfigurationError(
-            f"algorithm.adv_estimator=gem_gae needs the critic's values: {_SUGGESTION} and "
-            "critic.enable=True"
-        )
+        reason = "algorithm.adv_estimator=gem_gae needs the critic's values"
+        raise ConfigurationError(f"{reason}: {_SUGGESTION} and critic.enable=True")
     return settings

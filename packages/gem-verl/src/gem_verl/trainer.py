@@ -113,11 +113,9 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
         self._settings = check_config(config)
         if config.actor_rollout_ref.rollout.name == "vllm" and os.environ.get("GEM_CPU") != "1":
             self._sockets = claim_sockets(ray.get_runtime_context().get_job_id())
-        about = {
-            "trainer": "verl",
-            "versions": {"verl": verl.__version__, "gem-verl": __version__},
-            "config": OmegaConf.to_container(config, resolve=True),
-        }
+        versions = {"verl": verl.__version__, "gem-verl": __version__}
+        shown = OmegaConf.to_container(config, resolve=True)
+        about = {"trainer": "verl", "versions": versions, "config": shown}
         self._recording = RunRecording(self._settings.record_dir, about, RECORDED)
         self._batch = Batch([])
         self._trajectories: list[Trajectory] = []
@@ -205,19 +203,12 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
             _write(batch, masks)
 
     def _compute_metrics(
-        self,
-        batch: Any,
-        metrics: dict[str, Any],
-        timing_raw: dict[str, float],
-        global_steps: int,
-        epoch: int,
+        self, batch: Any, metrics: dict[str, Any], timing_raw: Any, global_steps: int, epoch: int
     ) -> None:
         super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
+        rows = partial(self._trained_rows, batch)
         values = self._recording.keep_batch(
-            self._trajectories,
-            self._batch.advantages,
-            lambda: self._trained_rows(batch),
-            lost=self._lost,
+            self._trajectories, self._batch.advantages, rows, lost=self._lost
         )
         metrics.update({f"gem/{name}": value for name, value in values.items()})
         update_s = sum(timing_raw.get(name, 0.0) for name in _UPDATE_TIMES)
