@@ -353,7 +353,7 @@ def test_wrappers_are_applied_in_order_the_last_one_outermost() -> None:
         ("no_such", "unknown wrapper 'no_such'; known: 'tool_env'"),
         ("concat_chat", "the context 'chat' takes its place"),
         ([3], "a wrapper is a name"),
-        (3, "wrappers must be a list"),
+        (3, "wrappers must be a name"),
         ([{"tools": []}], "unknown wrapper None"),
     ],
 )

@@ -122,9 +122,7 @@ class Env:
     def action_rng(self) -> random.Random:
         """The stream that `sample_random_action` draws from; never influences the episode."""
         if self._action_rng is None:
-            if self._base_seed is None or self._episode < 0:
-                raise ResetNeededError(f"{type(self).__name__}: call reset() before anything else")
-            self._action_rng = stream(self._base_seed, self._episode, _ACTION_STREAM)
+            self._action_rng = stream(*self.episode_key, _ACTION_STREAM)
         return self._action_rng
 
     @property

@@ -90,17 +90,17 @@ def _image_digest(part: Mapping[str, Any]) -> str:
     if "blake2b" in part:
         return str(part["blake2b"])
     image: Any = part.get("image")
-    if isinstance(image, bytes | bytearray):
-        return blake2b(image, digest_size=_DIGEST_BYTES).hexdigest()
     if isinstance(image, str | Path):
-        return blake2b(Path(image).read_bytes(), digest_size=_DIGEST_BYTES).hexdigest()
-    if hasattr(image, "tobytes"):
+        image = Path(image).read_bytes()
+    elif hasattr(image, "tobytes"):
         # An image in memory: hash mode and size too, which the pixel bytes do not contain.
         pixels = f"{getattr(image, 'mode', '')}{getattr(image, 'size', '')}".encode()
-        return blake2b(pixels + image.tobytes(), digest_size=_DIGEST_BYTES).hexdigest()
-    raise ConfigurationError(
-        f"an image of an observation is a path, bytes or a PIL image, got {type(image).__name__}"
-    )
+        image = pixels + image.tobytes()
+    if not isinstance(image, bytes | bytearray):
+        raise ConfigurationError(
+            f"an observation's image is a path, bytes or a PIL image, got {type(image).__name__}"
+        )
+    return blake2b(image, digest_size=_DIGEST_BYTES).hexdigest()
 
 
 def _digest(value: Any) -> str:

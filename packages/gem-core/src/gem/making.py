@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import os
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from gem.core import Env, EnvSpec, WrapperLike
-from gem.errors import ConfigurationError, UnknownParameterError
+from gem.errors import ConfigurationError
+from gem.parameters import require_known
 from gem.registry import spec
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ def make(
     found = id if isinstance(id, EnvSpec) else spec(id or env_id)
     kwargs = {**found.kwargs, **overrides}
     entry_point = found.load()
-    check_parameters(found.id, entry_point, kwargs)
+    require_known(found.id, entry_point, kwargs)
     env: Env = entry_point(**kwargs)
     made = EnvSpec(found.id, found.entry_point, kwargs)
     env.unwrapped.spec = made
@@ -71,27 +70,3 @@ def make(
             env = Checked(env)
             env.spec = checked_spec
     return env
-
-
-def check_parameters(id: str, entry_point: Callable[..., Env], kwargs: Mapping[str, Any]) -> None:
-    """Raise if `entry_point` does not take a keyword; the message names those it takes.
-
-    Raises:
-        UnknownParameterError: At least one keyword is unknown.
-    """
-    # Cached: inspecting a constructor takes longer than running most of them.
-    look = _parameters if isinstance(entry_point, Hashable) else _parameters.__wrapped__
-    parameters = look(entry_point)
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return
-    unknown = [name for name in kwargs if name not in parameters]
-    if unknown:
-        raise UnknownParameterError(
-            f"{id} has no parameter {', '.join(map(repr, unknown))}; "
-            f"it has {', '.join(sorted(parameters))}"
-        )
-
-
-@functools.lru_cache(maxsize=1024)
-def _parameters(entry_point: Callable[..., Env]) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(entry_point).parameters

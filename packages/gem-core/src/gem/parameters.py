@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
-from gem.errors import ConfigurationError
+from gem.errors import ConfigurationError, UnknownParameterError
 
 T = TypeVar("T")
 Constructor = TypeVar("Constructor", bound=Callable[..., None])
@@ -42,6 +42,58 @@ def extending(base: type, *hidden: str, **defaults: Any) -> Callable[[Constructo
         return cast(Constructor, wrapped)
 
     return extended
+
+
+def require_known(
+    what: str, function: Callable[..., Any], given: Iterable[str], *hidden: str
+) -> None:
+    """Raise if a function does not take a keyword; the message names those it takes.
+
+    Args:
+        what: What the parameters are of, for the message.
+        function: The function or class.
+        given: The keywords.
+        *hidden: Parameters of the function that may not be given.
+
+    Raises:
+        UnknownParameterError: At least one keyword is unknown.
+    """
+    # Cached: inspecting a constructor takes longer than running most of them.
+    look = _parameters if isinstance(function, Hashable) else _parameters.__wrapped__
+    parameters = look(function)
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return
+    unknown = [name for name in given if name not in parameters or name in hidden]
+    if unknown:
+        has = ", ".join(sorted(parameters.keys() - {*hidden})) or "none"
+        raise UnknownParameterError(
+            f"{what} has no parameter {', '.join(map(repr, unknown))}; it has {has}"
+        )
+
+
+@functools.lru_cache(maxsize=1024)
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(function).parameters
+
+
+def listed(name: str, value: Any, single: Callable[[Any], bool]) -> Sequence[Any]:
+    """Return a parameter that is one thing or several as a sequence of them.
+
+    Args:
+        name: The parameter.
+        value: A sequence, one thing, or names separated by commas.
+        single: Tells one thing from a sequence.
+
+    Raises:
+        ConfigurationError: None of these.
+    """
+    if isinstance(value, str):
+        return [part for part in map(str.strip, value.split(",")) if part]
+    if isinstance(value, Mapping) or single(value):
+        return [value]
+    if not isinstance(value, Sequence):
+        raise ConfigurationError(f"{name} must be a name, a mapping or a list, got {value!r:.80}")
+    return value
 
 
 def flag(name: str, value: Any) -> bool:

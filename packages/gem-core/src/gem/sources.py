@@ -159,20 +159,6 @@ class _Memory(Table):
         return _Memory(select([column]))
 
 
-class _Frame(Table):
-    def __init__(self, frame: Frame) -> None:
-        self.name = f"data frame of {len(frame)} rows"
-        self._frame = frame
-
-    def __len__(self) -> int:
-        return len(self._frame)
-
-    def row(self, index: int) -> Row:
-        # Not `iloc[index]`: a series has one type, so integers beside floats become floats.
-        row: Row = self._frame.iloc[[index]].to_dict("records")[0]
-        return row
-
-
 class _Lines(Table):
     """A memory-mapped text file with the byte offsets of its records."""
 
@@ -263,23 +249,29 @@ class _Csv(_Lines):
         return dict(zip(self._header, fields, strict=True))
 
 
-class _Arrow(Table):
-    """An Arrow table; `rows(i)` returns a table of row i alone."""
+class _Columns(Table):
+    """A table in columns; `read(i)` returns row i as a list of one mapping."""
 
-    def __init__(self, name: str, size: int, rows: Callable[[int], Any]) -> None:
+    def __init__(self, name: str, size: int, read: Callable[[int], Any]) -> None:
         self.name = name
         self._size = size
-        self._rows = rows
+        self._read = read
 
     def __len__(self) -> int:
         return self._size
 
     def row(self, index: int) -> Row:
         try:
-            row: Row = self._rows(index).to_pylist()[0]
+            (row,) = self._read(index)
         except Exception as error:
             raise DataError(f"{self.name}, row {index}: cannot be read ({error})") from error
-        return row
+        return row  # type: ignore[no-any-return]
+
+
+def _frame(frame: Any) -> Table:
+    # Not `iloc[index]`: a series has one type, so integers beside floats become floats.
+    name, size = f"data frame of {len(frame)} rows", len(frame)
+    return _Columns(name, size, lambda index: frame.iloc[[index]].to_dict("records"))
 
 
 def checked(source: Any) -> Source:
@@ -337,7 +329,7 @@ def _load_memory(source: Any) -> Table:
         # The cache entry keeps the source alive, so that its id stays unique.
         _, table = _in_memory.pop(id(source), (None, None))
         if table is None:
-            table = _Frame(source) if _is_frame(source) else _Memory(source)
+            table = _frame(source) if _is_frame(source) else _Memory(source)
         _in_memory[id(source)] = source, table
         while len(_in_memory) > _REMEMBERED:
             del _in_memory[next(iter(_in_memory))]
@@ -411,7 +403,7 @@ def _parquet(path: Path) -> Table:
         table = parquet.read_table(path, memory_map=True)
     except Exception as error:
         raise DataError(f"{path} cannot be read: {error}") from error
-    return _Arrow(str(path), table.num_rows, lambda index: table.slice(index, 1))
+    return _Columns(str(path), table.num_rows, lambda index: table.slice(index, 1).to_pylist())
 
 
 def _hub_table(name: str, split: str | None) -> Table:
@@ -434,7 +426,7 @@ def _hub_table(name: str, split: str | None) -> Table:
             )
         (data,) = data.values()
     rows = data.with_format("arrow")
-    return _Arrow(f"{name} ({data.split})", len(data), lambda index: rows[index])
+    return _Columns(f"{name} ({data.split})", len(data), lambda index: rows[index].to_pylist())
 
 
 _READERS: dict[str, Callable[[Path], Table]] = {

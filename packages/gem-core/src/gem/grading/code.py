@@ -11,7 +11,7 @@ import math
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -105,11 +105,18 @@ def grade(
     if not isinstance(program, str) or not program.strip():
         return Verdict(False, "no program", time.perf_counter() - began, 0.0)
     limits = Limits(wall_s=timeout_s, memory_mb=memory_mb)
-    judge = _Judge(selected, sandbox, program, limits)
+    # Tests of the same kind share sandbox runs, which start when their first verdict is needed.
+    runner = Runner(sandbox, "candidate", program, limits)
+    called = _called([test for test in selected if isinstance(test, _Call)], runner)
+    statements = [test for test in selected if isinstance(test, Statement)]
+    asserted = failures(statements, sandbox, program, limits)
     reason = ""
     passed = 0
     for number, test in enumerate(selected, 1):
-        failure = judge.failure(test)
+        if isinstance(test, _Printed):
+            failure = _printed(test, sandbox, program, limits)
+        else:
+            failure = next(called if isinstance(test, _Call) else asserted)
         if not failure:
             passed += 1
             continue
@@ -119,25 +126,6 @@ def grade(
     correct = passed == len(selected)
     score = passed / len(selected) if partial else float(correct)
     return Verdict(correct, reason or "passed", time.perf_counter() - began, score)
-
-
-class _Judge:
-    """Runs the tests of one program; tests of the same kind share sandbox runs, started lazily."""
-
-    def __init__(
-        self, tests: Sequence[_Test], sandbox: Executor, program: str, limits: Limits
-    ) -> None:
-        self._run: Callable[[_Printed], str] = lambda test: _printed(test, sandbox, program, limits)
-        calls = [test for test in tests if isinstance(test, _Call)]
-        self._called = _called(calls, Runner(sandbox, "candidate", program, limits))
-        statements = [test for test in tests if isinstance(test, Statement)]
-        self._asserted = failures(statements, sandbox, program, limits)
-
-    def failure(self, test: _Test) -> str:
-        """Return why the next test of its kind does not pass, or ''."""
-        if isinstance(test, _Printed):
-            return self._run(test)
-        return next(self._called if isinstance(test, _Call) else self._asserted)
 
 
 def _printed(test: _Printed, sandbox: Executor, program: str, limits: Limits) -> str:

@@ -6,12 +6,12 @@ Tools import nothing of environments or rollouts.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from gem.errors import ConfigurationError, UnknownParameterError
+from gem.errors import ConfigurationError
+from gem.parameters import listed, require_known
 from gem.plugins import load
 from gem.tools.base import Tool, ToolCall, ToolResult
 
@@ -54,15 +54,7 @@ def make_tools(tools: ToolLike | Sequence[ToolLike]) -> list[Tool]:
         ConfigurationError: A tool's name is unknown, or a parameter value is not allowed.
         UnknownParameterError: A tool does not have one of the parameters.
     """
-    if isinstance(tools, str):
-        tools = [name for name in map(str.strip, tools.split(",")) if name]
-    elif isinstance(tools, Tool | Mapping):
-        tools = [tools]
-    elif not isinstance(tools, Sequence):
-        raise ConfigurationError(
-            f"tools must be a list of names, mappings or tools, got {tools!r:.80}"
-        )
-    return [_make(tool) for tool in tools]
+    return [_make(tool) for tool in listed("tools", tools, lambda one: isinstance(one, Tool))]
 
 
 def _make(tool: ToolLike) -> Tool:
@@ -77,13 +69,7 @@ def _make(tool: ToolLike) -> Tool:
     parameters = dict(tool)
     name = parameters.pop("name")
     kind = _class(name)
-    known = inspect.signature(kind).parameters
-    unknown = [parameter for parameter in parameters if parameter not in known]
-    if unknown:
-        raise UnknownParameterError(
-            f"tool {name!r} has no parameter {', '.join(map(repr, unknown))}; "
-            f"it has {', '.join(sorted(known))}"
-        )
+    require_known(f"tool {name!r}", kind, parameters)
     return kind(**parameters)
 
 

@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -33,7 +34,7 @@ def serve(target: str, memory_mb: str) -> None:
         _send(answers, {"error": f"{type(error).__name__}: {error}"})
         return
     if memory_mb:
-        _limit_memory(int(memory_mb) * 1024 * 1024)
+        _limit("AS", int(memory_mb) * 1024 * 1024)
     if not hasattr(os, "fork"):
         _answer(function, answers, None)
         return
@@ -55,7 +56,8 @@ def _answer(function: Callable[..., Any], answers: Any, ended: int | None) -> No
         timeout_s, arguments = json.loads(line)
         # If this process dies after this message, the caller reports a crash.
         _send(answers, {"taken": os.getpid()})
-        _limit_cpu(timeout_s)
+        # So that a call ends even if the caller has died and cannot kill it.
+        _limit("CPU", int(time.process_time() + timeout_s) + 2)
         try:
             answer = {"value": function(*arguments)}
             json.dumps(answer)
@@ -73,23 +75,11 @@ def _send(stream: Any, message: dict[str, Any]) -> None:
             data = data[stream.write(data) :]
 
 
-def _limit_memory(size: int) -> None:
+def _limit(name: str, most: int) -> None:
     try:
         import resource
 
-        resource.setrlimit(resource.RLIMIT_AS, (size, resource.getrlimit(resource.RLIMIT_AS)[1]))
+        which = getattr(resource, f"RLIMIT_{name}")
+        resource.setrlimit(which, (most, resource.getrlimit(which)[1]))
     except (ImportError, OSError, ValueError):
         pass  # The platform has no such limit, or a tighter one is set.
-
-
-def _limit_cpu(timeout_s: float) -> None:
-    """Limit CPU time, so that a call ends even if the caller has died and cannot kill it."""
-    try:
-        import resource
-
-        used = resource.getrusage(resource.RUSAGE_SELF)
-        hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-        limit = int(used.ru_utime + used.ru_stime + timeout_s) + 2
-        resource.setrlimit(resource.RLIMIT_CPU, (limit, hard))
-    except (ImportError, OSError, ValueError):
-        pass

@@ -10,14 +10,14 @@ wrapper.
 from __future__ import annotations
 
 import functools
-import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gem.core import Env, WrapperLike
-from gem.errors import ConfigurationError, UnknownParameterError
+from gem.errors import ConfigurationError
 from gem.moved import missing
+from gem.parameters import listed, require_known
 from gem.specs import imported
 from gem.wrappers.checked import Checked
 from gem.wrappers.tool_env import ToolEnv
@@ -100,15 +100,7 @@ def wrap(env: Env, wrappers: WrapperLike | Sequence[WrapperLike]) -> Env:
         ConfigurationError: A wrapper's name is unknown, or a parameter value is not allowed.
         UnknownParameterError: A wrapper does not have one of the parameters.
     """
-    if isinstance(wrappers, str):
-        wrappers = [name for name in map(str.strip, wrappers.split(",")) if name]
-    elif isinstance(wrappers, Mapping) or callable(wrappers):
-        wrappers = [wrappers]
-    elif not isinstance(wrappers, Sequence):
-        raise ConfigurationError(
-            f"wrappers must be a list of names, mappings or functions, got {wrappers!r:.80}"
-        )
-    for wrapper in wrappers:
+    for wrapper in listed("wrappers", wrappers, callable):
         env = _function(wrapper)(env)
     return env
 
@@ -136,13 +128,7 @@ def _function(wrapper: WrapperLike) -> Callable[[Env], Env]:
             else f"known: {', '.join(map(repr, WRAPPERS))}"
         )
         raise ConfigurationError(f"unknown wrapper {name!r}; {hint}")
-    known = inspect.signature(function).parameters
-    unknown = [p for p in parameters if p not in known or p == "env"]
-    if unknown and not any(p.kind is p.VAR_KEYWORD for p in known.values()):
-        raise UnknownParameterError(
-            f"wrapper {name!r} has no parameter {', '.join(map(repr, unknown))}; "
-            f"it has {', '.join(sorted(set(known) - {'env'})) or 'none'}"
-        )
+    require_known(f"wrapper {name!r}", function, parameters, "env")
     return functools.partial(function, **parameters)
 
 

@@ -69,14 +69,12 @@ class _Program(ctypes.Structure):
 
 def unshare(flags: int) -> None:
     """Leave namespaces; raises OSError."""
-    if _unshare(flags) < 0:
-        raise _error("unshare")
+    _require(_unshare(flags), "unshare")
 
 
 def rejoin(namespace: int, kind: int) -> None:
     """Return to the namespace of this open file (a PID namespace: for children); raises OSError."""
-    if _setns(namespace, kind) < 0:
-        raise _error("setns")
+    _require(_setns(namespace, kind), "setns")
 
 
 def leave_proc() -> None:
@@ -86,16 +84,14 @@ def leave_proc() -> None:
     """
     _prctl(_SET_DUMPABLE, 1)
     for source, target in ((b"/proc/self/fd", b"/dev/fd"), (b"/empty", b"/proc")):
-        if _mount(source, target, None, _bind, None) < 0:
-            raise _error(f"mount {target.decode()}")
+        _require(_mount(source, target, None, _bind, None), f"mount {target.decode()}")
     hide()
 
 
 def private_folder(disk_mb: int) -> None:
     """Mount an empty tmpfs of limited size on /tmp; raises OSError."""
     options = b"size=%dm,nr_inodes=8192,mode=1777" % disk_mb
-    if _mount(b"tmpfs", b"/tmp", b"tmpfs", _mount_flags, options) < 0:
-        raise _error("mount /tmp")
+    _require(_mount(b"tmpfs", b"/tmp", b"tmpfs", _mount_flags, options), "mount /tmp")
 
 
 def beside(*descriptors: int) -> list[tuple[int, int]]:
@@ -110,8 +106,7 @@ def beside(*descriptors: int) -> list[tuple[int, int]]:
 
 def close_range(first: int, last: int = _LAST) -> None:
     """Close the descriptors from `first` to `last` (default: all from `first` on)."""
-    if _syscall(_CLOSE_RANGE, first, last, 0) < 0:
-        raise _error("close_range")
+    _require(_syscall(_CLOSE_RANGE, first, last, 0), "close_range")
 
 
 def keep_capabilities() -> None:
@@ -138,8 +133,7 @@ def end_with_parent() -> None:
 
 def drop_capabilities() -> None:
     """Drop all capabilities and make the process dumpable again; raises OSError."""
-    if _capset(*_no_capabilities) < 0:
-        raise _error("capset")
+    _require(_capset(*_no_capabilities), "capset")
     _prctl(_SET_DUMPABLE, 1)
 
 
@@ -189,15 +183,15 @@ class Filter:
     def install(self) -> None:
         """Install the filter in this process and its descendants; raises OSError."""
         _prctl(_SET_NO_NEW_PRIVS, 1)
-        if _control(_SET_SECCOMP, 2, self._pointer, 0, 0) < 0:
-            raise _error("seccomp")
+        _require(_control(_SET_SECCOMP, 2, self._pointer, 0, 0), "seccomp")
 
 
 def _prctl(option: int, value: int) -> None:
-    if _control(option, value, 0, 0, 0) < 0:
-        raise _error("prctl")
+    _require(_control(option, value, 0, 0, 0), "prctl")
 
 
-def _error(what: str) -> OSError:
-    error = ctypes.get_errno()
-    return OSError(error, f"{what}: {os.strerror(error)}")
+def _require(result: int, what: str) -> None:
+    """Raise the error of a system call that failed."""
+    if result < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"{what}: {os.strerror(error)}")
