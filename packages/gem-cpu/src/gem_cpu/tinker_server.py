@@ -1,4 +1,4 @@
-"""Run a command against a Tinker server of its own, on this machine, without a GPU.
+"""Runs a command against a Tinker server of its own, on this machine, without a GPU.
 
     python -m gem_cpu.tinker_server --model DIR -- python -m gem_tinker.train ...
 

@@ -1,4 +1,4 @@
-"""Make the tiny model: a Qwen3-architecture policy that plays a number game, but not well.
+"""Makes the tiny model: a Qwen3-architecture policy that plays a number game, but not well.
 
     python -m gem_cpu.tiny_model [--anew] [--out DIR]
 

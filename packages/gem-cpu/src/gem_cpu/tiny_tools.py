@@ -1,4 +1,4 @@
-"""Make the tiny tool user: a Qwen3-architecture policy that can call tools, but often does not.
+"""Makes the tiny tool user: a Qwen3-architecture policy that can call tools, but often does not.
 
     python -m gem_cpu.tiny_tools [--anew] [--out DIR]
 

@@ -1,4 +1,4 @@
-"""Build the virtual environments of this repository: `venvs.py build NAME`.
+"""Builds the virtual environments of this repository: `venvs.py build NAME`.
 
 Needs only the standard library. Third-party packages are installed once into a cache outside the
 clone, `<cache>/venvs/<name>-<hash>`; the hash covers the requirements and the Python version.

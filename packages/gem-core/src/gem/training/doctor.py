@@ -1,4 +1,4 @@
-"""Is the installation what an adapter supports: versions, and `python -m gem_<trainer>.doctor`.
+"""Checks that what is installed is what an adapter supports: `python -m gem_<trainer>.doctor`.
 
 - `Requirement`: the versions of a distribution that an adapter supports, above all its trainer's.
 - `entry_point`, `importable`, `engine`, `ray_cluster`: checks that several doctors make.

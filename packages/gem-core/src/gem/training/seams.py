@@ -1,4 +1,9 @@
-"""Does a trainer still have the functions, with the parameters, that an adapter needs?"""
+"""Checks that a trainer still has the functions, with the parameters, that an adapter needs.
+
+Trainers promise no interface to others. An adapter lists the functions that it replaces, extends
+or calls (`Seam`); `check_seams` compares the list with the installed trainer before a run begins,
+and in the doctor.
+"""
 
 from __future__ import annotations
 
