@@ -24,6 +24,7 @@ from gem.training.launch import (
     parity,
     refuse,
     sampling_departure,
+    token_mean,
     whole_minibatches,
 )
 from gem.training.platforms import Platform
@@ -56,6 +57,10 @@ def test_a_refusal_names_key_reason_and_value() -> None:
     refuse(
         spec(algorithm={"minibatches": 4}), whole_minibatches(spec(algorithm={"minibatches": 4}))
     )
+    refuse(spec(), token_mean(spec(), "oat"))
+    sums = spec(algorithm={"loss_aggregation": "row-mean-token-sum"})
+    with pytest.raises(ConfigurationError, match=r"^algorithm.loss_aggregation: oat has .*-sum'$"):
+        refuse(sums, token_mean(sums, "oat"))
     lora = spec(policy={"lora_rank": 8})
     with pytest.raises(ConfigurationError, match=r"^policy.lora_rank: all weights .*, got 8$"):
         refuse(lora, all_weights(lora))
@@ -114,9 +119,9 @@ def test_copied_settings_have_the_specs_values_and_their_names_are_the_parity() 
     names = {
         "policy.model": "model.path",
         "policy.turns": "+gem.turns",
-        "algorithm.clip": ("clip_low", "clip_high"),
+        "algorithm.clip": ("clip_low", "+clip_high"),
     }
-    assert copied(spec(), names) == {"model.path": "m", "clip_low": 0.2, "clip_high": 0.2}
+    assert copied(spec(), names) == {"model.path": "m", "clip_low": 0.2, "+clip_high": 0.2}
     assert copied(spec(policy={"turns": 5}), names)["+gem.turns"] == 5
     tables = ("name", "seed", "env", "eval", "policy", "sampling", "algorithm", "optimizer")
     how = {**dict.fromkeys((*tables, "training"), "itself"), **ALL_WEIGHTS, **names}

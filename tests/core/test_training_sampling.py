@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from gem.errors import RolloutError
-from gem.training.sampling import EngineSampler, together
+from gem.training import sampling
+from gem.training.sampling import EngineSampler, NoAnswerError, answered, together
 
 STOP = frozenset({7, 2})
 
@@ -86,3 +87,36 @@ def test_the_first_exception_ends_all_that_run_together() -> None:
         return await together([one(0), one(0)])
 
     assert asyncio.run(works()) == [0, 0]
+
+
+def asked(*reasons: NoAnswerError | None, retries: int) -> int:
+    """Number of the attempt that was answered; None is an answer."""
+    left = list(enumerate(reasons, 1))
+
+    async def ask() -> int:
+        number, reason = left.pop(0)
+        if reason is not None:
+            raise reason
+        return number
+
+    return asyncio.run(answered(ask, "the engine", retries))
+
+
+def test_a_request_is_repeated_as_often_as_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "FIRST_DELAY_S", 0.0)
+    busy, away = NoAnswerError("busy"), NoAnswerError("away", patience_s=60.0)
+    assert asked(busy, busy, None, retries=2) == 3
+    assert asked(away, away, away, None, retries=0) == 4
+    with pytest.raises(RolloutError, match="the engine did not answer: 2 failures in .*: busy"):
+        asked(busy, away, busy, None, retries=1)
+
+
+def test_waits_between_attempts_grow_up_to_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    assert asked(*[NoAnswerError("busy")] * 6, None, retries=6) == 7
+    assert waits == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0]

@@ -112,7 +112,7 @@ def test_evaluations_are_rows_with_names_and_temperatures(world: Any, tmp_path: 
     assert known == [("a", 0.0)] * 2 + [("b", 0.5)] * 2
     knobs = {knob.name: knob for knob in launch.parity}
     assert knobs["eval.0.every"].status == "emulated"
-    assert knobs["eval.0.every"].how.endswith("every 2 iterations, and not at the end")
+    assert knobs["eval.0.every"].how.endswith("every 2 iterations, but not at the end")
 
 
 def test_one_evaluation_that_divides_the_run_is_matched(tmp_path: Path) -> None:

@@ -16,9 +16,10 @@ from gem import Env, register
 from gem.core import Step
 from gem.errors import ConfigurationError, RolloutError, UnknownEnvError
 from gem.tasks import Task
+from gem.training import sampling
 from gem.training.tasksets import DatasetRow
 from gem.trajectory import Trajectory
-from gem_rl2 import rollout, sampler
+from gem_rl2 import rollout
 from gem_rl2.dataset import line, read
 from gem_rl2.rollout import TAG, Rollouts, state_dicts
 
@@ -59,7 +60,7 @@ def row(
 
 @pytest.fixture(autouse=True)
 def _clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(sampler, "FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(sampling, "FIRST_DELAY_S", 0.01)
     # No two tests share what their environments wait for and note.
     monkeypatch.setattr(Scripted, "gate", threading.Event(), raising=False)
     monkeypatch.setattr(Scripted, "busy", [], raising=False)

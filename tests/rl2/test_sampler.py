@@ -10,14 +10,15 @@ import pytest
 
 from gem.errors import RolloutError
 from gem.rollout import Request, Sample
+from gem.training import sampling
 from gem_rl2 import sampler as module
 from gem_rl2.sampler import SglangSampler
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FIRST_DELAY_S", 0.01)
-    monkeypatch.setattr(module, "MOST_DELAY_S", 0.01)
+    monkeypatch.setattr(sampling, "FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr(sampling, "MOST_DELAY_S", 0.01)
 
 
 def ask(

@@ -14,13 +14,16 @@ from gem.training.launch import (
     Launch,
     Names,
     all_weights,
+    bf16_only,
     copied,
+    evaluation_departures,
     forward_tokens,
     hydra_value,
     loss_departures,
     parity,
     refuse,
     sampling_departure,
+    token_mean,
     whole_minibatches,
 )
 from gem.training.platforms import Platform
@@ -33,51 +36,6 @@ from gem_rl2.settings import Keys
 from gem_rl2.version import SUPPORTED_RL2
 
 TRAIN_FILE, EVAL_FILE = "train.jsonl", "eval.jsonl"
-
-KEYS: dict[str, Names] = {
-    "seed": ("+rollout.server_args.random_seed", "+gem.trainer_seed"),
-    "policy.model": ("actor.model_name", "critic.model_name"),
-    "policy.prompt_tokens": "+gem.prompt_tokens",
-    "policy.response_tokens": "+gem.response_tokens",
-    "policy.turns": "+gem.turns",
-    "policy.context": "+gem.context",
-    "policy.system_prompt": "+gem.system_prompt",
-    "algorithm.advantage": "+gem.advantage",
-    "algorithm.gamma": "adv.gamma",
-    "algorithm.lam": "adv.lamda",
-    "algorithm.clip": "actor.clip",
-    "algorithm.epochs": "+gem.epochs",
-    "algorithm.entropy_coef": "actor.entropy.coef",
-    "algorithm.value_clip": "critic.clip",
-    "optimizer.grad_clip": ("actor.max_grad_norm", "critic.max_grad_norm"),
-    "training.max_failed_fraction": "+gem.max_failed_fraction",
-}
-"""RL2's key with the value of a setting; those of the critic only where there is one."""
-
-FORM_KEYS: dict[Form, dict[str, Names]] = {
-    "release": {
-        "sampling.temperature": "rollout.train_sampling_params.temperature",
-        "sampling.top_p": "+rollout.train_sampling_params.top_p",
-        "sampling.top_k": "+rollout.train_sampling_params.top_k",
-        "algorithm.value_lr": "critic.lr",
-        "optimizer.lr": "actor.lr",
-        "optimizer.weight_decay": ("actor.weight_decay", "critic.weight_decay"),
-        "optimizer.beta1": "+gem.adam_beta1",
-        "optimizer.beta2": "+gem.adam_beta2",
-        "optimizer.eps": "+gem.adam_eps",
-    },
-    "head": {
-        "sampling.temperature": "rollout.train.sampling_params.temperature",
-        "sampling.top_p": "+rollout.train.sampling_params.top_p",
-        "sampling.top_k": "+rollout.train.sampling_params.top_k",
-        "algorithm.value_lr": "critic.optimizer.lr",
-        "optimizer.lr": "actor.optimizer.lr",
-        "optimizer.weight_decay": ("actor.optimizer.weight_decay", "critic.optimizer.weight_decay"),
-        "optimizer.eps": ("+actor.optimizer.eps", "+critic.optimizer.eps"),
-        "training.iterations": "trainer.total_steps",
-    },
-}
-"""The same for keys that the two forms of RL2 name differently, besides those of `Keys`."""
 
 HOW = {
     "name": "trainer.experiment_name",
@@ -138,11 +96,7 @@ def _check(spec: RunSpec) -> None:
     algorithm, context = spec.algorithm, spec.policy.context
     refuse(
         spec,
-        (
-            "algorithm.loss_aggregation",
-            algorithm.loss_aggregation != "token-mean",
-            "RL2 has 'token-mean' and a mean over rows of token means, but no sum over tokens",
-        ),
+        token_mean(spec, "RL2"),
         whole_minibatches(spec),
         (
             "algorithm.minibatches",
@@ -164,13 +118,48 @@ def _files(spec: RunSpec) -> dict[str, str]:
 
 
 def _names(form: Form) -> dict[str, Names]:
+    """RL2's keys with the value of a setting; the critic's are given only where there is one."""
     known = Keys.names(form)
+    sampling = known["turn_tokens"].removesuffix(".max_new_tokens")
+    actor, critic = "actor", "critic"
+    others: dict[str, Names] = {
+        "optimizer.beta1": "+gem.adam_beta1",
+        "optimizer.beta2": "+gem.adam_beta2",
+        "optimizer.eps": "+gem.adam_eps",
+    }
+    if form == "head":
+        actor, critic = "actor.optimizer", "critic.optimizer"
+        others = {
+            "optimizer.eps": (f"+{actor}.eps", f"+{critic}.eps"),
+            "training.iterations": "trainer.total_steps",
+        }
     return {
-        **KEYS,
-        **FORM_KEYS[form],
+        "seed": ("+rollout.server_args.random_seed", "+gem.trainer_seed"),
+        "policy.model": ("actor.model_name", "critic.model_name"),
+        "policy.prompt_tokens": "+gem.prompt_tokens",
+        "policy.response_tokens": "+gem.response_tokens",
         "policy.turn_tokens": known["turn_tokens"],
+        "policy.turns": "+gem.turns",
+        "policy.context": "+gem.context",
+        "policy.system_prompt": "+gem.system_prompt",
+        "sampling.temperature": f"{sampling}.temperature",
+        "sampling.top_p": f"+{sampling}.top_p",
+        "sampling.top_k": f"+{sampling}.top_k",
+        "algorithm.advantage": "+gem.advantage",
+        "algorithm.gamma": "adv.gamma",
+        "algorithm.lam": "adv.lamda",
+        "algorithm.clip": "actor.clip",
+        "algorithm.epochs": "+gem.epochs",
+        "algorithm.entropy_coef": "actor.entropy.coef",
+        "algorithm.value_lr": f"{critic}.lr",
+        "algorithm.value_clip": "critic.clip",
+        "optimizer.lr": f"{actor}.lr",
+        "optimizer.weight_decay": (f"{actor}.weight_decay", f"{critic}.weight_decay"),
+        "optimizer.grad_clip": ("actor.max_grad_norm", "critic.max_grad_norm"),
         "training.tasks": known["tasks"],
         "training.group_size": known["group_size"],
+        "training.max_failed_fraction": "+gem.max_failed_fraction",
+        **others,
     }
 
 
@@ -237,13 +226,7 @@ def _departures(spec: RunSpec, form: Form, cpu: bool) -> Iterator[Knob]:
     if spec.algorithm.minibatches > 1 and form == "head":
         how = "actor.update_per_rollout; groups in the order in which they end"
         yield Knob("algorithm.minibatches", "emulated", how)
-    if spec.training.precision == "fp32" and form == "release":
-        how = "GEM_CPU_DTYPE of gem-cpu" if cpu else "the release trains in bf16 only"
-        yield Knob("training.precision", "emulated" if cpu else "unmatched", how)
-    common = spec.eval_every
-    for index, part in enumerate(spec.eval):
-        how = f"on everything at once every {common} iterations"
-        if spec.training.iterations % common:
-            how += ", and not at the end"
-        if common != part.every or spec.training.iterations % common:
-            yield Knob(f"eval.{index}.every", "emulated", how)
+    if form == "release":
+        yield from bf16_only(spec, "the release trains in bf16 only", cpu=cpu)
+    ends_between = spec.eval and spec.training.iterations % spec.eval_every
+    yield from evaluation_departures(spec, "not at the end" if ends_between else None)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,13 +10,8 @@ import aiohttp
 
 from gem.errors import RolloutError
 from gem.rollout import Request, Sample
-from gem.training.sampling import EngineSampler
+from gem.training.sampling import EngineSampler, NoAnswerError, answered
 
-logger = logging.getLogger(__name__)
-
-FIRST_DELAY_S = 1.0
-MOST_DELAY_S = 10.0
-"""Wait before the second attempt of a request; doubles with every further one up to the most."""
 UNAVAILABLE_S = 180.0
 """How long it is no failure that the router has no server (503).
 
@@ -61,13 +54,13 @@ class SglangSampler(EngineSampler):
         Raises:
             RolloutError: The server refuses the request, or does not answer it after all attempts.
         """
-        answer = await self._post(
-            {
-                "input_ids": request.prompt_ids,
-                "sampling_params": {**self._params, "max_new_tokens": request.max_tokens},
-                "return_logprob": True,
-            }
-        )
+        body = {
+            "input_ids": request.prompt_ids,
+            "sampling_params": {**self._params, "max_new_tokens": request.max_tokens},
+            "return_logprob": True,
+        }
+        name = f"SGLang at {self._url}"
+        answer = await answered(lambda: self._post(body), name, self._retries)
         try:
             meta = answer["meta_info"]
             reason = meta["finish_reason"]["type"]
@@ -83,29 +76,15 @@ class SglangSampler(EngineSampler):
         return sample
 
     async def _post(self, body: dict[str, Any]) -> Any:
-        began, delay, failures = time.monotonic(), FIRST_DELAY_S, 0
-        while True:
-            unavailable = False
-            try:
-                async with self._session.post(self._url, json=body) as response:
-                    if response.status < 400:
-                        return await response.json(content_type=None)
-                    text = (await response.text())[:500]
-                    problem = f"status {response.status}: {text}"
-                    unavailable = response.status == 503
-                    if response.status < 500:
-                        raise RolloutError(f"SGLang refuses a request with {problem}")
-            except asyncio.TimeoutError:
-                problem = "no answer within gem.request_timeout_s"
-            except (aiohttp.ClientError, OSError, ValueError) as error:
-                problem = f"{type(error).__name__}: {error}"
-            if not unavailable or time.monotonic() - began > UNAVAILABLE_S:
-                failures += 1
-            if failures > self._retries:
-                raise RolloutError(
-                    f"SGLang at {self._url} did not answer: {failures} failures in "
-                    f"{time.monotonic() - began:.0f} s, the last: {problem}"
-                )
-            logger.warning("%s: %s; trying again in %g s", self._url, problem, delay)
-            await asyncio.sleep(delay)
-            delay = min(2 * delay, MOST_DELAY_S)
+        try:
+            async with self._session.post(self._url, json=body) as response:
+                if response.status < 400:
+                    return await response.json(content_type=None)
+                problem = f"status {response.status}: {(await response.text())[:500]}"
+        except asyncio.TimeoutError:
+            raise NoAnswerError("no answer within gem.request_timeout_s") from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise NoAnswerError(f"{type(error).__name__}: {error}") from error
+        if response.status < 500:
+            raise RolloutError(f"SGLang refuses a request with {problem}")
+        raise NoAnswerError(problem, UNAVAILABLE_S if response.status == 503 else 0.0)

@@ -115,6 +115,18 @@ def whole_minibatches(spec: RunSpec) -> tuple[str, bool, str]:
     return "algorithm.minibatches", spec.episodes % spec.algorithm.minibatches > 0, reason
 
 
+def token_mean(spec: RunSpec, trainer: str) -> tuple[str, bool, str]:
+    """Refuse other losses than a mean over tokens; see `refuse`."""
+    reason = (
+        f"{trainer} has 'token-mean' and a mean over rows of token means, but no sum over tokens"
+    )
+    return (
+        "algorithm.loss_aggregation",
+        spec.algorithm.loss_aggregation != "token-mean",
+        reason,
+    )
+
+
 def all_weights(spec: RunSpec) -> tuple[str, bool, str]:
     """Refuse low-rank adapters; see `refuse`."""
     return "policy.lora_rank", spec.policy.lora_rank > 0, "all weights are trained; set it to 0"

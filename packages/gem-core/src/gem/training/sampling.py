@@ -1,20 +1,29 @@
 """An inference engine as the sampler of one episode: what the samplers of all adapters share.
 
 An adapter's sampler extends `EngineSampler`; its `__call__` asks the engine with the seed of the
-turn and returns `sample(...)`.
+turn and returns `sample(...)`. `answered` repeats a request that may fail for a while, `together`
+runs several at the same time.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Sequence
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
 from gem.errors import RolloutError
 from gem.rollout.play import Sample
 from gem.seeding import stream
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
+
+FIRST_DELAY_S = 1.0
+MOST_DELAY_S = 10.0
+"""Wait before the second attempt of a request; doubles with every further one up to the most."""
 
 
 class EngineSampler:
@@ -82,6 +91,48 @@ class EngineSampler:
             pairs = zip(ids, output.logprobs, strict=True)
             logprobs = [known[token].logprob for token, known in pairs]
         return self.sample(ids, logprobs, cut=reason == "length")
+
+
+class NoAnswerError(Exception):
+    """An engine did not answer a request, but may do so when it is asked again."""
+
+    def __init__(self, reason: str, patience_s: float = 0.0) -> None:
+        """Say why.
+
+        Args:
+            reason: What happened.
+            patience_s: How long after the first attempt this is no failure, in seconds.
+        """
+        super().__init__(reason)
+        self.patience_s = patience_s
+
+
+async def answered(ask: Callable[[], Awaitable[T]], engine: str, retries: int) -> T:
+    """Return an engine's answer; ask again, with growing waits, while there is none.
+
+    Args:
+        ask: Makes one attempt; `NoAnswerError` allows another one.
+        engine: Name of the engine, for messages.
+        retries: Further attempts after one that failed.
+
+    Raises:
+        RolloutError: All attempts failed.
+    """
+    began, delay, failures = time.monotonic(), FIRST_DELAY_S, 0
+    while True:
+        try:
+            return await ask()
+        except NoAnswerError as error:
+            elapsed = time.monotonic() - began
+            failures += elapsed >= error.patience_s
+            if failures > retries:
+                raise RolloutError(
+                    f"{engine} did not answer: {failures} failures in {elapsed:.0f} s, the last: "
+                    f"{error}"
+                ) from error
+            logger.warning("%s: %s; trying again in %g s", engine, error, delay)
+        await asyncio.sleep(delay)
+        delay = min(2 * delay, MOST_DELAY_S)
 
 
 async def together(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
