@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,14 +12,10 @@ import tinker
 from gem.errors import RolloutError
 from gem.rollout import ChatFormat, Request, Sample
 from gem.tasks import Task
-from gem.training.sampling import EngineSampler, together
+from gem.training.sampling import EngineSampler, NoAnswerError, answered, together
 from gem.trajectory import Trajectory
 from gem_tinker.answers import answer
 from gem_tinker.settings import Config
-
-logger = logging.getLogger(__name__)
-
-_BACKOFF_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -76,21 +71,17 @@ class EpisodeSampler(EngineSampler):
             top_p=sampling.top_p,
         )
         prompt = tinker.ModelInput.from_ints(request.prompt_ids)
-        for attempt in range(config.sample_retries + 1):
+
+        async def ask() -> Any:
             try:
                 asked = self._client.sample(prompt=prompt, num_samples=1, sampling_params=params)
-                [sampled] = (await answer(asked, config.request_timeout_s)).sequences
-                break
+                return await answer(asked, config.request_timeout_s)
             except (tinker.BadRequestError, tinker.AuthenticationError) as error:
                 raise RolloutError(f"the server refuses to sample: {error}") from error
             except (tinker.TinkerError, asyncio.TimeoutError) as error:
-                reason = f"{type(error).__name__}: {error}"
-                if attempt == config.sample_retries:
-                    raise RolloutError(
-                        f"sampling failed {attempt + 1} times, at last: {reason}"
-                    ) from error
-                logger.warning("sampling failed, attempt %d: %s", attempt + 1, reason)
-                await asyncio.sleep(_BACKOFF_S * 2**attempt)
+                raise NoAnswerError(f"{type(error).__name__}: {error}") from error
+
+        [sampled] = (await answered(ask, "the Tinker server", config.sample_retries)).sequences
         cut = len(sampled.tokens) >= request.max_tokens
         return self.sample(sampled.tokens, sampled.logprobs, cut=cut, version=sampling.version)
 
