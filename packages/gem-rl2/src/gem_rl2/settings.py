@@ -24,10 +24,7 @@ class Settings(DatasetSettings):
         "most tokens of a fresh prompt; RL2's rows begin with the second token", 1024, least=2
     )
     response_tokens: int | None = setting(
-        "most tokens appended to a fresh prompt; by default what `actor.max_length_per_device` "
-        "leaves",
-        None,
-        least=1,
+        "most tokens appended to a fresh prompt; by default the rest of a row", None, least=1
     )
     epochs: int = setting("passes over a batch, of which RL2 itself has one", 1, least=1)
     evaluate_from: int = setting(
