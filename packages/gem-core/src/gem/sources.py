@@ -436,15 +436,7 @@ _READERS: dict[str, Callable[[Path], Table]] = {
 }
 
 SAMPLES = (
-    "arithmetic",
-    "calendar",
-    "code",
-    "factbook",
-    "geometry",
-    "gsm8k",
-    "math",
-    "qa",
-    "qa-open",
+    *("arithmetic", "calendar", "code", "factbook", "geometry", "gsm8k", "math", "qa", "qa-open"),
     *(f"ruletaker-d{depth}" for depth in (0, 1, 2, 3, 5)),
 )
 """Names of the tables that ship with the package; `data/samples/README.md` says what they are."""

@@ -41,14 +41,8 @@ DECIDED = {"countdown", "propositional_logic", "puzzle24"}
 """Generators whose rule here decides alone."""
 
 _UNREADABLE = (
-    AttributeError,
-    MemoryError,
-    OverflowError,
-    RecursionError,
-    SyntaxError,
-    TypeError,
-    ValueError,
-    ZeroDivisionError,
+    *(AttributeError, MemoryError, OverflowError, RecursionError, SyntaxError, TypeError),
+    *(ValueError, ZeroDivisionError),
 )
 _MAX_FORMULA = 1000
 # Exponents of numbers, and the product of those of nested powers.

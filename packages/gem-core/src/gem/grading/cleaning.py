@@ -8,7 +8,15 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from gem.grading.vocabulary import REST, SCALES, UNITS, changes_number, is_counted, is_notation
+from gem.grading.vocabulary import (
+    REST,
+    SCALES,
+    UNITS,
+    changes_number,
+    is_counted,
+    is_notation,
+    words,
+)
 
 _POWERS = {"square": "2", "sq": "2", "cubic": "3"}
 _NO_UNITS = frozenset({"and", "mod"})
@@ -39,14 +47,11 @@ _WORDS_BEHIND = re.compile(
     r"(?<=[\d)}])\s*\\(?:text|textrm|mathrm|mbox)\s*\{\s*([a-zA-Z]+(?:\s+[a-zA-Z]+)+)\s*\}\W*$"
 )
 # A text after a number that contains one of these says more than what is counted.
-_NO_COUNTED = frozenset(
-    {
-        "a", "and", "approximately", "at", "base", "be", "between", "but", "cubic", "each",
-        "equals", "exactly", "for", "if", "in", "infinitely", "is", "least", "less", "many",
-        "minus", "mod", "modulo", "more", "most", "no", "not", "only", "or", "otherwise", "over",
-        "per", "plus", "point", "sq", "square", "than", "times", "to", "when", "where", "wrong",
-    }
-)  # fmt: skip
+_NO_COUNTED = words("""
+    a and approximately at base be between but cubic each equals exactly for if in infinitely is
+    least less many minus mod modulo more most no not only or otherwise over per plus point sq
+    square than times to when where wrong
+""")
 _TEMPERATURE = re.compile(r"\\deg\s*([CF])$")
 _DEGREES = re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-zA-Z]))|\\degree(?![a-zA-Z])|°|º")
 _SUPERSCRIPTS = re.compile(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")

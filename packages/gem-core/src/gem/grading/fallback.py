@@ -16,7 +16,7 @@ import re
 from typing import NamedTuple
 
 from gem.errors import MissingExtraError
-from gem.grading.vocabulary import FUNCTIONS, GREEK, is_notation
+from gem.grading.vocabulary import FUNCTIONS, GREEK, is_notation, words
 from gem.workers.pool import WorkerPool
 
 TARGET = "gem.grading.symbolic:equal"
@@ -32,16 +32,12 @@ _MAX_DEPTH = 12
 _COMMAND = re.compile(r"\\([a-zA-Z]+)")
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*\{\s*[a-zA-Z]+\*?\s*\}(?:\s*\{[\sclr|]+\})?")
 # Commands that leave nothing to compute, or no more than what `gem.grading.notation` parses.
-_FORM = frozenset(
-    {
-        "frac", "dfrac", "tfrac", "cfrac", "sqrt", "pi", "infty", "cdot", "times", "pm", "mp",
-        "begin", "end", "row", "dollar", "deg", "circ", "prime", "mathbb", "mathcal", "overline",
-        "bar", "hat", "vec", "overrightarrow", "in", "notin", "cup", "cap", "setminus", "subset",
-        "emptyset", "varnothing", "mid", "vert", "lvert", "rvert", "langle", "rangle", "lbrace",
-        "rbrace", "lbrack", "rbrack", "le", "leq", "leqslant", "ge", "geq", "geqslant", "lt", "gt",
-        "ne", "neq", "cdots", "ldots", "dots", "forall", "exists", "colon", "ell", "quad",
-    }
-)  # fmt: skip
+_FORM = words("""
+    frac dfrac tfrac cfrac sqrt pi infty cdot times pm mp begin end row dollar deg circ prime
+    mathbb mathcal overline bar hat vec overrightarrow in notin cup cap setminus subset emptyset
+    varnothing mid vert lvert rvert langle rangle lbrace rbrace lbrack rbrack le leq leqslant ge
+    geq geqslant lt gt ne neq cdots ldots dots forall exists colon ell quad
+""")
 _FORM_FUNCTIONS = FUNCTIONS - {"floor", "ceil", "binom", "max", "min", "gcd", "lcm"}
 _WORD = re.compile(r"[^\W\d_]{3,}")
 _GROUPED = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")

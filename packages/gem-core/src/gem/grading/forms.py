@@ -20,6 +20,7 @@ from typing import NamedTuple
 from gem.grading.notation import read
 from gem.grading.tree import Node, TooComplexError, UnreadableError, Work, nodes, symbols
 from gem.grading.values import is_rounded, rational
+from gem.grading.vocabulary import words
 
 # A power of at least this many bits (about 15 digits) is a notation, not an operation.
 _LARGE_BITS = 50
@@ -37,12 +38,9 @@ _FAMILIES = {
     "abs": "absolute value",
     "binom": "factorial",
 }
-_STRUCTURES = frozenset(
-    {
-        "tuple", "list", "set", "ratio", "interval", "union", "matrix", "named", "unequal",
-        "measure", "choice",
-    }
-)  # fmt: skip
+_STRUCTURES = words("""
+    tuple list set ratio interval union matrix named unequal measure choice
+""")
 _BY_KIND = {"add": "sum", "multiply": "product", "divide": "quotient", "power": "power"}
 _TEN = Node("number", (Fraction(10), 0))
 

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import re
 
-FUNCTIONS = frozenset(
-    {
-        "sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "sinh", "cosh",
-        "tanh", "ln", "log", "lg", "exp", "sqrt", "abs", "floor", "ceil", "root", "binom",
-        "logbase", "max", "min", "gcd", "lcm",
-    }
-)  # fmt: skip
+
+def words(text: str) -> frozenset[str]:
+    """Return the words of a text."""
+    return frozenset(text.split())
+
+
+FUNCTIONS = words("""
+    sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh ln log lg exp sqrt abs floor
+    ceil root binom logbase max min gcd lcm
+""")
 CONSTANTS = {"pi": "pi", "infty": "infinity", "infinity": "infinity", "inf": "infinity"}
 ALIASES = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "tg": "tan", "ctg": "cot"}
-GREEK = frozenset(
-    {
-        "alpha", "beta", "gamma", "delta", "epsilon", "varepsilon", "zeta", "eta", "theta",
-        "vartheta", "kappa", "lambda", "mu", "nu", "xi", "rho", "sigma", "tau", "phi", "varphi",
-        "chi", "psi", "omega", "Gamma", "Delta", "Theta", "Lambda", "Xi", "Sigma", "Phi", "Psi",
-        "Omega",
-    }
-)  # fmt: skip
+GREEK = words("""
+    alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta kappa lambda mu nu xi rho
+    sigma tau phi varphi chi psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega
+""")
 # Letters of variables that are commonly multiplied without a sign, such as `xyz`.
 VARIABLES = ("abcd", "klmn", "pqrst", "uvwxyz")
 _MAX_LETTERS = 12
@@ -63,20 +62,18 @@ UNITS = {
 SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 # Words after a number that do not change it. Plural nouns need no list.
 REST = frozenset({"left", "old", "later", "remaining", "total", "altogether", "overall"})
-_COUNTED_WORDS = """
+_COUNTED = REST | words("""
     acre amp ampere bit byte cal calorie cattle celsius children cup deer dice dime fahrenheit
     fathom feet fish furlong gal gallon gb geese gpa hectare hp inr joule kb kcal kelvin khz
     kids kilowatt kj kmh knot kpa kph kw kwh lumen mb men mg mhz mice mol mole mph mps newton
     nickel ohm oxen pa pascal pence penny people person persons peso pint pixel ppm psi quart
     rev revolution rpm rupee sheep shilling sqft tablespoon tb tbsp teaspoon teeth ton tonne
     tsp turn volt watt women won yen yuan
-"""
-_COUNTED = REST | frozenset(_COUNTED_WORDS.split())
-_NO_PLURALS_WORDS = """
+""")
+_NO_PLURALS = words("""
     always as besides does downwards equals has likewise nevertheless opposites regardless sometimes
     tens towards upwards yes
-"""
-_NO_PLURALS = frozenset(_NO_PLURALS_WORDS.split())
+""")
 _CHANGING = re.compile(
     r"""
     (?:zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|hundred|thousand

@@ -15,15 +15,8 @@ from pathlib import Path
 from gem.errors import ConfigurationError
 
 DISTRIBUTIONS = (
-    "numpy",
-    "scipy",
-    "sympy",
-    "gmpy2",
-    "pandas",
-    "networkx",
-    "scikit-learn",
-    "sortedcontainers",
-    "more-itertools",
+    *("numpy", "scipy", "sympy", "gmpy2", "pandas", "networkx", "scikit-learn"),
+    *("sortedcontainers", "more-itertools"),
 )
 """Shown by default if installed, with their dependencies."""
 HIDDEN = frozenset({"gem", "reasoning_gym"})

@@ -29,31 +29,8 @@ _SECONDS = 2.0  # wall-clock seconds per second of `Subject.cpu_s`
 _MAX_NUMBERS = 40
 
 _CONSTANTS = (
-    "nan",
-    "0",
-    "[]",
-    "True",
-    "1",
-    "",
-    "{}",
-    "inf",
-    "-inf",
-    "-1",
-    "2",
-    "False",
-    "None",
-    "null",
-    "yes",
-    "no",
-    "A",
-    "?",
-    '""',
-    "[[]]",
-    "0.",
-    "0/0",
-    "1e999",
-    "n a n",
-    "8*3*1*1",
+    *("nan", "0", "[]", "True", "1", "", "{}", "inf", "-inf", "-1", "2", "False", "None", "null"),
+    *("yes", "no", "A", "?", '""', "[[]]", "0.", "0/0", "1e999", "n a n", "8*3*1*1"),
     "0 1 2 3 4 5 6 7 8 9",
 )
 _NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?")
