@@ -40,85 +40,57 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    lister = commands.add_parser("list", help="print environment ids")
-    lister.add_argument(
+    def command(name: str, run: Callable[[argparse.Namespace], int], help: str) -> Any:
+        """Add a command; return the function that adds its arguments."""
+        added = commands.add_parser(name, help=help)
+        added.set_defaults(run=run)
+        return added.add_argument
+
+    add = command("list", _list, "print environment ids")
+    add(
         "pattern",
         nargs="?",
         default="",
         metavar="PATTERN",
         help="only ids that contain this, or match it where it has * or ?; case does not count",
     )
-    lister.add_argument(
-        "-l", "--long", action="store_true", help="with a line about each: what it is, parameters"
-    )
-    lister.set_defaults(run=_list)
+    about = "with a line about each: what it is, parameters"
+    add("-l", "--long", action="store_true", help=about)
 
-    teller = commands.add_parser(
-        "info", help="describe an environment: parameters, limits, an example episode"
-    )
-    teller.add_argument("id", help="environment id")
-    _add_param(teller)
-    teller.set_defaults(run=_info)
+    add = command("info", _info, "describe an environment: parameters, limits, an example episode")
+    add("id", help="environment id")
+    _add_param(add)
 
-    player = commands.add_parser("play", help="play one episode in the terminal")
-    player.add_argument("id", help="environment id")
-    player.add_argument("--seed", type=int, help="seed of the episode (default: a new one)")
-    player.add_argument("--policy", choices=["oracle", "random"], help="let a policy play")
-    player.add_argument(
-        "--raw", action="store_true", help="send lines as typed, do not put them into \\boxed{}"
-    )
-    _add_param(player)
-    player.set_defaults(run=_play)
+    add = command("play", _play, "play one episode in the terminal")
+    add("id", help="environment id")
+    add("--seed", type=int, help="seed of the episode (default: a new one)")
+    add("--policy", choices=["oracle", "random"], help="let a policy play")
+    add("--raw", action="store_true", help="send lines as typed, do not put them into \\boxed{}")
+    _add_param(add)
 
-    checker = commands.add_parser("check", help="check that environments keep their promises")
-    checker.add_argument("ids", nargs="*", metavar="id", help="environment ids")
-    checker.add_argument("--all", action="store_true", help="check every registered id")
-    checker.add_argument("--episodes", type=_positive, default=32, help="per policy (default: 32)")
-    checker.add_argument(
-        "--cpu-s",
-        type=_seconds,
-        default=0.25,
-        metavar="S",
-        help="CPU seconds per policy; slow environments play fewer episodes (default: 0.25)",
-    )
-    checker.add_argument(
-        "--max-return",
-        type=float,
-        default=1.0,
-        metavar="R",
-        help="most that an episode may pay (default: 1)",
-    )
-    checker.add_argument(
-        "--only",
-        action="append",
-        default=[],
-        metavar="CHECK",
-        help="run this check alone; repeatable",
-    )
-    checker.add_argument("--jobs", type=_positive, default=1, metavar="N", help="processes")
-    checker.add_argument("--json", metavar="FILE", help="also write the reports to FILE")
-    _add_param(checker)
-    checker.set_defaults(run=_check)
+    add = command("check", _check, "check that environments keep their promises")
+    add("ids", nargs="*", metavar="id", help="environment ids")
+    add("--all", action="store_true", help="check every registered id")
+    add("--episodes", type=_positive, default=32, help="per policy (default: 32)")
+    about = "CPU seconds per policy; slow environments play fewer episodes (default: 0.25)"
+    add("--cpu-s", type=_seconds, default=0.25, metavar="S", help=about)
+    about = "most that an episode may pay (default: 1)"
+    add("--max-return", type=float, default=1.0, metavar="R", help=about)
+    about = "run this check alone; repeatable"
+    add("--only", action="append", default=[], metavar="CHECK", help=about)
+    add("--jobs", type=_positive, default=1, metavar="N", help="processes")
+    add("--json", metavar="FILE", help="also write the reports to FILE")
+    _add_param(add)
 
-    replayer = commands.add_parser("replay", help="show recorded episodes, or play them again")
-    replayer.add_argument("file", metavar="FILE", help="an episodes.jsonl, or a run's folder")
-    replayer.add_argument("--episode", type=int, metavar="N", help="only this one; the first is 0")
-    replayer.add_argument(
-        "--verify", action="store_true", help="play the actions again and compare every step"
-    )
-    replayer.add_argument(
-        "--keep-going", action="store_true", help="do not stop at the first difference"
-    )
-    replayer.set_defaults(run=_replay)
+    add = command("replay", _replay, "show recorded episodes, or play them again")
+    add("file", metavar="FILE", help="an episodes.jsonl, or a run's folder")
+    add("--episode", type=int, metavar="N", help="only this one; the first is 0")
+    add("--verify", action="store_true", help="play the actions again and compare every step")
+    add("--keep-going", action="store_true", help="do not stop at the first difference")
 
-    doctor = commands.add_parser("doctor", help="what programs of a policy can run in here")
-    doctor.add_argument(
-        "--audit",
-        nargs="*",
-        metavar="EXECUTOR",
-        help="attack these executors (default: all that isolate) and print what came of it",
-    )
-    doctor.set_defaults(run=_doctor)
+    add = command("doctor", _doctor, "what programs of a policy can run in here")
+    about = "attack these executors (default: all that isolate) and print what came of it"
+    add("--audit", nargs="*", metavar="EXECUTOR", help=about)
 
     _add_search(commands)
 
@@ -177,8 +149,8 @@ def _add_search(commands: Any) -> None:
     searcher.set_defaults(run=_search)
 
 
-def _add_param(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+def _add_param(add: Callable[..., Any]) -> None:
+    add(
         "--param",
         action="append",
         default=[],
