@@ -11,9 +11,10 @@ r is set.
 from __future__ import annotations
 
 import itertools
+import operator
 import re
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, reduce
 
 ASKED = (
     "State something that follows from several of these statements together, no part of which "
@@ -22,8 +23,14 @@ ASKED = (
 """What the question has to say beside the library's own words."""
 
 _MAX_CHARACTERS = 1000
-_TOKEN = re.compile(r"\s*([A-Za-z]\w*|[∧∨¬→↔()])")
-_JOINED = ("↔", "→", "∨", "∧")  # the loosest first; all are grouped from the left
+_TOKEN = re.compile(r"[A-Za-z]\w*|[∧∨¬→↔()]")
+# The loosest first; all are grouped from the left.
+_JOINED: tuple[tuple[str, Callable[[int, int], int]], ...] = (
+    ("↔", lambda left, right: ~(left ^ right)),
+    ("→", lambda left, right: ~left | right),
+    ("∨", operator.or_),
+    ("∧", operator.and_),
+)
 
 
 def refusal(text: str, premises: Sequence[str], variables: Sequence[str]) -> str | None:
@@ -37,7 +44,7 @@ def refusal(text: str, premises: Sequence[str], variables: Sequence[str]) -> str
     every = (1 << (1 << len(variables))) - 1
     given = _tables(tuple(premises), tuple(variables))
     conclusion = _Reader(text, variables).table
-    if _all(given, every) & ~conclusion:
+    if reduce(operator.and_, given, every) & ~conclusion:
         return "does not follow"
     if conclusion == every:
         return "always true"
@@ -51,19 +58,13 @@ def conclusion(premises: Sequence[str], variables: Sequence[str]) -> str | None:
     """Return a shortest conclusion that counts; None if there is none."""
     every = (1 << (1 << len(variables))) - 1
     given = _tables(tuple(premises), tuple(variables))
-    together = _all(given, every)
+    together = reduce(operator.and_, given, every)
     if not together:
         return None
     for text, clause in _prime(together, tuple(variables)):
         if not any(not premise & ~clause for premise in given):
             return text
     return None
-
-
-def _all(tables: Sequence[int], every: int) -> int:
-    for table in tables:
-        every &= table
-    return every
 
 
 @lru_cache(maxsize=256)
@@ -112,15 +113,9 @@ class _Reader:
     def __init__(self, text: str, variables: Sequence[str]) -> None:
         self._columns = _columns(variables)
         self._every = (1 << (1 << len(variables))) - 1
-        self._tokens = []
-        at = 0
-        text = text.rstrip()
-        while at < len(text):
-            match = _TOKEN.match(text, at)
-            if match is None:
-                raise ValueError(f"not a formula: {text[at : at + 20]!r}")
-            self._tokens.append(match[1])
-            at = match.end()
+        self._tokens = _TOKEN.findall(text)
+        if "".join(self._tokens) != "".join(text.split()):
+            raise ValueError(f"not a formula: {text!r:.40}")
         self._tokens.reverse()
         self.table = self._joined(0)
         if self._tokens:
@@ -129,18 +124,11 @@ class _Reader:
     def _joined(self, level: int) -> int:
         if level == len(_JOINED):
             return self._single()
+        sign, join = _JOINED[level]
         left = self._joined(level + 1)
-        while self._tokens and self._tokens[-1] == _JOINED[level]:
+        while self._tokens and self._tokens[-1] == sign:
             self._tokens.pop()
-            right = self._joined(level + 1)
-            if _JOINED[level] == "∧":
-                left &= right
-            elif _JOINED[level] == "∨":
-                left |= right
-            elif _JOINED[level] == "→":
-                left = self._every & ~left | right
-            else:
-                left = self._every & ~(left ^ right)
+            left = self._every & join(left, self._joined(level + 1))
         return left
 
     def _single(self) -> int:

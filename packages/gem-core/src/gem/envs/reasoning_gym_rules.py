@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import json
 import math
+import operator
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -44,6 +45,12 @@ _UNREADABLE = (
     *(AttributeError, MemoryError, OverflowError, RecursionError, SyntaxError, TypeError),
     *(ValueError, ZeroDivisionError),
 )
+_OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
 _MAX_FORMULA = 1000
 # Exponents of numbers, and the product of those of nested powers.
 _MAX_POWER = 100
@@ -100,23 +107,14 @@ def _value(node: ast.expr) -> Fraction:
 
     Raises:
         ValueError: There is something else in it.
+        ZeroDivisionError: It divides by zero.
     """
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
         return Fraction(node.value)  # type: ignore[arg-type]
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         return -_value(node.operand)
-    if isinstance(node, ast.BinOp):
-        left, right = _value(node.left), _value(node.right)
-        if isinstance(node.op, ast.Add):
-            return left + right
-        if isinstance(node.op, ast.Sub):
-            return left - right
-        if isinstance(node.op, ast.Mult):
-            return left * right
-        if isinstance(node.op, ast.Div):
-            if not right:
-                raise ValueError("division by zero")
-            return left / right
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        return _OPERATORS[type(node.op)](_value(node.left), _value(node.right))
     raise ValueError("not a formula of numbers")
 
 
