@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
 from urllib.parse import parse_qsl, quote
@@ -111,9 +111,6 @@ class TaskSet(Sequence[Task]):
         if not -self.n <= index < self.n:
             raise IndexError(f"task {index} of {self.n}")
         return Task(self.env_id, self.seed + index % self.n, self.params)
-
-    def __iter__(self) -> Iterator[Task]:
-        return (self[i] for i in range(self.n))
 
 
 def _text(value: Any) -> str:

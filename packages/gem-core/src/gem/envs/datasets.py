@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypedDict, TypeVar
 
 from gem.blame import boundary
 from gem.core import Env, Info, Observation, Step, reset_options
-from gem.errors import ConfigurationError, DataError, ResetNeededError, UnknownParameterError
+from gem.errors import DataError, ResetNeededError, UnknownParameterError
 from gem.grading.formats import FORMATS, AnswerFormat
 from gem.parameters import choice, flag, integer, number, optional, text
 from gem.sources import SAMPLES, Row, Source, Table, checked, column_of, load, permuted
@@ -372,7 +372,8 @@ class DatasetEnv(SingleTurnEnv):
         """
         value = column_of(row, column, self.table.name, self.index)
         if not isinstance(value, types):
-            raise self._fault(column, f"{type(value).__name__}, expected {_names(types)}")
+            expected = " or ".join(kind.__name__ for kind in types)
+            raise self._fault(column, f"{type(value).__name__}, expected {expected}")
         return value
 
     def _fault(self, column: str, what: str) -> DataError:
@@ -385,12 +386,4 @@ class DatasetEnv(SingleTurnEnv):
 def _format(value: AnswerFormat | str) -> AnswerFormat:
     if isinstance(value, AnswerFormat):
         return value
-    if value not in FORMATS:
-        raise ConfigurationError(
-            f"answer_format must be one of {', '.join(map(repr, FORMATS))}, got {value!r}"
-        )
-    return FORMATS[value]
-
-
-def _names(types: tuple[type, ...]) -> str:
-    return " or ".join(kind.__name__ for kind in types)
+    return FORMATS[choice("answer_format", value, tuple(FORMATS))]

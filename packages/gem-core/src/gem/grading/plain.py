@@ -202,7 +202,10 @@ _COMPARED: dict[type, Callable[[Any, Any], Any]] = {
     ast.In: lambda item, items: item in _short(items),
     ast.NotIn: lambda item, items: item not in _short(items),
 }
-_PARTS = (ast.Constant, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.Slice)
+_PARTS = (
+    *(ast.Constant, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.Slice),
+    *(ast.BoolOp, ast.UnaryOp, ast.Subscript),
+)
 
 
 class Plain:
@@ -284,40 +287,32 @@ class Plain:
             if any(k.arg == "key" and getattr(k.value, "id", "") != "str" for k in node.keywords):
                 # The work of other functions is not bounded.
                 raise NotPlainError("a key")
-            children: list[ast.expr | None] = [*node.args, *(k.value for k in node.keywords)]
-        elif isinstance(node, ast.Name):
+            for child in (*node.args, *(k.value for k in node.keywords)):
+                self._scan(child, constant)
+            return
+        if isinstance(node, ast.Name):
             if node.id in self._program or node.id not in _KINDS:
                 raise NotPlainError(f"the name {node.id}")
             return
-        elif isinstance(node, ast.Attribute):
+        if isinstance(node, ast.Attribute):
             if not self._of_math(node) or node.attr == "isclose":
                 raise NotPlainError("an attribute")
             return
-        elif isinstance(node, ast.Compare):
+        if isinstance(node, ast.Compare):
             for kind, right in zip(node.ops, node.comparators, strict=True):
                 if isinstance(kind, (ast.Is, ast.IsNot)) and not (
                     isinstance(right, ast.Name)
                     or (isinstance(right, ast.Constant) and right.value in (None, True, False))
                 ):
                     raise NotPlainError("is")
-            children = [node.left, *node.comparators]
-        elif isinstance(node, ast.BoolOp):
-            children = [*node.values]
-        elif isinstance(node, ast.UnaryOp):
-            children = [node.operand]
-        elif isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
-            children = [node.left, node.right]
-        elif isinstance(node, ast.Subscript):
-            children = [node.value, node.slice]
-        elif isinstance(node, _PARTS):
-            children = [c for c in ast.iter_child_nodes(node) if isinstance(c, ast.expr)]
-            if isinstance(node, ast.Dict) and None in node.keys:
-                raise NotPlainError("**")
-        else:
+        elif isinstance(node, ast.BinOp):
+            if type(node.op) not in _BINARY:
+                raise NotPlainError("an operator")
+        elif not isinstance(node, _PARTS) or (isinstance(node, ast.Dict) and None in node.keys):
             raise NotPlainError(type(node).__name__)
-        for child in children:
-            if child is not None:
-                self._scan(child, constant)
+        for part in ast.iter_child_nodes(node):
+            if isinstance(part, ast.expr):
+                self._scan(part, constant)
 
     def _own(self, node: ast.Call) -> bool:
         """Return whether a call is to a built-in or math function that `Plain` evaluates."""

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from numbers import Integral, Real
+from numbers import Real
 from typing import ClassVar
 
 from gem.errors import ConfigurationError
+from gem.parameters import integer
 
 ISOLATION = frozenset({"files", "network", "processes"})
 """What an executor can keep programs from; see `Executor.isolates`."""
 
-_RANGE = range(1, 1 << 31)
+_LARGEST = (1 << 31) - 1
 _LONGEST_S = 10**6
 
 
@@ -48,10 +49,8 @@ class Limits:
                         f"{name} must be a number of seconds above 0 and at most {_LONGEST_S}, "
                         f"got {value!r}"
                     )
-            elif isinstance(value, bool) or not isinstance(value, Integral) or value not in _RANGE:
-                raise ConfigurationError(
-                    f"{name} must be an integer from {_RANGE[0]} to {_RANGE[-1]}, got {value!r}"
-                )
+            else:
+                integer(name, value, 1, _LARGEST)
 
 
 @dataclass(frozen=True)

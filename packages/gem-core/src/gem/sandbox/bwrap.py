@@ -188,7 +188,6 @@ class _Place:
 
 
 _threads: list[ThreadPoolExecutor] = []
-_watching = False
 
 
 def _spawner() -> ThreadPoolExecutor:
@@ -201,13 +200,11 @@ def _spawner() -> ThreadPoolExecutor:
     return _threads[0]
 
 
+@functools.cache
 def _watch() -> None:
     """Register the exit hook (end sandboxes) and the fork hook (forget them in the child), once."""
-    global _watching
-    if not _watching:
-        _watching = True
-        atexit.register(_close_all)
-        os.register_at_fork(after_in_child=_forget_all)
+    atexit.register(_close_all)
+    os.register_at_fork(after_in_child=_forget_all)
 
 
 _pools: list[_Pool] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import functools
+import itertools
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -190,7 +191,7 @@ def _entries(distribution: metadata.Distribution) -> Iterator[tuple[Path, str]]:
     for folder, own in within.items():
         path = _path(distribution, folder)
         if path.is_dir() and not own >= {each.name for each in path.iterdir()} - {"__pycache__"}:
-            apart.update(_above(folder))
+            apart.update(itertools.accumulate(folder.split("/"), "{}/{}".format))
     taken: set[str] = set()
     for parts in places:
         depth = 1
@@ -200,13 +201,6 @@ def _entries(distribution: metadata.Distribution) -> Iterator[tuple[Path, str]]:
         if whole not in taken and (path := _path(distribution, whole)).exists():
             taken.add(whole)
             yield path.resolve(), whole
-
-
-def _above(folder: str) -> Iterator[str]:
-    """Yield a folder and its parents."""
-    while folder:
-        yield folder
-        folder = folder.rpartition("/")[0]
 
 
 def _about(distribution: metadata.Distribution) -> tuple[Path, str] | None:

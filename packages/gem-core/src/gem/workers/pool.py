@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import json
 import os
 import select
@@ -88,7 +89,8 @@ class WorkerPool:
         self._start_timeout_s = start_timeout_s
         self._environment = dict(environment or {})
         self._begin()
-        _watch(self)
+        _pools.add(self)
+        _watch()
 
     def call(self, *args: Any, timeout_s: float) -> Reply:
         """Call the function in a worker.
@@ -334,7 +336,6 @@ class _Worker:
 _pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
 _shared: dict[str, WorkerPool] = {}
 _shared_lock = threading.Lock()
-_watching = False
 
 
 def shared(target: str) -> WorkerPool:
@@ -348,15 +349,12 @@ def shared(target: str) -> WorkerPool:
     return pool
 
 
-def _watch(pool: WorkerPool) -> None:
-    """Register a pool for the exit hook (close) and the fork hook (forget in the child)."""
-    global _watching
-    _pools.add(pool)
-    if not _watching:
-        _watching = True
-        atexit.register(_close_all)
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=_forget_all)
+@functools.cache
+def _watch() -> None:
+    """Register the exit hook (close pools) and the fork hook (forget them in the child), once."""
+    atexit.register(_close_all)
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_forget_all)
 
 
 def _close_all() -> None:

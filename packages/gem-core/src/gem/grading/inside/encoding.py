@@ -98,7 +98,7 @@ def _encoded(value: Any, other: Callable[[Any], Any], left: list[int], depth: in
     if kind.__name__ in ("Decimal", "Fraction") and module in ("decimal", "fractions"):
         return {"k": [kind.__name__, str(value)]}
     if _views(value):
-        return {"g": all_of(_some(value))}
+        return {"g": all_of([item for _, item in zip(range(MAX_ITERATED), value, strict=False)])}
     return other(value)
 
 
@@ -108,15 +108,6 @@ def _views(value: Any) -> bool:
     if kind.__module__ not in ("builtins", "itertools"):
         return False
     return hasattr(kind, "__next__") or kind.__name__ in ("dict_keys", "dict_values", "dict_items")
-
-
-def _some(items: Any) -> list[Any]:
-    some = []
-    for item in items:
-        some.append(item)
-        if len(some) >= MAX_ITERATED:
-            break
-    return some
 
 
 def decode(raw: Any, other: Callable[[str, Any], Any], arrays: bool = False) -> Any:
