@@ -1,28 +1,22 @@
-"""WikiGame: variants, rewards, limits, the bundled graph, and servers that answer well or badly."""
+"""WikiGame: variants, rewards, limits, the bundled graph."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import pickle
-import threading
-import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from wiki import go
 
 import gem
-from gem.envs.games.wiki_backends import Graph, GraphBackend, Kiwix, MediaWiki, Page, graph
+from gem.envs.games.wiki_backends import Graph, GraphBackend, graph
 from gem.envs.games.wiki_game import WikiGame, balanced_boxes, shortened
-from gem.errors import ConfigurationError, DataError, UnreachableError
+from gem.errors import ConfigurationError, DataError
 from gem.testing.describing import parameters
 
 IDS = [f"game:WikiGame-v0{suffix}" for suffix in ("", "-easy", "-hard")]
@@ -62,10 +56,6 @@ def started(file: str, variant: str, start: str = "A", **parameters: Any) -> Wik
         if (env.trail[0].title, env.target.title) == (start, "Goal"):
             return env
         seed += 1
-
-
-def go(env: Any, content: str) -> Any:
-    return env.step(f"\\boxed{{{content}}}")
 
 
 def test_the_bundled_graph_is_what_its_readme_says() -> None:
@@ -391,271 +381,6 @@ def test_a_missing_graph_file_is_named_at_the_first_reset() -> None:
 def test_a_graph_without_pages_so_far_apart_says_so(small: str) -> None:
     with pytest.raises(DataError, match="no two pages that are 5 to 9 clicks apart"):
         WikiGame(max_turns=9, min_clicks=5, graph_file=small).reset(seed=0)
-
-
-WIKI = {
-    "Alpha": ["Beta", "Gama", "Mercury", "Old Gamma", "Red"],
-    "Beta": ["Alpha", "Delta"],
-    "Gamma": ["Alpha", "Delta"],
-    "Delta": ["Alpha", "Beta", "Gamma"],
-}
-REDIRECTS = {"Old Gamma": "Gamma"}
-DISAMBIGUATIONS = {"Mercury": ["Mercury (gone)", "Mercury (list)", "Delta"], "Mercury (list)": []}
-SPELLINGS = {"Gama": "Gamma"}
-
-
-@dataclass
-class FakeWiki:
-    """A server of both kinds over one small wiki, and what goes wrong with it."""
-
-    url: str = ""
-    failures: int = 0
-    status: int = 503
-    delay_s: float = 0.0
-    body: bytes | None = None
-    asked: list[str] = field(default_factory=list)
-
-    def api(self, query: dict[str, str]) -> Any:
-        """Answer like MediaWiki's api.php, two links at a time."""
-        assert (query["action"], query["format"], query["formatversion"]) == ("query", "json", "2")
-        if query.get("list") == "allpages":
-            titles = sorted(t for t in (*WIKI, *DISAMBIGUATIONS) if t >= query.get("apfrom", ""))
-            return {"query": {"allpages": [{"title": t} for t in titles[: int(query["aplimit"])]]}}
-        if query.get("list") == "search":
-            hit = SPELLINGS.get(query["srsearch"])
-            return {"query": {"search": [{"title": hit}] if hit else []}}
-        title = REDIRECTS.get(query["titles"], query["titles"])
-        links = WIKI.get(title, DISAMBIGUATIONS.get(title))
-        if links is None:
-            return {"query": {"pages": [{"title": title, "missing": True}]}}
-        begin = int(query.get("plcontinue", "0"))
-        page: dict[str, Any] = {
-            "title": title,
-            "links": [{"ns": 0, "title": t} for t in links[begin : begin + 2]],
-        }
-        if not begin:
-            page["extract"] = f"{title} is\na page."
-        if title in DISAMBIGUATIONS:
-            page["pageprops"] = {"disambiguation": ""}
-        answer: dict[str, Any] = {"query": {"pages": [page]}}
-        if begin + 2 < len(links):
-            answer["continue"] = {"plcontinue": str(begin + 2), "continue": "||"}
-        return answer
-
-    def article(self, title: str) -> str | None:
-        """Return the HTML of a page like those in ZIM files."""
-        links = WIKI.get(title, DISAMBIGUATIONS.get(title))
-        if links is None:
-            return None
-        box = '<div id="disambigbox"></div>' if title in DISAMBIGUATIONS else ""
-        shown = "".join(f'<a href="{t.replace(" ", "_")}">x</a>' for t in links)
-        noise = (
-            '<a href="https://example.org/X">x</a><a href="#top">x</a><a href="File:X">x</a>'
-            '<a href="../I/picture.png">x</a><a href="http://[">x</a>'
-        )
-        return f"<h1>{title}</h1>{box}<p> </p><p><b>{title}</b> is\na page.</p>{shown}{noise}"
-
-
-class Handler(BaseHTTPRequestHandler):
-    wiki: FakeWiki
-
-    def log_message(self, *args: Any) -> None:
-        pass
-
-    def reply(self, status: int, body: bytes = b"", **headers: str) -> None:
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
-        # Who waits no longer has closed the connection.
-        with contextlib.suppress(ConnectionError):
-            self.end_headers()
-            self.wfile.write(body)
-
-    def do_GET(self) -> None:
-        wiki, parts = self.wiki, urlsplit(self.path)
-        wiki.asked.append(self.path)
-        query = {key: values[0] for key, values in parse_qs(parts.query).items()}
-        time.sleep(wiki.delay_s)
-        if wiki.failures:
-            wiki.failures -= 1
-            self.reply(wiki.status)
-        elif wiki.body is not None:
-            self.reply(200, wiki.body)
-        elif parts.path == "/w/api.php":
-            self.reply(200, json.dumps(wiki.api(query)).encode())
-        elif parts.path == "/suggest":
-            term = query["term"]
-            titles = [SPELLINGS[term]] if term in SPELLINGS else []
-            if len(term) == 2:
-                titles = sorted((*WIKI, *DISAMBIGUATIONS))
-            entries = [{"value": t, "kind": "path", "path": t} for t in titles]
-            self.reply(200, json.dumps([*entries, {"value": term, "kind": "pattern"}]).encode())
-        elif parts.path.startswith("/content/wiki/"):
-            title = unquote(parts.path.rsplit("/", 1)[-1]).replace("_", " ")
-            html = wiki.article(title)
-            if title in REDIRECTS:
-                self.reply(302, Location=f"/content/wiki/{REDIRECTS[title]}")
-            elif html is None:
-                self.reply(404)
-            else:
-                self.reply(200, html.encode())
-        else:
-            self.reply(404)
-
-
-@pytest.fixture
-def wiki() -> Iterator[FakeWiki]:
-    fake = FakeWiki()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"wiki": fake}))
-    server.daemon_threads = True
-    fake.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield fake
-    server.shutdown()
-    server.server_close()
-    thread.join()
-
-
-def served(wiki: FakeWiki, kind: str, **parameters: Any) -> WikiGame:
-    """Return a game on the fake server, without pauses."""
-    fast: dict[str, Any] = {"query_delay_ms": 0, "variant": "freenav", "max_turns": 50}
-    if kind == "mw":
-        return WikiGame(backend="mw", url=f"{wiki.url}/w/api.php", **{**fast, **parameters})
-    return WikiGame(backend="kiwix", url=wiki.url, zimfile="wiki", **{**fast, **parameters})
-
-
-SERVERS = pytest.mark.parametrize("kind", ["mw", "kiwix"])
-
-
-@SERVERS
-def test_pages_are_read_whole(wiki: FakeWiki, kind: str) -> None:
-    backend = served(wiki, kind).backend
-    assert isinstance(backend, MediaWiki | Kiwix)
-    assert backend.page("Alpha") == Page("Alpha", "Alpha is a page.", tuple(WIKI["Alpha"]))
-
-
-@SERVERS
-@pytest.mark.parametrize(
-    ("asked", "found"),
-    [
-        ("Old Gamma", "Gamma"),
-        ("Gama", "Gamma"),
-        ("Mercury", "Delta"),
-        ("Red", None),
-        ("Mercury (list)", None),
-    ],
-)
-def test_redirects_disambiguations_and_misspellings_lead_somewhere(
-    wiki: FakeWiki, kind: str, asked: str, found: str | None
-) -> None:
-    page = served(wiki, kind).backend.page(asked)
-    assert (page and page.title) == found
-
-
-@SERVERS
-def test_an_episode_is_played_to_its_end_and_seeds_repeat(wiki: FakeWiki, kind: str) -> None:
-    env = served(wiki, kind)
-    first, _ = env.reset(seed=3)
-    assert served(wiki, kind).reset(seed=3)[0] == first
-    assert env.trail[0].title != env.target.title
-    assert {env.trail[0].title, env.target.title} <= set(WIKI)
-    done = False
-    while not done:
-        target = env.target.title
-        links = env.trail[-1].links
-        _, reward, done, truncated, info = go(env, target if target in links else "Delta")
-        if env.trail[-1].title == target:
-            break
-        if info["invalid_action"]:
-            env.step(env.sample_random_action())
-    assert reward == 1.0
-    assert done and not truncated
-
-
-@SERVERS
-def test_a_link_to_a_missing_page_is_an_invalid_action(wiki: FakeWiki, kind: str) -> None:
-    env = served(wiki, kind)
-    seed = 0
-    while env.reset(seed=seed) and env.trail[0].title != "Alpha":
-        seed += 1
-    observation, reward, terminated, _, info = go(env, "Red")
-    assert "which does not exist" in observation
-    assert (reward, terminated, info["invalid_action"]) == (-0.2, False, True)
-
-
-@SERVERS
-def test_there_is_no_oracle_without_a_graph(wiki: FakeWiki, kind: str) -> None:
-    env = served(wiki, kind)
-    env.reset(seed=0)
-    with pytest.raises(NotImplementedError, match="backend='graph' only"):
-        env.oracle_action()
-
-
-@SERVERS
-@pytest.mark.parametrize("status", [429, 500, 503])
-def test_a_failing_server_is_asked_again(wiki: FakeWiki, kind: str, status: int) -> None:
-    wiki.failures, wiki.status = 3, status
-    page = served(wiki, kind).backend.page("Beta")
-    assert page is not None
-    assert len(set(wiki.asked[:4])) == 1
-
-
-@SERVERS
-def test_a_server_that_keeps_failing_is_an_infrastructure_error(wiki: FakeWiki, kind: str) -> None:
-    wiki.failures = 100
-    with pytest.raises(UnreachableError, match=rf"{wiki.url}.* does not answer: .*503.*'graph'"):
-        served(wiki, kind).reset(seed=0)
-    assert len(wiki.asked) == 5
-
-
-@SERVERS
-def test_a_server_that_is_not_there_is_named(kind: str) -> None:
-    nobody = FakeWiki(url="http://127.0.0.1:9")
-    env = served(nobody, kind)
-    with pytest.raises(UnreachableError, match=r"http://127.0.0.1:9.* does not answer: .*refused"):
-        env.reset(seed=0)
-
-
-@SERVERS
-def test_a_slow_server_is_given_up(
-    wiki: FakeWiki, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gem.envs.games.wiki_backends._DEADLINE_S", 0.2)
-    wiki.delay_s = 0.5
-    with pytest.raises(UnreachableError, match="does not answer: .*(timed out|slow)"):
-        served(wiki, kind).reset(seed=0)
-    assert len(wiki.asked) <= 2
-
-
-@pytest.mark.parametrize("body", [b"<html>welcome</html>", b"[]", b"\xff\xfe"])
-def test_something_that_is_no_wiki_is_said(wiki: FakeWiki, body: bytes) -> None:
-    wiki.body = body
-    with pytest.raises(UnreachableError, match="no JSON|not the API of a wiki"):
-        served(wiki, "mw").reset(seed=0)
-
-
-def test_an_error_of_the_wiki_is_passed_on(wiki: FakeWiki) -> None:
-    wiki.body = b'{"error": {"code": "readapidenied", "info": "You need permission."}}'
-    with pytest.raises(UnreachableError, match="refuses: You need permission"):
-        served(wiki, "mw").reset(seed=0)
-
-
-@SERVERS
-@pytest.mark.parametrize("cached", [False, True])
-def test_answers_are_kept_only_when_asked_for(wiki: FakeWiki, kind: str, cached: bool) -> None:
-    backend = served(wiki, kind, query_use_cache=cached).backend
-    backend.page("Alpha")
-    before = len(wiki.asked)
-    assert backend.page("Alpha") == Page("Alpha", "Alpha is a page.", tuple(WIKI["Alpha"]))
-    assert (len(wiki.asked) == before) is cached
-
-
-@SERVERS
-def test_nothing_is_asked_before_the_first_reset(wiki: FakeWiki, kind: str) -> None:
-    pickle.loads(pickle.dumps(served(wiki, kind)))
-    assert wiki.asked == []
 
 
 def test_the_registered_ids_work_offline() -> None:
