@@ -132,4 +132,5 @@ def served(wiki: FakeWiki, kind: str, **parameters: Any) -> WikiGame:
 
 
 def go(env: Any, content: str) -> Any:
+    """Step with a text in a box."""
     return env.step(f"\\boxed{{{content}}}")
