@@ -1,6 +1,7 @@
-"""A trainer that is installed like a real one but only pretends to train.
+"""What the tests of gem-bench share: a trainer that only pretends to train, small experiments.
 
-It stands for the boundary to real launchers, which the end-to-end tests start for real.
+The trainer, installed like a real one, stands for the boundary to real launchers, which the
+end-to-end tests start for real.
 """
 
 from __future__ import annotations
@@ -273,3 +274,54 @@ def _episode(index: int, rng: random.Random, chance: float, secret: str) -> Traj
         end="terminated",
         final_observation="You won." if won else "You lost.",
     )
+
+
+@pytest.fixture(scope="session")
+def model_folder() -> str:
+    """The tiny model, made once per machine."""
+    tiny_model = pytest.importorskip("gem_cpu.tiny_model", reason="makes the model to train")
+    return str(tiny_model.ensure())
+
+
+@pytest.fixture
+def make_spec(model_folder: str) -> Callable[..., RunSpec]:
+    """A small experiment; keywords are `table__key=value`."""
+
+    def make(**changes: Any) -> RunSpec:
+        data: dict[str, Any] = {
+            "name": "test",
+            "env": {
+                "id": "game:GuessTheNumber-v0-easy",
+                "params": {"hint": "range", "prompt": "short"},
+            },
+            "policy": {
+                "model": model_folder,
+                "prompt_tokens": 64,
+                "response_tokens": 160,
+                "turn_tokens": 8,
+            },
+            "algorithm": {"advantage": "rebn", "gamma": 0.9},
+            "optimizer": {"lr": 1e-3},
+            "training": {"iterations": 2, "tasks": 4, "group_size": 2},
+        }
+        for name, value in changes.items():
+            table, _, key = name.partition("__")
+            if key:
+                data.setdefault(table, {})[key] = value
+            else:
+                data[table] = value
+        return RunSpec.from_mapping(data)
+
+    return make
+
+
+@pytest.fixture
+def learner_of() -> Callable[..., Any]:
+    """Make the reference's learner for a RunSpec, on the CPU."""
+    torch = pytest.importorskip("torch", reason="the reference trainer needs torch")
+    from gem_bench import reference
+
+    def make(spec: RunSpec, forward_tokens: int = 65_536) -> Any:
+        return reference.Learner(spec, torch.device("cpu"), forward_tokens)
+
+    return make
