@@ -47,12 +47,11 @@ def rollout(
     n: int,
     *,
     make_env: Callable[[Task], gem.Env] = Task.make,
-    sampling: SamplingPart | None = None,
 ) -> list[Trajectory]:
     tokenizer = transformers.AutoTokenizer.from_pretrained(spec.policy.model)
     chat = ChatFormat(tokenizer)
     generator = torch.Generator().manual_seed(1)
-    sample = sampler.CachedSampler(learner.policy, chat, sampling or spec.sampling, generator)
+    sample = sampler.CachedSampler(learner.policy, chat, spec.sampling, generator)
     tasks = [Task(spec.env.id, seed, spec.env.params) for seed in range(n)]
     return play_batch(
         tasks, sample, chat, budget=spec.budget, context=spec.policy.context, make_env=make_env

@@ -37,8 +37,8 @@ def first(env: Any, **options: Any) -> str:
     return str(env.reset(**options)[0])
 
 
-def scored(env: ReasoningGymEnv, answer: str, idx: int = 0) -> Any:
-    env.reset(idx=idx)
+def scored(env: ReasoningGymEnv, answer: str) -> Any:
+    env.reset(idx=0)
     return env.step(f"\\boxed{{{answer}}}")
 
 

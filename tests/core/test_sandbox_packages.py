@@ -44,9 +44,9 @@ def install(site: Path, name: str, files: list[str], requires: tuple[str, ...] =
     (site / about / "RECORD").write_text("".join(f"{file},,\n" for file in listed))
 
 
-def places(*distributions: str, modules: tuple[str, ...] = ()) -> list[str]:
+def places(*distributions: str) -> list[str]:
     """What is shown, without metadata."""
-    found = shown(distributions, modules)
+    found = shown(distributions, ())
     every = [place for _, place in (*found.folders, *found.files)]
     return sorted(place for place in every if not place.endswith("/METADATA"))
 

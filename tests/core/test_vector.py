@@ -57,11 +57,11 @@ def vector(n: int = 3, *, seed: int | None = 7, **options: Any) -> SyncVectorEnv
     return SyncVectorEnv([Countdown] * n, seed=seed, **options)
 
 
-def transcript(env: SyncVectorEnv, index: int, steps: int = 25) -> list[Any]:
+def transcript(env: SyncVectorEnv, index: int) -> list[Any]:
     """Return what environment `index` shows under random play, autoresets included."""
     observations, _ = env.reset()
     seen: list[Any] = [observations[index]]
-    for _ in range(steps):
+    for _ in range(25):
         actions = [each.sample_random_action() for each in env.envs]
         observations, rewards, terminated, truncated, infos = env.step(actions)
         seen.append(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -31,16 +30,14 @@ class ScriptedLLM:
     What oat really talks to is exercised by test_real_runs.py.
     """
 
-    def __init__(self, tokenizer: Any, texts: Sequence[str], delay_s: float = 0.0) -> None:
+    def __init__(self, tokenizer: Any, texts: Sequence[str]) -> None:
         self.tokenizer = tokenizer
         self.texts = list(texts)
-        self.delay_s = delay_s
         self.calls: list[int] = []
         self.params: list[Any] = []
 
     def generate(self, prompts: Any, sampling_params: Any, use_tqdm: bool) -> list[Any]:
         self.calls.append(len(prompts))
-        time.sleep(self.delay_s)
         out = []
         for prompt, params in zip(prompts, sampling_params, strict=True):
             text = self.texts[len(self.params) % len(self.texts)]
@@ -60,7 +57,7 @@ class ScriptedLLM:
 @pytest.fixture
 def llm(tokenizer: Any) -> Callable[..., ScriptedLLM]:
     """Make an engine from the texts it answers with."""
-    return lambda texts, **kwargs: ScriptedLLM(tokenizer, texts, **kwargs)
+    return lambda texts: ScriptedLLM(tokenizer, texts)
 
 
 FLAGS = {

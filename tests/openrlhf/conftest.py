@@ -51,14 +51,13 @@ class ScriptedEngine:
     The real actor is exercised by test_real_runs.py.
     """
 
-    def __init__(self, tokenizer: Any, texts: Sequence[str], delay_s: float = 0.0) -> None:
+    def __init__(self, tokenizer: Any, texts: Sequence[str]) -> None:
         self.tokenizer = tokenizer
         self.texts = list(texts)
-        self.delay_s = delay_s
         self.requests: list[tuple[list[int], Any]] = []
 
     async def generate(self, prompt_token_ids: list[int], sampling_params: Any) -> Output:
-        await asyncio.sleep(self.delay_s)
+        await asyncio.sleep(0)
         text = self.texts[len(self.requests) % len(self.texts)]
         self.requests.append((list(prompt_token_ids), sampling_params))
         ids = [*self.tokenizer.encode(text), self.tokenizer.eos_token_id]
@@ -74,4 +73,4 @@ class ScriptedEngine:
 @pytest.fixture
 def engine(tokenizer: Any) -> Callable[..., ScriptedEngine]:
     """Make an engine from the texts it answers with."""
-    return lambda texts, **kwargs: ScriptedEngine(tokenizer, texts, **kwargs)
+    return lambda texts: ScriptedEngine(tokenizer, texts)

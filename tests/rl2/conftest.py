@@ -71,8 +71,8 @@ def server(world: ModuleType, tokenizer: Any) -> Iterator[Callable[..., Any]]:
     """Start a server from what it answers; it answers as SGLang does, see `world.Server`."""
     started: list[Any] = []
 
-    def start(answers: list[Any], **kwargs: Any) -> Any:
-        started.append(world.Server(tokenizer, answers, **kwargs))
+    def start(answers: list[Any]) -> Any:
+        started.append(world.Server(tokenizer, answers))
         return started[-1]
 
     yield start

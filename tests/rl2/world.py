@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from gem.training.tasksets import dataset_text
 from gem.trajectory import Trajectory
 from gem_rl2.release import check_rl2
 from gem_rl2.rollout import state_dicts
@@ -100,18 +97,17 @@ def critic(
 
 
 class Server:
-    """Answers `/generate` with texts in order of the requests of each prompt's beginning.
+    """Answers requests to `/generate` in turn, and begins again after the last answer.
 
     The real SGLang is exercised by test_real_runs.py.
     """
 
-    def __init__(self, tokenizer: Any, answers: Sequence[Any], *, delay_s: float = 0.0) -> None:
+    def __init__(self, tokenizer: Any, answers: Sequence[Any]) -> None:
         """Start it.
 
         Args:
             tokenizer: The model's.
             answers: Texts; an int is an HTTP status, a dict is given as it is, None never comes.
-            delay_s: Time to answer.
         """
         self.requests: list[dict[str, Any]] = []
         self.answers = list(answers)
@@ -122,7 +118,6 @@ class Server:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                time.sleep(delay_s)
                 with outer._lock:
                     number = len(outer.requests)
                     outer.requests.append(body)
@@ -169,11 +164,3 @@ class Server:
         self._closed.set()
         self._http.shutdown()
         self._http.server_close()
-
-
-def write_rows(path: Path, texts: Sequence[str], *, evaluation: bool = False) -> Path:
-    """Write a row file."""
-    from gem_rl2.dataset import line
-
-    path.write_text(dataset_text(line, texts, evaluation=evaluation))
-    return path

@@ -59,17 +59,16 @@ class ScriptedServer:
     The real client is exercised by test_real_runs.py.
     """
 
-    def __init__(self, tokenizer: Any, texts: Sequence[str], delay_s: float = 0.0) -> None:
+    def __init__(self, tokenizer: Any, texts: Sequence[str]) -> None:
         self.tokenizer = tokenizer
         self.texts = list(texts)
-        self.delay_s = delay_s
         self.requests: list[dict[str, Any]] = []
         self.version = 0
 
     async def generate(
         self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]
     ) -> Answer:
-        await asyncio.sleep(self.delay_s)
+        await asyncio.sleep(0)
         text = self.texts[len(self.requests) % len(self.texts)]
         self.requests.append(
             {"id": request_id, "prompt_ids": list(prompt_ids), "params": sampling_params}
@@ -87,4 +86,4 @@ class ScriptedServer:
 @pytest.fixture
 def server(tokenizer: Any) -> Callable[..., ScriptedServer]:
     """Make a server from the texts it answers with."""
-    return lambda texts, **kwargs: ScriptedServer(tokenizer, texts, **kwargs)
+    return lambda texts: ScriptedServer(tokenizer, texts)
