@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -62,9 +63,9 @@ def at_turns(source: Any, rows: Iterable[HasTurns], turns: int) -> list[float]:
     Args:
         source: Tensor `[rows, columns]`.
         rows: Of one episode.
-        turns: Number of its turns; one that is in no row is 0.
+        turns: Number of its turns; one that is in no row is NaN, which no estimator accepts.
     """
-    found = [0.0] * turns
+    found = [math.nan] * turns
     last = source.shape[1] - 1  # A turn without tokens may begin where the row ends.
     for row in rows:
         for span in row.spans:

@@ -201,32 +201,3 @@ def dataset_command(line: Line, argv: Sequence[str] | None, *, program: str, tra
         return 2
     print(f"{args.file}: {text.count(chr(10))} tasks")
     return 0
-
-
-def make_dataset(
-    write: Callable[..., str], argv: Sequence[str] | None, *, program: str, trainer: str
-) -> int:
-    """Run the command `<program> [--eval] FILE URI...`; return its exit status.
-
-    Args:
-        write: `write(uris, evaluation=...)` returns the file's text, one line per task.
-        argv: Arguments; None for those of this process.
-        program: Name of the command.
-        trainer: Name of the trainer, for the help text.
-    """
-    parser = argparse.ArgumentParser(
-        prog=program, description=f"Write seeded tasks of environments as a dataset of {trainer}."
-    )
-    parser.add_argument("file", type=Path, help="file to write, *.jsonl")
-    parser.add_argument("uri", nargs="+", help="gem:<env id>?n=..&seed=..[#name=..&temperature=..]")
-    parser.add_argument("--eval", action="store_true", help="for evaluation")
-    args = parser.parse_args(argv)
-    try:
-        text = write(args.uri, evaluation=args.eval)
-        args.file.parent.mkdir(parents=True, exist_ok=True)
-        args.file.write_text(text, encoding="utf-8")
-    except (GemError, OSError) as error:
-        print(error, file=sys.stderr)
-        return 2
-    print(f"{args.file}: {text.count(chr(10))} tasks")
-    return 0
