@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gem.core import Info, Observation, Step
-from gem.errors import ContractError
+from gem.errors import ContractError, ResetNeededError
 
 _KINDS = ("text", "image")
 _SUCCESS_KEYS = ("success", "correct")
@@ -103,6 +103,19 @@ def succeeded(reward: float, terminated: bool, info: Mapping[str, Any]) -> bool:
         if success is not None:
             return bool(success)
     return terminated and reward > 0
+
+
+def refusal(env: str, over: bool, action: Any) -> Exception:
+    """Return the error of a `step` that is not allowed.
+
+    Args:
+        env: Name of the environment.
+        over: Whether the episode has not begun or is over; else the action is no text.
+        action: The action.
+    """
+    if over:
+        return ResetNeededError(f"{env}: the episode has not begun or is over; call reset()")
+    return TypeError(f"action must be a str, got {type(action).__name__}")
 
 
 def plain(value: Any) -> Any:

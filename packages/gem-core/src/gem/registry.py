@@ -42,13 +42,8 @@ def register(id: str, entry_point: str | Callable[..., Env], **kwargs: Any) -> N
     Raises:
         ConfigurationError: The entry point is malformed.
     """
-    if isinstance(entry_point, str):
-        module, _, attribute = entry_point.partition(":")
-        if not module or not attribute:
-            raise ConfigurationError(
-                f"entry_point of {id!r} must be 'module:Class' or a callable, got {entry_point!r}"
-            )
-    elif not callable(entry_point):
+    named = isinstance(entry_point, str) and all(entry_point.partition(":"))
+    if not named and not callable(entry_point):
         raise ConfigurationError(
             f"entry_point of {id!r} must be 'module:Class' or a callable, got {entry_point!r}"
         )

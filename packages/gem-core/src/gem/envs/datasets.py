@@ -5,14 +5,18 @@ from __future__ import annotations
 import pickle
 from copy import copy
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar
 
 from gem.blame import boundary
+from gem.contract import refusal
 from gem.core import Env, Info, Observation, Step, reset_options
-from gem.errors import DataError, ResetNeededError, UnknownParameterError
+from gem.errors import DataError, UnknownParameterError
 from gem.grading.formats import FORMATS, AnswerFormat
-from gem.parameters import choice, flag, integer, number, optional, text
+from gem.parameters import choice, extending, flag, integer, number, optional, text
 from gem.sources import SAMPLES, Row, Source, Table, checked, column_of, load, permuted
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 EnvT = TypeVar("EnvT", bound="DatasetEnv")
 
@@ -142,12 +146,8 @@ class SingleTurnEnv(Env):
 
     def step(self, action: str) -> Step:
         """Grade a reply; the episode ends."""
-        if self._over:
-            raise ResetNeededError(
-                f"{type(self).__name__}: the episode has not begun or is over; call reset()"
-            )
-        if not isinstance(action, str):
-            raise TypeError(f"action must be a str, got {type(action).__name__}")
+        if self._over or not isinstance(action, str):
+            raise refusal(type(self).__name__, self._over, action)
         answer = self.answer_format.extract(action)
         if answer is None:
             grade = Grade(False, 0.0, "no answer in the form asked for")
@@ -215,17 +215,22 @@ class SingleTurnEnv(Env):
         raise NotImplementedError
 
 
-class DatasetOptions(TypedDict, total=False):
+class SingleTurnOptions(TypedDict, total=False):
+    """Parameters of `SingleTurnEnv`, for the signatures of its subclasses."""
+
+    answer_format: AnswerFormat | str
+    eval: bool
+    format_error_reward: float
+    seed: int | None
+
+
+class DatasetOptions(SingleTurnOptions, total=False):
     """Parameters of `DatasetEnv` beside the source, for the signatures of its subclasses."""
 
     split: str | None
     sample: str
     question_column: str
     answer_column: str
-    answer_format: AnswerFormat | str
-    eval: bool
-    format_error_reward: float
-    seed: int | None
 
 
 class DatasetEnv(SingleTurnEnv):
@@ -244,6 +249,7 @@ class DatasetEnv(SingleTurnEnv):
         split: Split of a hub data set or folder.
     """
 
+    @extending(SingleTurnEnv)
     def __init__(
         self,
         source: Source,
@@ -252,12 +258,9 @@ class DatasetEnv(SingleTurnEnv):
         sample: str,
         question_column: str = "problem",
         answer_column: str = "answer",
-        answer_format: AnswerFormat | str,
-        eval: bool = False,
-        format_error_reward: float = 0.0,
-        seed: int | None = None,
+        **options: Unpack[SingleTurnOptions],
     ) -> None:
-        """Store where the rows are; nothing is loaded.
+        """Store where the rows are; nothing is loaded. See `SingleTurnEnv` for what is not listed.
 
         Args:
             source: `"hub:owner/name"`, a path to a `.jsonl`, `.csv` or `.parquet` file, a folder
@@ -267,20 +270,11 @@ class DatasetEnv(SingleTurnEnv):
             sample: Which sample of `gem.sources.SAMPLES` the source `"sample"` is.
             question_column: Column with the question.
             answer_column: Column with the right answer or a list of them.
-            answer_format: See `SingleTurnEnv`.
-            eval: See `SingleTurnEnv`.
-            format_error_reward: See `SingleTurnEnv`.
-            seed: Seed of the first `reset` that is not given one.
 
         Raises:
             ConfigurationError: A value is not allowed.
         """
-        super().__init__(
-            answer_format=answer_format,
-            eval=eval,
-            format_error_reward=format_error_reward,
-            seed=seed,
-        )
+        super().__init__(**options)
         checked(source)
         sample = choice("sample", sample, SAMPLES)
         self._rows = None if isinstance(source, str | Path) else source

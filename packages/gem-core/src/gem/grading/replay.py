@@ -61,12 +61,8 @@ def _replayed(
     statements: Sequence[Statement], sandbox: Executor, runner: Runner, limits: Limits
 ) -> Iterator[str]:
     # The executor chooses an interpreter that has the modules named in the program.
-    modules = (
-        "numpy"
-        if any("np" in test.preamble or "numpy" in test.source for test in statements)
-        else ""
-    )
-    checker = Runner(sandbox, "checker", modules, limits)
+    numpy = any("np" in test.preamble or "numpy" in test.source for test in statements)
+    checker = Runner(sandbox, "checker", "numpy" if numpy else "", limits)
     tasks: list[dict[str, Any]] = [
         {
             "source": test.source,

@@ -109,12 +109,8 @@ def check(arguments: argparse.Namespace, ids: Sequence[str], given: Mapping[str,
         except OSError as error:
             raise ConfigurationError(f"--json: {error}") from error
     outcomes = []
-    options = {
-        "episodes": arguments.episodes,
-        "cpu_s": arguments.cpu_s,
-        "max_return": arguments.max_return,
-        "only": arguments.only,
-    }
+    names = ("episodes", "cpu_s", "max_return", "only")
+    options = {name: getattr(arguments, name) for name in names}
     for outcome in check_many(ids, jobs=arguments.jobs, params=given, **options):
         outcomes.append(outcome)
         report = outcome.report

@@ -157,10 +157,8 @@ def _guesses(items: Sequence[_Item], place: int, slow: bool) -> Iterator[tuple[s
         for text in ("nan", "inf", "0", "1"):
             yield (f"the recorded answer with {text} for every number", _NUMBER.sub(text, recorded))
         if _NUMBER.fullmatch(recorded):
-            yield (
-                "the recorded number with the other sign",
-                str(recorded).lstrip("-") if (recorded.startswith("-")) else f"-{recorded}",
-            )
+            other = recorded[1:] if recorded.startswith("-") else f"-{recorded}"
+            yield "the recorded number with the other sign", other
 
 
 def _echoes(prompt: str) -> Iterator[tuple[str, str]]:

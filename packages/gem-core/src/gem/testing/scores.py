@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from gem.core import Env, Observation
-from gem.testing.playing import Policy, answer_like, cpu_time, random_policy, shown
+from gem.testing.playing import Episode, Policy, answer_like, cpu_time, random_policy, shown
 from gem.testing.playing import won as is_won
 from gem.testing.subject import FaultError, SkipCheck, Subject, require
 
@@ -206,12 +206,16 @@ def _won_in_turn(env: Env, example: str, tokens: list[str], max_steps: int) -> b
     return False
 
 
+def played(subject: Subject) -> list[Episode]:
+    """Return the episodes of random play and, if there is one, of the oracle."""
+    with contextlib.suppress(SkipCheck):
+        return [*subject.random.episodes, *subject.oracle.episodes]
+    return subject.random.episodes
+
+
 def check_rewards(subject: Subject) -> str:
     """No episode pays more than `max_return`, and no lost one as much as the best won one."""
-    scores = [subject.random]
-    with contextlib.suppress(SkipCheck):
-        scores.append(subject.oracle)
-    episodes = [episode for score in scores for episode in score.episodes]
+    episodes = played(subject)
     paid = [step[1] for episode in episodes for step in episode.steps]
     limit = subject.max_return + 1e-9
     remedy = (

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from collections.abc import Iterator
 
 from gem.core import Env, Step, Wrapper
 from gem.testing.playing import answer_like, cpu_time, won
+from gem.testing.scores import played
 from gem.testing.subject import SkipCheck, Subject, require
 from gem.wrappers import ToolEnv
 
@@ -23,10 +23,7 @@ def check_unearned(subject: Subject) -> str:
     player tries calls of every tool, random actions, the last action, an empty one and junk, and
     takes the one with the highest reward that does not win.
     """
-    scores = [subject.random]
-    with contextlib.suppress(SkipCheck):
-        scores.append(subject.oracle)
-    episodes = [episode for score in scores for episode in score.episodes]
+    episodes = played(subject)
     paid = [episode.total_reward for episode in episodes if episode.success]
     if not paid:
         raise SkipCheck("no episode was won to compare with")

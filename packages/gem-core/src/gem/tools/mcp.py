@@ -9,7 +9,7 @@ import time
 import urllib.parse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from gem.errors import ConfigurationError, DataError, UnreachableError
 from gem.parameters import integer, positive
@@ -24,20 +24,12 @@ from gem.tools.base import (
     printable,
     read_arguments,
 )
-from gem.tools.mcp_connection import Connection, Refused, ServerGoneError, TookTooLong
+from gem.tools.mcp_connection import Connection, Function, Refused, ServerGoneError, TookTooLong
 
 _NAME = re.compile(r"<tool_name>")
 _ARGUMENTS = re.compile(r"<arguments>")
 _KEYS = {"url", "headers", "command", "args", "env", "cwd", "type", "transport"}
 _TRANSPORTS = (None, "stdio", "http", "streamable-http", "streamable_http", "streamableHttp")
-
-
-class _Function(NamedTuple):
-    server: str
-    name: str
-    """Name on the server, without the prefix."""
-    description: str
-    schema: Mapping[str, Any]
 
 
 class MCPTool(Tool):
@@ -88,7 +80,8 @@ class MCPTool(Tool):
         self.retries = integer("retries", retries, 0, 100)
         self.retry_delay_s = positive("retry_delay_s", retry_delay_s)
         self.max_output = integer("max_output", max_output, 64, 10**7)
-        self._offered: dict[str, _Function] = {}
+        # Per name: the server, and the function under its name there.
+        self._offered: dict[str, tuple[str, Function]] = {}
 
     @classmethod
     def from_config_file(cls, path: str | Path, **parameters: Any) -> MCPTool:
@@ -131,7 +124,7 @@ class MCPTool(Tool):
         for server in self.servers:
             for found in self._connected(server).functions:
                 name = found.name if len(self.servers) == 1 else f"{server}_{found.name}"
-                offered[name] = _Function(server, *found)
+                offered[name] = server, found
         if self.functions is not None:
             missing = [name for name in self.functions if name not in offered]
             if missing:
@@ -149,7 +142,7 @@ class MCPTool(Tool):
             '<tool_call>{"name": "...", "arguments": {...}}</tool_call>. The functions, with the '
             "JSON schema of their arguments:"
         ]
-        for name, function in self._offered.items():
+        for name, (_, function) in self._offered.items():
             about = " ".join(function.description.split())
             schema = json.dumps(_untitled(function.schema), ensure_ascii=False)
             lines.append(f"  {name}: {about} {schema}")
@@ -180,15 +173,15 @@ class MCPTool(Tool):
         """Call the function; see `Tool.execute`."""
         if call.error is not None:
             return ToolResult(f"[Tool execution error: {call.error}]", ok=False)
-        function = self._offered[call.name]
+        server, function = self._offered[call.name]
         for last in (False, True):
-            connection = self._connected(function.server)
+            connection = self._connected(server)
             try:
                 answer = connection.call(function.name, call.arguments, self.timeout_s)
             except TookTooLong as error:
                 # A shared server may be slow because of others: the policy may not be to blame.
-                if "url" in self.servers[function.server] and not connection.answers():
-                    raise self._unreachable(function.server, f"{error}, nor a ping") from error
+                if "url" in self.servers[server] and not connection.answers():
+                    raise self._unreachable(server, f"{error}, nor a ping") from error
                 return self._failed(str(error))
             except Refused as error:
                 return self._failed(str(error))
@@ -196,7 +189,7 @@ class MCPTool(Tool):
                 connection.close()
                 # The connection broke twice on this call, yet the server is up: blame the call.
                 if last:
-                    self._connected(function.server)
+                    self._connected(server)
                     return self._failed(f"the server broke off ({error})")
             else:
                 if answer.is_error:

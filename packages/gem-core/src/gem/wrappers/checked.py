@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from gem.contract import check_reset, check_step
+from gem.contract import check_reset, check_step, refusal
 from gem.core import Env, Info, Observation, Step, Wrapper
-from gem.errors import ContractError, ResetNeededError
+from gem.errors import ContractError
 
 EnvT = TypeVar("EnvT", bound="Checked")
 
@@ -45,12 +45,8 @@ class Checked(Wrapper):
             ResetNeededError: The episode has not begun or is over.
             TypeError: The action is not a str.
         """
-        if not self._running:
-            raise ResetNeededError(
-                f"{self.unwrapped!r}: the episode has not begun or is over; call reset()"
-            )
-        if not isinstance(action, str):
-            raise TypeError(f"action must be a str, got {type(action).__name__}")
+        if not self._running or not isinstance(action, str):
+            raise refusal(repr(self.unwrapped), not self._running, action)
         returned = self.env.step(action)
         try:
             checked = check_step(returned)

@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterable
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from gem.contract import refusal
 from gem.core import Env, Info, Step, reset_options
-from gem.errors import ResetNeededError, UnknownParameterError
+from gem.errors import UnknownParameterError
 from gem.parameters import flag
 
 Move = TypeVar("Move")
@@ -99,12 +100,8 @@ class Game(Env, Generic[Move]):
 
     def step(self, action: str) -> Step:
         """Play one turn; see `Env.step`."""
-        if self._over:
-            raise ResetNeededError(
-                f"{type(self).__name__}: the episode has not begun or is over; call reset()"
-            )
-        if not isinstance(action, str):
-            raise TypeError(f"action must be a str, got {type(action).__name__}")
+        if self._over or not isinstance(action, str):
+            raise refusal(type(self).__name__, self._over, action)
         self.turn += 1
         move = self._last_move(action)
         outcome = self._unreadable() if move is None else self._play(move)

@@ -15,6 +15,7 @@ import builtins
 import contextlib
 import itertools
 import json
+import operator
 import os
 import sys
 import types
@@ -267,27 +268,15 @@ class _Process:
         return value if isinstance(raw, dict) and "o" in raw else decode(raw, _no_data, arrays=True)
 
 
-def _set_item(of: Any, key: Any, value: Any) -> None:
-    of[key] = value
-
-
-def _delete_item(of: Any, key: Any) -> None:
-    del of[key]
-
-
-def _items(of: Any) -> list[Any]:
-    return list(itertools.islice(of, MAX_ITERATED))
-
-
 _OPERATIONS: dict[str, Callable[..., Any]] = {
     "attr": getattr,
     "set": setattr,
     "len": len,
     "str": str,
     "repr": repr,
-    "iter": _items,
-    "item": lambda of, key: of[key],
-    "setitem": _set_item,
-    "delitem": _delete_item,
-    "in": lambda of, item: item in of,
+    "iter": lambda of: list(itertools.islice(of, MAX_ITERATED)),
+    "item": operator.getitem,
+    "setitem": operator.setitem,
+    "delitem": operator.delitem,
+    "in": operator.contains,
 }

@@ -291,18 +291,15 @@ class _Files:
         self.folders: list[tuple[str, int]] = []
         self.files: list[tuple[str, int, bytes | str]] = []
         for top, folders, names in os.walk(_FOLDER):
-            links = [name for name in folders if os.path.islink(f"{top}/{name}")]
-            for name in folders:
-                if name not in links:
-                    path = f"{top}/{name}"
-                    self.folders.append((path, os.lstat(path).st_mode & 0o777))
-            for name in names + links:
+            for name in folders + names:
                 self._add(f"{top}/{name}")
 
     def _add(self, path: str) -> None:
         mode = os.lstat(path).st_mode
         kind = mode & 0o170000
-        if kind == 0o120000:
+        if kind == 0o040000:
+            self.folders.append((path, mode & 0o777))
+        elif kind == 0o120000:
             self.files.append((path, 0, os.readlink(path)))
         elif kind == 0o100000 and os.access(path, os.R_OK):
             with _open(path, "rb") as file:
