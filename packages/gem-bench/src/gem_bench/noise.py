@@ -19,22 +19,22 @@ from typing import Any
 import torch
 
 RELATIVE = 1e-7
-"""Relative size of a perturbation: half the distance between neighbouring float32 numbers."""
+"""Relative size of a perturbation: below the spacing of float32, about 1.2e-7; some weights do not
+change."""
 
 
 @torch.no_grad()
-def perturb(parameters: Iterable[Any], *, seed: int, relative: float = RELATIVE) -> None:
-    """Multiply every weight by 1 plus a normal number of standard deviation `relative`, in place.
+def perturb(parameters: Iterable[Any], *, seed: int) -> None:
+    """Multiply every weight, in place, by 1 plus a normal number of standard deviation `RELATIVE`.
 
     Args:
         parameters: Tensors on any device.
         seed: Seed of the normal numbers.
-        relative: Below the spacing of float32, about 1.2e-7, some weights do not change.
     """
     generator = torch.Generator().manual_seed(seed)
     for parameter in parameters:
         noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-        parameter.mul_((1 + relative * noise).to(parameter.device))
+        parameter.mul_((1 + RELATIVE * noise).to(parameter.device))
 
 
 def perturbed_copy(model: str | Path, folder: str | Path, *, seed: int) -> Path:

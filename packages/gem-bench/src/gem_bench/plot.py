@@ -144,13 +144,13 @@ def interpolate(line: Line, x: float) -> float:
     return line.y[after - 1] * (1 - share) + line.y[after] * share
 
 
-def ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Return at most `most + 1` round numbers that cover the range."""
+def ticks(low: float, high: float) -> list[float]:
+    """Return at most seven round numbers that cover the range."""
     # A range below a thousandth of the values counts as constant.
     if high - low <= 1e-3 * max(abs(low), abs(high)):
         room = abs(low) / 2 or 1.0
         low, high = low - room, high + room
-    rough = (high - low) / most
+    rough = (high - low) / 6
     power = 10 ** math.floor(math.log10(rough))
     step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= rough * (1 - 1e-9))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)

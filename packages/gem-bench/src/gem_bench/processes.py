@@ -39,16 +39,13 @@ class Process:
 class Family:
     """A launcher and all processes that it started."""
 
-    def __init__(
-        self, argv: Sequence[str], *, env: Mapping[str, str], log: BinaryIO, cwd: Path | None = None
-    ) -> None:
+    def __init__(self, argv: Sequence[str], *, env: Mapping[str, str], log: BinaryIO) -> None:
         """Start the launcher in its own session, without input.
 
         Args:
             argv: Command line.
             env: All environment variables.
             log: File for standard output and error.
-            cwd: Working folder; None for that of this process.
 
         Raises:
             OSError: The launcher cannot be started.
@@ -61,7 +58,6 @@ class Family:
         self.launcher = subprocess.Popen(
             argv,
             env=marked,
-            cwd=cwd,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal, TextIO
+from typing import Any, Literal
 
 from gem.errors import ConfigurationError, RecordError
 from gem.training.launch import Launch
@@ -36,6 +36,8 @@ LOG = "trainer.log"
 STATUSES = {"finished": 0, "failed": 1, "timeout": 124, "interrupted": 130}
 """Final statuses of a run, with the exit status of `gem-bench run`."""
 _POLL_S = 0.25
+_GRACE_S = 10.0
+"""Time between SIGTERM and SIGKILL when the processes of a run are ended."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +62,7 @@ def run(
     python: Path | None = None,
     overwrite: bool = False,
     timeout_s: float | None = None,
-    grace_s: float = 10.0,
     environment: Mapping[str, str] | None = None,
-    output: TextIO | None = None,
 ) -> Outcome:
     """Run `spec` with `trainer`.
 
@@ -74,15 +74,12 @@ def run(
         python: Interpreter of the trainer's environment; see `compile_launch`.
         overwrite: Remove an earlier record from the folder instead of refusing to use it.
         timeout_s: End the run after this many seconds.
-        grace_s: Seconds between SIGTERM and SIGKILL when the run's processes are terminated.
         environment: Environment variables of the trainer, besides the launcher's.
-        output: Where progress is shown; standard error by default.
 
     Raises:
         ConfigurationError: The run cannot be started with these arguments; nothing was started.
         RecordError: The record cannot be written.
     """
-    output = output or sys.stderr
     clear(run_dir, (RUN, METRICS, EPISODES), overwrite=overwrite)
     seconds: dict[str, float] = {}
     with _timed(seconds, "model"):
@@ -121,10 +118,9 @@ def run(
     recorder.start(meta)
     outcome = _supervise(
         compiled,
-        Progress(trainer, spec.training.iterations, output),
+        Progress(trainer, spec.training.iterations, sys.stderr),
         run_dir=run_dir,
         timeout_s=timeout_s,
-        grace_s=grace_s,
         seconds=seconds,
     )
     ended = {
@@ -185,7 +181,6 @@ def _supervise(
     *,
     run_dir: Path,
     timeout_s: float | None,
-    grace_s: float,
     seconds: dict[str, float],
 ) -> Outcome:
     """Start the command and wait until all of its processes have ended or been terminated."""
@@ -221,7 +216,7 @@ def _supervise(
         finally:
             code = family.launcher.returncode
             # A second Ctrl-C skips the grace period.
-            family.end(grace_s=grace_s, hurry=lambda: len(signals) > 1)
+            family.end(grace_s=_GRACE_S, hurry=lambda: len(signals) > 1)
             progress.update(tail.read())
             progress.close()
     seconds["command"] = round(time.monotonic() - began, 2)

@@ -150,13 +150,13 @@ def _effective_episodes(tasks: Sequence[Sequence[float]], rate: float) -> float:
 
 
 @lru_cache(maxsize=1024)
-def t_quantile(degrees: int, probability: float = (1 + LEVEL) / 2) -> float:
-    """Quantile of Student's t distribution with an integer number of degrees of freedom.
+def t_quantile(degrees: int) -> float:
+    """Half width of the central `LEVEL` interval of Student's t distribution.
 
     Args:
-        degrees: At least 1.
-        probability: Above 0.5.
+        degrees: Degrees of freedom, an integer of at least 1.
     """
+    probability = (1 + LEVEL) / 2
     low, high = 0.0, 1.0
     while _t_cdf(high, degrees) < probability:
         high *= 2

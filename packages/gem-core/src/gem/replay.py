@@ -83,17 +83,17 @@ def same(one: Observation, other: Observation) -> bool:
     return canonical(one) == canonical(other)
 
 
-def _around(one: str, other: str, before: int = 40) -> tuple[str, str]:
+def _around(one: str, other: str) -> tuple[str, str]:
     """Return both texts from shortly before their first difference."""
     place = next(
         (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
         min(len(one), len(other)),
     )
-    start = max(0, place - before)
+    start = max(0, place - 40)
     lead = "..." if start else ""
     return lead + one[start:], lead + other[start:]
 
 
-def _clip(value: Any, length: int = 160) -> str:
+def _clip(value: Any) -> str:
     text = repr(value)
-    return text if len(text) <= length else text[: length - 3] + "..."
+    return text if len(text) <= 160 else text[:157] + "..."

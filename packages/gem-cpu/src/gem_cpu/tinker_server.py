@@ -99,17 +99,17 @@ class Server:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def wait_until_healthy(self, timeout_s: float = START_TIMEOUT_S) -> None:
+    def wait_until_healthy(self) -> None:
         """Return when the server answers.
 
         Raises:
             ServerError: The server died, or does not answer in time.
         """
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + START_TIMEOUT_S
         while not self._answers():
             self.check()
             if time.monotonic() > deadline:
-                raise ServerError(f"no answer within {timeout_s:g} s{self._tail()}")
+                raise ServerError(f"no answer within {START_TIMEOUT_S:g} s{self._tail()}")
             time.sleep(_POLL_S)
 
     def check(self) -> None:

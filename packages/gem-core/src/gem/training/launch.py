@@ -213,19 +213,18 @@ def hydra_value(value: Any) -> str:
     return repr(value)
 
 
-def forward_tokens(model: str, most_floats: int = 2**28) -> int:
+def forward_tokens(model: str) -> int:
     """Return how many tokens fit into a forward pass whose logits take at most 1 GiB as fp32.
 
     Args:
         model: Folder with the model's `config.json`; without one the vocabulary is taken to be of
             131,072 tokens.
-        most_floats: Most logits.
     """
     vocabulary = 2**17
     config = Path(model) / "config.json"
     if config.exists():
         vocabulary = json.loads(config.read_text(encoding="utf-8")).get("vocab_size", vocabulary)
-    return most_floats // int(vocabulary)
+    return 2**28 // int(vocabulary)
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,9 @@ from gem.errors import ConfigurationError, UnreachableError
 
 _START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from gem.workers import process; process.serve(*sys.argv[2:])"  # noqa: E501
 
+_START_TIMEOUT_S = 120.0
+"""Limit of the start of a worker, with the import of the target; no part of a call's own limit."""
+
 # Cap on a poll's timeout, which is a 32-bit number of milliseconds.
 _LONGEST_POLL_S = 2_000_000.0
 
@@ -59,7 +62,6 @@ class WorkerPool:
         workers: int | None = None,
         *,
         memory_mb: int | None = 2048,
-        start_timeout_s: float = 120.0,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """Store the parameters; nothing is started.
@@ -70,8 +72,6 @@ class WorkerPool:
             workers: Most workers at a time; None: half the cores, at least 2, at most 8.
             memory_mb: Limit on each worker's address space, where the platform has one; None: no
                 limit.
-            start_timeout_s: Time limit for starting a worker, including the import of the target.
-                It does not count towards a call's own limit.
             environment: Environment variables of the workers, added to those of this process.
 
         Raises:
@@ -86,7 +86,6 @@ class WorkerPool:
         self.target = target
         self.workers = workers
         self._memory_mb = memory_mb
-        self._start_timeout_s = start_timeout_s
         self._environment = dict(environment or {})
         self._begin()
         _pools.add(self)
@@ -153,7 +152,7 @@ class WorkerPool:
         with self._lock:
             self._all.add(worker)
         try:
-            worker.await_start(self._start_timeout_s)
+            worker.await_start()
         except BaseException:
             self._give_back(worker, False)
             raise
@@ -207,10 +206,10 @@ class _Worker:
         self.status: int | None = None
         self.pid = self.process.pid
 
-    def await_start(self, timeout_s: float) -> None:
-        answer, expired, _ = self.exchange(b"", timeout_s)
+    def await_start(self) -> None:
+        answer, expired, _ = self.exchange(b"", _START_TIMEOUT_S)
         if answer is not None or not self.alive():
-            how = f"not ready after {timeout_s:g} s" if expired else "its process ended"
+            how = f"not ready after {_START_TIMEOUT_S:g} s" if expired else "its process ended"
             problem = (answer or {}).get("error", how)
             raise UnreachableError(f"cannot start a worker for {self._target}: {problem}")
 
