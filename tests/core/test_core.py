@@ -225,8 +225,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The registry as in a process that has just begun; returns what adds an installed package."""
     monkeypatch.setattr(registry, "_registry", {})
     monkeypatch.setattr(registry, "_registered_by_hand", set())
-    monkeypatch.setattr(registry, "_built_in_loaded", False)
-    monkeypatch.setattr(registry, "_packages_loaded", False)
+    monkeypatch.setattr(registry, "_loaded", set())
     installed: list[Any] = []
     monkeypatch.setattr(registry, "entry_points", lambda group: installed * (group == "gem.envs"))
 

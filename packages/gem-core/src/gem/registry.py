@@ -6,11 +6,10 @@ environments from the specs.
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.metadata import entry_points
 from typing import Any
@@ -23,8 +22,7 @@ ENTRY_POINT_GROUP = "gem.envs"
 
 _registry: dict[str, EnvSpec] = {}
 _registered_by_hand: set[str] = set()
-_built_in_loaded = False
-_packages_loaded = False
+_loaded: set[Callable[[], None]] = set()
 _loading_thread: int | None = None
 _load_lock = threading.RLock()
 
@@ -49,7 +47,7 @@ def register(id: str, entry_point: str | Callable[..., Env], **kwargs: Any) -> N
         )
     # Load only the built-in ids: the calling package may be half imported. Take no lock here: the
     # thread that loads packages may be waiting for the import of the calling module.
-    _load_built_in()
+    _once(_register_built_in)
     if not _is_loading():
         _registered_by_hand.add(id)
     elif id in _registered_by_hand:
@@ -103,45 +101,34 @@ def _load() -> None:
 
     Thread-safe: other threads wait until all ids are registered.
     """
-    global _packages_loaded
-    if _packages_loaded:
-        return
-    _load_built_in()
-    with _load_lock:
-        if _packages_loaded or _is_loading():
-            return
-        with _only_once():
-            _register_packages()
-        _packages_loaded = True
+    _once(_register_built_in)
+    _once(_register_packages)
 
 
-def _load_built_in() -> None:
-    global _built_in_loaded
-    if _built_in_loaded:
-        return
-    with _load_lock:
-        if _built_in_loaded or _is_loading():
-            return
-        from gem.envs import register_all
-
-        with _only_once():
-            register_all(register)
-        _built_in_loaded = True
-
-
-@contextlib.contextmanager
-def _only_once() -> Iterator[None]:
-    """Mark this thread as the loading one, since loading calls `register` and `_load` again."""
+def _once(load: Callable[[], None]) -> None:
     global _loading_thread
-    _loading_thread = threading.get_ident()
-    try:
-        yield
-    finally:
-        _loading_thread = None
+    if load in _loaded:
+        return
+    with _load_lock:
+        # Loading calls `register` and `_load` again.
+        if load in _loaded or _is_loading():
+            return
+        _loading_thread = threading.get_ident()
+        try:
+            load()
+        finally:
+            _loading_thread = None
+        _loaded.add(load)
 
 
 def _is_loading() -> bool:
     return _loading_thread == threading.get_ident()
+
+
+def _register_built_in() -> None:
+    from gem.envs import register_all
+
+    register_all(register)
 
 
 def _register_packages() -> None:

@@ -14,7 +14,6 @@ from gem.making import make
 from gem.tables import json_or_text
 
 URI_SCHEME = "gem:"
-_RESERVED = ("n", "seed")
 
 
 @dataclass(frozen=True)
@@ -82,14 +81,13 @@ class TaskSet(Sequence[Task]):
             if key in values:
                 raise ConfigurationError(f"task URI {uri!r} names {key!r} twice")
             values[key] = json_or_text(text)
-        numbers = {}
-        for key, default in zip(_RESERVED, (1, 0), strict=True):
-            numbers[key] = values.pop(key, default)
-            if type(numbers[key]) is not int:
+        numbers = {"n": values.pop("n", 1), "seed": values.pop("seed", 0)}
+        for key, value in numbers.items():
+            if type(value) is not int:
                 raise ConfigurationError(
-                    f"task URI {uri!r}: {key} must be an integer, got {numbers[key]!r}"
+                    f"task URI {uri!r}: {key} must be an integer, got {value!r}"
                 )
-        return cls(env_id, numbers["n"], numbers["seed"], values)
+        return cls(env_id, **numbers, params=values)
 
     @property
     def uri(self) -> str:

@@ -18,6 +18,7 @@ _GENERATION_TIMEOUT_S = 120.0
 _MEMORY_MB = 8192
 # A process that ends this much later than the time limit may have ended for another reason.
 _LATE_S = 1.0
+_ERRORS = {"missing": MissingExtraError, "config": ConfigurationError}
 
 
 @cache
@@ -74,10 +75,8 @@ def _told(which: dict[str, Any], reply: Reply) -> dict[str, Any]:
     told: dict[str, Any] = reply.value or {"error": reply.failure, "kind": "data"}
     if "error" not in told:
         return told
-    if told["kind"] == "missing":
-        raise MissingExtraError(told["error"])
-    if told["kind"] == "config":
-        raise ConfigurationError(told["error"])
+    if told["kind"] in _ERRORS:
+        raise _ERRORS[told["kind"]](told["error"])
     raise DataError(
         f"reasoning-gym {which['name']!r}, seed {which['seed']}, item {which['place']}: "
         f"{told['error']}"

@@ -148,7 +148,8 @@ def _same_named(answer: Node, gold: Node, work: Work) -> bool:
             return _same(answer.args[1], gold.args[1], work)
         return False
     if gold.kind == "equation":
-        return _same_equation(_as_equation(answer), gold, work)
+        name, value = answer.args
+        return _same_equation(Node("equation", (Node("symbol", (name,)), value)), gold, work)
     if answer.kind == "equation":
         # `5 = x` means `x = 5`.
         value, name = answer.args
@@ -157,12 +158,6 @@ def _same_named(answer: Node, gold: Node, work: Work) -> bool:
     if answer.kind == "named":
         return _same(answer.args[1], gold, work)
     return _same(answer, gold.args[1], work)
-
-
-def _as_equation(node: Node) -> Node:
-    if node.kind != "named":
-        return node
-    return Node("equation", (Node("symbol", (node.args[0],)), node.args[1]))
 
 
 def _same_equation(answer: Node, gold: Node, work: Work) -> bool:

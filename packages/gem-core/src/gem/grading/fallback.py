@@ -105,7 +105,8 @@ def refusal(answer: str, gold: str, readable: bool) -> str:
     equalities = _count(_EQUALITY, answer) - _count(_EQUALITY, gold)
     if equalities > 1 or (equalities == 1 and not _NAMED.match(answer)):
         return "unreadable"
-    return "unreadable" if _arithmetic(answer) > _arithmetic(gold) else ""
+    # Operations between two numbers or two matrices.
+    return "unreadable" if _count(_ARITHMETIC, answer) > _count(_ARITHMETIC, gold) else ""
 
 
 def ask(pool: WorkerPool, question: Question, timeout_s: float) -> tuple[bool, str]:
@@ -144,11 +145,6 @@ def _parts(text: str) -> int:
     while changed:
         text, changed = _BRACKETED.subn(" ", text)
     return _count(_SEPARATOR, text)
-
-
-def _arithmetic(text: str) -> int:
-    """Return the number of operations between two numbers or two matrices."""
-    return _count(_ARITHMETIC, text)
 
 
 def _costly(text: str) -> bool:

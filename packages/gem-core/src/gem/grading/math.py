@@ -165,7 +165,8 @@ def _decide_one(prediction: Any, gold: str) -> tuple[bool, str, Sequence[Questio
         correct = Decimal(stripped) == Decimal(gold.strip())
         return correct, "number" if correct else "different", ()
     if len(prediction) > _MAX_LENGTH:
-        return _decide_long(stripped, gold)
+        different = _INTEGER.fullmatch(stripped) and _DECIMAL.fullmatch(gold)
+        return False, "different" if different else "too complex", ()
     answer = _read(prediction)
     if not answer.text:
         return False, "empty", ()
@@ -203,12 +204,6 @@ def _decide_by_fallback(
     if reason:
         return False, reason, ()
     return False, answer.problem or "different", (Question(answer.cleaned, expected.cleaned),)
-
-
-def _decide_long(prediction: str, gold: str) -> tuple[bool, str, Sequence[Question]]:
-    if _INTEGER.fullmatch(prediction) and _DECIMAL.fullmatch(gold):
-        return False, "different", ()
-    return False, "too complex", ()
 
 
 @functools.lru_cache(maxsize=4096)

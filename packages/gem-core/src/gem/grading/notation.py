@@ -43,6 +43,7 @@ _RELATIONS = {
     "\\le": "<=", "\\leq": "<=", "\\leqslant": "<=", "\\ge": ">=", "\\geq": ">=",
     "\\geqslant": ">=", "\\lt": "<", "\\gt": ">", "\\ne": "!=", "\\neq": "!=", "\\approx": "~",
 }  # fmt: skip
+_SIGNS = {"+": 1, "-": -1, "\\pm": 1, "\\mp": -1}
 _PRODUCTS = frozenset({"*", "\\cdot", "\\times", "\\ast"})
 _QUOTIENTS = frozenset({"/", "\\div"})
 _FRACTIONS = frozenset({"\\frac", "\\dfrac", "\\tfrac", "\\cfrac"})
@@ -266,25 +267,22 @@ class _Reader:
 
     def sum(self) -> Node:
         node = self.nested(self.product)
-        while self.token in ("+", "-", "\\pm", "\\mp"):
-            sign = self.sign_of(self.token)
-            self.advance()
-            right = self.nested(self.product)
-            node = Node("add", (node, right if sign > 0 else Node("negate", (right,))))
+        while self.token in _SIGNS:
+            node = Node("add", (node, self.signed_product()))
         return node
 
-    def sign_of(self, token: str) -> int:
-        if token in ("\\pm", "\\mp"):
+    def signed_product(self) -> Node:
+        sign = _SIGNS[self.token]
+        if self.token in ("\\pm", "\\mp"):
             self.signs_seen = True
-            return self.sign if token == "\\pm" else -self.sign
-        return 1 if token == "+" else -1
+            sign *= self.sign
+        self.advance()
+        node = self.nested(self.product)
+        return node if sign > 0 else Node("negate", (node,))
 
     def product(self) -> Node:
-        if self.token in ("+", "-", "\\pm", "\\mp"):
-            sign = self.sign_of(self.token)
-            self.advance()
-            node = self.nested(self.product)
-            return node if sign > 0 else Node("negate", (node,))
+        if self.token in _SIGNS:
+            return self.signed_product()
         node = self.factor()
         while True:
             if self.token in _PRODUCTS:

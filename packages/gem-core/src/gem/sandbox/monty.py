@@ -19,6 +19,7 @@ from gem.sandbox.streams import encoded
 
 INSTALL = "pip install 'gem-core[monty]'"
 _GRACE_S = 1.0
+_OVERHEAD = 1 << 16
 
 
 class MontyExecutor(Executor):
@@ -98,7 +99,7 @@ def _run(code: str, limits: Limits, state: bytes | None = None) -> tuple[Result,
     """
     monty = _monty()
     # Monty also counts overhead besides the text: allow for it, cut the text below.
-    output = monty.CollectStreams(max_bytes=limits.output_bytes + (1 << 16))
+    output = monty.CollectStreams(max_bytes=limits.output_bytes + _OVERHEAD)
     bounds = {
         "max_feed_duration_secs": limits.wall_s,
         "max_total_sleep_secs": limits.wall_s,
@@ -130,14 +131,17 @@ def _run(code: str, limits: Limits, state: bytes | None = None) -> tuple[Result,
     except (OSError, TimeoutError) as problem:
         raise UnreachableError(f"cannot start a Monty worker: {problem}") from problem
     seconds = time.monotonic() - began
-    stdout, stderr = (_text(output.output, stream) for stream in ("stdout", "stderr"))
-    stderr += error + "\n" * bool(error)
-    cut = max(len(encoded(stdout)), len(encoded(stderr))) > limits.output_bytes
-    if limit_hit == "memory" and "bytes > " in error and _printed(error, limits):
+    texts = {"stdout": "", "stderr": ""}
+    for stream, text in (*output.output, ("stderr", error + "\n" * bool(error))):
+        texts[stream] += text
+    both = [encoded(text) for text in texts.values()]
+    full = f"> {limits.output_bytes + _OVERHEAD} bytes"
+    if limit_hit == "memory" and "bytes > " in error and error.rstrip().endswith(full):
+        # The memory that ran out was the output buffer.
         limit_hit = "output"
-    if cut:
+    if max(map(len, both)) > limits.output_bytes:
         limit_hit = limit_hit or "output"
-    stdout, stderr = (_kept(text, limits.output_bytes) for text in (stdout, stderr))
+    stdout, stderr = (data[: limits.output_bytes].decode("utf-8", "replace") for data in both)
     return Result(stdout, stderr, int(bool(error)), seconds, limit_hit), after
 
 
@@ -147,19 +151,6 @@ def _limit(error: str) -> str | None:
     if last.startswith(("TimeoutError: feed time limit", "TimeoutError: sleep limit")):
         return "time"
     return "memory" if last.startswith("MemoryError: memory limit exceeded") else None
-
-
-def _printed(error: str, limits: Limits) -> bool:
-    """Return whether the memory that ran out was the output buffer."""
-    return error.rstrip().endswith(f"> {limits.output_bytes + (1 << 16)} bytes")
-
-
-def _kept(text: str, limit: int) -> str:
-    return encoded(text)[:limit].decode("utf-8", "replace")
-
-
-def _text(output: list[tuple[str, str]], stream: str) -> str:
-    return "".join(text for name, text in output if name == stream)
 
 
 def _monty() -> Any:

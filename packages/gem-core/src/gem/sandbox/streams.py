@@ -10,7 +10,7 @@ from collections.abc import Iterator
 _PART = 1 << 16
 
 
-class Outputs:
+class Outputs(contextlib.AbstractContextManager["Outputs"]):
     """Pipes for a program's stdout and stderr; the first `limit` bytes of each are kept."""
 
     def __init__(self, limit: int) -> None:
@@ -25,9 +25,6 @@ class Outputs:
         self._limit = limit
         self._kept = {out: bytearray(), err: bytearray()}
         self._open = {out, err}
-
-    def __enter__(self) -> Outputs:
-        return self
 
     def __exit__(self, *exc: object) -> None:
         self.close_theirs()

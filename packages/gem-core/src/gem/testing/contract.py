@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 from gem.contract import check_reset, check_step, plain
@@ -14,14 +15,11 @@ from gem.testing.subject import FaultError, SkipCheck, Subject, describe, requir
 MAX_OBSERVATION = 20_000
 
 
-class Faults:
+class Faults(AbstractContextManager["Faults"]):
     """Collects exceptions raised in `with` blocks, so that one run reports all faults."""
 
     def __init__(self) -> None:
         self.found: list[str] = []
-
-    def __enter__(self) -> Faults:
-        return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
         if not isinstance(error, Exception):

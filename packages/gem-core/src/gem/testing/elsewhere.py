@@ -10,6 +10,7 @@ import os
 import pickle
 import threading
 from concurrent.futures import Future, TimeoutError
+from contextlib import AbstractContextManager
 
 from gem.testing.playing import digest, transcript
 from gem.testing.subject import FaultError, SkipCheck, Subject, describe
@@ -20,7 +21,7 @@ _TIMEOUT_S = 120
 _UNLIMITED_S = 1e6
 
 
-class OtherProcess:
+class OtherProcess(AbstractContextManager["OtherProcess"]):
     """A process that plays subjects, one after the other; starts at the first `ask`.
 
     It plays while the caller continues, and is restarted if it died.
@@ -79,9 +80,6 @@ class OtherProcess:
     def close(self) -> None:
         """End the process."""
         self._pool.close()
-
-    def __enter__(self) -> OtherProcess:
-        return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()

@@ -26,12 +26,8 @@ _CLOSED, _FLAG, _MINE, *_NUMBERS = (f"{cell:>3}" for cell in ".F*012345678")
 _CLEARED = 9
 
 
-class Move(NamedTuple):
-    """A command and a cell, which may be off the board."""
-
-    command: str
-    row: int
-    column: int
+Move = tuple[str, int, int]
+"""A command, and row and column of a cell, which may be off the board."""
 
 
 class Grid(NamedTuple):
@@ -165,7 +161,7 @@ class Minesweeper(Game[Move]):
 
     def _parse(self, content: str) -> Move | None:
         match = _MOVE.fullmatch(content)
-        return Move(match[1].lower(), int(match[2]), int(match[3])) if match else None
+        return (match[1].lower(), int(match[2]), int(match[3])) if match else None
 
     def _play(self, move: Move) -> Outcome:
         command, row, column = move

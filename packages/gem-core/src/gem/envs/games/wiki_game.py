@@ -251,21 +251,20 @@ class WikiGame(Game[str]):
             )
         return Outcome(f"{said}. You are on {page.title}.", STEP_REWARD)
 
-    def _may_go_back(self) -> bool:
-        if len(self.trail) < 2 or self.variant == "noregrets":
-            return False
-        return self.variant != "oneback" or not self.came_back
+    def _obstacle(self) -> str:
+        """Return why the player may not go back, empty when it may."""
+        if self.variant == "noregrets":
+            return "which is not possible in this game"
+        if len(self.trail) < 2:
+            return "but there is no previous page"
+        twice = self.variant == "oneback" and self.came_back
+        return "which is not possible twice in a row" if twice else ""
 
     def _go_back(self) -> Outcome:
-        said = f"At turn {self.turn}, you wanted to go back"
-        if not self._may_go_back():
-            if self.variant == "noregrets":
-                reason = "which is not possible in this game"
-            elif len(self.trail) < 2:
-                reason = "but there is no previous page"
-            else:
-                reason = "which is not possible twice in a row"
-            return Outcome(f"{said}, {reason}.", WRONG_REWARD, valid=False)
+        obstacle = self._obstacle()
+        if obstacle:
+            said = f"At turn {self.turn}, you wanted to go back, {obstacle}."
+            return Outcome(said, WRONG_REWARD, valid=False)
         self._leave()
         return Outcome(
             f"At turn {self.turn}, you went back to {self.trail[-1].title}.", STEP_REWARD
@@ -317,7 +316,7 @@ class WikiGame(Game[str]):
         clicks = self.backend.graph.clicks_to(self.target.title)
         leading = [title for title in self._choices() if title in clicks]
         if not leading:
-            return PREVIOUS if self._may_go_back() else self._random_move()
+            return self._random_move() if self._obstacle() else PREVIOUS
         return min(leading, key=lambda title: (clicks[title], title))
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-import importlib.resources
+from pathlib import Path
 
 from gem.sandbox.attacks.base import Attack
 from gem.sandbox.base import Limits
 
+_DATA = Path(__file__).parents[2] / "data"
 _KINDS = (".jsonl", ".tsv", ".txt")
 _EXCERPT = 48
 
@@ -20,16 +21,12 @@ def excerpts() -> dict[str, str]:
     its own source.
     """
     found: dict[str, str] = {}
-    folders = [("", importlib.resources.files("gem") / "data")]
-    while folders:
-        above, folder = folders.pop()
-        for entry in folder.iterdir():
-            if entry.is_dir():
-                folders.append((f"{above}{entry.name}/", entry))
-            elif entry.name.endswith(_KINDS) and not entry.name.startswith("LICENSE"):
-                data = entry.read_bytes()
-                middle = len(data) // 2
-                found[above + entry.name] = data[middle : middle + _EXCERPT][::-1].hex()
+    for path in sorted(_DATA.rglob("*")):
+        if path.suffix in _KINDS and not path.name.startswith("LICENSE"):
+            data = path.read_bytes()
+            middle = len(data) // 2
+            excerpt = data[middle : middle + _EXCERPT][::-1].hex()
+            found[path.relative_to(_DATA).as_posix()] = excerpt
     return found
 
 
