@@ -5,7 +5,7 @@
 - `adopt_orphans`: keep processes whose parent dies among one's own.
 - `end_group_after_me`: have the process group ended when this process is killed.
 
-Needs psutil, a dependency of the adapters that use this module.
+The functions need psutil, which the trainers of the adapters that call them install.
 """
 
 from __future__ import annotations
@@ -17,16 +17,20 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-
-import psutil
+from typing import TYPE_CHECKING
 
 from gem.training import guard
+
+if TYPE_CHECKING:
+    import psutil
 
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)
 
 
 def alive(process: psutil.Process) -> bool:
     """Whether a process runs; a zombie does not."""
+    import psutil
+
     with contextlib.suppress(psutil.NoSuchProcess):
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return False
@@ -34,6 +38,8 @@ def alive(process: psutil.Process) -> bool:
 
 def name_of(process: psutil.Process) -> str:
     """Return the name of a process; empty if it is gone."""
+    import psutil
+
     with contextlib.suppress(psutil.NoSuchProcess):
         return str(process.name())
     return ""
@@ -43,6 +49,8 @@ def children_of(
     process: psutil.Process | None = None, *, recursive: bool = False
 ) -> list[psutil.Process]:
     """Return the children of a process, by default of this one; none if it is gone."""
+    import psutil
+
     with contextlib.suppress(psutil.NoSuchProcess):
         return list((process or psutil.Process()).children(recursive=recursive))
     return []
@@ -55,6 +63,8 @@ def end_all(processes: Sequence[psutil.Process], grace_s: float) -> None:
         processes: Processes of the same user.
         grace_s: How long they may take to end in good order, in seconds; 0 kills at once.
     """
+    import psutil
+
     if grace_s:
         for process in processes:
             with contextlib.suppress(psutil.NoSuchProcess):
