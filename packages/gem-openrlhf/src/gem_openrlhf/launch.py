@@ -6,23 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gem.training import platforms
-from gem.training.launch import (
-    ALL_WEIGHTS,
-    Knob,
-    Launch,
-    Names,
-    all_weights,
-    bf16_only,
-    copied,
-    evaluation_departures,
-    forward_tokens,
-    loss_departures,
-    parity,
-    refuse,
-    sampling_departure,
-    whole_minibatches,
-)
+from gem.training import launch, platforms
 from gem.training.platforms import Platform
 from gem.training.runspec import RunSpec
 from gem.training.tasksets import dataset_text
@@ -34,7 +18,7 @@ from gem_openrlhf.version import SUPPORTED_OPENRLHF, check_openrlhf
 
 AGENT_FILE, TRAIN_FILE, EVAL_FILE = "agent.py", "train.jsonl", "eval.jsonl"
 
-FLAGS: dict[str, Names] = {
+FLAGS: dict[str, launch.Names] = {
     "name": "logger.wandb.run_name",
     "seed": "train.seed",
     "policy.model": "actor.model_name_or_path",
@@ -86,8 +70,8 @@ OTHERS = {
 }
 """Parity of a setting whose value is in no flag as it is, or needs more words."""
 
-HOW: dict[str, Names] = {
-    **ALL_WEIGHTS,
+HOW: dict[str, launch.Names] = {
+    **launch.ALL_WEIGHTS,
     **FLAGS,
     **{key: f"agent file: {name}" for key, name in AGENT.items()},
     **OTHERS,
@@ -131,7 +115,7 @@ class OpenRLHFAdapter:
     supported = SUPPORTED_OPENRLHF
     venv = "openrlhf"
 
-    def compile(self, spec: RunSpec, *, run_dir: Path, cpu: bool) -> Launch:
+    def compile(self, spec: RunSpec, *, run_dir: Path, cpu: bool) -> launch.Launch:
         """Return OpenRLHF's command for a spec; see `gem.training.launch.Adapter`.
 
         Raises:
@@ -142,17 +126,22 @@ class OpenRLHFAdapter:
         check_openrlhf()
         _check(spec)
         platform = platforms.cpu("openrlhf", spec, run_dir) if cpu else ONE_GPU
-        flags = {**copied(spec, FLAGS), **ALWAYS, **_flags(spec, run_dir), **platform.settings}
+        flags = {
+            **launch.copied(spec, FLAGS),
+            **ALWAYS,
+            **_flags(spec, run_dir),
+            **platform.settings,
+        }
         if spec.algorithm.advantage != "gae":
             flags = {key: flags[key] for key in flags if not key.startswith("critic.")}
-        return Launch.of(
+        return launch.Launch.of(
             spec,
             ["python", "-m", "openrlhf.cli.train_ppo_ray", *_arguments(flags)],
             platform,
             {worker.VARIABLE: worker.HOOK, "RAY_DEDUP_LOGS": "0"},
             files=_files(spec, run_dir),
             state=[EVALUATED],
-            parity=parity(spec, HOW, _departures(spec, cpu)),
+            parity=launch.parity(spec, HOW, _departures(spec, cpu)),
         )
 
 
@@ -161,20 +150,16 @@ adapter = OpenRLHFAdapter()
 
 def _check(spec: RunSpec) -> None:
     """Refuse what OpenRLHF would silently do differently."""
-    refuse(
+    launch.refuse(
         spec,
         (
             "policy.context",
             spec.policy.context != "chat",
             "OpenRLHF knows one training row an episode, others than 'chat' make several",
         ),
-        (
-            "algorithm.loss_aggregation",
-            spec.algorithm.loss_aggregation != "token-mean",
-            "OpenRLHF has 'token-mean' and a mean over rows of token means, but no sum over tokens",
-        ),
-        whole_minibatches(spec),
-        all_weights(spec),
+        launch.token_mean(spec, "OpenRLHF"),
+        launch.whole_minibatches(spec),
+        launch.all_weights(spec),
     )
 
 
@@ -190,7 +175,7 @@ def _files(spec: RunSpec, run_dir: Path) -> dict[str, str]:
 
 
 def _agent_file(spec: RunSpec, run_dir: Path) -> str:
-    settings = Settings(task_order="file", record_dir=str(run_dir), **copied(spec, AGENT))
+    settings = Settings(task_order="file", record_dir=str(run_dir), **launch.copied(spec, AGENT))
     lines = [f"        {name}={value!r},\n" for name, value in settings.given().items()]
     return (
         "from gem_openrlhf import GemAgentExecutor, Settings\n\n\n"
@@ -203,7 +188,7 @@ def _flags(spec: RunSpec, run_dir: Path) -> dict[str, Any]:
     """Return OpenRLHF's flags whose values are not in the spec as they are."""
     algorithm, policy = spec.algorithm, spec.policy
     step = spec.episodes // algorithm.minibatches
-    fitting = max(1, forward_tokens(policy.model) // policy.tokens)
+    fitting = max(1, launch.forward_tokens(policy.model) // policy.tokens)
     micro = next(n for n in range(min(step, fitting), 0, -1) if step % n == 0)
     betas = [spec.optimizer.beta1, spec.optimizer.beta2]
     flags: dict[str, Any] = {
@@ -243,9 +228,9 @@ def _arguments(flags: dict[str, Any]) -> list[str]:
     return out
 
 
-def _departures(spec: RunSpec, cpu: bool) -> Iterator[Knob]:
-    yield from sampling_departure(spec, OTHERS["seed"])
-    yield from loss_departures(
+def _departures(spec: RunSpec, cpu: bool) -> Iterator[launch.Knob]:
+    yield from launch.sampling_departure(spec, OTHERS["seed"])
+    yield from launch.loss_departures(
         spec,
         bf16="bf16 weights and gradients, fp32 in the optimiser",
         undecayed="biases and norms",
@@ -253,6 +238,6 @@ def _departures(spec: RunSpec, cpu: bool) -> Iterator[Knob]:
     )
     if spec.algorithm.minibatches > 1:
         how = "OpenRLHF draws the rows of a minibatch at random"
-        yield Knob("algorithm.minibatches", "emulated", how)
-    yield from bf16_only(spec, "OpenRLHF knows bf16 and fp16: trained in bf16", cpu=cpu)
-    yield from evaluation_departures(spec, "not before the first")
+        yield launch.Knob("algorithm.minibatches", "emulated", how)
+    yield from launch.bf16_only(spec, "OpenRLHF knows bf16 and fp16: trained in bf16", cpu=cpu)
+    yield from launch.evaluation_departures(spec, "not before the first")

@@ -7,25 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gem.training import platforms
-from gem.training.launch import (
-    ALL_WEIGHTS,
-    Knob,
-    Launch,
-    Names,
-    all_weights,
-    bf16_only,
-    copied,
-    evaluation_departures,
-    forward_tokens,
-    hydra_value,
-    loss_departures,
-    parity,
-    refuse,
-    sampling_departure,
-    token_mean,
-    whole_minibatches,
-)
+from gem.training import launch, platforms
 from gem.training.platforms import Platform
 from gem.training.runspec import RunSpec
 from gem.training.tasksets import dataset_text
@@ -59,7 +41,7 @@ class RL2Adapter:
     supported = SUPPORTED_RL2
     venv = "rl2"
 
-    def compile(self, spec: RunSpec, *, run_dir: Path, cpu: bool) -> Launch:
+    def compile(self, spec: RunSpec, *, run_dir: Path, cpu: bool) -> launch.Launch:
         """Return RL2's command for a spec; see `gem.training.launch.Adapter`.
 
         Raises:
@@ -74,17 +56,19 @@ class RL2Adapter:
         if cpu:
             platform = platforms.cpu("rl2", spec, run_dir, form=rl2.form, path=path)
         names = _names(rl2.form)
-        keys = {**copied(spec, names), **_keys(spec, run_dir, rl2.form), **platform.settings}
+        keys = {**launch.copied(spec, names), **_keys(spec, run_dir, rl2.form), **platform.settings}
         if spec.algorithm.advantage != "gae":
             keys = {k: v for k, v in keys.items() if not k.lstrip("+").startswith("critic.")}
         launcher = ["torchrun", "--standalone", "--nproc-per-node", "1", "-m", "RL2.trainer.ppo"]
-        return Launch.of(
+        return launch.Launch.of(
             spec,
-            [*launcher, *(f"{key}={hydra_value(value)}" for key, value in keys.items())],
+            [*launcher, *(f"{key}={launch.hydra_value(value)}" for key, value in keys.items())],
             platform,
             {"WANDB_MODE": "disabled", "TOKENIZERS_PARALLELISM": "false"},
             files=_files(spec),
-            parity=parity(spec, {**ALL_WEIGHTS, **HOW, **names}, _departures(spec, rl2.form, cpu)),
+            parity=launch.parity(
+                spec, {**launch.ALL_WEIGHTS, **HOW, **names}, _departures(spec, rl2.form, cpu)
+            ),
         )
 
 
@@ -94,16 +78,16 @@ adapter = RL2Adapter()
 def _check(spec: RunSpec) -> None:
     """Refuse what RL2 would silently do differently."""
     algorithm, context = spec.algorithm, spec.policy.context
-    refuse(
+    launch.refuse(
         spec,
-        token_mean(spec, "RL2"),
-        whole_minibatches(spec),
+        launch.token_mean(spec, "RL2"),
+        launch.whole_minibatches(spec),
         (
             "algorithm.minibatches",
             algorithm.minibatches > 1 and context != "chat",
             f"RL2 divides rows, not episodes; set it to 1 for policy.context={context!r}",
         ),
-        all_weights(spec),
+        launch.all_weights(spec),
     )
 
 
@@ -117,12 +101,12 @@ def _files(spec: RunSpec) -> dict[str, str]:
     }
 
 
-def _names(form: Form) -> dict[str, Names]:
+def _names(form: Form) -> dict[str, launch.Names]:
     """RL2's keys with the value of a setting; the critic's are given only where there is one."""
     known = Keys.names(form)
     sampling = known["turn_tokens"].removesuffix(".max_new_tokens")
     actor, critic = "actor", "critic"
-    others: dict[str, Names] = {
+    others: dict[str, launch.Names] = {
         "optimizer.beta1": "+gem.adam_beta1",
         "optimizer.beta2": "+gem.adam_beta2",
         "optimizer.eps": "+gem.adam_eps",
@@ -188,7 +172,7 @@ def _keys(spec: RunSpec, run_dir: Path, form: Form) -> dict[str, Any]:
         # It trains in bf16 only; see the parity of training.precision.
         if fp32:
             keys["rollout.server_args.dtype"] = "float32"
-    fitting = max(policy.tokens, forward_tokens(policy.model))
+    fitting = max(policy.tokens, launch.forward_tokens(policy.model))
     for part in ("actor", "critic"):
         keys[f"{part}.max_length_per_device"] = min(fitting, spec.episodes * policy.tokens)
         if form == "release":
@@ -215,18 +199,18 @@ def _word(name: str) -> str:
     return "".join(c if c.isalnum() or c in "-_." else "-" for c in name)
 
 
-def _departures(spec: RunSpec, form: Form, cpu: bool) -> Iterator[Knob]:
+def _departures(spec: RunSpec, form: Form, cpu: bool) -> Iterator[launch.Knob]:
     how = "rollout.server_args.random_seed; which turn gets which number depends on timing"
-    yield from sampling_departure(spec, how)
+    yield from launch.sampling_departure(spec, how)
     bf16 = "fp32 weights, bf16 in FSDP's mixed precision"
-    yield from loss_departures(spec, bf16=bf16, values_on_tokens=True)
+    yield from launch.loss_departures(spec, bf16=bf16, values_on_tokens=True)
     if spec.algorithm.epochs > 1:
         how = "gem.epochs: RL2 gets the rows of a batch as often, one pass after the other"
-        yield Knob("algorithm.epochs", "emulated", how)
+        yield launch.Knob("algorithm.epochs", "emulated", how)
     if spec.algorithm.minibatches > 1 and form == "head":
         how = "actor.update_per_rollout; groups in the order in which they end"
-        yield Knob("algorithm.minibatches", "emulated", how)
+        yield launch.Knob("algorithm.minibatches", "emulated", how)
     if form == "release":
-        yield from bf16_only(spec, "the release trains in bf16 only", cpu=cpu)
+        yield from launch.bf16_only(spec, "the release trains in bf16 only", cpu=cpu)
     ends_between = spec.eval and spec.training.iterations % spec.eval_every
-    yield from evaluation_departures(spec, "not at the end" if ends_between else None)
+    yield from launch.evaluation_departures(spec, "not at the end" if ends_between else None)
