@@ -117,14 +117,11 @@ class Episode:
         with boundary("template"):
             ids, fresh = self._context.start(observation)
         if len(ids) > self._budget.prompt_tokens:
-            self.fail(
-                Failure(
-                    "budget",
-                    f"the first prompt of {self.trajectory.task.env_id} has {len(ids)} tokens, "
-                    f"prompt_tokens allows {self._budget.prompt_tokens}",
-                    attempts=1,
-                )
+            problem = (
+                f"the first prompt of {self.trajectory.task.env_id} has {len(ids)} tokens, "
+                f"prompt_tokens allows {self._budget.prompt_tokens}"
             )
+            self.fail(Failure("budget", problem, attempts=1))
             return
         self._ask(ids, fresh)
 
