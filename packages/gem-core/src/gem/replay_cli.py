@@ -17,8 +17,7 @@ def replay(arguments: argparse.Namespace) -> int:
     path = path / EPISODES if path.is_dir() else path
     if not path.exists():
         raise ConfigurationError(f"{path} does not exist")
-    verified, failed, different = 0, 0, 0
-    seen = 0
+    seen = verified = failed = different = 0
     for number, record in enumerate(read_episodes(path)):
         seen += 1
         if arguments.episode is not None and number != arguments.episode:
