@@ -11,12 +11,11 @@ from collections.abc import Callable, Sequence
 from fnmatch import fnmatch
 from typing import Any, TextIO
 
-from gem.contract import succeeded
+from gem.contract import shown, succeeded
 from gem.core import Env
 from gem.errors import ConfigurationError, GemError
 from gem.making import make
 from gem.registry import list_envs
-from gem.replay_cli import shown
 from gem.tables import json_or_text
 
 _EXAMPLES = """examples:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from gem.core import Observation
+from gem.contract import shown
 from gem.errors import ConfigurationError
 from gem.replay import difference
 from gem.training.record import EPISODES, EpisodeRecord, read_episodes
@@ -49,13 +49,6 @@ def replay(arguments: argparse.Namespace) -> int:
         skipped = f", {failed} failed ones not compared" if failed else ""
         print(f"{verified - different} of {verified} episodes are the same again{skipped}")
     return 1 if different else 0
-
-
-def shown(observation: Observation) -> str:
-    """Return an observation as text for a terminal."""
-    if isinstance(observation, str):
-        return observation
-    return "\n".join(part.get("text", f"[{part.get('type')}]") for part in observation)
 
 
 def _complaint(record: EpisodeRecord) -> str:
