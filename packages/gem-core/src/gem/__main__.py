@@ -53,8 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="PATTERN",
         help="only ids that contain this, or match it where it has * or ?; case does not count",
     )
-    about = "with a line about each: what it is, parameters"
-    add("-l", "--long", action="store_true", help=about)
+    add("-l", "--long", action="store_true", help="with a line about each: what it is, parameters")
 
     add = command("info", _info, "describe an environment: parameters, limits, an example episode")
     add("id", help="environment id")
