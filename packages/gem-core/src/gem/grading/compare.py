@@ -206,10 +206,12 @@ def _same_unordered(answers: Sequence[Node], golds: Sequence[Node], work: Work) 
         raise TooComplexError("too many members")
     left = list(golds)
     for answer in answers:
-        found = next((i for i, gold in enumerate(left) if _same(answer, gold, work)), None)
-        if found is None:
+        for i, gold in enumerate(left):
+            if _same(answer, gold, work):
+                del left[i]
+                break
+        else:
             return False
-        del left[found]
     return True
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from gem.tasks import Task
 from gem.trajectory import EpisodeEnd, Failure, StopReason, Trajectory, Turn
 
@@ -38,7 +36,8 @@ def golden_turn_rows() -> list[Trajectory]:
         turns = []
         for turn in trajectory.turns:
             seen = [*seen, *turn.context_ids]
-            turns.append(replace(turn, context_ids=list(seen), fresh=True))
+            fields = {**turn.__dict__, "context_ids": list(seen), "fresh": True}
+            turns.append(Turn(**fields))
             seen = [*seen, *turn.response_ids]
         trajectory.turns = turns
     return batch

@@ -159,8 +159,9 @@ def replay(env: Env, actions: Iterable[str]) -> list[Any]:
 def recorded(episode: Episode, task: Task) -> Trajectory:
     """Return an episode as a rollout would record it, without tokens."""
     turns: list[Turn] = []
-    rows = zip(episode.actions, episode.observations, episode.steps, strict=False)
-    for action, before, step in rows:
+    for action, before, step in zip(
+        episode.actions, episode.observations, episode.steps, strict=False
+    ):
         _, reward, terminated, truncated, _ = step
         turns.append(
             Turn(

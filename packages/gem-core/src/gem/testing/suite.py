@@ -72,7 +72,9 @@ def check_many(
         yield from pool.map(check, ids)
 
 
-_other_of_this_process = cache(OtherProcess)
+@cache
+def _other_of_this_process() -> OtherProcess:
+    return OtherProcess()
 
 
 def _check(
