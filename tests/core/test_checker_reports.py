@@ -246,8 +246,8 @@ def re_number(text: str, after: str) -> float:
         ({"cpu_s": -1}, "cpu_s must be a number of seconds, 0 or more, got -1"),
         ({"cpu_s": float("nan")}, "cpu_s"),
         ({"max_return": 0}, "max_return must be a number above 0, got 0"),
-        ({"episodes": 0}, "episodes must be at least 1, got 0"),
-        ({"max_steps": -3}, "max_steps must be at least 1, got -3"),
+        ({"episodes": 0}, "episodes must be an integer from 1 to .*, got 0"),
+        ({"max_steps": -3}, "max_steps must be an integer from 1 to .*, got -3"),
     ],
 )
 def test_sizes_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:

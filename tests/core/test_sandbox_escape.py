@@ -174,7 +174,7 @@ def test_the_doctor_fails_for_what_it_cannot_attack(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["doctor", "--audit", "nothing"]) == 2
-    assert "there is no nothing" in capsys.readouterr().err
+    assert "unknown executor 'nothing'; known: 'bwrap'" in capsys.readouterr().err
     monkeypatch.setenv("PATH", "")
     assert main(["doctor", "--audit", "bwrap"]) == 1
     assert "apt-get install bubblewrap" in capsys.readouterr().out

@@ -105,6 +105,13 @@ def succeeded(reward: float, terminated: bool, info: Mapping[str, Any]) -> bool:
     return terminated and reward > 0
 
 
+def shown(observation: Observation) -> str:
+    """Return an observation as text for a person."""
+    if isinstance(observation, str):
+        return observation
+    return "\n".join(part.get("text", f"[{part.get('type')}]") for part in observation)
+
+
 def refusal(env: str, over: bool, action: Any) -> Exception:
     """Return the error of a `step` that is not allowed.
 

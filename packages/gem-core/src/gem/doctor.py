@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from gem.errors import GemError
 from gem.sandbox import Executor, Limits, executor_names, resolve
 from gem.sandbox.attacks import ATTACKS
-from gem.sandbox.audit import Finding, audit
+from gem.sandbox.audit import audit
 
 _CALLS = 20
 
@@ -54,14 +54,11 @@ def table(names: Iterable[str] = ()) -> bool:
     print("| attack | tests | " + " | ".join(tested) + " |")
     print("|---|---|" + "---|" * len(tested))
     for number, attack in enumerate(ATTACKS):
-        cells = " | ".join(_cell(findings[name][number]) for name in tested)
-        print(f"| {attack.name} | {attack.isolation} | {cells} |")
+        row = [found[number] for found in findings.values()]
+        cells = [each.got or ("held" if each.tried else "has no sessions") for each in row]
+        print(f"| {attack.name} | {attack.isolation} | {' | '.join(cells)} |")
     held = not any(finding.got for each in findings.values() for finding in each)
     return held and not (absent if names else ())
-
-
-def _cell(finding: Finding) -> str:
-    return finding.got or ("held" if finding.tried else "has no sessions")
 
 
 def _executor(name: str) -> Executor | str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Literal, TypeAlias
 
 from gem.core import Env, Observation
@@ -85,10 +86,8 @@ def same(one: Observation, other: Observation) -> bool:
 
 def _around(one: str, other: str) -> tuple[str, str]:
     """Return both texts from shortly before their first difference."""
-    place = next(
-        (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
-        min(len(one), len(other)),
-    )
+    alike = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+    place = sum(1 for _ in alike)
     start = max(0, place - 40)
     lead = "..." if start else ""
     return lead + one[start:], lead + other[start:]

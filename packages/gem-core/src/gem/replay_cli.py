@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from gem.core import Observation
+from gem.contract import shown
 from gem.errors import ConfigurationError
 from gem.replay import difference
 from gem.training.record import EPISODES, EpisodeRecord, read_episodes
@@ -17,8 +17,7 @@ def replay(arguments: argparse.Namespace) -> int:
     path = path / EPISODES if path.is_dir() else path
     if not path.exists():
         raise ConfigurationError(f"{path} does not exist")
-    verified, failed, different = 0, 0, 0
-    seen = 0
+    seen = verified = failed = different = 0
     for number, record in enumerate(read_episodes(path)):
         seen += 1
         if arguments.episode is not None and number != arguments.episode:
@@ -50,13 +49,6 @@ def replay(arguments: argparse.Namespace) -> int:
         skipped = f", {failed} failed ones not compared" if failed else ""
         print(f"{verified - different} of {verified} episodes are the same again{skipped}")
     return 1 if different else 0
-
-
-def shown(observation: Observation) -> str:
-    """Return an observation as text for a terminal."""
-    if isinstance(observation, str):
-        return observation
-    return "\n".join(part.get("text", f"[{part.get('type')}]") for part in observation)
 
 
 def _complaint(record: EpisodeRecord) -> str:

@@ -22,11 +22,11 @@ from gem.blame import CAUSES, Cause
 from gem.contract import succeeded
 from gem.core import Observation
 from gem.errors import ConfigurationError
+from gem.fingerprint import Fingerprint, canonical, fingerprint
 from gem.tasks import Task
 
 if TYPE_CHECKING:
     from gem.advantage import TurnTable
-    from gem.fingerprint import Fingerprint
 
 StopReason: TypeAlias = Literal["stop", "length"]
 """Why sampling a turn ended: the model closed its turn, or a token limit cut it."""
@@ -244,8 +244,6 @@ class Trajectory:
     @property
     def fingerprint(self) -> Fingerprint:
         """Hashes of the episode's inputs and outputs, see `gem.fingerprint`."""
-        from gem.fingerprint import fingerprint
-
         return fingerprint(self)
 
     def training_rows(self) -> list[TrainingRow]:
@@ -337,11 +335,7 @@ class Trajectory:
 
 
 def _recordable(observation: Observation | None) -> Any:
-    if observation is None or isinstance(observation, str):
-        return observation
-    from gem.fingerprint import canonical
-
-    return canonical(observation)
+    return None if observation is None else canonical(observation)
 
 
 def _finite(value: Any) -> Any:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar
 
 from gem.blame import boundary
-from gem.contract import refusal
+from gem.contract import refusal, shown
 from gem.core import Env, Info, Observation, Step, reset_options
 from gem.errors import DataError, UnknownParameterError
 from gem.grading.formats import FORMATS, AnswerFormat
@@ -171,11 +171,7 @@ class SingleTurnEnv(Env):
     def render(self) -> str:
         """Return the item's number and question."""
         _ = self.episode_key
-        observation = self._observe()
-        if not isinstance(observation, str):
-            texts = (part.get("text", f"[{part['type']}]") for part in observation)
-            observation = "\n".join(texts)
-        return f"{type(self).__name__}, item {self.index}\n{observation}"
+        return f"{type(self).__name__}, item {self.index}\n{shown(self._observe())}"
 
     def sample_random_action(self) -> str:
         """Return a reply in the right form whose answer is a guess."""

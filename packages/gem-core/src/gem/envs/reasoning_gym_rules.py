@@ -21,6 +21,8 @@ from typing import Any
 from gem.envs import reasoning_gym_logic as logic
 
 Entry = Mapping[str, Any]
+Rule = Callable[[str, Entry], str | None]
+"""Returns why an answer is wrong, None if the rule does not say."""
 
 # The lowest score of an answer that solves the task: in another notation, in more moves than
 # needed, to fewer places. All other scores below 1 are credit for a wrong answer: for its form, for
@@ -177,10 +179,10 @@ def _number_sorting(text: str, entry: Entry) -> str | None:
     return None if same else "not the given numbers"
 
 
-def _complex(text: str, entry: Entry) -> str | None:
-    # The library takes spaces away first, also those in "n a n".
-    strange = set(text.lower()) - set("0123456789+-.,_eij() \t\n")
-    return "not a complex number" if strange else None
+def _written_in(characters: str, otherwise: str) -> Rule:
+    """Return a rule: why an answer is wrong that has other characters, in either case."""
+    allowed = {*characters, *characters.lower()}
+    return lambda text, entry: otherwise if set(text) - allowed else None
 
 
 def _coin_flip(text: str, entry: Entry) -> str | None:
@@ -199,11 +201,6 @@ def _decimal(text: str, entry: Entry) -> str | None:
     # Two digits fewer than asked for: the library rounds what is between, too.
     near = abs(given - gold) <= max(Fraction(1), abs(gold)) / 10 ** (int(digits[1]) - 2)
     return None if near else "not to the digits asked for"
-
-
-def _moves(text: str, entry: Entry) -> str | None:
-    strange = set(text.upper()) - set("UDLR \t\r\n")
-    return "more than moves" if strange else None
 
 
 def _one_number(text: str, entry: Entry) -> str | None:
@@ -235,10 +232,11 @@ def _recorded(text: str, entry: Entry) -> str | None:
     return None if text.lower() == str(entry["answer"]).lower() else "different"
 
 
-_RULES: dict[str, Callable[[str, Entry], str | None]] = {
+_RULES: dict[str, Rule] = {
     "boxnet": _boxes_only,
     "coin_flip": _coin_flip,
-    "complex_arithmetic": _complex,
+    # The library takes spaces away first, also those in "n a n".
+    "complex_arithmetic": _written_in("0123456789+-.,_EIJ() \t\n", "not a complex number"),
     "countdown": _countdown,
     "decimal_arithmetic": _decimal,
     "figlet_font": _same_letters,
@@ -254,6 +252,6 @@ _RULES: dict[str, Callable[[str, Entry], str | None]] = {
     "rubiks_cube": _few_repeats,
     "rush_hour": _few_repeats,
     "simple_integration": _expression,
-    "sokoban": _moves,
+    "sokoban": _written_in("UDLR \t\r\n", "more than moves"),
     "spell_backward": _same_letters,
 }

@@ -206,12 +206,10 @@ def _same_unordered(answers: Sequence[Node], golds: Sequence[Node], work: Work) 
         raise TooComplexError("too many members")
     left = list(golds)
     for answer in answers:
-        for i, gold in enumerate(left):
-            if _same(answer, gold, work):
-                del left[i]
-                break
-        else:
+        found = next((i for i, gold in enumerate(left) if _same(answer, gold, work)), None)
+        if found is None:
             return False
+        del left[found]
     return True
 
 

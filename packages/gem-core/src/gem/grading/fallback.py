@@ -32,13 +32,12 @@ _MAX_DEPTH = 12
 _COMMAND = re.compile(r"\\([a-zA-Z]+)")
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*\{\s*[a-zA-Z]+\*?\s*\}(?:\s*\{[\sclr|]+\})?")
 # Commands that leave nothing to compute, or no more than what `gem.grading.notation` parses.
-_FORM = words("""
+_FORM = (GREEK | FUNCTIONS - {"floor", "ceil", "binom", "max", "min", "gcd", "lcm"}) | words("""
     frac dfrac tfrac cfrac sqrt pi infty cdot times pm mp begin end row dollar deg circ prime
     mathbb mathcal overline bar hat vec overrightarrow in notin cup cap setminus subset emptyset
     varnothing mid vert lvert rvert langle rangle lbrace rbrace lbrack rbrack le leq leqslant ge
     geq geqslant lt gt ne neq cdots ldots dots forall exists colon ell quad
 """)
-_FORM_FUNCTIONS = FUNCTIONS - {"floor", "ceil", "binom", "max", "min", "gcd", "lcm"}
 _WORD = re.compile(r"[^\W\d_]{3,}")
 _GROUPED = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _BRACKETED = re.compile(r"[(\[{][^()\[\]{}]*[)\]}]")
@@ -97,7 +96,7 @@ def refusal(answer: str, gold: str, readable: bool) -> str:
     if readable:
         return ""
     commands = set(_COMMAND.findall(answer)) - set(_COMMAND.findall(gold))
-    if any(not _is_form(command) for command in commands):
+    if commands - _FORM:
         return "unreadable"
     words = set(_words(answer)) - set(_words(gold))
     if any(not is_notation(word) for word in words):
@@ -125,10 +124,6 @@ def ask(pool: WorkerPool, question: Question, timeout_s: float) -> tuple[bool, s
         # Math-verify raised, or could not parse one of the texts.
         return False, "unreadable"
     return bool(reply.value), "symbolic" if reply.value else "different"
-
-
-def _is_form(command: str) -> bool:
-    return command in _FORM or command in GREEK or command in _FORM_FUNCTIONS
 
 
 def _words(text: str) -> list[str]:

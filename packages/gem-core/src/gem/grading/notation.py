@@ -56,6 +56,12 @@ _ENCLOSING = {
     "\\lfloor": ("\\rfloor", "floor"),
     "\\lceil": ("\\rceil", "ceil"),
 }
+# Commands that continue a product.
+_FACTORS = {
+    *_FRACTIONS,
+    *(f"\\{name}" for name in FUNCTIONS | GREEK),
+    *("\\pi", "\\infty", "\\lfloor", "\\lceil", "\\lvert"),
+}
 _VALUES = frozenset({"pi", "e", "i", "infinity"})
 _NOTHING = frozenset({"\\emptyset", "\\varnothing"})
 
@@ -313,12 +319,7 @@ class _Reader:
         if self.kind == "name":
             return self.token not in ("and", "or", "U")
         if self.kind == "command":
-            return (
-                self.token in _FRACTIONS
-                or self.token in ("\\pi", "\\infty", "\\lfloor", "\\lceil", "\\lvert")
-                or self.token[1:] in FUNCTIONS
-                or self.token[1:] in GREEK
-            )
+            return self.token in _FACTORS
         return self.token in ("(", "{", "[")
 
     def factor(self) -> Node:

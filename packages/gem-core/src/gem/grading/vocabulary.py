@@ -20,6 +20,7 @@ GREEK = words("""
     alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta kappa lambda mu nu xi rho
     sigma tau phi varphi chi psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega
 """)
+_NOTATION = FUNCTIONS | GREEK | ALIASES.keys() | CONSTANTS.keys()
 # Letters of variables that are commonly multiplied without a sign, such as `xyz`.
 VARIABLES = ("abcd", "klmn", "pqrst", "uvwxyz")
 _MAX_LETTERS = 12
@@ -113,13 +114,7 @@ def is_counted(word: str) -> bool:
 
 
 def is_notation(word: str) -> bool:
-    return (
-        word in FUNCTIONS
-        or word in ALIASES
-        or word in CONSTANTS
-        or word in GREEK
-        or is_product(word)
-    )
+    return word in _NOTATION or is_product(word)
 
 
 def is_product(letters: str) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from gem.blame import boundary
 from gem.core import Env, Info, Observation, Step
@@ -18,6 +18,8 @@ from gem.rollout.threads import one_by_one
 from gem.rollout.tokens import ChatFormat
 from gem.tasks import Task
 from gem.trajectory import Trajectory
+
+T = TypeVar("T")
 
 BatchSampler: TypeAlias = Callable[[list[Request]], list[Sample]]
 """Samples one response per request, in order."""
@@ -146,18 +148,15 @@ class _Player:
 
     def begun(self, result: tuple[Observation, Info] | Exception) -> bool:
         """Pass the result of `reset` to the episode; return False if `reset` raised."""
-        if isinstance(result, Exception):
-            return self._failed(result)
-        self.episode.begin(*result)
-        return True
+        return self._passed_on(result, lambda start: self.episode.begin(*start))
 
     def advanced(self, result: Step | Exception) -> bool:
         """Pass the result of `step` to the episode; return False if `step` raised."""
-        if isinstance(result, Exception):
-            return self._failed(result)
-        self.episode.advance(result)
-        return True
+        return self._passed_on(result, self.episode.advance)
 
-    def _failed(self, error: Exception) -> bool:
-        self._failures.append(env_failure(error, self._timeout_s))
-        return False
+    def _passed_on(self, result: T | Exception, receive: Callable[[T], None]) -> bool:
+        if isinstance(result, Exception):
+            self._failures.append(env_failure(result, self._timeout_s))
+            return False
+        receive(result)
+        return True

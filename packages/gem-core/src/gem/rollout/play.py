@@ -36,8 +36,7 @@ class Budget:
     """Most turns, besides the environment's own limit."""
 
     def __post_init__(self) -> None:
-        for name in ("turn_tokens", "response_tokens", "prompt_tokens", "turns"):
-            value = getattr(self, name)
+        for name, value in vars(self).items():
             if value is not None and value < 1:
                 raise ConfigurationError(f"budget {name} must be at least 1, got {value}")
 
@@ -118,14 +117,11 @@ class Episode:
         with boundary("template"):
             ids, fresh = self._context.start(observation)
         if len(ids) > self._budget.prompt_tokens:
-            self.fail(
-                Failure(
-                    "budget",
-                    f"the first prompt of {self.trajectory.task.env_id} has {len(ids)} tokens, "
-                    f"prompt_tokens allows {self._budget.prompt_tokens}",
-                    attempts=1,
-                )
+            problem = (
+                f"the first prompt of {self.trajectory.task.env_id} has {len(ids)} tokens, "
+                f"prompt_tokens allows {self._budget.prompt_tokens}"
             )
+            self.fail(Failure("budget", problem, attempts=1))
             return
         self._ask(ids, fresh)
 
@@ -175,11 +171,8 @@ class Episode:
             )
         )
         if sample.version is not None:
-            oldest = trajectory.policy_version or (sample.version, sample.version)
-            trajectory.policy_version = (
-                min(oldest[0], sample.version),
-                max(oldest[1], sample.version),
-            )
+            versions = (*(trajectory.policy_version or ()), sample.version)
+            trajectory.policy_version = min(versions), max(versions)
         self._observation = observation
         self._ids = [*self._asked.prompt_ids, *sample.token_ids]
         self._row_length += len(sample.token_ids)

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from gem.errors import ConfigurationError
+from gem.parameters import integer, optional
 from gem.sandbox.base import Executor, Limits, Result, Session
 from gem.sandbox.bwrap_session import BwrapSession
 from gem.sandbox.packages import names, shown
@@ -24,6 +25,7 @@ from gem.sandbox.warm import Server, attempted
 
 INSTALL = "apt-get install bubblewrap"
 MODULES = ("numpy", "sympy")
+_MOST_SERVERS = 4096
 
 
 class BwrapExecutor(Executor):
@@ -66,18 +68,14 @@ class BwrapExecutor(Executor):
         """
         if servers is None:
             servers = min(8, os.cpu_count() or 1)
-        if isinstance(servers, bool) or not isinstance(servers, int) or servers < 1:
-            raise ConfigurationError(f"servers must be an integer of at least 1, got {servers!r}")
+        self.servers = integer("servers", servers, 1, _MOST_SERVERS)
         if sys.platform != "linux" or shutil.which("bwrap") is None:
             raise ConfigurationError(
                 "the bwrap executor needs Linux and bubblewrap, and `bwrap` is not on the PATH; "
                 f"install it: {INSTALL}"
             )
-        self.servers = servers
         self.modules = names("modules", modules)
-        self.distributions = (
-            None if distributions is None else names("distributions", distributions)
-        )
+        self.distributions = optional(names, "distributions", distributions)
         if distributions is not None or self.modules != MODULES:
             shown(self.distributions, self.modules)
 
@@ -121,11 +119,6 @@ def _level(source: bytes, modules: tuple[str, ...]) -> int:
         if modules[number].encode() in source:
             return 2 + number
     return int(b"import" in source)
-
-
-@functools.cache
-def _pool(servers: int, distributions: tuple[str, ...] | None, modules: tuple[str, ...]) -> _Pool:
-    return _Pool(servers, distributions, modules)
 
 
 class _Pool:
@@ -178,6 +171,9 @@ class _Pool:
         for place in self.places:
             if place.server is not None:
                 place.server.forget()
+
+
+_pool = functools.cache(_Pool)
 
 
 class _Place:

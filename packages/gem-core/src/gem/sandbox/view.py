@@ -53,8 +53,8 @@ def view(distributions: tuple[str, ...] | None, modules: tuple[str, ...]) -> Vie
     """Return the file system that programs see; arguments and errors as of `packages.shown`."""
     options: list[str] = []
     packages = shown(distributions, modules)
-    folders = {f"{PACKAGES}/{place}".rpartition("/")[0] for _, place in packages.files}
-    folders |= {f"{PACKAGES}/{place}".rpartition("/")[0] for _, place in packages.folders}
+    shown_at = [f"{PACKAGES}/{place}" for _, place in (*packages.files, *packages.folders)]
+    folders = {place.rpartition("/")[0] for place in shown_at}
     nested = {str(above) for each in folders for above in Path(each).parents if len(str(above)) > 1}
     for place in (*_FOLDERS, *sorted({PACKAGES, *folders, *nested})):
         # Parents that bubblewrap creates implicitly are not readable by programs.

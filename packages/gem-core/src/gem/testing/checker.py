@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,6 +20,7 @@ from gem import registry
 from gem.core import Env, EnvSpec
 from gem.errors import ConfigurationError, GemError, MissingExtraError, UnreachableError
 from gem.making import make
+from gem.parameters import integer, number, positive
 from gem.testing.checks import (
     check_bad_input,
     check_determinism,
@@ -275,13 +275,11 @@ def check_env(
 
 
 def _require_limits(episodes: int, max_steps: int, cpu_s: float, max_return: float) -> None:
-    for name, value in (("episodes", episodes), ("max_steps", max_steps)):
-        if value < 1:
-            raise ConfigurationError(f"{name} must be at least 1, got {value!r}")
-    if not 0 <= cpu_s < math.inf:
+    integer("episodes", episodes, 1, 10**9)
+    integer("max_steps", max_steps, 1, 10**9)
+    positive("max_return", max_return)
+    if number("cpu_s", cpu_s) < 0:
         raise ConfigurationError(f"cpu_s must be a number of seconds, 0 or more, got {cpu_s!r}")
-    if not 0 < max_return < math.inf:
-        raise ConfigurationError(f"max_return must be a number above 0, got {max_return!r}")
 
 
 def _start(subject: Subject) -> tuple[Subject, CheckResult, bool]:

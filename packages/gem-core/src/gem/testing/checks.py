@@ -12,6 +12,7 @@ import random
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
@@ -213,22 +214,16 @@ def check_processes(subject: Subject) -> str:
 
 def check_threads(subject: Subject) -> str:
     """Concurrent threads play the same episodes."""
-    expected = digest(transcript(subject.factory(), subject.seeds, subject.max_steps))
-    found: list[str] = []
 
-    def work() -> None:
-        try:
-            found.append(digest(transcript(subject.factory(), subject.seeds, subject.max_steps)))
-        except Exception as error:
-            found.append(describe(error))
+    def played() -> str:
+        return digest(transcript(subject.factory(), subject.seeds, subject.max_steps))
 
-    threads = [threading.Thread(target=work) for _ in range(_THREADS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for one in found:
-        require(one == expected, f"a thread beside others plays other episodes: {one}")
+    expected = played()
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for job in [pool.submit(played) for _ in range(_THREADS)]:
+            error = job.exception()
+            found = describe(error) if isinstance(error, Exception) else job.result()
+            require(found == expected, f"a thread beside others plays other episodes: {found}")
     return f"{_THREADS} threads, transcript {expected[:8]}"
 
 

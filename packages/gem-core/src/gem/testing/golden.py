@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gem.tasks import Task
 from gem.trajectory import EpisodeEnd, Failure, StopReason, Trajectory, Turn
 
@@ -36,8 +38,7 @@ def golden_turn_rows() -> list[Trajectory]:
         turns = []
         for turn in trajectory.turns:
             seen = [*seen, *turn.context_ids]
-            fields = {**turn.__dict__, "context_ids": list(seen), "fresh": True}
-            turns.append(Turn(**fields))
+            turns.append(replace(turn, context_ids=list(seen), fresh=True))
             seen = [*seen, *turn.response_ids]
         trajectory.turns = turns
     return batch

@@ -159,9 +159,8 @@ def replay(env: Env, actions: Iterable[str]) -> list[Any]:
 def recorded(episode: Episode, task: Task) -> Trajectory:
     """Return an episode as a rollout would record it, without tokens."""
     turns: list[Turn] = []
-    for action, before, step in zip(
-        episode.actions, episode.observations, episode.steps, strict=False
-    ):
+    rows = zip(episode.actions, episode.observations, episode.steps, strict=False)
+    for action, before, step in rows:
         _, reward, terminated, truncated, _ = step
         turns.append(
             Turn(

@@ -72,9 +72,7 @@ def check_many(
         yield from pool.map(check, ids)
 
 
-@cache
-def _other_of_this_process() -> OtherProcess:
-    return OtherProcess()
+_other_of_this_process = cache(OtherProcess)
 
 
 def _check(

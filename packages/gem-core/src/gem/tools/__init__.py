@@ -7,12 +7,12 @@ Tools import nothing of environments or rollouts.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gem.errors import ConfigurationError
 from gem.parameters import listed, require_known
 from gem.plugins import load
+from gem.specs import imported
 from gem.tools.base import Tool, ToolCall, ToolResult
 
 if TYPE_CHECKING:
@@ -37,9 +37,9 @@ ToolLike: TypeAlias = "Tool | str | Mapping[str, Any]"
 """A tool, its name, or `{"name": ..., <parameter>: <value>, ...}`."""
 
 _CLASSES = {
-    "python": ("gem.tools.python", "PythonTool"),
-    "search": ("gem.tools.search", "SearchTool"),
-    "mcp": ("gem.tools.mcp", "MCPTool"),
+    "python": "gem.tools.python:PythonTool",
+    "search": "gem.tools.search:SearchTool",
+    "mcp": "gem.tools.mcp:MCPTool",
 }
 
 
@@ -77,14 +77,13 @@ def _class(name: str) -> type[Tool]:
     if name not in _CLASSES:
         # Ignored: mypy wants a concrete class as `base`.
         return load(ENTRY_POINT_GROUP, name, Tool, _CLASSES)  # type: ignore[type-abstract]
-    module, attribute = _CLASSES[name]
-    kind: type[Tool] = getattr(import_module(module), attribute)
+    kind: type[Tool] = imported(_CLASSES[name])
     return kind
 
 
 def __getattr__(name: str) -> Any:
     # Lazy: using one tool does not import the others.
-    for module, attribute in _CLASSES.values():
-        if name == attribute:
-            return getattr(import_module(module), attribute)
+    for path in _CLASSES.values():
+        if path.endswith(f":{name}"):
+            return imported(path)
     raise AttributeError(f"module 'gem.tools' has no attribute {name!r}")

@@ -75,12 +75,8 @@ class Index:
             least = max(least, np.partition(best_of, -topk)[-topk])
         candidates = np.flatnonzero(scores >= least)
         best = candidates[np.argsort(-scores[candidates], kind="stable")][:topk]
-        return [self._hit(int(i), float(scores[i])) for i in best]
-
-    def _hit(self, number: int, score: float) -> Hit:
-        passages = self.passages
-        row = passages.row(number) if isinstance(passages, Table) else passages[number]
-        return Hit(row["title"], row["text"], score)
+        found = ((self.passages[int(i)], float(scores[i])) for i in best)
+        return [Hit(row["title"], row["text"], score) for row, score in found]
 
 
 def _words(text: str) -> list[str]:

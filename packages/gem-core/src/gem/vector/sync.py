@@ -16,6 +16,7 @@ from gem.blame import MISUSE, cause_of
 from gem.contract import check_reset, check_step
 from gem.core import Env, Info, Observation, Step
 from gem.errors import ConfigurationError, ResetNeededError
+from gem.parameters import choice
 from gem.seeding import env_seed
 from gem.trajectory import Failure
 
@@ -75,13 +76,9 @@ class SyncVectorEnv:
         Raises:
             ConfigurationError: No environment, or an unknown mode.
         """
-        try:
-            self.autoreset = AutoresetMode(autoreset)
-        except ValueError:
-            known = ", ".join(repr(mode.value) for mode in AutoresetMode)
-            raise ConfigurationError(
-                f"autoreset must be one of {known}, got {autoreset!r}"
-            ) from None
+        mode = autoreset.value if isinstance(autoreset, AutoresetMode) else autoreset
+        known = tuple(each.value for each in AutoresetMode)
+        self.autoreset = AutoresetMode(choice("autoreset", mode, known))
         self.envs: list[Env] = []
         with ExitStack() as made:
             for env in envs:

@@ -250,17 +250,14 @@ def placed(rng: random.Random, words: Iterable[str], size: int) -> list[Slot] | 
     slots: list[Slot] = []
     grid: dict[Cell, str] = {}
     for word in words:
-        if not slots:
-            slot = Slot(word, size // 2, (size - len(word)) // 2, True)
-        else:
-            ways = [way for way in crossings(word, slots) if fits(way, grid, size)]
-            if ways:
-                slot = rng.choice(ways)
-            else:
-                free = next((way for way in _places(word, size) if fits(way, grid, size)), None)
-                if free is None:
-                    return None
-                slot = free
+        ways = [way for way in crossings(word, slots) if fits(way, grid, size)]
+        slot: Slot | None = Slot(word, size // 2, (size - len(word)) // 2, True)
+        if ways:
+            slot = rng.choice(ways)
+        elif slots:
+            slot = next((way for way in _places(word, size) if fits(way, grid, size)), None)
+        if slot is None:
+            return None
         slots.append(slot)
         grid.update(slot.cells())
     return slots

@@ -291,9 +291,7 @@ class WikiGame(Game[str]):
         what = "which is not a link of this page"
         if self.variant == "eidetic":
             what = "which is not a title that you have seen"
-        near: list[str] = []
-        if len(move) <= _LONGEST_ECHO:
-            near = get_close_matches(move, self._choices(), n=3)
+        near = get_close_matches(move, self._choices(), n=3) if len(move) <= _LONGEST_ECHO else []
         return f"{what}. Did you mean {' or '.join(map(boxed, near))}?" if near else f"{what}."
 
     def _final_reward(self, outcome: Outcome) -> float:

@@ -154,21 +154,24 @@ def decode(raw: Any, other: Callable[[str, Any], Any], arrays: bool = False) -> 
         import numpy
 
         return numpy.array(values, dtype=kind)
-    if tag not in ("t", "s", "f", "g", "q", "r"):
+    if tag not in _MADE:
         return other(tag, payload)
     items = [decode(item, other, arrays) for item in payload]
-    if tag == "t":
-        return tuple(items)
-    if tag == "g":
-        return iter(items)
-    if tag == "r":
-        return range(*items)
-    if tag == "q":
-        import collections
+    if tag in ("s", "f"):
+        check_hashes(items)
+    return _MADE[tag](items)
 
-        return collections.deque(items)
-    check_hashes(items)
-    return set(items) if tag == "s" else frozenset(items)
+
+def _deque(items: list[Any]) -> Any:
+    import collections
+
+    return collections.deque(items)
+
+
+_MADE: dict[Any, Callable[[list[Any]], Any]] = {
+    **{"t": tuple, "s": set, "f": frozenset, "g": iter, "q": _deque},
+    "r": lambda items: range(*items),
+}
 
 
 def check_hashes(items: list[Any]) -> None:
