@@ -9,13 +9,14 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatch
-from typing import Any, TextIO
+from typing import Any
 
 from gem.contract import shown, succeeded
 from gem.core import Env
 from gem.errors import ConfigurationError, GemError
 from gem.making import make
 from gem.registry import list_envs
+from gem.specs import imported
 from gem.tables import json_or_text
 
 _EXAMPLES = """examples:
@@ -39,13 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    def command(name: str, run: Callable[[argparse.Namespace], int], help: str) -> Any:
-        """Add a command; return the function that adds its arguments."""
-        added = commands.add_parser(name, help=help)
-        added.set_defaults(run=run)
-        return added.add_argument
-
-    add = command("list", _list, "print environment ids")
+    add = _command(commands, "list", _list, "print environment ids")
     add(
         "pattern",
         nargs="?",
@@ -55,18 +50,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     add("-l", "--long", action="store_true", help="with a line about each: what it is, parameters")
 
-    add = command("info", _info, "describe an environment: parameters, limits, an example episode")
+    about = "describe an environment: parameters, limits, an example episode"
+    add = _command(commands, "info", "gem.testing.cli:info", about)
     add("id", help="environment id")
     _add_param(add)
 
-    add = command("play", _play, "play one episode in the terminal")
+    add = _command(commands, "play", _play, "play one episode in the terminal")
     add("id", help="environment id")
     add("--seed", type=int, help="seed of the episode (default: a new one)")
     add("--policy", choices=["oracle", "random"], help="let a policy play")
     add("--raw", action="store_true", help="send lines as typed, do not put them into \\boxed{}")
     _add_param(add)
 
-    add = command("check", _check, "check that environments keep their promises")
+    about = "check that environments keep their promises"
+    add = _command(commands, "check", "gem.testing.cli:check", about)
     add("ids", nargs="*", metavar="id", help="environment ids")
     add("--all", action="store_true", help="check every registered id")
     add("--episodes", type=_positive, default=32, help="per policy (default: 32)")
@@ -80,13 +77,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--json", metavar="FILE", help="also write the reports to FILE")
     _add_param(add)
 
-    add = command("replay", _replay, "show recorded episodes, or play them again")
+    about = "show recorded episodes, or play them again"
+    add = _command(commands, "replay", "gem.replay_cli:replay", about)
     add("file", metavar="FILE", help="an episodes.jsonl, or a run's folder")
     add("--episode", type=int, metavar="N", help="only this one; the first is 0")
     add("--verify", action="store_true", help="play the actions again and compare every step")
     add("--keep-going", action="store_true", help="do not stop at the first difference")
 
-    add = command("doctor", _doctor, "what programs of a policy can run in here")
+    about = "what programs of a policy can run in here"
+    add = _command(commands, "doctor", "gem.doctor:doctor", about)
     about = "attack these executors (default: all that isolate) and print what came of it"
     add("--audit", nargs="*", metavar="EXECUTOR", help=about)
 
@@ -96,7 +95,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
-            status: int = arguments.run(arguments)
+            if "param" in arguments:
+                arguments.param = _params(arguments.param)
+            run = arguments.run
+            status: int = (imported(run) if isinstance(run, str) else run)(arguments)
         sys.stdout.flush()
     except (GemError, OSError) as error:
         if isinstance(error, BrokenPipeError):
@@ -112,39 +114,49 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def _show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     # Without the source line that Python would add, which means nothing to a user.
     print(f"warning: {message}", file=sys.stderr)
+
+
+def _command(
+    commands: Any, name: str, run: Callable[[argparse.Namespace], int] | str, help: str
+) -> Any:
+    """Add a command; return the function that adds its arguments.
+
+    Args:
+        commands: What `add_subparsers` returned.
+        name: The command.
+        run: Called with the parsed arguments, returns the exit status; as `module:function` it is
+            imported when the command runs, as the other commands do not need it.
+        help: What the command does.
+    """
+    added = commands.add_parser(name, help=help)
+    added.set_defaults(run=run)
+    return added.add_argument
 
 
 def _add_search(commands: Any) -> None:
     searcher = commands.add_parser("search", help="build, try or serve a search index")
     actions = searcher.add_subparsers(dest="action", required=True, metavar="ACTION")
 
-    builder = actions.add_parser("build", help="index a JSON lines file of passages")
-    builder.add_argument("corpus", metavar="FILE", help="lines with 'title' and 'text'")
-    builder.add_argument("out", metavar="FOLDER", help="where the index is written")
-    builder.add_argument(
-        "--skip-broken", action="store_true", help="leave out lines that are no passages"
+    add = _command(
+        actions, "build", "gem.tools.search_cli:build", "index a JSON lines file of passages"
     )
+    add("corpus", metavar="FILE", help="lines with 'title' and 'text'")
+    add("out", metavar="FOLDER", help="where the index is written")
+    add("--skip-broken", action="store_true", help="leave out lines that are no passages")
 
-    asker = actions.add_parser("query", help="print what an index finds")
-    asker.add_argument("index", metavar="INDEX", help="folder, JSON lines file, or sample")
-    asker.add_argument("query", metavar="QUERY")
-    asker.add_argument("--topk", type=_positive, default=3)
+    index = "folder, JSON lines file, or sample"
+    add = _command(actions, "query", "gem.tools.search_cli:query", "print what an index finds")
+    add("index", metavar="INDEX", help=index)
+    add("query", metavar="QUERY")
+    add("--topk", type=_positive, default=3)
 
-    server = actions.add_parser("serve", help="answer search tools over HTTP")
-    server.add_argument("index", metavar="INDEX", help="folder, JSON lines file, or sample")
-    server.add_argument("--host", default="127.0.0.1", help="default: this machine only")
-    server.add_argument("--port", type=int, default=8000)
-    searcher.set_defaults(run=_search)
+    add = _command(actions, "serve", "gem.tools.search_cli:serve", "answer search tools over HTTP")
+    add("index", metavar="INDEX", help=index)
+    add("--host", default="127.0.0.1", help="default: this machine only")
+    add("--port", type=int, default=8000)
 
 
 def _add_param(add: Callable[..., Any]) -> None:
@@ -191,24 +203,17 @@ def _list(arguments: argparse.Namespace) -> int:
     if not arguments.long:
         print("\n".join(ids))
         return 0
-    # Imported here: only these commands need it.
-    from gem.testing import cli
+    # Imported here: a list without `-l` does not need it.
+    from gem.testing.cli import line
 
     width = max(map(len, ids))
     for id in ids:
-        print(f"{id:<{width}}  {cli.line(id)}")
-    return 0
-
-
-def _info(arguments: argparse.Namespace) -> int:
-    from gem.testing import cli
-
-    cli.info(arguments.id, _params(arguments.param))
+        print(f"{id:<{width}}  {line(id)}")
     return 0
 
 
 def _play(arguments: argparse.Namespace) -> int:
-    with make(arguments.id, **_params(arguments.param)) as env:
+    with make(arguments.id, **arguments.param) as env:
         observation, _ = env.reset(seed=arguments.seed)
         seed, _ = env.episode_key
         print(f"{arguments.id}, seed {seed}\n\n{shown(observation)}")
@@ -259,39 +264,6 @@ def _policy(arguments: argparse.Namespace, env: Env) -> Callable[[], str | None]
         return action
 
     return take
-
-
-def _check(arguments: argparse.Namespace) -> int:
-    from gem.testing import cli
-
-    ids = list_envs() if arguments.all else arguments.ids
-    if not ids:
-        raise ConfigurationError("check needs at least one id, or --all")
-    return cli.check(arguments, ids, _params(arguments.param))
-
-
-def _search(arguments: argparse.Namespace) -> int:
-    from gem.tools import search_cli
-
-    status: int = getattr(search_cli, arguments.action)(arguments)
-    return status
-
-
-def _replay(arguments: argparse.Namespace) -> int:
-    from gem import replay_cli
-
-    return replay_cli.replay(arguments)
-
-
-def _doctor(arguments: argparse.Namespace) -> int:
-    from gem import doctor
-    from gem.sandbox import executor_class
-
-    if arguments.audit is None:
-        return 0 if doctor.executors() else 1
-    for name in arguments.audit:
-        executor_class(name)
-    return 0 if doctor.table(arguments.audit) else 1
 
 
 if __name__ == "__main__":

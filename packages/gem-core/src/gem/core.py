@@ -10,7 +10,7 @@ import random
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias, TypedDict, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypedDict, TypeVar
 
 from gem.errors import ConfigurationError, ResetNeededError
 from gem.moved import missing
@@ -95,6 +95,8 @@ class Env:
     oracle_success: float = 1.0
     """Share of starts that `oracle_action` wins; below 1 only where chance or the turn limit
     decides, which the environment's docstring then explains."""
+    _apart: ClassVar[tuple[str, ...]] = ("spec",)
+    """Attributes that are not state: `snapshot` leaves them out, `restore` keeps them."""
 
     def __init__(self, *, seed: int | None = None) -> None:
         """Set the seed of the first `reset` that is not given one.
@@ -192,16 +194,14 @@ class Env:
 
         The bytes are a pickle: restore only pickles that your own processes made.
         """
-        state = {k: v for k, v in self.__dict__.items() if k != "spec"}
+        state = {k: v for k, v in self.__dict__.items() if k not in self._apart}
         return pickle.dumps(state, protocol=5)
 
     def restore(self, state: bytes) -> None:
         """Continue from `snapshot`: the same actions give the same episode, bit for bit."""
-        spec = self.__dict__.get("spec")
+        kept = {k: v for k, v in self.__dict__.items() if k in self._apart}
         self.__dict__.clear()
-        self.__dict__.update(pickle.loads(state))
-        if spec is not None:
-            self.spec = spec
+        self.__dict__.update(pickle.loads(state) | kept)
 
     def spawn(self: EnvT, same_state: bool = False, seed: int | None = None) -> EnvT:
         """Return a new environment with the same parameters.
@@ -217,9 +217,8 @@ class Env:
         if same_state and seed is not None:
             raise ConfigurationError(f"spawn(same_state=True) takes no seed, got seed={seed!r}")
         child = type(self).__new__(type(self))
+        child.__dict__.update({k: v for k, v in self.__dict__.items() if k in self._apart})
         child.restore(self.snapshot())
-        if self.spec is not None:
-            child.spec = self.spec
         if not same_state:
             Env.__init__(child, seed=seed)
         return child
@@ -250,6 +249,7 @@ class Wrapper(Env):
     __slots__ = ("_arguments", "_given_spec")
     _arguments: tuple[tuple[Any, ...], Mapping[str, Any]] | None
     _given_spec: EnvSpec | None
+    _apart: ClassVar[tuple[str, ...]] = ("env",)
 
     def __new__(cls: type[WrapperT], *args: Any, **kwargs: Any) -> WrapperT:
         """Remember the arguments besides the environment, for `spec`."""
@@ -329,28 +329,26 @@ class Wrapper(Env):
 
     def snapshot(self) -> bytes:
         """Return the wrapper's own attributes together with the inner snapshot."""
-        own = {k: v for k, v in self.__dict__.items() if k != "env"}
-        return pickle.dumps((own, self.env.snapshot()), protocol=5)
+        return pickle.dumps((super().snapshot(), self.env.snapshot()), protocol=5)
 
     def restore(self, state: bytes) -> None:
         """Restore the wrapper's own attributes and the inner environment."""
         own, inner = pickle.loads(state)
-        env = self.env
-        self.__dict__.clear()
-        self.__dict__.update(own)
-        self.env = env
-        env.restore(inner)
+        super().restore(own)
+        self.env.restore(inner)
 
     def spawn(self: WrapperT, same_state: bool = False, seed: int | None = None) -> WrapperT:
         """Spawn the inner environment and wrap it in the same way."""
         child = type(self).__new__(type(self))
-        inner = self.env.spawn(same_state=same_state, seed=seed)
-        own = pickle.dumps({k: v for k, v in self.__dict__.items() if k != "env"}, protocol=5)
-        child.__dict__.update(pickle.loads(own))
-        child.env = inner
-        child._arguments = self._arguments
-        child._given_spec = self._given_spec
+        child.env = self.env.spawn(same_state=same_state, seed=seed)
+        child._arguments, child._given_spec = self._arguments, self._given_spec
+        Env.restore(child, Env.snapshot(self))
+        if not same_state:
+            child._clear()
         return child
+
+    def _clear(self) -> None:
+        """Forget the episode: the child of a `spawn` without `same_state` has none."""
 
     @property
     def unwrapped(self) -> Env:

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
 from collections.abc import Iterable
 
 from gem.errors import GemError
-from gem.sandbox import Executor, Limits, executor_names, resolve
+from gem.sandbox import Executor, Limits, executor_class, executor_names, resolve
 from gem.sandbox.attacks import ATTACKS
 from gem.sandbox.audit import audit
 
 _CALLS = 20
+
+
+def doctor(arguments: argparse.Namespace) -> int:
+    """Run the command; return the exit status, 1 if an executor is missing or did not hold."""
+    if arguments.audit is None:
+        return 0 if executors() else 1
+    for name in arguments.audit:
+        executor_class(name)
+    return 0 if table(arguments.audit) else 1
 
 
 def executors() -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar
@@ -245,6 +244,8 @@ class DatasetEnv(SingleTurnEnv):
         split: Split of a hub data set or folder.
     """
 
+    _apart = ("spec", "_rows", "_loaded")
+
     @extending(SingleTurnEnv)
     def __init__(
         self,
@@ -326,22 +327,16 @@ class DatasetEnv(SingleTurnEnv):
             probe._verify_item()
         table.verified.add(key)
 
-    def snapshot(self) -> bytes:
-        """Return the state without the data; see `Env.snapshot`."""
-        without = ("spec", "_loaded", "_rows")
-        state = {k: v for k, v in self.__dict__.items() if k not in without}
-        return pickle.dumps(state, protocol=5)
-
     def restore(self, state: bytes) -> None:
         """Continue from `snapshot`; a list in memory stays the one this environment has."""
-        rows = self.__dict__.get("_rows")
         super().restore(state)
-        self._rows, self._loaded = rows, None
+        # The state may name another source.
+        self._loaded = None
 
     def spawn(self: EnvT, same_state: bool = False, seed: int | None = None) -> EnvT:
         """Return a new environment over the same data; see `Env.spawn`."""
         child = super().spawn(same_state=same_state, seed=seed)
-        child._rows, child._loaded = self._rows, self._loaded
+        child._loaded = self._loaded
         child._over = self._over or not same_state
         return child
 

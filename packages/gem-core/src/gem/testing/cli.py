@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +37,13 @@ def line(id: str) -> str:
     return textwrap.shorten(f"{told} {given}", 160, placeholder=" ...")
 
 
-def info(id: str, given: Mapping[str, Any]) -> None:
-    """Print an id's description, parameters, limits and an example episode.
+def info(arguments: argparse.Namespace) -> int:
+    """Print an id's description, parameters, limits and an example episode; return 0.
 
     Raises:
         GemError: The id or a parameter is unknown.
     """
+    id = arguments.id
     spec = registry.spec(id)
     entry_point = spec.load()
     name = getattr(entry_point, "__name__", repr(entry_point))
@@ -58,7 +59,8 @@ def info(id: str, given: Mapping[str, Any]) -> None:
         print(f"  {parameter.name}{kind}{value}")
         if parameter.meaning:
             print(textwrap.indent(textwrap.fill(parameter.meaning, _WIDTH - 6), " " * 6))
-    _example(id, given)
+    _example(id, arguments.param)
+    return 0
 
 
 def _example(id: str, given: Mapping[str, Any]) -> None:
@@ -95,8 +97,11 @@ def _limits(env: Env) -> str:
     return "\n".join([*lines, f"oracle: {which}"])
 
 
-def check(arguments: argparse.Namespace, ids: Sequence[str], given: Mapping[str, Any]) -> int:
+def check(arguments: argparse.Namespace) -> int:
     """Run `gem check`; return the exit status."""
+    ids, given = registry.list_envs() if arguments.all else arguments.ids, arguments.param
+    if not ids:
+        raise ConfigurationError("check needs at least one id, or --all")
     _ = named(arguments.only, "--only")
     for id in ids:
         _ = registry.spec(id)

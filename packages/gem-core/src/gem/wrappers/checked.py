@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any
 
 from gem.contract import check_reset, check_step, refusal
 from gem.core import Env, Info, Observation, Step, Wrapper
 from gem.errors import ContractError
-
-EnvT = TypeVar("EnvT", bound="Checked")
 
 
 class Checked(Wrapper):
@@ -20,7 +18,7 @@ class Checked(Wrapper):
 
     def __init__(self, env: Env) -> None:
         super().__init__(env)
-        self._running = False
+        self._clear()
 
     def reset(self, seed: int | None = None, **options: Any) -> tuple[Observation, Info]:
         """Reset the inner environment.
@@ -28,7 +26,7 @@ class Checked(Wrapper):
         Raises:
             ContractError: It returned what the contract does not allow.
         """
-        self._running = False
+        self._clear()
         returned = self.env.reset(seed=seed, **options)
         try:
             checked = check_reset(returned)
@@ -55,11 +53,8 @@ class Checked(Wrapper):
         self._running = not (checked[2] or checked[3])
         return checked
 
-    def spawn(self: EnvT, same_state: bool = False, seed: int | None = None) -> EnvT:
-        """Spawn the inner environment; without `same_state` the child must be reset first."""
-        child = super().spawn(same_state=same_state, seed=seed)
-        child._running = self._running and same_state
-        return child
+    def _clear(self) -> None:
+        self._running = False
 
     def _named(self, error: ContractError) -> ContractError:
         return ContractError(f"{self.unwrapped!r}: {error}")

@@ -20,7 +20,6 @@ _SPENT = "You have used up your tool calls. Give your final answer now."
 _FORM = 'A call is {"name": ..., "arguments": {...}} between <tool_call> and </tool_call>.'
 # A last line longer than this is not repeated: it is no short request such as "Enter your guess".
 _LONGEST_REQUEST = 400
-_OWN = ("env", "tools")
 
 
 class ToolEnv(Wrapper):
@@ -44,6 +43,8 @@ class ToolEnv(Wrapper):
         tool_use_counter: Calls in this episode.
         tool_success_counter: Successful calls in this episode.
     """
+
+    _apart = ("env", "tools")
 
     def __init__(
         self,
@@ -232,28 +233,20 @@ class ToolEnv(Wrapper):
 
     def snapshot(self) -> bytes:
         """Return the state of wrapper, tools and environment."""
-        own = {k: v for k, v in self.__dict__.items() if k not in _OWN}
         tools = [tool.snapshot() for tool in self.tools]
-        return pickle.dumps((own, tools, self.env.snapshot()), protocol=5)
+        return pickle.dumps((super().snapshot(), tools), protocol=5)
 
     def restore(self, state: bytes) -> None:
         """Continue from `snapshot`; connections of the tools stay open."""
-        own, tools, inner = pickle.loads(state)
-        self.__dict__.update(own)
+        rest, tools = pickle.loads(state)
+        super().restore(rest)
         for tool, saved in zip(self.tools, tools, strict=True):
             tool.restore(saved)
-        self.env.restore(inner)
 
     def spawn(self: EnvT, same_state: bool = False, seed: int | None = None) -> EnvT:
         """Spawn the inner environment and copy the tools."""
-        child = type(self).__new__(type(self))
-        child.env = self.env.spawn(same_state=same_state, seed=seed)
+        child = super().spawn(same_state=same_state, seed=seed)
         child.tools = [tool.spawn() for tool in self.tools]
-        child._arguments, child._given_spec = self._arguments, self._given_spec
-        own = {k: v for k, v in self.__dict__.items() if k not in _OWN}
-        child.__dict__.update(pickle.loads(pickle.dumps(own, protocol=5)))
-        if not same_state:
-            child._clear()
         return child
 
 

@@ -7,8 +7,6 @@ from typing import Any, TypeVar
 
 from gem.core import Env, Info, Observation, Step, Wrapper
 
-EnvT = TypeVar("EnvT", bound="EpisodeTracking")
-
 
 class EpisodeTracking(Wrapper):
     """Counts steps and adds up rewards; must be the outermost wrapper.
@@ -19,6 +17,9 @@ class EpisodeTracking(Wrapper):
 
     def __init__(self, env: Env) -> None:
         super().__init__(env)
+        self._clear()
+
+    def _clear(self) -> None:
         self.step_counter = 0
         self.cumulative_rewards = 0.0
 
@@ -29,8 +30,7 @@ class EpisodeTracking(Wrapper):
             "prev_ep_cumulative_rewards": self.cumulative_rewards,
         }
         observation, info = self.env.reset(seed=seed, **options)
-        self.step_counter = 0
-        self.cumulative_rewards = 0.0
+        self._clear()
         return observation, {**info, **before}
 
     def step(self, action: str) -> Step:
@@ -40,14 +40,6 @@ class EpisodeTracking(Wrapper):
         self.cumulative_rewards += reward
         counted = {"step_counter": self.step_counter, "cumulative_rewards": self.cumulative_rewards}
         return observation, reward, terminated, truncated, {**info, **counted}
-
-    def spawn(self: EnvT, same_state: bool = False, seed: int | None = None) -> EnvT:
-        """Spawn the inner environment; with `same_state` the child has the same statistics."""
-        child = super().spawn(same_state=same_state, seed=seed)
-        if not same_state:
-            child.step_counter = 0
-            child.cumulative_rewards = 0.0
-        return child
 
 
 StatisticsT = TypeVar("StatisticsT", bound="RecordEpisodeStatistics")
@@ -98,6 +90,4 @@ class RecordEpisodeStatistics(Wrapper):
         """Spawn the inner environment; with `same_state` the child has the same statistics."""
         child = super().spawn(same_state=same_state, seed=seed)
         child._began = time.perf_counter()
-        if not same_state:
-            child._clear()
         return child
