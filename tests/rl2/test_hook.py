@@ -17,6 +17,7 @@ import wandb
 
 from gem.errors import ConfigurationError, UnsupportedVersionError
 from gem.testing.golden import golden_batch
+from gem.training import processes
 from gem.training.record import read_run
 from gem.training.recording import RunRecording
 from gem_rl2 import hook, rollout, servers
@@ -72,7 +73,7 @@ def test_only_the_trainer_is_replaced_before_it_is_made() -> None:
 @pytest.fixture
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves this process's exit and signals alone."""
-    monkeypatch.setattr(servers, "end_at_exit", lambda: None)
+    monkeypatch.setattr(processes, "end_descendants_with_me", lambda: None)
     monkeypatch.setattr(servers, "watch", lambda: None)
     monkeypatch.setattr(wandb, "log", wandb.log)
 

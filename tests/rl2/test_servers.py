@@ -14,7 +14,7 @@ import pytest
 
 HUNG = """
 import multiprocessing, os, signal, threading, time
-from gem_rl2 import servers
+from gem.training import processes
 
 def serve():
     time.sleep(600)
@@ -24,8 +24,8 @@ def stubborn():
     time.sleep(600)
 
 if __name__ == "__main__":
-    servers.END_S = 2
-    servers.end_at_exit()
+    processes.END_S = 2
+    processes.end_descendants_with_me()
     for target in (serve, stubborn):
         multiprocessing.Process(target=target).start()
     time.sleep(0.5)
@@ -63,6 +63,7 @@ def test_servers_end_with_the_process_that_started_them(
 
 LOST = """
 import multiprocessing, os, subprocess, sys, time
+from gem.training import processes
 from gem_rl2 import servers
 
 def server():
@@ -70,12 +71,15 @@ def server():
     time.sleep(600)
 
 if __name__ == "__main__":
-    servers.END_S = servers.POLL_S = 0.2
-    servers.PATIENCE_S = 0.5
-    servers.end_at_exit()
+    processes.END_S = processes.POLL_S = 0.2
+    processes.PATIENCE_S = 0.5
+    processes.end_descendants_with_me()
     multiprocessing.Process(target=server).start()
-    while not (parts := servers._parts()):
+    parts = []
+    while not parts:
         time.sleep(0.05)
+        below = processes.children_of(recursive=True)
+        parts = [each for each in below if processes.name_of(each) == "sglang-part"]
     servers.watch()
     [part] = parts
     print(part.pid, flush=True)
@@ -87,7 +91,7 @@ if __name__ == "__main__":
     ("then", "status"),
     [
         ("part.kill(); time.sleep(60)", 143),
-        ("servers.STOP_S = 0.5; import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+        ("processes.STOP_S = 0.5; import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
          "part.kill(); time.sleep(60)", 1),
         ("time.sleep(2)", 0),
     ],

@@ -17,6 +17,7 @@ import wandb
 from omegaconf import OmegaConf
 
 from gem.errors import ConfigurationError
+from gem.training import processes
 from gem.training.recording import RunRecording
 from gem.training.seams import Seam, check_seams
 from gem_rl2 import advantage, rollout, servers
@@ -62,7 +63,8 @@ def trainer(program: ModuleType, rl2: Installation) -> type[Any]:
     class GemPPOTrainer(base):  # type: ignore[misc]
         def __init__(self, config: Any) -> None:
             """Check the configuration before any model is loaded; then extend RL2's parts."""
-            servers.end_at_exit()
+            # RL2's release never ends its servers, and waits for them at its exit for ever.
+            processes.end_descendants_with_me()
             rollouts = _switched_on(config, rl2.form)
             super().__init__(config)
             servers.watch()

@@ -4,18 +4,26 @@
 - `end_all`: end processes, in good order first.
 - `adopt_orphans`: keep processes whose parent dies among one's own.
 - `end_group_after_me`: have the process group ended when this process is killed.
+- `end_descendants_with_me`, `stop_without`: what this process starts ends with it, and it stops
+  when a part of that is gone.
 
 The functions need psutil, which the trainers of the adapters that call them install.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
+import multiprocessing
+import multiprocessing.util  # registers its exit handler when it is imported
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +33,14 @@ if TYPE_CHECKING:
     import psutil
 
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)
+
+END_S = 5.0
+"""How long descendants have to end in good order."""
+POLL_S = 2.0
+PATIENCE_S = 10.0
+"""How long a server may go on without one of its parts: when it ends, its parts end first."""
+STOP_S = 15.0
+"""How long this process has to stop by itself."""
 
 
 def alive(process: psutil.Process) -> bool:
@@ -89,3 +105,52 @@ def end_group_after_me() -> subprocess.Popen[bytes]:
     """
     command = [sys.executable, "-I", str(Path(guard.__file__)), str(os.getpid())]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL)
+
+
+def end_descendants_with_me() -> None:
+    """End everything that this process has started when it ends, however it ends.
+
+    It may succeed, fail, be asked to end (SIGTERM; the exit status is 143) or be killed. At exit
+    multiprocessing waits for its processes for ever: this comes first. Called in another thread
+    than the main one, it leaves the handling of signals as it is.
+    """
+    atexit.register(_end_descendants, end_group_after_me())
+    if threading.current_thread() is threading.main_thread():
+        # torchrun ends the other processes with SIGTERM when one has failed.
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+        # A server that is forked may never return to Python to see a signal.
+        os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+
+
+def _end_descendants(guard: subprocess.Popen[bytes]) -> None:
+    # Who ends a whole process group asks twice: itself, and through torchrun.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    end_all([child for child in children_of(recursive=True) if child.pid != guard.pid], END_S)
+    for process in multiprocessing.active_children():
+        process.join(END_S)
+    guard.kill()
+    guard.wait()
+
+
+def stop_without(parts: Mapping[psutil.Process, psutil.Process], message: str) -> None:
+    """Stop this process when a part of one of its servers is gone; to be called in a thread.
+
+    A server without a part may go on listening and answer nothing.
+
+    Args:
+        parts: Each part and its server, which may end as a whole.
+        message: Goes to standard error, with the ids of the processes that are gone.
+    """
+    missing_since: float | None = None
+    while missing_since is None or time.monotonic() - missing_since < PATIENCE_S:
+        time.sleep(POLL_S)
+        gone = [part for part, server in parts.items() if not alive(part) and alive(server)]
+        missing_since = (missing_since or time.monotonic()) if gone else None
+    sys.stderr.write(f"{message} (process id {', '.join(str(part.pid) for part in gone)})\n")
+    sys.stderr.flush()
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(STOP_S)
+    # The main thread waits for something that no signal ends.
+    end_all(children_of(recursive=True), END_S)
+    os._exit(1)
