@@ -30,33 +30,15 @@ from gem.seeding import stream
 Row: TypeAlias = Mapping[str, Any]
 
 
-class Columns(Protocol):
-    """The part of a `datasets.Dataset` in use: `data[i]` is row i as a mapping."""
-
-    @property
-    def column_names(self) -> list[str]:
-        """Names of the columns."""
+class Rows(Protocol):
+    """What a `datasets.Dataset` and a pandas `DataFrame` have in common; see `checked`."""
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, index: int) -> Any: ...
+    def __getitem__(self, key: Any, /) -> Any: ...
 
 
-class Frame(Protocol):
-    """The part of a pandas `DataFrame` in use."""
-
-    @property
-    def columns(self) -> Any:
-        """Names of the columns."""
-
-    @property
-    def iloc(self) -> Any:
-        """Rows by position."""
-
-    def __len__(self) -> int: ...
-
-
-Source: TypeAlias = "str | Path | Sequence[Row] | Columns | Frame"
+Source: TypeAlias = "str | Path | Sequence[Row] | Rows"
 
 SAMPLE_FOLDER = Path(__file__).parent / "data" / "samples"
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -137,7 +119,7 @@ def column_of(row: Row, column: str, name: str, index: int) -> Any:
 
 
 class _Memory(Table):
-    def __init__(self, rows: Sequence[Any] | Columns) -> None:
+    def __init__(self, rows: Rows) -> None:
         kind = "data set" if hasattr(rows, "column_names") else "list"
         self.name = f"{kind} of {len(rows)} rows"
         self._rows = rows

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gem.core import Observation
 from gem.envs import reasoning_gym_worker as worker
-from gem.envs.datasets import Grade, SingleTurnEnv
+from gem.envs.datasets import Grade, SingleTurnEnv, SingleTurnOptions
 from gem.errors import ConfigurationError
-from gem.grading.formats import BOXED, AnswerFormat
-from gem.parameters import flag, integer, optional, positive, text
+from gem.grading.formats import BOXED
+from gem.parameters import extending, flag, integer, optional, positive, text
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _MAX_SEED = 2**32
 _DATASET_SEED = 42
@@ -42,6 +45,7 @@ class ReasoningGymEnv(SingleTurnEnv):
 
     _endless = True
 
+    @extending(SingleTurnEnv, answer_format=BOXED)
     def __init__(
         self,
         name: str,
@@ -50,12 +54,9 @@ class ReasoningGymEnv(SingleTurnEnv):
         dataset_seed: int | None = None,
         level: int | None = None,
         config: Mapping[str, Any] | None = None,
-        answer_format: AnswerFormat | str = BOXED,
         timeout_s: float = 15.0,
         partial_credit: bool = False,
-        eval: bool = False,
-        format_error_reward: float = 0.0,
-        seed: int | None = None,
+        **options: Unpack[SingleTurnOptions],
     ) -> None:
         """Store the parameters; see `SingleTurnEnv` for those not listed.
 
@@ -67,31 +68,25 @@ class ReasoningGymEnv(SingleTurnEnv):
             level: Difficulty: every attribute of the generator's curriculum at this level, or at
                 its highest one; from 0. None leaves the generator's defaults.
             config: Further fields of the generator's configuration.
-            answer_format: How to answer: one of `gem.grading.formats` or its name.
             timeout_s: Longest time that scoring one answer may take.
             partial_credit: Pay the library's scores below 1 for wrong answers as well.
             eval: Items in order.
-            format_error_reward: Reward of a reply without an answer.
             seed: Seed of the first `reset` that is not given one: it chooses among the items.
                 Without a `dataset_seed` it warns, for the original's `seed` is our `dataset_seed`.
 
         Raises:
             ConfigurationError: A value is not allowed.
         """
+        seed = options.get("seed")
         if seed is not None and dataset_seed is None:
             warnings.warn(
                 f"rg:{name}: seed={seed!r} chooses where in the data set of dataset_seed="
                 f"{_DATASET_SEED} the episodes begin; reasoning-gym's seed, which makes the data "
                 f"set, is dataset_seed: give it (dataset_seed={_DATASET_SEED} for this one)",
                 UserWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
-        super().__init__(
-            answer_format=answer_format,
-            eval=eval,
-            format_error_reward=format_error_reward,
-            seed=seed,
-        )
+        super().__init__(**options)
         self.name = text("name", name)
         self.size = integer("size", size, 1, 10**9)
         chosen = _DATASET_SEED if dataset_seed is None else dataset_seed

@@ -17,6 +17,7 @@ from typing import Any
 
 from gem.envs import reasoning_gym_logic as logic
 from gem.envs import reasoning_gym_rules as rules
+from gem.errors import ConfigurationError, GemError, MissingExtraError
 
 # These evaluate an answer in order to accept a list in Python's notation.
 _EVALUATING = (
@@ -28,14 +29,6 @@ _EVALUATING = (
 # Items of propositional logic without a conclusion that counts are replaced by the item this far
 # behind, which no stream of items reaches.
 _ASIDE = 10**12
-
-
-class _RefusedError(Exception):
-    """A request that cannot be met; `kind` says which error it is on the other side."""
-
-    def __init__(self, kind: str, message: str) -> None:
-        super().__init__(message)
-        self.kind = kind
 
 
 def warm_up() -> None:
@@ -74,10 +67,10 @@ def answer(
             return _score(name, text, data, entry)
         finally:
             faulthandler.cancel_dump_traceback_later()
-    except _RefusedError as error:
-        return {"error": str(error), "kind": error.kind}
+    except GemError as error:
+        return {"error": str(error), "kind": type(error).__name__}
     except Exception as error:
-        return {"error": f"{type(error).__name__}: {error}"[:1000], "kind": "data"}
+        return {"error": f"{type(error).__name__}: {error}"[:1000], "kind": ""}
 
 
 @lru_cache(maxsize=1024)
@@ -92,17 +85,10 @@ def _entry(key: str) -> tuple[Any, dict[str, Any]]:
     number = int.from_bytes(blake2b(key.encode(), digest_size=4).digest(), "big")
     random.seed(number)
     np.random.seed(number)
-    try:
-        entry = data[place]
-        if which["name"] == "propositional_logic":
-            entry = _conclusive(data, place, entry)
-        return data, entry
-    except Exception as error:
-        raise _RefusedError(
-            "data",
-            f"reasoning-gym {which['name']!r}, seed {which['seed']}, item {place}: "
-            f"{type(error).__name__}: {error}",
-        ) from error
+    entry = data[place]
+    if which["name"] == "propositional_logic":
+        entry = _conclusive(data, place, entry)
+    return data, entry
 
 
 @lru_cache(maxsize=64)
@@ -110,17 +96,15 @@ def _dataset(key: str) -> Any:
     try:
         from reasoning_gym import factory
     except ImportError as error:
-        raise _RefusedError(
-            "missing",
+        raise MissingExtraError(
             f"the rg environments need reasoning-gym ({error}): "
-            f"pip install 'gem-core[reasoning-gym]'",
+            f"pip install 'gem-core[reasoning-gym]'"
         ) from error
     which = json.loads(key)
     name = which["name"]
     if name not in factory.DATASETS:
-        raise _RefusedError(
-            "config",
-            f"reasoning-gym has no generator {name!r}; it has {', '.join(factory.DATASETS)}",
+        raise ConfigurationError(
+            f"reasoning-gym has no generator {name!r}; it has {', '.join(factory.DATASETS)}"
         )
     kind, settings = factory.DATASETS[name]
     extra = _checked(name, settings, json.loads(which["config"]))
@@ -129,11 +113,11 @@ def _dataset(key: str) -> Any:
         level = which["level"]
         config = settings(**given) if level is None else _levelled(factory, name, level, given)
         return kind(config=config)
-    except _RefusedError:
+    except ConfigurationError:
         raise
     except Exception as error:
-        raise _RefusedError(
-            "config", f"reasoning-gym {name!r} refuses {given}: {type(error).__name__}: {error}"
+        raise ConfigurationError(
+            f"reasoning-gym {name!r} refuses {given}: {type(error).__name__}: {error}"
         ) from error
 
 
@@ -141,10 +125,9 @@ def _checked(name: str, settings: Any, extra: dict[str, Any]) -> dict[str, Any]:
     allowed = sorted({field.name for field in fields(settings)} - {"seed", "size"})
     unknown = [key for key in extra if key not in allowed]
     if unknown:
-        raise _RefusedError(
-            "config",
+        raise ConfigurationError(
             f"config of reasoning-gym {name!r} has no field {', '.join(map(repr, unknown))}; "
-            f"it has {', '.join(allowed)}",
+            f"it has {', '.join(allowed)}"
         )
     if name == "composite" and isinstance(extra.get("datasets"), list):
         from reasoning_gym.composite import DatasetSpec
@@ -155,12 +138,12 @@ def _checked(name: str, settings: Any, extra: dict[str, Any]) -> dict[str, Any]:
 
 def _levelled(factory: Any, name: str, level: int, given: dict[str, Any]) -> Any:
     if name not in factory.CURRICULA:
-        raise _RefusedError("config", f"reasoning-gym {name!r} has no levels; level must be None")
+        raise ConfigurationError(f"reasoning-gym {name!r} has no levels; level must be None")
     curriculum = factory.CURRICULA[name]()
     highest = max((len(a.levels) - 1 for a in curriculum.attributes.values()), default=0)
     if level > highest:
-        raise _RefusedError(
-            "config", f"level of reasoning-gym {name!r} must be from 0 to {highest}, got {level}"
+        raise ConfigurationError(
+            f"level of reasoning-gym {name!r} must be from 0 to {highest}, got {level}"
         )
     curriculum.set_global_level(level)
     # The curriculum would overwrite the fields that were given by name.

@@ -18,7 +18,6 @@ _GENERATION_TIMEOUT_S = 120.0
 _MEMORY_MB = 8192
 # A process that ends this much later than the time limit may have ended for another reason.
 _LATE_S = 1.0
-_ERRORS = {"missing": MissingExtraError, "config": ConfigurationError}
 
 
 @cache
@@ -72,11 +71,12 @@ def score(which: dict[str, Any], answer: str, timeout_s: float) -> tuple[float, 
 
 
 def _told(which: dict[str, Any], reply: Reply) -> dict[str, Any]:
-    told: dict[str, Any] = reply.value or {"error": reply.failure, "kind": "data"}
+    told: dict[str, Any] = reply.value or {"error": reply.failure, "kind": ""}
     if "error" not in told:
         return told
-    if told["kind"] in _ERRORS:
-        raise _ERRORS[told["kind"]](told["error"])
+    for refused in (ConfigurationError, MissingExtraError):
+        if told["kind"] == refused.__name__:
+            raise refused(told["error"])
     raise DataError(
         f"reasoning-gym {which['name']!r}, seed {which['seed']}, item {which['place']}: "
         f"{told['error']}"

@@ -20,6 +20,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -227,16 +228,10 @@ def _unbiased_deviation(train: Train) -> Train:
     return broken
 
 
-def _shifted_advantages(train: Train) -> Train:
+def _shifted(name: str, train: Train) -> Train:
     def shifted(row: TrainedRow) -> dict[str, Any]:
-        return {"advantages": [0.0, *row.advantages][: len(row.advantages)]}
-
-    return lambda batch, algorithm: _changed(train(batch, algorithm), shifted)
-
-
-def _shifted_mask(train: Train) -> Train:
-    def shifted(row: TrainedRow) -> dict[str, Any]:
-        return {"mask": [0, *row.mask][: len(row.mask)]}
+        values = getattr(row, name)
+        return {name: [0, *values][: len(values)]}
 
     return lambda batch, algorithm: _changed(train(batch, algorithm), shifted)
 
@@ -248,8 +243,8 @@ def _changed(rows: Rows, change: Callable[[TrainedRow], dict[str, Any]]) -> Rows
 DEFECTS: dict[str, Callable[[Train], Train]] = {
     "another discount": _another_discount,
     "unbiased standard deviation": _unbiased_deviation,
-    "advantages shifted by one token": _shifted_advantages,
-    "mask shifted by one token": _shifted_mask,
+    "advantages shifted by one token": partial(_shifted, "advantages"),
+    "mask shifted by one token": partial(_shifted, "mask"),
     "all reward in the last turn": _rewards_at_the_end,
     "failed episodes count": _failed_episodes_count,
 }

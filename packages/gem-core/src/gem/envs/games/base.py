@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from gem.contract import refusal
 from gem.core import Env, Info, Step, reset_options
-from gem.errors import UnknownParameterError
+from gem.errors import ConfigurationError, UnknownParameterError
 from gem.parameters import flag
 
 Move = TypeVar("Move")
@@ -136,11 +136,15 @@ class Game(Env, Generic[Move]):
         _ = self.episode_key
 
     def _last_move(self, action: str) -> Move | None:
-        for content in reversed(_BOXED.findall(action)):
+        for content in reversed(self._boxes(action)):
             move = self._parse(content.strip())
             if move is not None:
                 return move
         return None
+
+    def _boxes(self, action: str) -> list[str]:
+        """Return the contents of the boxes in an action, in their order."""
+        return _BOXED.findall(action)
 
     def _unreadable(self) -> Outcome:
         """Return the outcome of an action that cannot be read."""
@@ -210,6 +214,29 @@ def completed(candidates: Iterable[tuple[Any, ...]], *given: Any) -> list[tuple[
         tuple(own if value is None else value for own, value in zip(drawn, given, strict=True))
         for drawn in candidates
     ]
+
+
+def fitting(
+    candidates: Iterable[tuple[Any, ...]],
+    *given: Any,
+    fits: Callable[..., bool],
+    otherwise: str,
+) -> list[Any]:
+    """Return the different `completed` candidates whose parameters fit each other.
+
+    Args:
+        candidates: Drawn parameters, with one value for each of `given`.
+        *given: Parameters that the caller chose; None where it did not.
+        fits: Called with the parameters of one candidate.
+        otherwise: Says which of the given parameters exclude each other.
+
+    Raises:
+        ConfigurationError: No candidate fits; `otherwise` is the message.
+    """
+    found = [each for each in dict.fromkeys(completed(candidates, *given)) if fits(*each)]
+    if not found:
+        raise ConfigurationError(otherwise)
+    return found
 
 
 def letters(content: str) -> str | None:

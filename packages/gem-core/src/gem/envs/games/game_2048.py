@@ -6,9 +6,8 @@ import math
 from functools import lru_cache
 from itertools import pairwise
 
-from gem.envs.games.base import MAX_TURNS, Game, Outcome, boxed, completed, refused
+from gem.envs.games.base import MAX_TURNS, Game, Outcome, boxed, fitting, refused
 from gem.envs.games.boards import plain
-from gem.errors import ConfigurationError
 from gem.parameters import choice, integer, optional
 
 Row = tuple[int, ...]
@@ -76,17 +75,16 @@ class Game2048(Game[str]):
         """
         super().__init__(format_error_ends=format_error_ends, seed=seed)
         self.board_size = integer("board_size", board_size, 2, 8)
-        target = optional(choice, "target_tile", target_tile, _TARGETS)
-        turns = optional(integer, "max_turns", max_turns, 1, MAX_TURNS)
         # A full board holds 4, 4, 8, 16, ... at most before its last merges.
         largest = 2 ** (self.board_size**2 + 1)
-        if target is not None and target > largest:
-            raise ConfigurationError(
-                f"target_tile must be at most {largest} on a board of {self.board_size} rows, "
-                f"got {target_tile!r}"
-            )
-        fitting = [drawn for drawn in _CANDIDATES if drawn[0] <= largest]
-        self._candidates = list(dict.fromkeys(completed(fitting, target, turns)))
+        self._candidates = fitting(
+            _CANDIDATES,
+            optional(choice, "target_tile", target_tile, _TARGETS),
+            optional(integer, "max_turns", max_turns, 1, MAX_TURNS),
+            fits=lambda target, _: target <= largest,
+            otherwise=f"target_tile must be at most {largest} on a board of {self.board_size} "
+            f"rows, got {target_tile!r}",
+        )
 
     @property
     def oracle_success(self) -> float:  # type: ignore[override]

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from itertools import permutations, product
 from operator import eq
 
-from gem.envs.games.base import MAX_TURNS, Game, Outcome, boxed, completed, integers, refused
-from gem.errors import ConfigurationError
+from gem.envs.games.base import MAX_TURNS, Game, Outcome, boxed, fitting, integers, refused
 from gem.parameters import flag, integer, optional
 
 Code = tuple[int, ...]
@@ -63,22 +62,15 @@ class Mastermind(Game[Code]):
         """
         super().__init__(format_error_ends=format_error_ends, seed=seed)
         self.duplicate_numbers = flag("duplicate_numbers", duplicate_numbers)
-        candidates = completed(
+        self._candidates = fitting(
             _CANDIDATES,
             optional(integer, "code_length", code_length, 1, _MAX_LENGTH),
             optional(integer, "num_numbers", num_numbers, 1, _MAX_NUMBERS),
             optional(integer, "max_turns", max_turns, 1, MAX_TURNS),
+            fits=lambda length, numbers, _: self.duplicate_numbers or length <= numbers,
+            otherwise="code_length must be at most num_numbers unless duplicate_numbers=True, "
+            f"got code_length={code_length!r} and num_numbers={num_numbers!r}",
         )
-        self._candidates = [
-            (length, numbers, turns)
-            for length, numbers, turns in dict.fromkeys(candidates)
-            if self.duplicate_numbers or length <= numbers
-        ]
-        if not self._candidates:
-            raise ConfigurationError(
-                f"code_length must be at most num_numbers unless duplicate_numbers=True, "
-                f"got code_length={code_length!r} and num_numbers={num_numbers!r}"
-            )
 
     def _start(self) -> None:
         drawn = self.rng.choice(self._candidates)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gem.envs.games.base import MAX_TURNS, Game, Outcome, boxed, completed, refused
+from gem.envs.games.base import MAX_TURNS, Game, Outcome, boxed, fitting, refused
 from gem.envs.games.sokoban_rooms import DIRECTIONS, Start, capacity, generate, offsets_of, solve
 from gem.errors import ConfigurationError
 from gem.parameters import integer, optional
@@ -66,23 +66,16 @@ class Sokoban(Game[str]):
             ConfigurationError: A value is not allowed, or the room is too small for the boxes.
         """
         super().__init__(format_error_ends=format_error_ends, seed=seed)
-        candidates = completed(
+        self._candidates: list[tuple[tuple[int, int], int, int]] = fitting(
             _CANDIDATES,
             optional(_dimensions, "dim_room", dim_room),
             optional(integer, "num_boxes", num_boxes, 1, _MAX_BOXES),
             optional(integer, "max_turns", max_turns, 1, MAX_TURNS),
+            fits=lambda dim, boxes, _: boxes <= capacity(*dim),
+            otherwise="num_boxes must be at most the number of rows or columns inside the walls "
+            "(of lines at least 3 cells long), "
+            f"got num_boxes={num_boxes!r} and dim_room={dim_room!r}",
         )
-        self._candidates: list[tuple[tuple[int, int], int, int]] = [
-            (dim, boxes, turns)
-            for dim, boxes, turns in dict.fromkeys(candidates)
-            if boxes <= capacity(*dim)
-        ]
-        if not self._candidates:
-            raise ConfigurationError(
-                "num_boxes must be at most the number of rows or columns inside the walls (of "
-                "lines at least 3 cells long), "
-                f"got num_boxes={num_boxes!r} and dim_room={dim_room!r}"
-            )
 
     @property
     def oracle_success(self) -> float:  # type: ignore[override]

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from functools import cache
 from random import Random
 
-from gem.envs.games.base import MAX_TURNS, Game, Outcome, boxed, completed, integers, refused
+from gem.envs.games.base import MAX_TURNS, Game, Outcome, boxed, fitting, integers, refused
 from gem.envs.games.boards import bits
-from gem.errors import ConfigurationError
 from gem.parameters import choice, integer, optional
 
 Move = tuple[int, ...]
@@ -68,22 +67,15 @@ class Sudoku(Game[Move]):
             ConfigurationError: A value is not allowed, or there are not so many cells.
         """
         super().__init__(format_error_ends=format_error_ends, seed=seed)
-        candidates = completed(
+        self._candidates = fitting(
             _CANDIDATES,
             optional(choice, "scale", scale, _SCALES),
             optional(integer, "max_empty", max_empty, 1, max(_SCALES) ** 2),
             optional(integer, "max_turns", max_turns, 1, MAX_TURNS),
+            fits=lambda size, empty, _: empty <= size**2,
+            otherwise="max_empty must be at most scale * scale, "
+            f"got max_empty={max_empty!r} and scale={scale!r}",
         )
-        self._candidates = [
-            (size, empty, turns)
-            for size, empty, turns in dict.fromkeys(candidates)
-            if empty <= size**2
-        ]
-        if not self._candidates:
-            raise ConfigurationError(
-                f"max_empty must be at most scale * scale, "
-                f"got max_empty={max_empty!r} and scale={scale!r}"
-            )
 
     @property
     def oracle_success(self) -> float:  # type: ignore[override]

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from gem.errors import DataError, UnreachableError
 from gem.version import __version__
@@ -38,27 +38,6 @@ class Page(NamedTuple):
     summary: str
     links: tuple[str, ...]
     """Titles that the page links to; following one may lead to a page of another title."""
-
-
-class Backend(Protocol):
-    """A source of pages; it pickles, and holds no connection."""
-
-    def random_page(self, rng: random.Random) -> Page:
-        """Return a page that has links.
-
-        Raises:
-            UnreachableError: The server does not answer.
-            DataError: There is no such page.
-        """
-        ...
-
-    def page(self, title: str) -> Page | None:
-        """Return the page that a title leads to, None if there is none.
-
-        Raises:
-            UnreachableError: The server does not answer.
-        """
-        ...
 
 
 class Graph:
@@ -147,18 +126,17 @@ class GraphBackend:
         """The graph, which is not part of the pickle."""
         return graph(self.graph_file)
 
-    def random_page(self, rng: random.Random) -> Page:
-        """Return a page that has links."""
-        return self.graph.pages[rng.choice(self.graph.titles)]
-
     def page(self, title: str) -> Page | None:
         """Return the page of this title, None if there is none."""
         return self.graph.pages.get(title)
 
 
 @dataclass(eq=False)
-class _Server(ABC):
-    """What asking a server has in common: delays, attempts, a deadline, a cache, disambiguation."""
+class Server(ABC):
+    """Pages of a server; it pickles, and holds no connection.
+
+    Its subclasses share delays, attempts, a deadline, a cache and disambiguation.
+    """
 
     url: str
     query_delay_ms: int
@@ -222,7 +200,12 @@ class _Server(ABC):
             ) from None
 
     def random_page(self, rng: random.Random) -> Page:
-        """Return one of the pages that random letters lead to, so that seeds repeat."""
+        """Return one of the pages that random letters lead to, so that seeds repeat.
+
+        Raises:
+            UnreachableError: The server does not answer.
+            DataError: There is no such page.
+        """
         for _ in range(_RANDOM_TRIES):
             titles = self._drawn_titles(rng)
             found = self._exact(rng.choice(titles)) if titles else None
@@ -231,7 +214,13 @@ class _Server(ABC):
         raise DataError(f"{self.url}: no page with links in {_RANDOM_TRIES} attempts")
 
     def page(self, title: str) -> Page | None:
-        """Follow redirects and the first option of a disambiguation; search for what is missing."""
+        """Return the page that a title leads to, None if there is none.
+
+        Follows redirects and the first option of a disambiguation, searches for what is missing.
+
+        Raises:
+            UnreachableError: The server does not answer.
+        """
         found = self._exact(title)
         if found is None:
             titles = self._similar(title)
@@ -268,7 +257,7 @@ def _fetched(url: str, deadline: float) -> tuple[str, bytes]:
         return response.url, body
 
 
-class MediaWiki(_Server):
+class MediaWiki(Server):
     """Pages of a wiki through its MediaWiki API."""
 
     def _drawn_titles(self, rng: random.Random) -> list[str]:
@@ -328,7 +317,7 @@ class MediaWiki(_Server):
         return Page(name, " ".join(summary.split()), tuple(links)), disambiguation
 
 
-class Kiwix(_Server):
+class Kiwix(Server):
     """Pages of a ZIM file through `kiwix-serve`."""
 
     def __init__(self, url: str, zimfile: str, *asking: Any) -> None:

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from functools import lru_cache
 
 from gem.envs.games.base import MAX_TURNS, Game, Outcome, boxed
-from gem.envs.games.wiki_backends import Backend, GraphBackend, Kiwix, MediaWiki, Page
+from gem.envs.games.wiki_backends import GraphBackend, Kiwix, MediaWiki, Page, Server
 from gem.errors import ConfigurationError, DataError
 from gem.parameters import choice, flag, integer
 
@@ -26,7 +26,6 @@ _UNITS = ("characters", "words", "sentences")
 _MAX_CLICKS = 5
 _ATTEMPTS = 10
 _LONGEST_ECHO = 80
-_BOX = "\\boxed{"
 _BRACES = re.compile(r"(\\boxed)?\{|\}")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 
@@ -135,7 +134,7 @@ class WikiGame(Game[str]):
             integer("max_query_attempts", max_query_attempts, 1, 20),
             flag("query_use_cache", query_use_cache),
         )
-        self.backend: Backend
+        self.backend: GraphBackend | Server
         if kind == "graph":
             self.backend = GraphBackend(graph_file)
         elif kind == "mw":
@@ -151,7 +150,7 @@ class WikiGame(Game[str]):
         if isinstance(self.backend, GraphBackend):
             start, self.target = self._drawn_on_graph(self.backend)
         else:
-            start, self.target = self._drawn_online()
+            start, self.target = self._drawn_online(self.backend)
         self.trail = [start]
         self.came_back = False
         self.seen: dict[str, None] = {}
@@ -170,10 +169,10 @@ class WikiGame(Game[str]):
             f"{self.min_clicks} to {self.max_turns} clicks apart"
         )
 
-    def _drawn_online(self) -> tuple[Page, Page]:
-        target = self.backend.random_page(self.rng)
+    def _drawn_online(self, backend: Server) -> tuple[Page, Page]:
+        target = backend.random_page(self.rng)
         for _ in range(_ATTEMPTS):
-            start = self.backend.random_page(self.rng)
+            start = backend.random_page(self.rng)
             if start.title != target.title:
                 return start, target
         raise DataError(f"no second page with links in {_ATTEMPTS} attempts")
@@ -207,19 +206,8 @@ class WikiGame(Game[str]):
             "it is listed."
         )
 
-    def _last_move(self, action: str) -> str | None:
-        # Nearly always the last box has no braces in it: that is seen at once.
-        start = action.rfind(_BOX) + len(_BOX)
-        content, closed, _ = action[start:].partition("}")
-        if start >= len(_BOX) and closed and "{" not in content:
-            move = self._parse(content)
-            if move is not None:
-                return move
-        for content in reversed(balanced_boxes(action)):
-            move = self._parse(content)
-            if move is not None:
-                return move
-        return None
+    def _boxes(self, action: str) -> list[str]:
+        return balanced_boxes(action)
 
     def _parse(self, content: str) -> str | None:
         return " ".join(content.replace("_", " ").split()) or None
