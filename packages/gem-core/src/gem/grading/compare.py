@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from gem.grading.tree import Node, TooComplexError, Work, size, substitute, symbols
+from gem.grading.tree import Node, TooComplexError, Work, size, substitute, symbols, unsigned
 from gem.grading.values import same_value
 
 _MAX_UNORDERED = 64
@@ -110,7 +110,7 @@ def _same_measure(answer: Node, gold: Node, work: Work) -> bool:
 
 
 def _is_below_one(node: Node) -> bool:
-    inner = node.args[0] if node.kind == "negate" else node
+    inner = unsigned(node)
     if inner.kind == "divide":
         parts = [arg.args[0] for arg in inner.args if arg.kind == "number"]
         return len(parts) == 2 and bool(abs(parts[0]) < abs(parts[1]))

@@ -13,12 +13,11 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
 from gem.grading.notation import read
-from gem.grading.tree import Node, TooComplexError, UnreadableError, Work, nodes, symbols
+from gem.grading.tree import Node, TooComplexError, UnreadableError, Work, nodes, symbols, unsigned
 from gem.grading.values import is_rounded, rational
 from gem.grading.vocabulary import words
 
@@ -258,37 +257,29 @@ class _Survey:
         """Return the properties of a sum or product with any number of operands."""
         operands = _flat(node, node.kind)
         parts = [self.visit(operand) for operand in operands]
+        root = any(p.root for p in parts)
         part = _Part(
-            closed=all(part.closed for part in parts),
-            large=any(part.large for part in parts),
-            imaginary=any(part.imaginary for part in parts),
+            closed=all(p.closed for p in parts),
+            plain=all(p.plain for p in parts),
+            large=any(p.large for p in parts),
+            imaginary=any(p.imaginary for p in parts),
         )
         if node.kind == "add":
-            plain = all(p.plain for p in parts)
-            if not part.large:
-                self._like_terms(operands, parts)
-            return part._replace(sum=not plain, plain=plain, root=any(p.root for p in parts))
+            keys = ("" if p.plain else _key(o) for o, p in zip(operands, parts, strict=True))
+            if not part.large and len(set(keys)) < len(operands):
+                # Some terms could be combined.
+                self.found.add("sum")
+            return part._replace(sum=not part.plain, root=root)
         factors = [(o, p) for o, p in zip(operands, parts, strict=True) if p.closed]
         numbers = [(o, p) for o, p in factors if p.plain or _has_coefficient(o)]
-        if len(operands) == 2 and all(p.plain for p in parts) and _is_power_of_ten(operands[1]):
+        if len(operands) == 2 and part.plain and _is_power_of_ten(operands[1]):
             return _PLAIN
         if part.large:
-            return part._replace(plain=all(p.plain for p in parts))
-        if (
-            len(numbers) > 1
-            or sum(p.sum for _, p in factors) > 1
-            or sum(p.root for _, p in factors) > 1
-            or sum(p.imaginary for _, p in factors) > 1
-        ):
+            return part
+        alike = ([p.sum, p.root, p.imaginary] for _, p in factors)
+        if len(numbers) > 1 or any(sum(each) > 1 for each in zip(*alike, strict=True)):
             self.found.add("product")
-        plain = all(p.plain for p in parts)
-        return part._replace(plain=plain, root=any(p.root for p in parts))
-
-    def _like_terms(self, operands: Sequence[Node], parts: Sequence[_Part]) -> None:
-        """Add `sum` to the operations if some terms could be combined."""
-        keys = {"" if p.plain else _key(o) for o, p in zip(operands, parts, strict=True)}
-        if len(keys) < len(operands):
-            self.found.add("sum")
+        return part._replace(root=root)
 
     def _quotient(self, node: Node) -> _Part:
         above, below = (self.visit(arg) for arg in node.args)
@@ -377,8 +368,7 @@ def _flat(node: Node, kind: str) -> list[Node]:
 
 def _is_literal(node: Node) -> bool:
     """Return whether a node is a number or a fraction of integers: a shortcut for most answers."""
-    if node.kind == "negate":
-        node = node.args[0]
+    node = unsigned(node)
     if node.kind == "divide":
         return _is_integer(node.args[0]) and _is_integer(node.args[1])
     return node.kind == "number"
@@ -386,8 +376,7 @@ def _is_literal(node: Node) -> bool:
 
 def _is_division(node: Node) -> bool:
     """Return whether a fraction of integers has an integer value, such as 12/2."""
-    if node.kind == "negate":
-        node = node.args[0]
+    node = unsigned(node)
     if node.kind != "divide":
         return False
     above, below = (_integer(arg) for arg in node.args)
@@ -399,11 +388,11 @@ def _integer(node: Node) -> int:
 
 
 def _is_number(node: Node) -> bool:
-    return node.kind == "number" or (node.kind == "negate" and node.args[0].kind == "number")
+    return unsigned(node).kind == "number"
 
 
 def _is_integer(node: Node) -> bool:
-    inner = node.args[0] if node.kind == "negate" else node
+    inner = unsigned(node)
     return inner.kind == "number" and inner.args[0].denominator == 1
 
 
@@ -413,11 +402,10 @@ def _is_power_of_ten(node: Node) -> bool:
 
 def _has_coefficient(node: Node) -> bool:
     """Return whether a factor is a fraction with a rational factor, such as 2π/3."""
-    if node.kind == "negate":
-        return _has_coefficient(node.args[0])
-    return node.kind == "divide" and any(
-        _is_number(factor) for arg in node.args for factor in _flat(arg, "multiply")
-    )
+    while node.kind == "negate":
+        node = node.args[0]
+    factors = (factor for arg in node.args for factor in _flat(arg, "multiply"))
+    return node.kind == "divide" and any(map(_is_number, factors))
 
 
 def _key(term: Node) -> str:

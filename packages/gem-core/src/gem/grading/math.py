@@ -23,7 +23,7 @@ import time
 from collections.abc import Sequence
 from decimal import Decimal
 from fractions import Fraction
-from math import isfinite
+from math import isfinite, nan
 from typing import Any, NamedTuple, TypeAlias
 
 from gem.errors import DataError
@@ -99,16 +99,8 @@ def grade(prediction: str | None, gold: Gold, *, timeout_s: float = 1.0) -> Verd
 
 
 async def agrade(prediction: str | None, gold: Gold, *, timeout_s: float = 1.0) -> Verdict:
-    """Like `grade`, without blocking the event loop while math-verify works."""
-    began = time.perf_counter()
-    correct, reason, undecided = _decide(prediction, gold)
-    for question in undecided:
-        correct, reason = await asyncio.to_thread(
-            fallback.ask, shared(fallback.TARGET), question, timeout_s
-        )
-        if correct:
-            break
-    return Verdict(correct, reason, time.perf_counter() - began, float(correct))
+    """Like `grade`, without blocking the event loop."""
+    return await asyncio.to_thread(grade, prediction, gold, timeout_s=timeout_s)
 
 
 def needs_extra(gold: Gold) -> bool:
@@ -123,21 +115,12 @@ def needs_extra(gold: Gold) -> bool:
 def _decide(prediction: str | None, gold: Gold) -> tuple[bool, str, Sequence[Question]]:
     """Return correctness and reason without math-verify, and the questions left for it."""
     if type(gold) is str and type(prediction) is str:
-        right = _integer(gold)
-        if right is None:
+        # Integers of any length are compared as text, in linear time.
+        right = _gold_integer(gold)
+        found = None if right is None else _integer(prediction)
+        if found is None:
             return _decide_one(prediction, gold)
-        # Compared as text: integers of any length, in linear time.
-        correct = prediction == gold
-        if not correct and prediction.isdigit() and prediction.isascii():
-            sign, digits = right
-            correct = (prediction.lstrip("0") or "0") == digits and (digits == "0" or not sign)
-        elif not correct:
-            found = _INTEGER.fullmatch(prediction)
-            if found is None:
-                return _decide_one(prediction, gold)
-            sign, digits = right
-            correct = found[2] == digits and (digits == "0" or (found[1] == "-") == sign)
-        return correct, "number" if correct else "different", ()
+        return found == right, "number" if found == right else "different", ()
     golds = _golds(gold)
     reason = ""
     undecided: list[Question] = []
@@ -206,11 +189,13 @@ def _decide_by_fallback(
     return False, answer.problem or "different", (Question(answer.cleaned, expected.cleaned),)
 
 
-@functools.lru_cache(maxsize=4096)
-def _integer(gold: str) -> tuple[bool, str] | None:
-    """Return whether a gold is negative, and its digits; None if it is not an integer."""
-    found = _INTEGER.fullmatch(gold)
-    return None if found is None else (found[1] == "-", found[2])
+def _integer(text: str) -> tuple[bool, str] | None:
+    """Return whether a text is a negative integer, and its digits; None if it is no integer."""
+    found = _INTEGER.fullmatch(text)
+    return None if found is None else (found[1] == "-" and found[2] != "0", found[2])
+
+
+_gold_integer = functools.lru_cache(maxsize=4096)(_integer)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -265,7 +250,7 @@ def _text(gold: Any) -> str:
         return gold
     number: Any = gold
     if isinstance(gold, bool) or not isinstance(gold, (numbers.Real, Decimal)):
-        number = None
+        number = nan
     elif isinstance(gold, numbers.Integral):
         # Converts NumPy integers.
         number = int(gold)
@@ -274,8 +259,7 @@ def _text(gold: Any) -> str:
     if isinstance(number, Decimal):
         finite = number.is_finite()
     else:
-        # `isfinite` would fail on an integer too large for a float.
-        finite = isinstance(number, numbers.Rational) or (number is not None and isfinite(number))
+        finite = not isinstance(number, float) or isfinite(number)
     if not finite:
         raise DataError(f"gold must be a string or a finite number, got {gold!r}")
     try:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from gem.grading.cleaning import expanded
+from gem.grading.relations import equal, inequality, name_of
 from gem.grading.tree import MAX_HEIGHT, Node, TooComplexError, UnreadableError, size
 from gem.grading.vocabulary import ALIASES, CONSTANTS, FUNCTIONS, GREEK, is_product
 
@@ -62,8 +63,6 @@ _FACTORS = {
     *(f"\\{name}" for name in FUNCTIONS | GREEK),
     *("\\pi", "\\infty", "\\lfloor", "\\lceil", "\\lvert"),
 }
-_VALUES = frozenset({"pi", "e", "i", "infinity"})
-_NOTHING = frozenset({"\\emptyset", "\\varnothing"})
 
 
 def read(cleaned: str) -> Node:
@@ -196,7 +195,7 @@ class _Reader:
             self.advance()
             name, sides = "".join(named[0].split()), [self.union()]
             signs = self.further(sides)
-            return self.equal(name, sides, ["=", *signs])
+            return equal(name, sides, ["=", *signs])
         sides = [self.union()]
         signs = self.further(sides)
         if not signs:
@@ -206,11 +205,11 @@ class _Reader:
                 return Node("ratio", tuple(sides))
             return sides[0]
         if all(sign in ("=", "~") for sign in signs):
-            name = _name(sides[0])
-            return self.equal(name, sides[1:] if name else sides, signs if name else ["", *signs])
+            name = name_of(sides[0])
+            return equal(name, sides[1:] if name else sides, signs if name else ["", *signs])
         if signs == ["!="]:
             return Node("unequal", (sides[0], sides[1]))
-        return self.inequality(sides, signs)
+        return inequality(sides, signs)
 
     def further(self, sides: list[Node]) -> list[str]:
         """Parse the relation signs and sides that follow into `sides`; return the signs."""
@@ -220,47 +219,6 @@ class _Reader:
             self.advance()
             sides.append(self.union())
         return signs
-
-    def equal(self, name: str, sides: list[Node], signs: list[str]) -> Node:
-        """Return a named value, an equation or a chain; `signs[i]` stands left of `sides[i]`.
-
-        An approximation (after ≈) and all to its right are dropped, unless the approximation
-        contradicts the side left of it.
-        """
-        if any(sign not in ("", "=", "~") for sign in signs):
-            raise UnreadableError(self.text)
-        for i, sign in enumerate(signs):
-            if i and sign == "~" and not _contradict(sides[i - 1], sides[i]):
-                sides = sides[:i]
-                break
-        if len(sides) == 1:
-            return Node("named", (name, sides[0])) if name else sides[0]
-        if len(sides) == 2 and not name:
-            return Node("equation", tuple(sides))
-        return Node("chain", (name, *sides))
-
-    def inequality(self, sides: list[Node], signs: list[str]) -> Node:
-        """Return the interval that an inequality of one symbol describes."""
-        if all(sign[0] == ">" for sign in signs):
-            sides = sides[::-1]
-            signs = [sign.replace(">", "<") for sign in signs[::-1]]
-        if len(sides) > 3 or not all(sign[0] == "<" for sign in signs):
-            raise UnreadableError(self.text)
-        if len(sides) == 2:
-            infinity = Node("symbol", ("infinity",))
-            if "symbol" in (sides[0].kind, _negated(sides[0]).kind):
-                sides, signs = [_negated(infinity), *sides], ["<", *signs]
-            else:
-                sides, signs = [*sides, infinity], [*signs, "<"]
-        low, middle, high = sides
-        if middle.kind == "negate":
-            # -x < 1 means x > -1.
-            low, middle, high = map(_negated, (high, middle, low))
-            signs = signs[::-1]
-        if middle.kind != "symbol" or middle.args[0] in _VALUES:
-            raise UnreadableError(self.text)
-        brackets = ("[" if signs[0] == "<=" else "(") + ("]" if signs[1] == "<=" else ")")
-        return Node("interval", (low, high, brackets))
 
     def union(self) -> Node:
         parts = [self.sum()]
@@ -435,12 +393,9 @@ class _Reader:
         return Node("divide", (above, self.base()))
 
     def name(self, name: str) -> Node:
-        name = ALIASES.get(name, name)
-        if name in FUNCTIONS:
-            self.advance()
-            return self.function(name)
-        if name in CONSTANTS or name in GREEK:
-            return self.symbol(CONSTANTS.get(name, name))
+        known = self.known(name, latex=False)
+        if known is not None:
+            return known
         if len(name) == 1:
             return self.symbol(name)
         start = self.end - len(name)
@@ -450,6 +405,16 @@ class _Reader:
             raise UnreadableError(self.text)
         self.end = start + 1
         return self.symbol(name[0])
+
+    def known(self, name: str, latex: bool) -> Node | None:
+        """Parse what begins with a function, constant or Greek letter; None for other names."""
+        name = ALIASES.get(name, name)
+        if name in FUNCTIONS:
+            self.advance()
+            return self.function(name, latex)
+        if name in CONSTANTS or name in GREEK:
+            return self.symbol(CONSTANTS.get(name, name))
+        return None
 
     def symbol(self, name: str) -> Node:
         subscript = _SUBSCRIPT.match(self.text, self.end)
@@ -461,7 +426,7 @@ class _Reader:
             name += "'"
         return Node("symbol", (name,))
 
-    def function(self, name: str, latex: bool = False) -> Node:
+    def function(self, name: str, latex: bool) -> Node:
         """Parse a function call after its name.
 
         The argument of `\\sqrt` in LaTeX is one character unless it is in braces.
@@ -517,19 +482,16 @@ class _Reader:
         return node
 
     def command(self, command: str) -> Node:
-        name = command[1:]
         if command in _FRACTIONS or command in _BINOMIALS:
             self.advance()
             pair = self.argument(), self.argument()
             return Node("divide", pair) if command in _FRACTIONS else Node("call", ("binom", *pair))
-        if name in FUNCTIONS or name in ALIASES:
-            self.advance()
-            return self.function(ALIASES.get(name, name), latex=True)
-        if name in CONSTANTS or name in GREEK:
-            return self.symbol(CONSTANTS.get(name, name))
+        known = self.known(command[1:], latex=True)
+        if known is not None:
+            return known
         if command == "\\{":
             return self.nested(self.braced)
-        if command in _NOTHING:
+        if command in ("\\emptyset", "\\varnothing"):
             self.advance()
             return Node("set", ())
         if command == "\\begin":
@@ -626,49 +588,6 @@ class _Reader:
             raise UnreadableError(self.text)
         self.end = found.end()
         return found[1]
-
-
-def _name(node: Node) -> str:
-    """Return a left side as a name, such as x, (x, y), |AB|, AB/CD; '' if it is not a name."""
-    if node.kind == "symbol":
-        return str(node.args[0]) if node.args[0] not in _VALUES else ""
-    if node.kind in ("tuple", "interval"):
-        names = [_name(each) for each in node.args if isinstance(each, Node)]
-        round_brackets = node.kind == "tuple" or node.args[-1] == "()"
-        return f"({','.join(names)})" if all(names) and round_brackets else ""
-    return _length(node)
-
-
-def _length(node: Node) -> str:
-    """Return the name of a length between points, or of a ratio of lengths; '' for all else."""
-    if node.kind == "symbol":
-        return str(node.args[0]) if node.args[0][0].isupper() else ""
-    parts = [_length(each) for each in node.args if isinstance(each, Node)]
-    if node.kind == "call" and node.args[0] == "abs" and all(parts):
-        return f"|{parts[0]}|"
-    if node.kind in ("multiply", "divide") and all(parts):
-        return ("/" if node.kind == "divide" else "").join(parts)
-    return ""
-
-
-def _contradict(exact: Node, rounded: Node) -> bool:
-    """Return whether `rounded` is not a rounding of `exact` (both integers).
-
-    6 ≈ 5 contradicts, 123 ≈ 100 does not.
-    """
-    numbers = []
-    for node in (exact, rounded):
-        inner = node.args[0] if node.kind == "negate" else node
-        if inner.kind != "number" or inner.args[0].denominator != 1:
-            return False
-        numbers.append(int(inner.args[0]) * (1 if inner is node else -1))
-    digits = str(abs(numbers[1]))
-    place = 10 ** (len(digits) - len(digits.rstrip("0"))) if numbers[1] else 1
-    return 2 * abs(numbers[0] - numbers[1]) > (place if place > 1 else 0)
-
-
-def _negated(node: Node) -> Node:
-    return node.args[0] if node.kind == "negate" else Node("negate", (node,))
 
 
 def _integer(digits: str) -> Node:

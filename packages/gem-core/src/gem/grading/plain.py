@@ -12,8 +12,8 @@ import ast
 import builtins
 import math
 import operator
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
 
 from gem.grading.inside.encoding import check_hashes, decode, encode, same
 from gem.grading.programs import raised
@@ -202,10 +202,10 @@ _COMPARED: dict[type, Callable[[Any, Any], Any]] = {
     ast.In: lambda item, items: item in _short(items),
     ast.NotIn: lambda item, items: item not in _short(items),
 }
-_PARTS = (
-    *(ast.Constant, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.Slice),
-    *(ast.BoolOp, ast.UnaryOp, ast.Subscript),
-)
+_SEQUENCES: dict[type, Callable[[Any], Any]] = {ast.List: list, ast.Tuple: tuple, ast.Set: set}
+
+_Evaluated: TypeAlias = "Callable[[list[Any]], Any]"
+"""An expression as a function of the results of the operations."""
 
 
 class Plain:
@@ -219,8 +219,7 @@ class Plain:
         """
         self.operations: list[Any] = []
         """Operations for the program; see `inside/candidate.py`."""
-        self._asserted: list[ast.expr] = []
-        self._calls: dict[int, int] = {}
+        self._asserted: list[_Evaluated] = []
         self._program = dict.fromkeys(statement.names, "") | {n: n for n in statement.names}
         self._math = "math" in statement.preamble
         self._functions: dict[str, ast.FunctionDef] = {}
@@ -234,8 +233,7 @@ class Plain:
     def _statements(self, body: list[ast.stmt], top: bool) -> None:
         for node in body:
             if isinstance(node, ast.Assert):
-                self._scan(node.test)
-                self._asserted.append(node.test)
+                self._asserted.append(self._evaluated(node.test))
             elif isinstance(node, ast.Import) and [a.name for a in node.names] == ["math"] and top:
                 self._math = node.names[0].asname is None
             elif isinstance(node, ast.Assign) and top:
@@ -275,61 +273,112 @@ class Plain:
         self._statements(function.body, top=False)
         self._program = outer
 
-    def _scan(self, node: ast.expr, constant: bool = False) -> None:
-        """Check that an expression can be evaluated; record its calls of the program."""
+    def _evaluated(self, node: ast.expr, constant: bool = False) -> _Evaluated:
+        """Return an expression as a function; record its calls of the program, if not constant."""
+
+        def all_of(nodes: Iterable[ast.expr]) -> list[_Evaluated]:
+            return [self._evaluated(part, constant) for part in nodes]
+
         if isinstance(node, ast.Call):
-            if not self._own(node) and not constant and self._operation(node):
-                return
-            if not self._own(node):
-                raise NotPlainError("a call")
-            if any(keyword.arg is None for keyword in node.keywords):
-                raise NotPlainError("a call")
-            if any(k.arg == "key" and getattr(k.value, "id", "") != "str" for k in node.keywords):
-                # The work of other functions is not bounded.
-                raise NotPlainError("a key")
-            for child in (*node.args, *(k.value for k in node.keywords)):
-                self._scan(child, constant)
-            return
+            return self._call(node, constant)
+        if isinstance(node, (ast.Constant, ast.Name, ast.Attribute)):
+            value = self._leaf(node)
+            return lambda results: value
+        if isinstance(node, ast.Compare):
+            return self._compared(node, all_of([node.left, *node.comparators]))
+        if isinstance(node, ast.Dict) and None not in node.keys:
+            keys, values = all_of(filter(None, node.keys)), all_of(node.values)
+            return lambda results: {
+                key(results): item(results) for key, item in zip(keys, values, strict=True)
+            }
+        if isinstance(node, ast.BoolOp):
+            return _decided(all_of(node.values), isinstance(node.op, ast.Or))
+        if type(node) in _SEQUENCES:
+            items, kind = all_of(node.elts), _SEQUENCES[type(node)]  # type: ignore[attr-defined]
+            return lambda results: kind([item(results) for item in items])
+        operation: Callable[..., Any]
+        if isinstance(node, ast.UnaryOp):
+            operation, operands = _UNARY[type(node.op)], [node.operand]
+        elif isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
+            operation, operands = _BINARY[type(node.op)], [node.left, node.right]
+        elif isinstance(node, ast.Subscript):
+            operation, operands = operator.getitem, [node.value, node.slice]
+        elif isinstance(node, ast.Slice):
+            bounds = (node.lower, node.upper, node.step)
+            operation, operands = slice, [bound or ast.Constant(None) for bound in bounds]
+        else:
+            raise NotPlainError(type(node).__name__)
+        parts = all_of(operands)
+        return lambda results: operation(*[part(results) for part in parts])
+
+    def _leaf(self, node: ast.Constant | ast.Name | ast.Attribute) -> Any:
+        if isinstance(node, ast.Constant):
+            return node.value
         if isinstance(node, ast.Name):
             if node.id in self._program or node.id not in _KINDS:
                 raise NotPlainError(f"the name {node.id}")
-            return
-        if isinstance(node, ast.Attribute):
-            if not self._of_math(node) or node.attr == "isclose":
-                raise NotPlainError("an attribute")
-            return
-        if isinstance(node, ast.Compare):
-            for kind, right in zip(node.ops, node.comparators, strict=True):
-                if isinstance(kind, (ast.Is, ast.IsNot)) and not (
-                    isinstance(right, ast.Name)
-                    or (isinstance(right, ast.Constant) and right.value in (None, True, False))
-                ):
-                    raise NotPlainError("is")
-        elif isinstance(node, ast.BinOp):
-            if type(node.op) not in _BINARY:
-                raise NotPlainError("an operator")
-        elif not isinstance(node, _PARTS) or (isinstance(node, ast.Dict) and None in node.keys):
-            raise NotPlainError(type(node).__name__)
-        for part in ast.iter_child_nodes(node):
-            if isinstance(part, ast.expr):
-                self._scan(part, constant)
+            return _KINDS[node.id]
+        if not self._of_math(node) or node.attr == "isclose":
+            raise NotPlainError("an attribute")
+        return _MATH[node.attr]
 
-    def _own(self, node: ast.Call) -> bool:
-        """Return whether a call is to a built-in or math function that `Plain` evaluates."""
-        if isinstance(node.func, ast.Attribute):
-            return self._of_math(node.func) and callable(_MATH[node.func.attr])
-        return (
-            isinstance(node.func, ast.Name)
-            and node.func.id in _FUNCTIONS
-            and node.func.id not in self._program
-        )
+    def _compared(self, node: ast.Compare, parts: list[_Evaluated]) -> _Evaluated:
+        for kind, right in zip(node.ops, node.comparators, strict=True):
+            if isinstance(kind, (ast.Is, ast.IsNot)) and not (
+                isinstance(right, ast.Name)
+                or (isinstance(right, ast.Constant) and right.value in (None, True, False))
+            ):
+                raise NotPlainError("is")
+        first, *others = parts
+        steps = [(_COMPARED[type(kind)], part) for kind, part in zip(node.ops, others, strict=True)]
+
+        def compare(results: list[Any]) -> bool:
+            left = first(results)
+            for holds, part in steps:
+                right = part(results)
+                if not holds(left, right):
+                    return False
+                left = right
+            return True
+
+        return compare
+
+    def _call(self, node: ast.Call, constant: bool) -> _Evaluated:
+        function = self._own(node.func)
+        if function is None:
+            place = None if constant else self._operation(node)
+            if place is None:
+                raise NotPlainError("a call")
+            return lambda results: value_of(results[place])
+        if any(keyword.arg is None for keyword in node.keywords):
+            raise NotPlainError("a call")
+        if any(k.arg == "key" and getattr(k.value, "id", "") != "str" for k in node.keywords):
+            # The work of other functions is not bounded.
+            raise NotPlainError("a key")
+        parts = [self._evaluated(argument, constant) for argument in node.args]
+        named = {str(k.arg): self._evaluated(k.value, constant) for k in node.keywords}
+
+        def call(results: list[Any]) -> Any:
+            keywords = {name: part(results) for name, part in named.items()}
+            return function(*[part(results) for part in parts], **keywords)
+
+        return call
+
+    def _own(self, called: ast.expr) -> Callable[..., Any] | None:
+        """Return the built-in or math function, evaluated here, that an expression names."""
+        if isinstance(called, ast.Attribute) and self._of_math(called):
+            found = _MATH[called.attr]
+            return found if callable(found) else None
+        if isinstance(called, ast.Name) and called.id not in self._program:
+            return _FUNCTIONS.get(called.id)
+        return None
 
     def _of_math(self, node: ast.Attribute) -> bool:
         of = node.value
         return self._math and isinstance(of, ast.Name) and of.id == "math" and node.attr in _MATH
 
-    def _operation(self, node: ast.Call) -> bool:
-        """Record a call of the program with constant arguments; return whether it is one."""
+    def _operation(self, node: ast.Call) -> int | None:
+        """Record a call of the program with constant arguments; return its place, if it is one."""
         called = node.func
         if isinstance(called, ast.Name) and called.id in self._program:
             target: list[Any] = ["name", self._program[called.id]]
@@ -345,19 +394,18 @@ class Plain:
         ):
             target = ["method", ["new", "Solution"], called.attr]
         else:
-            return False
+            return None
         if any(keyword.arg is None for keyword in node.keywords):
             raise NotPlainError("**")
         arguments = [self._constant(argument) for argument in node.args]
         named = [[str(k.arg), self._constant(k.value)] for k in node.keywords]
-        self._calls[id(node)] = len(self.operations)
         self.operations.append(["call", target, arguments, named])
-        return True
+        return len(self.operations) - 1
 
     def _constant(self, node: ast.expr) -> Any:
-        self._scan(node, constant=True)
+        value = self._evaluated(node, constant=True)
         try:
-            return encode(self._value(node, []), _not_plain)
+            return encode(value([]), _not_plain)
         except NotPlainError:
             raise
         except Exception as error:
@@ -369,69 +417,40 @@ class Plain:
         Raises:
             NeedsSandboxError: The test uses objects of the program, or sums other than numbers.
         """
-        try:
-            for test in self._asserted:
-                if not self._value(test, results):
-                    return "wrong output"
-        except NeedsSandboxError:
-            raise
-        except NotDataError as error:
-            return f"error ({error})"
-        except CallFailedError as error:
-            return str(error)
-        except Exception as error:
-            # The test would raise this in a sandbox, too.
-            return f"error ({type(error).__name__})"
-        return ""
+        return judged(lambda: all(test(results) for test in self._asserted))
 
-    def _value(self, node: ast.expr | None, results: list[Any]) -> Any:
-        def value(part: ast.expr | None) -> Any:
-            return self._value(part, results)
 
-        if isinstance(node, ast.Constant):
-            return node.value
-        if isinstance(node, ast.Call):
-            if id(node) in self._calls:
-                return value_of(results[self._calls[id(node)]])
-            function = (
-                _MATH[node.func.attr]
-                if isinstance(node.func, ast.Attribute)
-                else _FUNCTIONS[getattr(node.func, "id", "")]
-            )
-            named = {str(keyword.arg): value(keyword.value) for keyword in node.keywords}
-            return function(*map(value, node.args), **named)  # type: ignore[operator]
-        if isinstance(node, ast.Name):
-            return _KINDS[node.id]
-        if isinstance(node, ast.Attribute):
-            return _MATH[node.attr]
-        if isinstance(node, ast.Compare):
-            left = value(node.left)
-            for kind, part in zip(node.ops, node.comparators, strict=True):
-                right = value(part)
-                if not _COMPARED[type(kind)](left, right):
-                    return False
-                left = right
-            return True
-        if isinstance(node, ast.BoolOp):
-            for part in node.values:
-                result = value(part)
-                if bool(result) == isinstance(node.op, ast.Or):
-                    break
-            return result
-        if isinstance(node, ast.UnaryOp):
-            return _UNARY[type(node.op)](value(node.operand))
-        if isinstance(node, ast.BinOp):
-            return _BINARY[type(node.op)](value(node.left), value(node.right))
-        if isinstance(node, ast.Subscript):
-            return value(node.value)[value(node.slice)]
-        if isinstance(node, ast.Slice):
-            return slice(*(value(p) if p else None for p in (node.lower, node.upper, node.step)))
-        if isinstance(node, ast.Dict):
-            return dict(zip(map(value, node.keys), map(value, node.values), strict=True))
-        if isinstance(node, (ast.List, ast.Tuple, ast.Set)):
-            parts = [value(part) for part in node.elts]
-            return {ast.List: list, ast.Tuple: tuple, ast.Set: set}[type(node)](parts)
-        raise NotPlainError(type(node).__name__)
+def judged(holds: Callable[[], bool]) -> str:
+    """Return why a comparison with the program's values fails, or ''.
+
+    Raises:
+        NeedsSandboxError: `holds` raises it.
+    """
+    try:
+        return "" if holds() else "wrong output"
+    except NeedsSandboxError:
+        raise
+    except NotDataError as error:
+        return f"error ({error})"
+    except CallFailedError as error:
+        return str(error)
+    except Exception as error:
+        # The test would raise this in a sandbox, too: Python refuses to print very long integers,
+        # for instance, and to compare very deep lists.
+        return f"error ({type(error).__name__})"
+
+
+def _decided(parts: list[_Evaluated], either: bool) -> _Evaluated:
+    """Return `or` of the parts (`either`), or `and`."""
+
+    def decide(results: list[Any]) -> Any:
+        for part in parts:
+            result = part(results)
+            if bool(result) == either:
+                break
+        return result
+
+    return decide
 
 
 def _not_plain(value: Any) -> Any:

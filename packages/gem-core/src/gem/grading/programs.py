@@ -50,7 +50,7 @@ class Runner:
         self._sandbox = sandbox
         # Other executors may run another version of Python, which cannot load our bytecode.
         own = isinstance(sandbox, (AutoExecutor, BwrapExecutor, SubprocessExecutor))
-        self._text = functools.partial(_text, portable=not own)
+        self._portable = not own
         self._side = side
         self._program = program
         self._limits = dataclasses.replace(limits, output_bytes=_ROOM)
@@ -83,10 +83,9 @@ class Runner:
 
     def _run(self, tasks: Sequence[Any], wall_s: float) -> _Run:
         limits = dataclasses.replace(self._limits, wall_s=wall_s)
-        text = self._text(self._side, self._program)
-        run = _Run(self._in_sandbox(text, json.dumps(list(tasks)), limits))
+        run = _Run(self._in_sandbox(self._side, self._program, json.dumps(list(tasks)), limits))
         if not run.began and run.result.limit_hit is None:
-            result = self._in_sandbox(self._text("candidate", ""), "[]", limits)
+            result = self._in_sandbox("candidate", "", "[]", limits)
             if not _Run(result).began:
                 last = result.stderr.strip().rpartition("\n")[2]
                 raise ConfigurationError(
@@ -95,7 +94,9 @@ class Runner:
                 )
         return run
 
-    def _in_sandbox(self, text: str, stdin: str, limits: Limits) -> Result:
+    def _in_sandbox(self, side: str, program: str, stdin: str, limits: Limits) -> Result:
+        # The policy's program is a literal, so that executors see its imports.
+        text = f"PROGRAM = {program!r}\n{_loader(side, self._portable)}"
         with boundary("sandbox"):
             return self._sandbox.run(text, stdin, limits)
 
@@ -152,46 +153,28 @@ def raised(result: Any) -> str:
     return f"error ({name:.60})" if isinstance(name, str) and name.isidentifier() else "error"
 
 
-def _text(side: str, program: str, portable: bool = False) -> str:
-    """Return the source of the program that the sandbox runs for one side.
+@functools.cache
+def _loader(side: str, portable: bool) -> str:
+    """Return the source that loads our modules of one side and calls its `main` with `PROGRAM`.
 
-    The policy's program is a literal in it, so that executors see its imports. Our modules are
-    hex-encoded, so that executors do not see theirs. They are compiled here, once, because that
-    takes longer than running them; `portable` sends source, for another version of Python.
+    The modules are hex-encoded, so that executors do not see their imports; decoding needs none.
+    They are compiled here, once, because that takes longer than running them; `portable` sends
+    source, for another version of Python.
     """
-    return f"PROGRAM = {program!r}\n{(_portable if portable else _compiled)(side)}"
-
-
-@functools.cache
-def _compiled(side: str) -> str:
-    codes = [
-        compile(_bare(ast.parse(source)), "gem", "exec", dont_inherit=True, optimize=2)
-        for source in _sources(side)
-    ]
-    # Hexadecimal: decoding it needs no import.
-    text = marshal.dumps(list(map(_unlined, codes))).hex()
+    texts = [(_INSIDE / f"{name}.py").read_text("utf-8") for name in ("encoding", "batch", side)]
+    if portable:
+        parts = [text.encode() for text in texts]
+    else:
+        compiled = functools.partial(compile, filename="gem", mode="exec", dont_inherit=True)
+        codes = [compiled(_bare(ast.parse(text)), optimize=2) for text in texts]
+        parts = [marshal.dumps(_unlined(code)) for code in codes]
     return (
-        "import marshal\n"
+        f"{'' if portable else 'import marshal'}\n"
         "SCOPE = {'__name__': 'gem'}\n"
-        f"for code in marshal.loads(bytes.fromhex({text!r})):\n"
-        "    exec(code, SCOPE)\n"
+        f"for part in map(bytes.fromhex, {[part.hex() for part in parts]}):\n"
+        f"    exec({'part' if portable else 'marshal.loads(part)'}, SCOPE)\n"
         "SCOPE['main'](PROGRAM)\n"
     )
-
-
-@functools.cache
-def _portable(side: str) -> str:
-    texts = [source.encode().hex() for source in _sources(side)]
-    return (
-        "SCOPE = {'__name__': 'gem'}\n"
-        f"for text in {texts!r}:\n"
-        "    exec(bytes.fromhex(text), SCOPE)\n"
-        "SCOPE['main'](PROGRAM)\n"
-    )
-
-
-def _sources(side: str) -> list[str]:
-    return [(_INSIDE / f"{name}.py").read_text("utf-8") for name in ("encoding", "batch", side)]
 
 
 def _unlined(code: types.CodeType) -> types.CodeType:

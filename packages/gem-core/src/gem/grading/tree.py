@@ -44,7 +44,8 @@ class TooComplexError(Exception):
     """The text is too long or nested too deeply; never leaves the grader."""
 
 
-_FIXED = frozenset({"pi", "e", "i", "infinity"})
+FIXED = frozenset({"pi", "e", "i", "infinity"})
+"""Names of the symbols that have a fixed value."""
 _LEAVES = frozenset({"number", "symbol"})
 # Kinds whose arguments are all nodes.
 _OPERATIONS = frozenset({"add", "multiply", "divide", "power", "negate"})
@@ -96,6 +97,11 @@ def nodes(node: Node) -> list[Node]:
     return [inner for part in parts for inner in ([part] if isinstance(part, Node) else part)]
 
 
+def unsigned(node: Node) -> Node:
+    """Return the node without a minus sign before it."""
+    return node.args[0] if node.kind == "negate" else node
+
+
 def symbols(node: Node) -> frozenset[str]:
     """Return the names of the symbols that have no fixed value."""
     found, waiting = set(), [node]
@@ -105,7 +111,7 @@ def symbols(node: Node) -> frozenset[str]:
             found.add(each.args[0])
         else:
             waiting += nodes(each)
-    return frozenset(found - _FIXED)
+    return frozenset(found - FIXED)
 
 
 def substitute(node: Node, values: dict[str, Fraction]) -> Node:

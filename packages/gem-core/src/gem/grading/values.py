@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable
 from fractions import Fraction
 
-from gem.grading.tree import Node, TooComplexError, Work, size, symbols
+from gem.grading.tree import Node, TooComplexError, Work, size, symbols, unsigned
 
 # Mersenne primes: 2**61 - 1 and 2**89 - 1.
 _PRIMES = (2**61 - 1, 2**89 - 1)
@@ -85,15 +85,12 @@ def rational(node: Node, work: Work) -> Fraction | None:
 
 def is_rounded(*nodes: Node) -> bool:
     """Return whether any node is a decimal with at least `_ROUNDED_DIGITS` digits."""
-    for node in nodes:
-        inner = node.args[0] if node.kind == "negate" else node
-        if inner.kind == "number" and inner.args[1] >= _ROUNDED_DIGITS:
-            return True
-    return False
+    inner = map(unsigned, nodes)
+    return any(each.kind == "number" and each.args[1] >= _ROUNDED_DIGITS for each in inner)
 
 
 def _is_integer(node: Node) -> bool:
-    inner = node.args[0] if node.kind == "negate" else node
+    inner = unsigned(node)
     return inner.kind == "number" and not inner.args[1] and inner.args[0].denominator == 1
 
 
@@ -276,13 +273,11 @@ def _quotient(above: int, below: int, prime: int) -> int:
 
 
 def _same_in_floats(answer: Node, gold: Node, work: Work, cost: int) -> bool:
-    tolerance = _ROUNDED if is_rounded(answer, gold) else _CLOSE
     constant = not symbols(answer) and not symbols(gold)
-    if (
-        constant
-        and not is_rounded(answer, gold)
-        and ((rational(answer, work) is None) != (rational(gold, work) is None))
-    ):
+    tolerance = _CLOSE
+    if is_rounded(answer, gold):
+        tolerance = _ROUNDED
+    elif constant and (rational(answer, work) is None) != (rational(gold, work) is None):
         # One is rational and one irrational: they differ, however close they are.
         tolerance = 1e-14
     agreed = 0

@@ -89,15 +89,13 @@ def main(source: str) -> None:
 
 def _protection() -> Callable[[bool], None]:
     """Return a function that hides this process's memory from the user's others, or shows it."""
-    if not os.access("/proc/self/mem", os.F_OK):
-        return lambda hidden: None
-    try:
-        import ctypes
+    if os.access("/proc/self/mem", os.F_OK):
+        with contextlib.suppress(ImportError, OSError, AttributeError):
+            import ctypes
 
-        control = ctypes.CDLL(None).prctl
-    except (ImportError, OSError, AttributeError):
-        return lambda hidden: None
-    return lambda hidden: control(_SET_DUMPABLE, 0 if hidden else 1, 0, 0, 0)
+            control = ctypes.CDLL(None).prctl
+            return lambda hidden: control(_SET_DUMPABLE, 0 if hidden else 1, 0, 0, 0)
+    return lambda hidden: None
 
 
 def _program_side(source: str, asked: int, tell: int) -> None:

@@ -289,35 +289,29 @@ class _Rewritten(ast.NodeTransformer):
         if any(isinstance(part, _KEPT) for part in ast.walk(node)):
             return node
         parts = [node.test] if node.msg is None else [node.test, node.msg]
-        return ast.copy_location(ast.Expr(_calling("__gem_assert__", map(_lambda, parts))), node)
+        return ast.Expr(_calling("__gem_assert__", node, map(_lambda, parts)))
 
     def visit_Compare(self, node: ast.Compare) -> Any:
         self.generic_visit(node)
         if len(node.ops) == 1 and isinstance(node.ops[0], ast.Eq):
-            return ast.copy_location(
-                _calling("__gem_equal__", [node.left, *node.comparators]), node
-            )
+            return _calling("__gem_equal__", node, [node.left, *node.comparators])
         return node
 
     def visit_Call(self, node: ast.Call) -> Any:
         self.generic_visit(node)
         if isinstance(node.func, ast.Attribute):
             first = [node.func.value, ast.Constant(node.func.attr)]
-            return ast.copy_location(
-                ast.Call(_loaded("__gem_method__"), [*first, *node.args], node.keywords), node
-            )
+            return _calling("__gem_method__", node, [*first, *node.args], node.keywords)
         return node
 
 
 _KEPT = (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom)
 
 
-def _loaded(name: str) -> ast.expr:
-    return ast.Name(name, ast.Load())
-
-
-def _calling(name: str, arguments: Any) -> ast.expr:
-    return ast.Call(_loaded(name), list(arguments), [])
+def _calling(name: str, node: ast.AST, arguments: Any, named: Any = ()) -> ast.expr:
+    """Return a call in place of a node."""
+    call = ast.Call(ast.Name(name, ast.Load()), list(arguments), list(named))
+    return ast.copy_location(call, node)
 
 
 def _lambda(body: ast.expr) -> ast.expr:

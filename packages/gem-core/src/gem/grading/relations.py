@@ -1,0 +1,91 @@
+"""Equations, chains and inequalities: builds their trees from the sides and signs between them."""
+
+from __future__ import annotations
+
+from gem.grading.tree import FIXED, Node, UnreadableError, unsigned
+
+
+def equal(name: str, sides: list[Node], signs: list[str]) -> Node:
+    """Return a named value, an equation or a chain; `signs[i]` stands left of `sides[i]`.
+
+    An approximation (after ≈) and all to its right are dropped, unless the approximation
+    contradicts the side left of it.
+    """
+    if any(sign not in ("", "=", "~") for sign in signs):
+        raise UnreadableError(" ".join(signs))
+    for i, sign in enumerate(signs):
+        if i and sign == "~" and not _contradict(sides[i - 1], sides[i]):
+            sides = sides[:i]
+            break
+    if len(sides) == 1:
+        return Node("named", (name, sides[0])) if name else sides[0]
+    if len(sides) == 2 and not name:
+        return Node("equation", tuple(sides))
+    return Node("chain", (name, *sides))
+
+
+def inequality(sides: list[Node], signs: list[str]) -> Node:
+    """Return the interval that an inequality of one symbol describes."""
+    if all(sign[0] == ">" for sign in signs):
+        sides = sides[::-1]
+        signs = [sign.replace(">", "<") for sign in signs[::-1]]
+    if len(sides) > 3 or not all(sign[0] == "<" for sign in signs):
+        raise UnreadableError(" ".join(signs))
+    if len(sides) == 2:
+        infinity = Node("symbol", ("infinity",))
+        if "symbol" in (sides[0].kind, _negated(sides[0]).kind):
+            sides, signs = [_negated(infinity), *sides], ["<", *signs]
+        else:
+            sides, signs = [*sides, infinity], [*signs, "<"]
+    low, middle, high = sides
+    if middle.kind == "negate":
+        # -x < 1 means x > -1.
+        low, middle, high = map(_negated, (high, middle, low))
+        signs = signs[::-1]
+    if middle.kind != "symbol" or middle.args[0] in FIXED:
+        raise UnreadableError(" ".join(signs))
+    brackets = ("[" if signs[0] == "<=" else "(") + ("]" if signs[1] == "<=" else ")")
+    return Node("interval", (low, high, brackets))
+
+
+def name_of(node: Node) -> str:
+    """Return a left side as a name, such as x, (x, y), |AB|, AB/CD; '' if it is not a name."""
+    if node.kind == "symbol":
+        return str(node.args[0]) if node.args[0] not in FIXED else ""
+    if node.kind in ("tuple", "interval"):
+        names = [name_of(each) for each in node.args if isinstance(each, Node)]
+        round_brackets = node.kind == "tuple" or node.args[-1] == "()"
+        return f"({','.join(names)})" if all(names) and round_brackets else ""
+    return _length(node)
+
+
+def _length(node: Node) -> str:
+    """Return the name of a length between points, or of a ratio of lengths; '' for all else."""
+    if node.kind == "symbol":
+        return str(node.args[0]) if node.args[0][0].isupper() else ""
+    parts = [_length(each) for each in node.args if isinstance(each, Node)]
+    if node.kind == "call" and node.args[0] == "abs" and all(parts):
+        return f"|{parts[0]}|"
+    if node.kind in ("multiply", "divide") and all(parts):
+        return ("/" if node.kind == "divide" else "").join(parts)
+    return ""
+
+
+def _contradict(exact: Node, rounded: Node) -> bool:
+    """Return whether `rounded` is not a rounding of `exact` (both integers).
+
+    6 ≈ 5 contradicts, 123 ≈ 100 does not.
+    """
+    numbers = []
+    for node in (exact, rounded):
+        inner = unsigned(node)
+        if inner.kind != "number" or inner.args[0].denominator != 1:
+            return False
+        numbers.append(int(inner.args[0]) * (1 if inner is node else -1))
+    digits = str(abs(numbers[1]))
+    place = 10 ** (len(digits) - len(digits.rstrip("0"))) if numbers[1] else 1
+    return 2 * abs(numbers[0] - numbers[1]) > (place if place > 1 else 0)
+
+
+def _negated(node: Node) -> Node:
+    return node.args[0] if node.kind == "negate" else Node("negate", (node,))
