@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +15,13 @@ from gem.tasks import Task, TaskSet
 from gem.testing.golden import golden_batch
 from gem.training.settings import (
     DatasetSettings,
+    Refusal,
     Settings,
     check_episodes,
     check_estimator,
     check_failures,
     check_group_size,
+    refuse_values,
 )
 from gem.training.tasksets import Source, decode_task, encode_task
 from gem.trajectory import Failure
@@ -84,6 +87,17 @@ def test_settings_of_an_adapter_include_its_own() -> None:
 def test_wrong_settings_are_named(table: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         Extended.from_mapping(table)
+
+
+def test_the_first_value_that_is_refused_is_named_and_no_other_is_examined() -> None:
+    def examined() -> Iterator[Refusal]:
+        yield "size", False, "is fine"
+        yield "parts", True, "do not divide"
+        raise AssertionError
+
+    with pytest.raises(ConfigurationError, match="^--parts: do not divide, got '3'$"):
+        refuse_values({"size": 4, "parts": "3"}, examined(), "--")
+    refuse_values({"size": 4}, [("size", False, "is fine")])
 
 
 def test_a_share_of_failed_episodes_is_counted() -> None:

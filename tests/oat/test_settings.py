@@ -56,29 +56,35 @@ def other(name: str) -> list[str]:
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_flag_that_cannot_work_is_refused_by_its_name(name: str, argv: Argv) -> None:
-    with pytest.raises(ConfigurationError, match=f"^--{name} "):
+    with pytest.raises(ConfigurationError, match=f"^--{name}: "):
         parse(argv(*other(name)))
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no tasks": ({"gem_tasks": None}, "--gem_tasks: a task URI is"),
     "no task uri": ({"gem_tasks": "guess"}, "--gem_tasks: a task URI is"),
-    "no length": ({"max_model_len": None}, "--max_model_len is missing"),
-    "no room": ({"prompt_max_length": 900}, "--prompt_max_length 900 leaves no token"),
-    "no iteration": ({"max_train": 3}, "--max_train 3 is less than one iteration"),
-    "minibatches": ({"train_batch_size": 3}, "--train_batch_size 3: an iteration has 4"),
-    "per device": ({"rollout_batch_size_per_device": 3}, "--rollout_batch_size_per_device 3"),
-    "critic missing": ({"gem_advantage": "gae"}, "--gem_advantage gae needs --critic_type ppo"),
-    "critic idle": ({"critic_type": "ppo"}, "--gem_advantage rebn needs no critic"),
-    "no group": ({"gem_advantage": "grpo"}, "--num_samples must be at least 2"),
-    "no group either": ({"gem_advantage": "rloo"}, "--num_samples must be at least 2"),
-    "temperature": ({"temperature": 0.7}, "--temperature 0.7: .* --tis_c None"),
-    "greedy": ({"temperature": 0, "tis_c": "None"}, "--temperature must be above 0"),
+    "no length": ({"max_model_len": None}, "--max_model_len: it must be the longest episode"),
+    "no room": (
+        {"prompt_max_length": 900},
+        "--prompt_max_length: it leaves no token .*, got 900",
+    ),
+    "no iteration": ({"max_train": 3}, "--max_train: it is less than one iteration .*, got 3"),
+    "minibatches": ({"train_batch_size": 3}, "--train_batch_size: an iteration of 4 .*, got 3"),
+    "per device": (
+        {"rollout_batch_size_per_device": 3},
+        "--rollout_batch_size_per_device: .* got 3",
+    ),
+    "critic missing": ({"gem_advantage": "gae"}, "--critic_type: --gem_advantage gae needs ppo"),
+    "critic idle": ({"critic_type": "ppo"}, "--critic_type: --gem_advantage rebn needs no critic"),
+    "no group": ({"gem_advantage": "grpo"}, "--num_samples: .* at least 2, got 1"),
+    "no group either": ({"gem_advantage": "rloo"}, "--num_samples: .* at least 2, got 1"),
+    "temperature": ({"temperature": 0.7}, "--temperature: .* --tis_c None, got 0.7"),
+    "greedy": ({"temperature": 0, "tis_c": "None"}, "--temperature: must be above 0"),
     "retries": ({"gem_retries": -1}, "--gem_retries must be at least 0"),
     "timeout": ({"gem_step_timeout_s": 0}, "--gem_step_timeout_s must be above 0"),
     "fraction": ({"gem_max_failed_fraction": 2}, "--gem_max_failed_fraction must be at most 1"),
-    "negative KL": ({"beta": -1}, "--beta must be at least 0"),
-    "no episode": ({"num_samples": 0}, "--num_samples must be above 0"),
+    "negative KL": ({"beta": -1}, "--beta: must be at least 0"),
+    "no episode": ({"num_samples": 0}, "--num_samples: must be above 0"),
     "context": ({"gem_context": "everything"}, "--gem_context: "),
     "estimator": ({"gem_advantage": "best"}, "--gem_advantage must be one of reinforce, "),
     "two evaluations": ({"gem_eval": "gem:game:a gem:game:a"}, "--gem_eval: two evaluations"),
@@ -93,7 +99,7 @@ def test_flags_that_do_not_fit_are_refused(case: str, argv: Argv) -> None:
 
 
 def test_tasks_must_divide_over_the_learners(argv: Argv, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigurationError, match="--rollout_batch_size 4: .* 3 learners"):
+    with pytest.raises(ConfigurationError, match="--rollout_batch_size: .* 3 learners, got 4"):
         parse(argv(gpus=3))
 
 

@@ -8,10 +8,9 @@ of the whole batch, and groups may lie anywhere. The maths is `gem.advantage`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,13 +18,12 @@ from gem.training.estimate import turn_advantages
 from gem.training.record import TrainedRow
 from gem.training.rows import PlacedRow, placed_rows
 from gem.training.settings import check_episodes
-from gem.trajectory import Failure, Trajectory
+from gem.trajectory import Failure, TrainingRow, Trajectory
 
 Gather = Callable[[Any], list[Any]]
 """Hands an object to all ranks; returns those of all ranks, in their order."""
 
 
-@dataclass
 class Row(PlacedRow):
     """One training row: a stretch of an episode that is one growing sequence of tokens.
 
@@ -33,31 +31,26 @@ class Row(PlacedRow):
     `episode` is the number of the episode among those of this rank.
     """
 
-    ids: Tensor = field(init=False)
-    """Prompt and response, int64 `[tokens]`."""
-    mask: Tensor = field(init=False)
-    """1 where the policy sampled the token, float32 `[tokens - 1]`."""
-    sampler: Tensor | None = field(init=False)
-    """The engine's log-probabilities, 0 elsewhere, float32 `[tokens - 1]`; None if unknown."""
-    places: Tensor = field(init=False)
-    """Position of the last token before each turn of this row, int64 `[turns of this row]`."""
-    advantages: Tensor = field(init=False)
-    """Of each token's turn, 0 elsewhere, float32 `[tokens - 1]`."""
-    targets: Tensor = field(init=False)
-    """Of the critic, for every turn of this row, float32 `[turns of this row]`."""
-    values: Tensor = field(init=False)
-    """The critic's, before the first update, `[turns of this row]`; without a critic 0."""
-    old: Tensor | None = None
-    """Log-probabilities before the first update, `[tokens - 1]`; None: the current ones."""
-
-    def __post_init__(self) -> None:
-        logprobs, turns = self.tokens.logprobs, len(self.spans)
-        self.ids = torch.from_numpy(np.array(self.tokens.ids, np.int64))
-        self.mask = torch.from_numpy(self.padded(self.tokens.mask))
+    def __init__(self, place: int, tokens: TrainingRow, episode: int = 0) -> None:
+        """Make the tensors of a row; for the arguments see `PlacedRow`."""
+        super().__init__(place, tokens, episode)
+        logprobs, turns = tokens.logprobs, len(tokens.spans)
+        self.ids = torch.tensor(tokens.ids)
+        """Prompt and response, int64 `[tokens]`."""
+        self.mask = torch.from_numpy(self.padded(tokens.mask))
+        """1 where the policy sampled the token, float32 `[tokens - 1]`."""
         self.sampler = None if logprobs is None else torch.from_numpy(self.padded(logprobs))
-        self.places = torch.tensor([at for _, at in self.tokens.states], dtype=torch.int64)
+        """The engine's log-probabilities, 0 elsewhere, float32 `[tokens - 1]`; None if unknown."""
+        self.places = torch.tensor([at for _, at in tokens.states], dtype=torch.int64)
+        """Position of the last token before each turn of this row, int64 `[turns of this row]`."""
         self.advantages = torch.zeros(len(self.mask))
-        self.targets, self.values = torch.zeros(turns), torch.zeros(turns)
+        """Of each token's turn, 0 elsewhere, float32 `[tokens - 1]`."""
+        self.targets = torch.zeros(turns)
+        """Of the critic, for every turn of this row, float32 `[turns of this row]`."""
+        self.values = torch.zeros(turns)
+        """The critic's, before the first update, `[turns of this row]`; without a critic 0."""
+        self.old: Tensor | None = None
+        """Log-probabilities before the first update, `[tokens - 1]`; None: the current ones."""
 
     def give(self, advantage: Sequence[float], target: Sequence[float]) -> None:
         """Take over the advantage and the critic's target of each turn of the episode."""

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from gem.training import launch, platforms
-from gem.training.launch import Knob, Launch, Names
-from gem.training.platforms import Platform
 from gem.training.runspec import RunSpec
 from gem_oat import SUPPORTED_OAT, check_oat
 
@@ -25,7 +23,7 @@ class OatAdapter:
     supported = SUPPORTED_OAT
     venv = "oat"
 
-    def compile(self, spec: RunSpec, *, run_dir: Path, cpu: bool) -> Launch:
+    def compile(self, spec: RunSpec, *, run_dir: Path, cpu: bool) -> launch.Launch:
         """Return oat's command for a spec; see `gem.training.launch.Adapter`.
 
         Raises:
@@ -36,17 +34,10 @@ class OatAdapter:
         check_oat()
         _check(spec)
         platform = platforms.cpu("oat", spec, run_dir) if cpu else _one_gpu(spec)
-        flags = {
-            **launch.copied(spec, _NAMES),
-            **_computed(spec),
-            "eval_steps": spec.eval_every or -1,
-            "gem_record_dir": str(run_dir),
-            "save_path": str(run_dir / "oat"),
-            **platform.settings,
-        }
+        flags = launch.copied(spec, _NAMES) | _computed(spec, run_dir) | platform.settings
         argv = ["python", "-m", "gem_oat", *starmap(_argument, flags.items())]
-        knobs = launch.parity(spec, {**launch.ALL_WEIGHTS, **_NAMES, **_HOW}, _departures(spec))
-        return Launch.of(spec, argv, platform, parity=knobs)
+        knobs = launch.parity(spec, launch.ALL_WEIGHTS | _NAMES | _HOW, _departures(spec))
+        return launch.Launch.of(spec, argv, platform, parity=knobs)
 
 
 adapter = OatAdapter()
@@ -66,7 +57,7 @@ def _check(spec: RunSpec) -> None:
     )
 
 
-_NAMES: dict[str, Names] = {
+_NAMES: dict[str, launch.Names] = {
     "name": "wb_run_name",
     "seed": ("gem_seed", "seed"),
     "policy.model": "pretrain",
@@ -115,7 +106,7 @@ _HOW = {
 """How the other settings reach oat, and more about some."""
 
 
-def _computed(spec: RunSpec) -> dict[str, Any]:
+def _computed(spec: RunSpec, run_dir: Path) -> dict[str, Any]:
     """Return the flags whose values are computed, or the same in every run."""
     size = spec.training
     flags = {
@@ -131,16 +122,19 @@ def _computed(spec: RunSpec) -> dict[str, Any]:
         "gpus": 1,
         "collocate": True,
         "bf16": size.precision == "bf16",
+        "eval_steps": spec.eval_every or -1,
+        "gem_record_dir": run_dir,
+        "save_path": run_dir / "oat",
     }
     if spec.eval:
         flags["gem_eval"] = " ".join(source.text for source in spec.evaluations)
     return flags
 
 
-def _one_gpu(spec: RunSpec) -> Platform:
+def _one_gpu(spec: RunSpec) -> platforms.Platform:
     bf16 = spec.training.precision == "bf16"
     flash = bf16 and importlib.util.find_spec("flash_attn") is not None
-    return Platform({"flash_attn": flash, "vllm_sleep": True, "vllm_gpu_ratio": 0.45})
+    return platforms.Platform({"flash_attn": flash, "vllm_sleep": True, "vllm_gpu_ratio": 0.45})
 
 
 def _argument(name: str, value: Any) -> str:
@@ -149,7 +143,7 @@ def _argument(name: str, value: Any) -> str:
     return f"--{name}={value}"
 
 
-def _departures(spec: RunSpec) -> Iterator[Knob]:
+def _departures(spec: RunSpec) -> Iterator[launch.Knob]:
     bf16 = "bf16 weights and gradients, fp32 in the optimiser"
     yield from launch.sampling_departure(spec, _HOW["seed"])
     yield from launch.loss_departures(spec, bf16=bf16, undecayed="biases and norms")

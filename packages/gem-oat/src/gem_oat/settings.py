@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields, make_dataclass
+from dataclasses import dataclass, field, fields, make_dataclass, replace
 from itertools import chain
 from typing import Any, get_type_hints
 
@@ -14,11 +14,10 @@ from oat.algorithms.ppo import PPOArgs
 from oat.args import default_args_validation
 
 from gem.advantage import ADVANTAGES
-from gem.errors import ConfigurationError
 from gem.rollout import Budget
 from gem.tables import setting
 from gem.tasks import TaskSet
-from gem.training.settings import COMPARING, Settings
+from gem.training.settings import COMPARING, Refusal, Settings, refuse_values
 from gem.training.tasksets import Source, parse_sources
 
 
@@ -108,9 +107,8 @@ class Args(_flags()):  # type: ignore[misc]
 
     def train_tasks(self) -> TaskSet:
         """All tasks of the run, `rollout_batch_size` an iteration."""
-        first = TaskSet.parse(self.gem.tasks)
         n = self.iterations * int(self.rollout_batch_size)
-        return TaskSet(first.env_id, n, first.seed, first.params)
+        return replace(TaskSet.parse(self.gem.tasks), n=n)
 
     def sources(self) -> list[Source]:
         """What is evaluated on.
@@ -123,8 +121,8 @@ class Args(_flags()):  # type: ignore[misc]
     def budget(self, *, evaluation: bool = False) -> Budget:
         """Limits of an episode."""
         turn = self.eval_generate_max_length if evaluation else self.generate_max_length
-        room = int(self.max_model_len) - int(self.prompt_max_length)
-        return Budget(min(int(turn), room), room, int(self.prompt_max_length), self.gem.turns)
+        room = self.max_model_len - self.prompt_max_length
+        return Budget(min(turn, room), room, self.prompt_max_length, self.gem.turns)
 
     def sampling(self, *, evaluation: bool = False) -> dict[str, Any]:
         """How a turn is sampled: `temperature`, `top_p`, `top_k`."""
@@ -186,11 +184,13 @@ def check(args: Args) -> None:
     """Refuse flags that would train on something else than they say.
 
     Raises:
-        ConfigurationError: The message names the flag, its value, and what to do instead.
+        ConfigurationError: The message names the flag, what is wrong with it, and its value.
     """
     args.sources()
-    for problem in chain(_refused(args), _lengths(args), _batches(args), _algorithm(args)):
-        raise ConfigurationError(problem)
+    refuse_values(vars(args), chain(_unlike_default(args), _lengths(args)), "--")
+    args.budget()
+    args.budget(evaluation=True)
+    refuse_values(vars(args), chain(_batches(args), _algorithm(args)), "--")
 
 
 def prepare(args: Args) -> Args:
@@ -206,68 +206,48 @@ def prepare(args: Args) -> Args:
     return prepared
 
 
-def _refused(args: Args) -> Iterator[str]:
+def _unlike_default(args: Args) -> Iterator[Refusal]:
     defaults = {field.name: field.default for field in fields(Args)}
     for name, reason in REFUSED.items():
-        if getattr(args, name) != defaults[name]:
-            yield f"--{name} {getattr(args, name)}: {reason}; leave it at {defaults[name]!r}"
+        default = defaults[name]
+        yield name, getattr(args, name) != default, f"{reason}; leave it at {default!r}"
 
 
-def _lengths(args: Args) -> Iterator[str]:
-    if args.max_model_len is None:
-        yield "--max_model_len is missing: the longest episode in tokens, first prompt included"
-    if args.prompt_max_length >= args.max_model_len:
-        yield (
-            f"--prompt_max_length {args.prompt_max_length} leaves no token for the response: "
-            f"--max_model_len is {args.max_model_len}"
-        )
-    args.budget()
-    args.budget(evaluation=True)
+def _lengths(args: Args) -> Iterator[Refusal]:
+    longest = args.max_model_len
+    needed = "it must be the longest episode in tokens, first prompt included"
+    yield "max_model_len", longest is None, needed
+    full = f"it leaves no token for the response: --max_model_len is {longest}"
+    yield "prompt_max_length", args.prompt_max_length >= longest, full
 
 
-def _batches(args: Args) -> Iterator[str]:
+def _batches(args: Args) -> Iterator[Refusal]:
     size, ranks, step = args.rollout_batch_size, args.learners, args.train_batch_size
-    if args.num_samples < 1:
-        yield f"--num_samples must be above 0, got {args.num_samples}"
-    if size % ranks:
-        yield f"--rollout_batch_size {size}: tasks do not divide over {ranks} learners"
-    per_device = args.rollout_batch_size_per_device
-    if per_device not in (PPOArgs.rollout_batch_size_per_device, size // ranks):
-        yield (
-            f"--rollout_batch_size_per_device {per_device}: it is --rollout_batch_size over the "
-            f"number of learners, {size // ranks}; leave it out"
-        )
-    if args.iterations < 1:
-        less = f"less than one iteration (--rollout_batch_size {size})"
-        yield f"--max_train {args.max_train} is {less}"
-    if step < 1 or args.episodes % step:
-        yield (
-            f"--train_batch_size {step}: an iteration has {args.episodes} episodes "
-            "(--rollout_batch_size * --num_samples), which do not divide into such steps"
-        )
-    if step % ranks:
-        yield f"--train_batch_size {step} does not divide over {ranks} learners"
+    yield "num_samples", args.num_samples < 1, "must be above 0"
+    yield "rollout_batch_size", size % ranks > 0, f"tasks do not divide over {ranks} learners"
+    per_device, share = args.rollout_batch_size_per_device, size // ranks
+    follows = f"it is --rollout_batch_size over the number of learners, {share}; leave it out"
+    known = (PPOArgs.rollout_batch_size_per_device, share)
+    yield "rollout_batch_size_per_device", per_device not in known, follows
+    less = f"it is less than one iteration (--rollout_batch_size {size})"
+    yield "max_train", args.iterations < 1, less
+    uneven = f"an iteration of {args.episodes} episodes does not divide into such steps"
+    yield "train_batch_size", step < 1 or args.episodes % step > 0, uneven
+    yield "train_batch_size", step % ranks > 0, f"does not divide over {ranks} learners"
 
 
-def _algorithm(args: Args) -> Iterator[str]:
-    name = args.gem.advantage
-    if args.beta < 0:
-        yield f"--beta must be at least 0, got {args.beta}"
-    if (name == "gae") != (args.critic_type == "ppo"):
-        needed = "--critic_type ppo, which makes the critic" if name == "gae" else "no critic"
-        yield f"--gem_advantage {name} needs {needed}; got --critic_type {args.critic_type}"
-    if name in COMPARING and args.num_samples < 2:
-        yield (
-            f"--gem_advantage {name} compares the episodes of a task: --num_samples must be at "
-            "least 2"
-        )
-    if args.tis_c is not None and args.temperature != 1:
-        yield (
-            f"--temperature {args.temperature}: vLLM reports log-probabilities at temperature 1, "
-            "which --tis_c would compare with others; set --tis_c None"
-        )
-    if not math.isfinite(args.temperature) or args.temperature <= 0:
-        yield f"--temperature must be above 0, got {args.temperature}; --top_k 1 is greedy"
+def _algorithm(args: Args) -> Iterator[Refusal]:
+    name, temperature = args.gem.advantage, args.temperature
+    yield "beta", args.beta < 0, "must be at least 0"
+    needed = "ppo, which makes the critic" if name == "gae" else "no critic"
+    critic = f"--gem_advantage {name} needs {needed}"
+    yield "critic_type", (name == "gae") != (args.critic_type == "ppo"), critic
+    alone = f"--gem_advantage {name} compares the episodes of a task: must be at least 2"
+    yield "num_samples", name in COMPARING and args.num_samples < 2, alone
+    compared = "--tis_c needs vLLM's log-probabilities, of temperature 1; set --tis_c None"
+    yield "temperature", args.tis_c is not None and temperature != 1, compared
+    sampled = math.isfinite(temperature) and temperature > 0
+    yield "temperature", not sampled, "must be above 0; --top_k 1 is greedy"
 
 
 def shown(args: Args) -> dict[str, Any]:

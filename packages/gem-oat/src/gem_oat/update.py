@@ -19,8 +19,8 @@ from gem.trajectory import TrainingRow
 from gem_oat.advantage import Row
 from gem_oat.loss import kl_penalty, policy_loss, sampler_correction, value_loss
 
-ChunkLoss = Callable[[list[Row]], Tensor]
-"""The part of a loss that is about some rows."""
+ChunkLoss = Callable[[list[Row]], tuple[Tensor, list[Tensor]]]
+"""Returns the part of a loss that is about some rows, and numbers that are added up over chunks."""
 
 
 class Updater:
@@ -54,18 +54,15 @@ class Updater:
         if tokens == 0:
             return {}
         denominator = tokens if self.gem.loss_aggregation == "token-mean" else count
-        sums, differences = torch.zeros(4, dtype=torch.float64), [0.0]
-        lr = learner.scheduler.get_last_lr()[0]
+        lr, differences = learner.scheduler.get_last_lr()[0], [0.0]
 
-        def loss(chunk: list[Row]) -> Tensor:
+        def loss(chunk: list[Row]) -> tuple[Tensor, list[Tensor]]:
             new, entropy = self._logprobs(learner.model, chunk)
-            mask = self._pad([row.mask for row in chunk])
-            advantage = self._pad([row.advantages for row in chunk])
-            old = self._pad_known([row.old for row in chunk])
+            mask, advantage = self._padded(chunk, "mask"), self._padded(chunk, "advantages")
+            old, sampler = self._padded(chunk, "old"), self._padded(chunk, "sampler")
             if old is None:
                 old = new.detach()
             per_token = policy_loss(new, old, advantage, args.cliprange)
-            sampler = self._pad_known([row.sampler for row in chunk])
             if sampler is not None:
                 differences.append(float(((old - sampler) * mask).abs().max()))
                 if args.tis_c is not None:
@@ -78,22 +75,21 @@ class Updater:
                 kl = kl_penalty(new, reference)
                 counted.append(kl.detach())
                 per_token = per_token + args.beta * kl
-            for index, each in enumerate(counted):
-                sums[index] += float((each * mask).sum())
-            return (per_token * mask).sum() / denominator
+            return (per_token * mask).sum() / denominator, [(x * mask).sum() for x in counted]
 
-        norm = self._step(loss, rows, learner.model.model, learner.optimizer, learner.scheduler)
-        totals = self._reduce(sums.tolist(), "sum")
+        norm, [surrogate, entropy, outside, *kl] = self._step(
+            loss, rows, learner.model.model, learner.optimizer, learner.scheduler
+        )
         [difference] = self._reduce([max(differences)], "max")
         metrics = {
-            "loss": (totals[0] + args.beta * totals[3]) / denominator,
+            "loss": (surrogate + args.beta * sum(kl)) / denominator,
             "grad_norm": norm,
-            "entropy": totals[1] / tokens,
-            "clip_fraction": totals[2] / tokens,
+            "entropy": entropy / tokens,
+            "clip_fraction": outside / tokens,
             "logprob_difference_max": difference,
             "lr": float(lr),
         }
-        return metrics | ({"kl": totals[3] / tokens} if args.beta else {})
+        return metrics | ({"kl": kl[0] / tokens} if kl else {})
 
     def critic_step(self, rows: Sequence[Row]) -> dict[str, float]:
         """Improve the critic on rows; return the step's metrics, the same on all ranks."""
@@ -101,20 +97,17 @@ class Updater:
         [turns] = self._reduce([sum(len(row.spans) for row in rows)], "sum")
         if turns == 0:
             return {}
-        losses = []
 
-        def loss(chunk: list[Row]) -> Tensor:
+        def loss(chunk: list[Row]) -> tuple[Tensor, list[Tensor]]:
             new = torch.cat(self._critic(chunk)).float()
             old = torch.cat([row.values for row in chunk]).to(new)
             target = torch.cat([row.targets for row in chunk]).to(new)
             each = value_loss(new, old, target, args.cliprange_value)
             part: Tensor = args.vf_coef * each.sum() / turns
-            losses.append(float(part.detach()))
-            return part
+            return part, [part.detach()]
 
         optimizer, scheduler = learner.critic_optimizer, learner.critic_scheduler
-        norm = self._step(loss, rows, learner.critic, optimizer, scheduler)
-        [value] = self._reduce([sum(losses)], "sum")
+        norm, [value] = self._step(loss, rows, learner.critic, optimizer, scheduler)
         return {"value_loss": value, "value_grad_norm": norm}
 
     def _reduce(self, numbers: list[float], op: str) -> list[float]:
@@ -133,23 +126,26 @@ class Updater:
 
     def _step(
         self, loss: ChunkLoss, rows: Sequence[Row], engine: Any, optimizer: Any, scheduler: Any
-    ) -> float:
+    ) -> tuple[float, list[float]]:
         """Make an optimiser step on the sum of the loss over chunks of rows.
 
         Returns:
-            Gradient norm before clipping, of all ranks; NaN where DeepSpeed does not say (ZeRO-0).
+            Gradient norm before clipping, of all ranks (NaN where DeepSpeed does not say: ZeRO-0);
+            the numbers that the loss counts, added up over chunks and ranks.
         """
         strategy = self.learner.strategy
-        work = list(self._in_step(rows))
+        work, counted = list(self._in_step(rows)), []
         for number, chunk in enumerate(work, 1):
-            part = loss(chunk)
+            part, numbers = loss(chunk)
+            counted.append([float(each) for each in numbers])
             engine.set_gradient_accumulation_boundary(number == len(work))
             # DeepSpeed takes the mean over ranks and over a fixed number of passes; this is a sum.
             factor = strategy.world_size * engine.gradient_accumulation_steps()
             strategy.backward(part * factor, engine, optimizer)
             strategy.optimizer_step(optimizer, engine, scheduler)
         norm = engine.get_global_grad_norm()
-        return math.nan if norm is None else float(norm)
+        sums = self._reduce([sum(column) for column in zip(*counted, strict=True)], "sum")
+        return math.nan if norm is None else float(norm), sums
 
     def _logprobs(self, model: Any, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy of every token but the first, `[rows, tokens - 1]`."""
@@ -171,17 +167,17 @@ class Updater:
         return [each[row.places.to(each.device)] for each, row in pairs]
 
     def _inputs(self, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
-        ids = [row.ids for row in rows]
-        return self._pad(ids), self._pad([torch.ones_like(each) for each in ids])
+        ids = self._padded(rows, "ids")
+        lengths = torch.tensor([[len(row.ids)] for row in rows], device=self.device)
+        return ids, (torch.arange(ids.shape[1], device=self.device) < lengths).long()
 
-    def _pad(self, tensors: list[Tensor]) -> Tensor:
-        """Stack tensors `[n]` of different lengths, zeros at the end, `[rows, longest]`."""
-        return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True).to(self.device)
-
-    def _pad_known(self, tensors: list[Tensor | None]) -> Tensor | None:
-        """Stack tensors as `_pad` does; None if one of them is not known."""
-        known = [tensor for tensor in tensors if tensor is not None]
-        return self._pad(known) if len(known) == len(tensors) else None
+    def _padded(self, rows: Sequence[Row], name: str) -> Any:
+        """Stack a tensor `[n]` of each row, zeros at the end, `[rows, longest]`; None if one of
+        them is not known."""
+        found = [getattr(row, name) for row in rows]
+        if any(each is None for each in found):
+            return None
+        return torch.nn.utils.rnn.pad_sequence(found, batch_first=True).to(self.device)
 
 
 def empty_row() -> Row:

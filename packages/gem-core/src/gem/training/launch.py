@@ -25,6 +25,7 @@ from gem.errors import ConfigurationError, GemError
 from gem.tables import flatten
 from gem.training.platforms import Platform
 from gem.training.runspec import RunSpec
+from gem.training.settings import Refusal, refuse_values
 
 ENTRY_POINT_GROUP = "gem.adapters"
 
@@ -90,23 +91,20 @@ def parity(spec: RunSpec, how: Mapping[str, Names], departures: Iterable[Knob] =
     return [*knobs, *left.values()]
 
 
-def refuse(spec: RunSpec, *found: tuple[str, bool, str]) -> None:
+def refuse(spec: RunSpec, *found: Refusal) -> None:
     """Refuse what a trainer cannot do, or would silently do differently.
 
     Args:
         spec: The experiment.
-        *found: Key of the spec, whether its value is refused, and why.
+        *found: With keys of the spec.
 
     Raises:
         ConfigurationError: A value is refused; the message has the key, the reason and the value.
     """
-    values = flatten(spec.to_mapping())
-    for key, refused, reason in found:
-        if refused:
-            raise ConfigurationError(f"{key}: {reason}, got {values[key]!r}")
+    refuse_values(flatten(spec.to_mapping()), found)
 
 
-def whole_minibatches(spec: RunSpec) -> tuple[str, bool, str]:
+def whole_minibatches(spec: RunSpec) -> Refusal:
     """Refuse minibatches of different numbers of episodes; see `refuse`."""
     reason = (
         f"{spec.episodes} episodes (training.tasks * training.group_size) do not divide into so "
@@ -115,7 +113,7 @@ def whole_minibatches(spec: RunSpec) -> tuple[str, bool, str]:
     return "algorithm.minibatches", spec.episodes % spec.algorithm.minibatches > 0, reason
 
 
-def token_mean(spec: RunSpec, trainer: str) -> tuple[str, bool, str]:
+def token_mean(spec: RunSpec, trainer: str) -> Refusal:
     """Refuse other losses than a mean over tokens; see `refuse`."""
     reason = (
         f"{trainer} has 'token-mean' and a mean over rows of token means, but no sum over tokens"
@@ -127,7 +125,7 @@ def token_mean(spec: RunSpec, trainer: str) -> tuple[str, bool, str]:
     )
 
 
-def all_weights(spec: RunSpec) -> tuple[str, bool, str]:
+def all_weights(spec: RunSpec) -> Refusal:
     """Refuse low-rank adapters; see `refuse`."""
     return "policy.lora_rank", spec.policy.lora_rank > 0, "all weights are trained; set it to 0"
 

@@ -2,6 +2,7 @@
 
 - `Settings`: the keys of every adapter; `DatasetSettings`: also those of trainers that read tasks
   from a file.
+- `refuse_values`: settings of a trainer, or of a RunSpec, that cannot work.
 - `check_estimator`, `check_group_size`: does the trainer's configuration suit the estimator?
 - `check_failures`, `check_episodes`: did too many episodes of a batch fail?
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from gem import tables
 from gem.advantage import ADVANTAGES
@@ -31,6 +32,8 @@ MAX_FAILED_FRACTION = 0.1
 """Default of `Settings.max_failed_fraction`."""
 COMPARING = ("grpo", "rloo")
 """Estimators that compare the episodes of a task."""
+Refusal: TypeAlias = tuple[str, bool, str]
+"""Name of a setting, whether its value is refused, and why."""
 
 
 class MayFail(Protocol):
@@ -183,6 +186,22 @@ class DatasetSettings(Settings):
             )
         if self.max_failed_fraction == 0:
             raise RolloutError(f"{reason}; gem.max_failed_fraction is 0")
+
+
+def refuse_values(values: Mapping[str, Any], found: Iterable[Refusal], prefix: str = "") -> None:
+    """Raise for the first setting whose value is refused; what comes after it is not looked at.
+
+    Args:
+        values: Of all settings, by name.
+        found: What was examined.
+        prefix: What the message puts before a name.
+
+    Raises:
+        ConfigurationError: A value is refused; the message has the name, the reason and the value.
+    """
+    for name, refused, reason in found:
+        if refused:
+            raise ConfigurationError(f"{prefix}{name}: {reason}, got {values[name]!r}")
 
 
 def check_estimator(advantage: str, key: str, found: str) -> None:
