@@ -110,6 +110,13 @@ def test_a_batch_that_lost_too_much_stops_the_run(valid: list[bool]) -> None:
         check_failures(valid, 0.1, [Failure("sandbox", "disk full", 2), None])
 
 
+def test_one_failure_too_many_stops_a_batch_that_is_not_complete() -> None:
+    lost = [Failure("sandbox", "disk full", 2)]
+    check_episodes([], 0.1, lost, of=10)
+    with pytest.raises(RolloutError, match=r"2 of 10 episodes .* sandbox 2 .disk full"):
+        check_episodes([], 0.1, lost * 2, of=10)
+
+
 def test_the_limits_of_an_episode_are_the_smallest_of_all() -> None:
     assert Settings(turns=3).limits(8, 16) == Budget(16, 16, 8, 3)
     assert Settings(turn_tokens=4).limits(8, 16, 6) == Budget(4, 16, 8, None)

@@ -21,6 +21,7 @@ from gem.training.launch import (
     forward_tokens,
     hydra_value,
     loss_departures,
+    namesakes,
     parity,
     refuse,
     sampling_departure,
@@ -29,6 +30,7 @@ from gem.training.launch import (
 )
 from gem.training.platforms import Platform
 from gem.training.runspec import RunSpec
+from gem.training.settings import Settings
 
 SPEC: dict[str, Any] = {
     "name": "guess",
@@ -112,6 +114,21 @@ def test_departures_that_several_trainers_share_are_yielded_where_they_apply() -
         "where it begins",
         "optimizer.weight_decay": "biases are left out",
         "training.precision": "bf16 weights (the reference: autocast)",
+    }
+
+
+def test_settings_of_the_same_name_are_found_but_for_seed_and_environment() -> None:
+    assert namesakes(Settings, "gem.{}") == {
+        "policy.turn_tokens": "gem.turn_tokens",
+        "policy.turns": "gem.turns",
+        "policy.context": "gem.context",
+        "policy.system_prompt": "gem.system_prompt",
+        "training.max_failed_fraction": "gem.max_failed_fraction",
+    }
+    assert copied(spec(), namesakes(Settings)) == {
+        "turn_tokens": 8,
+        "context": "chat",
+        "max_failed_fraction": 0.1,
     }
 
 

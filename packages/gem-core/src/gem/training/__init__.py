@@ -9,6 +9,7 @@
 - `estimate`: advantages of a batch by turn.
 - `rows`, `batches`: training rows in a trainer's tensors; optimiser steps and forward passes.
 - `doctor`, `preflight`: checks that this installation can run the experiment.
+- `command`: exit statuses of commands.
 - `seams`: checks that the trainer still has the functions that an adapter replaces or calls.
 - `imports`: hooks into modules that are imported later.
 - `processes`, `guard`, `ray`: processes of the trainer live and end with it; calls that end when an

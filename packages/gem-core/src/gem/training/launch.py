@@ -16,13 +16,14 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, get_type_hints
 
-from gem.errors import ConfigurationError, GemError
+from gem.errors import ConfigurationError
 from gem.tables import flatten
+from gem.training.command import exit_status
 from gem.training.platforms import Platform
 from gem.training.runspec import RunSpec
 from gem.training.settings import Refusal, refuse_values
@@ -54,6 +55,24 @@ ALL_WEIGHTS = {
     "policy.lora_init": "no adapters",
 }
 """Parity of the settings of low-rank adapters in a trainer that is told to train all weights."""
+
+
+def namesakes(settings: type[Any], form: str = "{}") -> dict[str, Names]:
+    """Return the settings of a spec that an adapter has under the same name, for `copied`.
+
+    Args:
+        settings: The adapter's own settings, a dataclass. `seed` and the environment are not
+            looked at.
+        form: What the trainer calls the adapter's setting `{}`, such as `+gem.{}`.
+    """
+    known = {each.name for each in fields(settings)}
+    return {
+        f"{table}.{each.name}": form.format(each.name)
+        for table, part in get_type_hints(RunSpec).items()
+        if is_dataclass(part) and table != "env"
+        for each in fields(part)
+        if each.name in known
+    }
 
 
 def copied(spec: RunSpec, names: Mapping[str, Names]) -> dict[str, Any]:
@@ -328,16 +347,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--cpu", action="store_true")
     args = parser.parse_args(argv)
-    try:
+
+    def compile_spec() -> None:
         spec = RunSpec.from_mapping(json.load(sys.stdin))
         launch = find_adapter(args.adapter).compile(
             spec, run_dir=args.run_dir.absolute(), cpu=args.cpu
         )
-    except (GemError, json.JSONDecodeError) as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
-    sys.stdout.write(launch.to_json() + "\n")
-    return 0
+        sys.stdout.write(launch.to_json() + "\n")
+
+    return exit_status(compile_spec, json.JSONDecodeError)
 
 
 if __name__ == "__main__":

@@ -14,8 +14,9 @@ import json
 import sys
 from collections.abc import Iterable
 
-from gem.errors import ConfigurationError, GemError
+from gem.errors import ConfigurationError
 from gem.tasks import Task
+from gem.training.command import exit_status
 from gem.training.runspec import RunSpec
 
 
@@ -44,12 +45,10 @@ def check(tasks: Iterable[Task]) -> None:
 
 def main() -> int:
     """Check the RunSpec on standard input."""
-    try:
-        check(environments(RunSpec.from_mapping(json.load(sys.stdin))))
-    except (GemError, json.JSONDecodeError) as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
-    return 0
+    return exit_status(
+        lambda: check(environments(RunSpec.from_mapping(json.load(sys.stdin)))),
+        json.JSONDecodeError,
+    )
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ class Recorder:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             for name in (METRICS, EPISODES):
-                _drop_torn_line(self.folder / name)
+                drop_torn_line(self.folder / name)
         except OSError as error:
             raise RecordError(f"cannot use the record folder {self.folder}: {error}") from error
 
@@ -92,7 +92,7 @@ class Recorder:
         line: dict[str, Any] = {"iteration": iteration, "split": split}
         line["time_s"] = round(time.monotonic() - self._began, 3)
         line |= {k: float(v) if math.isfinite(v) else None for k, v in values.items()}
-        self._append(METRICS, [json.dumps(line)])
+        append_lines(self.folder / METRICS, [json.dumps(line)])
 
     def episodes(
         self,
@@ -126,7 +126,7 @@ class Recorder:
                 "fingerprint": str(trajectory.fingerprint),
             }
             lines.append(json.dumps(line, separators=(",", ":")))
-        self._append(EPISODES, lines)
+        append_lines(self.folder / EPISODES, lines)
 
     def rewind(self, iteration: int, split: str = "train") -> None:
         """Set aside what an earlier process recorded from here on: a resumed run does it again.
@@ -146,7 +146,7 @@ class Recorder:
             path = self.folder / name
             partial, replaced = path.with_suffix(".partial"), path.with_suffix(".replaced.jsonl")
             try:
-                later = [(e["iteration"], e["split"] == "train") >= after for e in _lines(path)]
+                later = [(e["iteration"], e["split"] == "train") >= after for e in read_lines(path)]
                 if not any(later):
                     continue
                 with path.open("rb") as old, partial.open("wb") as kept, replaced.open("ab") as end:
@@ -155,24 +155,6 @@ class Recorder:
                 partial.replace(path)
             except (OSError, ValueError, KeyError) as error:
                 raise RecordError(f"cannot rewind {path}: {error}") from error
-
-    def _append(self, name: str, lines: Sequence[str]) -> None:
-        path = self.folder / name
-        try:
-            # Unbuffered: a buffer that cannot be flushed would be flushed again by `truncate`.
-            with path.open("ab", buffering=0) as file:
-                end = file.tell()
-                left = memoryview("".join(f"{line}\n" for line in lines).encode())
-                try:
-                    while left:
-                        left = left[file.write(left) :]
-                except OSError:
-                    file.truncate(end)
-                    raise
-        except OSError as error:
-            raise RecordError(
-                f"cannot write {path}: {error}; what was recorded before is intact"
-            ) from error
 
 
 @dataclass(frozen=True)
@@ -228,7 +210,7 @@ def read_run(folder: str | Path) -> RunRecord:
     if not isinstance(meta, dict):
         raise RecordError(f"cannot read {run}: a JSON object is expected, got {meta!r:.80}")
     _check_schema(meta.pop("schema", 0), str(run))
-    return RunRecord(folder, meta, list(_lines(folder / METRICS)))
+    return RunRecord(folder, meta, list(read_lines(folder / METRICS)))
 
 
 def read_episodes(
@@ -247,7 +229,7 @@ def read_episodes(
         RecordError: A line other than the last is damaged, or of a newer schema.
     """
     path = Path(path)
-    for number, line in enumerate(_lines(path), 1):
+    for number, line in enumerate(read_lines(path), 1):
         _check_schema(line.get("schema", 0), f"{path}, line {number}")
         try:
             if split is not None and line["split"] != split:
@@ -269,7 +251,41 @@ def read_episodes(
         yield record
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
+def append_lines(path: Path, lines: Sequence[str]) -> None:
+    """Append lines to a file of a run's folder, all of them or none.
+
+    Args:
+        path: The file; it is created if it is missing.
+        lines: JSON objects.
+
+    Raises:
+        RecordError: They cannot be written.
+    """
+    try:
+        # Unbuffered: a buffer that cannot be flushed would be flushed again by `truncate`.
+        with path.open("ab", buffering=0) as file:
+            end = file.tell()
+            left = memoryview("".join(f"{line}\n" for line in lines).encode())
+            try:
+                while left:
+                    left = left[file.write(left) :]
+            except OSError:
+                file.truncate(end)
+                raise
+    except OSError as error:
+        raise RecordError(
+            f"cannot write {path}: {error}; what was recorded before is intact"
+        ) from error
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a file of JSON objects; nothing if there is no such file.
+
+    A last line that was cut off is left out.
+
+    Raises:
+        RecordError: A line other than the last is damaged.
+    """
     if not path.exists():
         return
     with path.open(encoding="utf-8", errors="replace") as file:
@@ -299,7 +315,8 @@ def _check_schema(schema: Any, place: str) -> None:
         )
 
 
-def _drop_torn_line(path: Path) -> None:
+def drop_torn_line(path: Path) -> None:
+    """Remove a last line that was cut off, before others are appended."""
     if not path.exists():
         return
     with path.open("rb+") as file:

@@ -247,6 +247,7 @@ def check_episodes(
     limit: float = MAX_FAILED_FRACTION,
     lost: Sequence[Failure] = (),
     *,
+    of: int | None = None,
     batch: str = "this batch",
 ) -> None:
     """Raise if too many episodes of a batch failed.
@@ -255,13 +256,17 @@ def check_episodes(
         episodes: The batch: trajectories, or what a rank knows of other ranks' episodes.
         limit: Largest share of failed episodes with which training goes on.
         lost: Failures of episodes without a trajectory.
+        of: Number of episodes of a batch that is not complete: failures that are too many stop
+            it without the rest, which is taken to be valid.
         batch: Name of the batch in the message.
 
     Raises:
         RolloutError: Too many episodes failed, or all. The message lists the causes.
     """
     failures = [*(episode.failure for episode in episodes), *lost]
-    check_failures([failure is None for failure in failures], limit, failures, batch=batch)
+    valid = [failure is None for failure in failures]
+    rest = 0 if of is None else of - len(valid)
+    check_failures(valid + [True] * rest, limit, failures, batch=batch)
 
 
 def check_failures(
