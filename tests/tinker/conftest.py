@@ -59,6 +59,12 @@ def scripted_env() -> type[Scripted]:
     return Scripted
 
 
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing waits before it is tried again."""
+    monkeypatch.setattr("gem.training.sampling.FIRST_DELAY_S", 0.0)
+
+
 class Answer:
     """A future of the SDK: may be awaited, and is an error if it was given one."""
 

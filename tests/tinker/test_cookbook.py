@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import threading
 from collections.abc import Awaitable
 from typing import Any
 
@@ -19,6 +20,7 @@ from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
 from gem.errors import ConfigurationError, RolloutError
+from gem.rollout.environment import EnvFailedError
 from gem.tasks import Task
 from gem_tinker import cookbook, cookbook_train
 from gem_tinker.cookbook import GemDatasetBuilder, GemGroupBuilder, LeaveOut, Played
@@ -60,7 +62,8 @@ class Policy:
 
 
 def group(size: int = 1, **params: Any) -> GemGroupBuilder:
-    return GemGroupBuilder(Task("test:Scripted-v0", 0, params), DATASET, size)
+    dataset = chz.replace(DATASET, group_size=size)
+    return GemGroupBuilder(Task("test:Scripted-v0", 0, params), dataset)
 
 
 def played(builder: GemGroupBuilder, policy: Any, strategy: Any = None) -> Any:
@@ -94,6 +97,17 @@ def test_a_failed_episode_is_tried_again_then_left_out(tokenizer: Any) -> None:
         assert "sandbox gone" in error.error_message
 
 
+def test_a_group_that_fails_closes_its_environments(
+    tokenizer: Any, scripted_env: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = threading.Semaphore(0)
+    monkeypatch.setattr(scripted_env, "close", lambda self: closed.release())
+    with pytest.raises(EnvFailedError, match="sandbox gone"):
+        played(group(2), Policy(tokenizer, "crash", "a"))
+    assert closed.acquire(timeout=20)
+    assert closed.acquire(timeout=20)
+
+
 def test_a_group_without_survivors_says_so(tokenizer: Any) -> None:
     with pytest.raises(AllTrajectoriesFailedError, match="sandbox gone"):
         played(group(2), Policy(tokenizer, "crash"), LeaveOut())
@@ -113,8 +127,8 @@ def test_a_turn_that_is_longer_than_agreed_is_refused(tokenizer: Any) -> None:
 
 
 def test_an_episode_ends_where_a_whole_turn_no_longer_fits(tokenizer: Any) -> None:
-    dataset = chz.replace(DATASET, response_tokens=60, turns=9)
-    tight = GemGroupBuilder(Task("test:Scripted-v0", 0), dataset, 1)
+    dataset = chz.replace(DATASET, response_tokens=60, turns=9, group_size=1)
+    tight = GemGroupBuilder(Task("test:Scripted-v0", 0), dataset)
     [trajectory] = played(tight, Policy(tokenizer, "abc"), LeaveOut()).trajectories_G
     assert trajectory.episode.end == "token_budget"
     assert 1 <= len(trajectory.transitions) < 9
@@ -136,9 +150,13 @@ def test_batches_are_consecutive_tasks() -> None:
     train, test = asyncio.run(builder())
     assert len(train) == 2
     assert [g.task.seed for k in range(2) for g in train.get_batch(k)] == [7, 8, 9, 10]
-    assert {g.size for g in train.get_batch(0)} == {4}
+    assert {g.dataset.group_size for g in train.get_batch(0)} == {4}
     assert test is not None
-    assert [(g.task.seed, g.size) for g in test.get_batch(0)] == [(70, 1), (71, 1), (72, 1)]
+    assert [(g.task.seed, g.dataset.group_size) for g in test.get_batch(0)] == [
+        (70, 1),
+        (71, 1),
+        (72, 1),
+    ]
 
 
 def test_an_evaluator_plays_its_own_tasks_and_leaves_failed_ones_out(tokenizer: Any) -> None:

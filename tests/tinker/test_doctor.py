@@ -97,7 +97,7 @@ def test_no_key(monkeypatch: pytest.MonkeyPatch, listening: str, tmp_path: Any) 
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("TINKER_API_KEY", raising=False)
     assert not lines(doctor.check_reachable)
-    [line] = lines(doctor.check_key)
+    [line] = lines(doctor.check_models)
     assert "TINKER_API_KEY" in line
     with pytest.raises(ConfigurationError, match="TINKER_API_KEY"):
         asyncio.run(probe.probe(config()))

@@ -22,11 +22,6 @@ from gem_tinker.rollout import Sampling
 from gem_tinker.settings import Config, read
 
 
-@pytest.fixture(autouse=True)
-def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gem.training.sampling.FIRST_DELAY_S", 0.0)
-
-
 def config(*arguments: str) -> Config:
     needed = ["model=m", "train=gem:test:Scripted-v0", "turn_tokens=12", "turns=3"]
     return read([*needed, *arguments])
@@ -139,7 +134,7 @@ def test_a_server_that_refuses_is_not_asked_again(service: Any) -> None:
     answer = httpx.Response(400, request=httpx.Request("POST", "http://server"))
     refusal = tinker.BadRequestError("prompt too long", response=answer, body=None)
     service.sample_errors = [refusal]
-    with pytest.raises(RolloutError, match="refuses to sample: prompt too long"):
+    with pytest.raises(RolloutError, match="refuses a request: prompt too long"):
         played(service)
     assert len(service.samples) == 1
 

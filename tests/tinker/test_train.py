@@ -137,7 +137,7 @@ def test_a_poisoned_client_is_replaced_and_nothing_is_trained_twice(
 
 def test_a_client_that_keeps_failing_stops_the_run(service: Any, tmp_path: Path) -> None:
     service.train_errors = [tinker.TinkerError("no such loss")] * 9
-    with pytest.raises(RolloutError, match="failed 2 times.*no such loss"):
+    with pytest.raises(RolloutError, match="2 failures.*no such loss"):
         run(tmp_path, "restarts=1")
 
 
@@ -153,9 +153,20 @@ def test_an_error_that_the_sdk_hides_in_a_value_error_is_a_failed_client_too(
 
 
 def test_a_damaged_list_of_checkpoints_is_refused(service: Any, tmp_path: Path) -> None:
-    (tmp_path / "checkpoints.jsonl").write_text("{]\n")
+    (tmp_path / "checkpoints.jsonl").write_text('{"state": 1}\n')
     with pytest.raises(RecordError, match="not a checkpoint"):
         run(tmp_path)
+
+
+def test_a_checkpoint_whose_line_was_cut_off_is_none(service: Any, tmp_path: Path) -> None:
+    run(tmp_path, "iterations=2")
+    checkpoints = tmp_path / "checkpoints.jsonl"
+    with checkpoints.open("a", encoding="utf-8") as file:
+        file.write('{"iteration": 4, "st')
+    run(tmp_path)
+    assert service.clients[-1] == "tinker://run/weights/iteration-000002"
+    lines = checkpoints.read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["iteration"] for line in lines] == [2, 4]
 
 
 def test_rows_are_recorded_on_demand(

@@ -34,13 +34,3 @@ check_tinker = TRAINER.check
 
 check_cookbook = COOKBOOK.check
 """Returns the version of the installed cookbook, or raises what `Requirement.check` raises."""
-
-__all__ = [
-    "COOKBOOK",
-    "SUPPORTED_COOKBOOK",
-    "SUPPORTED_TINKER",
-    "TRAINER",
-    "__version__",
-    "check_cookbook",
-    "check_tinker",
-]

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gem.errors import RecordError
+from gem.training.record import append_lines, drop_torn_line, read_lines
 
 CHECKPOINTS = "checkpoints.jsonl"
 
@@ -37,12 +38,13 @@ class Checkpoints:
         self._path = None if folder is None else Path(folder) / CHECKPOINTS
         self.last: Checkpoint | None = None
         """The newest, or None."""
-        if self._path is not None and self._path.exists():
-            for line in self._path.read_text(encoding="utf-8").splitlines():
+        if self._path is not None:
+            drop_torn_line(self._path)
+            for line in read_lines(self._path):
                 try:
-                    self.last = Checkpoint(**json.loads(line))
-                except (TypeError, ValueError) as error:
-                    raise RecordError(f"{self._path}: not a checkpoint: {line!r}") from error
+                    self.last = Checkpoint(**line)
+                except TypeError as error:
+                    raise RecordError(f"{self._path}: not a checkpoint: {line}") from error
 
     def add(self, checkpoint: Checkpoint) -> None:
         """Note a saved state.
@@ -51,10 +53,5 @@ class Checkpoints:
             RecordError: It cannot be written.
         """
         self.last = checkpoint
-        if self._path is None:
-            return
-        try:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(asdict(checkpoint)) + "\n")
-        except OSError as error:
-            raise RecordError(f"cannot write {self._path}: {error}") from error
+        if self._path is not None:
+            append_lines(self._path, [json.dumps(asdict(checkpoint))])

@@ -8,7 +8,6 @@ per turn come from `gem_tinker.cookbook_train`.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -37,38 +36,39 @@ from gem.rollout import Budget, ChatFormat, Sample
 from gem.rollout.environment import STEP_TIMEOUT_S, EnvFailedError, ThreadedEnv
 from gem.rollout.play import Episode
 from gem.tasks import Task, TaskSet
-from gem.training.settings import MAX_FAILED_FRACTION, check_failures
+from gem.training.sampling import together
+from gem.training.settings import MAX_FAILED_FRACTION, check_episodes
 from gem.trajectory import Failure, Trajectory
 
 check_cookbook()
 
 
 class GemEnv(rl.Env):  # type: ignore[misc]
-    """One episode of a task. It ends early where a whole turn no longer fits into the budget."""
+    """One episode of a task. It ends early where a whole turn no longer fits into the budget.
+
+    `initial_observation` may be called again: the episode starts over in a new environment.
+    """
 
     def __init__(self, task: Task, dataset: GemDatasetBuilder, group: int = 0) -> None:
         self.task = task
         self.dataset = dataset
-        self.group = group
         self.episode = Episode(
             task, dataset.chat, context=dataset.context, budget=dataset.budget, group=group
         )
-        self._env = ThreadedEnv(task.make, dataset.step_timeout_s)
+        self._env: ThreadedEnv | None = None
 
     async def initial_observation(self) -> tuple[tinker.ModelInput, list[int]]:
-        """Reset the environment.
+        """Make and reset an environment.
 
         Raises:
             EnvFailedError: It raised, took too long, or its first prompt is too long.
         """
-        try:
-            self.episode.begin(*await self._env.reset(self.task.seed))
-            failure = self.episode.trajectory.failure
-            if failure is not None:
-                raise EnvFailedError(failure.message, failure.cause)
-        except EnvFailedError:
-            self.close()
-            raise
+        self.close()
+        self._env = ThreadedEnv(self.task.make, self.dataset.step_timeout_s)
+        self.episode.begin(*await self._env.reset(self.task.seed))
+        failure = self.episode.trajectory.failure
+        if failure is not None:
+            raise EnvFailedError(failure.message, failure.cause)
         return self._next()
 
     async def step(
@@ -80,46 +80,38 @@ class GemEnv(rl.Env):  # type: ignore[misc]
             EnvFailedError: The environment raised or took too long.
             gem.errors.RolloutError: More was sampled than a turn may have.
         """
+        assert self._env is not None
         cut = (extra or {}).get("stop_reason") == "length"
         text = self.episode.receive(Sample(list(action), None, "length" if cut else "stop"))
-        try:
-            step = await self._env.step(text)
-        except EnvFailedError:
-            self.close()
-            raise
-        self.episode.advance(step)
-        turn = self.episode.trajectory.turns[-1]
-        request = self.episode.request
+        self.episode.advance(await self._env.step(text))
+        trajectory, request = self.episode.trajectory, self.episode.request
         if request is not None and request.max_tokens < self.dataset.turn_tokens:
             # The cookbook samples whole turns only.
             self.episode.request = None
-            self.episode.trajectory.end = "token_budget"
-        done = self.episode.request is None
-        if done:
+            trajectory.end = "token_budget"
+        if self.episode.request is None:
             self.close()
-        observation, stop = (tinker.ModelInput.empty(), []) if done else self._next()
-        numbers = {k: float(v) for k, v in turn.info.items() if isinstance(v, bool | int | float)}
+        turn = trajectory.turns[-1]
+        observation, stop = self._next()
         return rl.StepResult(
             reward=turn.reward,
-            episode_done=done,
+            episode_done=self.episode.request is None,
             next_observation=observation,
             next_stop_condition=stop,
-            metrics=numbers,
+            metrics={k: float(v) for k, v in turn.info.items() if isinstance(v, int | float)},
             logs={"action": text},
         )
 
-    def again(self) -> GemEnv:
-        """Return the same episode, not yet begun, with an environment of its own."""
-        return GemEnv(self.task, self.dataset, self.group)
-
     def close(self) -> None:
-        """Close the environment, in a thread."""
-        self._env.close()
+        """Close the environment, if there is one, in a thread."""
+        if self._env is not None:
+            self._env.close()
 
     def _next(self) -> tuple[tinker.ModelInput, list[int]]:
-        assert self.episode.request is not None
-        ids = self.episode.request.prompt_ids
-        return tinker.ModelInput.from_ints(ids), sorted(self.dataset.chat.stop_ids)
+        request = self.episode.request
+        if request is None:
+            return tinker.ModelInput.empty(), []
+        return tinker.ModelInput.from_ints(request.prompt_ids), sorted(self.dataset.chat.stop_ids)
 
 
 @dataclass(frozen=True)
@@ -149,30 +141,25 @@ class LeaveOut(RolloutStrategy):  # type: ignore[misc]
     ) -> RolloutResult:
         """Play the episodes of a group."""
         envs = await env_group_builder.make_envs()
-        played = await asyncio.gather(*(self._play(policy, env) for env in envs))
-        good = [(t, env) for t, env in zip(played, envs, strict=True) if isinstance(t, Played)]
+        played = await together([self._play(policy, env) for env in envs])
+        good = {env: t for env, t in zip(envs, played, strict=True) if isinstance(t, Played)}
         errors = [t for t in played if isinstance(t, rl.RolloutError)]
         if not good:
             raise AllTrajectoriesFailedError(
                 f"all {len(envs)} episodes of {env_group_builder} failed, the first: "
                 f"{errors[0].error_message}"
             )
-        return RolloutResult([t for t, _ in good], [env for _, env in good], errors)
+        return RolloutResult([*good.values()], [*good], errors)
 
-    async def _play(self, policy: TokenCompleter, env: GemEnv) -> rl.Trajectory | rl.RolloutError:
-        failed: EnvFailedError | None = None
-        for attempt in range(self.retries + 1):
-            playing = env if attempt == 0 else env.again()
+    async def _play(self, policy: TokenCompleter, env: GemEnv) -> Played | rl.RolloutError:
+        attempts = 0
+        while True:
             try:
-                trajectory = await do_single_rollout(policy, playing)
+                return _played(await do_single_rollout(policy, env), env.episode.trajectory)
             except EnvFailedError as error:
-                failed = error
-            else:
-                return _played(trajectory, playing.episode.trajectory)
-            finally:
-                playing.close()
-        assert failed is not None
-        return self.leave_out(failed.failure(self.retries + 1))
+                attempts += 1
+                if attempts > self.retries:
+                    return self.leave_out(error.failure(attempts))
 
     def leave_out(self, failure: Failure) -> rl.RolloutError:
         """Count a failed episode; return what the cookbook's metrics count.
@@ -182,9 +169,7 @@ class LeaveOut(RolloutStrategy):  # type: ignore[misc]
         """
         self.failures.append(failure)
         if self.episodes is not None:
-            failed = len(self.failures)
-            valid = [False] * failed + [True] * (self.episodes - failed)
-            check_failures(valid, self.limit, self.failures)
+            check_episodes([], self.limit, self.failures, of=self.episodes)
         return rl.RolloutError(error_type=EnvFailedError.__name__, error_message=str(failure))
 
     def end_batch(self, played: int) -> list[Failure]:
@@ -200,16 +185,13 @@ class LeaveOut(RolloutStrategy):  # type: ignore[misc]
         return failures
 
 
-def _played(trajectory: rl.Trajectory, episode: Trajectory) -> Played:
+def _played(found: rl.Trajectory, episode: Trajectory) -> Played:
     """Join what the cookbook knows of an episode, the log-probabilities, to what GEM knows."""
-    samples = [transition.ac for transition in trajectory.transitions]
     episode.turns = [
-        replace(turn, logprobs=list(sample.logprobs))
-        for turn, sample in zip(episode.turns, samples, strict=True)
+        replace(turn, logprobs=list(transition.ac.logprobs))
+        for turn, transition in zip(episode.turns, found.transitions, strict=True)
     ]
-    return Played(
-        trajectory.transitions, trajectory.final_ob, trajectory.stop_reason, episode=episode
-    )
+    return Played(found.transitions, found.final_ob, found.stop_reason, episode=episode)
 
 
 @dataclass(frozen=True)
@@ -218,13 +200,23 @@ class GemGroupBuilder(rl.EnvGroupBuilder):  # type: ignore[misc]
 
     task: Task
     dataset: GemDatasetBuilder
-    """How to play."""
-    size: int
+    """How to play, and how many episodes."""
     group: int = 0
+    envs: list[GemEnv] = field(default_factory=list, compare=False)
+    """Those that were made last."""
 
     async def make_envs(self) -> Sequence[rl.Env]:
-        """Return `size` episodes of the task."""
-        return [GemEnv(self.task, self.dataset, self.group) for _ in range(self.size)]
+        """Return `group_size` episodes of the task."""
+        self.envs[:] = [
+            GemEnv(self.task, self.dataset, self.group) for _ in range(self.dataset.group_size)
+        ]
+        return self.envs
+
+    async def cleanup(self) -> None:
+        """Close what was made; the cookbook calls it at the end, also of a group that failed."""
+        for env in self.envs:
+            env.close()
+        self.envs.clear()
 
     def logging_tags(self) -> list[str]:
         """Group metrics by environment."""
@@ -237,21 +229,16 @@ class GemDataset(rl.RLDataset):  # type: ignore[misc]
 
     tasks: TaskSet
     dataset: GemDatasetBuilder
-    """How to play."""
-    groups_per_batch: int
-    group_size: int
+    """How to play, and the size of a batch."""
 
     def get_batch(self, index: int) -> Sequence[rl.EnvGroupBuilder]:
         """Return batch `index`: the tasks `index * groups_per_batch` and following."""
-        first = index * self.groups_per_batch
-        tasks = self.tasks[first : first + self.groups_per_batch]
-        return [
-            GemGroupBuilder(task, self.dataset, self.group_size, group)
-            for group, task in enumerate(tasks)
-        ]
+        size = self.dataset.groups_per_batch
+        tasks = self.tasks[index * size : (index + 1) * size]
+        return [GemGroupBuilder(task, self.dataset, group) for group, task in enumerate(tasks)]
 
     def __len__(self) -> int:
-        return len(self.tasks) // self.groups_per_batch
+        return len(self.tasks) // self.dataset.groups_per_batch
 
 
 @chz.chz
@@ -285,13 +272,12 @@ class GemDatasetBuilder(rl.RLDatasetBuilder):  # type: ignore[misc]
                 f"train: {self.train!r} has n={len(train)} tasks, fewer than "
                 f"groups_per_batch={self.groups_per_batch}"
             )
-        test = None if self.test is None else self.test_set(self.test)
-        return GemDataset(train, self, self.groups_per_batch, self.group_size), test
+        return GemDataset(train, self), None if self.test is None else self.test_set(self.test)
 
     def test_set(self, uri: str) -> GemDataset:
         """Return a task set as one batch with an episode a task."""
         tasks = TaskSet.parse(uri)
-        return GemDataset(tasks, self, len(tasks), 1)
+        return GemDataset(tasks, chz.replace(self, groups_per_batch=len(tasks), group_size=1))
 
     def evaluator(self, uri: str, name: str, retries: int = 1) -> RLTestSetEvaluator:
         """Return what evaluates on a task set.
@@ -301,9 +287,8 @@ class GemDatasetBuilder(rl.RLDatasetBuilder):  # type: ignore[misc]
             name: Prefix of its metrics.
             retries: Further attempts after an environment failed.
         """
-        return RLTestSetEvaluator(
-            self.test_set(uri), self.turn_tokens, name=name, strategy=LeaveOut(retries)
-        )
+        tasks, strategy = self.test_set(uri), LeaveOut(retries)
+        return RLTestSetEvaluator(tasks, self.turn_tokens, name=name, strategy=strategy)
 
     @property
     def budget(self) -> Budget:

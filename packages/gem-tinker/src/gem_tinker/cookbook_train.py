@@ -28,11 +28,12 @@ from tinker_cookbook.rl import train as cookbook
 from tinker_cookbook.rl import types as rl
 from tinker_cookbook.utils.misc_utils import split_list
 
-from gem.errors import ConfigurationError, GemError
+from gem.errors import ConfigurationError
+from gem.training.command import exit_status
 from gem.training.recording import RunRecording
 from gem.training.seams import called, check_seams, replaced
 from gem.training.settings import MAX_FAILED_FRACTION
-from gem_tinker import COOKBOOK, __version__, check_cookbook, check_tinker
+from gem_tinker import COOKBOOK, __version__, check_tinker
 from gem_tinker.advantage import Objective, batch_rows, to_datums, trained_rows
 from gem_tinker.probe import probe
 from gem_tinker.settings import Config as Direct
@@ -72,6 +73,13 @@ class Config(cookbook.Config):  # type: ignore[misc]
     """Further attempts, each with a new environment, after an environment failed."""
 
 
+_PLAYED = "train group_size context prompt_tokens response_tokens turn_tokens turns step_timeout_s"
+_TRAINED = (
+    "advantage gamma loss_fn loss_aggregation lora_rank base_url server retries max_failed_fraction"
+)
+"""Keys of the dataset and of the rest that a direct run has under the same name."""
+
+
 def check(config: Config) -> Direct:
     """Return the direct run that plays and trains alike, if the configuration can work.
 
@@ -95,17 +103,16 @@ def check(config: Config) -> Direct:
     for key, (value, reason) in needed.items():
         if getattr(config, key) != value:
             raise ConfigurationError(f"{key} must be {value}, got {getattr(config, key)}: {reason}")
-    table = {
-        "model": config.model_name,
-        "tasks": builder.groups_per_batch,
-        "minibatches": config.num_substeps,
-    }
-    limits = ("prompt_tokens", "response_tokens", "turn_tokens", "turns", "step_timeout_s")
-    table |= {key: getattr(builder, key) for key in ("train", "group_size", "context", *limits)}
-    loss = ("advantage", "gamma", "loss_fn", "loss_aggregation", "lora_rank")
-    others = ("base_url", "server", "retries", "max_failed_fraction")
-    table |= {key: getattr(config, key) for key in (*loss, *others)}
-    return Direct.from_mapping(table, prefix="")
+    return Direct.from_mapping(
+        {
+            "model": config.model_name,
+            "tasks": builder.groups_per_batch,
+            "minibatches": config.num_substeps,
+            **{key: getattr(builder, key) for key in _PLAYED.split()},
+            **{key: getattr(config, key) for key in _TRAINED.split()},
+        },
+        prefix="",
+    )
 
 
 class Batches:
@@ -157,7 +164,6 @@ async def main(config: Config) -> None:
         UnsupportedVersionError: The cookbook has other functions than it had.
     """
     check_tinker()
-    check_cookbook()
     direct = check(config)
     check_seams(COOKBOOK, SEAMS)
     batches = Batches(config, Objective(config.loss_aggregation, await probe(direct)))
@@ -188,8 +194,4 @@ async def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        asyncio.run(main(chz.entrypoint(Config, allow_hyphens=True)))
-    except GemError as error:
-        sys.stderr.write(f"{error}\n")
-        sys.exit(2)
+    sys.exit(exit_status(lambda: asyncio.run(main(chz.entrypoint(Config, allow_hyphens=True)))))

@@ -13,6 +13,7 @@ from gem.training.platforms import Platform
 from gem.training.runspec import RunSpec
 from gem_tinker import SUPPORTED_TINKER, check_tinker
 from gem_tinker.checkpoints import CHECKPOINTS
+from gem_tinker.settings import Config
 
 ALPHA = 32.0
 """Every Tinker server scales adapters by 32 / rank."""
@@ -91,34 +92,18 @@ def _text(value: Any) -> str:
 _NAMES: dict[str, Names] = {
     "seed": ("seed", "lora_seed"),
     "policy.lora_init": "init",
-    "sampling.top_p": "top_p",
-    "sampling.top_k": "top_k",
-    **{
-        f"{table}.{key}": key
-        for table, keys in {
-            "policy": "model prompt_tokens response_tokens turn_tokens turns context system_prompt "
-            "lora_rank",
-            "algorithm": "advantage gamma clip epochs minibatches loss_aggregation",
-            "optimizer": "lr beta1 beta2 eps weight_decay grad_clip",
-            "training": "iterations tasks group_size max_failed_fraction",
-        }.items()
-        for key in keys.split()
-    },
+    **launch.namesakes(Config),
 }
 """Settings of a direct run that have the value of a key of the spec."""
 
-_SEEDS = (
-    "seed: every turn is sampled with a seed of its own; other random numbers than in other "
-    "trainers"
-)
 _HOW: dict[str, Names] = {
     **_NAMES,
     "name": "in run.json",
-    "seed": _SEEDS,
+    "seed": "seed: every turn is sampled with a seed of its own; other random numbers than in "
+    "other trainers",
     "env": "train",
     "eval": "eval, eval_every",
     "policy.lora_alpha": "the server's own",
-    "sampling": "temperature, top_p, top_k",
     "algorithm.lam": "gae only",
     "algorithm.clip": "loss_fn=ppo with clip",
     "algorithm.loss_aggregation": "a factor in the advantages of each datum",
@@ -132,7 +117,7 @@ _HOW: dict[str, Names] = {
 
 
 def _departures(spec: RunSpec, cpu: bool) -> Iterator[Knob]:
-    yield from launch.sampling_departure(spec, _SEEDS)
+    yield from launch.sampling_departure(spec, str(_HOW["seed"]))
     if spec.sampling.top_k != 1:
         how = "ratios are to the sampler's log-probabilities, not to recomputed ones"
         if spec.sampling.top_p < 1 or spec.sampling.top_k > 1:

@@ -6,18 +6,17 @@ import asyncio
 import math
 import urllib.error
 import urllib.request
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import tinker
 from tinker.lib.base_url import DEFAULT_BASE_URL, resolve_base_url
 
 from gem.errors import ConfigurationError, UnreachableError
-from gem_tinker.answers import answer
+from gem.training.sampling import NoAnswerError
+from gem_tinker.client import answer, new_adapter, unanswered, update
 from gem_tinker.settings import Config
-
-GRAD_NORM = "grad_norm"
-"""End of the name under which servers report the norm of a gradient."""
 
 REACH_TIMEOUT_S = 10.0
 
@@ -33,31 +32,21 @@ async def probe(config: Config) -> str:
             it does not know the loss, or it adds up otherwise than `config.server` says.
         UnreachableError: The server does not answer.
     """
-    hosted = await asyncio.to_thread(reach, config.base_url) == DEFAULT_BASE_URL
+    url = await asyncio.to_thread(reach, config.base_url)
+    hosted = url == DEFAULT_BASE_URL
     if hosted and config.server not in ("auto", "hosted"):
         raise ConfigurationError(f"server={config.server}: the hosted service is server=hosted")
-    try:
-        session = tinker.ServiceClient(base_url=config.base_url)
-    except tinker.TinkerError as error:
-        raise ConfigurationError(f"no session with the Tinker server: {error}") from error
+    _check_model(config, await models(config.base_url, config.request_timeout_s))
+    # The hosted service takes no `weights` with these losses and its sum needs no proof.
+    variants = [False] if hosted else [True, False]
+    # As many as an update will have: servers that compile do so for every shape.
+    rows = 1 if hosted else config.tasks * config.group_size // config.minibatches
+    wish = f"train {config.model} with lora_rank={config.lora_rank} and loss_fn={config.loss_fn}"
     # A session of its own: what it holds on the server is given back at its end.
-    with session as service:
-        try:
-            await _check_model(config)
-            # The hosted service takes no `weights` with these losses and its sum needs no proof.
-            variants = [False] if hosted else [True, False]
-            # As many as an update will have: servers that compile do so for every shape.
-            rows = 1 if hosted else config.tasks * config.group_size // config.minibatches
-            norms = await _gradient_norms(service, config, rows, variants)
-        except (tinker.APIConnectionError, asyncio.TimeoutError) as error:
-            raise UnreachableError(
-                f"no answer from the Tinker server at {resolve_base_url(config.base_url)}: {error}"
-            ) from error
-        except tinker.TinkerError as error:
-            raise ConfigurationError(
-                f"the server cannot train model={config.model!r} with lora_rank="
-                f"{config.lora_rank} and loss_fn={config.loss_fn}: {error}"
-            ) from error
+    with _explained(url, wish), tinker.ServiceClient(base_url=config.base_url) as service:
+        client = await answer(new_adapter(service, config), config)
+        steps = [await update(client, [_datum(each)] * rows, config, 0.0) for each in variants]
+    norms = [norm for _, norm in steps if norm is not None]
     return "hosted" if hosted else judge(norms, config.server)
 
 
@@ -79,6 +68,25 @@ def reach(base_url: str | None) -> str:
             "one; without a GPU: python -m gem_cpu.tinker_server --model DIR -- COMMAND"
         ) from error
     return url
+
+
+async def models(base_url: str | None, timeout_s: float) -> dict[str, int | None]:
+    """Return the server's models with the most tokens of a context, if it says so.
+
+    Raises:
+        ConfigurationError: The SDK finds no key, or the server refuses the question.
+        UnreachableError: There is no answer in time.
+    """
+    try:
+        client = tinker.RestClient(base_url=base_url)
+    except tinker.TinkerError as error:
+        raise ConfigurationError(
+            f"no key: {error}. (A server of your own takes any TINKER_API_KEY that begins with "
+            "tml-.)"
+        ) from error
+    with _explained(resolve_base_url(base_url), "name its models"):
+        found = await asyncio.wait_for(client.get_server_capabilities(), timeout_s)
+    return {str(model.model_name): model.max_context_length for model in found.supported_models}
 
 
 def judge(norms: list[float], stated: str) -> str:
@@ -114,20 +122,19 @@ def judge(norms: list[float], stated: str) -> str:
     return found if stated == "auto" else stated
 
 
-async def models(base_url: str | None, timeout_s: float) -> dict[str, int | None]:
-    """Return the server's models with the most tokens of a context, if it says so.
+@contextmanager
+def _explained(url: str, wish: str) -> Iterator[None]:
+    """Say what a server did not do; raises what `probe` raises."""
+    try:
+        with unanswered():
+            yield
+    except NoAnswerError as error:
+        if isinstance(error.__cause__, tinker.APIConnectionError | asyncio.TimeoutError):
+            raise UnreachableError(f"no answer from the Tinker server at {url}: {error}") from error
+        raise ConfigurationError(f"the Tinker server at {url} cannot {wish}: {error}") from error
 
-    Raises:
-        tinker.TinkerError: The server refuses the question.
-        asyncio.TimeoutError: There is no answer in time.
-    """
-    question = tinker.RestClient(base_url=base_url).get_server_capabilities()
-    found = (await answer(question, timeout_s)).supported_models
-    return {str(model.model_name): model.max_context_length for model in found}
 
-
-async def _check_model(config: Config) -> None:
-    rooms = await models(config.base_url, config.request_timeout_s)
+def _check_model(config: Config, rooms: dict[str, int | None]) -> None:
     if config.model not in rooms:
         raise ConfigurationError(
             f"model={config.model!r}: the server has {', '.join(sorted(rooms))}"
@@ -141,33 +148,9 @@ async def _check_model(config: Config) -> None:
         )
 
 
-async def _gradient_norms(
-    service: Any, config: Config, rows: int, variants: list[bool]
-) -> list[float]:
-    """Return a norm for each variant, with or without `weights`; none if none is reported."""
-    limit = config.request_timeout_s
-    made = service.create_lora_training_client(
-        config.model, rank=config.lora_rank, seed=config.lora_seed, train_unembed=False
-    )
-    client = await answer(made, limit)
-    norms = []
-    for weights in variants:
-        gradient = client.forward_backward([_datum(weights)] * rows, config.loss_fn)
-        step = client.optim_step(tinker.AdamParams(learning_rate=0.0))
-        await answer(gradient, limit)
-        norms.append(grad_norm((await answer(step, limit)).metrics))
-    return [norm for norm in norms if norm is not None]
-
-
 def _datum(weights: bool) -> tinker.Datum:
     ids = list(range(1, _PROMPT + _SAMPLED + 1))
     mask = np.array([0.0] * (_PROMPT - 1) + [1.0] * _SAMPLED, np.float32)
     inputs = {"target_tokens": np.array(ids[1:], np.int64), "advantages": mask}
     inputs |= {"logprobs": np.zeros(len(mask), np.float32)} | ({"weights": mask} if weights else {})
     return tinker.Datum(model_input=tinker.ModelInput.from_ints(ids[:-1]), loss_fn_inputs=inputs)
-
-
-def grad_norm(metrics: dict[str, float] | None) -> float | None:
-    """Return the gradient norm before clipping among a server's metrics, if it reports one."""
-    found = [value for name, value in (metrics or {}).items() if name.endswith(GRAD_NORM)]
-    return float(found[0]) if found else None

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tinker
 
-from gem.errors import RolloutError
 from gem.rollout import ChatFormat, Request, Sample
 from gem.tasks import Task
-from gem.training.sampling import EngineSampler, NoAnswerError, answered, together
+from gem.training.sampling import EngineSampler, answered, together
 from gem.trajectory import Trajectory
-from gem_tinker.answers import answer
+from gem_tinker.client import answer, unanswered
 from gem_tinker.settings import Config
 
 
@@ -73,13 +71,9 @@ class EpisodeSampler(EngineSampler):
         prompt = tinker.ModelInput.from_ints(request.prompt_ids)
 
         async def ask() -> Any:
-            try:
+            with unanswered((tinker.BadRequestError, tinker.AuthenticationError)):
                 asked = self._client.sample(prompt=prompt, num_samples=1, sampling_params=params)
-                return await answer(asked, config.request_timeout_s)
-            except (tinker.BadRequestError, tinker.AuthenticationError) as error:
-                raise RolloutError(f"the server refuses to sample: {error}") from error
-            except (tinker.TinkerError, asyncio.TimeoutError) as error:
-                raise NoAnswerError(f"{type(error).__name__}: {error}") from error
+                return await answer(asked, config)
 
         [sampled] = (await answered(ask, "the Tinker server", config.sample_retries)).sequences
         cut = len(sampled.tokens) >= request.max_tokens

@@ -15,32 +15,31 @@ import functools
 import logging
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import tinker
 
-from gem.errors import ConfigurationError, GemError, RolloutError
+from gem.errors import RolloutError
 from gem.rollout import ChatFormat
 from gem.tasks import Task
 from gem.training.batches import minibatches
+from gem.training.command import exit_status
 from gem.training.metrics import progress
 from gem.training.recording import RunRecording
+from gem.training.sampling import answered
 from gem.training.settings import check_episodes
 from gem.trajectory import Trajectory
 from gem_tinker import __version__, check_tinker
 from gem_tinker.advantage import Objective, Row, batch_rows, to_datums, trained_rows
-from gem_tinker.answers import answer
 from gem_tinker.checkpoints import Checkpoint, Checkpoints
-from gem_tinker.probe import grad_norm, probe
+from gem_tinker.client import answer, new_adapter, unanswered, update
+from gem_tinker.probe import probe
 from gem_tinker.rollout import Sampling, play_batch
 from gem_tinker.settings import Config, read
 
-logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 Report = Callable[[int, str, dict[str, float]], None]
 
 
@@ -63,21 +62,17 @@ async def train(config: Config, report: Report = lambda *_: None) -> None:
     about = {"trainer": "tinker", "versions": versions, "config": asdict(config)}
     checkpoints = Checkpoints(config.record_dir)
     with tinker.ServiceClient(base_url=config.base_url) as service:
-        for attempt in range(config.restarts + 1):
+
+        async def attempt() -> None:
             # What the last client trained after its checkpoint is lost, and recorded again.
             recording = RunRecording(config.record_dir, about)
             run = Run(config, objective, service, recording, checkpoints, report)
-            try:
+            with unanswered():
                 await run.open()
                 await run.train()
-                return
-            except (tinker.TinkerError, asyncio.TimeoutError) as error:
-                # A training client that failed once fails for ever.
-                last = checkpoints.last.iteration if checkpoints.last else 0
-                reason = f"{type(error).__name__}: {error}"
-                if attempt == config.restarts:
-                    raise RolloutError(f"training failed {attempt + 1} times: {reason}") from error
-                logger.warning("training failed, going on from iteration %d: %s", last, reason)
+
+        # A training client that failed once fails for ever: each attempt has one of its own.
+        await answered(attempt, "the training client", config.restarts)
 
 
 @dataclass
@@ -103,16 +98,15 @@ class Run:
         elif config.init is not None:
             made = service.create_training_client_from_state(config.init)
         else:
-            made = service.create_lora_training_client(
-                config.model, rank=config.lora_rank, seed=config.lora_seed, train_unembed=False
-            )
-        self.client = await self._answer(made)
+            made = new_adapter(service, config)
+        self.client = await answer(made, config)
         tokenizer = await asyncio.to_thread(self.client.get_tokenizer)
         self.chat = ChatFormat(tokenizer, system_prompt=config.system_prompt)
 
     async def train(self) -> None:
         """Train to the end."""
         config, tasks = self.config, self.config.train_tasks()
+        drawn = {"temperature": config.temperature, "top_p": config.top_p, "top_k": config.top_k}
         for iteration in range(self.first, config.iterations):
             began = time.perf_counter()
             sampler = await self._sampler()
@@ -120,8 +114,9 @@ class Run:
             if iteration % config.eval_every == 0:
                 await self._evaluate(iteration, sampler)
             batch = tasks[iteration * config.tasks : (iteration + 1) * config.tasks]
-            sampling = self._sampling(iteration, config.temperature, config.top_p, config.top_k)
-            episodes, times = await self._play(sampler, batch, sampling, config.group_size)
+            episodes, times = await self._play(
+                iteration, sampler, batch, config.group_size, **drawn
+            )
             rows, per_turn = batch_rows(episodes, config.advantage, config.gamma)
             prepared = time.perf_counter()
             metrics = await self._update(rows)
@@ -134,27 +129,23 @@ class Run:
             self.report(iteration, "train", recorded)
             done = iteration + 1
             if config.save_every and (done % config.save_every == 0 or done == config.iterations):
-                await self._save(done)
+                saved = await answer(self.client.save_state(f"iteration-{done:06d}"), config)
+                self.checkpoints.add(Checkpoint(done, saved.path))
         if config.eval:
             await self._evaluate(config.iterations, await self._sampler())
 
     async def _sampler(self) -> Any:
         """Return a sampling client with the current weights."""
-        return await self._answer(
-            self.client.save_weights_and_get_sampling_client(record_stability_info=False)
-        )
-
-    def _sampling(
-        self, iteration: int, temperature: float, top_p: float = 1.0, top_k: int = -1
-    ) -> Sampling:
-        seed = None if self.config.seed is None else (self.config.seed, iteration)
-        return Sampling(temperature, top_p, top_k, seed, version=iteration)
+        made = self.client.save_weights_and_get_sampling_client(record_stability_info=False)
+        return await answer(made, self.config)
 
     async def _play(
-        self, sampler: Any, tasks: Sequence[Task], sampling: Sampling, group_size: int = 1
+        self, iteration: int, sampler: Any, tasks: Sequence[Task], group_size: int, **drawn: Any
     ) -> tuple[list[Trajectory], dict[str, float]]:
         """Return the episodes, and the seconds that they took as a metric."""
         config, began = self.config, time.perf_counter()
+        seed = None if config.seed is None else (config.seed, iteration)
+        sampling = Sampling(seed=seed, version=iteration, **drawn)
         episodes = await play_batch(sampler, self.chat, config, tasks, sampling, group_size)
         times = {"rollout_s": time.perf_counter() - began}
         check_episodes(episodes, config.max_failed_fraction)
@@ -163,9 +154,10 @@ class Run:
     async def _evaluate(self, iteration: int, sampler: Any) -> None:
         write = self.recording.write_evaluation
         for source in self.config.sources():
-            temperature = 1.0 if source.temperature is None else source.temperature
-            sampling = self._sampling(iteration, temperature)
-            episodes, times = await self._play(sampler, source.tasks, sampling)
+            warm = 1.0 if source.temperature is None else source.temperature
+            episodes, times = await self._play(
+                iteration, sampler, source.tasks, 1, temperature=warm
+            )
             metrics = write(iteration, source.name, episodes, metrics=times)
             self.report(iteration, f"eval:{source.name}", metrics)
 
@@ -186,55 +178,28 @@ class Run:
         return metrics
 
     async def _step(self, rows: Sequence[Row]) -> dict[str, float]:
-        config = self.config
+        """Make an update; return what the server says of it, where it says it."""
+        config, rows = self.config, [row for row in rows if row.sampled]
         datums = to_datums(rows, self.objective)
-        low, high = 1 - config.clip, 1 + config.clip
-        clips = {"clip_low_threshold": low, "clip_high_threshold": high}
-        clipped = None if config.loss_fn == "importance_sampling" else clips
-        # Both are sent before either is waited for: the server needs no round trip in between.
-        gradient = self.client.forward_backward(datums, config.loss_fn, clipped)
-        adam = tinker.AdamParams(
-            learning_rate=config.lr,
-            beta1=config.beta1,
-            beta2=config.beta2,
-            eps=config.eps,
-            weight_decay=config.weight_decay,
-            grad_clip_norm=config.grad_clip,
-        )
-        step = self.client.optim_step(adam)
-        output = await self._answer(gradient)
-        norm = grad_norm((await self._answer(step)).metrics)
-        metrics = self._loss_metrics([row for row in rows if row.sampled], output)
-        return metrics if norm is None else metrics | {"grad_norm": norm}
-
-    def _loss_metrics(self, rows: Sequence[Row], output: Any) -> dict[str, float]:
-        """Read what the server says of an update, where it says it."""
+        output, norm = await update(self.client, datums, config, config.lr)
         differences, loss = [], 0.0
         factors = self.objective.server_factors([row.sampled for row in rows])
         losses = "elementwise_loss" in output.loss_fn_outputs[0]
         for row, factor, found in zip(rows, factors, output.loss_fn_outputs, strict=True):
-            sampled = np.flatnonzero(row.tokens.mask)
-            old = np.asarray(row.tokens.logprobs)[sampled]
-            differences.append(found["logprobs"].to_numpy()[row.columns][sampled] - old)
+            difference = found["logprobs"].to_numpy()[row.columns] - np.asarray(row.tokens.logprobs)
+            differences.append(difference[np.asarray(row.tokens.mask) == 1])
             if losses:
                 loss += factor * float(found["elementwise_loss"].to_numpy().sum(dtype=np.float64))
         difference = np.concatenate(differences)
         metrics = {
             "logprob_difference_max": float(np.abs(difference).max()),
-            "clip_fraction": float(np.mean(np.abs(np.exp(difference) - 1) > self.config.clip)),
+            "clip_fraction": float(np.mean(np.abs(np.exp(difference) - 1) > config.clip)),
         }
         if losses:
             metrics["loss"] = loss
         elif "loss:sum" in output.metrics:
             metrics["loss"] = output.metrics["loss:sum"]
-        return metrics
-
-    async def _save(self, iteration: int) -> None:
-        saved = await self._answer(self.client.save_state(f"iteration-{iteration:06d}"))
-        self.checkpoints.add(Checkpoint(iteration, saved.path))
-
-    async def _answer(self, future: Awaitable[T]) -> T:
-        return await answer(future, self.config.request_timeout_s)
+        return metrics if norm is None else metrics | {"grad_norm": norm}
 
 
 def show(iteration: int, split: str, metrics: dict[str, float]) -> None:
@@ -249,14 +214,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(__doc__)
         return 0
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    try:
-        config = read(arguments)
-        asyncio.run(train(config, show))
-    except GemError as error:
-        kind = "" if isinstance(error, ConfigurationError) else f"{type(error).__name__}: "
-        sys.stderr.write(f"{kind}{error}\n")
-        return 2
-    return 0
+    return exit_status(lambda: asyncio.run(train(read(arguments), show)))
 
 
 if __name__ == "__main__":
