@@ -120,7 +120,8 @@ def _decide(prediction: str | None, gold: Gold) -> tuple[bool, str, Sequence[Que
         found = None if right is None else _integer(prediction)
         if found is None:
             return _decide_one(prediction, gold)
-        return found == right, "number" if found == right else "different", ()
+        correct = found == right
+        return correct, "number" if correct else "different", ()
     golds = _golds(gold)
     reason = ""
     undecided: list[Question] = []
@@ -191,6 +192,8 @@ def _decide_by_fallback(
 
 def _integer(text: str) -> tuple[bool, str] | None:
     """Return whether a text is a negative integer, and its digits; None if it is no integer."""
+    if text.isdigit() and text.isascii():
+        return False, text.lstrip("0") or "0"
     found = _INTEGER.fullmatch(text)
     return None if found is None else (found[1] == "-" and found[2] != "0", found[2])
 
