@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import pickle
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -239,6 +240,27 @@ def test_a_sandbox_that_fails_is_tried_again_and_then_raises() -> None:
         tool(executor=recorder, retries=2).execute(call)
     recorder = Recorder(gone, gone, Result("1", "", 0, 0.0))
     assert asyncio.run(tool(executor=recorder, retries=2).aexecute(call)).ok
+
+
+class Waiting(Recorder):
+    """An executor with an `arun` of its own, which uses no thread."""
+
+    async def arun(
+        self,
+        code: str,
+        stdin: str = "",
+        limits: Limits = Limits(),  # noqa: B008
+    ) -> Result:
+        await asyncio.sleep(0)
+        return Result(f"{threading.current_thread().name}, {limits.wall_s:g} s", "", 0, 0.0)
+
+
+def test_a_custom_executors_own_arun_runs_asynchronous_calls() -> None:
+    waiting = Waiting()
+    call = ToolCall("python", {"code": "1"})
+    result = asyncio.run(tool(executor=waiting, timeout_s=3.0).aexecute(call))
+    assert result.text.endswith(f": {threading.current_thread().name}, 3 s")
+    assert waiting.programs == []
 
 
 @pytest.mark.parametrize(

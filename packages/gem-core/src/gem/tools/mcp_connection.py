@@ -1,15 +1,17 @@
 """Connections to MCP servers, held by one background event loop per process.
 
-The only module of gem that imports the MCP SDK.
+The only module of gem that imports the MCP SDK, and AnyIO, which comes with it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import math
 import os
 import threading
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import AsyncExitStack
@@ -73,13 +75,13 @@ class Connection:
         _sdk()
         self._server = server
         self._last_words = bytearray()
-        self._loop = background_loop()
         self._pid = os.getpid()
-        self._closing: asyncio.Event
-        self._task: asyncio.Task[None]
+        self._portal = _portal(self._pid)
+        self._closing: Any
         self._client: Any
+        self._task: Future[None]
         self.functions: list[Function]
-        self._wait(self._open(timeout_s), timeout_s + _SLACK_S + _CLOSE_S)
+        self._task, _ = self._portal.start_task(self._live, timeout_s)
 
     @property
     def usable(self) -> bool:
@@ -93,24 +95,20 @@ class Connection:
             Refused: The server returns an error, or is not done within `timeout_s`.
             ServerGoneError: The connection broke.
         """
-        return self._wait(self.acall(name, arguments, timeout_s), timeout_s + _SLACK_S)
+        return self._wait(timeout_s + _SLACK_S, self._call, name, arguments, timeout_s)
 
-    async def acall(self, name: str, arguments: Mapping[str, Any], timeout_s: float) -> Answer:
-        """Like `call`, in the background loop."""
-        sdk = _sdk()
+    async def _call(self, name: str, arguments: Mapping[str, Any], timeout_s: float) -> Answer:
         try:
             # When the SDK's own limit is reached, it also asks the server to cancel the call.
             result = await self._client.call_tool(
                 name, dict(arguments), read_timeout_seconds=timeout_s
             )
-        except sdk.MCPError as error:
+        except _sdk().MCPError as error:
             if _broken(error):
                 raise ServerGoneError(self._reason(error)) from error
             if error.code == _types().REQUEST_TIMEOUT:
                 raise TookTooLong(f"{name} was not done after {timeout_s:g} s") from error
             raise Refused(str(error)) from error
-        except asyncio.CancelledError:
-            raise
         except Exception as error:
             raise ServerGoneError(self._reason(error)) from error
         return Answer(_text(result), bool(result.is_error))
@@ -118,15 +116,8 @@ class Connection:
     def answers(self) -> bool:
         """Return whether the server answers a ping; an error is an answer, too."""
         try:
-            return self._wait(self._ping(), _PING_S + _SLACK_S)
-        except ServerGoneError:
-            return False
-
-    async def _ping(self) -> bool:
-        sdk = _sdk()
-        try:
-            await asyncio.wait_for(self._client.send_ping(), _PING_S)
-        except sdk.MCPError as error:
+            self._wait(_PING_S, self._client.send_ping)
+        except _sdk().MCPError as error:
             return not _broken(error) and error.code != _types().REQUEST_TIMEOUT
         except Exception:
             return False
@@ -135,38 +126,32 @@ class Connection:
     def close(self) -> None:
         """End the connection, and the server if it was started for it; safe to repeat."""
         if self.usable:
+            self._portal.call(self._closing.set)
             # A connection that cannot be closed in time ends with this process.
-            with contextlib.suppress(ServerGoneError):
-                self._wait(self._close(), _CLOSE_S)
+            with contextlib.suppress(FutureTimeoutError):
+                self._task.result(_CLOSE_S)
 
-    async def _open(self, timeout_s: float) -> None:
-        self._closing = asyncio.Event()
-        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._task = asyncio.create_task(self._live(ready))
-        try:
-            await asyncio.wait_for(asyncio.shield(ready), timeout_s)
-        except asyncio.TimeoutError:
-            ready.cancel()
-            self._task.cancel()
-            await asyncio.wait([self._task], timeout=_CLOSE_S)
-            raise ServerGoneError(f"no answer within {timeout_s:g} s{self._said()}") from None
-
-    async def _live(self, ready: asyncio.Future[None]) -> None:
+    async def _live(self, timeout_s: float, *, task_status: Any) -> None:
         """Open, hold and close the connection in one task, as the SDK's contexts require."""
+        import anyio
+
+        self._closing = anyio.Event()
+        opened = False
         try:
-            async with AsyncExitStack() as stack:
-                transport = await self._transport(stack)
-                self._client = await stack.enter_async_context(_sdk().Client(transport))
-                self.functions = await self._listed()
-                if not ready.done():
-                    ready.set_result(None)
-                await self._closing.wait()
+            with anyio.move_on_after(timeout_s) as opening:
+                async with AsyncExitStack() as stack:
+                    transport = await self._transport(stack)
+                    self._client = await stack.enter_async_context(_sdk().Client(transport))
+                    self.functions = await self._listed()
+                    opening.deadline = math.inf
+                    opened = True
+                    task_status.started()
+                    await self._closing.wait()
         except Exception as error:
-            if not ready.done():
-                ready.set_exception(ServerGoneError(self._reason(error)))
-        finally:
-            if not ready.done():
-                ready.set_exception(ServerGoneError("the connection ended"))
+            if not opened and not opening.cancel_called:
+                raise ServerGoneError(self._reason(error)) from error
+        if not opened:
+            raise ServerGoneError(f"no answer within {timeout_s:g} s{self._said()}")
 
     async def _transport(self, stack: AsyncExitStack) -> Any:
         server = self._server
@@ -225,15 +210,11 @@ class Connection:
                 break
         return functions
 
-    async def _close(self) -> None:
-        self._closing.set()
-        await asyncio.wait([self._task])
-
-    def _wait(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
-        future: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
+    def _wait(self, timeout_s: float, function: Callable[..., Awaitable[T]], *args: Any) -> T:
+        future: Future[T] = self._portal.start_task_soon(function, *args)
         try:
             return future.result(timeout_s)
-        except (FutureTimeoutError, asyncio.TimeoutError):
+        except FutureTimeoutError:
             future.cancel()
             raise ServerGoneError(f"no answer within {timeout_s:g} s") from None
 
@@ -248,21 +229,32 @@ class Connection:
         return f"; it wrote: {lines[-1].strip()[:300]}" if lines else ""
 
 
-_loops: dict[int, asyncio.AbstractEventLoop] = {}
 _starting = threading.Lock()
 
 
-def background_loop() -> asyncio.AbstractEventLoop:
-    """Return this process's event loop for connections, running in a daemon thread."""
-    pid = os.getpid()
+def _portal(pid: int) -> Any:
+    """Return the event loop of the process `pid`, in a daemon thread.
+
+    A forked child has a copy of its parent's, but not the thread that runs it.
+    """
     with _starting:
-        if pid not in _loops:
-            # After a fork: the child has a copy of the loop, but not the thread that runs it.
-            _loops.clear()
-            loop = asyncio.new_event_loop()
-            threading.Thread(target=loop.run_forever, name="gem-mcp", daemon=True).start()
-            _loops[pid] = loop
-        return _loops[pid]
+        return _started(pid)
+
+
+@functools.cache
+def _started(pid: int) -> Any:
+    import anyio
+    from anyio.from_thread import BlockingPortal
+
+    started: Future[Any] = Future()
+
+    async def serve() -> None:
+        async with BlockingPortal() as portal:
+            started.set_result(portal)
+            await portal.sleep_until_stopped()
+
+    threading.Thread(target=anyio.run, args=(serve,), name="gem-mcp", daemon=True).start()
+    return started.result()
 
 
 def _broken(error: Any) -> bool:

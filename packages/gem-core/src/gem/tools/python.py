@@ -144,7 +144,25 @@ class PythonTool(Tool):
             return failed(call)
         for attempt in range(self.retries + 1):
             try:
-                return self._result(self._run(call.arguments["code"]))
+                with boundary("sandbox"):
+                    runner, limits = self._runner()
+                    result = runner.run(call.arguments["code"], "", *limits)
+                return self._result(result)
+            except UnreachableError:
+                if attempt == self.retries:
+                    raise
+        raise AssertionError("unreachable")
+
+    async def aexecute(self, call: ToolCall) -> ToolResult:
+        """Like `execute`, by the executor's or the session's `arun`."""
+        if call.error is not None:
+            return failed(call)
+        for attempt in range(self.retries + 1):
+            try:
+                with boundary("sandbox"):
+                    runner, limits = self._runner()
+                    result = await runner.arun(call.arguments["code"], "", *limits)
+                return self._result(result)
             except UnreachableError:
                 if attempt == self.retries:
                     raise
@@ -165,11 +183,11 @@ class PythonTool(Tool):
             state["_saved"] = self._open.snapshot()
         return state
 
-    def _run(self, code: str) -> Result:
-        with boundary("sandbox"):
-            if self.session:
-                return self._going_on().run(code)
-            return sandbox.resolve(self.executor).run(code, "", self._limits)
+    def _runner(self) -> tuple[Any, list[Limits]]:
+        """Return the session or executor that runs programs; with the limits, for an executor."""
+        if self.session:
+            return self._going_on(), []
+        return sandbox.resolve(self.executor), [self._limits]
 
     def _going_on(self) -> sandbox.Session:
         """Return this episode's session, opening it at the first call."""
