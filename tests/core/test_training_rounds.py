@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from gem.training.rounds import Rounds
+from gem.errors import RolloutError
+from gem.rollout import Request, Sample
+from gem.training.rounds import Rounds, RoundsSampler
 
 
 def play(rounds: Rounds, episodes: Sequence[Any]) -> list[Any]:
@@ -122,3 +126,56 @@ def test_the_loop_stays_free_while_the_engine_samples(episodes: int) -> None:
 
     play(rounds, [*(rounds.sample([i], None) for i in range(episodes)), other()])
     assert len(seen) == 50
+
+
+class Answer:
+    """vLLM's `RequestOutput` of one completion."""
+
+    def __init__(self, prompt: list[int], reason: str = "stop") -> None:
+        self.prompt_token_ids = tuple(prompt)
+        token = SimpleNamespace(logprob=-0.5)
+        self.outputs = [
+            SimpleNamespace(
+                token_ids=[7, 2], logprobs=[{7: token}, {2: token}], finish_reason=reason
+            )
+        ]
+
+
+def sampled(answer: Callable[[list[int]], Answer]) -> tuple[list[Sample], list[dict[str, Any]]]:
+    """Two turns of an episode, and the parameters that they were sampled with."""
+    seen: list[dict[str, Any]] = []
+
+    def generate(prompts: list[list[int]], params: list[Any]) -> list[Answer]:
+        seen.extend(params)
+        return [answer(prompt) for prompt in prompts]
+
+    rounds = Rounds(generate)
+    sampler = RoundsSampler(rounds, partial(dict, top_k=3), frozenset([9, 2]), (1, 2))
+
+    async def episode() -> list[Sample]:
+        first = Request(0, [5, 6], [5, 6], True, 8)
+        second = Request(0, [5, 6, 7, 2, 3], [3], False, 4)
+        return [await sampler(first), await sampler(second)]
+
+    [samples] = play(rounds, [episode()])
+    return samples, seen
+
+
+def test_vllm_samples_the_turns_of_an_episode_each_with_its_seed() -> None:
+    samples, seen = sampled(Answer)
+    assert [(s.token_ids, s.logprobs, s.stop_reason) for s in samples] == [
+        ([7, 2], [-0.5, -0.5], "stop")
+    ] * 2
+    assert [params["max_tokens"] for params in seen] == [8, 4]
+    assert len({params["seed"] for params in seen}) == 2
+    assert all(params["stop_token_ids"] == [2, 9] and params["top_k"] == 3 for params in seen)
+
+
+def test_what_vllm_sampled_from_another_prompt_is_refused() -> None:
+    with pytest.raises(RolloutError, match="another prompt"):
+        sampled(lambda prompt: Answer(prompt[1:]))
+
+
+def test_a_request_that_vllm_aborted_is_refused() -> None:
+    with pytest.raises(RolloutError, match="'abort'"):
+        sampled(lambda prompt: Answer(prompt, "abort"))

@@ -14,12 +14,12 @@ from oat.utils.ipc import PlasmaShmClient
 from gem.training.batches import minibatches
 from gem.training.recording import RunRecording, rows_wanted
 from gem.training.tasksets import Source, encode_task
+from gem.training.words import done, reported
 from gem.trajectory import Trajectory
 from gem_oat import __version__, check_oat, compat
 from gem_oat.advantage import Row, give_advantages, make_rows, trained_rows
 from gem_oat.data import Collector, Share, Tasks
 from gem_oat.settings import Args, shown
-from gem_oat.supervise import done, reported
 from gem_oat.update import Updater
 
 compat.install()

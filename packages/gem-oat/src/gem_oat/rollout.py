@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import vllm
 from oat.algorithms.ppo import PPOActor
 
-from gem.errors import RolloutError
-from gem.rollout import Budget, ChatFormat, Request, Sample
+from gem.rollout import Budget, ChatFormat
 from gem.tasks import Task
-from gem.training.rounds import Rounds
-from gem.training.sampling import EngineSampler
+from gem.training.rounds import Rounds, RoundsSampler
 from gem.training.tasksets import decode_task
+from gem.training.words import reported
 from gem.trajectory import Trajectory
 from gem_oat import compat
 from gem_oat.settings import Args
-from gem_oat.supervise import reported
 
 compat.install()
 
@@ -89,13 +88,13 @@ class Actor(PPOActor):  # type: ignore[misc]
         Returns:
             A handle of oat's for one trajectory of each task, in order.
         """
-        args = self.args
         with reported(f"actor {self.actor_id}"):
             jobs = [(decode_task(text)[0], 0, group) for group, text in enumerate(tasks)]
-            sampling = args.sampling(evaluation=True)
+            sampling = self.args.sampling(evaluation=True)
             if temperature is not None:
                 sampling["temperature"] = temperature
-            return self._play(jobs, sampling, args.budget(evaluation=True), (1 + number, updates))
+            budget = self.args.budget(evaluation=True)
+            return self._play(jobs, sampling, budget, (1 + number, updates))
 
     def _play(
         self,
@@ -105,12 +104,12 @@ class Actor(PPOActor):  # type: ignore[misc]
         key: tuple[int, int],
     ) -> Any:
         """Play episodes at the same time; `jobs` are tasks, each with its copy and group."""
-        gem = self.args.gem
-        rounds = Rounds(self._generate)
+        gem, rounds = self.args.gem, Rounds(self._generate)
+        params = partial(vllm.SamplingParams, logprobs=1, **sampling)
 
         async def one(task: Task, copy: int, group: int) -> Trajectory:
             seed = None if gem.seed is None else (gem.seed, *key, task.seed, copy)
-            sampler = _Sampler(rounds, sampling, self._chat.stop_ids, seed)
+            sampler = RoundsSampler(rounds, params, self._chat.stop_ids, seed)
             return await gem.play(task, sampler, self._chat, budget, group=group)
 
         episodes = asyncio.run(rounds.run([one(*job) for job in jobs]))
@@ -120,27 +119,3 @@ class Actor(PPOActor):  # type: ignore[misc]
         texts = [{"prompt_token_ids": ids} for ids in prompts]
         outputs: Sequence[Any] = self.llm.generate(texts, sampling_params=params, use_tqdm=False)
         return outputs
-
-
-class _Sampler(EngineSampler):
-    """The engine as a sampler of one episode."""
-
-    def __init__(
-        self,
-        rounds: Rounds,
-        sampling: dict[str, Any],
-        stop_ids: frozenset[int],
-        seed: tuple[int, ...] | None,
-    ) -> None:
-        super().__init__(stop_ids, seed)
-        self._rounds = rounds
-        self._sampling = {**sampling, "logprobs": 1, "stop_token_ids": self.stop_ids}
-
-    async def __call__(self, request: Request) -> Sample:
-        """Sample one turn."""
-        limits = {"max_tokens": request.max_tokens, "seed": self.turn_seed()}
-        params = vllm.SamplingParams(**self._sampling, **limits)
-        answer = await self._rounds.sample(request.prompt_ids, params)
-        if list(answer.prompt_token_ids) != request.prompt_ids:
-            raise RolloutError("the engine sampled from another prompt than it was given")
-        return self.vllm_sample(answer)

@@ -13,50 +13,19 @@ import signal
 import sys
 import tempfile
 import time
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 
-from gem.training.processes import adopt_orphans, alive, children_of, end_all, name_of
+from gem.training.processes import adopt_orphans, alive, children_of, end_descendants, name_of
+from gem.training.words import STATUS, failures, is_done
 
-STATUS = "GEM_OAT_STATUS"
-"""Environment variable: folder in which nodes leave their word."""
-
-_DONE = "done"
-_FAILED = ".failed"
 _POLL_S = 0.1
 _GRACE_S = 5.0
 """How long nodes may take to say why they end."""
-
-
-@contextlib.contextmanager
-def reported(node: str) -> Iterator[None]:
-    """Leave word of an exception that ends a node, and print it there."""
-    try:
-        yield
-    except Exception as error:
-        # First: whoever finds the word may end this process at once.
-        with contextlib.suppress(OSError):
-            traceback.print_exc()
-        name = f"{time.time_ns():020d}-{os.getpid()}{_FAILED}"
-        _leave(name, f"{node}: {type(error).__name__}: {error}")
-        raise
-
-
-def done() -> None:
-    """Leave word that the training is complete."""
-    _leave(_DONE, "")
-
-
-def _leave(name: str, word: str) -> None:
-    """Leave a word where `supervise`, if it has started this process, finds it as a whole."""
-    folder = os.environ.get(STATUS)
-    if folder is not None:
-        path = Path(folder, f"{name}.partial")
-        path.write_text(word, encoding="utf-8")
-        path.replace(path.with_suffix(""))
+_CARRIERS = ("sed", "bash", "decorate_output")
+"""Names of processes that pass on the output of nodes."""
 
 
 def supervise(start: Callable[[], object]) -> int:
@@ -81,7 +50,7 @@ def supervise(start: Callable[[], object]) -> int:
             nodes = [_Node(process) for process in children_of()]
             status, cause = _watch(Path(folder), received, nodes)
         finally:
-            end_descendants()
+            end_descendants(_CARRIERS)
     # Only now have all nodes had their say.
     sys.stderr.write(f"{cause}\n" if cause else "")
     return status
@@ -94,17 +63,16 @@ def _watch(folder: Path, received: list[int], nodes: list[_Node]) -> tuple[int, 
         # These two first: a node leaves its word before it ends or asks this process to end.
         ended = [node for node in nodes if node.ended()]
         asked = list(received)
-        if (folder / _DONE).exists():
+        if is_done(folder):
             # oat's learner asks this process to end when all is done; where it is not the first
             # of several machines, its learners just end.
             learners = [node for node in nodes if node.title.startswith("learner")]
             if asked or all(node in ended for node in learners):
                 return 0, ""
-        elif failures := sorted(folder.glob(f"*{_FAILED}")):
-            cause = failures[0].read_text(encoding="utf-8")
+        elif failed := failures(folder):
+            cause = failed[0][1]
             # A node that was killed says nothing; who missed it does.
-            said = {int(path.stem.split("-")[1]) for path in failures}
-            said_nothing = [node for node in nodes if node.pid and node.pid not in said]
+            said_nothing = [node for node in nodes if node.pid and node.pid not in dict(failed)]
             silent = ", ".join(node.title for node in said_nothing if node.ended())
             return 1, f"{silent} ended without a word; then {cause}" if silent else cause
         elif asked:
@@ -140,30 +108,7 @@ class _Node:
         """Whether the node is gone; its shell stays as long as anybody holds the output."""
         if self._self is None and alive(self._shell):
             below = [p for p in children_of(self._shell) if alive(p)]
-            self._self = next((p for p in below if not _carries(p)), None)
+            self._self = next((p for p in below if name_of(p) not in _CARRIERS), None)
             # The shell starts the node first: where only its output is passed on, it is gone.
             return bool(below) and all(name_of(p) == "sed" for p in below)
         return not alive(self._self or self._shell)
-
-
-def end_descendants() -> None:
-    """End all descendants of this process; pipes that carry their last words go last."""
-    _kill(carriers=False)
-    psutil.wait_procs(children_of(recursive=True), timeout=_GRACE_S)
-    _kill(carriers=True)
-
-
-def _kill(*, carriers: bool) -> None:
-    """Kill descendants, those included that are started or adopted meanwhile."""
-    deadline = time.monotonic() + _GRACE_S
-    while time.monotonic() < deadline:
-        found = [process for process in children_of(recursive=True) if alive(process)]
-        left = [process for process in found if carriers or not _carries(process)]
-        if not left:
-            return
-        end_all(left, 0)
-        time.sleep(0.02)
-
-
-def _carries(process: psutil.Process) -> bool:
-    return name_of(process) in ("sed", "bash", "decorate_output")

@@ -1,7 +1,7 @@
 """Processes that a trainer starts: whether they live, and how all of them end.
 
 - `alive`, `name_of`, `children_of`: questions about processes that may be gone meanwhile.
-- `end_all`: end processes, in good order first.
+- `end_all`, `end_descendants`: end processes, in good order first; end all of one's own.
 - `adopt_orphans`: keep processes whose parent dies among one's own.
 - `end_group_after_me`: have the process group ended when this process is killed.
 - `end_descendants_with_me`, `stop_without`: what this process starts ends with it, and it stops
@@ -23,7 +23,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -89,6 +89,29 @@ def end_all(processes: Sequence[psutil.Process], grace_s: float) -> None:
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
+
+
+def end_descendants(last: Container[str] = (), grace_s: float = END_S) -> None:
+    """Kill all descendants of this process, also those that are started or adopted meanwhile.
+
+    Args:
+        last: Names of processes that get a while to end by themselves when the others are gone,
+            such as pipes that carry the others' last words.
+        grace_s: How long that is, in seconds, and how long it is tried to kill the others.
+    """
+    import psutil
+
+    for spared in (last, ()):
+        deadline = time.monotonic() + grace_s
+        while time.monotonic() < deadline:
+            found = [process for process in children_of(recursive=True) if alive(process)]
+            left = [process for process in found if name_of(process) not in spared]
+            if not left:
+                break
+            end_all(left, 0)
+            time.sleep(0.02)
+        if spared:
+            psutil.wait_procs(children_of(recursive=True), timeout=grace_s)
 
 
 def adopt_orphans() -> None:

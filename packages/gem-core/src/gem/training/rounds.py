@@ -1,5 +1,8 @@
 """Many episodes, one engine that answers whole batches: requests are collected into rounds.
 
+- `Rounds`: runs the episodes and collects their requests.
+- `RoundsSampler`: the sampler of one of them, if the engine is vLLM.
+
 A function such as `vllm.LLM.generate` takes a batch and returns when all of it is sampled. While
 the engine samples one round, environments step in threads of their own; the next round takes the
 requests that are waiting by then. A slow environment holds up its own episode only.
@@ -14,7 +17,9 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from gem.training.sampling import together
+from gem.errors import RolloutError
+from gem.rollout.play import Request, Sample
+from gem.training.sampling import EngineSampler, together
 
 T = TypeVar("T")
 
@@ -112,3 +117,41 @@ class Rounds:
             self._complete.clear()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._complete.wait(), wait_s)
+
+
+class RoundsSampler(EngineSampler):
+    """vLLM, which answers in rounds, as the sampler of one episode."""
+
+    def __init__(
+        self,
+        rounds: Rounds,
+        params: Callable[..., Any],
+        stop_ids: frozenset[int],
+        seed: Sequence[int] | None = None,
+    ) -> None:
+        """Prepare for an episode.
+
+        Args:
+            rounds: The engine returns `RequestOutput`s of one completion, with log-probabilities.
+            params: Makes the sampling parameters of a turn, of `max_tokens`, `seed` and
+                `stop_token_ids`.
+            stop_ids: See `EngineSampler`.
+            seed: See `EngineSampler`.
+        """
+        super().__init__(stop_ids, seed)
+        self._rounds = rounds
+        self._params = params
+
+    async def __call__(self, request: Request) -> Sample:
+        """Sample one turn.
+
+        Raises:
+            RolloutError: vLLM aborted the request, or sampled from another prompt.
+        """
+        params = self._params(
+            max_tokens=request.max_tokens, seed=self.turn_seed(), stop_token_ids=self.stop_ids
+        )
+        answer = await self._rounds.sample(request.prompt_ids, params)
+        if list(answer.prompt_token_ids) != request.prompt_ids:
+            raise RolloutError("the engine sampled from another prompt than it was given")
+        return self.vllm_sample(answer)
