@@ -129,7 +129,6 @@ def made(world: Any, quiet: None, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     yield make
     torch.random.set_rng_state(state)
-    rollout._current.clear()
 
 
 def test_rl2_is_seeded_before_its_parts_are_made(made: Any) -> None:
@@ -192,9 +191,11 @@ def test_another_env_file_is_refused(made: Any) -> None:
 
 @pytest.mark.usefixtures("_logged")
 def test_the_seam_computes_and_records(made: Any, world: Any, tmp_path: Path) -> None:
-    _, ours = made(f"+gem.record_dir={tmp_path}", "adv.gamma=0.5")
+    trainer, ours = made(f"+gem.record_dir={tmp_path}", "adv.gamma=0.5")
     played = golden_batch()
-    rollout.current()._batch = list(played)
+    its = trainer.rollout
+    plays = its.env.generate if world.HEAD else its.rollout.func
+    plays.__self__._batch = list(played)
     tensors, edges = world.tensors(played)
     ours.compute_advantages(None, tensors, edges, 1)
     assert tensors["advantages"].any()

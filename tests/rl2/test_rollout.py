@@ -19,7 +19,7 @@ from gem.tasks import Task
 from gem.training import sampling
 from gem.training.tasksets import DatasetRow
 from gem.trajectory import Trajectory
-from gem_rl2 import rollout
+from gem_rl2 import env
 from gem_rl2.dataset import line, read
 from gem_rl2.rollout import TAG, Rollouts, state_dicts
 
@@ -66,7 +66,6 @@ def _clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(Scripted, "busy", [], raising=False)
     yield
     Scripted.gate.set()
-    rollout._current.clear()
 
 
 def rollouts(world: Any, *overrides: str) -> Rollouts:
@@ -255,15 +254,14 @@ def test_rows_that_cannot_be_played_are_refused(world: Any, server: Any, tokeniz
 
 def test_the_env_file_alone_does_nothing() -> None:
     with pytest.raises(ConfigurationError, match=r"\+gem.advantage=rebn"):
-        rollout.current()
+        asyncio.run(env.generate(None, None, "", None))
 
 
 class Group:
     """What RL2 makes of episodes: its own objects, around our hook."""
 
     def __init__(self, world: Any, r: Rollouts, server: Any, tokenizer: Any) -> None:
-        rollout.begin(r)
-        self.world, self.server, self.tokenizer = world, server, tokenizer
+        self.world, self.rollouts, self.server, self.tokenizer = world, r, server, tokenizer
         self.data = line(row(4))
 
     def play(self, train: bool = True) -> tuple[list[Any], dict[str, list[float]]]:
@@ -273,7 +271,7 @@ class Group:
             config = self.world.config()
             group = SampleGroup(config.rollout.train, self.tokenizer, self.data)
             group.samples = group.samples[:1]
-            asyncio.run(group.generate(self.server.url, rollout.generate))
+            asyncio.run(group.generate(self.server.url, self.rollouts.generate))
             group.print()
             found, metrics = group.to_all_tensor_dicts_and_metrics()
             json.dumps([sample.to_json() for sample in group.samples])
@@ -287,7 +285,7 @@ class Group:
             train_sampling_params=params,
             test_sampling_params={**params, "temperature": 0.0},
         )
-        answer: Any = asyncio.run(rollout.release_rollout(me, self.data, train))
+        answer: Any = asyncio.run(self.rollouts.release_rollout(me, self.data, train))
         return answer
 
 

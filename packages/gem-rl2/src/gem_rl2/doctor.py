@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from functools import partial
 
-from gem.errors import MissingExtraError
 from gem.training.doctor import Check, Requirement, doctor, entry_point, importable
 from gem.training.seams import check_seams
 from gem_rl2.release import check_rl2
@@ -24,6 +22,10 @@ TRANSFORMERS = Requirement(
 """RL2 and ring-flash-attn 0.1.8 import what transformers 5 no longer has."""
 HYDRA = Requirement("hydra-core", ">=1.3", TRAINER.by, 'pip install "hydra-core==1.3.2"')
 
+FLASH = {
+    "": "run: pip install flash-attn --no-build-isolation (without a GPU: gem-cpu's stand-in, see "
+    "docs/rl2.md)"
+}
 HOOK = "hydra_plugins.gem_rl2_hook"
 
 
@@ -40,11 +42,7 @@ def check_engine() -> str:
 def check_libraries() -> str:
     """transformers and hydra are of versions that RL2 works with."""
     found = f"libraries: transformers {TRANSFORMERS.check()}, hydra {HYDRA.check()}, flash-attn"
-    if importlib.util.find_spec("flash_attn") is None:
-        raise MissingExtraError(
-            "flash-attn is not installed; RL2 wants it: pip install flash-attn "
-            "--no-build-isolation (without a GPU: gem-cpu's stand-in, see docs/rl2.md)"
-        )
+    importable("flash_attn", what="flash-attn, which RL2 wants,", hints=FLASH)
     return found
 
 

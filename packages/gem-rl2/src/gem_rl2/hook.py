@@ -7,8 +7,8 @@ a section `gem` in the configuration everything stays RL2's own.
 
 from __future__ import annotations
 
-import types
 from dataclasses import replace
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -42,7 +42,7 @@ KNOWN = replace(TRAINER, supported=f"{SUPPORTED_RL2} or a checkout like commit 9
 
 
 def install(program: ModuleType) -> None:
-    """Put GEM's trainer and advantages into RL2's program.
+    """Put GEM's trainer into RL2's program: RL2's own, extended by what the section `gem` asks for.
 
     Args:
         program: The module `RL2.trainer.ppo`, usually as `__main__`.
@@ -52,13 +52,7 @@ def install(program: ModuleType) -> None:
     """
     rl2 = check_rl2()
     check_seams(KNOWN, SEAMS[rl2.form], owner=program, found=str(rl2))
-    program.PPOTrainer = trainer(program, rl2)  # type: ignore[attr-defined]
-
-
-def trainer(program: ModuleType, rl2: Installation) -> type[Any]:
-    """Return RL2's trainer, extended by what the section `gem` asks for."""
     base: Any = program.PPOTrainer
-    original = program.compute_advantages
 
     class GemPPOTrainer(base):  # type: ignore[misc]
         def __init__(self, config: Any) -> None:
@@ -70,12 +64,7 @@ def trainer(program: ModuleType, rl2: Installation) -> type[Any]:
             servers.watch()
             self._evaluates_first = rollouts is not None and _evaluates_first(rollouts)
             if rollouts is not None:
-                _extend(self, rollouts, rl2)
-                if torch.distributed.get_rank() == 0:
-                    recording = record_logs(rollouts.settings.record_dir, rl2, rollouts.evaluated)
-                    program.compute_advantages = seam(  # type: ignore[attr-defined]
-                        original, rollouts, recording
-                    )
+                _extend(self, program, rollouts, rl2)
 
         def train(self) -> Any:
             """Train; in a checkout a coroutine."""
@@ -92,7 +81,7 @@ def trainer(program: ModuleType, rl2: Installation) -> type[Any]:
             await super().train()
 
     GemPPOTrainer.__name__ = GemPPOTrainer.__qualname__ = base.__name__
-    return GemPPOTrainer
+    program.PPOTrainer = GemPPOTrainer  # type: ignore[attr-defined]
 
 
 def _switched_on(config: Any, form: Form) -> Rollouts | None:
@@ -102,11 +91,9 @@ def _switched_on(config: Any, form: Form) -> Rollouts | None:
     plain: Any = OmegaConf.to_container(config, resolve=True)
     settings, keys = Settings.from_mapping(plain[SECTION] or {}), Keys.read(plain, form)
     check(settings, keys)
-    rollouts = Rollouts(settings, keys)
-    rollout.begin(rollouts)
     if settings.trainer_seed is not None:
         torch.manual_seed(settings.trainer_seed)
-    return rollouts
+    return Rollouts(settings, keys)
 
 
 def _evaluates_first(rollouts: Rollouts) -> bool:
@@ -115,8 +102,8 @@ def _evaluates_first(rollouts: Rollouts) -> bool:
     return asked and keys.checkpoint is None and not keys.eval_only
 
 
-def _extend(trainer: Any, rollouts: Rollouts, rl2: Installation) -> None:
-    """Change the parts that RL2's trainer has made, on every rank."""
+def _extend(trainer: Any, program: Any, rollouts: Rollouts, rl2: Installation) -> None:
+    """Change the parts that RL2's trainer has made, and `compute_advantages` of its program."""
     settings = rollouts.settings
     for part in (trainer.actor, trainer.critic) if settings.adam else ():
         if part is not None:
@@ -133,7 +120,11 @@ def _extend(trainer: Any, rollouts: Rollouts, rl2: Installation) -> None:
             "env-path), or one that imports `generate` from gem_rl2.env"
         )
     if rl2.form == "release":
-        trainer.rollout.rollout = types.MethodType(rollout.release_rollout, trainer.rollout)
+        trainer.rollout.rollout = partial(rollouts.release_rollout, trainer.rollout)
+    else:
+        trainer.rollout.env.generate = rollouts.generate
+    recording = record_logs(settings.record_dir, rl2, rollouts.evaluated)
+    program.compute_advantages = seam(program.compute_advantages, rollouts, recording)
 
 
 def seam(original: Any, rollouts: Rollouts, recording: RunRecording) -> Any:

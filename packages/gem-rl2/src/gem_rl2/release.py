@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -74,8 +73,7 @@ def _folder() -> Path:
         if not (folder / "trainer" / "ppo.py").is_file():
             raise ConfigurationError(f"{HOME}={home} is no checkout of RL2: no RL2/trainer/ppo.py")
         return folder
-    loaded = sys.modules.get("RL2")
-    spec = importlib.util.find_spec("RL2") if loaded is None else loaded.__spec__
+    spec = importlib.util.find_spec("RL2")
     places = [] if spec is None else list(spec.submodule_search_locations or [])
     if not places:
         raise MissingExtraError(f"RL2 is not installed; install it with: {INSTALL}")

@@ -1,8 +1,8 @@
 """RL2's rollout hooks: episodes are played by `gem.rollout`, SGLang is the sampler.
 
 The release lets an env file say how text is answered, token by token it cannot; therefore
-`release_rollout` takes the place of one method of its `Rollout`. A checkout asks the env file for
-`generate`, which is the same thing.
+`Rollouts.release_rollout` takes the place of one method of its `Rollout`. A checkout asks the env
+file for `generate`, which is the same thing.
 """
 
 from __future__ import annotations
@@ -90,6 +90,46 @@ class Rollouts:
         self._check_failures(trajectory)
         return trajectory, len(self._batch) - 1
 
+    async def release_rollout(self, its: Any, data: dict[str, Any], train: bool) -> Any:
+        """Play one episode in the place of `RL2.workers.rollout.Rollout.rollout` of the release.
+
+        Args:
+            its: RL2's `Rollout`.
+            data: Columns of the row.
+            train: Whether the episode is played for training.
+
+        Returns:
+            The tensors of its rows, and its metrics.
+        """
+        from RL2.datasets import state_dict_to_tensor_dict
+
+        params = its.train_sampling_params if train else its.test_sampling_params
+        trajectory, number = await self.play(read(data), its.tokenizer, its.router_url, params)
+        tensors = [state_dict_to_tensor_dict(row) for row in state_dicts(trajectory, number)]
+        # An evaluation that loses all of its episodes has no mean; RL2 would divide by zero.
+        return tensors, _metrics(trajectory, "n_turns", "scores", [] if train else [math.nan])
+
+    async def generate(self, config: Any, tokenizer: Any, router_url: str, sample: Any) -> None:
+        """Play one episode; the env file's function in a checkout of RL2.
+
+        Args:
+            config: `rollout.train` or `rollout.test`.
+            tokenizer: The model's.
+            router_url: Of SGLang's router.
+            sample: `RL2.datasets.Sample`, filled in.
+        """
+        from omegaconf import OmegaConf
+
+        params: Any = OmegaConf.to_container(config.sampling_params)
+        trajectory, number = await self.play(read(sample.sample), tokenizer, router_url, params)
+        sample.status = type(sample.status).DONE
+        sample.turn = len(trajectory.turns)
+        sample.state_dicts = state_dicts(trajectory, number)
+        # RL2 prints the reward of the first episode that ends: there must be one.
+        sample.metrics.update(_metrics(trajectory, "turns", "rewards", [math.nan]))
+        if trajectory.valid and sample.state_dicts:
+            sample.state_text = tokenizer.decode(sample.state_dicts[-1]["states"])
+
     def _check_failures(self, trajectory: Trajectory) -> None:
         """Stop at the failure that is one too many, without playing the rest of the batch."""
         self.settings.check_left_out(trajectory, "RL2")
@@ -98,28 +138,6 @@ class Rollouts:
             rest = (self.keys.tasks or 0) * self.keys.group_size - len(failures)
             valid = [failure is None for failure in failures] + [True] * rest
             check_failures(valid, self.settings.max_failed_fraction, failures)
-
-
-_current: list[Rollouts] = []
-
-
-def begin(rollouts: Rollouts) -> None:
-    """Let the hooks of this process play with `rollouts`."""
-    _current[:] = [rollouts]
-
-
-def current() -> Rollouts:
-    """What the hooks of this process play with.
-
-    Raises:
-        ConfigurationError: GEM was not switched on.
-    """
-    if not _current:
-        raise ConfigurationError(
-            "rollout.env_path is GEM's env file, but nothing else of GEM is on: give at least one "
-            "key, such as +gem.advantage=rebn, and start RL2 with torchrun -m RL2.trainer.ppo"
-        )
-    return _current[0]
 
 
 def state_dicts(trajectory: Trajectory, number: int) -> list[StateDict]:
@@ -179,39 +197,13 @@ def _metrics(
     }
 
 
-async def release_rollout(self: Any, data: dict[str, Any], train: bool) -> Any:
-    """Play one episode in the place of `RL2.workers.rollout.Rollout.rollout` of the release.
-
-    Returns:
-        The tensors of its rows, and its metrics.
-    """
-    from RL2.datasets import state_dict_to_tensor_dict
-
-    rollouts = current()
-    params = self.train_sampling_params if train else self.test_sampling_params
-    trajectory, number = await rollouts.play(read(data), self.tokenizer, self.router_url, params)
-    tensors = [state_dict_to_tensor_dict(row) for row in state_dicts(trajectory, number)]
-    # An evaluation that loses all of its episodes has no mean; RL2 would divide by zero.
-    return tensors, _metrics(trajectory, "n_turns", "scores", [] if train else [math.nan])
-
-
 async def generate(config: Any, tokenizer: Any, router_url: str, sample: Any) -> None:
-    """Play one episode; the env file's function in a checkout of RL2.
+    """Stand in the env file for `Rollouts.generate`, which `gem_rl2.hook` puts in its place.
 
-    Args:
-        config: `rollout.train` or `rollout.test`.
-        tokenizer: The model's.
-        router_url: Of SGLang's router.
-        sample: `RL2.datasets.Sample`, filled in.
+    Raises:
+        ConfigurationError: GEM was not switched on.
     """
-    from omegaconf import OmegaConf
-
-    params: Any = OmegaConf.to_container(config.sampling_params)
-    trajectory, number = await current().play(read(sample.sample), tokenizer, router_url, params)
-    sample.status = type(sample.status).DONE
-    sample.turn = len(trajectory.turns)
-    sample.state_dicts = state_dicts(trajectory, number)
-    # RL2 prints the reward of the first episode that ends: there must be one.
-    sample.metrics.update(_metrics(trajectory, "turns", "rewards", [math.nan]))
-    if trajectory.valid and sample.state_dicts:
-        sample.state_text = tokenizer.decode(sample.state_dicts[-1]["states"])
+    raise ConfigurationError(
+        "rollout.env_path is GEM's env file, but nothing else of GEM is on: give at least one "
+        "key, such as +gem.advantage=rebn, and start RL2 with torchrun -m RL2.trainer.ppo"
+    )
