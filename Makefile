@@ -88,6 +88,10 @@ compare-soft: env-dev env-verl ## REINFORCE, GRPO and ReBN on a never negative r
 	$(BENCH) compare $(RUNS)/soft/*/
 	$(BENCH) report $(RUNS)/soft/*/ --out $(RUNS)/soft/report.html
 
+.PHONY: new-adapter
+new-adapter: ## Start the adapter of another trainer: make new-adapter NAME=x (docs/adapters.md)
+	@$(PYTHON) tools/new_adapter.py "$(NAME)"
+
 # Checks
 
 .PHONY: nightly compatibility compatibility-check docs docs-check check-envs lint types test test-dev test-verl test-openrlhf conformance conformance-breaks e2e e2e-tools example-env e2e-openrlhf example-verl killed-verl test-oat e2e-oat test-tinker e2e-tinker test-rl2 e2e-rl2

@@ -1,0 +1,30 @@
+"""`python -m gem_template.doctor`: does GEM work with this fake-trainer, and if not, why?"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+
+from gem.training import doctor
+from gem.training.seams import check_seams
+from gem_template.seams import SEAMS
+from gem_template.version import TRAINER
+
+
+def check_hooks() -> str:
+    """fake-trainer can be imported, and has what is extended or called."""
+    doctor.importable("gem_template.trainer", what="fake-trainer with GEM's class")
+    check_seams(TRAINER, SEAMS)
+    return f"{len(SEAMS)} functions of fake-trainer are as expected"
+
+
+CHECKS: tuple[doctor.Check, ...] = (
+    TRAINER.describe,
+    partial(doctor.entry_point, "gem-template", "template"),
+    check_hooks,
+)
+"""In order; a check may rely on those before it."""
+
+
+if __name__ == "__main__":
+    sys.exit(doctor.doctor(CHECKS))

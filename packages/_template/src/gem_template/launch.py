@@ -1,0 +1,142 @@
+"""fake-trainer's command for a `RunSpec`, and what becomes of each setting."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gem.training import launch
+from gem.training.platforms import Platform
+from gem.training.runspec import RunSpec
+from gem.training.tasksets import dataset_rows
+from gem_template.settings import Settings
+from gem_template.version import SUPPORTED_TEMPLATE, TRAINER
+
+CONFIG, TRAIN, EVAL = "config.json", "train.txt", "eval.txt"
+"""Files that a run begins with."""
+
+COPIED: dict[str, launch.Names] = {
+    "policy.model": "model",
+    "policy.prompt_tokens": "prompt_tokens",
+    "policy.response_tokens": "response_tokens",
+    "sampling.temperature": "temperature",
+    "sampling.top_k": "top_k",
+    "algorithm.gamma": "gamma",
+    "algorithm.clip": "clip",
+    "optimizer.lr": "lr",
+    "optimizer.beta1": "beta1",
+    "optimizer.beta2": "beta2",
+    "optimizer.eps": "adam_eps",
+    "optimizer.grad_clip": "grad_clip",
+    "training.iterations": "steps",
+    "training.tasks": "prompts",
+    "training.group_size": "samples",
+}
+"""Settings of the spec that are fake-trainer's under another name."""
+
+GEM: dict[str, launch.Names] = {
+    "policy.context": "context",
+    "policy.system_prompt": "system_prompt",
+    "policy.turn_tokens": "turn_tokens",
+    "policy.turns": "turns",
+    "algorithm.advantage": "advantage",
+    "training.max_failed_fraction": "max_failed_fraction",
+    "seed": "seed",
+}
+"""Settings of the spec that are the adapter's, in the table `gem`."""
+
+HOW: dict[str, launch.Names] = {
+    **launch.ALL_WEIGHTS,
+    **COPIED,
+    **{key: f"gem.{name}" for key, name in GEM.items()},
+    "name": "only in the record",
+    "env": f"data: seeded tasks in {TRAIN}",
+    "eval": f"eval_data: seeded tasks in {EVAL}",
+    "sampling.top_p": "always 1",
+    "algorithm": "always so",
+    "optimizer": "always so",
+    "training.precision": "float64",
+}
+"""How each setting of the spec, or all others of its table, reaches the trainer."""
+
+
+class TemplateAdapter:
+    """Compiles RunSpecs for fake-trainer."""
+
+    trainer = TRAINER.distribution
+    supported = SUPPORTED_TEMPLATE
+    venv = "template"
+
+    def compile(self, spec: RunSpec, *, run_dir: Path, cpu: bool) -> launch.Launch:
+        """Return fake-trainer's command for a spec; see `gem.training.launch.Adapter`.
+
+        Raises:
+            ConfigurationError: fake-trainer cannot run this spec; the message names the key.
+            MissingExtraError: fake-trainer is not installed.
+            UnsupportedVersionError: fake-trainer is of an unsupported version.
+        """
+        TRAINER.check()
+        _check(spec)
+        return launch.Launch.of(
+            spec,
+            ["python", "-m", "fake_trainer", str(run_dir / CONFIG)],
+            # fake-trainer runs nowhere but on the CPU; others need `platforms.cpu(...)` for that.
+            Platform(),
+            files=_files(spec, run_dir),
+            parity=launch.parity(spec, HOW, _departures(spec)),
+        )
+
+
+adapter = TemplateAdapter()
+
+
+def _check(spec: RunSpec) -> None:
+    """Refuse what fake-trainer cannot do, or would silently do differently."""
+    algorithm = spec.algorithm
+    once = "fake-trainer makes one optimiser step a batch"
+    launch.refuse(
+        spec,
+        launch.all_weights(spec),
+        launch.token_mean(spec, "fake-trainer"),
+        ("algorithm.advantage", algorithm.advantage == "gae", "fake-trainer has no critic"),
+        ("algorithm.epochs", algorithm.epochs > 1, once),
+        ("algorithm.minibatches", algorithm.minibatches > 1, once),
+        ("algorithm.kl_coef", algorithm.kl_coef > 0, "fake-trainer has no KL penalty"),
+        ("algorithm.entropy_coef", algorithm.entropy_coef > 0, "fake-trainer has no such bonus"),
+        ("optimizer.weight_decay", spec.optimizer.weight_decay > 0, "fake-trainer has none"),
+        ("sampling.top_p", spec.sampling.top_p < 1, "fake-trainer samples from all tokens"),
+    )
+
+
+def _files(spec: RunSpec, run_dir: Path) -> dict[str, str]:
+    gem = {**launch.copied(spec, GEM), "record_dir": str(run_dir)}
+    config: dict[str, Any] = {
+        "trainer": "gem_template.trainer:GemTrainer",
+        "data": str(run_dir / TRAIN),
+        **launch.copied(spec, COPIED),
+        "seed": spec.seed,
+        "gem": gem,
+    }
+    files = {TRAIN: _lines(spec.task_set.uri)}
+    if spec.eval:
+        config |= {"eval_data": str(run_dir / EVAL), "eval_every": spec.eval_every}
+        uris = [source.text for source in spec.evaluations]
+        files[EVAL] = _lines(*uris, evaluation=True)
+    Settings.read(config)
+    return {CONFIG: json.dumps(config, indent=2) + "\n", **files}
+
+
+def _lines(*uris: str, evaluation: bool = False) -> str:
+    rows = dataset_rows(uris, evaluation=evaluation)
+    return "".join(f"{row.encode()}\n" for row in rows)
+
+
+def _departures(spec: RunSpec) -> Iterator[launch.Knob]:
+    yield from launch.evaluation_departures(spec)
+    if spec.training.precision == "bf16":
+        yield launch.Knob("training.precision", "unmatched", "fake-trainer computes in float64")
+    yield launch.Knob(
+        "policy.model", "unmatched", "only its tokenizer: the policy is a table of token pairs"
+    )

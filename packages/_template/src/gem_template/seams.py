@@ -1,0 +1,19 @@
+"""What is extended or called of fake-trainer."""
+
+from __future__ import annotations
+
+from gem.training.seams import Seam, called
+
+_TRAINER = "fake_trainer:Trainer"
+
+SEAMS = (
+    Seam(f"{_TRAINER}.__init__", "self, config"),
+    Seam(f"{_TRAINER}.rollout", "self, texts, evaluation"),
+    Seam(f"{_TRAINER}.compute_advantages", "self, batch"),
+    Seam(f"{_TRAINER}.log", "self, step, values"),
+    called(
+        "fake_trainer:Engine.generate",
+        "self, prompt_ids, *, max_tokens, stop_token_ids, temperature, top_k, seed",
+    ),
+)
+"""Functions and methods, with the parameters that they have or are given."""

@@ -1,0 +1,35 @@
+"""Level L0: golden trajectories through the trainer's own tensors, bit for bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gem.testing.conformance import L0Suite, Rows
+from gem.training.rows import PlacedRow, placed_rows
+from gem.training.runspec import AlgorithmPart
+from gem.trajectory import Trajectory
+from gem_template.rollout import trainer_row
+from gem_template.settings import ESTIMATORS
+from gem_template.trainer import GemTrainer, trained_row
+
+
+class TestTemplate(L0Suite):
+    estimators = ESTIMATORS
+
+    @pytest.fixture(autouse=True)
+    def prepare(self, config: dict[str, Any]) -> None:
+        self.config = config
+
+    def train(self, batch: list[Trajectory], algorithm: AlgorithmPart) -> Rows:
+        gem = {**self.config["gem"], "advantage": algorithm.advantage}
+        trainer = GemTrainer({**self.config, "gamma": algorithm.gamma, "gem": gem})
+        trainer.played = batch
+        rows = placed_rows(batch, PlacedRow)
+        tensors = trainer.collate([trainer_row(row.tokens) for row in rows])
+        trainer.compute_advantages(tensors)
+        found: Rows = [[] for _ in batch]
+        for row in rows:
+            found[row.episode].append(trained_row(tensors, row))
+        return found

@@ -1,0 +1,61 @@
+"""A real run of the trainer on its own launcher: what is recorded, and what stops it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from gem.testing.conformance import expected_rows
+from gem.training.record import read_run
+from gem.training.runspec import RunSpec
+from gem_template.launch import adapter
+
+
+def run(spec: RunSpec, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run the trainer as gem-bench does."""
+    made = adapter.compile(spec, run_dir=folder, cpu=True)
+    folder.mkdir()
+    for name, text in made.files.items():
+        (folder / name).write_text(text)
+    return subprocess.run(
+        [sys.executable, *made.argv[1:]],
+        env={"GEM_RECORD_ROWS": "1", "PYTHONPATH": ":".join(sys.path), **made.env},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def test_a_run_leaves_a_whole_record(spec: RunSpec, tmp_path: Path) -> None:
+    done = run(spec, tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    record = read_run(tmp_path / "run")
+    iterations = [m for m in record.metrics if m["split"] == "train"]
+    assert [m["iteration"] for m in iterations] == [0, 1, 2]
+    assert all(m["grad_norm"] > 0 and m["episodes"] == 8 for m in iterations)
+    evaluations = [m["iteration"] for m in record.metrics if m["split"] == "eval:same"]
+    assert evaluations == [0, 2, 3]
+    for iteration in range(3):
+        played = list(record.episodes("train", {iteration}))
+        wanted = expected_rows([e.trajectory for e in played], spec.algorithm)
+        for episode, rows in zip(played, wanted, strict=True):
+            assert episode.rows == [replace(row, rewards=[]) for row in rows]
+
+
+def test_the_same_seed_gives_the_same_run(spec: RunSpec, tmp_path: Path) -> None:
+    metrics = []
+    for name in ("a", "b"):
+        assert run(spec, tmp_path / name).returncode == 0
+        found = read_run(tmp_path / name).metrics
+        metrics.append([{k: v for k, v in m.items() if k != "time_s"} for m in found])
+    assert metrics[0] == metrics[1]
+
+
+def test_a_run_whose_episodes_all_fail_ends_and_says_why(spec: RunSpec, tmp_path: Path) -> None:
+    short = replace(spec, policy=replace(spec.policy, prompt_tokens=1))
+    done = run(short, tmp_path / "run")
+    assert done.returncode == 1
+    assert "4 of 4 episodes of this batch failed" in done.stderr, done.stderr
