@@ -109,7 +109,8 @@ lint: env-dev ## Style and formatting
 	$(DEV) -m ruff format --check .
 types: env-dev ## Static types of all packages
 	$(DEV) -m mypy packages/gem-core/src packages/gem-bench/src packages/gem-cpu/src packages/gem-verl/src \
-	  packages/gem-openrlhf/src packages/gem-oat/src packages/gem-tinker/src packages/gem-rl2/src
+	  packages/gem-openrlhf/src packages/gem-oat/src packages/gem-tinker/src packages/gem-rl2/src \
+	  packages/_template/src
 test: test-dev test-verl test-openrlhf test-oat test-tinker test-rl2 ## Unit, property and installation tests, conformance L0
 test-dev: env-dev
 	$(DEV) -m pytest -q --timeout 1200 -n 2 -m "not slow" tests/core tests/bench tests/cpu tests/packages

@@ -36,15 +36,7 @@ COPIED: dict[str, launch.Names] = {
 }
 """Settings of the spec that are fake-trainer's under another name."""
 
-GEM: dict[str, launch.Names] = {
-    "policy.context": "context",
-    "policy.system_prompt": "system_prompt",
-    "policy.turn_tokens": "turn_tokens",
-    "policy.turns": "turns",
-    "algorithm.advantage": "advantage",
-    "training.max_failed_fraction": "max_failed_fraction",
-    "seed": "seed",
-}
+GEM: dict[str, launch.Names] = {**launch.namesakes(Settings), "seed": "seed"}
 """Settings of the spec that are the adapter's, in the table `gem`."""
 
 HOW: dict[str, launch.Names] = {
