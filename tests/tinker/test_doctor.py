@@ -15,7 +15,7 @@ import tinker
 import gem.training.doctor
 from gem.errors import ConfigurationError, UnreachableError, UnsupportedVersionError
 from gem.training.doctor import examine
-from gem_tinker import TRAINER, doctor, probe
+from gem_tinker import TRAINER, doctor, server
 from gem_tinker.settings import Config, read
 
 
@@ -89,7 +89,7 @@ def test_a_server_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "http://127.0.0.1:9 cannot be reached" in line
     assert "TINKER_BASE_URL" in line
     with pytest.raises(UnreachableError, match="cannot be reached"):
-        asyncio.run(probe.probe(config()))
+        asyncio.run(server.probe(config()))
 
 
 def test_no_key(monkeypatch: pytest.MonkeyPatch, listening: str, tmp_path: Any) -> None:
@@ -100,7 +100,7 @@ def test_no_key(monkeypatch: pytest.MonkeyPatch, listening: str, tmp_path: Any) 
     [line] = lines(doctor.check_models)
     assert "TINKER_API_KEY" in line
     with pytest.raises(ConfigurationError, match="TINKER_API_KEY"):
-        asyncio.run(probe.probe(config()))
+        asyncio.run(server.probe(config()))
 
 
 def test_the_doctor_ends_with_the_first_problem(
@@ -129,7 +129,7 @@ SUM, MEAN = [2.0, 2.0], [2.0 * 15 / 4, 2.0]
 def test_a_server_s_way_of_adding_up_is_measured(
     norms: list[float], stated: str, found: str
 ) -> None:
-    assert probe.judge(norms, stated) == found
+    assert server.judge(norms, stated) == found
 
 
 @pytest.mark.parametrize(
@@ -144,4 +144,4 @@ def test_a_server_s_way_of_adding_up_is_measured(
 )
 def test_another_way_than_stated_is_refused(norms: list[float], stated: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        probe.judge(norms, stated)
+        server.judge(norms, stated)

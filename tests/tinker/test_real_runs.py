@@ -22,7 +22,7 @@ from gem.errors import ConfigurationError, RolloutError
 from gem.training.record import read_run
 from gem_cpu.tinker_server import Options, Server, ServerError, running, supervise
 from gem_tinker import cookbook_train, train
-from gem_tinker.probe import probe
+from gem_tinker.server import probe
 from gem_tinker.settings import Config, read
 
 pytestmark = [

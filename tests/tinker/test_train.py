@@ -158,17 +158,6 @@ def test_a_damaged_list_of_checkpoints_is_refused(service: Any, tmp_path: Path) 
         run(tmp_path)
 
 
-def test_a_checkpoint_whose_line_was_cut_off_is_none(service: Any, tmp_path: Path) -> None:
-    run(tmp_path, "iterations=2")
-    checkpoints = tmp_path / "checkpoints.jsonl"
-    with checkpoints.open("a", encoding="utf-8") as file:
-        file.write('{"iteration": 4, "st')
-    run(tmp_path)
-    assert service.clients[-1] == "tinker://run/weights/iteration-000002"
-    lines = checkpoints.read_text(encoding="utf-8").splitlines()
-    assert [json.loads(line)["iteration"] for line in lines] == [2, 4]
-
-
 def test_rows_are_recorded_on_demand(
     service: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,8 +23,8 @@ import tinker
 from gem.rollout import ChatFormat
 from gem.training.metrics import episode_metrics
 from gem_tinker.advantage import Objective, batch_rows, to_datums
-from gem_tinker.probe import probe
 from gem_tinker.rollout import Sampling, play_batch
+from gem_tinker.server import probe
 from gem_tinker.settings import Config, read
 
 

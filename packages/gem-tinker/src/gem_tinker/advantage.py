@@ -83,13 +83,15 @@ def batch_rows(
 ) -> tuple[list[Row], PerTurn]:
     """Return the rows of all episodes that count, and the advantages `[episode][turn]`.
 
+    A row without a sampled token is left out: there is nothing to train on.
+
     Args:
         episodes: A whole batch: statistics are over all of its turns.
         advantage: Estimator of `gem.advantage`.
         gamma: Discount per turn.
     """
     per_turn, _ = turn_advantages(advantage, episodes, gamma=gamma)
-    rows = placed_rows(episodes, Row)
+    rows = [row for row in placed_rows(episodes, Row) if row.sampled]
     for row in rows:
         row.advantages = np.asarray(row.tokens.spread(per_turn[row.episode]), np.float32)
     return rows, per_turn
@@ -98,7 +100,7 @@ def batch_rows(
 def to_datums(
     rows: Sequence[Row], objective: Objective, *, mask: bool = False
 ) -> list[tinker.Datum]:
-    """Make the datums of one update; rows without a sampled token have none.
+    """Make the datums of one update.
 
     Args:
         rows: Of the update.
@@ -108,9 +110,9 @@ def to_datums(
     Raises:
         RolloutError: A row has no log-probabilities.
     """
-    trained = [row for row in rows if row.sampled]
-    factors = objective.factors([row.sampled for row in trained])
-    for row, factor in zip(trained, factors, strict=True):
+    datums = []
+    factors = objective.factors([row.sampled for row in rows])
+    for row, factor in zip(rows, factors, strict=True):
         tokens = row.tokens
         if tokens.logprobs is None:
             raise RolloutError("the server returned no log-probabilities for sampled tokens")
@@ -127,7 +129,8 @@ def to_datums(
             inputs["mask"] = row.padded(tokens.mask)
         prompt = tinker.ModelInput.from_ints(tokens.ids[:-1])
         row.datum = tinker.Datum(model_input=prompt, loss_fn_inputs=inputs)
-    return [row.datum for row in trained if row.datum is not None]
+        datums.append(row.datum)
+    return datums
 
 
 def trained_rows(rows: Sequence[Row], episodes: Sequence[Trajectory]) -> list[list[TrainedRow]]:

@@ -35,7 +35,7 @@ from gem.training.seams import called, check_seams, replaced
 from gem.training.settings import MAX_FAILED_FRACTION
 from gem_tinker import COOKBOOK, __version__, check_tinker
 from gem_tinker.advantage import Objective, batch_rows, to_datums, trained_rows
-from gem_tinker.probe import probe
+from gem_tinker.server import probe
 from gem_tinker.settings import Config as Direct
 
 _TRAIN = cookbook.__name__
@@ -137,10 +137,9 @@ class Batches:
         episodes = [played.episode for group in groups for played in group.trajectories_G]
         lost = self.strategy.end_batch(len(episodes))
         rows, per_turn = batch_rows(episodes, self.config.advantage, self.config.gamma)
-        trained = [row for row in rows if row.sampled]
         datums: list[tinker.Datum] = []
         # `train_step` splits the datums alike: each part is an update, with a mean of its own.
-        for part in split_list(trained, min(self.config.num_substeps, len(trained))):
+        for part in split_list(rows, min(self.config.num_substeps, len(rows))):
             datums += to_datums(part, self.objective, mask=True)
         shown = functools.partial(trained_rows, rows, episodes)
         self.recording.keep_batch(episodes, per_turn, shown, lost=lost)

@@ -46,14 +46,14 @@ def check_cookbook_hooks() -> str:
 
 def check_reachable() -> str:
     """Something listens at the server's address."""
-    from gem_tinker.probe import reach
+    from gem_tinker.server import reach
 
     return f"server: {reach(None)}"
 
 
 def check_models() -> str:
     """The SDK finds a key, which the server accepts, and the server has models."""
-    from gem_tinker.probe import models
+    from gem_tinker.server import models
 
     names = list(asyncio.run(models(None, ANSWER_TIMEOUT_S)))
     return f"models: {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}"

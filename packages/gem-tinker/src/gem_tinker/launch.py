@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from gem.training import launch, platforms
+from gem.training.checkpoints import CHECKPOINTS
 from gem.training.launch import Knob, Launch, Names
 from gem.training.platforms import Platform
 from gem.training.runspec import RunSpec
 from gem_tinker import SUPPORTED_TINKER, check_tinker
-from gem_tinker.checkpoints import CHECKPOINTS
 from gem_tinker.settings import Config
 
 ALPHA = 32.0

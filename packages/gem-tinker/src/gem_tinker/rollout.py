@@ -12,7 +12,7 @@ from gem.rollout import ChatFormat, Request, Sample
 from gem.tasks import Task
 from gem.training.sampling import EngineSampler, answered, together
 from gem.trajectory import Trajectory
-from gem_tinker.client import answer, unanswered
+from gem_tinker.server import answer, unanswered
 from gem_tinker.settings import Config
 
 

@@ -26,6 +26,7 @@ from gem.errors import RolloutError
 from gem.rollout import ChatFormat
 from gem.tasks import Task
 from gem.training.batches import minibatches
+from gem.training.checkpoints import Checkpoint, Checkpoints
 from gem.training.command import exit_status
 from gem.training.metrics import progress
 from gem.training.recording import RunRecording
@@ -34,10 +35,8 @@ from gem.training.settings import check_episodes
 from gem.trajectory import Trajectory
 from gem_tinker import __version__, check_tinker
 from gem_tinker.advantage import Objective, Row, batch_rows, to_datums, trained_rows
-from gem_tinker.checkpoints import Checkpoint, Checkpoints
-from gem_tinker.client import answer, new_adapter, unanswered, update
-from gem_tinker.probe import probe
 from gem_tinker.rollout import Sampling, play_batch
+from gem_tinker.server import answer, new_adapter, probe, unanswered, update
 from gem_tinker.settings import Config, read
 
 Report = Callable[[int, str, dict[str, float]], None]
@@ -179,8 +178,7 @@ class Run:
 
     async def _step(self, rows: Sequence[Row]) -> dict[str, float]:
         """Make an update; return what the server says of it, where it says it."""
-        config, rows = self.config, [row for row in rows if row.sampled]
-        datums = to_datums(rows, self.objective)
+        config, datums = self.config, to_datums(rows, self.objective)
         output, norm = await update(self.client, datums, config, config.lr)
         differences, loss = [], 0.0
         factors = self.objective.server_factors([row.sampled for row in rows])

@@ -4,6 +4,7 @@
 - `platforms`: what the machine adds to that command.
 - `settings`, `tasksets`: how episodes are played, and tasks in a trainer's dataset.
 - `record`, `metrics`, `recording`: what a run leaves behind, and how an adapter writes it.
+- `checkpoints`: the states from which a run that stopped goes on.
 - `sampling`, `rounds`: what the samplers of all engines share; requests of many episodes in
   batches.
 - `estimate`: advantages of a batch by turn.

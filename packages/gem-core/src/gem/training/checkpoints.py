@@ -1,7 +1,8 @@
 """The saved states of a run, so that it can go on where it stopped.
 
+For trainers that save weights and optimiser but leave it to others to note where and when.
 `checkpoints.jsonl` in the record's folder has a line per saved state: `{"iteration": next
-iteration to train, "state": "tinker://..."}`. Weights and optimiser live on the server.
+iteration to train, "state": where the trainer has it}`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Checkpoint:
     iteration: int
     """The next iteration to train."""
     state: str
-    """`tinker://` path of weights and optimiser."""
+    """Where the trainer has weights and optimiser: a path or an address."""
 
 
 class Checkpoints:

@@ -1,0 +1,45 @@
+"""The saved states of a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gem.errors import RecordError
+from gem.training.checkpoints import CHECKPOINTS, Checkpoint, Checkpoints
+
+
+def test_the_newest_state_is_found_again(tmp_path: Path) -> None:
+    saved = Checkpoints(str(tmp_path))
+    assert saved.last is None
+    for iteration in (2, 4):
+        saved.add(Checkpoint(iteration, f"state-{iteration}"))
+    assert saved.last == Checkpoints(str(tmp_path)).last == Checkpoint(4, "state-4")
+
+
+def test_without_a_folder_the_newest_is_known_until_the_end() -> None:
+    saved = Checkpoints(None)
+    saved.add(Checkpoint(2, "state"))
+    assert saved.last == Checkpoint(2, "state")
+
+
+def test_a_line_that_was_cut_off_is_no_state_and_spoils_no_other(tmp_path: Path) -> None:
+    Checkpoints(str(tmp_path)).add(Checkpoint(2, "a"))
+    with (tmp_path / CHECKPOINTS).open("a", encoding="utf-8") as file:
+        file.write('{"iteration": 4, "st')
+    saved = Checkpoints(str(tmp_path))
+    assert saved.last == Checkpoint(2, "a")
+    saved.add(Checkpoint(4, "b"))
+    lines = (tmp_path / CHECKPOINTS).read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["iteration"] for line in lines] == [2, 4]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"), [("{]", "line 1 is damaged"), ('{"state": 1}', "not a checkpoint")]
+)
+def test_a_damaged_list_is_refused(tmp_path: Path, line: str, message: str) -> None:
+    (tmp_path / CHECKPOINTS).write_text(line + "\n")
+    with pytest.raises(RecordError, match=message):
+        Checkpoints(str(tmp_path))
