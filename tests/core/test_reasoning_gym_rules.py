@@ -252,7 +252,7 @@ def test_truth_tables_are_those_of_the_library() -> None:
         "P ↔ Q ↔ ¬R",
     ):
         expression = Expression.from_string(text.replace(" ", ""))
-        table = logic._Reader(text, names).table
+        table = logic.table_of(text, names)
         for row in rows:
             place = sum(1 << i for i, true in enumerate(row) if true)
             expected = expression.evaluate(dict(zip(names, row, strict=True)))

@@ -142,7 +142,7 @@ class _Memory(Table):
 
 
 class _Lines(Table):
-    """A memory-mapped text file with the byte offsets of its records."""
+    """A memory-mapped text file with the byte offsets of its records, by default its lines."""
 
     def __init__(self, path: Path) -> None:
         self.name = str(path)
@@ -155,6 +155,9 @@ class _Lines(Table):
             )
         self._starts = array("Q")
         self._ends = array("Q")
+        for begin, end in self._records():
+            self._starts.append(begin)
+            self._ends.append(end)
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -165,27 +168,19 @@ class _Lines(Table):
         except UnicodeDecodeError as error:
             raise DataError(f"{self.name}, row {index}: not UTF-8 ({error.reason})") from None
 
-    def _lines(self) -> Sequence[tuple[int, int]]:
-        """Return the byte offsets of every non-blank line, without a byte order mark."""
+    def _records(self) -> Iterator[tuple[int, int]]:
+        """Yield the byte offsets of every non-blank line, without a byte order mark."""
         data, size = self._bytes, len(self._bytes)
         begin = 3 if data[:3] == b"\xef\xbb\xbf" else 0
-        lines = []
         while begin < size:
             end = data.find(b"\n", begin)
             end = size if end < 0 else end
             if data[begin:end].strip():
-                lines.append((begin, end))
+                yield begin, end
             begin = end + 1
-        return lines
 
 
 class _JsonLines(_Lines):
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        for begin, end in self._lines():
-            self._starts.append(begin)
-            self._ends.append(end)
-
     def row(self, index: int) -> Row:
         try:
             row = json.loads(self._text(index))
@@ -203,20 +198,20 @@ class _Csv(_Lines):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
+        self._header = self._fields(0) if self._starts else []
+        self._starts, self._ends = self._starts[1:], self._ends[1:]
+
+    def _records(self) -> Iterator[tuple[int, int]]:
         begin, quotes = -1, 0
-        for start, end in self._lines():
+        for start, end in super()._records():
             begin = start if begin < 0 else begin
             quotes += self._bytes[start:end].count(b'"')
             # A record ends at the end of a line at which all quotes are closed.
             if quotes % 2 == 0:
-                self._starts.append(begin)
-                self._ends.append(end)
+                yield begin, end
                 begin, quotes = -1, 0
         if begin >= 0:
             raise DataError(f"{self.name}, row {len(self._starts) - 1}: a quote is never closed")
-        self._header = self._fields(0) if self._starts else []
-        if self._starts:
-            self._starts, self._ends = self._starts[1:], self._ends[1:]
 
     def _fields(self, index: int) -> list[str]:
         return next(csv.reader(io.StringIO(self._text(index), newline="")))

@@ -10,6 +10,7 @@ r is set.
 
 from __future__ import annotations
 
+import ast
 import itertools
 import operator
 import re
@@ -24,13 +25,15 @@ ASKED = (
 
 _MAX_CHARACTERS = 1000
 _TOKEN = re.compile(r"[A-Za-z]\w*|[∧∨¬→↔()]")
-# The loosest first; all are grouped from the left.
-_JOINED: tuple[tuple[str, Callable[[int, int], int]], ...] = (
-    ("↔", lambda left, right: ~(left ^ right)),
-    ("→", lambda left, right: ~left | right),
-    ("∨", operator.or_),
-    ("∧", operator.and_),
-)
+# Python's parser reads a formula whose signs are replaced by operators that bind in the same order
+# and are grouped from the left, too.
+_AS_PYTHON = str.maketrans({"¬": "~", "∧": "*", "∨": "+", "→": ">>", "↔": "&"})
+_JOINED: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Mult: operator.and_,
+    ast.Add: operator.or_,
+    ast.RShift: lambda left, right: ~left | right,
+    ast.BitAnd: lambda left, right: ~(left ^ right),
+}
 
 
 def refusal(text: str, premises: Sequence[str], variables: Sequence[str]) -> str | None:
@@ -43,7 +46,7 @@ def refusal(text: str, premises: Sequence[str], variables: Sequence[str]) -> str
         return f"longer than {_MAX_CHARACTERS} characters"
     every = (1 << (1 << len(variables))) - 1
     given = _tables(tuple(premises), tuple(variables))
-    conclusion = _Reader(text, variables).table
+    conclusion = table_of(text, variables)
     if reduce(operator.and_, given, every) & ~conclusion:
         return "does not follow"
     if conclusion == every:
@@ -69,7 +72,7 @@ def conclusion(premises: Sequence[str], variables: Sequence[str]) -> str | None:
 
 @lru_cache(maxsize=256)
 def _tables(premises: tuple[str, ...], variables: tuple[str, ...]) -> tuple[int, ...]:
-    return tuple(_Reader(premise, variables).table for premise in premises)
+    return tuple(table_of(premise, variables) for premise in premises)
 
 
 def _prime(table: int, variables: tuple[str, ...]) -> Iterator[tuple[str, int]]:
@@ -107,39 +110,27 @@ def _columns(variables: Sequence[str]) -> dict[str, int]:
     }
 
 
-class _Reader:
-    """Reads a formula into its truth table."""
+def table_of(text: str, variables: Sequence[str]) -> int:
+    """Return the truth table of a formula.
 
-    def __init__(self, text: str, variables: Sequence[str]) -> None:
-        self._columns = _columns(variables)
-        self._every = (1 << (1 << len(variables))) - 1
-        self._tokens = _TOKEN.findall(text)
-        if "".join(self._tokens) != "".join(text.split()):
-            raise ValueError(f"not a formula: {text!r:.40}")
-        self._tokens.reverse()
-        self.table = self._joined(0)
-        if self._tokens:
-            raise ValueError(f"not a formula: {self._tokens[-1]!r}")
+    Raises:
+        ValueError: It is no formula of the variables.
+    """
+    columns = _columns(variables)
+    every = (1 << (1 << len(variables))) - 1
 
-    def _joined(self, level: int) -> int:
-        if level == len(_JOINED):
-            return self._single()
-        sign, join = _JOINED[level]
-        left = self._joined(level + 1)
-        while self._tokens and self._tokens[-1] == sign:
-            self._tokens.pop()
-            left = self._every & join(left, self._joined(level + 1))
-        return left
+    def value(node: ast.expr) -> int:
+        if isinstance(node, ast.Name) and node.id in columns:
+            return columns[node.id]
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Invert):
+            return every & ~value(node.operand)
+        if isinstance(node, ast.BinOp) and type(node.op) in _JOINED:
+            return every & _JOINED[type(node.op)](value(node.left), value(node.right))
+        raise ValueError(f"not a formula of the premises' variables: {text!r:.40}")
 
-    def _single(self) -> int:
-        token = self._tokens.pop() if self._tokens else "nothing"
-        if token == "¬":
-            return self._every & ~self._single()
-        if token == "(":
-            inside = self._joined(0)
-            if not self._tokens or self._tokens.pop() != ")":
-                raise ValueError("not a formula: a bracket is not closed")
-            return inside
-        if token not in self._columns:
-            raise ValueError(f"not a variable of the premises: {token!r}")
-        return self._columns[token]
+    if "".join(_TOKEN.findall(text)) != "".join(text.split()):
+        raise ValueError(f"not a formula: {text!r:.40}")
+    try:
+        return value(ast.parse(f"({text.translate(_AS_PYTHON)})", mode="eval").body)
+    except SyntaxError as error:
+        raise ValueError(f"not a formula: {text!r:.40} ({error.msg})") from None

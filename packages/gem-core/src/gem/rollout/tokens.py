@@ -6,7 +6,7 @@ No other module of gem-core calls a tokenizer or a chat template.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, Protocol
 
@@ -113,16 +113,23 @@ class ChatFormat:
         return self._prompts(text_of(observation)).tolist()
 
     def _prompt(self, text: str) -> array[int]:
-        if not self._spells_special(text):
-            return self._tokenize(self._render([*self._system, _message("user", text)]))
-        before, after = self.frame()
-        return array("i", [*before, *self.encode_text(text), *after])
+        return self._around(text, self._render_first)
+
+    def _render_first(self, text: str) -> str:
+        return self._render([*self._system, _message("user", text)])
 
     def frame(self) -> tuple[list[int], list[int]]:
         """Return the ids before and after the content of a single user message."""
-        rendered = self._render([*self._system, _message("user", _OBSERVATION)])
-        before, after = _cut(rendered, _OBSERVATION)
+        before, after = _cut(self._render_first(_OBSERVATION), _OBSERVATION)
         return self._encode(before), self._encode(after)
+
+    def _around(self, text: str, render: Callable[[str], str]) -> array[int]:
+        """Return the ids of a rendering with an environment's text in it."""
+        if not self._spells_special(text):
+            return self._tokenize(render(text))
+        before, after = _cut(render(_OBSERVATION), _OBSERVATION)
+        ids = [*self._encode(before), *self.encode_text(text), *self._encode(after)]
+        return array("i", ids)
 
     def bridge(self, observation: Observation, *, closed: bool) -> list[int]:
         """Return the ids between a response and the next one.
@@ -139,19 +146,12 @@ class ChatFormat:
         return ids[1:] if closed else ids
 
     def _bridge(self, text: str) -> array[int]:
-        marked = self._spells_special(text)
-        conversation = [
-            *self._system,
-            _message("user", "x"),
-            _message("assistant", _RESPONSE),
-            _message("user", _OBSERVATION if marked else text),
-        ]
-        _, rendered = _cut(self._render(conversation), _RESPONSE)
-        if marked:
-            before, after = _cut(rendered, _OBSERVATION)
-            ids = [*self._encode(before), *self.encode_text(text), *self._encode(after)]
-            return array("i", ids)
-        return self._tokenize(rendered)
+        return self._around(text, self._render_next)
+
+    def _render_next(self, text: str) -> str:
+        first, response = _message("user", "x"), _message("assistant", _RESPONSE)
+        conversation = [*self._system, first, response, _message("user", text)]
+        return _cut(self._render(conversation), _RESPONSE)[1]
 
     def is_closed(self, response_ids: Sequence[int]) -> bool:
         """Return whether a response ends with the token that closes a message."""

@@ -55,7 +55,6 @@ from gem.testing.unearned import check_unearned
 
 Status: TypeAlias = Literal["passed", "failed", "skipped"]
 Severity: TypeAlias = Literal["fail", "warn", "advisory"]
-Lane: TypeAlias = Literal["local", "hub"]
 
 
 _REWINDS = ("sample_random_action", "snapshot")
@@ -71,7 +70,6 @@ class Check(NamedTuple):
     level: int = 2
     """OpenEnv's level: 1 declarations, 2 behaviour at run time, 3 semantics, 4 statistics."""
     severity: Severity = "fail"
-    lane: Lane = "local"
     many_steps: bool = False
     """Whether it is skipped if a single step takes seconds."""
     needs: tuple[str, ...] = ("sample_random_action",)
@@ -137,7 +135,7 @@ class CheckResult:
             "check_id": self.check.id,
             "name": self.name,
             "level": self.check.level,
-            "lane": self.check.lane,
+            "lane": "local",
             "severity": self.check.severity,
             "verdict": {"passed": "pass", "failed": "fail", "skipped": "skip"}[self.status],
             "detail": self.detail,

@@ -196,11 +196,8 @@ class Game(Env, Generic[Move]):
         raise NotImplementedError
 
 
-def _lines(text: str, *more: str) -> str:
-    for line in more:
-        if line:
-            text = f"{text}\n{line}"
-    return text
+def _lines(*texts: str) -> str:
+    return "\n".join(filter(None, texts))
 
 
 def boxed(content: object) -> str:

@@ -112,8 +112,6 @@ class Hangman(Game[str]):
         )
 
     def _parse(self, content: str) -> str | None:
-        if content.isascii() and content.isalpha():
-            return content.upper()
         return letters(content)
 
     def _play(self, move: str) -> Outcome:
