@@ -2,22 +2,13 @@
 
 Code that calls a tool, a grader or a sandbox does so inside `with boundary(cause)`. An exception
 that leaves the block carries the cause from there on. The innermost boundary counts: if a sandbox
-fails under a grader, the cause is the sandbox. Imports `gem.errors` only.
+fails under a grader, the cause is the sandbox. Imports nothing of gem.
 """
 
 from __future__ import annotations
 
 from contextvars import Context, ContextVar
 from typing import Literal, TypeAlias, cast
-
-from gem.errors import (
-    ConfigurationError,
-    MissingExtraError,
-    RolloutError,
-    UnknownEnvError,
-    UnknownParameterError,
-    UnsupportedVersionError,
-)
 
 Cause: TypeAlias = Literal[
     "environment", "tool", "grader", "sandbox", "engine", "template", "budget"
@@ -38,16 +29,6 @@ CAUSES: dict[Cause, str] = {
     "budget": "the first prompt is longer than the budget allows: task and limit do not agree",
 }
 """What each cause means, for users."""
-
-MISUSE = (
-    ConfigurationError,
-    MissingExtraError,
-    RolloutError,
-    UnknownEnvError,
-    UnknownParameterError,
-    UnsupportedVersionError,
-)
-"""Errors in the setup or code of a run. They end the run: every episode would fail."""
 
 _KEY = "_gem_cause"
 _INSIDE: ContextVar[Cause | None] = ContextVar("gem_boundary", default=None)

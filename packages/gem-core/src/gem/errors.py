@@ -10,15 +10,19 @@ class GemError(Exception):
     """Base of all errors raised on purpose by GEM-core and its adapters."""
 
 
-class ConfigurationError(GemError, ValueError):
+class MisuseError(GemError):
+    """An error in the setup or code of a run; it ends the run, as every episode would fail."""
+
+
+class ConfigurationError(MisuseError, ValueError):
     """A parameter or spec is wrong; the message names it, its value and what is allowed."""
 
 
-class UnknownParameterError(GemError, TypeError):
+class UnknownParameterError(MisuseError, TypeError):
     """An environment was given a keyword it does not have."""
 
 
-class UnknownEnvError(GemError, KeyError):
+class UnknownEnvError(MisuseError, KeyError):
     """No environment is registered under this id; the message lists the nearest known ids."""
 
     def __str__(self) -> str:
@@ -30,7 +34,7 @@ class ResetNeededError(GemError, RuntimeError):
     """`step` was called before `reset` or after the episode ended."""
 
 
-class MissingExtraError(GemError, ImportError):
+class MissingExtraError(MisuseError, ImportError):
     """An optional dependency is not installed; the message names the command that installs it."""
 
 
@@ -46,11 +50,11 @@ class DataError(GemError, ValueError):
     """Task data cannot be read; the message names the source, the row and the column."""
 
 
-class UnsupportedVersionError(GemError, RuntimeError):
+class UnsupportedVersionError(MisuseError, RuntimeError):
     """A trainer is installed in a version outside the supported range; both are named."""
 
 
-class RolloutError(GemError, RuntimeError):
+class RolloutError(MisuseError, RuntimeError):
     """A rollout cannot go on, because of the sampler or a broken protocol, not of one episode."""
 
 

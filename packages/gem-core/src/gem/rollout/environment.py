@@ -11,9 +11,10 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from gem.blame import MISUSE, Cause, cause_of
+from gem.blame import Cause, cause_of
 from gem.contract import check_reset, check_step
 from gem.core import Env, Info, Observation, Step
+from gem.errors import MisuseError
 from gem.rollout.threads import CallTimeoutError, env_threads
 from gem.trajectory import Failure
 
@@ -49,9 +50,9 @@ def env_failure(error: Exception, limit_s: float | None = None) -> EnvFailedErro
         limit_s: Time limit to name in the message, in seconds.
 
     Raises:
-        Exception: `error` itself, if it is an error of the run's setup or code (`MISUSE`).
+        Exception: `error` itself, if it is an error of the run's setup or code (`MisuseError`).
     """
-    if isinstance(error, MISUSE):
+    if isinstance(error, MisuseError):
         raise error
     if isinstance(error, EnvFailedError):
         return error

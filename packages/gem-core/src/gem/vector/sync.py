@@ -12,10 +12,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from gem.blame import MISUSE, cause_of
+from gem.blame import cause_of
 from gem.contract import check_reset, check_step
 from gem.core import Env, Info, Observation, Step
-from gem.errors import ConfigurationError, ResetNeededError
+from gem.errors import ConfigurationError, MisuseError, ResetNeededError
 from gem.parameters import choice
 from gem.seeding import env_seed
 from gem.trajectory import Failure
@@ -48,8 +48,8 @@ class SyncVectorEnv:
     reward 0, `truncated` set and a `gem.trajectory.Failure` in `info["failure"]`, and its episode
     must not be counted. Like any other end, this is followed by a reset according to the autoreset
     mode; a reset that fails is tried again by the next step of that slot (with `DISABLED`, by the
-    caller). Errors of the caller (`gem.blame.MISUSE`, such as ConfigurationError) are raised by
-    `reset` and `step`.
+    caller). Errors of the caller (`gem.errors.MisuseError`, such as ConfigurationError) are raised
+    by `reset` and `step`.
 
     Attributes:
         envs: The environments, outermost wrappers.
@@ -186,7 +186,7 @@ class SyncVectorEnv:
         self._next_seed[i] = seed
         try:
             observation, info = check_reset(self.envs[i].reset(seed=seed, **options))
-        except MISUSE:
+        except MisuseError:
             raise
         except Exception as error:
             return "", {"failure": self._failure(i, "reset", error)}
@@ -202,7 +202,7 @@ class SyncVectorEnv:
             step = check_step(self.envs[i].step(action))
             observation, reward, terminated, truncated, info = step
             info = dict(info)
-        except MISUSE:
+        except MisuseError:
             raise
         except Exception as error:
             observation, reward, terminated, truncated = "", 0.0, False, True

@@ -68,6 +68,8 @@ class Game(Env, Generic[Move]):
 
     turn: int
     max_turns: int
+    _drawn = ""
+    """The board, in games that draw it when it changes."""
 
     def __init__(self, *, format_error_ends: bool = True, seed: int | None = None) -> None:
         r"""Store what is common to all games.
@@ -131,6 +133,11 @@ class Game(Env, Generic[Move]):
         self._need_reset()
         return boxed(self._oracle_move())
 
+    def _how_to_answer(self) -> str:
+        """Return the usual last sentence of the instructions, without its end."""
+        how = "After thinking, format your final answer inside \\boxed{...}"
+        return f"{how}, for example, {self.example}"
+
     def _need_reset(self) -> None:
         """Raise `ResetNeededError` before the first `reset`."""
         _ = self.episode_key
@@ -176,8 +183,8 @@ class Game(Env, Generic[Move]):
         raise NotImplementedError
 
     def _board(self) -> str:
-        """Return the current board, empty for games that have none."""
-        return ""
+        """Return the current board, empty for games that have none; by default `_drawn`."""
+        return self._drawn
 
     def _final_reward(self, outcome: Outcome) -> float:
         """Return what is added to the reward when the last turn did not win."""

@@ -174,9 +174,6 @@ class Crosswords(Game[tuple[int, int, str]]):
             return "which is no letter cell"
         return "which has been already filled in before"
 
-    def _board(self) -> str:
-        return self._drawn
-
     def _state(self) -> str:
         return f"filled in: {self.num_cells - len(self.left)} of {self.num_cells}"
 

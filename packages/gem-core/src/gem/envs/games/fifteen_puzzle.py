@@ -100,12 +100,10 @@ class FifteenPuzzle(Game[str]):
         return float(all(_FARTHEST.get(rows, MAX_TURNS) <= self._turns(rows) for rows in sizes))
 
     def _turns(self, rows: int) -> int:
-        if self._given_turns is not None:
-            return self._given_turns
-        return _TURNS.get(rows, 4 * rows * rows)
+        return self._given_turns or _TURNS.get(rows, 4 * rows * rows)
 
     def _start(self) -> None:
-        rows = self.rng.choice(list(_TURNS)) if self._given_rows is None else self._given_rows
+        rows = self._given_rows or self.rng.choice(list(_TURNS))
         self.num_rows, self.max_turns = rows, self._turns(rows)
         if self.init_algo == "pure_random":
             board = _anywhere(rows, self.rng)
@@ -131,8 +129,7 @@ class FifteenPuzzle(Game[str]):
             "  - down: the tile above the gap moves down\n"
             "  - left: the tile to the right of the gap moves left\n"
             "  - right: the tile to the left of the gap moves right\n"
-            "After thinking, format your final answer inside \\boxed{...}, "
-            f"for example, {self.example}."
+            f"{self._how_to_answer()}."
         )
 
     def _parse(self, content: str) -> str | None:

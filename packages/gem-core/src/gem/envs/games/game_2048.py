@@ -122,8 +122,7 @@ class Game2048(Game[str]):
             "tiles that meet merge into one of twice the number; each tile merges once a turn. "
             "Then a 2 or a 4 appears on a free cell. A direction in which nothing moves is not "
             "allowed. The game is lost when no direction is left.\n"
-            "After thinking, format your final answer inside \\boxed{...}, "
-            f"for example, {self.example}."
+            f"{self._how_to_answer()}."
         )
 
     def _parse(self, content: str) -> str | None:

@@ -106,8 +106,7 @@ class Hangman(Game[str]):
             f"{self.max_turns} turns.\n"
             "In every turn you guess one letter or the whole word. The board has the letters that "
             f"you found in their places; letters that are still hidden are shown as {_HIDDEN}.\n"
-            "After thinking, format your final answer inside \\boxed{...}, "
-            f"for example, {self.example} for a letter or "
+            f"{self._how_to_answer()} for a letter or "
             f"{boxed(winnable(self.hardcore, self.word_length, self.max_turns)[0])} for a word."
         )
 
@@ -133,9 +132,6 @@ class Hangman(Game[str]):
         if self.known == secret:
             return self._won(f"found the secret word {secret}", reward + 0.5 * SUCCESS_REWARD)
         return Outcome(f"{said} the letter {move}, which is in the word {found} time(s).", reward)
-
-    def _board(self) -> str:
-        return self._drawn
 
     def _state(self) -> str:
         guesses = ", ".join(f"{g} {'yes' if hit else 'no'}" for g, hit in self.history.items())

@@ -95,8 +95,7 @@ class Mastermind(Game[Code]):
             "After you enter your guess, it is marked with black and white pegs: a black peg is a "
             "correct number in the correct position, a white peg is a correct number in the wrong "
             "position.\n"
-            "After thinking, format your final answer inside \\boxed{...}, "
-            f"for example, {self.example}."
+            f"{self._how_to_answer()}."
         )
 
     def _parse(self, content: str) -> Code | None:

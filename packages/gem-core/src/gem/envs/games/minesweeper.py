@@ -137,8 +137,8 @@ class Minesweeper(Game[Move]):
         drawn = self.rng.randint(*_DRAWN_SIZES)
         self.rows, self.cols = self._given_rows or drawn, self._given_cols or drawn
         cells = self.rows * self.cols
-        self.num_mines = cells // 5 if self._given_mines is None else self._given_mines
-        self.max_turns = cells if self._given_turns is None else self._given_turns
+        self.num_mines = self._given_mines or cells // 5
+        self.max_turns = self._given_turns or cells
         self.mines = self.opened = self.flags = self.exploded = 0
         self._text = list(_blank(self.rows, self.cols))
 
@@ -155,8 +155,7 @@ class Minesweeper(Game[Move]):
             "revealed.\n"
             "The board shows . for a closed cell, F for a marked one and a number for an open one; "
             "row and column numbers are at its edges.\n"
-            "After thinking, format your final answer inside \\boxed{...}, "
-            f"for example, {self.example}."
+            f"{self._how_to_answer()}."
         )
 
     def _parse(self, content: str) -> Move | None:

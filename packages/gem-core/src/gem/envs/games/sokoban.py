@@ -112,8 +112,7 @@ class Sokoban(Game[str]):
             "  - X is a box, √ is a box on a goal\n"
             "  - O is an empty goal\n"
             "  - _ is empty floor\n"
-            "After thinking, format your final answer inside \\boxed{...}, "
-            f"for example, {self.example}."
+            f"{self._how_to_answer()}."
         )
 
     def _parse(self, content: str) -> str | None:

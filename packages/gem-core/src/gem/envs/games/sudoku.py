@@ -103,8 +103,8 @@ class Sudoku(Game[Move]):
             f"hold every number from 1 to {scale} exactly once. There is one solution.\n"
             f"Rows and columns are numbered from 1 to {scale}, and '.' is an empty cell. "
             "Filled cells cannot be changed.\n"
-            "Answer with row, column and number. After thinking, format your final answer inside "
-            f"\\boxed{{...}}, for example, {self.example} to put {scale} in row 1, column 2."
+            "Answer with row, column and number. "
+            f"{self._how_to_answer()} to put {scale} in row 1, column 2."
         )
 
     def _parse(self, content: str) -> Move | None:

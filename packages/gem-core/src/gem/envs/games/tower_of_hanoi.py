@@ -69,13 +69,10 @@ class TowerofHanoi(Game[Move]):
         return sum((1 << size) - 1 <= self._turns(size) for size in sizes) / len(sizes)
 
     def _turns(self, disks: int) -> int:
-        if self._given_turns is not None:
-            return self._given_turns
-        return _TURNS.get(disks, (1 << disks) + 4)
+        return self._given_turns or _TURNS.get(disks, (1 << disks) + 4)
 
     def _start(self) -> None:
-        disks = self._given_disks
-        self.num_disks = self.rng.choice(list(_TURNS)) if disks is None else disks
+        self.num_disks = self._given_disks or self.rng.choice(list(_TURNS))
         self.max_turns = self._turns(self.num_disks)
         self.pegs: list[list[int]] = [list(range(self.num_disks, 0, -1)), [], []]
 

@@ -286,9 +286,6 @@ class WikiGame(Game[str]):
         # The last turn's step is not charged for: it is a lost game, which pays 0.
         return -outcome.reward if outcome.valid else 0.0
 
-    def _board(self) -> str:
-        return self._drawn
-
     def _state(self) -> str:
         return f"way so far: {' > '.join(page.title for page in self.trail)}"
 

@@ -122,7 +122,7 @@ class WordSearch(Game[Move]):
         self.found: list[str] = []
         self.tried: set[Move] = set()
         self._lines = headed(self.grid).split("\n")
-        self._shown = self._joined()
+        self._drawn = self._joined()
 
     def _instructions(self) -> str:
         low, high = _LENGTHS[self.hardcore]
@@ -139,8 +139,8 @@ class WordSearch(Game[Move]):
             f"Rows and columns are numbered from 0 to {len(self.grid) - 1}. Words that you found "
             "are marked with [ ].\n"
             "Answer with the row and column of a word's first letter and the row and column of "
-            "its last letter. After thinking, format your final answer inside \\boxed{...}, "
-            f"for example, {self.example} for the word from row 2, column 1 to row 2, column 4."
+            "its last letter. "
+            f"{self._how_to_answer()} for the word from row 2, column 1 to row 2, column 4."
         )
 
     def _parse(self, content: str) -> Move | None:
@@ -177,14 +177,11 @@ class WordSearch(Game[Move]):
         for row, column in Segment(*map(min, *ends), *map(max, *ends)).cells():
             line, at = self._lines[row + 1], 4 + 4 * column
             self._lines[row + 1] = f"{line[:at]}[{self.grid[row][column]}]{line[at + 3 :]}"
-        self._shown = self._joined()
+        self._drawn = self._joined()
 
     def _joined(self) -> str:
         lines = "\n".join(self._lines)
         return f"{lines}\nWords Found: {len(self.found)}/{self.num_words}"
-
-    def _board(self) -> str:
-        return self._shown
 
     def _state(self) -> str:
         return f"found: {', '.join(self.found) or 'none'}; {len(self.tried)} segments tried"

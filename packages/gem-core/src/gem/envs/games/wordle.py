@@ -63,10 +63,8 @@ class Wordle(Game[str]):
         self.require_word = flag("require_word", require_word)
 
     def _start(self) -> None:
-        length = self._given_length
-        self.word_length = self.rng.randint(3, 5) if length is None else length
-        turns = self._given_turns
-        self.max_turns = 5 * self.word_length if turns is None else turns
+        self.word_length = self._given_length or self.rng.randint(3, 5)
+        self.max_turns = self._given_turns or 5 * self.word_length
         self.secret = self.rng.choice(words(self.word_length))
         self.history: dict[str, str] = {}
         self.green: set[int] = set()
@@ -82,8 +80,7 @@ class Wordle(Game[str]):
             "  - G (green): correct letter in the correct position\n"
             "  - Y (yellow): letter exists in the word but in the wrong position\n"
             "  - X (wrong): letter is not in the word\n"
-            "After thinking, format your final answer inside \\boxed{...}, "
-            f"for example, {self.example}."
+            f"{self._how_to_answer()}."
         )
 
     def _parse(self, content: str) -> str | None:
