@@ -24,10 +24,10 @@ from processes import below, forked, settled, settles
 
 from gem.errors import ConfigurationError, UnreachableError
 from gem.sandbox import BwrapExecutor, Executor, Limits, SubprocessExecutor, resolve
+from gem.sandbox.bwrap_server import Server
 from gem.sandbox.inside import server as inside
 from gem.sandbox.inside.protocol import failure, pair
 from gem.sandbox.inside.usage import Usage
-from gem.sandbox.warm import Server
 
 pytestmark = pytest.mark.skipif(
     shutil.which("bwrap") is None, reason="bubblewrap is not installed: apt-get install bubblewrap"

@@ -23,8 +23,8 @@ from gem.sandbox import (
     MontyExecutor,
     Session,
     SubprocessExecutor,
+    bwrap_server,
 )
-from gem.sandbox import warm as warm_sandbox
 
 TIERS = [BwrapExecutor, MontyExecutor, AutoExecutor]
 LIMITS = Limits(wall_s=20.0, memory_mb=256, disk_mb=8, processes=16)
@@ -427,7 +427,7 @@ def test_sessions_that_wait_too_long_end_and_still_go_on(
     limit: str, value: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tier(BwrapExecutor)
-    monkeypatch.setattr(warm_sandbox, limit, value)
+    monkeypatch.setattr(bwrap_server, limit, value)
     # A sandbox of its own, which starts now.
     module = {"_SESSIONS": "html", "_IDLE_S": "csv"}[limit]
     executor = BwrapExecutor(servers=1, modules=(module,))

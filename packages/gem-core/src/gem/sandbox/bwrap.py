@@ -1,6 +1,6 @@
 """The `bwrap` executor: a pool of bubblewrap sandboxes whose warm interpreters fork per program.
 
-`warm.Server` is one sandbox seen from outside; `inside` is the code that runs in it.
+`bwrap_server.Server` is one sandbox seen from outside; `inside` is the code that runs in it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from concurrent.futures import ThreadPoolExecutor
 from gem.errors import ConfigurationError
 from gem.parameters import integer, optional
 from gem.sandbox.base import Executor, Limits, Result, Session
+from gem.sandbox.bwrap_server import Server, attempted
 from gem.sandbox.bwrap_session import BwrapSession
 from gem.sandbox.packages import names, shown
 from gem.sandbox.streams import encoded
-from gem.sandbox.warm import Server, attempted
 
 INSTALL = "apt-get install bubblewrap"
 MODULES = ("numpy", "sympy")
@@ -183,17 +183,13 @@ class _Place:
         self.server: Server | None = None
 
 
-_threads: list[ThreadPoolExecutor] = []
-
-
+@functools.cache
 def _spawner() -> ThreadPoolExecutor:
     """Return the thread that starts all sandboxes; it lives as long as the process.
 
     `--die-with-parent` makes the kernel kill a sandbox when the thread that started it ends.
     """
-    if not _threads:
-        _threads.append(ThreadPoolExecutor(1, "gem-sandbox"))
-    return _threads[0]
+    return ThreadPoolExecutor(1, "gem-sandbox")
 
 
 @functools.cache
@@ -216,4 +212,4 @@ def _forget_all() -> None:
         pool.forget()
     _pools.clear()
     _pool.cache_clear()
-    _threads.clear()
+    _spawner.cache_clear()

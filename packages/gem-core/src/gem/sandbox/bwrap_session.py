@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 from gem.errors import UnreachableError
 from gem.sandbox.base import Limits, Result, Session
+from gem.sandbox.bwrap_server import NotSentError, Server, Step, attempted
 from gem.sandbox.inside.protocol import GONE
 from gem.sandbox.streams import encoded
-from gem.sandbox.warm import NotSentError, Server, Step, attempted
 
 # Time limit for running the programs of a lost session again.
 _REPEAT_S = 60.0

@@ -25,6 +25,10 @@ class Outputs(contextlib.AbstractContextManager["Outputs"]):
         self._limit = limit
         self._kept = {out: bytearray(), err: bytearray()}
         self._open = {out, err}
+        self.poll = select.poll()
+        """Has the streams that have not ended; a caller may add descriptors."""
+        for descriptor in self._open:
+            self.poll.register(descriptor, select.POLLIN)
 
     def __exit__(self, *exc: object) -> None:
         self.close_theirs()
@@ -36,33 +40,22 @@ class Outputs(contextlib.AbstractContextManager["Outputs"]):
         while self.theirs:
             os.close(self.theirs.pop())
 
-    def register(self, poll: select.poll) -> None:
-        for descriptor in self._open:
-            poll.register(descriptor, select.POLLIN)
-
-    def read(self, descriptor: int, poll: select.poll | None = None) -> None:
+    def read(self, descriptor: int) -> None:
         """Read available output; unregister a stream that has ended."""
         kept = self._kept[descriptor]
         part = os.read(descriptor, _PART)
         if not part:
             self._open.discard(descriptor)
-            if poll is not None:
-                poll.unregister(descriptor)
+            self.poll.unregister(descriptor)
         room = self._limit - len(kept)
         kept += part[:room]
         self.cut = self.cut or len(part) > room
 
     def drain(self, to_its_end: bool) -> None:
         """Read to the end of the streams (all writers must have ended), or only what is there."""
-        if to_its_end:
-            while self._open:
-                self.read(next(iter(self._open)))
-            return
-        poll = select.poll()
-        self.register(poll)
-        while ready := poll.poll(0):
+        while self._open and (ready := self.poll.poll(None if to_its_end else 0)):
             for descriptor, _ in ready:
-                self.read(descriptor, poll)
+                self.read(descriptor)
 
     def texts(self) -> tuple[str, str]:
         """Return both streams as text, undecodable bytes replaced."""

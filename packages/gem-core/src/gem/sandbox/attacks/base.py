@@ -46,3 +46,11 @@ def call(what, *arguments):
 SMALL = Limits(wall_s=3.0, memory_mb=128, disk_mb=8, processes=16, output_bytes=65536)
 CROWD = Limits(wall_s=20.0, memory_mb=128, disk_mb=8, processes=16)
 """Long enough that even on a busy machine many processes reach the memory limit first."""
+CROWD_PROGRAM = """
+import os, time
+for _ in range(6):
+    if os.fork() == 0:
+        break
+taken = bytearray(60 << 20)
+time.sleep(60)
+"""

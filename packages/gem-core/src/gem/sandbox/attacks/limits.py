@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gem.sandbox.attacks.base import CROWD, SMALL, Attack
+from gem.sandbox.attacks.base import CROWD, CROWD_PROGRAM, SMALL, Attack
 from gem.sandbox.base import Limits
 
 _FORKS = """
@@ -30,14 +30,6 @@ taken = []
 for _ in range(40):
     taken.append("x" * (10 << 20))
 print("GOT memory")
-"""
-_CROWD = """
-import os, time
-for _ in range(6):
-    if os.fork() == 0:
-        break
-taken = bytearray(60 << 20)
-time.sleep(60)
 """
 _DISK = """
 import os
@@ -88,7 +80,7 @@ LIMITS = [
     _limit("start processes without end", _FORKS),
     _limit("start processes that start processes", _DOUBLING, "time"),
     _limit("take memory", _MEMORY, "memory"),
-    _limit("take memory in many processes", _CROWD, "memory", CROWD),
+    _limit("take memory in many processes", CROWD_PROGRAM, "memory", CROWD),
     _limit("fill the disk", _DISK),
     _limit("write 100 MB of output", "for _ in range(100): print('x' * (1 << 20))", "output"),
     _limit(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gem.sandbox.attacks.base import CROWD, LIBC, SMALL, Attack
+from gem.sandbox.attacks.base import CROWD, CROWD_PROGRAM, LIBC, SMALL, Attack
 
 _POISON_PROBE = """
 import builtins, glob, json, os, sys
@@ -138,15 +138,6 @@ seen = [os.path.join(top, name) for top, _, names in os.walk("/tmp") for name in
 attempt("files", lambda: [path for path in seen if "{drow}"[::-1] in open(path).read()] or None)
 attempt("variables", lambda: [name for name in list(globals()) if name == "mine"] or None)
 """
-_CROWD = """
-import os, time
-for _ in range(6):
-    if os.fork() == 0:
-        os.setsid()
-        break
-taken = bytearray(60 << 20)
-time.sleep(60)
-"""
 # Has an import, like the attack, so that both are forks of the same server.
 _HOLD = "import os\nheld = ['{word}' * 200 + str(i) for i in range(2000)]\nprint(len(str(held)))"
 
@@ -184,7 +175,7 @@ NEIGHBOURS = [
     Attack(
         "take memory in many processes of a session",
         "limits",
-        _CROWD,
+        CROWD_PROGRAM.replace("        break", "        os.setsid()\n        break"),
         CROWD,
         limit_hit="memory",
         session=True,

@@ -1,6 +1,6 @@
 """Message formats: executor to server, spare to server, server to session keeper, and back.
 
-Imported inside the sandbox and by `gem.sandbox.warm` outside of it.
+Imported inside the sandbox and by `gem.sandbox.bwrap_server` outside of it.
 """
 
 from __future__ import annotations

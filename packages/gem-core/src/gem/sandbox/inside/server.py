@@ -136,10 +136,10 @@ class _Server:
         self.taken.setblocking(False)
         self.origin = spare.Origin(self.requests, theirs, uids, self.usage.size, filter)
         self.poll = select.poll()
-        # By descriptor: process ends (pidfds), reports, answers of keepers.
-        self.ends: dict[int, _Call | _Session] = {}
-        self.by_report: dict[int, _Call] = {}
-        self.answers: dict[int, _Session] = {}
+        # By descriptor: what to do at its events; true ends the server.
+        self.handlers: dict[int, Callable[[], object]] = {}
+        # By report.
+        self.running: dict[int, _Call] = {}
         # Spares by number, sessions by key.
         self.spares: dict[int, _Call] = {}
         self.sessions: dict[int, _Session] = {}
@@ -155,11 +155,10 @@ class _Server:
 
     def serve(self) -> None:
         # Mask 0: only hang-up is wanted here; spares read the requests.
-        requests, taken = self.requests.fileno(), self.taken.fileno()
-        steps = [each.fileno() for each in self.steps]
-        self.poll.register(requests, 0)
-        for asking in (taken, *steps):
-            self.poll.register(asking, select.POLLIN)
+        self._expect(self.requests.fileno(), lambda: True, 0)
+        self._expect(self.taken.fileno(), self._hear)
+        for steps in self.steps:
+            self._expect(steps.fileno(), self._accept)
         while True:
             now = time.monotonic()
             lacking = len(self.spares) < SPARES and now >= self.pause
@@ -170,17 +169,8 @@ class _Server:
             if lacking and not (events and self.spares):
                 self._make_spare()
             for descriptor, _ in events:
-                if descriptor in self.ends:
-                    self._ended(descriptor)
-                elif descriptor == taken:
-                    self._hear()
-                elif descriptor in self.by_report:
-                    # The executor hung up: it does not want the result.
-                    self.poll.modify(descriptor, 0)
-                    self._kill(self.by_report[descriptor], b"")
-                elif descriptor in self.answers:
-                    self._answered(self.answers[descriptor])
-                elif descriptor == requests or (descriptor in steps and not self._accept()):
+                handle = self.handlers.get(descriptor)
+                if handle is not None and handle():
                     return
             # Close only now: later events of this poll may still name these descriptors.
             while self.done:
@@ -188,21 +178,36 @@ class _Server:
             if time.monotonic() >= self.alarm:
                 self._watch()
 
+    def _expect(
+        self, descriptor: int, handle: Callable[[], object], events: int = select.POLLIN
+    ) -> None:
+        self.handlers[descriptor] = handle
+        self.poll.register(descriptor, events)
+
+    def _leave(self, descriptor: int) -> None:
+        del self.handlers[descriptor]
+        self.poll.unregister(descriptor)
+        self.done.append(descriptor)
+
     def _watch(self) -> None:
         """Kill calls over their time or memory limit, end idle sessions; set the next alarm."""
         now = time.monotonic()
         self.alarm = self.pause if now < self.pause else _NEVER
         count = now >= self.count
-        for call in self.by_report.values():
+        for call in self.running.values():
             if now >= call.deadline:
                 self._kill(call, b"time")
-            elif count and now - call.began >= _WATCH_S and self._hungry(call):
+            elif (
+                count
+                and now - call.began >= _WATCH_S
+                and self.usage.memory(call.pid, call.memory) > call.memory
+            ):
                 self._kill(call, b"memory")
             self.alarm = min(self.alarm, call.deadline)
         if count:
             # Counting memory takes at most a tenth of the server's time.
             self.count = now + max(_WATCH_S, 10 * (time.monotonic() - now))
-        if self.by_report:
+        if self.running:
             self.alarm = min(self.alarm, self.count)
         for waiting in self.sessions.values():
             if waiting.call is None and now - waiting.used > self.idle_s:
@@ -251,22 +256,22 @@ class _Server:
             self._follow(self.spares.pop(number), descriptors[0], began, wall_s, memory_mb)
 
     def _accept(self) -> bool:
-        """Serve one request for a session; return False if the executor has hung up."""
+        """Serve one request for a session; return whether the executor has hung up."""
         request, descriptors = receive(self.steps[0])
         if not request:
-            return False
+            return True
         *_, key, _, _, target, _, _ = REQUEST.unpack(request)
         if not target:
             if key in self.sessions:
                 self._end(self.sessions[key])
-            return True
+            return False
         try:
             self._step(request, descriptors[0], descriptors[1:])
         except OSError as error:
             _say(descriptors[0], failure(error))
             self.done.append(descriptors[0])
         self.done += descriptors[1:]
-        return True
+        return False
 
     def _step(self, request: bytes, report: int, streams: list[int]) -> None:
         """Pass a program on to its session's keeper, starting the session if it is the first."""
@@ -300,8 +305,7 @@ class _Server:
         finally:
             theirs.close()
         self.sessions[key] = begun
-        self.answers[channel.fileno()] = begun
-        self.poll.register(channel.fileno(), select.POLLIN)
+        self._expect(channel.fileno(), lambda: self._answered(begun))
 
     def _fork(self, be: Callable[[], NoReturn]) -> int:
         """Fork PID 1 of a new PID namespace and call `be` in it; return its pid."""
@@ -325,8 +329,13 @@ class _Server:
         call.report, call.began, call.deadline = report, began, began + wall_s
         call.memory = memory_mb * _MB
         self.alarm = min(self.alarm, call.deadline, began + _WATCH_S)
-        self.by_report[report] = call
-        self.poll.register(report, select.POLLIN)
+        self.running[report] = call
+        self._expect(report, lambda: self._hung_up(call))
+
+    def _hung_up(self, call: _Call) -> None:
+        """Kill a program whose result the executor does not want."""
+        self.poll.modify(call.report, 0)
+        self._kill(call, b"")
 
     def _expect_end(self, pid: int, what: _Call | _Session) -> None:
         try:
@@ -335,13 +344,10 @@ class _Server:
             os.kill(pid, 9)
             os.waitpid(pid, 0)
             raise
-        self.ends[descriptor] = what
-        self.poll.register(descriptor, select.POLLIN)
+        self._expect(descriptor, lambda: self._ended(what, descriptor))
 
-    def _ended(self, descriptor: int) -> None:
-        ended = self.ends.pop(descriptor)
-        self.poll.unregister(descriptor)
-        self.done.append(descriptor)
+    def _ended(self, ended: _Call | _Session, descriptor: int) -> None:
+        self._leave(descriptor)
         _, status = os.waitpid(ended.pid, 0)
         if isinstance(ended, _Call):
             if ended.report < 0:
@@ -355,9 +361,8 @@ class _Server:
             return
         if ended.call is not None:
             self._report(ended.call, -9, GONE)
-        self.poll.unregister(ended.channel.fileno())
-        del self.answers[ended.channel.fileno()], self.sessions[ended.key]
-        self.done.append(ended.channel.detach())
+        del self.sessions[ended.key]
+        self._leave(ended.channel.detach())
 
     def _answered(self, which: _Session) -> None:
         """Handle a keeper's answer: a program's end, or the reason why the session cannot start."""
@@ -385,10 +390,9 @@ class _Server:
 
     def _forget(self, call: _Call, message: bytes) -> None:
         """Send the final report and stop tracking the call."""
-        self.poll.unregister(call.report)
-        del self.by_report[call.report]
+        del self.running[call.report]
         _say(call.report, message)
-        self.done.append(call.report)
+        self._leave(call.report)
         if call.session is not None:
             call.session.call = None
             call.session.used = time.monotonic()
@@ -410,9 +414,6 @@ class _Server:
             call.stopping = True
             call.deadline = time.monotonic() + _STOP_S
             _tell(call.session.channel, session.STOP)
-
-    def _hungry(self, call: _Call) -> bool:
-        return self.usage.memory(call.pid, call.memory) > call.memory
 
 
 def _say(report: int, message: bytes) -> None:

@@ -193,23 +193,22 @@ class Server:
 
     def _await(self, report: socket.socket, outputs: Outputs, limits: Limits, alone: bool) -> bytes:
         """Collect output until the server reports the program's end; return the report."""
-        poll = select.poll()
-        poll.register(report, select.POLLIN)
-        outputs.register(poll)
+        outputs.poll.register(report, select.POLLIN)
         began, patience = time.monotonic(), _START_S + limits.wall_s + _GRACE_S
         stopped = False
         while True:
             left = patience - (time.monotonic() - began)
-            for descriptor, _ in poll.poll(max(0.0, left) * 1000):
+            for descriptor, _ in outputs.poll.poll(max(0.0, left) * 1000):
                 if descriptor == report.fileno():
                     message = report.recv(1 << 16)
                     if not message:
                         self.broken = True
                         raise UnreachableError("the sandbox ended while it ran a program")
+                    outputs.poll.unregister(report)
                     # All writers have ended or (in a session) are stopped.
                     outputs.drain(to_its_end=alone)
                     return message
-                outputs.read(descriptor, poll)
+                outputs.read(descriptor)
             if outputs.cut and not stopped:
                 stopped = True
                 report.shutdown(socket.SHUT_WR)
