@@ -50,8 +50,6 @@ class _Call:
     """In the format of `inside/candidate.py`."""
     expected: Any
     size: int
-    wrapped: bool = False
-    """Every test of the problem expects a list of one item: the item itself is right, too."""
 
 
 _Test: TypeAlias = "_Printed | _Call | Statement"
@@ -101,13 +99,17 @@ def grade(
     began = time.perf_counter()
     # First: wrong tests or a wrong executor must raise, whatever the program is.
     sandbox = resolve(executor)
-    selected = _longest(_parsed(tests), max_tests)
+    parsed = _parsed(tests)
+    selected = _longest(parsed, max_tests)
     if not isinstance(program, str) or not program.strip():
         return Verdict(False, "no program", time.perf_counter() - began, 0.0)
     limits = Limits(wall_s=timeout_s, memory_mb=memory_mb)
     # Tests of the same kind share sandbox runs, which start when their first verdict is needed.
     runner = Runner(sandbox, "candidate", program, limits)
-    called = _called([test for test in selected if isinstance(test, _Call)], runner)
+    # A data set wraps either all expected values in a list of one item, or none of them.
+    wanted = [test.expected for test in parsed if isinstance(test, _Call)]
+    wrapped = all(isinstance(value, list) and len(value) == 1 for value in wanted)
+    called = _called([test for test in selected if isinstance(test, _Call)], runner, wrapped)
     statements = [test for test in selected if isinstance(test, Statement)]
     asserted = failures(statements, sandbox, program, limits)
     reason = ""
@@ -140,15 +142,16 @@ def _printed(test: _Printed, sandbox: Executor, program: str, limits: Limits) ->
     return "" if _same_text(result.stdout, test.expected) else "wrong output"
 
 
-def _called(tests: Sequence[_Call], runner: Runner) -> Iterator[str]:
+def _called(tests: Sequence[_Call], runner: Runner, wrapped: bool) -> Iterator[str]:
     answers = runner.answers([[test.operation] for test in tests])
     for test, answer in zip(tests, answers, strict=True):
         values, failure = results(answer, 1)
-        yield failure or _judged(values[0], test)
+        rights = [test.expected, test.expected[0]] if wrapped else [test.expected]
+        yield failure or _judged(values[0], rights)
 
 
-def _judged(result: Any, test: _Call) -> str:
-    rights = [test.expected, test.expected[0]] if test.wrapped else [test.expected]
+def _judged(result: Any, rights: list[Any]) -> str:
+    """Return why a result equals none of the values, or ''."""
     try:
         return judged(lambda: any(_matches(value_of(result), right) for right in rights))
     except ObjectError as error:
@@ -182,15 +185,6 @@ def _key(key: Any) -> Any:
 
 
 def _parsed(tests: Any) -> list[_Test]:
-    parsed = _unmarked(tests)
-    calls = [test for test in parsed if isinstance(test, _Call)]
-    if not all(isinstance(test.expected, list) and len(test.expected) == 1 for test in calls):
-        return parsed
-    # A data set wraps either all expected values in a list of one item, or none of them.
-    return [replace(test, wrapped=True) if isinstance(test, _Call) else test for test in parsed]
-
-
-def _unmarked(tests: Any) -> list[_Test]:
     if isinstance(tests, str):
         try:
             tests = json.loads(tests)

@@ -13,7 +13,6 @@ import functools
 import importlib.util
 import itertools
 import re
-from typing import NamedTuple
 
 from gem.errors import MissingExtraError
 from gem.grading.vocabulary import FUNCTIONS, GREEK, is_notation, words
@@ -48,13 +47,6 @@ _ARITHMETIC = re.compile(
     r"[\d%][\s)}\]]*(?:[-+*/]|\\cdot|\\times|\\div)[\s({\[]*(?:\d|\\[dtc]?frac\s*\{?\d+\}?\{?\d)|"
     r"\d\s+\d|\)\s*\(\s*\d|\d\s*!|\\end\{\w+\}\s*[-+*]?\s*\\begin"
 )
-
-
-class Question(NamedTuple):
-    """A pair of cleaned texts for math-verify to compare."""
-
-    prediction: str
-    gold: str
 
 
 @functools.cache
@@ -108,16 +100,16 @@ def refusal(answer: str, gold: str, readable: bool) -> str:
     return "unreadable" if _count(_ARITHMETIC, answer) > _count(_ARITHMETIC, gold) else ""
 
 
-def ask(pool: WorkerPool, question: Question, timeout_s: float) -> tuple[bool, str]:
-    """Return math-verify's verdict and the reason.
+def ask(pool: WorkerPool, answer: str, gold: str, timeout_s: float) -> tuple[bool, str]:
+    """Return math-verify's verdict on two cleaned texts, and the reason.
 
     Raises:
         UnreachableError: No worker can be started.
     """
-    reply = pool.call(*question, timeout_s=timeout_s)
+    reply = pool.call(answer, gold, timeout_s=timeout_s)
     if reply.failure == "crash":
         # Retry once: if the answer caused the crash, it crashes again.
-        reply = pool.call(*question, timeout_s=timeout_s)
+        reply = pool.call(answer, gold, timeout_s=timeout_s)
     if reply.failure in ("timeout", "crash"):
         return False, reply.failure
     if reply.failure is not None or reply.value is None:

@@ -30,7 +30,6 @@ from gem.errors import DataError
 from gem.grading import fallback, notation
 from gem.grading.cleaning import clean
 from gem.grading.compare import same
-from gem.grading.fallback import Question
 from gem.grading.forms import unevaluated
 from gem.grading.tree import Node, TooComplexError, UnreadableError
 from gem.grading.verdict import Verdict
@@ -38,6 +37,8 @@ from gem.workers.pool import shared
 
 Number: TypeAlias = "int | float | Fraction | Decimal"
 Gold: TypeAlias = "str | Number | Sequence[str | Number]"
+_Question: TypeAlias = "tuple[str, str]"
+"""A cleaned answer and a cleaned gold for math-verify to compare."""
 
 # No digit can match both parts, so matching takes linear time.
 _INTEGER = re.compile(r"\s*([+-]?)0*(0|[1-9][0-9]*)\s*")
@@ -92,7 +93,7 @@ def grade(prediction: str | None, gold: Gold, *, timeout_s: float = 1.0) -> Verd
     began = time.perf_counter()
     correct, reason, undecided = _decide(prediction, gold)
     for question in undecided:
-        correct, reason = fallback.ask(shared(fallback.TARGET), question, timeout_s)
+        correct, reason = fallback.ask(shared(fallback.TARGET), *question, timeout_s)
         if correct:
             break
     return Verdict(correct, reason, time.perf_counter() - began, float(correct))
@@ -112,7 +113,7 @@ def needs_extra(gold: Gold) -> bool:
     return any(_symbolic(_gold_reading(text)) for text in _golds(gold))
 
 
-def _decide(prediction: str | None, gold: Gold) -> tuple[bool, str, Sequence[Question]]:
+def _decide(prediction: str | None, gold: Gold) -> tuple[bool, str, Sequence[_Question]]:
     """Return correctness and reason without math-verify, and the questions left for it."""
     if type(gold) is str and type(prediction) is str:
         # Integers of any length are compared as text, in linear time.
@@ -124,7 +125,7 @@ def _decide(prediction: str | None, gold: Gold) -> tuple[bool, str, Sequence[Que
         return correct, "number" if correct else "different", ()
     golds = _golds(gold)
     reason = ""
-    undecided: list[Question] = []
+    undecided: list[_Question] = []
     for text in golds:
         correct, why, question = _decide_one(prediction, text)
         if correct:
@@ -134,7 +135,7 @@ def _decide(prediction: str | None, gold: Gold) -> tuple[bool, str, Sequence[Que
     return False, reason, undecided
 
 
-def _decide_one(prediction: Any, gold: str) -> tuple[bool, str, Sequence[Question]]:
+def _decide_one(prediction: Any, gold: str) -> tuple[bool, str, Sequence[_Question]]:
     expected = _gold_reading(gold)
     if _symbolic(expected):
         fallback.need()
@@ -175,7 +176,7 @@ def _decide_one(prediction: Any, gold: str) -> tuple[bool, str, Sequence[Questio
 
 def _decide_by_fallback(
     answer: _Reading, expected: _Reading
-) -> tuple[bool, str, Sequence[Question]]:
+) -> tuple[bool, str, Sequence[_Question]]:
     if expected.node is not None and not fallback.available():
         return False, answer.problem, ()
     reason = fallback.refusal(answer.cleaned, expected.cleaned, answer.node is not None)
@@ -187,7 +188,7 @@ def _decide_by_fallback(
         reason = "too complex"
     if reason:
         return False, reason, ()
-    return False, answer.problem or "different", (Question(answer.cleaned, expected.cleaned),)
+    return False, answer.problem or "different", ((answer.cleaned, expected.cleaned),)
 
 
 def _integer(text: str) -> tuple[bool, str] | None:

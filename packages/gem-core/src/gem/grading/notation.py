@@ -189,15 +189,16 @@ class _Reader:
     def relation(self) -> Node:
         self.take("\\approx")
         named = _NAMED.match(self.text, self.start)
+        name = ""
         if named is not None and self.kind == "name":
+            name = "".join(named[0].split())
             self.end = named.end()
             self.advance()
             self.advance()
-            name, sides = "".join(named[0].split()), [self.union()]
-            signs = self.further(sides)
-            return equal(name, sides, ["=", *signs])
         sides = [self.union()]
         signs = self.further(sides)
+        if name:
+            return equal(name, sides, ["=", *signs])
         if not signs:
             if self.token == ":":
                 while self.take(":"):
@@ -249,12 +250,10 @@ class _Reader:
             return self.signed_product()
         node = self.factor()
         while True:
-            if self.token in _PRODUCTS:
+            if self.token in _PRODUCTS or self.token in _QUOTIENTS:
+                kind = "multiply" if self.token in _PRODUCTS else "divide"
                 self.advance()
-                node = Node("multiply", (node, self.signed_factor()))
-            elif self.token in _QUOTIENTS:
-                self.advance()
-                node = Node("divide", (node, self.signed_factor()))
+                node = Node(kind, (node, self.signed_factor()))
             elif self.begins_factor():
                 bracket = self.token == "["
                 factor = self.factor()
@@ -563,23 +562,19 @@ class _Reader:
             raise UnreadableError(self.text)
         self.brackets += 1
         self.advance()
-        rows, row = [], [self.sum()]
+        rows = [[self.sum()]]
         while self.token != "\\end":
             if self.take("&"):
-                row.append(self.sum())
-            elif self.take("\\row"):
-                if self.token == "\\end":
-                    break
-                rows.append(tuple(row))
-                row = [self.sum()]
+                rows[-1].append(self.sum())
             else:
-                raise UnreadableError(self.text)
-        rows.append(tuple(row))
+                self.need("\\row")
+                if self.token != "\\end":
+                    rows.append([self.sum()])
         self.brackets -= 1
         if self.environment() != kind or len({len(row) for row in rows}) != 1:
             raise UnreadableError(self.text)
         self.advance()
-        return Node("matrix", tuple(rows))
+        return Node("matrix", tuple(map(tuple, rows)))
 
     def environment(self) -> str:
         """Return the name in braces after the current token; move past it."""

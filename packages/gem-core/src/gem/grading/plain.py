@@ -323,14 +323,15 @@ class Plain:
         return _MATH[node.attr]
 
     def _compared(self, node: ast.Compare, parts: list[_Evaluated]) -> _Evaluated:
-        for kind, right in zip(node.ops, node.comparators, strict=True):
+        first, *others = parts
+        steps = []
+        for kind, right, part in zip(node.ops, node.comparators, others, strict=True):
             if isinstance(kind, (ast.Is, ast.IsNot)) and not (
                 isinstance(right, ast.Name)
                 or (isinstance(right, ast.Constant) and right.value in (None, True, False))
             ):
                 raise NotPlainError("is")
-        first, *others = parts
-        steps = [(_COMPARED[type(kind)], part) for kind, part in zip(node.ops, others, strict=True)]
+            steps.append((_COMPARED[type(kind)], part))
 
         def compare(results: list[Any]) -> bool:
             left = first(results)

@@ -236,14 +236,16 @@ class _Worker:
                     self._kill()
 
         def await_answer() -> None:
-            if polled and not expired and not self._readable(began + timeout_s - time.monotonic()):
+            left = max(0.0, began + timeout_s - time.monotonic())
+            milliseconds = min(left, _LONGEST_POLL_S) * 1000
+            if poll is not None and not expired and not poll.poll(milliseconds):
                 expire()
 
         began = time.monotonic()
         # The pipe of an idle process is empty, so writing a request of this size does not block.
-        polled = self._poll is not None and len(request) <= select.PIPE_BUF
+        poll = self._poll if self._poll and len(request) <= select.PIPE_BUF else None
         # The timer kills the process, which ends the blocking read on every platform.
-        timer = None if polled else threading.Timer(timeout_s, expire)
+        timer = None if poll else threading.Timer(timeout_s, expire)
         if timer is not None:
             timer.daemon = True
             timer.start()
@@ -272,11 +274,6 @@ class _Worker:
             if timer is not None:
                 timer.cancel()
         return answer, expired, taken
-
-    def _readable(self, within_s: float) -> bool:
-        """Wait for data or the end of the stream; return False after `within_s`."""
-        assert self._poll is not None
-        return bool(self._poll.poll(min(max(0.0, within_s), _LONGEST_POLL_S) * 1000))
 
     def _message(self, await_answer: Callable[[], None]) -> dict[str, Any] | None:
         """Return the next message, None at the end; skips lines that a killed process cut off."""
@@ -339,13 +336,10 @@ _shared_lock = threading.Lock()
 
 def shared(target: str) -> WorkerPool:
     """Return this process's shared pool for a function, making it at the first call."""
-    pool = _shared.get(target)
-    if pool is None:
-        with _shared_lock:
-            pool = _shared.get(target)
-            if pool is None:
-                pool = _shared[target] = WorkerPool(target)
-    return pool
+    with _shared_lock:
+        if target not in _shared:
+            _shared[target] = WorkerPool(target)
+        return _shared[target]
 
 
 @functools.cache

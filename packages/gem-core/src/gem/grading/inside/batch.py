@@ -9,7 +9,7 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Any
 
 leave = os._exit
@@ -49,17 +49,12 @@ def say(answers: int, message: Any) -> None:
 def work(tasks: list[Any], answers: int, solve: Callable[[Any], Any]) -> None:
     """Solve tasks one after the other, each in a fork; exit at the end.
 
-    Before each task, writes `["task", number, seconds since the run began]`; after it, `[number,
-    seconds since the task began, answer]`. The last task needs no fork.
+    The last task needs no fork.
     """
-    for number, task in enumerate(tasks):
-        began = _now() if number else _began
-        say(answers, ["task", number, _now() - _began])
-        last = number + 1 == len(tasks)
+    for task, last, reply in _begun(tasks, answers):
         child = 0 if last else _fork()
         if child == 0:
-            answer = solve(task)
-            say(answers, [number, _now() - began, answer])
+            reply(solve(task))
             leave(0)
         _waitpid(child, 0)
     leave(0)
@@ -70,17 +65,31 @@ def feed(tasks: list[Any], answers: int, solve: Callable[[Any, bool, list[Any]],
 
     `solve(task, is_last, answer)` appends to the list `answer` what the process returned.
     """
+    for task, last, reply in _begun(tasks, answers):
+        answer: list[Any] = []
+        try:
+            solve(task, last, answer)
+        except (EOFError, OSError, ValueError):
+            # The other process died, or wrote something that is not a message.
+            last = True
+        reply(answer)
+        if last:
+            break
+    leave(0)
+
+
+def _begun(tasks: list[Any], answers: int) -> Iterator[tuple[Any, bool, Callable[[Any], None]]]:
+    """Yield each task, whether it is the last, and the function that writes its answer.
+
+    Before each task, writes `["task", number, seconds since the run began]`; with the answer,
+    `[number, seconds since the task began, answer]`.
+    """
     for number, task in enumerate(tasks):
         began = _now() if number else _began
         say(answers, ["task", number, _now() - _began])
-        answer: list[Any] = []
-        ended = False
-        try:
-            solve(task, number + 1 == len(tasks), answer)
-        except (EOFError, OSError, ValueError):
-            # The other process died, or wrote something that is not a message.
-            ended = True
-        say(answers, [number, _now() - began, answer])
-        if ended:
-            break
-    leave(0)
+        # The caller uses the function before the next task changes these names.
+        yield (
+            task,
+            number + 1 == len(tasks),
+            lambda answer: say(answers, [number, _now() - began, answer]),  # noqa: B023
+        )
