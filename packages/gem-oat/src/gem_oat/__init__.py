@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from gem.training.doctor import Requirement
 
 if TYPE_CHECKING:
+    from gem_oat.__main__ import main
     from gem_oat.learner import Learner
-    from gem_oat.main import main
     from gem_oat.rollout import Actor
     from gem_oat.settings import Args
 
@@ -23,12 +23,9 @@ __version__ = "0.1.0"
 SUPPORTED_OAT = ">=0.2.3,<0.3"
 """Versions of oat-llm that this package works with."""
 
-TRAINER = Requirement(
-    "oat-llm",
-    SUPPORTED_OAT,
-    by=f"gem-oat {__version__}",
-    install='pip install vllm==0.8.4 && pip install "gem-oat[oat]" (Python 3.10)',
-)
+INSTALL = 'pip install vllm==0.8.4 && pip install "gem-oat[oat]" (Python 3.10)'
+
+TRAINER = Requirement("oat-llm", SUPPORTED_OAT, by=f"gem-oat {__version__}", install=INSTALL)
 
 check_oat = TRAINER.check
 """Returns the version of the installed oat, or raises what `Requirement.check` raises."""
@@ -44,7 +41,7 @@ __all__ = [
     "main",
 ]
 
-_LAZY = {"Actor": "rollout", "Args": "settings", "Learner": "learner", "main": "main"}
+_LAZY = {"Actor": "rollout", "Args": "settings", "Learner": "learner", "main": "__main__"}
 
 
 def __getattr__(name: str) -> Any:

@@ -14,10 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gem.training.estimate import turn_advantages
+from gem.training import estimate, settings
 from gem.training.record import TrainedRow
 from gem.training.rows import PlacedRow, placed_rows
-from gem.training.settings import check_episodes
 from gem.trajectory import Failure, TrainingRow, Trajectory
 
 Gather = Callable[[Any], list[Any]]
@@ -118,9 +117,9 @@ def give_advantages(
             mine[row.episode].values[span.turn] = value
     parts: list[list[Turns]] = gather(mine)
     batch = [turns for part in parts for turns in part]
-    check_episodes(batch, max_failed_fraction)
+    settings.check_episodes(batch, max_failed_fraction)
     values = [turns.values for turns in batch]
-    per_turn, targets = turn_advantages(name, batch, gamma=gamma, lam=lam, values=values)
+    per_turn, targets = estimate.turn_advantages(name, batch, gamma=gamma, lam=lam, values=values)
     first = sum(len(part) for part in parts[:rank])
     for row in rows:
         row.give(per_turn[first + row.episode], targets[first + row.episode])

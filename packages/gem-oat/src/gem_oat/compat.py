@@ -6,23 +6,20 @@ happens; with newer ones, on GPUs too, it does not run without.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from types import ModuleType
 from typing import Any
 
 from gem.training.imports import after_import
 
-_state = {"installed": False}
 
-
+@functools.cache
 def install() -> None:
     """Have oat's modules adapted in this process when they are imported.
 
     Also an entry point of vLLM, which calls it in each of its processes.
     """
-    if _state["installed"]:
-        return
-    _state["installed"] = True
     after_import("oat.utils.distributed", _process_groups)
     after_import("oat.model", lambda module: _tied_weights())
 

@@ -9,9 +9,11 @@ from oat.algorithms.ppo_multiturn import MultiTurnFeedbackCollector
 from torch.utils.data import Dataset, Sampler
 
 from gem.tasks import TaskSet
-from gem.training.metrics import episode_metrics
-from gem.training.tasksets import encode_task
+from gem.training import metrics, tasksets
 from gem.trajectory import Trajectory
+
+SHOWN = ("episodes", "failed_episodes", "return_mean", "success_rate", "turns_mean", "rollout_s")
+"""Metrics of the rollout that oat shows."""
 
 
 class Tasks(Dataset[tuple[str, str, str]]):
@@ -27,7 +29,7 @@ class Tasks(Dataset[tuple[str, str, str]]):
         return len(self._tasks)
 
     def __getitem__(self, index: int) -> tuple[str, str, str]:
-        return "", encode_task(self._tasks[index]), str(index)
+        return "", tasksets.encode_task(self._tasks[index]), str(index)
 
 
 class Share(Sampler[int]):
@@ -37,17 +39,15 @@ class Share(Sampler[int]):
     """
 
     def __init__(self, tasks: int, batch: int, ranks: int, rank: int) -> None:
-        self._tasks = tasks
-        self._batch = batch
-        self._size = batch // ranks
-        self._first = self._size * rank
+        size = batch // ranks
+        self._batches = range(0, tasks - batch + 1, batch)
+        self._share = range(size * rank, size * (rank + 1))
 
     def __len__(self) -> int:
-        return self._tasks // self._batch * self._size
+        return len(self._batches) * len(self._share)
 
     def __iter__(self) -> Iterator[int]:
-        for start in range(0, self._tasks - self._batch + 1, self._batch):
-            yield from range(start + self._first, start + self._first + self._size)
+        return (start + place for start in self._batches for place in self._share)
 
 
 class Collector(MultiTurnFeedbackCollector):  # type: ignore[misc]
@@ -55,8 +55,6 @@ class Collector(MultiTurnFeedbackCollector):  # type: ignore[misc]
 
     def get_metrics(self, actor_time: float, feedback_data: Sequence[Trajectory]) -> dict[str, Any]:
         """Summarise the episodes of this rank; oat shows the mean over ranks."""
-        metrics = episode_metrics(feedback_data)
-        shown = {"rollout_s": actor_time, **metrics}
+        found = {**metrics.episode_metrics(feedback_data), "rollout_s": actor_time}
         # Every rank must have the same keys.
-        names = ("episodes", "failed_episodes", "return_mean", "success_rate", "turns_mean")
-        return {f"actor/{name}": shown.get(name, 0.0) for name in (*names, "rollout_s")}
+        return {f"actor/{name}": found.get(name, 0.0) for name in SHOWN}

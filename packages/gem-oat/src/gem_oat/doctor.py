@@ -11,10 +11,8 @@ from gem.training.seams import check_seams
 from gem_oat import TRAINER
 from gem_oat.seams import SEAMS
 
-LAUNCHPAD = "pip install dm-launchpad==0.5.2"
-
 LAUNCHPAD_HINTS = {
-    "No module named 'launchpad'": f"install it with: {LAUNCHPAD}",
+    "No module named 'launchpad'": "install it with: pip install dm-launchpad==0.5.2",
     "libpython": (
         "Launchpad's RPC does not find the library of Python; run: export "
         f"LD_LIBRARY_PATH={sysconfig.get_config_var('LIBDIR')}:$LD_LIBRARY_PATH (Python must have "

@@ -10,6 +10,7 @@ from typing import Any
 
 from gem.training import launch, platforms
 from gem.training.runspec import RunSpec
+from gem.training.settings import Settings
 from gem_oat import SUPPORTED_OAT, check_oat
 
 EPS = 1e-8
@@ -45,27 +46,24 @@ adapter = OatAdapter()
 
 def _check(spec: RunSpec) -> None:
     """Refuse what oat would silently do differently."""
-    algorithm, optimizer = spec.algorithm, spec.optimizer
     no_bonus = "oat's loss has no entropy bonus; set it to 0"
     no_flag = f"oat's optimiser has no flag for it; set it to {EPS:g}"
     launch.refuse(
         spec,
         launch.whole_minibatches(spec),
         launch.all_weights(spec),
-        ("algorithm.entropy_coef", algorithm.entropy_coef != 0, no_bonus),
-        ("optimizer.eps", optimizer.eps != EPS, no_flag),
+        ("algorithm.entropy_coef", spec.algorithm.entropy_coef != 0, no_bonus),
+        ("optimizer.eps", spec.optimizer.eps != EPS, no_flag),
     )
 
 
 _NAMES: dict[str, launch.Names] = {
+    **launch.namesakes(Settings, "gem_{}"),
     "name": "wb_run_name",
     "seed": ("gem_seed", "seed"),
     "policy.model": "pretrain",
     "policy.prompt_tokens": "prompt_max_length",
     "policy.turn_tokens": ("generate_max_length", "eval_generate_max_length"),
-    "policy.turns": "gem_turns",
-    "policy.context": "gem_context",
-    "policy.system_prompt": "gem_system_prompt",
     "sampling.temperature": "temperature",
     "sampling.top_p": "top_p",
     "sampling.top_k": "top_k",
@@ -85,7 +83,6 @@ _NAMES: dict[str, launch.Names] = {
     "optimizer.grad_clip": "max_norm",
     "training.tasks": "rollout_batch_size",
     "training.group_size": "num_samples",
-    "training.max_failed_fraction": "gem_max_failed_fraction",
 }
 """oat's or GEM's flags that have the value of a setting of the spec."""
 

@@ -11,14 +11,10 @@ import torch.distributed as dist
 from oat.algorithms.ppo_multiturn import PPOMultiTurnLearner
 from oat.utils.ipc import PlasmaShmClient
 
-from gem.training.batches import minibatches
-from gem.training.recording import RunRecording, rows_wanted
+from gem.training import batches, recording, words
 from gem.training.tasksets import Source, encode_task
-from gem.training.words import done, reported
 from gem.trajectory import Trajectory
-from gem_oat import __version__, check_oat, compat
-from gem_oat.advantage import Row, give_advantages, make_rows, trained_rows
-from gem_oat.data import Collector, Share, Tasks
+from gem_oat import __version__, advantage, check_oat, compat, data
 from gem_oat.settings import Args, shown
 from gem_oat.update import Updater
 
@@ -35,27 +31,27 @@ class Learner(PPOMultiTurnLearner):  # type: ignore[misc]
 
     def run(self) -> None:
         """Train to the end; called by Launchpad."""
-        with reported(f"learner {self._rank}"):
+        with words.reported(f"learner {self._rank}"):
             super().run()
 
     def _init(self, args: Args, actors: list[Any]) -> None:
         super()._init(args, actors)
         self.ipc = PlasmaShmClient(self.ipc_server)
-        self.collector = Collector(args, actors, self.ipc)
+        self.collector = data.Collector(args, actors, self.ipc)
         self.updater = Updater(self)
         self.sources = args.sources()
         self.evaluated: tuple[int, dict[str, float]] = (-1, {})
         versions = {"oat-llm": check_oat(), "gem-oat": __version__}
         about = {"trainer": "oat", "versions": versions, "config": shown(args)}
         folder = args.gem.record_dir if self.strategy.is_rank_0() else None
-        self.recording = RunRecording(folder, about)
+        self.recording = recording.RunRecording(folder, about)
 
     def prepare_data(self, strategy: Any, tokenizer: Any) -> None:
         """Set the dataset; called by oat."""
         tasks = self.args.train_tasks()
-        self.prompts_dataset = self.eval_prompts_dataset = Tasks(tasks)
+        self.prompts_dataset = self.eval_prompts_dataset = data.Tasks(tasks)
         ranks, rank = dist.get_world_size(), dist.get_rank()
-        share = Share(len(tasks), self.args.rollout_batch_size, ranks, rank)
+        share = data.Share(len(tasks), self.args.rollout_batch_size, ranks, rank)
         self.prompts_dataloader = strategy.setup_dataloader(
             self.prompts_dataset, self.args.rollout_batch_size_per_device, sampler=share
         )
@@ -67,10 +63,10 @@ class Learner(PPOMultiTurnLearner):  # type: ignore[misc]
         rollout_s = self.actor_info["actor/rollout_s"]
         self.began = began - rollout_s
         self.query_step += len(data_list)
-        self.rows: list[Row] = make_rows(data_list)
+        self.rows: list[advantage.Row] = advantage.make_rows(data_list)
         if self.critic is not None:
             self.updater.values(self.rows)
-        per_turn = give_advantages(
+        per_turn = advantage.give_advantages(
             data_list,
             self.rows,
             gem.advantage,
@@ -82,7 +78,7 @@ class Learner(PPOMultiTurnLearner):  # type: ignore[misc]
         )
         times = {"rollout_s": rollout_s, "advantage_s": time.perf_counter() - began}
         if gem.record_dir is not None:
-            rows = trained_rows(data_list, self.rows) if rows_wanted() else []
+            rows = advantage.trained_rows(data_list, self.rows) if recording.rows_wanted() else []
             parts = _gather((list(data_list), per_turn, rows))
             if self.strategy.is_rank_0():
                 columns = zip(*parts, strict=True)
@@ -97,7 +93,7 @@ class Learner(PPOMultiTurnLearner):  # type: ignore[misc]
         if args.num_ppo_epochs * args.minibatches > 1:
             self.updater.remember(self.rows)
         for _ in range(args.num_ppo_epochs):
-            for rows in minibatches(self.rows, args.minibatches):
+            for rows in batches.minibatches(self.rows, args.minibatches):
                 step = self.updater.policy_step(rows)
                 if self.critic is not None:
                     step |= self.updater.critic_step(rows)
@@ -126,7 +122,7 @@ class Learner(PPOMultiTurnLearner):  # type: ignore[misc]
             self.recording.write_iteration(self.steps - 1, metrics=values)
         super().eval_and_log(train_info, eval=eval, save=save)
         if final:
-            done()
+            words.done()
 
     def evaluate(self, dataloader: Any, steps: int) -> dict[str, float]:
         """Play the evaluation episodes on all actors; return the metrics on every rank."""

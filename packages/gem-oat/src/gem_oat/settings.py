@@ -20,35 +20,27 @@ from gem.tasks import TaskSet
 from gem.training.settings import COMPARING, Refusal, Settings, refuse_values
 from gem.training.tasksets import Source, parse_sources
 
+AGGREGATIONS = ("token-mean", "row-mean-token-sum")
+"""Values of `loss_aggregation`."""
+
 
 @dataclass(frozen=True)
 class GemSettings(Settings):
     """GEM's settings; each is a flag `--gem_<name>`, but `turn_tokens`, for which oat has flags."""
 
     tasks: str = setting(
-        "tasks to train on: gem:<environment id>?seed=0&<parameter>=<value>; n is not looked at",
-        "",
-        check=TaskSet.parse,
+        "task set to train on, whose `n` is not looked at", "", check=TaskSet.parse
     )
-    eval: str = setting(
-        "task sets to evaluate on, separated by spaces: gem:...?n=64#name=...&temperature=...", ""
-    )
-    advantage: str = setting(
-        f"estimator of gem.advantage: {', '.join(ADVANTAGES)}; gae needs --critic_type ppo",
-        "rebn",
-        choices=ADVANTAGES,
-    )
-    loss_aggregation: str = setting(
-        "token-mean: mean over the sampled tokens of an optimiser step; row-mean-token-sum: sum "
-        "over tokens and mean over rows",
-        "token-mean",
-        choices=("token-mean", "row-mean-token-sum"),
-    )
-    forward_tokens: int = setting(
-        "most tokens, padding included, in one forward pass of the learner; at least one row",
-        8192,
-        above=0,
-    )
+    """`gem:<environment id>?seed=0&<parameter>=<value>`"""
+    eval: str = setting("task sets to evaluate on, separated by spaces", "")
+    """`gem:...?n=64#name=...&temperature=...`"""
+    advantage: str = setting("estimator of `gem.advantage`", "rebn", choices=ADVANTAGES)
+    """`gae` needs `--critic_type ppo`."""
+    loss_aggregation: str = setting("how losses are added up", "token-mean", choices=AGGREGATIONS)
+    """`token-mean`: mean over the sampled tokens of an optimiser step; `row-mean-token-sum`: sum
+    over tokens and mean over rows."""
+    forward_tokens: int = setting("most tokens of one forward pass of the learner", 8192, above=0)
+    """Padding included; at least one row."""
 
 
 def _flags() -> Any:

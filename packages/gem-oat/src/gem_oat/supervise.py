@@ -18,8 +18,8 @@ from pathlib import Path
 
 import psutil
 
+from gem.training import words
 from gem.training.processes import adopt_orphans, alive, children_of, end_descendants, name_of
-from gem.training.words import STATUS, failures, is_done
 
 _POLL_S = 0.1
 _GRACE_S = 5.0
@@ -40,7 +40,7 @@ def supervise(start: Callable[[], object]) -> int:
     """
     adopt_orphans()
     with tempfile.TemporaryDirectory(prefix="gem-oat-") as folder:
-        os.environ[STATUS] = folder
+        os.environ[words.STATUS] = folder
         try:
             start()
             received: list[int] = []
@@ -63,17 +63,17 @@ def _watch(folder: Path, received: list[int], nodes: list[_Node]) -> tuple[int, 
         # These two first: a node leaves its word before it ends or asks this process to end.
         ended = [node for node in nodes if node.ended()]
         asked = list(received)
-        if is_done(folder):
+        if words.is_done(folder):
             # oat's learner asks this process to end when all is done; where it is not the first
             # of several machines, its learners just end.
             learners = [node for node in nodes if node.title.startswith("learner")]
             if asked or all(node in ended for node in learners):
                 return 0, ""
-        elif failed := failures(folder):
+        elif failed := words.failures(folder):
             cause = failed[0][1]
             # A node that was killed says nothing; who missed it does.
-            said_nothing = [node for node in nodes if node.pid and node.pid not in dict(failed)]
-            silent = ", ".join(node.title for node in said_nothing if node.ended())
+            seen = [node for node in nodes if node.process and node.process.pid not in dict(failed)]
+            silent = ", ".join(node.title for node in seen if node.ended())
             return 1, f"{silent} ended without a word; then {cause}" if silent else cause
         elif asked:
             number = signal.Signals(asked[0])
@@ -92,23 +92,19 @@ class _Node:
 
     def __init__(self, shell: psutil.Process) -> None:
         self._shell = shell
-        self._self: psutil.Process | None = None
-        words: list[str] = []
+        self.process: psutil.Process | None = None
+        """The node itself; None if it was never seen."""
+        command: list[str] = []
         with contextlib.suppress(psutil.NoSuchProcess):  # nor has one that is a zombie already
             # bash decorate_output COLOUR TITLE COMMAND ...
-            words = shell.cmdline()
-        self.title = str(words[3]) if len(words) > 3 else f"process {shell.pid}"
-
-    @property
-    def pid(self) -> int | None:
-        """Process id of the node; None if it was never seen."""
-        return None if self._self is None else int(self._self.pid)
+            command = shell.cmdline()
+        self.title = str(command[3]) if len(command) > 3 else f"process {shell.pid}"
 
     def ended(self) -> bool:
         """Whether the node is gone; its shell stays as long as anybody holds the output."""
-        if self._self is None and alive(self._shell):
+        if self.process is None and alive(self._shell):
             below = [p for p in children_of(self._shell) if alive(p)]
-            self._self = next((p for p in below if name_of(p) not in _CARRIERS), None)
+            self.process = next((p for p in below if name_of(p) not in _CARRIERS), None)
             # The shell starts the node first: where only its output is passed on, it is gone.
             return bool(below) and all(name_of(p) == "sed" for p in below)
-        return not alive(self._self or self._shell)
+        return not alive(self.process or self._shell)

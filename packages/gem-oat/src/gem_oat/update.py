@@ -8,7 +8,7 @@ what counts in it on all ranks together.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -77,9 +77,9 @@ class Updater:
                 per_token = per_token + args.beta * kl
             return (per_token * mask).sum() / denominator, [(x * mask).sum() for x in counted]
 
-        norm, [surrogate, entropy, outside, *kl] = self._step(
-            loss, rows, learner.model.model, learner.optimizer, learner.scheduler
-        )
+        engine, optimizer, scheduler = learner.model.model, learner.optimizer, learner.scheduler
+        norm, sums = self._step(loss, rows, engine, optimizer, scheduler)
+        surrogate, entropy, outside, *kl = sums
         [difference] = self._reduce([max(differences)], "max")
         metrics = {
             "loss": (surrogate + args.beta * sum(kl)) / denominator,
@@ -115,14 +115,12 @@ class Updater:
         mine = torch.tensor(numbers, dtype=torch.float64)
         return [float(n) for n in self.learner.strategy.all_reduce(mine, op).tolist()]
 
-    def _in_step(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
-        """Yield chunks, as many as on the rank that has most; those that are missing are empty
+    def _in_step(self, rows: Sequence[Row]) -> list[list[Row]]:
+        """Return chunks, as many as on the rank that has most; those that are missing are empty
         rows, which count for nothing."""
         work = list(chunks(rows, self.gem.forward_tokens))
         [most] = self._reduce([len(work)], "max")
-        yield from work
-        for _ in range(int(most) - len(work)):
-            yield [empty_row()]
+        return work + [[empty_row()]] * (int(most) - len(work))
 
     def _step(
         self, loss: ChunkLoss, rows: Sequence[Row], engine: Any, optimizer: Any, scheduler: Any
@@ -134,7 +132,7 @@ class Updater:
             the numbers that the loss counts, added up over chunks and ranks.
         """
         strategy = self.learner.strategy
-        work, counted = list(self._in_step(rows)), []
+        work, counted = self._in_step(rows), []
         for number, chunk in enumerate(work, 1):
             part, numbers = loss(chunk)
             counted.append([float(each) for each in numbers])
@@ -150,12 +148,9 @@ class Updater:
     def _logprobs(self, model: Any, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy of every token but the first, `[rows, tokens - 1]`."""
         ids, attention = self._inputs(rows)
+        how = {"temperature": self.args.temperature, "compute_entropy": True}
         logprobs, entropy = self.learner.get_batch_logps(
-            model=model,
-            input_ids=ids,
-            att_mask=attention,
-            temperature=self.args.temperature,
-            compute_entropy=True,
+            model=model, input_ids=ids, att_mask=attention, **how
         )
         return logprobs.float(), entropy.detach().float()
 
@@ -163,8 +158,7 @@ class Updater:
         """Value before each turn, a tensor `[turns]` for every row."""
         ids, attention = self._inputs(rows)
         values = self.learner.critic(input_ids=ids, attention_mask=attention)
-        pairs = zip(values, rows, strict=True)
-        return [each[row.places.to(each.device)] for each, row in pairs]
+        return [each[row.places.to(each.device)] for each, row in zip(values, rows, strict=True)]
 
     def _inputs(self, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
         ids = self._padded(rows, "ids")
