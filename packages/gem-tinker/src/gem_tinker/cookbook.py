@@ -118,7 +118,7 @@ class GemEnv(rl.Env):  # type: ignore[misc]
 class Played(rl.Trajectory):  # type: ignore[misc]
     """A cookbook trajectory that knows the GEM trajectory it came from."""
 
-    episode: Trajectory = field(default_factory=lambda: Trajectory(Task("", 0)))
+    episode: Trajectory = field(kw_only=True)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from gem.training.launch import Knob, Launch, Names
 from gem.training.platforms import Platform
 from gem.training.runspec import RunSpec
 from gem_tinker import SUPPORTED_TINKER, check_tinker
-from gem_tinker.settings import Config
+from gem_tinker.settings import NO_CRITIC, TEMPERATURE, Config
 
 ALPHA = 32.0
 """Every Tinker server scales adapters by 32 / rank."""
@@ -61,19 +61,17 @@ def _check(spec: RunSpec) -> None:
     adapters = "a Tinker server trains adapters, never all weights; set it to 8 or more"
     scale = f"it is {ALPHA:g} on every Tinker server"
     states = "a Tinker server begins with weights that it has saved itself, tinker://..."
-    critic = "a Tinker server has no value head for a critic; choose rebn, grpo, rloo or reinforce"
     penalty = "the server's losses have no KL penalty; set it to 0"
     bonus = "the server's losses have no entropy bonus; set it to 0"
-    losses = "the server's losses take log-probabilities at temperature 1"
     launch.refuse(
         spec,
         ("policy.lora_rank", policy.lora_rank == 0, adapters),
         ("policy.lora_alpha", policy.lora_alpha != ALPHA, scale),
         ("policy.lora_init", not saved, states),
-        ("algorithm.advantage", algorithm.advantage == "gae", critic),
+        ("algorithm.advantage", algorithm.advantage == "gae", NO_CRITIC),
         ("algorithm.kl_coef", algorithm.kl_coef != 0, penalty),
         ("algorithm.entropy_coef", algorithm.entropy_coef != 0, bonus),
-        ("sampling.temperature", spec.sampling.temperature != 1, losses),
+        ("sampling.temperature", spec.sampling.temperature != 1, TEMPERATURE),
     )
 
 
@@ -118,10 +116,10 @@ _HOW: dict[str, Names] = {
 
 def _departures(spec: RunSpec, cpu: bool) -> Iterator[Knob]:
     yield from launch.sampling_departure(spec, str(_HOW["seed"]))
-    if spec.sampling.top_k != 1:
+    sampling = spec.sampling
+    if sampling.top_k > 1 or (sampling.top_p < 1 and sampling.top_k != 1):
         how = "ratios are to the sampler's log-probabilities, not to recomputed ones"
-        if spec.sampling.top_p < 1 or spec.sampling.top_k > 1:
-            yield Knob("algorithm.clip", "emulated", how)
+        yield Knob("algorithm.clip", "emulated", how)
     if spec.policy.lora_init is None:
         how = "the server's own, from the same seed; another one than the reference's"
         yield Knob("policy.lora_init", "unmatched", how)

@@ -21,6 +21,7 @@ from tinker.lib.base_url import DEFAULT_BASE_URL, resolve_base_url
 
 from gem.errors import ConfigurationError, RolloutError, UnreachableError
 from gem.training.sampling import NoAnswerError
+from gem.training.settings import refuse_values
 from gem_tinker.settings import Config
 
 T = TypeVar("T")
@@ -44,9 +45,18 @@ async def probe(config: Config) -> str:
     """
     url = await asyncio.to_thread(reach, config.base_url)
     hosted = url == DEFAULT_BASE_URL
-    if hosted and config.server not in ("auto", "hosted"):
-        raise ConfigurationError(f"server={config.server}: the hosted service is server=hosted")
-    _check_model(config, await models(config.base_url, config.request_timeout_s))
+    found = await models(config.base_url, config.request_timeout_s)
+    tokens, room = config.prompt_tokens + config.response_tokens, found.get(config.model)
+    refusals = (
+        ("server", hosted and config.server not in ("auto", "hosted"), "this is the hosted one"),
+        ("model", config.model not in found, f"the server has {', '.join(sorted(found))}"),
+        (
+            "model",
+            room is not None and tokens > room,
+            f"prompt_tokens + response_tokens is {tokens}, but its context has {room} tokens",
+        ),
+    )
+    refuse_values(vars(config), refusals)
     # The hosted service takes no `weights` with these losses and its sum needs no proof.
     variants = [False] if hosted else [True, False]
     # As many as an update will have: servers that compile do so for every shape.
@@ -142,20 +152,6 @@ def _explained(url: str, wish: str) -> Iterator[None]:
         if isinstance(error.__cause__, tinker.APIConnectionError | asyncio.TimeoutError):
             raise UnreachableError(f"no answer from the Tinker server at {url}: {error}") from error
         raise ConfigurationError(f"the Tinker server at {url} cannot {wish}: {error}") from error
-
-
-def _check_model(config: Config, rooms: dict[str, int | None]) -> None:
-    if config.model not in rooms:
-        raise ConfigurationError(
-            f"model={config.model!r}: the server has {', '.join(sorted(rooms))}"
-        )
-    room = rooms[config.model]
-    wanted = config.prompt_tokens + config.response_tokens
-    if room is not None and wanted > room:
-        raise ConfigurationError(
-            f"prompt_tokens + response_tokens is {wanted}, but {config.model} has a context of "
-            f"{room} tokens"
-        )
 
 
 def _datum(weights: bool) -> tinker.Datum:

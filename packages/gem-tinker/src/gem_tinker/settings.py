@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gem.advantage import ADVANTAGES
-from gem.errors import ConfigurationError
 from gem.rollout import Budget
 from gem.tables import assignments, filled, setting
 from gem.tasks import TaskSet
-from gem.training.settings import Settings, check_group_size
+from gem.training.settings import Settings, check_group_size, refuse_values
 from gem.training.tasksets import Source, parse_sources
 
 SERVERS = ("auto", "hosted", "skyrl_train", "skyrl_jax")
@@ -21,6 +20,10 @@ LOSSES = ("ppo", "importance_sampling", "cispo")
 
 AGGREGATIONS = ("token-mean", "row-mean-token-sum")
 """Values of `loss_aggregation`; see `gem_tinker.advantage.Objective`."""
+
+NO_CRITIC = "a Tinker server has no value head for a critic; choose rebn, grpo, rloo or reinforce"
+TEMPERATURE = "the server's losses take log-probabilities at temperature 1"
+"""Why settings are refused."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,21 +77,14 @@ class Config(Settings):
     def check(self, prefix: str = "gem.") -> None:
         """Raise `ConfigurationError` if a value is wrong or values do not fit together."""
         super().check(prefix)
-        if self.advantage == "gae":
-            raise ConfigurationError(
-                "advantage=gae needs a critic, and a Tinker server has no value head; choose "
-                "rebn, grpo, rloo or reinforce"
-            )
+        episodes = self.tasks * self.group_size
+        found = (
+            ("advantage", self.advantage == "gae", NO_CRITIC),
+            ("temperature", self.temperature not in (0, 1), f"{TEMPERATURE}; 0 is greedy"),
+            ("minibatches", self.minibatches > episodes, f"a batch has {episodes} episodes"),
+        )
+        refuse_values(vars(self), found, prefix)
         check_group_size(self.advantage, "group_size", self.group_size)
-        if self.temperature not in (0.0, 1.0):
-            raise ConfigurationError(
-                f"temperature must be 1, or 0 for greedy, got {self.temperature}: the servers' "
-                "losses take log-probabilities at temperature 1"
-            )
-        if self.minibatches > self.tasks * self.group_size:
-            raise ConfigurationError(
-                f"minibatches: {self.minibatches} of {self.tasks * self.group_size} episodes"
-            )
         self.sources()
 
     @property
