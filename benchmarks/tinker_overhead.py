@@ -118,9 +118,8 @@ async def measure(model: str, sleep_s: float, iterations: int, episodes: int) ->
     config = read(words)
     objective = Objective(config.loss_aggregation, "skyrl_jax")
     with tinker.ServiceClient() as service:
-        run = Run(
-            config, objective, Watched(service), RunRecording(None, {}), Checkpoints(None), mark
-        )
+        recording = RunRecording(None, {}, report=mark)
+        run = Run(config, objective, Watched(service), recording, Checkpoints(None))
         await run.open()
         await run.train()
     steps = list(itertools.pairwise(marks))

@@ -94,6 +94,21 @@ def test_a_time_out_of_the_environments_own_is_not_taken_for_the_limit(
         asyncio.run(visit(ThreadedEnv(lambda: Remote("nothing", gate, []))))
 
 
+def test_what_failed_is_closed(gate: Gate) -> None:
+    class Broken(Gated):
+        def step(self, action: str) -> Any:
+            raise OSError("sandbox gone")
+
+    async def left_alone() -> None:
+        env = ThreadedEnv(lambda: Broken("nothing", gate, []))
+        await env.reset(0)
+        with pytest.raises(EnvFailedError, match="sandbox gone"):
+            await env.step("x")
+
+    asyncio.run(left_alone())
+    assert gate.env_closed.wait(60)
+
+
 def test_what_is_cancelled_is_closed_when_it_returns(gate: Gate) -> None:
     log: list[str] = []
 

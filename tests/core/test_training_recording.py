@@ -49,6 +49,17 @@ def test_the_trainer_and_its_versions_stand_in_run_json(tmp_path: Path) -> None:
     }
 
 
+def test_whoever_watches_the_run_is_told_what_is_recorded(tmp_path: Path) -> None:
+    told: list[Any] = []
+    recording = RunRecording(tmp_path, ABOUT, report=lambda *each: told.append(each))
+    found = recording.write_evaluation(0, "same", golden_batch())
+    recording.keep_batch(golden_batch())
+    written = recording.write_iteration(0, metrics={"loss": 0.5})
+    assert told == [(0, "eval:same", found), (0, "train", written)]
+    RunRecording(None, ABOUT, report=lambda *each: told.append(each)).write_evaluation(1, "b", [])
+    assert told[-1][:2] == (1, "eval:b")
+
+
 def test_a_launchers_run_json_is_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / RUN).write_text('{"spec": {}}')
     RunRecording(tmp_path, ABOUT)

@@ -97,14 +97,13 @@ def test_a_failed_episode_is_tried_again_then_left_out(tokenizer: Any) -> None:
         assert "sandbox gone" in error.error_message
 
 
-def test_a_group_that_fails_closes_its_environments(
+def test_an_environment_that_failed_is_closed(
     tokenizer: Any, scripted_env: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed = threading.Semaphore(0)
     monkeypatch.setattr(scripted_env, "close", lambda self: closed.release())
     with pytest.raises(EnvFailedError, match="sandbox gone"):
-        played(group(2), Policy(tokenizer, "crash", "a"))
-    assert closed.acquire(timeout=20)
+        played(group(), Policy(tokenizer, "a", "crash"))
     assert closed.acquire(timeout=20)
 
 

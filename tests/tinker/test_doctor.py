@@ -85,7 +85,7 @@ def test_a_package_that_is_only_on_the_path(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_server_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TINKER_BASE_URL", "http://127.0.0.1:9")
-    [line] = lines(doctor.check_reachable)
+    [line] = lines(doctor.check_server)
     assert "http://127.0.0.1:9 cannot be reached" in line
     assert "TINKER_BASE_URL" in line
     with pytest.raises(UnreachableError, match="cannot be reached"):
@@ -96,8 +96,7 @@ def test_no_key(monkeypatch: pytest.MonkeyPatch, listening: str, tmp_path: Any) 
     monkeypatch.setenv("TINKER_BASE_URL", listening)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("TINKER_API_KEY", raising=False)
-    assert not lines(doctor.check_reachable)
-    [line] = lines(doctor.check_models)
+    [line] = lines(doctor.check_server)
     assert "TINKER_API_KEY" in line
     with pytest.raises(ConfigurationError, match="TINKER_API_KEY"):
         asyncio.run(server.probe(config()))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import tinker
@@ -20,8 +20,6 @@ from gem.training.estimate import PerTurn, turn_advantages
 from gem.training.record import TrainedRow
 from gem.training.rows import PlacedRow, placed_rows
 from gem.trajectory import Trajectory
-
-Floats32: TypeAlias = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -38,11 +36,6 @@ class Objective:
     rows."""
     server: str
     """`hosted`, `skyrl_train` or `skyrl_jax`."""
-
-    @property
-    def weights(self) -> bool:
-        """Whether datums carry `weights`."""
-        return self.server == "skyrl_jax"
 
     def factors(self, sampled: Sequence[int]) -> list[float]:
         """Return what the advantages of each datum are multiplied by.
@@ -70,9 +63,9 @@ class Objective:
 class Row(PlacedRow):
     """One training row: what was played, what it is worth, what is sent."""
 
-    advantages: Floats32 = field(default_factory=lambda: np.zeros(0, np.float32))
+    advantages: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
     """Of each token of the response, before the factor."""
-    factor: Floats32 | None = None
+    factor: np.float32 | None = None
     """What the server's way of adding up makes of them; set by `to_datums`."""
     datum: tinker.Datum | None = None
     """Set by `to_datums`."""
@@ -116,14 +109,14 @@ def to_datums(
         tokens = row.tokens
         if tokens.logprobs is None:
             raise RolloutError("the server returned no log-probabilities for sampled tokens")
-        row.factor = np.asarray(factor, np.float32)
+        row.factor = np.float32(factor)
         inputs: dict[str, Any] = {
             # Shifted by one, as all inputs: the first target is the prompt's second token.
             "target_tokens": np.asarray(tokens.ids[1:], np.int64),
             "logprobs": row.padded(tokens.logprobs),
             "advantages": row.padded(row.advantages * row.factor),
         }
-        if objective.weights:
+        if objective.server == "skyrl_jax":
             inputs["weights"] = row.padded(tokens.mask)
         if mask:
             inputs["mask"] = row.padded(tokens.mask)

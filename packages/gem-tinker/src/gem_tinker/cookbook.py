@@ -14,13 +14,9 @@ from dataclasses import dataclass, field, replace
 
 from gem_tinker import check_cookbook
 
-try:
-    import chz
-except ImportError:
-    # It comes with the cookbook: the message says how to install that.
-    check_cookbook()
-    raise
+check_cookbook()  # Before the imports: its message says how to install what they need.
 
+import chz
 import tinker
 from tinker_cookbook.completers import TokenCompleter
 from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
@@ -39,8 +35,6 @@ from gem.tasks import Task, TaskSet
 from gem.training.sampling import together
 from gem.training.settings import MAX_FAILED_FRACTION, check_episodes
 from gem.trajectory import Failure, Trajectory
-
-check_cookbook()
 
 
 class GemEnv(rl.Env):  # type: ignore[misc]
@@ -63,11 +57,11 @@ class GemEnv(rl.Env):  # type: ignore[misc]
         Raises:
             EnvFailedError: It raised, took too long, or its first prompt is too long.
         """
-        self.close()
         self._env = ThreadedEnv(self.task.make, self.dataset.step_timeout_s)
         self.episode.begin(*await self._env.reset(self.task.seed))
         failure = self.episode.trajectory.failure
         if failure is not None:
+            self.close()
             raise EnvFailedError(failure.message, failure.cause)
         return self._next()
 
@@ -159,18 +153,20 @@ class LeaveOut(RolloutStrategy):  # type: ignore[misc]
             except EnvFailedError as error:
                 attempts += 1
                 if attempts > self.retries:
-                    return self.leave_out(error.failure(attempts))
+                    self.leave_out(error.failure(attempts))
+                    return rl.RolloutError(type(error).__name__, str(self.failures[-1]))
+            finally:
+                env.close()
 
-    def leave_out(self, failure: Failure) -> rl.RolloutError:
-        """Count a failed episode; return what the cookbook's metrics count.
+    def leave_out(self, *failures: Failure) -> None:
+        """Count failed episodes.
 
         Raises:
             gem.errors.RolloutError: It is one too many.
         """
-        self.failures.append(failure)
+        self.failures.extend(failures)
         if self.episodes is not None:
             check_episodes([], self.limit, self.failures, of=self.episodes)
-        return rl.RolloutError(error_type=EnvFailedError.__name__, error_message=str(failure))
 
     def end_batch(self, played: int) -> list[Failure]:
         """Return the failures of a batch with so many valid episodes; count anew.
@@ -178,8 +174,8 @@ class LeaveOut(RolloutStrategy):  # type: ignore[misc]
         Raises:
             gem.errors.RolloutError: Too many episodes are missing.
         """
-        for _ in range((self.episodes or 0) - played - len(self.failures)):
-            self.leave_out(Failure("engine", "the cookbook lost the episode", 1))
+        missing = (self.episodes or 0) - played - len(self.failures)
+        self.leave_out(*[Failure("engine", "the cookbook lost the episode", 1)] * missing)
         failures = list(self.failures)
         self.failures.clear()
         return failures
@@ -202,21 +198,11 @@ class GemGroupBuilder(rl.EnvGroupBuilder):  # type: ignore[misc]
     dataset: GemDatasetBuilder
     """How to play, and how many episodes."""
     group: int = 0
-    envs: list[GemEnv] = field(default_factory=list, compare=False)
-    """Those that were made last."""
 
     async def make_envs(self) -> Sequence[rl.Env]:
         """Return `group_size` episodes of the task."""
-        self.envs[:] = [
-            GemEnv(self.task, self.dataset, self.group) for _ in range(self.dataset.group_size)
-        ]
-        return self.envs
-
-    async def cleanup(self) -> None:
-        """Close what was made; the cookbook calls it at the end, also of a group that failed."""
-        for env in self.envs:
-            env.close()
-        self.envs.clear()
+        size = self.dataset.group_size
+        return [GemEnv(self.task, self.dataset, self.group) for _ in range(size)]
 
     def logging_tags(self) -> list[str]:
         """Group metrics by environment."""

@@ -44,19 +44,12 @@ def check_cookbook_hooks() -> str:
     return f"tinker-cookbook {found} (supported: {SUPPORTED_COOKBOOK})"
 
 
-def check_reachable() -> str:
-    """Something listens at the server's address."""
-    from gem_tinker.server import reach
+def check_server() -> str:
+    """Something listens at the server's address, accepts the SDK's key and has models."""
+    from gem_tinker.server import models, reach
 
-    return f"server: {reach(None)}"
-
-
-def check_models() -> str:
-    """The SDK finds a key, which the server accepts, and the server has models."""
-    from gem_tinker.server import models
-
-    names = list(asyncio.run(models(None, ANSWER_TIMEOUT_S)))
-    return f"models: {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}"
+    url, names = reach(None), list(asyncio.run(models(None, ANSWER_TIMEOUT_S)))
+    return f"server: {url} with {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}"
 
 
 CHECKS: tuple[Check, ...] = (
@@ -64,9 +57,7 @@ CHECKS: tuple[Check, ...] = (
     partial(entry_point, "gem-tinker", "tinker"),
     check_hooks,
     check_cookbook_hooks,
-    # Before anything that lets the SDK connect, which it tries for minutes.
-    check_reachable,
-    check_models,
+    check_server,
 )
 """In order; a check may rely on those before it."""
 

@@ -41,7 +41,8 @@ class TinkerAdapter:
         _check(spec)
         platform = platforms.cpu("tinker", spec, run_dir) if cpu else Platform()
         settings = {**_settings(spec), "record_dir": str(run_dir), **platform.settings}
-        arguments = [f"{key}={_text(value)}" for key, value in settings.items()]
+        texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in settings.items()}
+        arguments = [f"{key}={text}" for key, text in texts.items()]
         return Launch.of(
             spec,
             ["python", "-m", "gem_tinker.train", *arguments],
@@ -83,10 +84,6 @@ def _settings(spec: RunSpec) -> dict[str, Any]:
     return settings
 
 
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
 _NAMES: dict[str, Names] = {
     "seed": ("seed", "lora_seed"),
     "policy.lora_init": "init",
@@ -102,13 +99,11 @@ _HOW: dict[str, Names] = {
     "env": "train",
     "eval": "eval, eval_every",
     "policy.lora_alpha": "the server's own",
-    "algorithm.lam": "gae only",
+    "algorithm": "gae only",
     "algorithm.clip": "loss_fn=ppo with clip",
     "algorithm.loss_aggregation": "a factor in the advantages of each datum",
     "algorithm.kl_coef": "no penalty",
     "algorithm.entropy_coef": "no bonus",
-    "algorithm.value_lr": "gae only",
-    "algorithm.value_clip": "gae only",
     "optimizer": "AdamParams",
     "training.precision": "of the model's files, on gem-cpu's server",
 }

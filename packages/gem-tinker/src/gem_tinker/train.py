@@ -15,7 +15,7 @@ import functools
 import logging
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ from gem.training.batches import minibatches
 from gem.training.checkpoints import Checkpoint, Checkpoints
 from gem.training.command import exit_status
 from gem.training.metrics import progress
-from gem.training.recording import RunRecording
+from gem.training.recording import Report, RunRecording
 from gem.training.sampling import answered
 from gem.training.settings import check_episodes
 from gem.trajectory import Trajectory
@@ -39,15 +39,13 @@ from gem_tinker.rollout import Sampling, play_batch
 from gem_tinker.server import answer, new_adapter, probe, unanswered, update
 from gem_tinker.settings import Config, read
 
-Report = Callable[[int, str, dict[str, float]], None]
-
 
 async def train(config: Config, report: Report = lambda *_: None) -> None:
     """Run an experiment, from its last checkpoint if it has one.
 
     Args:
         config: The experiment.
-        report: Called with iteration, split and metrics after each batch.
+        report: Called with iteration, split and metrics of each batch and evaluation.
 
     Raises:
         ConfigurationError: The server cannot do what is asked for, or the model has no usable
@@ -64,8 +62,8 @@ async def train(config: Config, report: Report = lambda *_: None) -> None:
 
         async def attempt() -> None:
             # What the last client trained after its checkpoint is lost, and recorded again.
-            recording = RunRecording(config.record_dir, about)
-            run = Run(config, objective, service, recording, checkpoints, report)
+            recording = RunRecording(config.record_dir, about, report=report)
+            run = Run(config, objective, service, recording, checkpoints)
             with unanswered():
                 await run.open()
                 await run.train()
@@ -84,7 +82,6 @@ class Run:
     """A `tinker.ServiceClient`."""
     recording: RunRecording
     checkpoints: Checkpoints
-    report: Report
     first: int = 0
     """The iteration this client begins with."""
 
@@ -124,8 +121,7 @@ class Run:
             metrics["step_s"] = ended - began
             shown = functools.partial(trained_rows, rows, episodes)
             self.recording.keep_batch(episodes, per_turn, shown, metrics=times)
-            recorded = self.recording.write_iteration(iteration, metrics=metrics)
-            self.report(iteration, "train", recorded)
+            self.recording.write_iteration(iteration, metrics=metrics)
             done = iteration + 1
             if config.save_every and (done % config.save_every == 0 or done == config.iterations):
                 saved = await answer(self.client.save_state(f"iteration-{done:06d}"), config)
@@ -151,14 +147,12 @@ class Run:
         return episodes, times
 
     async def _evaluate(self, iteration: int, sampler: Any) -> None:
-        write = self.recording.write_evaluation
         for source in self.config.sources():
             warm = 1.0 if source.temperature is None else source.temperature
             episodes, times = await self._play(
                 iteration, sampler, source.tasks, 1, temperature=warm
             )
-            metrics = write(iteration, source.name, episodes, metrics=times)
-            self.report(iteration, f"eval:{source.name}", metrics)
+            self.recording.write_evaluation(iteration, source.name, episodes, metrics=times)
 
     async def _update(self, rows: Sequence[Row]) -> dict[str, float]:
         """Train on a batch; return means over its updates."""
@@ -200,7 +194,7 @@ class Run:
         return metrics if norm is None else metrics | {"grad_norm": norm}
 
 
-def show(iteration: int, split: str, metrics: dict[str, float]) -> None:
+def show(iteration: int, split: str, metrics: Mapping[str, float]) -> None:
     """Print a line about a batch."""
     print(progress(iteration, split, metrics), flush=True)
 

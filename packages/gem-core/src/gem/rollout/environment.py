@@ -159,8 +159,8 @@ class HeldEnv:
 class ThreadedEnv:
     """Calls one environment in threads, for an event loop, with a time limit.
 
-    A call that exceeds the limit goes on in its thread, which cannot be ended; the environment is
-    closed when the call returns.
+    An environment that failed is closed. A call that exceeds the limit goes on in its thread, which
+    cannot be ended; the environment is closed when the call returns.
     """
 
     def __init__(self, make: Callable[[], Env], timeout_s: float | None = STEP_TIMEOUT_S) -> None:
@@ -199,4 +199,5 @@ class ThreadedEnv:
         try:
             return await env_threads().run(function, argument, timeout_s=self._timeout_s)
         except Exception as error:
+            self.close()
             raise env_failure(error, self._timeout_s) from error

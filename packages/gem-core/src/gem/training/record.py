@@ -317,18 +317,6 @@ def _check_schema(schema: Any, place: str) -> None:
 
 def drop_torn_line(path: Path) -> None:
     """Remove a last line that was cut off, before others are appended."""
-    if not path.exists():
-        return
-    with path.open("rb+") as file:
-        size = file.seek(0, 2)
-        end = size
-        while end > 0:
-            begin = max(end - 65536, 0)
-            file.seek(begin)
-            newline = file.read(end - begin).rfind(b"\n")
-            if newline >= 0:
-                end = begin + newline + 1
-                break
-            end = begin
-        if end != size:
-            file.truncate(end)
+    if path.exists():
+        with path.open("rb+") as file:
+            file.truncate(sum(len(line) for line in file if line.endswith(b"\n")))

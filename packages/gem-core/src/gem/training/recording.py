@@ -20,6 +20,8 @@ from gem.trajectory import Failure, Trajectory
 
 Names = Mapping[str, str | tuple[str, ...]]
 """The record's name of a metric, and the trainer's; of several the first that is there counts."""
+Report = Callable[[int, str, Mapping[str, float]], None]
+"""Takes iteration, split and metrics, for whoever watches the run."""
 Rows = Sequence[Sequence[TrainedRow]]
 """Training rows, `[episode][row]`."""
 
@@ -37,7 +39,11 @@ class RunRecording:
     """
 
     def __init__(
-        self, folder: str | Path | None, about: Mapping[str, Any], names: Names | None = None
+        self,
+        folder: str | Path | None,
+        about: Mapping[str, Any],
+        names: Names | None = None,
+        report: Report = lambda *_: None,
     ) -> None:
         """Open the record, and write `run.json` unless a launcher has written it already.
 
@@ -46,6 +52,7 @@ class RunRecording:
             about: For `run.json`: `trainer`, `versions`, and `config` if it is known.
             names: The trainer's metrics that are recorded. Metrics of a trainer that uses the
                 record's names need none.
+            report: Called with iteration, split and metrics of all that is recorded.
 
         Raises:
             RecordError: The folder cannot be created or written.
@@ -56,6 +63,7 @@ class RunRecording:
         if self._recorder is not None and not (self._recorder.folder / RUN).exists():
             self._recorder.start(about)
         self._names = dict(names or {})
+        self._report = report
         self._begins = True
         self._logged: dict[str, Any] = {}
         self._batch: _Batch | None = None
@@ -158,15 +166,15 @@ class RunRecording:
     def _write(
         self, iteration: int, split: str, metrics: Mapping[str, float], batch: _Batch
     ) -> None:
-        if self._recorder is None:
-            return
-        if self._begins:
-            self._recorder.rewind(iteration, split)
-            self._begins = False
-        self._recorder.metrics(iteration, metrics, split)
-        self._recorder.episodes(
-            iteration, batch.trajectories, batch.advantages, split, rows=batch.rows
-        )
+        if self._recorder is not None:
+            if self._begins:
+                self._recorder.rewind(iteration, split)
+                self._begins = False
+            self._recorder.metrics(iteration, metrics, split)
+            self._recorder.episodes(
+                iteration, batch.trajectories, batch.advantages, split, rows=batch.rows
+            )
+        self._report(iteration, split, metrics)
 
     def _renamed(self, logged: Mapping[str, Any]) -> dict[str, float]:
         found = {}

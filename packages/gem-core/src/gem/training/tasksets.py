@@ -11,15 +11,15 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import parse_qsl, quote
 
-from gem.errors import ConfigurationError, GemError
+from gem.errors import ConfigurationError
 from gem.tasks import Task, TaskSet
+from gem.training.command import exit_status
 
 Line: TypeAlias = "Callable[[DatasetRow], Mapping[str, Any]]"
 """Makes a trainer's columns of a row."""
@@ -192,12 +192,11 @@ def dataset_command(line: Line, argv: Sequence[str] | None, *, program: str, tra
     parser.add_argument("uri", nargs="+", help="gem:<env id>?n=..&seed=..[#name=..&temperature=..]")
     parser.add_argument("--eval", action="store_true", help="for evaluation")
     args = parser.parse_args(argv)
-    try:
+
+    def write() -> None:
         text = dataset_text(line, args.uri, evaluation=args.eval)
         args.file.parent.mkdir(parents=True, exist_ok=True)
         args.file.write_text(text, encoding="utf-8")
-    except (GemError, OSError) as error:
-        print(error, file=sys.stderr)
-        return 2
-    print(f"{args.file}: {text.count(chr(10))} tasks")
-    return 0
+        print(f"{args.file}: {text.count(chr(10))} tasks")
+
+    return exit_status(write, OSError)
