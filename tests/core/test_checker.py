@@ -66,7 +66,7 @@ from gem.errors import (
 )
 from gem.testing import CheckReport, check_env
 from gem.testing.checker import CHECKS
-from gem.testing.elsewhere import OtherProcess
+from gem.testing.other_process import OtherProcess
 from gem.testing.suite import check_many, to_json
 
 NAMES = [check.name for check in CHECKS]

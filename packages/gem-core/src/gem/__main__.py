@@ -66,14 +66,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     add = _command(commands, "check", "gem.testing.cli:check", about)
     add("ids", nargs="*", metavar="id", help="environment ids")
     add("--all", action="store_true", help="check every registered id")
-    add("--episodes", type=_positive, default=32, help="per policy (default: 32)")
+    add("--episodes", type=_number(int, 1), default=32, help="per policy (default: 32)")
     about = "CPU seconds per policy; slow environments play fewer episodes (default: 0.25)"
-    add("--cpu-s", type=_seconds, default=0.25, metavar="S", help=about)
+    add("--cpu-s", type=_number(float, 0), default=0.25, metavar="S", help=about)
     about = "most that an episode may pay (default: 1)"
     add("--max-return", type=float, default=1.0, metavar="R", help=about)
     about = "run this check alone; repeatable"
     add("--only", action="append", default=[], metavar="CHECK", help=about)
-    add("--jobs", type=_positive, default=1, metavar="N", help="processes")
+    add("--jobs", type=_number(int, 1), default=1, metavar="N", help="processes")
     add("--json", metavar="FILE", help="also write the reports to FILE")
     _add_param(add)
 
@@ -151,7 +151,7 @@ def _add_search(commands: Any) -> None:
     add = _command(actions, "query", "gem.tools.search_cli:query", "print what an index finds")
     add("index", metavar="INDEX", help=index)
     add("query", metavar="QUERY")
-    add("--topk", type=_positive, default=3)
+    add("--topk", type=_number(int, 1), default=3)
 
     add = _command(actions, "serve", "gem.tools.search_cli:serve", "answer search tools over HTTP")
     add("index", metavar="INDEX", help=index)
@@ -169,17 +169,15 @@ def _add_param(add: Callable[..., Any]) -> None:
     )
 
 
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
-    return number
+def _number(kind: type[float], least: int) -> Callable[[str], float]:
+    """Return a function that parses a finite number from `least` on; `int` is a kind, too."""
 
+    def number(text: str) -> float:
+        parsed = kind(text)
+        if not least <= parsed < math.inf:
+            raise argparse.ArgumentTypeError(f"must be {least} or more, got {text}")
+        return parsed
 
-def _seconds(text: str) -> float:
-    number = float(text)
-    if not 0 <= number < math.inf:
-        raise argparse.ArgumentTypeError(f"must be 0 or more, got {text}")
     return number
 
 

@@ -15,7 +15,6 @@ from gem.errors import ContractError, ResetNeededError
 _KINDS = ("text", "image")
 _SUCCESS_KEYS = ("success", "correct")
 """Keys of an info that say whether an episode succeeded; the first one present decides."""
-_FLAGS = (bool, type(None))
 
 
 def check_reset(result: Any) -> tuple[Observation, Info]:
@@ -42,26 +41,6 @@ def check_step(result: Any) -> Step:
     Raises:
         ContractError: The result is something else; the message says what.
     """
-    # Fast path for what nearly every step returns.
-    if type(result) is tuple and len(result) == 5:
-        observation, reward, terminated, truncated, info = result
-        if (
-            type(observation) is str
-            and type(reward) is float
-            and type(terminated) is bool
-            and type(truncated) is bool
-            and type(info) is dict
-            and not (terminated and truncated)
-            and math.isfinite(reward)
-            and observation.isascii()
-            and type(info.get("success")) in _FLAGS
-            and "correct" not in info
-        ):
-            return result
-    return _checked_step(result)
-
-
-def _checked_step(result: Any) -> Step:
     if not isinstance(result, tuple | list) or len(result) != 5:
         raise ContractError(
             "step() must return (observation, reward, terminated, truncated, info), "
@@ -148,8 +127,7 @@ def _check_info(info: Any, call: str) -> None:
 
 def _checked_observation(observation: Any, call: str) -> Observation:
     if isinstance(observation, str):
-        if not observation.isascii():
-            _check_text(observation, call)
+        _check_text(observation, call)
         return observation
     if not isinstance(observation, list | tuple):
         raise ContractError(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeAlias, TypedDict, TypeVar
 
-from gem.errors import ConfigurationError, ResetNeededError
+from gem.errors import ConfigurationError, ResetNeededError, UnknownParameterError
 from gem.moved import missing
 from gem.seeding import stream
 from gem.specs import imported, recipe
@@ -378,6 +378,26 @@ def reset_options(options: Mapping[str, Any]) -> dict[str, Any]:
     if twice:
         raise ConfigurationError(f"reset got the option {twice[0]!r} twice")
     return {**own, **given}
+
+
+def known_options(env: Env, options: Mapping[str, Any], *known: str) -> dict[str, Any]:
+    """Return `reset_options` of the environments that come with gem.
+
+    Args:
+        env: The environment.
+        options: Of its `reset`.
+        *known: Names of the options that it has.
+
+    Raises:
+        UnknownParameterError: There is another option.
+        ConfigurationError: See `reset_options`.
+    """
+    given = reset_options(options)
+    unknown = ", ".join(repr(name) for name in given if name not in known)
+    if unknown:
+        has = f"; it has {', '.join(map(repr, known))}" if known else ""
+        raise UnknownParameterError(f"{type(env).__name__}.reset has no option {unknown}{has}")
+    return given
 
 
 def _checked_seed(seed: int | None) -> int | None:

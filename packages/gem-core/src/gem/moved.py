@@ -7,12 +7,6 @@ clearly. `docs/moving.md` has the same tables and what else changed. Imports not
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from importlib.machinery import ModuleSpec
-    from types import ModuleType
 
 MODULES: dict[str, str] = {
     "gem.envs.registration": "gem: register, make, make_vec, spec, list_envs",
@@ -81,13 +75,11 @@ def missing(module: str, name: str) -> Exception:
 class _Finder:
     """An import finder, last in `sys.meta_path`: asked only if no other finder has the module."""
 
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, name: str, path: object, target: object = None) -> None:
         # Importing a submodule imports its package first: the package's error names them all.
         below = {key: place for key, place in MODULES.items() if f"{key}.".startswith(f"{name}.")}
         if not below:
-            return None
+            return
         places = "".join(f"\n  {key} -> {place}" for key, place in below.items())
         raise ModuleNotFoundError(
             f"No module named {name!r}: it is one of the original GEM. Here:{places}\n{_PAGE}",

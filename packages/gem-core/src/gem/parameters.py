@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
@@ -136,15 +137,16 @@ def integer(name: str, value: Any, low: int, high: int) -> int:
     return number
 
 
-def number(name: str, value: Any) -> float:
+def number(name: str, value: Any, above: float = -math.inf) -> float:
     """Check a parameter that is a finite number.
 
     Raises:
-        ConfigurationError: It is not.
+        ConfigurationError: It is not, or not above the limit.
     """
     numeric = isinstance(value, int | float) and not isinstance(value, bool)
-    if not numeric or not abs(value) < float("inf"):
-        raise ConfigurationError(f"{name} must be a finite number, got {value!r}")
+    if not numeric or not above < value < math.inf:
+        kind = "finite number" if above == -math.inf else f"number above {above:g}"
+        raise ConfigurationError(f"{name} must be a {kind}, got {value!r}")
     return float(value)
 
 
@@ -154,10 +156,7 @@ def positive(name: str, value: Any) -> float:
     Raises:
         ConfigurationError: It is not.
     """
-    numeric = isinstance(value, int | float) and not isinstance(value, bool)
-    if not numeric or not 0 < value < float("inf"):
-        raise ConfigurationError(f"{name} must be a number above 0, got {value!r}")
-    return float(value)
+    return number(name, value, above=0)
 
 
 def text(name: str, value: Any) -> str:

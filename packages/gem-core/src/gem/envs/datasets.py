@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar
 
 from gem.blame import boundary
 from gem.contract import refusal, shown
-from gem.core import Env, Info, Observation, Step, reset_options
-from gem.errors import DataError, UnknownParameterError
+from gem.core import Env, Info, Observation, Step, known_options
+from gem.errors import DataError
 from gem.grading.formats import FORMATS, AnswerFormat
 from gem.parameters import choice, extending, flag, integer, number, optional, text
 from gem.sources import SAMPLES, Row, Source, Table, checked, column_of, load, permuted
@@ -91,13 +91,7 @@ class SingleTurnEnv(Env):
             ConfigurationError: There is no item `idx`.
             UnknownParameterError: An option other than `idx` was given.
         """
-        options = reset_options(options)
-        idx = options.pop("idx", None)
-        if options:
-            raise UnknownParameterError(
-                f"{type(self).__name__}.reset has no option {', '.join(map(repr, options))}; "
-                f"it has 'idx'"
-            )
+        idx = known_options(self, options, "idx").get("idx")
         if seed is None and self._base_seed is None and self.eval:
             seed = 0
         size = self._size()

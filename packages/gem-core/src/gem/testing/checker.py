@@ -16,40 +16,16 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+import gem.testing.checks as checks
+import gem.testing.scores as scores
 from gem import registry
 from gem.core import Env, EnvSpec
 from gem.errors import ConfigurationError, GemError, MissingExtraError, UnreachableError
 from gem.making import make
 from gem.parameters import integer, number, positive
-from gem.testing.checks import (
-    check_bad_input,
-    check_determinism,
-    check_global_rng,
-    check_grading,
-    check_network,
-    check_observations,
-    check_pickle,
-    check_processes,
-    check_replay,
-    check_snapshot,
-    check_startup,
-    check_success,
-    check_threads,
-    check_variety,
-    check_vector,
-)
 from gem.testing.contract import check_contract
-from gem.testing.elsewhere import OtherProcess
 from gem.testing.guesses import check_guesses
-from gem.testing.scores import (
-    check_agreement,
-    check_degenerate,
-    check_leak,
-    check_oracle,
-    check_random,
-    check_rewards,
-    check_throughput,
-)
+from gem.testing.other_process import OtherProcess
 from gem.testing.subject import SkipCheck, Subject, describe, lacking, seeds_for
 from gem.testing.unearned import check_unearned
 
@@ -82,33 +58,35 @@ class Check(NamedTuple):
 
 
 CHECKS: tuple[Check, ...] = (
-    Check("runtime.startup", check_startup, needs=()),
+    Check("runtime.startup", checks.check_startup, needs=()),
     Check("runtime.state_contract", check_contract, needs=()),
-    Check("gem.success_told", check_success, severity="warn"),
-    Check("runtime.observation_schema", check_observations),
-    Check("runtime.reward_well_formed", check_rewards),
-    Check("runtime.episode_determinism", check_determinism),
-    Check("runtime.seed_control", check_variety),
-    Check("semantic.verifier_portability", check_processes, 3),
-    Check("runtime.episode_isolation", check_threads, many_steps=True),
-    Check("gem.vector_isolation", check_vector, many_steps=True),
-    Check("gem.fork_equality", check_snapshot),
-    Check("gem.pickle", check_pickle, many_steps=True),
-    Check("semantic.replayability", check_replay, 3),
-    Check("semantic.verifier_determinism", check_grading, 3, many_steps=True, needs=_REWINDS),
-    Check("gem.prompt_grader_agreement", check_agreement, 3, needs=_REWINDS),
-    Check("semantic.oracle_max", check_oracle, 3, needs=()),
-    Check("semantic.floor_gap", check_random, 3),
-    Check("semantic.canary_floor", check_degenerate, 3, many_steps=True),
+    Check("gem.success_told", checks.check_success, severity="warn"),
+    Check("runtime.observation_schema", checks.check_observations),
+    Check("runtime.reward_well_formed", scores.check_rewards),
+    Check("runtime.episode_determinism", checks.check_determinism),
+    Check("runtime.seed_control", checks.check_variety),
+    Check("semantic.verifier_portability", checks.check_processes, 3),
+    Check("runtime.episode_isolation", checks.check_threads, many_steps=True),
+    Check("gem.vector_isolation", checks.check_vector, many_steps=True),
+    Check("gem.fork_equality", checks.check_snapshot),
+    Check("gem.pickle", checks.check_pickle, many_steps=True),
+    Check("semantic.replayability", checks.check_replay, 3),
+    Check(
+        "semantic.verifier_determinism", checks.check_grading, 3, many_steps=True, needs=_REWINDS
+    ),
+    Check("gem.prompt_grader_agreement", scores.check_agreement, 3, needs=_REWINDS),
+    Check("semantic.oracle_max", scores.check_oracle, 3, needs=()),
+    Check("semantic.floor_gap", scores.check_random, 3),
+    Check("semantic.canary_floor", scores.check_degenerate, 3, many_steps=True),
     Check(
         "gem.unearned_return", check_unearned, 3, severity="warn", many_steps=True, needs=_REWINDS
     ),
     Check("gem.blind_answers", check_guesses, 3, many_steps=True, needs=_REWINDS),
-    Check("semantic.no_solution_leakage", check_leak, 3, many_steps=True, needs=_REWINDS),
-    Check("gem.bad_input", check_bad_input, many_steps=True, needs=_REWINDS),
-    Check("gem.global_rng", check_global_rng, many_steps=True, needs=_REWINDS),
-    Check("runtime.network_policy", check_network),
-    Check("gem.throughput", check_throughput, severity="advisory", many_steps=True),
+    Check("semantic.no_solution_leakage", scores.check_leak, 3, many_steps=True, needs=_REWINDS),
+    Check("gem.bad_input", checks.check_bad_input, many_steps=True, needs=_REWINDS),
+    Check("gem.global_rng", checks.check_global_rng, many_steps=True, needs=_REWINDS),
+    Check("runtime.network_policy", checks.check_network),
+    Check("gem.throughput", scores.check_throughput, severity="advisory", many_steps=True),
 )
 """All checks, in the order in which they are reported."""
 
@@ -263,12 +241,12 @@ def check_env(
     subject, began, runnable = _start(subject)
     with contextlib.ExitStack() as stack:
         asked = runnable and "sample_random_action" not in subject.missing
-        if asked and any(check.run is check_processes for check in others):
+        if asked and any(check.run is checks.check_processes for check in others):
             if other is None:
                 other = stack.enter_context(OtherProcess())
-            subject = replace(subject, other=other)
             # The other process plays while the first checks run here.
             other.ask(subject)
+            subject = replace(subject, other=other)
         return CheckReport(name, [began, *(_run(check, subject, runnable) for check in others)])
 
 

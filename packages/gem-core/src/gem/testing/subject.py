@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gem.core import Env
 from gem.testing.playing import Policy, Score, cpu_time, oracle_policy, random_policy, score
 
 if TYPE_CHECKING:
-    from gem.testing.elsewhere import OtherProcess
+    from gem.testing.other_process import OtherProcess
 
 # If a reset and a step take more CPU seconds than this, half as many seeds are compared.
 _SLOW_S = 0.01
@@ -49,11 +49,6 @@ class Subject:
     """The process that is playing the same episodes."""
     missing: Mapping[str, str] = field(default_factory=dict)
     """Methods needed by checks that do not work, with the reason."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what another process needs to play the same episodes."""
-        kept = ("factory", "episodes", "max_steps", "cpu_s", "max_return", "seeds")
-        return {name: getattr(self, name) for name in kept}
 
     def measure(self, policy: Policy, *, times: int = 1) -> Score:
         """Return the score of a policy over `times * episodes` episodes."""

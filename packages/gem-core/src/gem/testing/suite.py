@@ -17,8 +17,8 @@ from typing import Any
 
 from gem.errors import GemError, MissingExtraError, UnreachableError
 from gem.testing.checker import CheckReport, CheckResult, check_env, named
-from gem.testing.elsewhere import OtherProcess
 from gem.testing.offline import replacements
+from gem.testing.other_process import OtherProcess
 from gem.testing.scores import MAX_ORACLE_TOLERANCE, MIN_FLOOR_MARGIN
 from gem.testing.subject import describe
 from gem.version import __version__

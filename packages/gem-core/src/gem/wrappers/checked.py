@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from gem.contract import check_reset, check_step, refusal
 from gem.core import Env, Info, Observation, Step, Wrapper
 from gem.errors import ContractError
+
+T = TypeVar("T")
 
 
 class Checked(Wrapper):
@@ -27,11 +30,7 @@ class Checked(Wrapper):
             ContractError: It returned what the contract does not allow.
         """
         self._clear()
-        returned = self.env.reset(seed=seed, **options)
-        try:
-            checked = check_reset(returned)
-        except ContractError as error:
-            raise self._named(error) from None
+        checked = self._check(check_reset, self.env.reset(seed=seed, **options))
         self._running = True
         return checked
 
@@ -45,16 +44,15 @@ class Checked(Wrapper):
         """
         if not self._running or not isinstance(action, str):
             raise refusal(repr(self.unwrapped), not self._running, action)
-        returned = self.env.step(action)
-        try:
-            checked = check_step(returned)
-        except ContractError as error:
-            raise self._named(error) from None
+        checked = self._check(check_step, self.env.step(action))
         self._running = not (checked[2] or checked[3])
         return checked
 
     def _clear(self) -> None:
         self._running = False
 
-    def _named(self, error: ContractError) -> ContractError:
-        return ContractError(f"{self.unwrapped!r}: {error}")
+    def _check(self, check: Callable[[Any], T], returned: Any) -> T:
+        try:
+            return check(returned)
+        except ContractError as error:
+            raise ContractError(f"{self.unwrapped!r}: {error}") from None

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from gem.contract import refusal
-from gem.core import Env, Info, Step, reset_options
-from gem.errors import ConfigurationError, UnknownParameterError
+from gem.core import Env, Info, Step, known_options
+from gem.errors import ConfigurationError
 from gem.parameters import flag
 
 Move = TypeVar("Move")
@@ -61,6 +61,8 @@ class Game(Env, Generic[Move]):
     """What the game calls an action."""
     expected: str
     """What a readable box holds; set here or by `_start`."""
+    words: Collection[str] = ()
+    """All moves, in lower case, of a game that does not parse its boxes in another way."""
     example: str
     """A readable box that tells nothing about the secret; set here or by `_start`."""
     format_error_reward = FORMAT_ERROR_REWARD
@@ -89,11 +91,7 @@ class Game(Env, Generic[Move]):
         Raises:
             UnknownParameterError: An option was given.
         """
-        options = reset_options(options)
-        if options:
-            raise UnknownParameterError(
-                f"{type(self).__name__}.reset has no option {', '.join(map(repr, options))}"
-            )
+        known_options(self, options)
         super().reset(seed=seed)
         self.turn = 0
         self._start()
@@ -176,7 +174,8 @@ class Game(Env, Generic[Move]):
 
     def _parse(self, content: str) -> Move | None:
         """Return the move in a box's stripped content, None if it cannot be read."""
-        raise NotImplementedError
+        word: Any = content.lower()
+        return word if word in self.words else None
 
     def _play(self, move: Move) -> Outcome:
         """Apply a move; `self.turn` already counts it."""

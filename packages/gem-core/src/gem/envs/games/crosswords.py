@@ -208,12 +208,6 @@ def answers(hardcore: bool) -> Mapping[tuple[str, int], str]:
     }
 
 
-@cache
-def _words(hardcore: bool) -> tuple[str, ...]:
-    """Return the words, sorted by length."""
-    return tuple(clue_book(hardcore))
-
-
 def drawn_puzzle(
     rng: random.Random, hardcore: bool, num_words: int, max_cells: int
 ) -> tuple[list[Slot], int]:
@@ -227,7 +221,7 @@ def drawn_puzzle(
 
 def drawn_words(rng: random.Random, hardcore: bool, num_words: int, max_letters: int) -> list[str]:
     """Return different words with at most `max_letters` letters together."""
-    words = _words(hardcore)
+    words = list(clue_book(hardcore))
     drawn: list[str] = []
     while len(drawn) < num_words:
         others = num_words - len(drawn) - 1

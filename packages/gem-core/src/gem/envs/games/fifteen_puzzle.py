@@ -57,6 +57,7 @@ class FifteenPuzzle(Game[str]):
     """
 
     expected = "one of up, down, left and right"
+    words = _GAP
     example = boxed("up")
 
     def __init__(
@@ -131,10 +132,6 @@ class FifteenPuzzle(Game[str]):
             "  - right: the tile to the left of the gap moves right\n"
             f"{self._how_to_answer()}."
         )
-
-    def _parse(self, content: str) -> str | None:
-        word = content.lower()
-        return word if word in _GAP else None
 
     def _play(self, move: str) -> Outcome:
         gap = self.gap

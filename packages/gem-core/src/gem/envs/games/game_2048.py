@@ -48,6 +48,7 @@ class Game2048(Game[str]):
     """
 
     expected = "one of up, down, left and right"
+    words = DIRECTIONS
     example = boxed("up")
 
     def __init__(
@@ -124,10 +125,6 @@ class Game2048(Game[str]):
             "allowed. The game is lost when no direction is left.\n"
             f"{self._how_to_answer()}."
         )
-
-    def _parse(self, content: str) -> str | None:
-        word = content.lower()
-        return word if word in DIRECTIONS else None
 
     def _play(self, move: str) -> Outcome:
         board = slide(self.board, move)

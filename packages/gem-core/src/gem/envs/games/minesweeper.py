@@ -205,8 +205,7 @@ class Minesweeper(Game[Move]):
         return Outcome(f"{said} and opened {count} cell(s).", reward)
 
     def _place_mines(self, board: Grid, first: int) -> None:
-        cleared = board.spread(1 << first)
-        free = [cell for cell in _cells(self.rows, self.cols) if not cleared >> cell & 1]
+        free = list(bits(board.cells & ~board.spread(1 << first)))
         for _ in range(_TRIES if self.no_guess else 1):
             self.mines = sum(1 << cell for cell in self.rng.sample(free, self.num_mines))
             if self.no_guess and certain(board, self.mines, first):
@@ -220,13 +219,10 @@ class Minesweeper(Game[Move]):
         return f"{self.num_mines} mines; {self.opened.bit_count()} of {safe} safe cells open"
 
     def _random_move(self) -> str:
-        left = [
-            cell
-            for cell in _cells(self.rows, self.cols)
-            if not (self.opened | self.flags | self.exploded) >> cell & 1
-        ]
+        board = grid(self.rows, self.cols)
+        left = board.cells & ~(self.opened | self.flags | self.exploded)
         if left:
-            return self._written("reveal", self.action_rng.choice(left))
+            return self._written("reveal", self.action_rng.choice(list(bits(left))))
         # Every closed cell is marked; after the end, any command will do.
         return self._written("flag", next(bits(self.flags), 0))
 
@@ -245,12 +241,6 @@ class Minesweeper(Game[Move]):
             _, safest = min(found, default=(0.0, 1))
             cell = next(bits(safest))
         return self._written("flag" if self.flags >> cell & 1 else "reveal", cell)
-
-
-@cache
-def _cells(rows: int, cols: int) -> tuple[int, ...]:
-    """Return the number of every cell's bit."""
-    return tuple(bits(grid(rows, cols).cells))
 
 
 @cache

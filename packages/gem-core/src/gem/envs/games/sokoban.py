@@ -39,6 +39,7 @@ class Sokoban(Game[str]):
     """
 
     expected = "up, down, left or right"
+    words = DIRECTIONS
     example = boxed("up")
 
     def __init__(
@@ -114,10 +115,6 @@ class Sokoban(Game[str]):
             "  - _ is empty floor\n"
             f"{self._how_to_answer()}."
         )
-
-    def _parse(self, content: str) -> str | None:
-        direction = content.lower()
-        return direction if direction in DIRECTIONS else None
 
     def _play(self, move: str) -> Outcome:
         offset = self._offsets[move]

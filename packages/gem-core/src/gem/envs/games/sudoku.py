@@ -344,8 +344,6 @@ def _unique(scale: int, allowed: Sequence[int], empty: int, cell: int, number: i
     """Return whether no completion without `number` in `cell` exists, False when in doubt."""
     others = list(allowed)
     others[number - 1] &= ~(1 << cell)
-    if not any(cells >> cell & 1 for cells in others):
-        return True
     try:
         return _Search(scale, max_guesses=_MAX_GUESSES).complete(others, empty) is None
     except _TooManyGuesses:

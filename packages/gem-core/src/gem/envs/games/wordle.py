@@ -92,7 +92,7 @@ class Wordle(Game[str]):
             return refused(
                 f"{said} {len(move)} letter(s), but the secret word has {self.word_length}."
             )
-        if self.require_word and move not in _word_set(self.word_length):
+        if self.require_word and move not in words(self.word_length):
             return refused(f"{said} {move}, which is not in the word list.")
         if move in self.history:
             return refused(f"{said} {move}, which has been already guessed before.")
@@ -118,11 +118,6 @@ class Wordle(Game[str]):
 
     def _oracle_move(self) -> str:
         return next_guess(self.word_length, self.history, self.require_word)
-
-
-@cache
-def _word_set(length: int) -> frozenset[str]:
-    return frozenset(words(length))
 
 
 def mark(guess: str, secret: str) -> str:
