@@ -98,7 +98,7 @@ def test_without_the_section_everything_stays_rl2s(world: Any, quiet: None) -> N
 def test_refused_keys_end_the_run_before_a_model_is_loaded(world: Any, quiet: None) -> None:
     ours = program()
     hook.install(ours)
-    with pytest.raises(ConfigurationError, match=r"dynamic_filtering=false"):
+    with pytest.raises(ConfigurationError, match=r"dynamic_filtering: .*set it to false"):
         ours.PPOTrainer(world.config(*KEYS, f"{world.FILTERING}=true"))
     with pytest.raises(ConfigurationError, match=r"did you mean gem\.advantage"):
         ours.PPOTrainer(world.config("+gem.advantages=rebn"))

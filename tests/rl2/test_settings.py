@@ -18,7 +18,6 @@ from gem_rl2.settings import Settings, budget, check
         ({"prompt_tokens": 1}, "gem.prompt_tokens must be at least 2"),
         ({"response_tokens": 0}, "gem.response_tokens"),
         ({"turn_tokens": "8"}, "gem.turn_tokens must be of type int"),
-        ({"seed": 3}, r"\+rollout.server_args.random_seed"),
         ({"request_timeout_s": 0}, "gem.request_timeout_s must be above 0"),
         ({"evaluate_from": 2}, "gem.evaluate_from must be at most 1"),
         ({"advantag": "rebn"}, "did you mean gem.advantage"),
@@ -46,8 +45,10 @@ def test_a_critic_that_takes_less_shortens_the_rows(world: Any) -> None:
 
 @pytest.mark.parametrize("settings", [{"prompt_tokens": 500}, {"response_tokens": 401}])
 def test_rows_longer_than_rl2_takes_are_refused(world: Any, settings: dict[str, int]) -> None:
+    check(Settings(prompt_tokens=100, response_tokens=400), world.keys())
+    check(Settings(prompt_tokens=499), world.keys())
     with pytest.raises(ConfigurationError, match="actor.max_length_per_device allows 500"):
-        budget(Settings(**{"prompt_tokens": 100, **settings}), world.keys())
+        check(Settings(**{"prompt_tokens": 100, **settings}), world.keys())
 
 
 def test_a_missing_length_is_named(world: Any) -> None:
@@ -58,21 +59,26 @@ def test_a_missing_length_is_named(world: Any) -> None:
 def refusals(world: Any) -> list[tuple[list[str], dict[str, Any], str]]:
     kl = "actor.kl.coef=0.5"
     found = [
-        ([f"{world.FILTERING}=true"], {}, "dynamic_filtering=false"),
+        ([f"{world.FILTERING}=true"], {}, "dynamic_filtering: .* set it to false .*got True"),
         (["adv.estimator=gae", "critic.max_length_per_device=500"], {}, "adv.estimator=reinforce"),
         ([], {"advantage": "gae"}, "adv.estimator=gae, which creates the critic"),
         ([f"{world.TRAIN}.responses_per_prompt=1"], {"advantage": "grpo"}, "responses_per_prompt"),
-        ([kl, "actor.kl.type=null"], {}, "actor.kl.coef=0.5 with actor.kl.type=None"),
-        (["adv.norm_var=true"], {}, "adv.norm_var"),
-        (["actor.update_per_rollout=3"], {"epochs": 2}, "gem.epochs=2.*multiple of it, got 3"),
+        ([kl, "actor.kl.type=null"], {}, "actor.kl.type: with actor.kl.coef=0.5 .* got None"),
+        (["adv.norm_var=true"], {}, "adv.norm_var: .*gem.advantage=rebn; set it to f"),
+        (
+            ["actor.update_per_rollout=3"],
+            {"epochs": 2},
+            "update_per_rollout: .*gem.epochs=2, got 3",
+        ),
         (["adv.global_norm=true"], {}, "adv.global_norm"),
+        ([], {"seed": 3}, r"gem.seed: .*\+rollout.server_args.random_seed.* got 3"),
     ]
     if world.HEAD:
         found += [
-            ([kl, "actor.kl.type=advantage"], {}, "actor.kl.type=advantage"),
+            ([kl, "actor.kl.type=advantage"], {}, "actor.kl.type: .* got 'advantage'"),
             (["rollout.train.partial_rollout=true"], {}, "partial_rollout"),
-            (["rollout.test.path=null"], {}, "rollout.test.path is not set"),
-            ([], {"adam_beta2": 0.9}, r"\+actor.optimizer.betas"),
+            (["rollout.test.path=null"], {}, "rollout.test.path: .* got None"),
+            ([], {"adam_beta2": 0.9}, r"gem.adam_beta2: .*\+actor.optimizer.betas.* got 0.9"),
         ]
     return found
 

@@ -44,15 +44,6 @@ class Settings(DatasetSettings):
     adam_beta2: float | None = setting("of the release's AdamW; by default PyTorch's", None)
     adam_eps: float | None = setting("of the release's AdamW; by default PyTorch's", None)
 
-    def check(self, prefix: str = "gem.") -> None:
-        """Raise `ConfigurationError` if a value is of the wrong type or range."""
-        super().check(prefix)
-        if self.seed is not None:
-            raise ConfigurationError(
-                "gem.seed: SGLang takes no seed with a request; set "
-                "+rollout.server_args.random_seed, and gem.trainer_seed for RL2 itself"
-            )
-
     @property
     def adam(self) -> dict[str, float]:
         """The given ones of AdamW's parameters, for which the release has no keys."""
@@ -128,70 +119,64 @@ class Keys:
 
 
 def budget(settings: Settings, keys: Keys) -> Budget:
-    """Return the limits of an episode.
-
-    Raises:
-        ConfigurationError: A row could be longer than RL2 takes.
-    """
+    """Return the limits of an episode, of settings that passed `check`."""
     response = settings.response_tokens or keys.longest - settings.prompt_tokens
-    if response < 1 or settings.prompt_tokens + response > keys.longest:
-        raise ConfigurationError(
-            f"gem.prompt_tokens={settings.prompt_tokens} and "
-            f"gem.response_tokens={settings.response_tokens} do not fit into a row: "
-            f"actor.max_length_per_device allows {keys.longest} tokens"
-        )
     return settings.limits(settings.prompt_tokens, response, keys.turn_tokens)
+
+
+_ADAM = (
+    "it is for rl-square 0.0.2; this RL2 passes everything in actor.optimizer to AdamW: "
+    "+actor.optimizer.betas=[0.9,0.999]"
+)
+_NOTHING = "it means nothing to gem.advantage={advantage}; set it to false"
+_REASONS = {
+    "seed": "SGLang takes no seed with a request; set +rollout.server_args.random_seed, and "
+    "gem.trainer_seed for RL2 itself",
+    "prompt_tokens": "with gem.response_tokens={response_tokens} it does not fit into a row: "
+    "actor.max_length_per_device allows {longest} tokens",
+    "adam_beta1": _ADAM,
+    "adam_beta2": _ADAM,
+    "adam_eps": _ADAM,
+    "dynamic_filtering": "it drops the groups whose rewards are all the same, failed episodes "
+    "counted as 0, and shrinks the batch; set it to false (their advantage is 0 anyway)",
+    "partial_rollout": "it would cut episodes in the middle of a turn; set it to false",
+    "test_path": "RL2 would take rollout.test_ratio of the training rows away for evaluation; give "
+    "it a file of its own (python -m gem_rl2.make_dataset --eval)",
+    "minibatches": "it counts the optimiser steps of all passes and must be a multiple of "
+    "gem.epochs={epochs}",
+    "norm_var": _NOTHING,
+    "global_norm": _NOTHING,
+    "kl_type": "with actor.kl.coef={kl_coef} GEM's advantages go with reward (taken from the "
+    "turns' rewards) or loss",
+}
+"""Why a field of `Settings` or `Keys` is refused and what to choose instead, formatted with both's
+fields."""
 
 
 def check(settings: Settings, keys: Keys) -> None:
     """Refuse keys that would train on something else than the section `gem` says.
 
     Raises:
-        ConfigurationError: The message names the key, why, and what to choose instead.
+        ConfigurationError: The message names the key, why, what to choose instead, and its value.
     """
-    budget(settings, keys)
-    names = Keys.names(keys.form)
-    if keys.dynamic_filtering and keys.group_size > 1:
-        filtering = names["dynamic_filtering"]
-        raise ConfigurationError(
-            f"{filtering}=true drops the groups whose rewards are all the same, failed episodes "
-            f"counted as 0, and shrinks the batch; set {filtering}=false (their advantage is 0 "
-            "anyway)"
-        )
-    if keys.partial_rollout:
-        raise ConfigurationError(
-            "rollout.train.partial_rollout=true would cut episodes in the middle of a turn; set it "
-            "to false"
-        )
-    if settings.adam and keys.form == "head":
-        raise ConfigurationError(
-            f"gem.{next(iter(settings.adam))} is for rl-square 0.0.2; this RL2 passes everything "
-            "in actor.optimizer to AdamW: +actor.optimizer.betas=[0.9,0.999]"
-        )
-    if keys.form == "head" and not keys.test_path and not keys.eval_only:
-        raise ConfigurationError(
-            "rollout.test.path is not set: RL2 would take rollout.test_ratio of the training rows "
-            "away for evaluation; give it a file of its own (python -m gem_rl2.make_dataset --eval)"
-        )
-    if keys.minibatches % settings.epochs:
-        raise ConfigurationError(
-            f"gem.epochs={settings.epochs}: actor.update_per_rollout counts the optimiser steps of "
-            f"all passes and must be a multiple of it, got {keys.minibatches}"
-        )
-    if settings.advantage is not None:
-        _check_advantage(settings.advantage, keys, names["group_size"])
-
-
-def _check_advantage(name: str, keys: Keys, group_size: str) -> None:
-    check_estimator(name, "adv.estimator", keys.estimator)
-    check_group_size(name, group_size, keys.group_size)
-    for key, asked in (("norm_var", keys.norm_var), ("global_norm", keys.global_norm)):
-        if asked:
-            raise ConfigurationError(
-                f"adv.{key}=true means nothing to gem.advantage={name}; set it to false"
-            )
-    if keys.kl_coef and keys.kl_type not in ("reward", "loss"):
-        raise ConfigurationError(
-            f"actor.kl.coef={keys.kl_coef} with actor.kl.type={keys.kl_type}: GEM's advantages go "
-            "with reward (taken from the turns' rewards) or loss"
-        )
+    name, head = settings.advantage, keys.form == "head"
+    refused = {
+        "seed": settings.seed is not None,
+        "prompt_tokens": settings.prompt_tokens + (settings.response_tokens or 1) > keys.longest,
+        **dict.fromkeys(settings.adam, head),
+        "dynamic_filtering": keys.dynamic_filtering and keys.group_size > 1,
+        "partial_rollout": keys.partial_rollout,
+        "test_path": head and not keys.test_path and not keys.eval_only,
+        "minibatches": keys.minibatches % settings.epochs,
+        "norm_var": name and keys.norm_var,
+        "global_norm": name and keys.global_norm,
+        "kl_type": name and keys.kl_coef and keys.kl_type not in ("reward", "loss"),
+    }
+    names = {key: f"gem.{key}" for key in vars(settings)} | Keys.names(keys.form)
+    values = vars(settings) | vars(keys)
+    for key in filter(refused.get, refused):
+        reason = _REASONS[key].format_map(values)
+        raise ConfigurationError(f"{names[key]}: {reason}, got {values[key]!r}")
+    if name is not None:
+        check_estimator(name, "adv.estimator", keys.estimator)
+        check_group_size(name, names["group_size"], keys.group_size)
