@@ -78,7 +78,7 @@ def refusals(world: Any) -> list[tuple[list[str], dict[str, Any], str]]:
             ([kl, "actor.kl.type=advantage"], {}, "actor.kl.type: .* got 'advantage'"),
             (["rollout.train.partial_rollout=true"], {}, "partial_rollout"),
             (["rollout.test.path=null"], {}, "rollout.test.path: .* got None"),
-            ([], {"adam_beta2": 0.9}, r"gem.adam_beta2: .*\+actor.optimizer.betas.* got 0.9"),
+            ([], {"adam_beta2": 0.9}, r"gem.adam: .*\+actor.optimizer.betas=.*'adam_beta2': 0.9"),
         ]
     return found
 

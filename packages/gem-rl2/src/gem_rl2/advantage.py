@@ -111,7 +111,7 @@ def compute(
         trajectories,
         gamma=keys.gamma,
         lam=keys.lam,
-        rewards=_penalised(keys, batch, episodes),
+        rewards=_penalised(batch, episodes),
         values=values,
     )
     batch["advantages"] = _on_tokens(batch, episodes, per_turn)
@@ -138,10 +138,8 @@ def engine_metrics(batch: Tensors) -> dict[str, float]:
     return {"logprob_difference_max": float(distance.max())}
 
 
-def _penalised(keys: Keys, batch: Tensors, episodes: Sequence[PlacedEpisode]) -> PerTurn | None:
-    """Rewards of the turns with the KL penalty that RL2 took from those of their tokens, if so."""
-    if not keys.kl_coef or keys.kl_type != "reward":
-        return None
+def _penalised(batch: Tensors, episodes: Sequence[PlacedEpisode]) -> PerTurn:
+    """Rewards of the turns with what RL2 has added to those of their tokens: a KL penalty, or 0."""
     penalty = batch["rewards"].clone()
     for episode in episodes:
         for row in episode.rows:

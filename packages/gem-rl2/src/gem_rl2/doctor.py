@@ -22,11 +22,13 @@ TRANSFORMERS = Requirement(
 """RL2 and ring-flash-attn 0.1.8 import what transformers 5 no longer has."""
 HYDRA = Requirement("hydra-core", ">=1.3", TRAINER.by, 'pip install "hydra-core==1.3.2"')
 
-FLASH = {
-    "": "run: pip install flash-attn --no-build-isolation (without a GPU: gem-cpu's stand-in, see "
-    "docs/rl2.md)"
-}
 HOOK = "hydra_plugins.gem_rl2_hook"
+HINTS = {
+    "hydra_plugins": "reinstall gem-rl2",
+    "flash_attn": "run: pip install flash-attn --no-build-isolation (without a GPU: gem-cpu's "
+    "stand-in, see docs/rl2.md)",
+}
+"""What to do where an import fails whose error names the key."""
 
 
 def check_version() -> str:
@@ -42,7 +44,7 @@ def check_engine() -> str:
 def check_libraries() -> str:
     """transformers and hydra are of versions that RL2 works with."""
     found = f"libraries: transformers {TRANSFORMERS.check()}, hydra {HYDRA.check()}, flash-attn"
-    importable("flash_attn", what="flash-attn, which RL2 wants,", hints=FLASH)
+    importable("flash_attn", what="flash-attn, which RL2 wants,", hints=HINTS)
     return found
 
 
@@ -51,11 +53,7 @@ def check_hooks() -> str:
     rl2 = check_rl2()
     sys.path.insert(0, rl2.path)
     _, program, hook = importable(
-        HOOK,
-        "RL2.trainer.ppo",
-        "gem_rl2.hook",
-        what="RL2 with GEM's hook",
-        hints={HOOK: "reinstall gem-rl2"},
+        HOOK, "RL2.trainer.ppo", "gem_rl2.hook", what="RL2 with GEM's hook", hints=HINTS
     )
     seams = hook.SEAMS[rl2.form]
     check_seams(hook.KNOWN, seams, owner=program, found=str(rl2))

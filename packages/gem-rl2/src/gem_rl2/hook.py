@@ -167,13 +167,8 @@ def apply_kl(keys: Keys, tensor_dict: Any, step: int) -> None:
 
 def in_order(loader: Any) -> Any:
     """Return a loader of the same kind that does not shuffle."""
-    return type(loader)(
-        loader.dataset,
-        batch_size=loader.batch_size,
-        shuffle=False,
-        drop_last=loader.drop_last,
-        collate_fn=loader.collate_fn,
-    )
+    kept = {name: getattr(loader, name) for name in ("batch_size", "drop_last", "collate_fn")}
+    return type(loader)(loader.dataset, shuffle=False, **kept)
 
 
 def set_adam(optimizer: Any, settings: Settings) -> None:

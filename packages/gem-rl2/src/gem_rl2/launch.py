@@ -19,7 +19,8 @@ from gem_rl2.version import SUPPORTED_RL2
 
 TRAIN_FILE, EVAL_FILE = "train.jsonl", "eval.jsonl"
 
-HOW = {
+HOW: dict[str, launch.Names] = {
+    **launch.ALL_WEIGHTS,
     "name": "trainer.experiment_name",
     "env": f"{TRAIN_FILE}, gem.task_order=file",
     "eval": EVAL_FILE,
@@ -66,9 +67,7 @@ class RL2Adapter:
             platform,
             {"WANDB_MODE": "disabled", "TOKENIZERS_PARALLELISM": "false"},
             files=_files(spec),
-            parity=launch.parity(
-                spec, {**launch.ALL_WEIGHTS, **HOW, **names}, _departures(spec, rl2.form, cpu)
-            ),
+            parity=launch.parity(spec, HOW | names, _departures(spec, rl2.form, cpu)),
         )
 
 
@@ -78,15 +77,12 @@ adapter = RL2Adapter()
 def _check(spec: RunSpec) -> None:
     """Refuse what RL2 would silently do differently."""
     algorithm, context = spec.algorithm, spec.policy.context
+    torn = f"RL2 divides rows, not episodes; set it to 1 for policy.context={context!r}"
     launch.refuse(
         spec,
         launch.token_mean(spec, "RL2"),
         launch.whole_minibatches(spec),
-        (
-            "algorithm.minibatches",
-            algorithm.minibatches > 1 and context != "chat",
-            f"RL2 divides rows, not episodes; set it to 1 for policy.context={context!r}",
-        ),
+        ("algorithm.minibatches", algorithm.minibatches > 1 and context != "chat", torn),
         launch.all_weights(spec),
     )
 

@@ -20,8 +20,8 @@ Form = Literal["release", "head"]
 
 HOME = "GEM_RL2_HOME"
 """Environment variable that names a checkout, which is then used instead of an installed RL2."""
-CHECKOUT = f"git clone https://github.com/ChenmienTan/RL2 and set {HOME} to the clone"
-INSTALL = f"{TRAINER.install}; or {CHECKOUT}"
+_CLONE = "git clone https://github.com/ChenmienTan/RL2"
+INSTALL = f"{TRAINER.install}; or {_CLONE} and set {HOME} to the clone"
 
 MARKERS: dict[Form, str] = {"release": "utils/comm.py", "head": "utils/communication.py"}
 """A file of the package `RL2` that only this form has."""

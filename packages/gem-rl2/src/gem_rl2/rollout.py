@@ -16,7 +16,7 @@ import aiohttp
 
 from gem.errors import ConfigurationError, RolloutError
 from gem.rollout import ChatFormat
-from gem.training.settings import check_failures
+from gem.training.settings import check_episodes
 from gem.training.tasksets import DatasetRow
 from gem.trajectory import Trajectory
 from gem_rl2.dataset import read
@@ -69,19 +69,16 @@ class Rollouts:
         settings = self.settings
         if self._chat is None:
             self._chat = ChatFormat(tokenizer, system_prompt=settings.system_prompt)
+        chat = self._chat
         if row.temperature is not None:
             params = {**params, "temperature": row.temperature}
         limit = aiohttp.ClientTimeout(total=settings.request_timeout_s)
         async with self._places, aiohttp.ClientSession(timeout=limit) as session:
             sampler = SglangSampler(
-                session,
-                url,
-                params,
-                stop_ids=self._chat.stop_ids,
-                retries=settings.request_retries,
+                session, url, params, stop_ids=chat.stop_ids, retries=settings.request_retries
             )
             trajectory = await settings.play(
-                row.task, sampler, self._chat, self._budget, group=row.number
+                row.task, sampler, chat, self._budget, group=row.number
             )
         if row.evaluation is not None:
             self.evaluated.setdefault(row.evaluation, []).append(trajectory)
@@ -134,10 +131,8 @@ class Rollouts:
         """Stop at the failure that is one too many, without playing the rest of the batch."""
         self.settings.check_left_out(trajectory, "RL2")
         if not trajectory.valid:
-            failures = [t.failure for t in self._batch]
-            rest = (self.keys.tasks or 0) * self.keys.group_size - len(failures)
-            valid = [failure is None for failure in failures] + [True] * rest
-            check_failures(valid, self.settings.max_failed_fraction, failures)
+            size = (self.keys.tasks or 0) * self.keys.group_size
+            check_episodes(self._batch, self.settings.max_failed_fraction, of=size)
 
 
 def state_dicts(trajectory: Trajectory, number: int) -> list[StateDict]:

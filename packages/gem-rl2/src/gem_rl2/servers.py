@@ -6,15 +6,13 @@ If a part of an SGLang server dies, the rest goes on listening and answers nothi
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 from gem.training import processes
 
 PART = "sglang"
 """How the names of the processes begin that a server consists of."""
-MISSING = (
-    "gem-rl2: a process of SGLang has ended; its server would answer nothing any more, so the run "
-    "stops"
-)
+MESSAGE = "gem-rl2: a process of SGLang has ended, without which its server answers nothing"
 
 
 def watch() -> None:
@@ -26,7 +24,5 @@ def watch() -> None:
         if processes.name_of(part).startswith(PART)
     }
     if parts:
-        stop = processes.stop_without
-        threading.Thread(
-            target=stop, args=(parts, MISSING), name="gem-servers", daemon=True
-        ).start()
+        stop = partial(processes.stop_without, parts, MESSAGE)
+        threading.Thread(target=stop, name="gem-servers", daemon=True).start()

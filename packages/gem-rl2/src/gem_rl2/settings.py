@@ -124,19 +124,14 @@ def budget(settings: Settings, keys: Keys) -> Budget:
     return settings.limits(settings.prompt_tokens, response, keys.turn_tokens)
 
 
-_ADAM = (
-    "it is for rl-square 0.0.2; this RL2 passes everything in actor.optimizer to AdamW: "
-    "+actor.optimizer.betas=[0.9,0.999]"
-)
 _NOTHING = "it means nothing to gem.advantage={advantage}; set it to false"
 _REASONS = {
     "seed": "SGLang takes no seed with a request; set +rollout.server_args.random_seed, and "
     "gem.trainer_seed for RL2 itself",
     "prompt_tokens": "with gem.response_tokens={response_tokens} it does not fit into a row: "
     "actor.max_length_per_device allows {longest} tokens",
-    "adam_beta1": _ADAM,
-    "adam_beta2": _ADAM,
-    "adam_eps": _ADAM,
+    "adam": "adam_beta1, adam_beta2 and adam_eps are for rl-square 0.0.2; this RL2 passes "
+    "everything in actor.optimizer to AdamW: +actor.optimizer.betas=[0.9,0.999]",
     "dynamic_filtering": "it drops the groups whose rewards are all the same, failed episodes "
     "counted as 0, and shrinks the batch; set it to false (their advantage is 0 anyway)",
     "partial_rollout": "it would cut episodes in the middle of a turn; set it to false",
@@ -163,7 +158,7 @@ def check(settings: Settings, keys: Keys) -> None:
     refused = {
         "seed": settings.seed is not None,
         "prompt_tokens": settings.prompt_tokens + (settings.response_tokens or 1) > keys.longest,
-        **dict.fromkeys(settings.adam, head),
+        "adam": head and settings.adam,
         "dynamic_filtering": keys.dynamic_filtering and keys.group_size > 1,
         "partial_rollout": keys.partial_rollout,
         "test_path": head and not keys.test_path and not keys.eval_only,
@@ -172,8 +167,8 @@ def check(settings: Settings, keys: Keys) -> None:
         "global_norm": name and keys.global_norm,
         "kl_type": name and keys.kl_coef and keys.kl_type not in ("reward", "loss"),
     }
-    names = {key: f"gem.{key}" for key in vars(settings)} | Keys.names(keys.form)
-    values = vars(settings) | vars(keys)
+    values = {**vars(settings), **vars(keys), "adam": settings.adam}
+    names = {key: f"gem.{key}" for key in values} | Keys.names(keys.form)
     for key in filter(refused.get, refused):
         reason = _REASONS[key].format_map(values)
         raise ConfigurationError(f"{names[key]}: {reason}, got {values[key]!r}")

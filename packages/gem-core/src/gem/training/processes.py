@@ -170,7 +170,8 @@ def stop_without(parts: Mapping[psutil.Process, psutil.Process], message: str) -
         time.sleep(POLL_S)
         gone = [part for part, server in parts.items() if not alive(part) and alive(server)]
         missing_since = (missing_since or time.monotonic()) if gone else None
-    sys.stderr.write(f"{message} (process id {', '.join(str(part.pid) for part in gone)})\n")
+    pids = ", ".join(str(part.pid) for part in gone)
+    sys.stderr.write(f"{message} (process id {pids}): the run stops\n")
     sys.stderr.flush()
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(STOP_S)
