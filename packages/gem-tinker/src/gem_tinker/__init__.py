@@ -23,10 +23,7 @@ TRAINER = Requirement(
 )
 
 COOKBOOK = Requirement(
-    "tinker-cookbook",
-    SUPPORTED_COOKBOOK,
-    by=_BY,
-    install='pip install "gem-tinker[cookbook]"',
+    "tinker-cookbook", SUPPORTED_COOKBOOK, by=_BY, install='pip install "gem-tinker[cookbook]"'
 )
 
 check_tinker = TRAINER.check

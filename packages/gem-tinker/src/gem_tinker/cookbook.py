@@ -19,7 +19,6 @@ check_cookbook()  # Before the imports: its message says how to install what the
 import chz
 import tinker
 from tinker_cookbook.completers import TokenCompleter
-from tinker_cookbook.eval.evaluators import SamplingClientEvaluator
 from tinker_cookbook.exceptions import AllTrajectoriesFailedError
 from tinker_cookbook.rl import types as rl
 from tinker_cookbook.rl.metric_util import RLTestSetEvaluator
@@ -28,9 +27,8 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 from gem.errors import ConfigurationError
-from gem.rollout import Budget, ChatFormat, Sample
+from gem.rollout import Budget, ChatFormat, Episode, Sample
 from gem.rollout.environment import STEP_TIMEOUT_S, EnvFailedError, ThreadedEnv
-from gem.rollout.play import Episode
 from gem.tasks import Task, TaskSet
 from gem.training.sampling import together
 from gem.training.settings import MAX_FAILED_FRACTION, check_episodes
@@ -139,10 +137,8 @@ class LeaveOut(RolloutStrategy):  # type: ignore[misc]
         good = {env: t for env, t in zip(envs, played, strict=True) if isinstance(t, Played)}
         errors = [t for t in played if isinstance(t, rl.RolloutError)]
         if not good:
-            raise AllTrajectoriesFailedError(
-                f"all {len(envs)} episodes of {env_group_builder} failed, the first: "
-                f"{errors[0].error_message}"
-            )
+            found = f"all episodes of {env_group_builder} failed: {errors[0].error_message}"
+            raise AllTrajectoriesFailedError(found)
         return RolloutResult([*good.values()], [*good], errors)
 
     async def _play(self, policy: TokenCompleter, env: GemEnv) -> Played | rl.RolloutError:
@@ -298,7 +294,7 @@ class GemEvaluatorBuilder:
     name: str
     """Prefix of its metrics."""
 
-    def __call__(self) -> SamplingClientEvaluator:
+    def __call__(self) -> RLTestSetEvaluator:
         """Return the evaluator."""
         return self.dataset.evaluator(self.tasks, self.name)
 

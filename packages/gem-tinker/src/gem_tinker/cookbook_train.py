@@ -16,6 +16,7 @@ import asyncio
 import functools
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -31,26 +32,22 @@ from tinker_cookbook.utils.misc_utils import split_list
 from gem.errors import ConfigurationError
 from gem.training.command import exit_status
 from gem.training.recording import RunRecording
-from gem.training.seams import called, check_seams, replaced
+from gem.training.seams import calls, check_seams, replaced
 from gem.training.settings import MAX_FAILED_FRACTION
 from gem_tinker import COOKBOOK, __version__, check_tinker
 from gem_tinker.advantage import Objective, batch_rows, to_datums, trained_rows
 from gem_tinker.server import probe
 from gem_tinker.settings import Config as Direct
 
-_TRAIN = cookbook.__name__
-SEAMS = (
-    called(f"{_TRAIN}:main", "config"),
-    called(
-        f"{_TRAIN}:do_train_step_and_get_sampling_client",
-        "config, i_batch, training_client, checkpoint_mgr, kl_reference_client, tokenizer, "
-        "env_group_builders_P, trajectory_groups_P",
-    ),
-    called(
-        f"{_TRAIN}:prepare_minibatch",
-        "env_group_builders_P, trajectory_groups_P, tokenizer, kl_reference_client, "
-        "kl_penalty_coef, kl_discount_factor",
-    ),
+SEAMS = calls(
+    cookbook.__name__,
+    {
+        "main": "config",
+        "do_train_step_and_get_sampling_client": "config, i_batch, training_client, checkpoint_mgr,"
+        "kl_reference_client, tokenizer, env_group_builders_P, trajectory_groups_P",
+        "prepare_minibatch": "env_group_builders_P, trajectory_groups_P, tokenizer, "
+        "kl_reference_client, kl_penalty_coef, kl_discount_factor",
+    },
 )
 """What is called in the cookbook; `Batches` takes the place of all but the first."""
 
@@ -71,13 +68,6 @@ class Config(cookbook.Config):  # type: ignore[misc]
     """Share of failed episodes in a batch above which the run stops."""
     retries: int = 1
     """Further attempts, each with a new environment, after an environment failed."""
-
-
-_PLAYED = "train group_size context prompt_tokens response_tokens turn_tokens turns step_timeout_s"
-_TRAINED = (
-    "advantage gamma loss_fn loss_aggregation lora_rank base_url server retries max_failed_fraction"
-)
-"""Keys of the dataset and of the rest that a direct run has under the same name."""
 
 
 def check(config: Config) -> Direct:
@@ -103,16 +93,12 @@ def check(config: Config) -> Direct:
     for key, (value, reason) in needed.items():
         if getattr(config, key) != value:
             raise ConfigurationError(f"{key} must be {value}, got {getattr(config, key)}: {reason}")
-    return Direct.from_mapping(
-        {
-            "model": config.model_name,
-            "tasks": builder.groups_per_batch,
-            "minibatches": config.num_substeps,
-            **{key: getattr(builder, key) for key in _PLAYED.split()},
-            **{key: getattr(config, key) for key in _TRAINED.split()},
-        },
-        prefix="",
-    )
+    # Keys that mean the same have the same name, but for when the cookbook evaluates and saves.
+    keys = {key.name for key in fields(Direct)} - {"eval_every", "save_every"}
+    parts = (builder, config)
+    table = {key: getattr(part, key) for part in parts for key in keys if hasattr(part, key)}
+    table |= {"model": config.model_name, "tasks": builder.groups_per_batch}
+    return Direct.from_mapping({**table, "minibatches": config.num_substeps}, prefix="")
 
 
 class Batches:
@@ -171,16 +157,14 @@ async def main(config: Config) -> None:
         # Not by the cookbook: it would count failed episodes of the test set with the batch's.
         test = functools.partial(builder.evaluator, builder.test, "test", config.retries)
         evaluators.append(test)
-    made = tinker.ServiceClient.create_lora_training_client
+    # The adapter of a direct run, on attention and MLP projections.
+    adapter = functools.partialmethod(
+        tinker.ServiceClient.create_lora_training_client, train_unembed=False
+    )
     with (
         replaced(cookbook, "prepare_minibatch", batches.prepare),
         replaced(cookbook, "do_train_step_and_get_sampling_client", batches.step),
-        # The adapter of a direct run, on attention and MLP projections.
-        replaced(
-            tinker.ServiceClient,
-            "create_lora_training_client",
-            functools.partialmethod(made, train_unembed=False),
-        ),
+        replaced(tinker.ServiceClient, "create_lora_training_client", adapter),
     ):
         await cookbook.main(
             chz.replace(

@@ -60,18 +60,16 @@ def _check(spec: RunSpec) -> None:
     policy, algorithm = spec.policy, spec.algorithm
     saved = policy.lora_init is None or policy.lora_init.startswith("tinker://")
     adapters = "a Tinker server trains adapters, never all weights; set it to 8 or more"
-    scale = f"it is {ALPHA:g} on every Tinker server"
     states = "a Tinker server begins with weights that it has saved itself, tinker://..."
-    penalty = "the server's losses have no KL penalty; set it to 0"
-    bonus = "the server's losses have no entropy bonus; set it to 0"
+    terms = "the server's losses have no KL penalty and no entropy bonus; set it to 0"
     launch.refuse(
         spec,
         ("policy.lora_rank", policy.lora_rank == 0, adapters),
-        ("policy.lora_alpha", policy.lora_alpha != ALPHA, scale),
+        ("policy.lora_alpha", policy.lora_alpha != ALPHA, f"{ALPHA:g} on every Tinker server"),
         ("policy.lora_init", not saved, states),
         ("algorithm.advantage", algorithm.advantage == "gae", NO_CRITIC),
-        ("algorithm.kl_coef", algorithm.kl_coef != 0, penalty),
-        ("algorithm.entropy_coef", algorithm.entropy_coef != 0, bonus),
+        ("algorithm.kl_coef", algorithm.kl_coef != 0, terms),
+        ("algorithm.entropy_coef", algorithm.entropy_coef != 0, terms),
         ("sampling.temperature", spec.sampling.temperature != 1, TEMPERATURE),
     )
 
@@ -119,8 +117,7 @@ def _departures(spec: RunSpec, cpu: bool) -> Iterator[Knob]:
         how = "the server's own, from the same seed; another one than the reference's"
         yield Knob("policy.lora_init", "unmatched", how)
     if not cpu:
-        how = "the server decides"
-        yield Knob("training.precision", "unmatched", how)
+        yield Knob("training.precision", "unmatched", "the server decides")
         how = "AdamParams.grad_clip_norm, which SkyRL 0.4 ignores (gem-cpu's server does not)"
         yield Knob("optimizer.grad_clip", "emulated", how)
     elif spec.training.precision == "bf16":

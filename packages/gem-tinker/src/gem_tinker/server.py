@@ -47,14 +47,11 @@ async def probe(config: Config) -> str:
     hosted = url == DEFAULT_BASE_URL
     found = await models(config.base_url, config.request_timeout_s)
     tokens, room = config.prompt_tokens + config.response_tokens, found.get(config.model)
+    too_long = room is not None and tokens > room
     refusals = (
         ("server", hosted and config.server not in ("auto", "hosted"), "this is the hosted one"),
         ("model", config.model not in found, f"the server has {', '.join(sorted(found))}"),
-        (
-            "model",
-            room is not None and tokens > room,
-            f"prompt_tokens + response_tokens is {tokens}, but its context has {room} tokens",
-        ),
+        ("model", too_long, f"its context is {room} tokens, an episode's at most {tokens}"),
     )
     refuse_values(vars(config), refusals)
     # The hosted service takes no `weights` with these losses and its sum needs no proof.
@@ -120,13 +117,13 @@ def judge(norms: list[float], stated: str) -> str:
     Raises:
         ConfigurationError: It cannot be told, or is not what was stated.
     """
+    if not norms and stated == "auto":
+        raise ConfigurationError(
+            "server=auto: this server reports no gradient norm from which to tell how it adds up "
+            "its loss; set server to skyrl_train (sum over tokens), skyrl_jax (mean over the "
+            "tokens of a datum, then over datums) or hosted"
+        )
     if not norms:
-        if stated == "auto":
-            raise ConfigurationError(
-                "server=auto: this server reports no gradient norm from which to tell how it adds "
-                "up its loss; set server to skyrl_train (sum over tokens), skyrl_jax (mean over "
-                "the tokens of a datum, then over datums) or hosted"
-            )
         return stated
     ratio = norms[0] / norms[1] if norms[1] > 0 else math.nan
     ways = {"skyrl_train": 1.0, "skyrl_jax": (_PROMPT + _SAMPLED - 1) / _SAMPLED}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import Parameter
@@ -66,10 +66,20 @@ def called(path: str, parameters: str) -> Seam:
     return Seam(path, parameters, extensible=True)
 
 
+def calls(module: str, functions: Mapping[str, str]) -> list[Seam]:
+    """Return the seams of functions of a module that the adapter only calls.
+
+    Args:
+        module: Its name.
+        functions: Name in the module, and parameters; see `Seam`.
+    """
+    return [called(f"{module}:{name}", given) for name, given in functions.items()]
+
+
 def check_seams(
-    trainer: Requirement, seams: Iterable[Seam], *, owner: Any = None, found: str | None = None
-) -> None:
-    """Make sure that a trainer has the functions that an adapter needs.
+    trainer: Requirement, seams: Sequence[Seam], *, owner: Any = None, found: str | None = None
+) -> str:
+    """Make sure that a trainer has the functions that an adapter needs; return a doctor's line.
 
     Args:
         trainer: The trainer and the adapter, for the message.
@@ -93,6 +103,7 @@ def check_seams(
             f"{trainer.by} needs {seam.path.replace(':', '.')}{wanted}, but {installed} {has}; "
             f"supported is {trainer.distribution} {trainer.supported}"
         )
+    return f"{len(seams)} functions of {trainer.distribution} are as expected"
 
 
 @contextmanager
