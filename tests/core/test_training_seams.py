@@ -115,22 +115,17 @@ def test_a_path_names_the_module(module: ModuleType) -> None:
     )
 
 
+def test_functions_of_a_module_are_a_table_and_counted_if_all_fit(module: ModuleType) -> None:
+    seams = calls("a_trainer.ppo", {"Trainer.fit": "self, steps"})
+    assert check_seams(TRAINER, seams) == "1 functions of pytest are as expected"
+    with pytest.raises(UnsupportedVersionError, match=r"a_trainer\.ppo\.gone\(data\), but"):
+        check_seams(TRAINER, [*seams, *calls("a_trainer.ppo", {"gone": "data"})])
+
+
 @pytest.mark.parametrize(
     "path",
     ["a_trainer.gone:fit", "no_such_trainer.ppo:fit", "a_trainer.ppo:Gone.fit", "a_trainer:fit"],
 )
-def test_functions_of_a_module_are_a_table_and_counted_if_all_fit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    module = ModuleType("a_trainer_of_two")
-    exec("def f(data): ...\ndef g(model, *, rank): ...", vars(module))
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    seams = calls(module.__name__, {"f": "data", "g": "model, *, rank"})
-    assert check_seams(TRAINER, seams) == "2 functions of pytest are as expected"
-    with pytest.raises(UnsupportedVersionError, match=r"needs a_trainer_of_two\.h\(data\)"):
-        check_seams(TRAINER, [*seams, *calls(module.__name__, {"h": "data"})])
-
-
 def test_what_is_gone_is_an_unsupported_version(path: str, module: ModuleType) -> None:
     with pytest.raises(UnsupportedVersionError, match="has none; supported is pytest >=7"):
         check_seams(TRAINER, [called(path, "self")])
