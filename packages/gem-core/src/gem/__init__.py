@@ -35,20 +35,11 @@ moved.install()
 
 # Imported at their first use: callers that do not use them do not pay for the import of numpy.
 _LAZY = {
-    "Budget": "gem.rollout",
-    "ChatFormat": "gem.rollout",
-    "Request": "gem.rollout",
-    "Sample": "gem.rollout",
-    "Task": "gem.tasks",
-    "TaskSet": "gem.tasks",
-    "TrainingRow": "gem.trajectory",
-    "Trajectory": "gem.trajectory",
-    "Turn": "gem.trajectory",
-    "TurnTable": "gem.advantage",
-    "advantages": "gem.advantage",
-    "make_vec": "gem.vector",
-    "play": "gem.rollout",
-    "play_batch": "gem.rollout",
+    "gem.advantage": ("TurnTable", "advantages"),
+    "gem.rollout": ("Budget", "ChatFormat", "Request", "Sample", "play", "play_batch"),
+    "gem.tasks": ("Task", "TaskSet"),
+    "gem.trajectory": ("TrainingRow", "Trajectory", "Turn"),
+    "gem.vector": ("make_vec",),
 }
 
 __all__ = [
@@ -82,8 +73,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(import_module(_LAZY[name]), name)
+    for module, names in _LAZY.items():
+        if name in names:
+            return getattr(import_module(module), name)
     raise moved.missing("gem", name)
 
 

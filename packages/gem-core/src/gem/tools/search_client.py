@@ -10,26 +10,23 @@ import json
 import time
 import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any
 
 from gem.errors import ConfigurationError, UnreachableError
+from gem.fetching import fetched
 from gem.plugins import extra
 from gem.tools.search_index import Hit, split_contents
-from gem.version import __version__
 
 JSON, MSGPACK = "application/json", "application/msgpack"
 PROTOCOLS = {"json": JSON, "msgpack": MSGPACK}
 """Content types by protocol."""
 
-_MAX_BYTES = 1 << 24
 _PAUSE_S = 0.1
 _CACHED = 10_000
 # HTTP statuses that are not retried.
 _FINAL = frozenset({400, 401, 403, 404, 405, 415, 422})
-_USER_AGENT = f"gem-core/{__version__}"
 
 
 def protocol_of(url: str) -> str:
@@ -139,17 +136,6 @@ ask_cached = lru_cache(maxsize=_CACHED)(ask)
 
 def _posted(url: str, protocol: str, body: bytes, timeout_s: float) -> bytes:
     kind = PROTOCOLS[protocol]
-    headers = {"Content-Type": kind, "Accept": kind, "User-Agent": _USER_AGENT}
-    request = urllib.request.Request(url, data=body, headers=headers, method="POST")
-    deadline = time.monotonic() + timeout_s
-    # Ignore proxies from environment variables: search servers are local.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(request, timeout=timeout_s) as response:
-        answer = b""
-        while chunk := response.read1(1 << 16):
-            answer += chunk
-            if len(answer) > _MAX_BYTES:
-                raise ValueError(f"more than {_MAX_BYTES} bytes")
-            if time.monotonic() > deadline:
-                raise TimeoutError("too slow")
-        return answer
+    headers = {"Content-Type": kind, "Accept": kind}
+    # Without proxies: search servers are local.
+    return fetched(url, timeout_s, body=body, headers=headers, proxies=False)[1]

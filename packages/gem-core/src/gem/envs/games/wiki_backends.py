@@ -11,7 +11,6 @@ import string
 import time
 import urllib.error
 import urllib.parse
-import urllib.request
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -21,14 +20,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gem.errors import DataError, UnreachableError
-from gem.version import __version__
+from gem.fetching import fetched
 
 _DEADLINE_S = 4.0
-_MAX_BYTES = 1 << 24
 _RANDOM_TRIES = 10
 _MAX_OPTIONS = 10
 _MEDIA = re.compile(r"\.(png|jpe?g|gif|svg|webp|css|webm|og[gv]|mp[34]|pdf)$", re.IGNORECASE)
-_USER_AGENT = f"gem-core/{__version__}"
 
 
 class Page(NamedTuple):
@@ -164,7 +161,7 @@ class Server(ABC):
                 break
             time.sleep(pause)
             try:
-                answer = _fetched(url, deadline)
+                answer = fetched(url, max(0.05, deadline - time.monotonic()))
             except urllib.error.HTTPError as error:
                 error.close()
                 if error.code not in (404, 410):
@@ -241,20 +238,6 @@ class Server(ABC):
     @abstractmethod
     def _exact(self, title: str) -> tuple[Page, bool] | None:
         """Return the page and whether it is a disambiguation, None if it is missing."""
-
-
-def _fetched(url: str, deadline: float) -> tuple[str, bytes]:
-    request = urllib.request.Request(url, headers={"User-Agent": _USER_AGENT})
-    left = max(0.05, deadline - time.monotonic())
-    with urllib.request.urlopen(request, timeout=left) as response:
-        body = b""
-        while chunk := response.read1(1 << 16):
-            body += chunk
-            if len(body) > _MAX_BYTES:
-                raise ValueError(f"an answer of more than {_MAX_BYTES} bytes")
-            if time.monotonic() > deadline:
-                raise TimeoutError("too slow")
-        return response.url, body
 
 
 class MediaWiki(Server):
