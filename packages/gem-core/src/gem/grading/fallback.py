@@ -93,11 +93,12 @@ def refusal(answer: str, gold: str, readable: bool) -> str:
     words = set(_words(answer)) - set(_words(gold))
     if any(not is_notation(word) for word in words):
         return "unreadable"
-    equalities = _count(_EQUALITY, answer) - _count(_EQUALITY, gold)
+    equalities = len(_EQUALITY.findall(answer)) - len(_EQUALITY.findall(gold))
     if equalities > 1 or (equalities == 1 and not _NAMED.match(answer)):
         return "unreadable"
     # Operations between two numbers or two matrices.
-    return "unreadable" if _count(_ARITHMETIC, answer) > _count(_ARITHMETIC, gold) else ""
+    more = len(_ARITHMETIC.findall(answer)) > len(_ARITHMETIC.findall(gold))
+    return "unreadable" if more else ""
 
 
 def ask(pool: WorkerPool, answer: str, gold: str, timeout_s: float) -> tuple[bool, str]:
@@ -122,16 +123,12 @@ def _words(text: str) -> list[str]:
     return _WORD.findall(_COMMAND.sub(" ", _ENVIRONMENT.sub(" ", text)))
 
 
-def _count(pattern: re.Pattern[str], text: str) -> int:
-    return sum(1 for _ in pattern.finditer(text))
-
-
 def _parts(text: str) -> int:
     """Return the number of separators outside brackets: the number of parts, less one."""
     text, changed = _GROUPED.sub("", text), 1
     while changed:
         text, changed = _BRACKETED.subn(" ", text)
-    return _count(_SEPARATOR, text)
+    return len(_SEPARATOR.findall(text))
 
 
 def _costly(text: str) -> bool:

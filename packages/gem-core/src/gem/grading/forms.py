@@ -139,14 +139,14 @@ def _components(node: Node) -> list[Node]:
 def _in_component(node: Node) -> set[str]:
     if _is_literal(node):
         return {"quotient"} if _is_division(node) else set()
-    if node.kind in ("chain", "equation") and not symbols(node):
+    sides, variables = _sides(node), symbols(node)
+    if len(sides) > 1 and not variables:
         # It is enough that one of the equal values is evaluated.
-        values = [_in_component(value) for value in nodes(node)]
-        return min(values, key=len)
+        return min(map(_in_component, sides), key=len)
     survey = _Survey()
-    for side in nodes(node) if node.kind in ("chain", "equation") else [node]:
+    for side in sides:
         survey.visit(side)
-    if symbols(node):
+    if variables:
         # x² + y² = 5² and (x-(-1)) are common forms.
         survey.found -= {"power", "sign"}
     return survey.found
@@ -165,15 +165,15 @@ def _beyond_numbers(answer: Node, gold: Node) -> set[str]:
         # The gold has no large number, so the large powers cancel and should be evaluated.
         found.add("power")
     for component in _components(answer):
-        values = [component]
-        if component.kind in ("chain", "equation"):
-            if symbols(component):
-                continue
-            values = nodes(component)
-        if not any(_is_plain(value) for value in values):
-            kind = _BY_KIND.get(component.kind, "function")
-            found.add("variables" if symbols(component) else kind)
+        sides, variables = _sides(component), symbols(component)
+        if not (len(sides) > 1 and variables) and not any(map(_is_plain, sides)):
+            found.add("variables" if variables else _BY_KIND.get(component.kind, "function"))
     return found
+
+
+def _sides(node: Node) -> list[Node]:
+    """Return the sides of a chain or equation; of any other node, itself."""
+    return nodes(node) if node.kind in ("chain", "equation") else [node]
 
 
 def _is_plain(node: Node) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -27,14 +29,12 @@ def failures(
     """
     plain: dict[int, Plain] = {}
     for place, statement in enumerate(statements):
-        try:
+        with contextlib.suppress(NotPlainError):
             plain[place] = Plain(statement)
-        except NotPlainError:
-            continue
     runner = Runner(sandbox, "candidate", program, limits)
     answers = runner.answers([test.operations for test in plain.values()])
     others = [statement for place, statement in enumerate(statements) if place not in plain]
-    replayed = _replayed(others, sandbox, runner, limits) if others else iter(())
+    replayed = _replayed(others, sandbox, runner, limits)
     for place in range(len(statements)):
         if place in plain:
             operations = plain[place].operations
@@ -104,12 +104,9 @@ def _merged(answered: list[Any], operations: list[Any], found: list[Any]) -> lis
 
     The program gave that one before it could know the later operations.
     """
-    kept = 0
-    for (operation, _), now in zip(answered, operations, strict=False):
-        if operation != now:
-            break
-        kept += 1
-    return answered[:kept] + [list(pair) for pair in zip(operations, found, strict=False)][kept:]
+    both = zip(answered, operations, strict=False)
+    kept = [old for old, _ in itertools.takewhile(lambda pair: pair[0][0] == pair[1], both)]
+    return kept + [list(pair) for pair in zip(operations, found, strict=False)][len(kept) :]
 
 
 def _failure(what: str, details: str) -> str:

@@ -183,10 +183,8 @@ def _exact_call(name: str, args: list[Fraction]) -> Fraction:
         return _exact_root(args[0], args[1].numerator)
     if name == "abs":
         return abs(args[0])
-    if name == "floor":
-        return Fraction(math.floor(args[0]))
-    if name == "ceil":
-        return Fraction(math.ceil(args[0]))
+    if name in ("floor", "ceil"):
+        return Fraction(getattr(math, name)(args[0]))
     if name in ("max", "min"):
         return max(args) if name == "max" else min(args)
     if name in ("binom", "gcd", "lcm"):

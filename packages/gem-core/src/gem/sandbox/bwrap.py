@@ -157,20 +157,11 @@ class _Pool:
                 place.calls -= 1
 
     def pids(self) -> list[int]:
-        servers = [place.server for place in self.places]
-        return [server.process.pid for server in servers if server and not server.broken]
+        return [server.process.pid for server in self.servers() if not server.broken]
 
-    def close(self) -> None:
-        for place in self.places:
-            if place.server is not None:
-                place.server.end()
-                place.server = None
-
-    def forget(self) -> None:
-        """Close a forked child's copies of the descriptors without ending the parent's servers."""
-        for place in self.places:
-            if place.server is not None:
-                place.server.forget()
+    def servers(self) -> list[Server]:
+        """Return the servers that have been started, some of which may have ended."""
+        return [place.server for place in self.places if place.server is not None]
 
 
 _pool = functools.cache(_Pool)
@@ -204,12 +195,15 @@ _pools: list[_Pool] = []
 
 def _close_all() -> None:
     for pool in _pools:
-        pool.close()
+        for server in pool.servers():
+            server.end()
 
 
 def _forget_all() -> None:
     for pool in _pools:
-        pool.forget()
+        for server in pool.servers():
+            # Closes this child's copies of the descriptors; the parent's servers go on.
+            server.forget()
     _pools.clear()
     _pool.cache_clear()
     _spawner.cache_clear()

@@ -53,10 +53,9 @@ def view(distributions: tuple[str, ...] | None, modules: tuple[str, ...]) -> Vie
     """Return the file system that programs see; arguments and errors as of `packages.shown`."""
     options: list[str] = []
     packages = shown(distributions, modules)
-    shown_at = [f"{PACKAGES}/{place}" for _, place in (*packages.files, *packages.folders)]
-    folders = {place.rpartition("/")[0] for place in shown_at}
-    nested = {str(above) for each in folders for above in Path(each).parents if len(str(above)) > 1}
-    for place in (*_FOLDERS, *sorted({PACKAGES, *folders, *nested})):
+    shown_at = [Path(PACKAGES, place) for _, place in (*packages.files, *packages.folders)]
+    above = {str(folder) for path in shown_at for folder in path.parents} - {"/"}
+    for place in (*_FOLDERS, *sorted({PACKAGES, *above})):
         # Parents that bubblewrap creates implicitly are not readable by programs.
         options += ["--perms", "0755", "--dir", place]
 

@@ -19,7 +19,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import IO, Any
+from typing import Any
 
 from gem.errors import ConfigurationError, UnreachableError
 
@@ -300,7 +300,7 @@ class _Worker:
 
     def end(self) -> None:
         # At the end of its input the process exits; its warm parent reaps it and exits too.
-        self._close(self._requests)
+        self._requests.close()
         if self._busy:
             self._kill()
         try:
@@ -308,13 +308,13 @@ class _Worker:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        self._close(self._answers)
+        self._answers.close()
 
     def forget(self) -> None:
         # Open copies of the pipes would keep the worker running after the parent's end. Any return
         # code will do: it keeps Popen in this child from waiting for a process that is not its own.
-        self._close(self._requests)
-        self._close(self._answers)
+        self._requests.close()
+        self._answers.close()
         self.process.returncode = 0
 
     def _kill(self) -> None:
@@ -323,10 +323,6 @@ class _Worker:
         else:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
-
-    def _close(self, stream: IO[bytes]) -> None:
-        with contextlib.suppress(OSError):
-            stream.close()
 
 
 _pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()

@@ -235,20 +235,18 @@ class _Process:
         return result
 
     def _target(self, target: Any) -> Any:
-        kind, *rest = target
+        kind, of, *rest = target
         if kind == "name":
-            (name,) = rest
-            return self._defined(name)
+            return self._defined(of)
         if kind == "function":
             # A function, or a method of a class `Solution`, as on LeetCode.
-            (name,) = rest
-            found = self.program.get(name)
-            return getattr(self._defined("Solution")(), name) if found is None else found
+            found = self.program.get(of)
+            return getattr(self._defined("Solution")(), of) if found is None else found
         if kind == "method":
-            return getattr(self._target(rest[0]), rest[1])
+            return getattr(self._target(of), rest[0])
         if kind == "new":
-            return self._defined(rest[0])()
-        return self.values[rest[0]]
+            return self._defined(of)()
+        return self.values[of]
 
     def _defined(self, name: str) -> Any:
         if name not in self.program:

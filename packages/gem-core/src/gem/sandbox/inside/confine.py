@@ -15,15 +15,10 @@ NEWNS = 0x00020000
 NEWUSER = 0x10000000
 NEWPID = 0x20000000
 _ANY_NAMESPACE = 0x7E020000
-_LIMITS = (
-    resource.RLIMIT_AS,
-    resource.RLIMIT_FSIZE,
-    resource.RLIMIT_NPROC,
-    resource.RLIMIT_CPU,
-    resource.RLIMIT_NOFILE,
-    resource.RLIMIT_CORE,
-    resource.RLIMIT_MEMLOCK,
-)
+_LIMITS = [
+    getattr(resource, f"RLIMIT_{name}")
+    for name in ("AS", "FSIZE", "NPROC", "CPU", "NOFILE", "CORE", "MEMLOCK")
+]
 
 _NOSUID, _NODEV, _BIND = 2, 4, 4096
 _CLOSE_RANGE = 436

@@ -45,15 +45,13 @@ class Usage:
         for pid in found:
             try:
                 folder = os.open(f"{pid}/task", os.O_RDONLY, dir_fd=self._proc)
-            except OSError:
-                continue
-            try:
-                threads = os.listdir(folder)
+                try:
+                    threads = os.listdir(folder)
+                finally:
+                    os.close(folder)
             except OSError:
                 # The process has ended.
-                threads = []
-            finally:
-                os.close(folder)
+                continue
             for thread in threads:
                 found.extend(map(int, self._read(f"{pid}/task/{thread}/children").split()))
         return found
