@@ -199,9 +199,7 @@ def _parsed(tests: Any) -> list[_Test]:
                 f"got {_short(tests)}"
             )
         name = tests.get("fn_name")
-        if name is not None:
-            return [_call(name, *pair) for pair in zip(inputs, outputs, strict=True)]
-        return [_Printed(*map(_text, pair)) for pair in zip(inputs, outputs, strict=True)]
+        return [_case(name, *pair) for pair in zip(inputs, outputs, strict=True)]
     if not _list(tests) or not tests:
         raise DataError(f"tests must be a mapping or a non-empty list, got {_short(tests)}")
     return [_listed(test) for test in tests]
@@ -211,16 +209,16 @@ def _listed(test: Any) -> _Test:
     if isinstance(test, str):
         return Statement(test)
     if isinstance(test, Mapping) and {"input", "output"} <= set(test):
-        if test.get("fn_name") is not None:
-            return _call(test["fn_name"], test["input"], test["output"])
-        return _Printed(_text(test["input"]), _text(test["output"]))
+        return _case(test.get("fn_name"), test["input"], test["output"])
     raise DataError(
         "a test in a list must be a statement or a mapping with 'input' and 'output', "
         f"got {_short(test)}"
     )
 
 
-def _call(name: Any, arguments: Any, expected: Any) -> _Call:
+def _case(name: Any, arguments: Any, expected: Any) -> _Printed | _Call:
+    if name is None:
+        return _Printed(_text(arguments), _text(expected))
     if not isinstance(name, str) or not _list(arguments):
         raise DataError(
             "a call test must have a function name and a list of arguments, "
@@ -253,7 +251,7 @@ def _size(test: _Test) -> int:
 def _text(value: Any) -> str:
     if _list(value):
         return "\n".join(map(str, value))
-    return value if isinstance(value, str) else str(value)
+    return str(value)
 
 
 def _same_text(text: str, expected: str) -> bool:

@@ -142,9 +142,9 @@ class Server:
             # Fails here, before a policy's program runs, if the kernel does not allow confinement.
             self.run(b"print(1)", b"", Limits(wall_s=_START_S), 0)
         except (OSError, ValueError) as error:
+            self.process.kill()
+            said = self.process.communicate()[1].decode("utf-8", "replace").strip()
             self.end()
-            assert self.process.stderr is not None
-            said = self.process.stderr.read().decode("utf-8", "replace").strip()
             raise UnreachableError(
                 f"the bubblewrap sandbox does not start: {said or error}; "
                 "`python -m gem doctor` says what this machine lacks"
@@ -223,8 +223,9 @@ class Server:
     def end(self) -> None:
         self._hang_up()
         # Closing the sockets makes the server exit; killing bwrap ends the rest of the sandbox.
-        self.process.kill()
-        self.process.wait()
+        # Leaving the block waits for its end.
+        with self.process:
+            self.process.kill()
 
     def forget(self) -> None:
         self._hang_up()

@@ -192,9 +192,7 @@ class MCPTool(Tool):
                     self._connected(server)
                     return self._failed(f"the server broke off ({error})")
             else:
-                if answer.is_error:
-                    return self._failed(answer.text)
-                text = printable(clip(answer.text, self.max_output))
+                text = printable(clip(answer, self.max_output))
                 return ToolResult(text or "The function returned nothing.", ok=True)
         raise AssertionError("unreachable")
 

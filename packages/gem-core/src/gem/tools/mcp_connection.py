@@ -51,13 +51,6 @@ class Function(NamedTuple):
     """JSON schema of the arguments."""
 
 
-class Answer(NamedTuple):
-    """What a function returned."""
-
-    text: str
-    is_error: bool
-
-
 class Connection:
     """A connection of one environment to one server; `functions` are the server's."""
 
@@ -77,10 +70,6 @@ class Connection:
         self._last_words = bytearray()
         self._pid = os.getpid()
         self._portal = _portal(self._pid)
-        self._closing: Any
-        self._client: Any
-        self._task: Future[None]
-        self.functions: list[Function]
         self._task, _ = self._portal.start_task(self._live, timeout_s)
 
     @property
@@ -88,8 +77,8 @@ class Connection:
         """Whether the connection was made in this process and is still open."""
         return self._pid == os.getpid() and not self._task.done()
 
-    def call(self, name: str, arguments: Mapping[str, Any], timeout_s: float) -> Answer:
-        """Call a function.
+    def call(self, name: str, arguments: Mapping[str, Any], timeout_s: float) -> str:
+        """Call a function; return its result as text.
 
         Raises:
             Refused: The server returns an error, or is not done within `timeout_s`.
@@ -97,7 +86,7 @@ class Connection:
         """
         return self._wait(timeout_s + _SLACK_S, self._call, name, arguments, timeout_s)
 
-    async def _call(self, name: str, arguments: Mapping[str, Any], timeout_s: float) -> Answer:
+    async def _call(self, name: str, arguments: Mapping[str, Any], timeout_s: float) -> str:
         try:
             # When the SDK's own limit is reached, it also asks the server to cancel the call.
             result = await self._client.call_tool(
@@ -111,7 +100,9 @@ class Connection:
             raise Refused(str(error)) from error
         except Exception as error:
             raise ServerGoneError(self._reason(error)) from error
-        return Answer(_text(result), bool(result.is_error))
+        if result.is_error:
+            raise Refused(_text(result))
+        return _text(result)
 
     def answers(self) -> bool:
         """Return whether the server answers a ping; an error is an answer, too."""
@@ -135,14 +126,14 @@ class Connection:
         """Open, hold and close the connection in one task, as the SDK's contexts require."""
         import anyio
 
-        self._closing = anyio.Event()
+        self._closing: Any = anyio.Event()
         opened = False
         try:
             with anyio.move_on_after(timeout_s) as opening:
                 async with AsyncExitStack() as stack:
                     transport = await self._transport(stack)
-                    self._client = await stack.enter_async_context(_sdk().Client(transport))
-                    self.functions = await self._listed()
+                    self._client: Any = await stack.enter_async_context(_sdk().Client(transport))
+                    self.functions: list[Function] = await self._listed()
                     opening.deadline = math.inf
                     opened = True
                     task_status.started()

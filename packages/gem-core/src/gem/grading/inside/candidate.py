@@ -265,14 +265,14 @@ class _Process:
 
 
 _OPERATIONS: dict[str, Callable[..., Any]] = {
-    "attr": getattr,
-    "set": setattr,
+    "getattr": getattr,
+    "setattr": setattr,
     "len": len,
     "str": str,
     "repr": repr,
     "iter": lambda of: list(itertools.islice(of, MAX_ITERATED)),
-    "item": operator.getitem,
+    "getitem": operator.getitem,
     "setitem": operator.setitem,
     "delitem": operator.delitem,
-    "in": operator.contains,
+    "contains": operator.contains,
 }

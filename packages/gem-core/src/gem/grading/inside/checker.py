@@ -229,7 +229,7 @@ class _Name:
         return self._known.ask("call", self._target, arguments, named)
 
     def __getattr__(self, name: str) -> Any:
-        return self._ask("attr", name)
+        return self._ask("getattr", name)
 
 
 class _Object(_Name):
@@ -247,34 +247,23 @@ class _Object(_Name):
             raise _Stop
         return value
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        self._ask("set", name, value)
 
-    def __len__(self) -> int:
-        return int(self._data("len"))
-
-    def __str__(self) -> str:
-        return str(self._data("str"))
-
-    def __repr__(self) -> str:
-        return str(self._data("repr"))
-
-    def __iter__(self) -> Any:
-        return iter(self._data("iter"))
-
-    def __contains__(self, item: Any) -> bool:
-        return bool(self._data("in", item))
-
-    def __getitem__(self, key: Any) -> Any:
-        return self._data("item", key)
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self._ask("setitem", key, value)
-
-    def __delitem__(self, key: Any) -> None:
-        self._ask("delitem", key)
+def _reading(kind: str, convert: Callable[[Any], Any]) -> Callable[..., Any]:
+    return lambda self, *arguments: convert(self._data(kind, *arguments))
 
 
+def _writing(kind: str) -> Callable[..., Any]:
+    return lambda self, *arguments: self._ask(kind, *arguments)
+
+
+_READ: dict[str, Callable[[Any], Any]] = {
+    **{"len": int, "str": str, "repr": str, "iter": iter, "contains": bool},
+    "getitem": lambda item: item,
+}
+for _name, _convert in _READ.items():
+    setattr(_Object, f"__{_name}__", _reading(_name, _convert))
+for _name in ("setattr", "setitem", "delitem"):
+    setattr(_Object, f"__{_name}__", _writing(_name))
 for _name in (*_COMPARED, *_BINARY, *("r" + _name for _name in _BINARY)):
     setattr(_Name, f"__{_name}__", _refuse("a comparison or arithmetic"))
 for _name in ("bool", "hash", "instancecheck", "float", "int", "index", "enter", "exit"):
