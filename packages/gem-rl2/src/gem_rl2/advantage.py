@@ -106,13 +106,10 @@ def compute(
     if name == "gae":
         source = batch["old_values" if keys.form == "head" else "values"]
         values = [e.at_turns(source) for e in episodes]
+    added = _added(batch, episodes)
+    rewards = adjusted_rewards(trajectories, [e.over_turns(added) for e in episodes])
     per_turn, targets = turn_advantages(
-        name,
-        trajectories,
-        gamma=keys.gamma,
-        lam=keys.lam,
-        rewards=_penalised(batch, episodes),
-        values=values,
+        name, trajectories, gamma=keys.gamma, lam=keys.lam, rewards=rewards, values=values
     )
     batch["advantages"] = _on_tokens(batch, episodes, per_turn)
     if values is not None:
@@ -138,15 +135,14 @@ def engine_metrics(batch: Tensors) -> dict[str, float]:
     return {"logprob_difference_max": float(distance.max())}
 
 
-def _penalised(batch: Tensors, episodes: Sequence[PlacedEpisode]) -> PerTurn:
-    """Rewards of the turns with what RL2 has added to those of their tokens: a KL penalty, or 0."""
-    penalty = batch["rewards"].clone()
+def _added(batch: Tensors, episodes: Sequence[PlacedEpisode]) -> Tensor:
+    """What RL2 has added to the rewards of tokens: a negative KL penalty, or 0."""
+    added = batch["rewards"].clone()
     for episode in episodes:
         for row in episode.rows:
             tokens = row.tokens.token_rewards(episode.trajectory.rewards)
-            penalty[row.place, row.columns] -= torch.tensor(tokens)
-    trajectories = [episode.trajectory for episode in episodes]
-    return adjusted_rewards(trajectories, [episode.over_turns(penalty) for episode in episodes])
+            added[row.place, row.columns] -= torch.tensor(tokens)
+    return added
 
 
 def repeat(batch: Tensors, epochs: int) -> None:

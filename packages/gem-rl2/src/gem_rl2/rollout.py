@@ -26,6 +26,9 @@ from gem_rl2.settings import Keys, Settings, budget
 StateDict = dict[str, list[Any]]
 """One training row as RL2 wants it: `states`, `actions`, `action_mask`, `logps`, `rewards`."""
 
+Metrics = dict[str, list[float]]
+"""RL2's metrics of an episode: lists that it takes the mean of over all episodes."""
+
 TAG = 1
 """Position in a row whose reward holds the number of the episode.
 
@@ -169,10 +172,8 @@ def state_dicts(trajectory: Trajectory, number: int) -> list[StateDict]:
     return found
 
 
-def _metrics(
-    trajectory: Trajectory, turns: str, returned: str, void: list[float]
-) -> dict[str, list[float]]:
-    """RL2's metrics of an episode, lists that it takes the mean of over all episodes.
+def _metrics(trajectory: Trajectory, turns: str, returned: str, void: list[float]) -> Metrics:
+    """Return RL2's metrics of an episode.
 
     Args:
         trajectory: The episode.
