@@ -7,7 +7,7 @@
 - `end_descendants_with_me`, `stop_without`: what this process starts ends with it, and it stops
   when a part of that is gone.
 
-The functions need psutil, which the trainers of the adapters that call them install.
+The functions need psutil, on which the adapters that call them depend.
 """
 
 from __future__ import annotations
