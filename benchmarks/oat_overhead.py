@@ -20,14 +20,13 @@ import tempfile
 import time
 import tracemalloc
 from collections import Counter
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler
 from transformers import AutoTokenizer
 
 from gem import Env, register
@@ -39,7 +38,7 @@ from gem.training.record import EpisodeRecord, RunRecord, read_run
 from gem.training.recording import RunRecording
 from gem.training.tasksets import encode_task
 from gem_oat.advantage import give_advantages, make_rows
-from gem_oat.data import Share, Tasks
+from gem_oat.data import Batches
 from gem_oat.rollout import Actor
 from gem_oat.settings import parse
 
@@ -188,19 +187,24 @@ def memory() -> None:
         f"\n{'tasks':>14}  {'DistributedSampler':>20}  {'gem-oat':>10}   (peak, 1,000 tasks drawn)"
     )
     for n in (10**5, 10**6, 10**7, 10**12):
-        tasks = Tasks(TaskSet("game:GuessTheNumber-v0", n))
-        theirs = "not tried"
-        if n <= 10**7:
-            used = peak(partial(DistributedSampler, tasks, 8, 0, shuffle=False), tasks)
-            theirs = f"{used / 2**20:.1f} MiB"
-        ours = peak(partial(Share, n, BATCH, 8, 0), tasks)
-        print(f"{n:17,}  {theirs:>18}  {ours / 2**20:6.2f} MiB")
+        tasks = TaskSet("game:GuessTheNumber-v0", n)
+        theirs = f"{peak(sampled, tasks) / 2**20:.1f} MiB" if n <= 10**7 else "not tried"
+        print(f"{n:17,}  {theirs:>18}  {peak(batched, tasks) / 2**20:6.2f} MiB")
 
 
-def peak(make: Callable[[], Any], tasks: Tasks) -> int:
+def sampled(tasks: Any) -> Iterator[Task]:
+    for index in islice(DistributedSampler(tasks, 8, 0, shuffle=False), 1000):
+        yield tasks[index]
+
+
+def batched(tasks: TaskSet) -> Iterator[Any]:
+    return islice(DataLoader(Batches(tasks, BATCH, 8, 0), batch_size=None), 1000 // (BATCH // 8))
+
+
+def peak(draw: Callable[[TaskSet], Iterator[Any]], tasks: TaskSet) -> int:
     tracemalloc.start()
-    for index in islice(make(), 1000):
-        tasks[index]
+    for _ in draw(tasks):
+        pass
     used = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     return used

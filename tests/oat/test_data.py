@@ -7,11 +7,12 @@ import tracemalloc
 
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
 from gem.tasks import Task, TaskSet
 from gem.training.tasksets import decode_task
 from gem.trajectory import Failure, Trajectory
-from gem_oat.data import Collector, Share, Tasks
+from gem_oat.data import Batches, Collector
 
 
 @given(st.integers(1, 6), st.integers(1, 4), st.integers(1, 5), st.integers(0, 7))
@@ -19,28 +20,32 @@ def test_ranks_share_each_batch_as_neighbours(
     per_rank: int, ranks: int, iterations: int, rest: int
 ) -> None:
     batch = per_rank * ranks
-    tasks = batch * iterations + min(rest, batch - 1)
-    shares = [list(Share(tasks, batch, ranks, rank)) for rank in range(ranks)]
-    for rank, share in enumerate(shares):
-        assert len(share) == len(Share(tasks, batch, ranks, rank)) == per_rank * iterations
-    for k in range(iterations):
-        together = [i for share in shares for i in share[k * per_rank : (k + 1) * per_rank]]
+    tasks = TaskSet("game:GuessTheNumber-v0", batch * iterations + min(rest, batch - 1))
+    shares = [Batches(tasks, batch, ranks, rank) for rank in range(ranks)]
+    assert all(len(share) == iterations for share in shares)
+    for k, parts in enumerate(zip(*(DataLoader(s, batch_size=None) for s in shares), strict=True)):
+        assert all(len(references) == per_rank for _, _, references in parts)
+        together = [int(number) for _, _, references in parts for number in references]
         assert together == list(range(k * batch, (k + 1) * batch))
 
 
 def test_a_task_travels_as_oats_prompt() -> None:
-    _, prompt, reference = Tasks(TaskSet("game:GuessTheNumber-v0", 100, seed=7))[5]
-    task, _ = decode_task(prompt)
-    assert (task.env_id, task.seed, reference) == ("game:GuessTheNumber-v0", 12, "5")
+    batches = Batches(TaskSet("game:GuessTheNumber-v0", 100, seed=7), 4, 2, 1)
+    [_, batch] = itertools.islice(DataLoader(batches, batch_size=None), 2)
+    formatted, prompts, references = batch
+    tasks = [decode_task(prompt)[0] for prompt in prompts]
+    assert [task.env_id for task in tasks] == ["game:GuessTheNumber-v0"] * 2
+    assert ([task.seed for task in tasks], references) == ([13, 14], ["6", "7"])
+    assert formatted == ["", ""]
 
 
 def test_memory_does_not_depend_on_the_number_of_tasks() -> None:
     def peak(n: int) -> int:
         tracemalloc.start()
-        tasks, share = Tasks(TaskSet("game:GuessTheNumber-v0", n)), Share(n, 128, 8, 3)
-        assert len(share) == n // 8
-        for index in itertools.islice(share, 50):
-            tasks[index]
+        batches = Batches(TaskSet("game:GuessTheNumber-v0", n), 128, 8, 3)
+        assert len(batches) == n // 128
+        for _ in itertools.islice(DataLoader(batches, batch_size=None), 5):
+            pass
         used = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return used

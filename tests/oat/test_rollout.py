@@ -39,8 +39,14 @@ def actor(tokenizer: Any, argv: Argv) -> Callable[..., Any]:
     return make
 
 
-def tasks(n: int, env: str = "game:GuessTheNumber-v0-easy", **params: Any) -> list[str]:
-    return [encode_task(Task(env, seed, {"prompt": "short", **params})) for seed in range(n)]
+def tasks(
+    n: int,
+    env: str = "game:GuessTheNumber-v0-easy",
+    temperature: float | None = None,
+    **params: Any,
+) -> list[str]:
+    short = {"prompt": "short", **params}
+    return [encode_task(Task(env, seed, short), temperature) for seed in range(n)]
 
 
 def test_an_iteration_has_every_task_as_often_as_num_samples(
@@ -94,8 +100,8 @@ def test_flags_reach_the_engine(actor: Any, llm: Any, tokenizer: Any) -> None:
 def test_an_evaluation_has_its_own_temperature_and_lengths(actor: Any, llm: Any) -> None:
     engine = llm(["<1>"])
     playing = actor(engine, eval_generate_max_length=5, eval_temperature=0.3)
-    playing.play_evaluation(tasks(3), 0.0, 0, 4)
-    playing.play_evaluation(tasks(3), None, 1, 4)
+    playing.play_evaluation(tasks(3, temperature=0.0), 0, 4)
+    playing.play_evaluation(tasks(3), 1, 4)
     assert {p.temperature for p in engine.params} == {0.0, 0.3}
     assert {p.max_tokens for p in engine.params} == {5}
 

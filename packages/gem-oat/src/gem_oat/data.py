@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from oat.algorithms.ppo_multiturn import MultiTurnFeedbackCollector
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import Dataset
 
 from gem.tasks import TaskSet
 from gem.training import metrics, tasksets
@@ -16,38 +16,25 @@ SHOWN = ("episodes", "failed_episodes", "return_mean", "success_rate", "turns_me
 """Metrics of the rollout that oat shows."""
 
 
-class Tasks(Dataset[tuple[str, str, str]]):
-    """A task set as oat's dataset: `(formatted prompt, prompt, reference)`.
+class Batches(Dataset[tuple[list[str], list[str], list[str]]]):
+    """The tasks of one rank, an entry an iteration: of each batch a run of neighbours.
 
-    The prompt is the task, the reference its number. Nothing grows with the number of tasks.
+    An entry is what oat takes for `(formatted prompts, prompts, references)`: nothing, the tasks,
+    and their numbers in the run. Nothing grows with the number of tasks, as do the samplers of
+    PyTorch that oat uses.
     """
 
-    def __init__(self, tasks: TaskSet) -> None:
-        self._tasks = tasks
-
-    def __len__(self) -> int:
-        return len(self._tasks)
-
-    def __getitem__(self, index: int) -> tuple[str, str, str]:
-        return "", tasksets.encode_task(self._tasks[index]), str(index)
-
-
-class Share(Sampler[int]):
-    """The tasks of one rank: of each batch a run of neighbours.
-
-    PyTorch's `DistributedSampler`, oat's default, writes down the numbers of all tasks.
-    """
-
-    def __init__(self, tasks: int, batch: int, ranks: int, rank: int) -> None:
-        size = batch // ranks
-        self._batches = range(0, tasks - batch + 1, batch)
+    def __init__(self, tasks: TaskSet, batch: int, ranks: int, rank: int) -> None:
+        self._tasks, self._batch, size = tasks, batch, batch // ranks
         self._share = range(size * rank, size * (rank + 1))
 
     def __len__(self) -> int:
-        return len(self._batches) * len(self._share)
+        return len(self._tasks) // self._batch
 
-    def __iter__(self) -> Iterator[int]:
-        return (start + place for start in self._batches for place in self._share)
+    def __getitem__(self, iteration: int) -> tuple[list[str], list[str], list[str]]:
+        numbers = [iteration * self._batch + place for place in self._share]
+        texts = [tasksets.encode_task(self._tasks[number]) for number in numbers]
+        return [""] * len(numbers), texts, [str(number) for number in numbers]
 
 
 class Collector(MultiTurnFeedbackCollector):  # type: ignore[misc]

@@ -10,8 +10,10 @@ from typing import Any
 import torch.distributed as dist
 from oat.algorithms.ppo_multiturn import PPOMultiTurnLearner
 from oat.utils.ipc import PlasmaShmClient
+from torch.utils.data import DataLoader
 
-from gem.training import batches, recording, words
+from gem.training import recording, words
+from gem.training.batches import minibatches
 from gem.training.tasksets import Source, encode_task
 from gem.trajectory import Trajectory
 from gem_oat import __version__, advantage, check_oat, compat, data
@@ -48,13 +50,10 @@ class Learner(PPOMultiTurnLearner):  # type: ignore[misc]
 
     def prepare_data(self, strategy: Any, tokenizer: Any) -> None:
         """Set the dataset; called by oat."""
-        tasks = self.args.train_tasks()
-        self.prompts_dataset = self.eval_prompts_dataset = data.Tasks(tasks)
-        ranks, rank = dist.get_world_size(), dist.get_rank()
-        share = data.Share(len(tasks), self.args.rollout_batch_size, ranks, rank)
-        self.prompts_dataloader = strategy.setup_dataloader(
-            self.prompts_dataset, self.args.rollout_batch_size_per_device, sampler=share
-        )
+        tasks, size = self.args.train_tasks(), self.args.rollout_batch_size
+        self.prompts_dataset = self.eval_prompts_dataset = tasks
+        batches = data.Batches(tasks, size, dist.get_world_size(), dist.get_rank())
+        self.prompts_dataloader = DataLoader(batches, batch_size=None)
         self.eval_prompts_dataloader = None
 
     def process_feedback_data(self, data_list: Sequence[Trajectory]) -> None:
@@ -79,11 +78,9 @@ class Learner(PPOMultiTurnLearner):  # type: ignore[misc]
         times = {"rollout_s": rollout_s, "advantage_s": time.perf_counter() - began}
         if gem.record_dir is not None:
             rows = advantage.trained_rows(data_list, self.rows) if recording.rows_wanted() else []
-            parts = _gather((list(data_list), per_turn, rows))
-            if self.strategy.is_rank_0():
-                columns = zip(*parts, strict=True)
-                episodes, advantages, shown_rows = (list(chain(*column)) for column in columns)
-                self.recording.keep_batch(episodes, advantages, lambda: shown_rows, metrics=times)
+            columns = zip(*_all_gather((list(data_list), per_turn, rows)), strict=True)
+            episodes, advantages, shown_rows = (list(chain(*column)) for column in columns)
+            self.recording.keep_batch(episodes, advantages, lambda: shown_rows, metrics=times)
 
     def learn(self, learning_round: int) -> dict[str, float]:
         """Train on the rows; return oat's training metrics, the same on all ranks."""
@@ -93,7 +90,7 @@ class Learner(PPOMultiTurnLearner):  # type: ignore[misc]
         if args.num_ppo_epochs * args.minibatches > 1:
             self.updater.remember(self.rows)
         for _ in range(args.num_ppo_epochs):
-            for rows in batches.minibatches(self.rows, args.minibatches):
+            for rows in minibatches(self.rows, args.minibatches):
                 step = self.updater.policy_step(rows)
                 if self.critic is not None:
                     step |= self.updater.critic_step(rows)
@@ -138,18 +135,17 @@ class Learner(PPOMultiTurnLearner):  # type: ignore[misc]
                 metrics |= {f"eval/{source.name}/{name}": v for name, v in found.items()}
         # On the CPU: an evaluation may take longer than NCCL waits.
         dist.barrier(group=self._same_actor_group)
-        shared = [metrics]
-        dist.broadcast_object_list(shared, src=0)
+        metrics = _all_gather(metrics)[0]
         self._post_evaluate()
-        self.evaluated = (updates, shared[0])
-        return shared[0]
+        self.evaluated = (updates, metrics)
+        return metrics
 
     def _play(self, source: Source, number: int, updates: int) -> list[Trajectory]:
-        texts = [encode_task(task) for task in source.tasks]
+        texts = [encode_task(task, source.temperature) for task in source.tasks]
         n = len(self.actors)
         cuts = [texts[len(texts) * i // n : len(texts) * (i + 1) // n] for i in range(n)]
         futures = [
-            actor.futures.play_evaluation(cut, source.temperature, number, updates)
+            actor.futures.play_evaluation(cut, number, updates)
             for actor, cut in zip(self.actors, cuts, strict=True)
             if cut
         ]
@@ -157,14 +153,7 @@ class Learner(PPOMultiTurnLearner):  # type: ignore[misc]
 
 
 def _all_gather(mine: Any) -> list[Any]:
+    """Hand an object to all ranks; return those of all ranks, in their order."""
     parts: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(parts, mine)
-    return parts
-
-
-def _gather(mine: Any) -> list[Any]:
-    """Return the objects of all ranks on the first one."""
-    first = dist.get_rank() == 0
-    parts: list[Any] = [None] * dist.get_world_size()
-    dist.gather_object(mine, parts if first else None)
     return parts

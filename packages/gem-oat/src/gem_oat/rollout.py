@@ -65,14 +65,12 @@ class Actor(PPOActor):  # type: ignore[misc]
         ]
         return self._play(jobs, (0, min(numbers, default=0) // size))
 
-    def play_evaluation(
-        self, tasks: Sequence[str], temperature: float | None, number: int, updates: int
-    ) -> Any:
+    def play_evaluation(self, tasks: Sequence[str], number: int, updates: int) -> Any:
         """Play evaluation episodes.
 
         Args:
-            tasks: From `gem.training.tasksets.encode_task`.
-            temperature: Instead of `--eval_temperature`.
+            tasks: From `gem.training.tasksets.encode_task`, with a temperature if it is to take
+                the place of `--eval_temperature`.
             number: Of the evaluation among all.
             updates: Iterations that the policy has been trained for.
 
@@ -80,26 +78,20 @@ class Actor(PPOActor):  # type: ignore[misc]
             A handle of oat's for one trajectory of each task, in order.
         """
         jobs = [(text, 0, group) for group, text in enumerate(tasks)]
-        return self._play(jobs, (1 + number, updates), temperature, evaluation=True)
+        return self._play(jobs, (1 + number, updates), evaluation=True)
 
     def _play(
-        self,
-        jobs: Iterable[tuple[str, int, int]],
-        key: tuple[int, int],
-        temperature: float | None = None,
-        *,
-        evaluation: bool = False,
+        self, jobs: Iterable[tuple[str, int, int]], key: tuple[int, int], evaluation: bool = False
     ) -> Any:
         """Play episodes at the same time; `jobs` are tasks, each with its copy and group."""
         gem, budget = self.args.gem, self.args.budget(evaluation=evaluation)
         sampling = self.args.sampling(evaluation=evaluation)
-        if temperature is not None:
-            sampling["temperature"] = temperature
-        params = partial(vllm.SamplingParams, logprobs=1, **sampling)
         engine = rounds.Rounds(self._generate)
 
         async def one(text: str, copy: int, group: int) -> Trajectory:
-            task, _ = tasksets.decode_task(text)
+            task, temperature = tasksets.decode_task(text)
+            own = {} if temperature is None else {"temperature": temperature}
+            params = partial(vllm.SamplingParams, logprobs=1, **sampling | own)
             seed = None if gem.seed is None else (gem.seed, *key, task.seed, copy)
             sampler = rounds.RoundsSampler(engine, params, self._chat.stop_ids, seed)
             return await gem.play(task, sampler, self._chat, budget, group=group)

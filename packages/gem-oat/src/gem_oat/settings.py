@@ -20,27 +20,28 @@ from gem.tasks import TaskSet
 from gem.training.settings import COMPARING, Refusal, Settings, refuse_values
 from gem.training.tasksets import Source, parse_sources
 
-AGGREGATIONS = ("token-mean", "row-mean-token-sum")
-"""Values of `loss_aggregation`."""
-
 
 @dataclass(frozen=True)
 class GemSettings(Settings):
     """GEM's settings; each is a flag `--gem_<name>`, but `turn_tokens`, for which oat has flags."""
 
     tasks: str = setting(
-        "task set to train on, whose `n` is not looked at", "", check=TaskSet.parse
+        "task set to train on, gem:<environment id>?seed=0&<parameter>=<value>; n is not looked at",
+        "",
+        check=TaskSet.parse,
     )
-    """`gem:<environment id>?seed=0&<parameter>=<value>`"""
-    eval: str = setting("task sets to evaluate on, separated by spaces", "")
-    """`gem:...?n=64#name=...&temperature=...`"""
-    advantage: str = setting("estimator of `gem.advantage`", "rebn", choices=ADVANTAGES)
-    """`gae` needs `--critic_type ppo`."""
-    loss_aggregation: str = setting("how losses are added up", "token-mean", choices=AGGREGATIONS)
-    """`token-mean`: mean over the sampled tokens of an optimiser step; `row-mean-token-sum`: sum
-    over tokens and mean over rows."""
-    forward_tokens: int = setting("most tokens of one forward pass of the learner", 8192, above=0)
-    """Padding included; at least one row."""
+    eval: str = setting("task sets to evaluate on, separated by spaces: gem:...?n=64#name=...", "")
+    """After `#` may also stand `temperature`."""
+    advantage: str = setting(
+        f"{', '.join(ADVANTAGES)}, which needs --critic_type ppo", "rebn", choices=ADVANTAGES
+    )
+    loss_aggregation: str = setting(
+        "token-mean, or row-mean-token-sum: sum over tokens, mean over rows of an optimiser step",
+        "token-mean",
+        choices=("token-mean", "row-mean-token-sum"),
+    )
+    forward_tokens: int = setting("most tokens, padding included, of a forward pass", 8192, above=0)
+    """At least one row is in a forward pass of the learner."""
 
 
 def _flags() -> Any:
@@ -179,10 +180,8 @@ def check(args: Args) -> None:
         ConfigurationError: The message names the flag, what is wrong with it, and its value.
     """
     args.sources()
-    refuse_values(vars(args), chain(_unlike_default(args), _lengths(args)), "--")
-    args.budget()
-    args.budget(evaluation=True)
-    refuse_values(vars(args), chain(_batches(args), _algorithm(args)), "--")
+    found = chain(_unlike_default(args), _lengths(args), _batches(args), _algorithm(args))
+    refuse_values(vars(args), found, "--")
 
 
 def prepare(args: Args) -> Args:
@@ -211,6 +210,8 @@ def _lengths(args: Args) -> Iterator[Refusal]:
     yield "max_model_len", longest is None, needed
     full = f"it leaves no token for the response: --max_model_len is {longest}"
     yield "prompt_max_length", args.prompt_max_length >= longest, full
+    args.budget()
+    args.budget(evaluation=True)
 
 
 def _batches(args: Args) -> Iterator[Refusal]:
