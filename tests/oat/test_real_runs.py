@@ -158,7 +158,7 @@ def local(module):
     def alone(*args, **kwargs):
         return give(*args, **{**kwargs, "gather": lambda mine: [mine], "rank": 0})
     module.give_advantages = alone
-after_import("gem_oat.learner", local)
+after_import("gem_oat.advantage", local)
 """
 
 
