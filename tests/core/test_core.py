@@ -163,6 +163,17 @@ def test_a_spawned_sibling_keeps_parameters_and_has_its_own_seed() -> None:
         env.spawn(same_state=True, seed=2)
 
 
+@pytest.mark.parametrize("wrappers", [(), ("episode_tracking", "checked")])
+@pytest.mark.parametrize("env_id", ["game:Wordle-v0", "math:GSM8K"])
+def test_a_spawned_sibling_cannot_be_stepped_before_its_reset(env_id: str, wrappers: Any) -> None:
+    options = {} if env_id.startswith("game:") else {"source": "sample"}
+    env = gem.make(env_id, wrappers=wrappers, **options)
+    env.reset(seed=1)
+    with pytest.raises(ResetNeededError):
+        env.spawn().step("")
+    assert env.spawn(same_state=True).step("")[4]["format_error"]
+
+
 def test_wrappers_look_attributes_up_when_asked() -> None:
     env = Counting(Counting(Dice()))
     env.reset(seed=1, option="passed on")

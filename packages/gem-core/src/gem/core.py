@@ -221,7 +221,11 @@ class Env:
         child.restore(self.snapshot())
         if not same_state:
             Env.__init__(child, seed=seed)
+            child._forget()
         return child
+
+    def _forget(self) -> None:
+        """Forget the episode: the child of a `spawn` without `same_state` has none."""
 
     @property
     def unwrapped(self) -> Env:
@@ -344,11 +348,8 @@ class Wrapper(Env):
         child._arguments, child._given_spec = self._arguments, self._given_spec
         Env.restore(child, Env.snapshot(self))
         if not same_state:
-            child._clear()
+            child._forget()
         return child
-
-    def _clear(self) -> None:
-        """Forget the episode: the child of a `spawn` without `same_state` has none."""
 
     @property
     def unwrapped(self) -> Env:

@@ -179,6 +179,9 @@ class SingleTurnEnv(Env):
         _ = self.episode_key
         return self.answer_format.wrap(self._recorded_answer())
 
+    def _forget(self) -> None:
+        self._over = True
+
     def _asked(self, question: str) -> str:
         """Return the question and how to answer it."""
         return f"{question.rstrip()}\n\n{self.answer_format.instruction}"
@@ -331,7 +334,6 @@ class DatasetEnv(SingleTurnEnv):
         """Return a new environment over the same data; see `Env.spawn`."""
         child = super().spawn(same_state=same_state, seed=seed)
         child._loaded = self._loaded
-        child._over = self._over or not same_state
         return child
 
     def __getstate__(self) -> dict[str, Any]:

@@ -21,7 +21,7 @@ class Checked(Wrapper):
 
     def __init__(self, env: Env) -> None:
         super().__init__(env)
-        self._clear()
+        self._forget()
 
     def reset(self, seed: int | None = None, **options: Any) -> tuple[Observation, Info]:
         """Reset the inner environment.
@@ -29,7 +29,7 @@ class Checked(Wrapper):
         Raises:
             ContractError: It returned what the contract does not allow.
         """
-        self._clear()
+        self._forget()
         checked = self._check(check_reset, self.env.reset(seed=seed, **options))
         self._running = True
         return checked
@@ -48,7 +48,7 @@ class Checked(Wrapper):
         self._running = not (checked[2] or checked[3])
         return checked
 
-    def _clear(self) -> None:
+    def _forget(self) -> None:
         self._running = False
 
     def _check(self, check: Callable[[Any], T], returned: Any) -> T:

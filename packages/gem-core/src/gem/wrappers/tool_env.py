@@ -95,7 +95,7 @@ class ToolEnv(Wrapper):
         self.max_tool_uses = integer("max_tool_uses", max_tool_uses, 1, 10**9)
         self.unreachable = choice("unreachable", unreachable, ("raise", "tell"))
         self._check_answers()
-        self._clear()
+        self._forget()
 
     def _check_answers(self) -> None:
         """Raise if a tool would take every answer in the environment's answer format for a call."""
@@ -110,7 +110,7 @@ class ToolEnv(Wrapper):
                     'tools=[{"name": "python", "fenced": false}]'
                 )
 
-    def _clear(self) -> None:
+    def _forget(self) -> None:
         self.tool_use_counter = 0
         self.tool_success_counter = 0
         self._running = False
@@ -127,7 +127,7 @@ class ToolEnv(Wrapper):
             "prev_ep_tool_use_counter": self.tool_use_counter,
             "prev_ep_tool_success_counter": self.tool_success_counter,
         }
-        self._clear()
+        self._forget()
         observation, info = self.env.reset(seed=seed, **options)
         with boundary("tool"):
             for tool in self.tools:

@@ -17,9 +17,9 @@ class EpisodeTracking(Wrapper):
 
     def __init__(self, env: Env) -> None:
         super().__init__(env)
-        self._clear()
+        self._forget()
 
-    def _clear(self) -> None:
+    def _forget(self) -> None:
         self.step_counter = 0
         self.cumulative_rewards = 0.0
 
@@ -30,7 +30,7 @@ class EpisodeTracking(Wrapper):
             "prev_ep_cumulative_rewards": self.cumulative_rewards,
         }
         observation, info = self.env.reset(seed=seed, **options)
-        self._clear()
+        self._forget()
         return observation, {**info, **before}
 
     def step(self, action: str) -> Step:
@@ -58,9 +58,9 @@ class RecordEpisodeStatistics(Wrapper):
 
     def __init__(self, env: Env) -> None:
         super().__init__(env)
-        self._clear()
+        self._forget()
 
-    def _clear(self) -> None:
+    def _forget(self) -> None:
         self._return = 0.0
         self._steps = 0
         self._began = time.perf_counter()
@@ -68,7 +68,7 @@ class RecordEpisodeStatistics(Wrapper):
     def reset(self, seed: int | None = None, **options: Any) -> tuple[Observation, Info]:
         """Reset the inner environment and the statistics."""
         result = self.env.reset(seed=seed, **options)
-        self._clear()
+        self._forget()
         return result
 
     def step(self, action: str) -> Step:

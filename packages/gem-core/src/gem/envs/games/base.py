@@ -136,6 +136,9 @@ class Game(Env, Generic[Move]):
         how = "After thinking, format your final answer inside \\boxed{...}"
         return f"{how}, for example, {self.example}"
 
+    def _forget(self) -> None:
+        self._over = True
+
     def _need_reset(self) -> None:
         """Raise `ResetNeededError` before the first `reset`."""
         _ = self.episode_key

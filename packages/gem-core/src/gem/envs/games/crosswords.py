@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 from bisect import bisect_right
@@ -267,10 +268,8 @@ def crossings(word: str, slots: Sequence[Slot]) -> Iterator[Slot]:
 
 
 def _places(word: str, size: int) -> Iterator[Slot]:
-    for across in (True, False):
-        for row in range(size):
-            for col in range(size):
-                yield Slot(word, row, col, across)
+    for across, row, col in itertools.product((True, False), range(size), range(size)):
+        yield Slot(word, row, col, across)
 
 
 def fits(slot: Slot, grid: Mapping[Cell, str], size: int) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from itertools import pairwise
+from itertools import pairwise, product
 
 from gem.envs.games.base import MAX_TURNS, Game, Outcome, boxed, fitting, refused
 from gem.envs.games.boards import plain
@@ -103,13 +103,8 @@ class Game2048(Game[str]):
     def _add_tile(self) -> bool:
         """Put a tile on a random free cell; return whether another cell is still free."""
         board, rng = self.board, self.rng
-        free = [
-            (row, column)
-            for row, cells in enumerate(board)
-            if 0 in cells
-            for column, tile in enumerate(cells)
-            if not tile
-        ]
+        side = range(self.board_size)
+        free = [(row, column) for row, column in product(side, side) if not board[row][column]]
         row, column = free[int(rng.random() * len(free))]
         tile = 4 if rng.random() < _FOUR else 2
         self.board = _with_tile(board, row, column, tile)

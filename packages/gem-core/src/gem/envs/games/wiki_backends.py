@@ -102,12 +102,10 @@ def graph(path: str | None) -> Graph:
     Raises:
         DataError: The file cannot be read or is no link graph.
     """
-    if path is None:
-        text = files("gem").joinpath("data/link_graph.jsonl").read_text(encoding="utf-8")
-        return Graph(text.splitlines(), "link_graph.jsonl")
+    file = files("gem") / "data/link_graph.jsonl" if path is None else Path(path)
     try:
-        with Path(path).open(encoding="utf-8") as lines:
-            return Graph(lines, path)
+        with file.open(encoding="utf-8") as lines:
+            return Graph(lines, path or file.name)
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"graph_file {path!r} cannot be read: {error}") from None
 

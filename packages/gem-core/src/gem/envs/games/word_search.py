@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from random import Random
@@ -195,10 +196,8 @@ class WordSearch(Game[Move]):
             if self._legal(move):
                 break
         else:
-            everything = (
-                (r, c, r, e) for r in range(side) for c in range(side) for e in range(side)
-            )
-            moves = (m for r, c, _, e in everything for m in ((r, c, r, e), (c, r, e, r)))
+            lines = itertools.product(range(side), repeat=3)
+            moves = (m for r, c, e in lines for m in ((r, c, r, e), (c, r, e, r)))
             move = next((m for m in moves if self._legal(m)), move)
         return " ".join(map(str, move))
 
