@@ -65,7 +65,7 @@ def _check(spec: RunSpec) -> None:
     launch.refuse(
         spec,
         ("policy.lora_rank", policy.lora_rank == 0, adapters),
-        ("policy.lora_alpha", policy.lora_alpha != ALPHA, f"{ALPHA:g} on every Tinker server"),
+        ("policy.lora_alpha", policy.lora_alpha != ALPHA, f"it is {ALPHA:g} on every server"),
         ("policy.lora_init", not saved, states),
         ("algorithm.advantage", algorithm.advantage == "gae", NO_CRITIC),
         ("algorithm.kl_coef", algorithm.kl_coef != 0, terms),

@@ -211,8 +211,7 @@ async def update(
     Returns:
         The output, and the norm before clipping; None if the server reports none.
     """
-    low, high = 1 - config.clip, 1 + config.clip
-    clips = {"clip_low_threshold": low, "clip_high_threshold": high}
+    clips = {"clip_low_threshold": 1 - config.clip, "clip_high_threshold": 1 + config.clip}
     clipped = None if config.loss_fn == "importance_sampling" else clips
     # Both are sent before either is waited for: the server needs no round trip in between.
     gradient = client.forward_backward(datums, config.loss_fn, clipped)
