@@ -96,7 +96,7 @@ def to_datums(
     """Make the datums of one update.
 
     Args:
-        rows: Of the update.
+        rows: Of the update, from `batch_rows`.
         objective: How losses are to be added up.
         mask: Whether datums have a `mask`, which the cookbook's metrics need and no server takes.
 

@@ -36,10 +36,7 @@ from gem.trajectory import Failure, Trajectory
 
 
 class GemEnv(rl.Env):  # type: ignore[misc]
-    """One episode of a task. It ends early where a whole turn no longer fits into the budget.
-
-    `initial_observation` may be called again: the episode starts over in a new environment.
-    """
+    """One episode of a task. It ends early where a whole turn no longer fits into the budget."""
 
     def __init__(self, task: Task, dataset: GemDatasetBuilder, group: int = 0) -> None:
         self.task = task
@@ -47,15 +44,14 @@ class GemEnv(rl.Env):  # type: ignore[misc]
         self.episode = Episode(
             task, dataset.chat, context=dataset.context, budget=dataset.budget, group=group
         )
-        self._env: ThreadedEnv | None = None
+        self._env = ThreadedEnv(task.make, dataset.step_timeout_s)
 
     async def initial_observation(self) -> tuple[tinker.ModelInput, list[int]]:
-        """Make and reset an environment.
+        """Reset the environment.
 
         Raises:
             EnvFailedError: It raised, took too long, or its first prompt is too long.
         """
-        self._env = ThreadedEnv(self.task.make, self.dataset.step_timeout_s)
         self.episode.begin(*await self._env.reset(self.task.seed))
         failure = self.episode.trajectory.failure
         if failure is not None:
@@ -72,7 +68,6 @@ class GemEnv(rl.Env):  # type: ignore[misc]
             EnvFailedError: The environment raised or took too long.
             gem.errors.RolloutError: More was sampled than a turn may have.
         """
-        assert self._env is not None
         cut = (extra or {}).get("stop_reason") == "length"
         text = self.episode.receive(Sample(list(action), None, "length" if cut else "stop"))
         self.episode.advance(await self._env.step(text))
@@ -95,9 +90,8 @@ class GemEnv(rl.Env):  # type: ignore[misc]
         )
 
     def close(self) -> None:
-        """Close the environment, if there is one, in a thread."""
-        if self._env is not None:
-            self._env.close()
+        """Close the environment, in a thread."""
+        self._env.close()
 
     def _next(self) -> tuple[tinker.ModelInput, list[int]]:
         request = self.episode.request
@@ -153,6 +147,7 @@ class LeaveOut(RolloutStrategy):  # type: ignore[misc]
                     return rl.RolloutError(type(error).__name__, str(self.failures[-1]))
             finally:
                 env.close()
+            env = GemEnv(env.task, env.dataset, env.episode.trajectory.group)
 
     def leave_out(self, *failures: Failure) -> None:
         """Count failed episodes.
@@ -197,8 +192,7 @@ class GemGroupBuilder(rl.EnvGroupBuilder):  # type: ignore[misc]
 
     async def make_envs(self) -> Sequence[rl.Env]:
         """Return `group_size` episodes of the task."""
-        size = self.dataset.group_size
-        return [GemEnv(self.task, self.dataset, self.group) for _ in range(size)]
+        return [GemEnv(self.task, self.dataset, self.group) for _ in range(self.dataset.group_size)]
 
     def logging_tags(self) -> list[str]:
         """Group metrics by environment."""
@@ -248,12 +242,9 @@ class GemDatasetBuilder(rl.RLDatasetBuilder):  # type: ignore[misc]
         Raises:
             ConfigurationError: A task set is malformed or has less than a batch.
         """
-        train = TaskSet.parse(self.train)
-        if len(train) < self.groups_per_batch:
-            raise ConfigurationError(
-                f"train: {self.train!r} has n={len(train)} tasks, fewer than "
-                f"groups_per_batch={self.groups_per_batch}"
-            )
+        train, size = TaskSet.parse(self.train), self.groups_per_batch
+        if len(train) < size:
+            raise ConfigurationError(f"train: n={len(train)} is less than groups_per_batch={size}")
         return GemDataset(train, self), None if self.test is None else self.test_set(self.test)
 
     def test_set(self, uri: str) -> GemDataset:

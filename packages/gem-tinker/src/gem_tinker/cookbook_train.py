@@ -155,12 +155,12 @@ async def main(config: Config) -> None:
     builder, evaluators = config.dataset_builder, list(config.evaluator_builders)
     if builder.test is not None:
         # Not by the cookbook: it would count failed episodes of the test set with the batch's.
-        test = functools.partial(builder.evaluator, builder.test, "test", config.retries)
-        evaluators.append(test)
+        evaluators.append(
+            functools.partial(builder.evaluator, builder.test, "test", config.retries)
+        )
     # The adapter of a direct run, on attention and MLP projections.
-    adapter = functools.partialmethod(
-        tinker.ServiceClient.create_lora_training_client, train_unembed=False
-    )
+    made = tinker.ServiceClient.create_lora_training_client
+    adapter = functools.partialmethod(made, train_unembed=False)
     with (
         replaced(cookbook, "prepare_minibatch", batches.prepare),
         replaced(cookbook, "do_train_step_and_get_sampling_client", batches.step),

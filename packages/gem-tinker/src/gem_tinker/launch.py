@@ -42,14 +42,9 @@ class TinkerAdapter:
         platform = platforms.cpu("tinker", spec, run_dir) if cpu else Platform()
         settings = {**_settings(spec), "record_dir": str(run_dir), **platform.settings}
         texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in settings.items()}
-        arguments = [f"{key}={text}" for key, text in texts.items()]
-        return Launch.of(
-            spec,
-            ["python", "-m", "gem_tinker.train", *arguments],
-            platform,
-            state=[CHECKPOINTS],
-            parity=launch.parity(spec, _HOW, _departures(spec, cpu)),
-        )
+        argv = ["python", "-m", "gem_tinker.train", *map("=".join, texts.items())]
+        knobs = launch.parity(spec, _HOW, _departures(spec, cpu))
+        return Launch.of(spec, argv, platform, state=[CHECKPOINTS], parity=knobs)
 
 
 adapter = TinkerAdapter()

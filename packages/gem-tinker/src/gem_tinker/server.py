@@ -13,7 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import tinker
@@ -23,8 +23,6 @@ from gem.errors import ConfigurationError, RolloutError, UnreachableError
 from gem.training.sampling import NoAnswerError
 from gem.training.settings import refuse_values
 from gem_tinker.settings import Config
-
-T = TypeVar("T")
 
 GRAD_NORM = "grad_norm"
 """End of the name under which servers report the norm of a gradient before clipping."""
@@ -133,8 +131,7 @@ def judge(norms: list[float], stated: str) -> str:
             f"server: it adds up its loss in an unknown way; gradients with and without weights "
             f"have the norms {norms[0]:g} and {norms[1]:g}"
         )
-    sums = ("hosted", "skyrl_train")
-    if stated not in ("auto", found) and not (stated in sums and found in sums):
+    if stated not in ("auto", found) and (stated, found) != ("hosted", "skyrl_train"):
         raise ConfigurationError(f"server={stated}: this one adds up like {found}")
     return found if stated == "auto" else stated
 
@@ -182,7 +179,7 @@ def unanswered(refusals: tuple[type[Exception], ...] = ()) -> Iterator[None]:
         raise NoAnswerError(f"{type(cause).__name__}: {cause}") from cause
 
 
-async def answer(future: Awaitable[T], config: Config) -> T:
+async def answer(future: Awaitable[Any], config: Config) -> Any:
     """Wait for the server, but at most `request_timeout_s`."""
     return await asyncio.wait_for(future, config.request_timeout_s)
 

@@ -82,14 +82,11 @@ class Run:
     """A `tinker.ServiceClient`."""
     recording: RunRecording
     checkpoints: Checkpoints
-    first: int = 0
-    """The iteration this client begins with."""
 
     async def open(self) -> None:
         """Make the training client: from the last checkpoint, else a new one."""
         config, last, service = self.config, self.checkpoints.last, self.service
         if last is not None:
-            self.first = last.iteration
             made = service.create_training_client_from_state_with_optimizer(last.state)
         elif config.init is not None:
             made = service.create_training_client_from_state(config.init)
@@ -101,9 +98,9 @@ class Run:
 
     async def train(self) -> None:
         """Train to the end."""
-        config, tasks = self.config, self.config.train_tasks()
+        config, tasks, last = self.config, self.config.train_tasks(), self.checkpoints.last
         drawn = {"temperature": config.temperature, "top_p": config.top_p, "top_k": config.top_k}
-        for iteration in range(self.first, config.iterations):
+        for iteration in range(last.iteration if last else 0, config.iterations):
             began = time.perf_counter()
             sampler = await self._sampler()
             synced = time.perf_counter()
