@@ -70,7 +70,9 @@ class SingleTurnEnv(Env):
             seed: Seed of the first `reset` that is not given one.
         """
         super().__init__(seed=seed)
-        self.answer_format = _format(answer_format)
+        if not isinstance(answer_format, AnswerFormat):
+            answer_format = FORMATS[choice("answer_format", answer_format, tuple(FORMATS))]
+        self.answer_format = answer_format
         self.eval = flag("eval", eval)
         self.format_error_reward = number("format_error_reward", format_error_reward)
         self._addressed = 0
@@ -362,9 +364,3 @@ class DatasetEnv(SingleTurnEnv):
 
     def _observe(self) -> Observation:
         return self._asked(self._cell(self._row(), self.question_column, str))
-
-
-def _format(value: AnswerFormat | str) -> AnswerFormat:
-    if isinstance(value, AnswerFormat):
-        return value
-    return FORMATS[choice("answer_format", value, tuple(FORMATS))]

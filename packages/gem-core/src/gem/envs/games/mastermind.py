@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from itertools import permutations, product
 from operator import eq
+from random import Random
 
 from gem.envs.games.base import MAX_TURNS, Game, Outcome, boxed, fitting, integers, refused
 from gem.parameters import flag, integer, optional
@@ -75,9 +76,7 @@ class Mastermind(Game[Code]):
     def _start(self) -> None:
         drawn = self.rng.choice(self._candidates)
         self.code_length, self.num_numbers, self.max_turns = drawn
-        numbers = range(1, self.num_numbers + 1)
-        draw = self.rng.choices if self.duplicate_numbers else self.rng.sample
-        self.code = tuple(draw(numbers, k=self.code_length))
+        self.code = self._drawn_code(self.rng)
         self.history: dict[Code, tuple[int, int]] = {}
         self.best = 0
         self.expected = f"{self.code_length} numbers"
@@ -130,12 +129,14 @@ class Mastermind(Game[Code]):
         return f"{self.code_length} of 1 to {self.num_numbers}; guesses: {guesses or 'none'}"
 
     def _random_move(self) -> str:
-        numbers = range(1, self.num_numbers + 1)
-        draw = self.action_rng.choices if self.duplicate_numbers else self.action_rng.sample
-        move = tuple(draw(numbers, k=self.code_length))
+        move = self._drawn_code(self.action_rng)
         while move in self.history and len(self.history) < self._codes():
-            move = tuple(draw(numbers, k=self.code_length))
+            move = self._drawn_code(self.action_rng)
         return " ".join(map(str, move))
+
+    def _drawn_code(self, rng: Random) -> Code:
+        draw = rng.choices if self.duplicate_numbers else rng.sample
+        return tuple(draw(range(1, self.num_numbers + 1), k=self.code_length))
 
     def _codes(self) -> int:
         """Return how many codes there are."""
