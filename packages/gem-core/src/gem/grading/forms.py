@@ -17,7 +17,16 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from gem.grading.notation import read
-from gem.grading.tree import Node, TooComplexError, UnreadableError, Work, nodes, symbols, unsigned
+from gem.grading.tree import (
+    Node,
+    TooComplexError,
+    UnreadableError,
+    Work,
+    integer,
+    nodes,
+    symbols,
+    unsigned,
+)
 from gem.grading.values import is_rounded, rational
 from gem.grading.vocabulary import words
 
@@ -286,7 +295,7 @@ class _Survey:
         closed = above.closed and below.closed
         large = above.large or below.large
         if above.plain and below.plain:
-            if not large and not all(_is_integer(a) or _is_power_of_ten(a) for a in node.args):
+            if not large and any(integer(a) is None and not _is_power_of_ten(a) for a in node.args):
                 self.found.add("quotient")
             return _Part(plain=True, large=large)
         if closed and below.imaginary:
@@ -370,7 +379,7 @@ def _is_literal(node: Node) -> bool:
     """Return whether a node is a number or a fraction of integers: a shortcut for most answers."""
     node = unsigned(node)
     if node.kind == "divide":
-        return _is_integer(node.args[0]) and _is_integer(node.args[1])
+        return None not in map(integer, node.args)
     return node.kind == "number"
 
 
@@ -379,21 +388,12 @@ def _is_division(node: Node) -> bool:
     node = unsigned(node)
     if node.kind != "divide":
         return False
-    above, below = (_integer(arg) for arg in node.args)
-    return abs(below) != 1 and below != 0 and above % below == 0
-
-
-def _integer(node: Node) -> int:
-    return int(node.args[0]) if node.kind == "number" else -int(node.args[0].args[0])
+    above, below = map(integer, node.args)
+    return above is not None and below not in (None, -1, 0, 1) and above % below == 0
 
 
 def _is_number(node: Node) -> bool:
     return unsigned(node).kind == "number"
-
-
-def _is_integer(node: Node) -> bool:
-    inner = unsigned(node)
-    return inner.kind == "number" and inner.args[0].denominator == 1
 
 
 def _is_power_of_ten(node: Node) -> bool:

@@ -253,7 +253,7 @@ class _Reader:
             if self.token in _PRODUCTS or self.token in _QUOTIENTS:
                 kind = "multiply" if self.token in _PRODUCTS else "divide"
                 self.advance()
-                node = Node(kind, (node, self.signed_factor()))
+                node = Node(kind, (node, self.signed(self.factor)))
             elif self.begins_factor():
                 bracket = self.token == "["
                 factor = self.factor()
@@ -263,13 +263,14 @@ class _Reader:
             else:
                 return node
 
-    def signed_factor(self) -> Node:
+    def signed(self, inner: Callable[[], Node]) -> Node:
+        """Parse any number of signs, then what `inner` parses."""
         if self.token in ("+", "-"):
             negative = self.token == "-"
             self.advance()
-            node = self.nested(self.signed_factor)
+            node = self.nested(lambda: self.signed(inner))
             return Node("negate", (node,)) if negative else node
-        return self.factor()
+        return inner()
 
     def begins_factor(self) -> bool:
         """Return whether the current token continues a product without a sign."""
@@ -297,13 +298,12 @@ class _Reader:
     def exponent(self) -> Node:
         latex = self.token == "^"
         self.advance()
-        return self.group() if latex and self.token == "{" else self.nested(self.signed_power)
+        if latex and self.token == "{":
+            return self.group()
+        return self.nested(lambda: self.signed(self.tower))
 
-    def signed_power(self) -> Node:
-        if self.take("-"):
-            return Node("negate", (self.nested(self.signed_power),))
-        if self.take("+"):
-            return self.nested(self.signed_power)
+    def tower(self) -> Node:
+        """Parse an exponent, which may have exponents of its own."""
         node = self.primary()
         if self.token in ("^", "**"):
             return Node("power", (node, self.exponent()))
@@ -472,7 +472,7 @@ class _Reader:
             node = self.primary()
             return Node("degrees", (node,)) if self.take("\\deg") else node
         if self.token in ("-", "+"):
-            return self.signed_factor()
+            return self.signed(self.factor)
         node = self.factor()
         while self.begins_factor() and self.token.lstrip("\\") not in FUNCTIONS:
             if self.token == "(":

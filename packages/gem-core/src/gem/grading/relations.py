@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gem.grading.tree import FIXED, Node, UnreadableError, unsigned
+from gem.grading.tree import FIXED, Node, UnreadableError, integer
 
 
 def equal(name: str, sides: list[Node], signs: list[str]) -> Node:
@@ -76,15 +76,12 @@ def _contradict(exact: Node, rounded: Node) -> bool:
 
     6 ≈ 5 contradicts, 123 ≈ 100 does not.
     """
-    numbers = []
-    for node in (exact, rounded):
-        inner = unsigned(node)
-        if inner.kind != "number" or inner.args[0].denominator != 1:
-            return False
-        numbers.append(int(inner.args[0]) * (1 if inner is node else -1))
-    digits = str(abs(numbers[1]))
-    place = 10 ** (len(digits) - len(digits.rstrip("0"))) if numbers[1] else 1
-    return 2 * abs(numbers[0] - numbers[1]) > (place if place > 1 else 0)
+    value, shown = integer(exact), integer(rounded)
+    if value is None or shown is None:
+        return False
+    digits = str(abs(shown))
+    place = 10 ** (len(digits) - len(digits.rstrip("0"))) if shown else 1
+    return 2 * abs(value - shown) > (place if place > 1 else 0)
 
 
 def _negated(node: Node) -> Node:

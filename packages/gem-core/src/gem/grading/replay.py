@@ -111,8 +111,5 @@ def _merged(answered: list[Any], operations: list[Any], found: list[Any]) -> lis
 
 def _failure(what: str, details: str) -> str:
     """Return why a test does not pass, from the outcome that `inside/checker.py` returned."""
-    if what == "passed":
-        return ""
-    if what == "failed":
-        return "wrong output"
-    return f"refused: {details}" if what == "refused" else f"error ({details})"
+    failures = {"passed": "", "failed": "wrong output", "refused": f"refused: {details}"}
+    return failures.get(what, f"error ({details})")

@@ -102,6 +102,14 @@ def unsigned(node: Node) -> Node:
     return node.args[0] if node.kind == "negate" else node
 
 
+def integer(node: Node) -> int | None:
+    """Return the value of an integer, with a minus sign or without; None for any other node."""
+    inner = unsigned(node)
+    if inner.kind != "number" or inner.args[0].denominator != 1:
+        return None
+    return int(inner.args[0]) * (1 if inner is node else -1)
+
+
 def symbols(node: Node) -> frozenset[str]:
     """Return the names of the symbols that have no fixed value."""
     found, waiting = set(), [node]

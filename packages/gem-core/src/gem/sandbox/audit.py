@@ -55,7 +55,6 @@ class Host:
     home: str
     word: str
     port: int
-    abstract: str
     victim: int
 
     def fill(self, program: str) -> str:
@@ -88,9 +87,7 @@ def host() -> Iterator[Host]:
             secret.flush()
             listener.bind(f"\0{word}")
             listener.listen()
-            yield Host(
-                secret.name, str(Path.home()), word, server.getsockname()[1], word, victim.pid
-            )
+            yield Host(secret.name, str(Path.home()), word, server.getsockname()[1], victim.pid)
         finally:
             victim.kill()
             del os.environ["GEM_AUDIT_WORD"]

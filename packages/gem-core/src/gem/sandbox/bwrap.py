@@ -130,8 +130,8 @@ class _Pool:
         self.start = functools.partial(Server, distributions, modules)
         self.lock = threading.Lock()
         self.places = [_Place() for _ in range(servers)]
-        _pools.append(self)
-        _watch()
+        atexit.register(self.close)
+        os.register_at_fork(after_in_child=self.forget)
 
     @contextlib.contextmanager
     def server(self) -> Iterator[Server]:
@@ -163,6 +163,18 @@ class _Pool:
         """Return the servers that have been started, some of which may have ended."""
         return [place.server for place in self.places if place.server is not None]
 
+    def close(self) -> None:
+        for server in self.servers():
+            server.end()
+
+    def forget(self) -> None:
+        """Close a forked child's copies of the descriptors without ending the parent's servers."""
+        for server in self.servers():
+            server.forget()
+        self.places = []
+        _pool.cache_clear()
+        _spawner.cache_clear()
+
 
 _pool = functools.cache(_Pool)
 
@@ -181,29 +193,3 @@ def _spawner() -> ThreadPoolExecutor:
     `--die-with-parent` makes the kernel kill a sandbox when the thread that started it ends.
     """
     return ThreadPoolExecutor(1, "gem-sandbox")
-
-
-@functools.cache
-def _watch() -> None:
-    """Register the exit hook (end sandboxes) and the fork hook (forget them in the child), once."""
-    atexit.register(_close_all)
-    os.register_at_fork(after_in_child=_forget_all)
-
-
-_pools: list[_Pool] = []
-
-
-def _close_all() -> None:
-    for pool in _pools:
-        for server in pool.servers():
-            server.end()
-
-
-def _forget_all() -> None:
-    for pool in _pools:
-        for server in pool.servers():
-            # Closes this child's copies of the descriptors; the parent's servers go on.
-            server.forget()
-    _pools.clear()
-    _pool.cache_clear()
-    _spawner.cache_clear()

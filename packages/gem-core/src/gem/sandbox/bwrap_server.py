@@ -48,9 +48,7 @@ _ENVIRONMENT = {
     # Resolve library symbols at start, not in every fork.
     "LD_BIND_NOW": "1",
     "SYMPY_CACHE_SIZE": "20000",
-    "OPENBLAS_NUM_THREADS": "1",
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
+    **dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
     # Each further malloc arena reserves 64 MB of the program's address space limit.
     "MALLOC_ARENA_MAX": "1",
 }

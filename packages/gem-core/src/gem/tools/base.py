@@ -19,7 +19,6 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 ToolT = TypeVar("ToolT", bound="Tool")
 
 TOOL_CALL = re.compile(r"<tool_call>")
-_HALVES = re.compile(r"\\ud[89a-f]")
 _TOOL_CALL_END = "</tool_call>"
 # Keys that models and chat templates use for a call's arguments.
 _ARGUMENTS = ("arguments", "parameters")
@@ -195,10 +194,8 @@ def read_arguments(arguments: Any) -> tuple[dict[str, Any], str | None]:
         arguments = {}
     if not isinstance(arguments, dict):
         return {}, f"The arguments must be a JSON object, not {_kind(arguments)}."
-    if _HALVES.search(json.dumps(arguments)):
-        # A lone surrogate cannot be encoded as UTF-8.
-        arguments = json.loads(printable(json.dumps(arguments, ensure_ascii=False)))
-    return arguments, None
+    # A lone surrogate cannot be encoded as UTF-8.
+    return json.loads(printable(json.dumps(arguments, ensure_ascii=False))), None
 
 
 def first_text(

@@ -224,14 +224,12 @@ class MCPTool(Tool):
             raise ConfigurationError(f"MCP server {server!r}: there is no command {command!r}")
         reason = ""
         for attempt in range(self.retries + 1):
-            if attempt:
-                time.sleep(self.retry_delay_s * 2 ** (attempt - 1))
+            time.sleep(self.retry_delay_s * (2**attempt // 2))
             try:
                 connections[server] = Connection(self.servers[server], self.connect_timeout_s)
+                return connections[server]
             except ServerGoneError as error:
                 reason = str(error)
-            else:
-                return connections[server]
         raise self._unreachable(server, reason)
 
     def _unreachable(self, server: str, reason: str) -> UnreachableError:

@@ -171,13 +171,11 @@ def _names(code: types.CodeType) -> set[str]:
 
 def _raised(error: BaseException) -> dict[str, Any]:
     raised = {"x": [kind.__name__ for kind in _type(error).__mro__], "m": _message(error)}
-    try:
+    # Arguments that are not data, or fail to encode, are left out: the message must do.
+    with contextlib.suppress(BaseException):
         arguments = encode(list(error.args), _refuse)
         if len(repr(arguments)) <= _MAX_RAISED:
             raised["e"] = arguments
-    except BaseException:
-        # Arguments that are not data, or fail to encode, are left out: the message must do.
-        return raised
     return raised
 
 

@@ -391,19 +391,18 @@ class _Test:
         return _Name(self.known, ["name", name], f"the program's {name!r}")
 
     def _import(self, name: str, scope: Any = None, local: Any = None, *more: Any) -> Any:
-        if name in _PROGRAM:
+        if name in _PROGRAM or name == "pytest":
             module = types.ModuleType(name)
-            module.__getattr__ = self._named  # type: ignore[method-assign]
             # A star import adds nothing: names that the test does not define are the program's.
-            module.__all__ = []  # type: ignore[attr-defined]
-            return module
-        if name == "pytest":
-            module = types.ModuleType(name)
-            module.raises = lambda expected, *_, **__: _Raises(self.known, expected)  # type: ignore[attr-defined]
+            program = {"__getattr__": self._named, "__all__": []}
+            vars(module).update({"raises": self._raises} if name == "pytest" else program)
             return module
         if name.partition(".")[0] not in _ALLOWED:
             raise _Refused(f"it imports {name!r}")
         return __import__(name, scope, local, *more)
+
+    def _raises(self, expected: Any, *_: Any, **__: Any) -> _Raises:
+        return _Raises(self.known, expected)
 
     def _assert(self, test: Callable[[], Any], message: Callable[[], Any] | None = None) -> None:
         try:

@@ -5,8 +5,8 @@ replaces these placeholders in it:
 
 - `{secret}`, `{home}`: path of a decoy file of the user, and the user's home folder;
 - `{word}`, `{drow}`: the secret (in that file, in an environment variable and in earlier
-  programs), and the same backwards;
-- `{port}`, `{abstract}`: TCP port and abstract socket name on which the host listens;
+  programs; it also names the abstract socket on which the host listens), and the same backwards;
+- `{port}`: TCP port on which the host listens;
 - `{victim}`: pid of a process of the user;
 - `{golds}`: excerpts of the bundled files with answers;
 - `{mark}`: name of a process that must not outlive the program or its session.

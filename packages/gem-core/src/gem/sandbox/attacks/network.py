@@ -24,7 +24,7 @@ attempt("name", lambda: socket.getaddrinfo("example.com", 80))
 import socket
 def connect(family, address, kind=socket.SOCK_STREAM):
     link = socket.socket(family, kind); link.settimeout(1); link.connect(address); return link
-attempt("abstract", lambda: connect(socket.AF_UNIX, "\\0{abstract}"))
+attempt("abstract", lambda: connect(socket.AF_UNIX, "\\0{word}"))
 for path in ["/run/systemd/private", "/var/run/docker.sock", "/run/dbus/system_bus_socket"]:
     attempt(path, lambda: connect(socket.AF_UNIX, path))
 attempt("vsock", lambda: connect(40, (2, 1024)))
@@ -32,6 +32,6 @@ attempt("netlink", lambda: socket.socket(16, socket.SOCK_RAW, 0))
 attempt("packet", lambda: socket.socket(17, socket.SOCK_RAW, 0))
 left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
 attempt("bind of a pair", lambda: left.bind("\\0name") is None)
-attempt("sendto from a pair", lambda: left.sendto(b"x", "\\0{abstract}"))
+attempt("sendto from a pair", lambda: left.sendto(b"x", "\\0{word}"))
 """,
 }
