@@ -68,7 +68,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"prompt_max_length": 900},
         "--prompt_max_length: it leaves no token .*, got 900",
     ),
-    "no iteration": ({"max_train": 3}, "--max_train: it is less than one iteration .*, got 3"),
+    "no iteration": ({"max_train": 3}, "--max_train: less than one iteration of 4 tasks, got 3"),
     "minibatches": ({"train_batch_size": 3}, "--train_batch_size: an iteration of 4 .*, got 3"),
     "per device": (
         {"rollout_batch_size_per_device": 3},

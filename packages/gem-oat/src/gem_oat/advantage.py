@@ -56,12 +56,6 @@ class Row(PlacedRow):
         self.advantages = torch.from_numpy(self.padded(self.tokens.spread(advantage)))
         self.targets = torch.tensor([target[span.turn] for span in self.spans])
 
-    def shown(self, trajectory: Trajectory) -> TrainedRow:
-        """Read back from the tensors what the loss will see."""
-        rewards = self.tokens.token_rewards(trajectory.rewards)
-        mask, advantages = self.mask[self.columns], self.advantages[self.columns]
-        return self.trained(self.ids.tolist(), mask.tolist(), rewards, advantages.tolist())
-
 
 def make_rows(trajectories: Iterable[Trajectory]) -> list[Row]:
     """Return the rows of all episodes that count, in the order played."""
@@ -130,5 +124,7 @@ def trained_rows(trajectories: Sequence[Trajectory], rows: Sequence[Row]) -> lis
     """Read back from the rows what the loss will see, `[episode][row]`."""
     shown: list[list[TrainedRow]] = [[] for _ in trajectories]
     for row in rows:
-        shown[row.episode].append(row.shown(trajectories[row.episode]))
+        rewards = row.tokens.token_rewards(trajectories[row.episode].rewards)
+        mask, advantages = row.mask[row.columns].tolist(), row.advantages[row.columns].tolist()
+        shown[row.episode].append(row.trained(row.ids.tolist(), mask, rewards, advantages))
     return shown

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-from types import ModuleType
 from typing import Any
 
 from gem.training.imports import after_import
@@ -24,8 +23,7 @@ def install() -> None:
     after_import("oat.model", lambda module: _tied_weights())
 
 
-def _process_groups(module: ModuleType) -> None:
-    known: Any = module
+def _process_groups(known: Any) -> None:
     helper = known._new_process_group_helper
     if "backend_options" in inspect.signature(helper).parameters:
         # oat compares versions as texts, in which 2.10 comes before 2.6, and passes the old name.

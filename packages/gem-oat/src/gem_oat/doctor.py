@@ -13,21 +13,15 @@ from gem_oat.seams import SEAMS
 
 LAUNCHPAD_HINTS = {
     "No module named 'launchpad'": "install it with: pip install dm-launchpad==0.5.2",
-    "libpython": (
-        "Launchpad's RPC does not find the library of Python; run: export "
-        f"LD_LIBRARY_PATH={sysconfig.get_config_var('LIBDIR')}:$LD_LIBRARY_PATH (Python must have "
-        "been built with --enable-shared; conda's is)"
-    ),
-    "courier": (
-        "Launchpad has no compiled RPC for Python "
-        f"{sys.version_info.major}.{sys.version_info.minor}; its wheels end with Python 3.10. Use "
-        "that; or, without a GPU, gem-cpu's stand-in: set GEM_CPU=1 and put "
-        "gem_cpu.openrlhf_plugin.startup_folder() on PYTHONPATH"
-    ),
-    "tensorflow": (
-        "Launchpad's RPC does not find a library of TensorFlow; run: "
-        "pip install --no-deps tensorflow-cpu==2.8.4"
-    ),
+    "libpython": "Launchpad's RPC does not find the library of Python; run: export "
+    f"LD_LIBRARY_PATH={sysconfig.get_config_var('LIBDIR')}:$LD_LIBRARY_PATH (Python must have been "
+    "built with --enable-shared; conda's is)",
+    "courier": "Launchpad has no compiled RPC for Python "
+    f"{sys.version_info.major}.{sys.version_info.minor}; its wheels end with Python 3.10. Use "
+    "that; or, without a GPU, gem-cpu's stand-in: set GEM_CPU=1 and put "
+    "gem_cpu.openrlhf_plugin.startup_folder() on PYTHONPATH",
+    "tensorflow": "Launchpad's RPC does not find a library of TensorFlow; run: pip install "
+    "--no-deps tensorflow-cpu==2.8.4",
 }
 """Part of an error, and what to do about it."""
 
@@ -58,9 +52,7 @@ def check_devices() -> str:
 
     count = torch.cuda.device_count()
     if count == 0:
-        raise ProblemError(
-            "torch finds no GPU; for a run without one see docs/oat.md (gem-cpu, GEM_CPU=1)"
-        )
+        raise ProblemError("torch finds no GPU; without one see docs/oat.md (gem-cpu, GEM_CPU=1)")
     return f"devices: {count}"
 
 

@@ -95,8 +95,7 @@ _HOW = {
     "algorithm.advantage": "gem_advantage; critic_type decides whether there is a critic",
     "algorithm.minibatches": "train_batch_size",
     "algorithm.entropy_coef": "no bonus",
-    "optimizer.type": "oat's own, lr_scheduler=constant",
-    "optimizer.eps": "oat's own",
+    "optimizer": "oat's own, lr_scheduler=constant",
     "training.iterations": "max_train",
     "training.precision": "bf16",
 }
@@ -129,8 +128,7 @@ def _computed(spec: RunSpec, run_dir: Path) -> dict[str, Any]:
 
 
 def _one_gpu(spec: RunSpec) -> platforms.Platform:
-    bf16 = spec.training.precision == "bf16"
-    flash = bf16 and importlib.util.find_spec("flash_attn") is not None
+    flash = spec.training.precision == "bf16" and importlib.util.find_spec("flash_attn") is not None
     return platforms.Platform({"flash_attn": flash, "vllm_sleep": True, "vllm_gpu_ratio": 0.45})
 
 

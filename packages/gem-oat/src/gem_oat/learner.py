@@ -12,9 +12,7 @@ from oat.algorithms.ppo_multiturn import PPOMultiTurnLearner
 from oat.utils.ipc import PlasmaShmClient
 from torch.utils.data import DataLoader
 
-from gem.training import recording, words
-from gem.training.batches import minibatches
-from gem.training.tasksets import Source, encode_task
+from gem.training import batches, recording, tasksets, words
 from gem.trajectory import Trajectory
 from gem_oat import __version__, advantage, check_oat, compat, data
 from gem_oat.settings import Args, shown
@@ -52,8 +50,8 @@ class Learner(PPOMultiTurnLearner):  # type: ignore[misc]
         """Set the dataset; called by oat."""
         tasks, size = self.args.train_tasks(), self.args.rollout_batch_size
         self.prompts_dataset = self.eval_prompts_dataset = tasks
-        batches = data.Batches(tasks, size, dist.get_world_size(), dist.get_rank())
-        self.prompts_dataloader = DataLoader(batches, batch_size=None)
+        share = data.Batches(tasks, size, dist.get_world_size(), dist.get_rank())
+        self.prompts_dataloader = DataLoader(share, batch_size=None)
         self.eval_prompts_dataloader = None
 
     def process_feedback_data(self, data_list: Sequence[Trajectory]) -> None:
@@ -90,7 +88,7 @@ class Learner(PPOMultiTurnLearner):  # type: ignore[misc]
         if args.num_ppo_epochs * args.minibatches > 1:
             self.updater.remember(self.rows)
         for _ in range(args.num_ppo_epochs):
-            for rows in minibatches(self.rows, args.minibatches):
+            for rows in batches.minibatches(self.rows, args.minibatches):
                 step = self.updater.policy_step(rows)
                 if self.critic is not None:
                     step |= self.updater.critic_step(rows)
@@ -114,8 +112,8 @@ class Learner(PPOMultiTurnLearner):  # type: ignore[misc]
         final = eval and save
         if train_info and not final:
             values = {name.removeprefix("train/"): value for name, value in train_info.items()}
-            values["sync_s"] = self.weight_sync_elapse
-            values["step_s"] = time.perf_counter() - self.began
+            step_s = time.perf_counter() - self.began
+            values |= {"sync_s": self.weight_sync_elapse, "step_s": step_s}
             self.recording.write_iteration(self.steps - 1, metrics=values)
         super().eval_and_log(train_info, eval=eval, save=save)
         if final:
@@ -140,8 +138,8 @@ class Learner(PPOMultiTurnLearner):  # type: ignore[misc]
         self.evaluated = (updates, metrics)
         return metrics
 
-    def _play(self, source: Source, number: int, updates: int) -> list[Trajectory]:
-        texts = [encode_task(task, source.temperature) for task in source.tasks]
+    def _play(self, source: tasksets.Source, number: int, updates: int) -> list[Trajectory]:
+        texts = [tasksets.encode_task(task, source.temperature) for task in source.tasks]
         n = len(self.actors)
         cuts = [texts[len(texts) * i // n : len(texts) * (i + 1) // n] for i in range(n)]
         futures = [

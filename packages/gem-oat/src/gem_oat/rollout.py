@@ -102,5 +102,4 @@ class Actor(PPOActor):  # type: ignore[misc]
 
     def _generate(self, prompts: list[list[int]], params: list[Any]) -> Sequence[Any]:
         texts = [{"prompt_token_ids": ids} for ids in prompts]
-        outputs: Sequence[Any] = self.llm.generate(texts, sampling_params=params, use_tqdm=False)
-        return outputs
+        return list(self.llm.generate(texts, sampling_params=params, use_tqdm=False))

@@ -26,10 +26,9 @@ class GemSettings(Settings):
     """GEM's settings; each is a flag `--gem_<name>`, but `turn_tokens`, for which oat has flags."""
 
     tasks: str = setting(
-        "task set to train on, gem:<environment id>?seed=0&<parameter>=<value>; n is not looked at",
-        "",
-        check=TaskSet.parse,
+        "task set to train on, gem:<env id>?seed=0&<parameter>=<value>", "", check=TaskSet.parse
     )
+    """Its `n` is not looked at."""
     eval: str = setting("task sets to evaluate on, separated by spaces: gem:...?n=64#name=...", "")
     """After `#` may also stand `temperature`."""
     advantage: str = setting(
@@ -100,8 +99,7 @@ class Args(_flags()):  # type: ignore[misc]
 
     def train_tasks(self) -> TaskSet:
         """All tasks of the run, `rollout_batch_size` an iteration."""
-        n = self.iterations * int(self.rollout_batch_size)
-        return replace(TaskSet.parse(self.gem.tasks), n=n)
+        return replace(TaskSet.parse(self.gem.tasks), n=self.iterations * self.rollout_batch_size)
 
     def sources(self) -> list[Source]:
         """What is evaluated on.
@@ -130,8 +128,7 @@ REFUSED: dict[str, str] = {
     "kl_penalty_coef": "a KL penalty is a term of the loss here: --beta",
     "non_stop_penalty": "rewards are the environment's",
     "non_stop_fixed_reward": "rewards are the environment's",
-    "reinforce_update": "oat 0.2 divides by zero with it; with one optimiser step a batch the "
-    "clipped surrogate has REINFORCE's gradient",
+    "reinforce_update": "oat 0.2 divides by zero; one optimiser step a batch is REINFORCE's",
     "ignore_no_eos": "every sampled token is trained on",
     "asynchronous": "every batch is sampled by the policy that it trains",
     "sync_params_every": "every batch is sampled by the policy that it trains",
@@ -157,7 +154,7 @@ REFUSED: dict[str, str] = {
 
 
 def parse(argv: Sequence[str]) -> Args:
-    """Read the command line, as oat does, and check it.
+    """Read the command line, as oat does, check it, and fill in what oat derives from it.
 
     Args:
         argv: Flags; `_` and `-` are the same in their names.
@@ -170,7 +167,15 @@ def parse(argv: Sequence[str]) -> Args:
         warnings.filterwarnings("ignore", message="The field .* is annotated with type")
         args = tyro.cli(Args, args=list(argv), prog="python -m gem_oat")
     check(args)
-    return prepare(args)
+    args.algo = "PPO"
+    args.rollout_batch_size_per_device = args.rollout_batch_size // args.learners
+    # From these two and the number of tasks oat counts the optimiser steps that its learning rate
+    # is scheduled over.
+    args.max_epochs = args.num_ppo_epochs * args.num_samples
+    prepared: Args = default_args_validation(args)
+    # oat stops once it has counted more episodes.
+    prepared.max_queries = prepared.iterations * prepared.episodes
+    return prepared
 
 
 def check(args: Args) -> None:
@@ -182,19 +187,6 @@ def check(args: Args) -> None:
     args.sources()
     found = chain(_unlike_default(args), _lengths(args), _batches(args), _algorithm(args))
     refuse_values(vars(args), found, "--")
-
-
-def prepare(args: Args) -> Args:
-    """Fill in what oat derives from other flags."""
-    args.algo = "PPO"
-    args.rollout_batch_size_per_device = args.rollout_batch_size // args.learners
-    # From these two and the number of tasks oat counts the optimiser steps that its learning rate
-    # is scheduled over.
-    args.max_epochs = args.num_ppo_epochs * args.num_samples
-    prepared: Args = default_args_validation(args)
-    # oat stops once it has counted more episodes.
-    prepared.max_queries = prepared.iterations * prepared.episodes
-    return prepared
 
 
 def _unlike_default(args: Args) -> Iterator[Refusal]:
@@ -222,8 +214,7 @@ def _batches(args: Args) -> Iterator[Refusal]:
     follows = f"it is --rollout_batch_size over the number of learners, {share}; leave it out"
     known = (PPOArgs.rollout_batch_size_per_device, share)
     yield "rollout_batch_size_per_device", per_device not in known, follows
-    less = f"it is less than one iteration (--rollout_batch_size {size})"
-    yield "max_train", args.iterations < 1, less
+    yield "max_train", args.iterations < 1, f"less than one iteration of {size} tasks"
     uneven = f"an iteration of {args.episodes} episodes does not divide into such steps"
     yield "train_batch_size", step < 1 or args.episodes % step > 0, uneven
     yield "train_batch_size", step % ranks > 0, f"does not divide over {ranks} learners"
@@ -239,8 +230,7 @@ def _algorithm(args: Args) -> Iterator[Refusal]:
     yield "num_samples", name in COMPARING and args.num_samples < 2, alone
     compared = "--tis_c needs vLLM's log-probabilities, of temperature 1; set --tis_c None"
     yield "temperature", args.tis_c is not None and temperature != 1, compared
-    sampled = math.isfinite(temperature) and temperature > 0
-    yield "temperature", not sampled, "must be above 0; --top_k 1 is greedy"
+    yield "temperature", not 0 < temperature < math.inf, "must be above 0; --top_k 1 is greedy"
 
 
 def shown(args: Args) -> dict[str, Any]:

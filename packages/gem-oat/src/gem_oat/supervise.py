@@ -94,11 +94,10 @@ class _Node:
         self._shell = shell
         self.process: psutil.Process | None = None
         """The node itself; None if it was never seen."""
-        command: list[str] = []
-        with contextlib.suppress(psutil.NoSuchProcess):  # nor has one that is a zombie already
+        self.title = f"process {shell.pid}"
+        with contextlib.suppress(psutil.NoSuchProcess, IndexError):  # a zombie has no command
             # bash decorate_output COLOUR TITLE COMMAND ...
-            command = shell.cmdline()
-        self.title = str(command[3]) if len(command) > 3 else f"process {shell.pid}"
+            self.title = str(shell.cmdline()[3])
 
     def ended(self) -> bool:
         """Whether the node is gone; its shell stays as long as anybody holds the output."""

@@ -120,7 +120,8 @@ class Updater:
         rows, which count for nothing."""
         work = list(chunks(rows, self.gem.forward_tokens))
         [most] = self._reduce([len(work)], "max")
-        return work + [[empty_row()]] * (int(most) - len(work))
+        empty = Row(-1, TrainingRow([0], [0], [0], [0.0], []), -1)
+        return work + [[empty]] * (int(most) - len(work))
 
     def _step(
         self, loss: ChunkLoss, rows: Sequence[Row], engine: Any, optimizer: Any, scheduler: Any
@@ -172,8 +173,3 @@ class Updater:
         if any(each is None for each in found):
             return None
         return torch.nn.utils.rnn.pad_sequence(found, batch_first=True).to(self.device)
-
-
-def empty_row() -> Row:
-    """A row without anything to train on."""
-    return Row(-1, TrainingRow([0], [0], [0], [0.0], []), -1)
