@@ -119,14 +119,15 @@ def test_what_json_cannot_say_is_null(tmp_path: Path) -> None:
     assert read.logprobs[1:] == first.logprobs[1:]
 
 
-def test_records_with_nan_and_with_failures_stay_readable() -> None:
+def test_records_with_nan_and_with_kinds_of_failures_stay_readable() -> None:
     trajectory = golden_batch()[7]
     data = trajectory.to_dict()
     data["turns"][0]["info"]["distance"] = math.nan
-    data["failure"] = {"cause": "budget", "message": "gone", "attempts": 2}
-    read = Trajectory.from_json(json.dumps(data))
-    assert read.failure == Failure("budget", "gone", 2)
-    assert math.isnan(read.turns[0].info["distance"])
+    for kind, cause in (("infra", "environment"), ("prompt_too_long", "budget")):
+        data["failure"] = {"kind": kind, "message": "gone", "attempts": 2}
+        read = Trajectory.from_json(json.dumps(data))
+        assert read.failure == Failure(cause, "gone", 2)
+        assert math.isnan(read.turns[0].info["distance"])
     for wrong in ({"kind": "else"}, {"cause": "else"}, {"cause": "tool", "by": 1}, {}):
         data["failure"] = {"message": "gone", "attempts": 2, **wrong}
         with pytest.raises(ConfigurationError, match="not a recorded trajectory"):

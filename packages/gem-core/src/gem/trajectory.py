@@ -36,6 +36,9 @@ EpisodeEnd: TypeAlias = Literal["terminated", "truncated", "turn_budget", "token
 
 All but `failed` are valid episodes, with the rewards so far."""
 
+# Older records have a `kind` instead of a cause.
+_CAUSE_OF_KIND: dict[str, Cause] = {"infra": "environment", "prompt_too_long": "budget"}
+
 
 @dataclass(frozen=True)
 class Turn:
@@ -80,10 +83,16 @@ class Failure:
     def from_dict(cls, data: Mapping[str, Any]) -> Failure:
         """Rebuild from `dataclasses.asdict`.
 
+        Older records have a `kind` instead of the cause: `infra` becomes `environment`,
+        `prompt_too_long` becomes `budget`.
+
         Raises:
             KeyError, TypeError: A field is missing or unknown, or the cause is unknown.
         """
-        failure = cls(**data)
+        fields = dict(data)
+        if "kind" in fields:
+            fields["cause"] = _CAUSE_OF_KIND[fields.pop("kind")]
+        failure = cls(**fields)
         if failure.cause not in CAUSES:
             raise KeyError(failure.cause)
         return failure
