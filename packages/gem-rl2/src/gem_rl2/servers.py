@@ -12,7 +12,7 @@ from gem.training import processes
 
 PART = "sglang"
 """How the names of the processes begin that a server consists of."""
-MESSAGE = "gem-rl2: a process of SGLang has ended, without which its server answers nothing"
+MESSAGE = "gem-rl2: a process of SGLang has ended"
 
 
 def watch() -> None:

@@ -163,7 +163,7 @@ def stop_without(parts: Mapping[psutil.Process, psutil.Process], message: str) -
 
     Args:
         parts: Each part and its server, which may end as a whole.
-        message: Goes to standard error, with the ids of the processes that are gone.
+        message: Says that a part is gone; goes to standard error, with the ids of the processes.
     """
     missing_since: float | None = None
     while missing_since is None or time.monotonic() - missing_since < PATIENCE_S:
@@ -171,7 +171,8 @@ def stop_without(parts: Mapping[psutil.Process, psutil.Process], message: str) -
         gone = [part for part, server in parts.items() if not alive(part) and alive(server)]
         missing_since = (missing_since or time.monotonic()) if gone else None
     pids = ", ".join(str(part.pid) for part in gone)
-    sys.stderr.write(f"{message} (process id {pids}): the run stops\n")
+    reason = "its server would answer nothing any more, so the run stops"
+    sys.stderr.write(f"{message} (process id {pids}); {reason}\n")
     sys.stderr.flush()
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(STOP_S)
