@@ -1,4 +1,4 @@
-"""What oat's learner takes for its prompts: tasks, made one by one when they are needed."""
+"""What oat's learner takes for its prompts: tasks, made batch by batch when they are needed."""
 
 from __future__ import annotations
 
