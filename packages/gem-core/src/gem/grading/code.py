@@ -27,7 +27,6 @@ from gem.sandbox import Executor, Limits, resolve
 
 Tests: TypeAlias = "str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]"
 
-_SHOWN = 200
 _OUTPUT_BYTES = 8 << 20
 _DECIMAL = re.compile(r"[+-]?(?=[\d.]*\d)(?=[^.e]*[.e])\d*\.?\d*(e[+-]?\d{1,4})?", re.I | re.A)
 _TOLERANCE = 1e-9
@@ -189,19 +188,19 @@ def _parsed(tests: Any) -> list[_Test]:
         try:
             tests = json.loads(tests)
         except ValueError as error:
-            raise DataError(f"tests are not JSON ({error}): {tests[:_SHOWN]!r}") from None
+            raise DataError(f"tests are not JSON ({error}): {tests!r:.200}") from None
     if isinstance(tests, Mapping):
         inputs: Any = tests.get("inputs")
         outputs: Any = tests.get("outputs")
         if not _list(inputs) or not _list(outputs) or len(inputs) != len(outputs) or not inputs:
             raise DataError(
                 "tests must have 'inputs' and 'outputs', lists of the same length of at least 1, "
-                f"got {_short(tests)}"
+                f"got {tests!r:.200}"
             )
         name = tests.get("fn_name")
         return [_case(name, *pair) for pair in zip(inputs, outputs, strict=True)]
     if not _list(tests) or not tests:
-        raise DataError(f"tests must be a mapping or a non-empty list, got {_short(tests)}")
+        raise DataError(f"tests must be a mapping or a non-empty list, got {tests!r:.200}")
     return [_listed(test) for test in tests]
 
 
@@ -212,7 +211,7 @@ def _listed(test: Any) -> _Test:
         return _case(test.get("fn_name"), test["input"], test["output"])
     raise DataError(
         "a test in a list must be a statement or a mapping with 'input' and 'output', "
-        f"got {_short(test)}"
+        f"got {test!r:.200}"
     )
 
 
@@ -222,7 +221,7 @@ def _case(name: Any, arguments: Any, expected: Any) -> _Printed | _Call:
     if not isinstance(name, str) or not _list(arguments):
         raise DataError(
             "a call test must have a function name and a list of arguments, "
-            f"got fn_name={name!r} and {_short(arguments)}"
+            f"got fn_name={name!r} and {arguments!r:.200}"
         )
     try:
         given = json.loads(json.dumps(list(arguments)))
@@ -230,7 +229,7 @@ def _case(name: Any, arguments: Any, expected: Any) -> _Printed | _Call:
         # Through JSON once: tuples become lists, keys strings.
         return _Call(operation, json.loads(json.dumps(expected)), len(json.dumps(given)))
     except (TypeError, ValueError) as error:
-        raise DataError(f"a call test must be JSON ({error}): {_short(arguments)}") from None
+        raise DataError(f"a call test must be JSON ({error}): {arguments!r:.200}") from None
 
 
 def _longest(tests: list[_Test], max_tests: int) -> list[_Test]:
@@ -286,8 +285,3 @@ def _trimmed(text: str) -> list[str]:
 
 def _list(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."

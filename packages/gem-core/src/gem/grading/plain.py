@@ -384,14 +384,10 @@ class Plain:
         if isinstance(called, ast.Name) and called.id in self._program:
             target: list[Any] = ["name", self._program[called.id]]
         elif (
-            # `Solution().name(...)`: the only class whose methods are called like functions.
+            # The only class whose methods are called like functions.
             isinstance(called, ast.Attribute)
-            and isinstance(called.value, ast.Call)
-            and isinstance(called.value.func, ast.Name)
-            and called.value.func.id == "Solution"
             and "Solution" in self._program
-            and not called.value.args
-            and not called.value.keywords
+            and ast.unparse(called.value) == "Solution()"
         ):
             target = ["method", ["new", "Solution"], called.attr]
         else:

@@ -15,7 +15,6 @@ from gem.grading.inside.encoding import PREAMBLE
 _MODULES = frozenset([*PREAMBLE[""], "np"])
 _PREAMBLE = _MODULES.union(PREAMBLE["typing"], PREAMBLE["collections"])
 _BUILTINS = frozenset(dir(builtins))
-_SHOWN = 200
 
 
 class Statement:
@@ -37,13 +36,13 @@ class Statement:
             free = _free(symtable.symtable(source, "test", "exec"))
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise DataError(
-                f"a test is not a Python statement ({error}): {source[:_SHOWN]!r}"
+                f"a test is not a Python statement ({error}): {source!r:.200}"
             ) from None
         if any(
             isinstance(node, ast.Assert) and isinstance(node.test, ast.Tuple) and node.test.elts
             for node in ast.walk(self.tree)
         ):
-            raise DataError(f"a test asserts a tuple, which is always true: {source[:_SHOWN]!r}")
+            raise DataError(f"a test asserts a tuple, which is always true: {source!r:.200}")
         known = _PREAMBLE - (_MODULES & _bare(self.tree))
         self.names = free - _BUILTINS - known
         if not self.names:
