@@ -175,6 +175,6 @@ def tinker(spec: RunSpec, run_dir: Path) -> Platform:
 
 def trl(spec: RunSpec, run_dir: Path) -> Platform:
     """Return TRL's settings and environment variables on CPU; nothing of it is replaced."""
-    settings = {"trl.use_cpu": True, "trl.gradient_checkpointing": False}
+    settings = {"use_cpu": True, "gradient_checkpointing": False}
     env = {"OMP_NUM_THREADS": "1", **_LOOPBACK}
     return Platform(settings, env, unset=[_CUDA])

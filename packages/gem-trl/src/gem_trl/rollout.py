@@ -15,8 +15,10 @@ from gem.training.seams import replaced
 from gem.trajectory import TrainingRow, Trajectory
 
 Ids: TypeAlias = list[int]
-Generate: TypeAlias = Callable[[list[Ids]], tuple[list[Ids], list[list[float | None]] | None]]
-"""Takes prompts and returns sampled ids and, if they are known, their log-probabilities."""
+Answers: TypeAlias = tuple[list[Ids], list[list[float | None]] | None]
+"""Sampled ids and, if they are known, their log-probabilities."""
+Generate: TypeAlias = Callable[[list[Ids]], Answers]
+"""Takes prompts."""
 Most: TypeAlias = Callable[[int], int]
 """Returns the largest of all processes' numbers; a collective."""
 
@@ -49,7 +51,8 @@ class RoundSampler(EngineSampler):
         Raises:
             RolloutError: The engine returned another number of answers than it was given prompts.
         """
-        answers, logprobs = self._round([request.prompt_ids for request in requests])
+        size = len(requests) if self._most is None else self._most(len(requests))
+        answers, logprobs = self._round([request.prompt_ids for request in requests], size)
         samples = []
         for index, request in enumerate(requests):
             # Cutting a longer answer is the same as sampling with the smaller limit.
@@ -63,14 +66,10 @@ class RoundSampler(EngineSampler):
 
     def finish(self) -> None:
         """Take part in the rounds of processes that have open episodes."""
-        while self._most is not None and self._size(0):
-            self._round([])
+        while self._most is not None and (size := self._most(0)):
+            self._round([], size)
 
-    def _size(self, own: int) -> int:
-        return own if self._most is None else self._most(own)
-
-    def _round(self, prompts: list[Ids]) -> tuple[list[Ids], list[list[float | None]] | None]:
-        size = self._size(len(prompts))
+    def _round(self, prompts: list[Ids], size: int) -> Answers:
         idle = [[self.stop_ids[0]]] * (size - len(prompts))
         answers, logprobs = self._generate([*prompts, *idle])
         if len(answers) != size:

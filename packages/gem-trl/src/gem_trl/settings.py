@@ -11,22 +11,13 @@ from gem.tables import setting
 from gem.training.settings import Settings, check_group_size
 
 NO_CRITIC = "TRL's GRPOTrainer has no critic; choose rebn, grpo, rloo or reinforce"
-
-
-def one_row(context: str) -> None:
-    """Refuse contexts that make several training rows of an episode."""
-    if context != "chat":
-        raise ConfigurationError(
-            f"{context!r} makes several training rows of an episode, but TRL's batches have one "
-            "row per episode: only 'chat' is possible"
-        )
+ONE_ROW = "TRL's batches have one row per episode, other contexts than 'chat' make several"
 
 
 @dataclass(frozen=True)
 class GemSettings(Settings):
     """How episodes are played, and what becomes of their rewards."""
 
-    context: str = setting("context that builds the prompts", "chat", check=one_row)
     advantage: str = setting("estimator of `gem.advantage`, but `gae`", "rebn", choices=ADVANTAGES)
     gamma: float = setting("discount per turn", 1.0, least=0, most=1)
     group_size: int | None = setting(
@@ -46,13 +37,14 @@ class GemSettings(Settings):
     def check(self, prefix: str = "gem.") -> None:
         """Raise `ConfigurationError` if a value is wrong or TRL cannot do it."""
         super().check(prefix)
-        if self.advantage == "gae":
-            raise ConfigurationError(f"{prefix}advantage=gae: {NO_CRITIC}")
-        if self.seed is not None:
-            raise ConfigurationError(
-                f"{prefix}seed: TRL's engines take no seed for a turn; GRPOConfig's seed decides "
-                f"the random numbers of a process, got {self.seed}"
-            )
+        no_seeds = "TRL's engines take no seed for a turn; set GRPOConfig's"
+        for key, refused, reason in (
+            ("advantage", self.advantage == "gae", NO_CRITIC),
+            ("context", self.context != "chat", ONE_ROW),
+            ("seed", self.seed is not None, no_seeds),
+        ):
+            if refused:
+                raise ConfigurationError(f"{prefix}{key}: {reason}, got {getattr(self, key)!r}")
 
 
 def steps_per_iteration(args: Any) -> int:
@@ -61,8 +53,7 @@ def steps_per_iteration(args: Any) -> int:
     Args:
         args: A GRPOConfig that `check_config` accepts.
     """
-    passes = args.num_iterations * args.steps_per_generation
-    return int(passes // args.gradient_accumulation_steps)
+    return int(_passes(args) // args.gradient_accumulation_steps)
 
 
 def check_config(args: Any, gem: GemSettings) -> None:
@@ -77,55 +68,38 @@ def check_config(args: Any, gem: GemSettings) -> None:
     """
     group = gem.group_size or args.num_generations
     check_group_size(gem.advantage, "gem.group_size", group)
-    steps = steps_per_iteration(args)
-    passes = args.num_iterations * args.steps_per_generation
-    saved = args.save_steps if args.save_strategy == "steps" else steps
-    logged = args.logging_steps if args.logging_strategy == "steps" else None
-    for key, refused, reason in (
-        (
-            "generation_batch_size",
-            args.generation_batch_size % group,
-            f"the episodes of a batch must be whole groups of {group}",
-        ),
-        (
-            "steps_per_generation",
-            passes % args.gradient_accumulation_steps,
-            "an optimiser step would mix two batches of episodes: num_iterations * "
-            f"steps_per_generation must be a multiple of gradient_accumulation_steps, "
-            f"{args.gradient_accumulation_steps}",
-        ),
-        (
-            "save_steps",
-            saved % steps,
-            "a run that goes on from such a checkpoint would begin in the middle of a batch of "
-            f"episodes: it must be a multiple of {steps}, the optimiser steps of a batch",
-        ),
-        (
-            "logging_steps",
-            gem.record_dir is not None and logged != 1,
-            "gem.record_dir records every iteration: set logging_strategy='steps' and 1",
-        ),
-        (
-            "mask_truncated_completions",
-            args.mask_truncated_completions,
-            "it judges an episode by its last token; leave it False",
-        ),
-        (
-            "use_transformers_continuous_batching",
-            args.use_transformers_continuous_batching,
-            "episodes are sampled by generate or by vLLM",
-        ),
-        (
-            "vllm_importance_sampling_correction",
-            args.use_vllm and args.vllm_importance_sampling_correction != gem.importance_sampling,
-            "TRL's default leaves out whole episodes of which its log-probabilities and vLLM's "
-            f"disagree; set it to gem.importance_sampling, {gem.importance_sampling}",
-        ),
-        (
-            "reward_weights",
-            args.reward_weights is not None,
-            "there is one reward, that of the environment",
-        ),
-    ):
-        if refused:
+    steps = max(steps_per_iteration(args), 1)
+    step_saved = args.save_strategy == "steps" and args.save_steps % steps
+    every_step = args.logging_strategy == "steps" and args.logging_steps == 1
+    corrected = args.use_vllm and args.vllm_importance_sampling_correction
+    refused = {
+        "generation_batch_size": args.generation_batch_size % group
+        and f"the episodes of a batch must be whole groups of {group}",
+        "steps_per_generation": _passes(args) % args.gradient_accumulation_steps
+        and "an optimiser step would mix two batches of episodes; num_iterations times this must "
+        f"be a multiple of gradient_accumulation_steps, {args.gradient_accumulation_steps}",
+        "save_steps": step_saved
+        and "a run would go on from the middle of a batch of episodes; it must be a multiple of "
+        f"{steps}, the optimiser steps of a batch",
+        "logging_steps": gem.record_dir is not None
+        and not every_step
+        and "gem.record_dir records every iteration; it must be 1, with logging_strategy 'steps'",
+        "mask_truncated_completions": args.mask_truncated_completions
+        and "it judges an episode by its last token; leave it False",
+        "use_transformers_continuous_batching": args.use_transformers_continuous_batching
+        and "episodes are sampled by generate or by vLLM; leave it False",
+        "vllm_importance_sampling_correction": corrected
+        and not gem.importance_sampling
+        and "it leaves out whole episodes for which TRL's probabilities and vLLM's differ; set it "
+        "to False, or ask for it with gem.importance_sampling=True",
+        "reward_weights": args.reward_weights is not None
+        and "there is one reward, the environment's; leave it None",
+    }
+    for key, reason in refused.items():
+        if reason:
             raise ConfigurationError(f"GRPOConfig.{key}: {reason}, got {getattr(args, key)!r}")
+
+
+def _passes(args: Any) -> int:
+    """Return the number of forward and backward passes that a process makes of a batch."""
+    return int(args.num_iterations * args.steps_per_generation)

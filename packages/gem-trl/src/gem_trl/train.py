@@ -1,66 +1,96 @@
-"""`python -m gem_trl.train key=value ...`: train without a script of one's own.
+"""`python -m gem_trl.train SPEC --record DIR [key=value ...]`: run an experiment in TRL.
 
-    python -m gem_trl.train model=Qwen/Qwen3-1.7B train=gem:game:GuessTheNumber-v0 \\
-        turn_tokens=512 record_dir=runs/guess trl.learning_rate=1e-6
-    accelerate launch --num_processes 8 -m gem_trl.train ...
+    python -m gem_trl.train guess.toml --record runs/guess use_vllm=true gradient_checkpointing=true
+    accelerate launch --num_processes 8 -m gem_trl.train guess.toml --record runs/guess
 
-`gem_trl.config.Config` has all keys; `trl.` stands before those of GRPOConfig. With `record_dir`
-the run leaves a record (`gem.training.record`), saves checkpoints, and goes on from the last one
-when it is started again.
+SPEC is a RunSpec as TOML or JSON; the keys are fields of GRPOConfig that decide nothing about what
+is learned. The run leaves a record (`gem.training.record`) and checkpoints, and goes on from the
+last one when it is started again.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tomllib
 
 from gem.errors import ConfigurationError, GemError
+from gem.tables import json_or_text
+from gem.training.runspec import RunSpec
 from gem_trl import check_trl
-from gem_trl.config import Config, read, trl_config
+from gem_trl.experiment import CHECKPOINTS, check_spec, gem_settings, grpo_config
 
 
-def train(config: Config) -> None:
+def train(spec: RunSpec, folder: Path, given: Mapping[str, Any]) -> None:
     """Run an experiment, from its last checkpoint if it has one.
 
+    Args:
+        spec: The experiment.
+        folder: Of the record.
+        given: See `gem_trl.experiment.grpo_config`.
+
     Raises:
-        ConfigurationError: A key is wrong, or TRL cannot do it.
+        ConfigurationError: TRL cannot do it.
         RecordError: The record cannot be written.
         RolloutError: Too many episodes of a batch failed.
         UnsupportedVersionError: TRL is of an unsupported version.
     """
     check_trl()
+    check_spec(spec)
     from transformers.trainer_utils import get_last_checkpoint
 
     from gem_trl.dataset import eval_datasets, task_dataset
     from gem_trl.trainer import GemGRPOTrainer
 
-    args = trl_config(config, int(os.environ.get("WORLD_SIZE", "1")))
-    folder = config.checkpoints
-    last = get_last_checkpoint(str(folder)) if config.save_every and folder.exists() else None
     trainer = GemGRPOTrainer(
-        model=config.model,
-        args=args,
-        train_dataset=task_dataset(config.train_uri),
-        eval_dataset=eval_datasets(*config.eval.split()) or None,
-        gem=config,
+        model=spec.policy.model,
+        args=grpo_config(spec, folder, int(os.environ.get("WORLD_SIZE", "1")), given),
+        train_dataset=task_dataset(spec.task_set.uri),
+        eval_dataset=eval_datasets(*(source.text for source in spec.evaluations)) or None,
+        gem=gem_settings(spec, folder),
     )
+    saved = folder / CHECKPOINTS
+    last = get_last_checkpoint(str(saved)) if saved.exists() else None
     trainer.train(resume_from_checkpoint=last)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train from the command line; exit status 2 and a message if it is impossible."""
-    arguments = sys.argv[1:] if argv is None else list(argv)
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(__doc__)
-        return 0
+    parser = argparse.ArgumentParser(
+        prog="python -m gem_trl.train", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument("spec", type=Path, help="RunSpec, .toml or .json")
+    parser.add_argument("--record", type=Path, required=True, help="folder of the record")
+    parser.add_argument("given", nargs="*", metavar="key=value", help="field of GRPOConfig")
+    args = parser.parse_args(argv)
     try:
-        train(read(arguments))
+        given = {key: json_or_text(text) for key, _, text in (a.partition("=") for a in args.given)}
+        train(read(args.spec), args.record, given)
     except GemError as error:
         kind = "" if isinstance(error, ConfigurationError) else f"{type(error).__name__}: "
         sys.stderr.write(f"{kind}{error}\n")
         return 2
     return 0
+
+
+def read(path: Path) -> RunSpec:
+    """Read a RunSpec.
+
+    Raises:
+        ConfigurationError: The file cannot be read, or is no RunSpec.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"cannot read the spec {path}: {error}") from error
+    return RunSpec.from_mapping(data)
 
 
 if __name__ == "__main__":

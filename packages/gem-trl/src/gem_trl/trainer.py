@@ -80,23 +80,12 @@ class Batch:
     """Episodes of this process, one a row of TRL's tensors."""
     everyone: list[Trajectory]
     """Episodes of all processes, in their order."""
-    evaluation: str | None
-    """Name of the evaluation; None in training."""
+    per_turn: PerTurn | None
+    """Advantages of `everyone`; None in an evaluation."""
     rollout_s: float
-    per_turn: PerTurn
-    """Advantages of `everyone`; empty in an evaluation."""
-
-    def rows(self) -> list[Row]:
-        """Return the rows of this process's episodes that are trained on."""
-        found = []
-        for place, trajectory in enumerate(self.mine):
-            tokens = training_row(trajectory)
-            if tokens is not None:
-                found.append(Row(place, tokens, place))
-        return found
 
 
-def _episode_return(episode_return: list[float | None], **_: Any) -> list[float | None]:
+def gem_return(episode_return: list[float | None], **_: Any) -> list[float | None]:
     """Return TRL's rewards; a failed episode's, None, is left out of TRL's means."""
     return episode_return
 
@@ -125,26 +114,18 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             RecordError: The folder of the record cannot be created or written.
         """
         self.gem = gem or GemSettings()
-        given = [name for name in OURS if kwargs.get(name) is not None]
-        if given:
-            raise ConfigurationError(
-                f"GemGRPOTrainer takes no {', '.join(given)}: episodes and rewards are those of "
-                "GEM's environments; use TRL's GRPOTrainer for others"
-            )
+        for name in OURS:
+            if kwargs.get(name) is not None:
+                raise ConfigurationError(f"{name}: episodes and rewards are GEM's; leave it out")
         check_config(args, self.gem)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "You are using 'rollout_func'")
-            super().__init__(
-                model,
-                reward_funcs=[_episode_return],
-                args=args,
-                rollout_func=_rollout,
-                **kwargs,
-            )
+            hooks = {"reward_funcs": [gem_return], "rollout_func": _rollout}
+            super().__init__(model, args=args, **hooks, **kwargs)
         if self.gem.group_size is not None:
             # TRL's samplers read it, and its own advantages, which are not used.
             self.num_generations = self.gem.group_size
-        tokenizer = getattr(self.processing_class, "tokenizer", self.processing_class)
+        tokenizer: Any = getattr(self.processing_class, "tokenizer", self.processing_class)
         self._chat = ChatFormat(tokenizer, system_prompt=self.gem.system_prompt)
         self._stop_at_turn_end()
         self._budget = self.gem.limits(
@@ -153,18 +134,17 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         main = self.accelerator.is_main_process
         self._recording = recording(self.gem.record_dir if main else None)
         self._steps = StepLogs()
-        self._batch: Batch | None = None
-        self._evaluated: dict[str, list[Batch]] = {}
+        self._batch: Batch
+        self._evaluated: dict[str, list[Trajectory]] = {}
 
     def _stop_at_turn_end(self) -> None:
         """A chat template may close a message with another token than the model's eos."""
-        stop = sorted(self._chat.stop_ids | set(self.eos_token_ids))
-        self.eos_token_ids = stop
+        self.eos_token_ids: list[int] = sorted({*self._chat.stop_ids, *self.eos_token_ids})
         if self.use_vllm:
-            self.vllm_generation.generation_kwargs["stop_token_ids"] = stop
+            self.vllm_generation.generation_kwargs["stop_token_ids"] = self.eos_token_ids
         else:
-            self.generation_config.eos_token_id = stop
-            self.generation_kwargs["eos_token_id"] = stop
+            self.generation_config.eos_token_id = self.eos_token_ids
+            self.generation_kwargs["eos_token_id"] = self.eos_token_ids
 
     @property
     def sampling_is_collective(self) -> bool:
@@ -173,12 +153,9 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         A vLLM server answers all processes at once, as do engines that share weights (tensor
         parallelism, ZeRO-3, FSDP).
         """
-        if self.accelerator.num_processes == 1:
-            return False
-        shared = self.is_deepspeed_enabled or self.is_fsdp_enabled
-        if self.use_vllm:
-            return shared or self.vllm_mode == "server" or self.vllm_tensor_parallel_size > 1
-        return bool(shared)
+        together = self.vllm_mode == "server" or self.vllm_tensor_parallel_size > 1
+        shared = self.is_deepspeed_enabled or self.is_fsdp_enabled or (self.use_vllm and together)
+        return bool(self.accelerator.num_processes > 1 and shared)
 
     # Episodes
 
@@ -191,7 +168,7 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         """
         began = time.perf_counter()
         rows = [DatasetRow.decode(prompt) for prompt in prompts]
-        name = self._evaluation(rows)
+        evaluation = self._evaluation(rows)
         most = self._largest if self.sampling_is_collective else None
         sampler = RoundSampler(self._answer, frozenset(self.eos_token_ids), most)
         with sampling_at(self, rows[0].temperature):
@@ -210,30 +187,25 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             if trajectory.failure is not None:
                 logger.warning("episode of %s is void: %s", trajectory.task, trajectory.failure)
         everyone = gather_object(mine)
-        seconds = time.perf_counter() - began
-        per_turn: PerTurn = []
-        if name is None:
+        per_turn = None
+        if evaluation is None:
             check_episodes(everyone, self.gem.max_failed_fraction)
             # Of all processes: ReBN's statistics are the batch's, and processes may share a group.
             per_turn, _ = turn_advantages(self.gem.advantage, everyone, gamma=self.gem.gamma)
-        self._batch = Batch(mine, everyone, name, seconds, per_turn)
+        else:
+            self._evaluated.setdefault(evaluation, []).extend(everyone)
+        self._batch = Batch(mine, everyone, per_turn, time.perf_counter() - began)
         return columns(mine, min(self._chat.stop_ids))
 
     def _evaluation(self, rows: Sequence[DatasetRow]) -> str | None:
         """Return the name of the evaluation that rows are of; None in training."""
-        if len({row.temperature for row in rows}) > 1:
+        found = {row.temperature for row in rows}
+        if len(found) > 1 or (self.model.training and found != {None}):
             raise ConfigurationError(
-                "the rows of a batch have different temperatures: make a dataset of each "
-                "evaluation with gem_trl.eval_datasets"
+                f"the rows of a batch ask for the temperatures {found}: in training it is "
+                "GRPOConfig's, and an evaluation has one (gem_trl.eval_datasets)"
             )
-        if self.model.training:
-            if rows[0].temperature is not None:
-                raise ConfigurationError(
-                    f"temperature={rows[0].temperature:g} in the dataset: in training it is "
-                    "GRPOConfig's, for which the loss computes probabilities"
-                )
-            return None
-        return rows[0].evaluation or "eval"
+        return None if self.model.training else rows[0].evaluation or "eval"
 
     def _answer(self, prompts: list[list[int]]) -> Any:
         """Sample with whichever engine TRL is configured with."""
@@ -252,46 +224,29 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             RolloutError: Too many episodes failed, or a row does not hold what was played.
         """
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        batch, self._batch = self._batch, None
-        assert batch is not None
-        if batch.evaluation is not None:
-            self._evaluated.setdefault(batch.evaluation, []).append(batch)
+        batch = self._batch
+        if batch.per_turn is None:
             return output
-        start = self.accelerator.process_index * len(batch.mine)
+        first = self.accelerator.process_index * len(batch.mine)
         advantages = torch.zeros(output["completion_ids"].shape, dtype=torch.float32)
-        rows = batch.rows()
-        for row in rows:
-            row.check(_ids(output, row.place), _mask(output, row.place), "a training row of TRL")
-            write(advantages, [row], batch.per_turn[start + row.episode])
+        trained: list[list[TrainedRow]] = [[] for _ in batch.mine]
+        for place, trajectory in enumerate(batch.mine):
+            tokens = training_row(trajectory)
+            if tokens is None:
+                continue
+            row, (ids, mask) = Row(place, tokens), _tokens(output, place)
+            row.check(ids, mask, "a training row of TRL")
+            write(advantages, [row], batch.per_turn[first + place])
+            # TRL keeps no reward per token: those shown are the episode's.
+            rewards = tokens.token_rewards(trajectory.rewards)
+            shown = advantages[place, row.columns].tolist()
+            trained[place] = [row.trained(ids, mask[row.columns], rewards, shown)]
         output["advantages"] = advantages.to(output["completion_ids"].device)
-        shown = self._trained(output, batch, rows) if rows_wanted() else []
+        rows = gather_object(trained) if rows_wanted() else []
         self._recording.keep_batch(
-            batch.everyone,
-            batch.per_turn,
-            lambda: shown,
-            metrics={"rollout_s": batch.rollout_s},
+            batch.everyone, batch.per_turn, lambda: rows, metrics={"rollout_s": batch.rollout_s}
         )
         return output
-
-    @staticmethod
-    def _trained(
-        output: dict[str, Any], batch: Batch, rows: Sequence[Row]
-    ) -> list[list[TrainedRow]]:
-        """Read back what all processes train on, `[episode][row]`.
-
-        TRL keeps no reward per token: those shown are the episode's.
-        """
-        found: list[list[TrainedRow]] = [[] for _ in batch.mine]
-        for row in rows:
-            found[row.place] = [
-                row.trained(
-                    _ids(output, row.place),
-                    _mask(output, row.place)[row.columns],
-                    row.tokens.token_rewards(batch.mine[row.place].rewards),
-                    output["advantages"][row.place, row.columns].tolist(),
-                )
-            ]
-        return list(gather_object(found))
 
     # Record
 
@@ -305,11 +260,10 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         super().log(logs, start_time)
         iterations, left = divmod(self.state.global_step, steps_per_iteration(self.args))
         evaluated, self._evaluated = self._evaluated, {}
-        for name, batches in evaluated.items():
-            played = self._once([t for batch in batches for t in batch.everyone])
+        for name, everyone in evaluated.items():
+            played = self._once(everyone)
             check_episodes(played, self.gem.max_failed_fraction, batch=f"evaluation {name!r}")
-            seconds = {"rollout_s": sum(batch.rollout_s for batch in batches)}
-            self._recording.write_evaluation(iterations, name, played, metrics=seconds, sort=True)
+            self._recording.write_evaluation(iterations, name, played, sort=True)
         if "loss" in logs:
             self._steps.add(logs)
             if left == 0:
@@ -318,23 +272,17 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     def _once(self, played: Sequence[Trajectory]) -> list[Trajectory]:
         """Leave out the episodes with which accelerate fills up an evaluation's last batch."""
         seen: Counter[int] = Counter()
-        found = []
+        kept = []
         for trajectory in played:
             seen[trajectory.group] += 1
             if seen[trajectory.group] <= self.num_generations_eval:
-                found.append(trajectory)
-        return found
+                kept.append(trajectory)
+        return kept
 
 
-def _ids(output: dict[str, Any], place: int) -> list[int]:
-    """Return TRL's tokens of a row, without padding."""
-    found: list[int] = []
+def _tokens(output: dict[str, Any], place: int) -> tuple[list[int], list[int]]:
+    """Return TRL's tokens of a row without padding, and what its loss counts of the completion."""
+    ids: list[int] = []
     for part in ("prompt", "completion"):
-        found += output[f"{part}_ids"][place][output[f"{part}_mask"][place].bool()].tolist()
-    return found
-
-
-def _mask(output: dict[str, Any], place: int) -> list[int]:
-    """Return what TRL's loss counts of a row's completion, with padding."""
-    mask: list[int] = (output["completion_mask"][place] * output["tool_mask"][place]).tolist()
-    return mask
+        ids += output[f"{part}_ids"][place][output[f"{part}_mask"][place].bool()].tolist()
+    return ids, (output["completion_mask"][place] * output["tool_mask"][place]).tolist()

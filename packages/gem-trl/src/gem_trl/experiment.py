@@ -1,0 +1,160 @@
+"""A RunSpec in TRL's terms: what is refused, the trainer's settings, and its GRPOConfig."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gem.errors import ConfigurationError
+from gem.training import launch
+from gem.training.runspec import RunSpec
+from gem_trl.settings import NO_CRITIC, ONE_ROW, GemSettings
+
+if TYPE_CHECKING:
+    from trl import GRPOConfig
+
+CHECKPOINTS = "checkpoints"
+"""Folder of the checkpoints, in the record's."""
+SAVED_EVERY = 10
+"""Iterations between checkpoints, unless `save_steps` is given."""
+MOST_EVALUATED = 64
+"""Most episodes of an evaluation that a process plays at the same time, unless
+`per_device_eval_batch_size` is given."""
+
+FIELDS: dict[str, launch.Names] = {
+    "seed": "seed",
+    "sampling.temperature": "temperature",
+    "sampling.top_p": "top_p",
+    "policy.turn_tokens": "max_completion_length",
+    "algorithm.clip": "epsilon",
+    "algorithm.epochs": "num_iterations",
+    "algorithm.kl_coef": "beta",
+    "algorithm.entropy_coef": "entropy_coef",
+    "optimizer.lr": "learning_rate",
+    "optimizer.beta1": "adam_beta1",
+    "optimizer.beta2": "adam_beta2",
+    "optimizer.eps": "adam_epsilon",
+    "optimizer.weight_decay": "weight_decay",
+    "optimizer.grad_clip": "max_grad_norm",
+}
+"""GRPOConfig's fields with the value of a setting."""
+
+SETTINGS = {
+    "policy.prompt_tokens": "prompt_tokens",
+    "policy.response_tokens": "response_tokens",
+    "policy.turns": "turns",
+    "policy.context": "context",
+    "policy.system_prompt": "system_prompt",
+    "algorithm.advantage": "advantage",
+    "algorithm.gamma": "gamma",
+    "training.group_size": "group_size",
+    "training.max_failed_fraction": "max_failed_fraction",
+}
+"""Settings of the trainer with the value of a setting."""
+
+
+def check_spec(spec: RunSpec) -> None:
+    """Refuse what TRL cannot do, or would silently do differently.
+
+    Raises:
+        ConfigurationError: The message names the key.
+    """
+    algorithm, size = spec.algorithm, spec.training.group_size
+    alone = f"{algorithm.advantage} compares the episodes of a task; set it to 2 or more"
+    comparing = algorithm.advantage in ("grpo", "rloo")
+    launch.refuse(
+        spec,
+        ("policy.context", spec.policy.context != "chat", ONE_ROW),
+        ("algorithm.advantage", algorithm.advantage == "gae", NO_CRITIC),
+        ("training.group_size", comparing and size < 2, alone),
+        ("training.tasks", spec.episodes < 2, "TRL refuses a batch of one episode"),
+        launch.token_mean(spec, "TRL"),
+        launch.whole_minibatches(spec),
+        launch.all_weights(spec),
+    )
+
+
+def gem_settings(spec: RunSpec, folder: Path) -> GemSettings:
+    """Return the trainer's settings of an experiment with its record in a folder."""
+    return GemSettings(record_dir=str(folder), **launch.copied(spec, SETTINGS))
+
+
+def grpo_config(
+    spec: RunSpec, folder: Path, processes: int, given: Mapping[str, Any]
+) -> GRPOConfig:
+    """Return the GRPOConfig of an experiment.
+
+    Args:
+        spec: The experiment, which `check_spec` accepts.
+        folder: Of the record.
+        processes: Number of processes that train.
+        given: Further fields, which have no effect on what is learned. A
+            `per_device_train_batch_size` is the most episodes of a forward pass.
+
+    Raises:
+        ConfigurationError: The episodes of a batch do not divide among processes and minibatches,
+            a field is unknown or follows from the experiment, or GRPOConfig refuses a value.
+    """
+    from trl import GRPOConfig
+
+    most = launch.forward_tokens(spec.policy.model) // spec.policy.tokens
+    values = {
+        "output_dir": str(folder / CHECKPOINTS),
+        "report_to": [],
+        "disable_tqdm": True,
+        "save_steps": SAVED_EVERY * _steps(spec),
+        "save_total_limit": 1,
+        "per_device_train_batch_size": max(most, 1),
+        "per_device_eval_batch_size": MOST_EVALUATED,
+        **given,
+    }
+    decided = _decided(spec, processes, values.pop("per_device_train_batch_size"))
+    for key in values:
+        if key in decided:
+            raise ConfigurationError(f"GRPOConfig.{key} follows from the experiment; leave it out")
+    try:
+        return GRPOConfig(**values, **decided)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"GRPOConfig: {error}") from error
+
+
+def _steps(spec: RunSpec) -> int:
+    """Return the optimiser steps of an iteration."""
+    return spec.algorithm.epochs * spec.algorithm.minibatches
+
+
+def _decided(spec: RunSpec, processes: int, most: int) -> dict[str, Any]:
+    """Return the fields that follow from an experiment; `most` episodes fit a forward pass."""
+    minibatches, size = spec.algorithm.minibatches, spec.training.group_size
+    rows, left = divmod(spec.episodes, processes * minibatches)
+    if left:
+        raise ConfigurationError(
+            f"training.tasks * training.group_size: {spec.episodes} episodes do not divide into "
+            f"{minibatches} minibatches for {processes} processes"
+        )
+    forward = next(n for n in range(min(rows, most), 0, -1) if rows % n == 0)
+    fields: dict[str, Any] = {
+        **launch.copied(spec, FIELDS),
+        # TRL refuses groups of one; GemGRPOTrainer corrects it when GRPOConfig is made.
+        "num_generations": size if size > 1 else spec.episodes,
+        "num_generations_eval": 1,
+        "per_device_train_batch_size": forward,
+        "gradient_accumulation_steps": rows // forward,
+        "steps_per_generation": minibatches * rows // forward,
+        "max_steps": spec.training.iterations * _steps(spec),
+        "top_k": max(spec.sampling.top_k, 0),
+        "bf16": spec.training.precision == "bf16",
+        "loss_type": "dapo",  # the token mean of a batch, over all forward passes and processes
+        "optim": "adamw_torch",
+        "lr_scheduler_type": "constant",
+        "shuffle_dataset": False,
+        "disable_dropout": True,
+        "use_bias_correction_kl": False,
+        "vllm_importance_sampling_correction": False,
+        "logging_steps": 1,
+    }
+    if spec.eval:
+        every = spec.eval_every * _steps(spec)
+        fields |= {"eval_strategy": "steps", "eval_steps": every, "eval_on_start": True}
+    return fields
