@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("spec", type=Path, help="RunSpec, .toml or .json")
     parser.add_argument("--record", type=Path, required=True, help="folder of the record")
     parser.add_argument("given", nargs="*", metavar="key=value", help="field of GRPOConfig")
-    args = parser.parse_args(argv)
+    args = parser.parse_intermixed_args(argv)
     try:
         given = {key: json_or_text(text) for key, _, text in (a.partition("=") for a in args.given)}
         train(read(args.spec), args.record, given)
