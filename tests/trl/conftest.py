@@ -1,0 +1,126 @@
+"""What the tests of gem-trl share: a trainer on a tiny model, and an engine that follows a script.
+
+The real engine is exercised by test_real_runs.py and test_processes.py.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gem import Env, register
+from gem.core import Step
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+# Everything here needs the development environment.
+if importlib.util.find_spec("trl") is None:
+    collect_ignore_glob = ["test_*.py"]
+
+
+class Scripted(Env):
+    """Rewards 0.25 a turn; `end` ends it with reward 1, `crash` raises.
+
+    With the parameter `doomed`, episodes of seeds below it crash whatever is said.
+    """
+
+    def __init__(self, doomed: int = 0) -> None:
+        super().__init__()
+        self.doomed = doomed
+
+    def reset(self, seed: int | None = None, **options: Any) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.fails = (seed or 0) < self.doomed
+        return f"start {seed}", {}
+
+    def step(self, action: str) -> Step:
+        if action == "crash" or self.fails:
+            raise OSError("sandbox gone")
+        done = action == "end"
+        return f"you said {action}", 1.0 if done else 0.25, done, False, {"success": done}
+
+
+register("test:Scripted-v0", Scripted)
+
+Script = Callable[[int, int], str]
+"""What is answered, by the round and the place in it."""
+
+
+class Engine:
+    """Stands in for `_generate_single_turn`: answers as the script says, remembers the prompts."""
+
+    def __init__(self, tokenizer: Any, script: Script) -> None:
+        self.tokenizer = tokenizer
+        self.script = script
+        self.rounds: list[list[list[int]]] = []
+
+    def __call__(
+        self, prompt_ids: list[list[int]], images: Any, fields: Any, num_generations: int
+    ) -> tuple[list[list[int]], None]:
+        number = len(self.rounds)
+        self.rounds.append(prompt_ids)
+        texts = [self.script(number, place) for place in range(len(prompt_ids))]
+        return [[*self.tokenizer.encode(t), self.tokenizer.eos_token_id] for t in texts], None
+
+
+@pytest.fixture
+def make_args(tmp_path: Path) -> Callable[..., Any]:
+    """Make a GRPOConfig for batches of 8 episodes: `make_args(**fields)`."""
+    from trl import GRPOConfig
+
+    def make(**fields: Any) -> Any:
+        values = {
+            "output_dir": str(tmp_path / "checkpoints"),
+            "per_device_train_batch_size": 8,
+            "num_generations": 2,
+            "num_generations_eval": 1,
+            "max_steps": 2,
+            "max_completion_length": 16,
+            "learning_rate": 1e-3,
+            "bf16": False,
+            "use_cpu": True,
+            "gradient_checkpointing": False,
+            "shuffle_dataset": False,
+            "logging_steps": 1,
+            "save_strategy": "no",
+            "report_to": [],
+            "disable_tqdm": True,
+        }
+        return GRPOConfig(**{**values, **fields})
+
+    return make
+
+
+@pytest.fixture
+def make_trainer(model: Path, make_args: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a trainer: `make_trainer(uri=..., evals=[...], script=..., args={...}, **settings)`.
+
+    Without a script the model is sampled from.
+    """
+    from gem_trl import GemGRPOTrainer, GemSettings, eval_datasets, task_dataset
+
+    def make(
+        uri: str = "gem:test:Scripted-v0?n=64",
+        evals: Sequence[str] = (),
+        script: Script | None = None,
+        args: dict[str, Any] | None = None,
+        **settings: Any,
+    ) -> Any:
+        given = {"prompt_tokens": 128, "response_tokens": 512, "turns": 3} | settings
+        trainer = GemGRPOTrainer(
+            model=str(model),
+            args=make_args(**(args or {})),
+            train_dataset=task_dataset(uri),
+            eval_dataset=eval_datasets(*evals) or None,
+            gem=GemSettings(**given),
+        )
+        if script is not None:
+            trainer._generate_single_turn = Engine(trainer.processing_class, script)
+        return trainer
+
+    return make
