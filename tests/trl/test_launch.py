@@ -1,0 +1,226 @@
+"""The command for a RunSpec: what reaches TRL's configuration, and what is refused."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gem.errors import ConfigurationError, UnsupportedVersionError
+from gem.tables import flatten, json_or_text
+from gem.training.launch import Launch, find_adapter
+from gem.training.runspec import RunSpec
+from gem_trl import experiment, train
+from gem_trl.settings import check_config
+
+SPEC: dict[str, Any] = {
+    "name": "test",
+    "seed": 3,
+    "env": {"id": "game:GuessTheNumber-v0-easy", "params": {"hint": "range"}, "seed": 100},
+    "policy": {
+        "model": "some/model",
+        "prompt_tokens": 96,
+        "response_tokens": 200,
+        "turn_tokens": 16,
+        "turns": 3,
+        "system_prompt": "be brief",
+    },
+    "sampling": {"temperature": 0.9, "top_p": 0.8, "top_k": 50},
+    "algorithm": {
+        **{"advantage": "grpo", "gamma": 0.9, "clip": 0.3, "epochs": 2, "minibatches": 4},
+        **{"kl_coef": 0.01, "entropy_coef": 0.02},
+    },
+    "optimizer": {
+        **{"lr": 1e-3, "beta1": 0.8, "beta2": 0.99, "eps": 1e-7, "weight_decay": 0.1},
+        "grad_clip": 0.5,
+    },
+    "training": {"iterations": 5, "tasks": 8, "group_size": 4, "max_failed_fraction": 0.25},
+}
+
+
+def spec(**tables: Any) -> RunSpec:
+    data = {key: dict(value) if isinstance(value, dict) else value for key, value in SPEC.items()}
+    for table, values in tables.items():
+        data[table] = {**data.get(table, {}), **values} if isinstance(values, dict) else values
+    return RunSpec.from_mapping(data)
+
+
+def compiled(run: RunSpec, folder: Path, *, cpu: bool = True) -> Launch:
+    made = find_adapter("trl").compile(run, run_dir=folder, cpu=cpu)
+    for name, text in made.files.items():
+        folder.joinpath(name).write_text(text)
+    return made
+
+
+def configured(made: Launch, processes: int = 1) -> tuple[Any, Any]:
+    """What the command makes of its arguments: GRPOConfig and settings."""
+    assert made.argv[:3] == ["python", "-m", "gem_trl.train"]
+    path, _, folder, *rest = made.argv[3:]
+    given = {key: json_or_text(text) for key, _, text in (a.partition("=") for a in rest)}
+    run = train.read(Path(path))
+    args = experiment.grpo_config(run, Path(folder), processes, given)
+    settings = experiment.gem_settings(run, Path(folder))
+    check_config(args, settings)
+    return args, settings
+
+
+def test_every_setting_reaches_trl(tmp_path: Path) -> None:
+    args, settings = configured(compiled(spec(), tmp_path))
+    assert (args.seed, args.temperature, args.top_p, args.top_k) == (3, 0.9, 0.8, 50)
+    assert (args.epsilon, args.beta, args.entropy_coef) == (0.3, 0.01, 0.02)
+    assert (args.learning_rate, args.adam_beta1, args.adam_beta2) == (1e-3, 0.8, 0.99)
+    assert (args.adam_epsilon, args.weight_decay, args.max_grad_norm) == (1e-7, 0.1, 0.5)
+    assert (args.num_generations, args.num_iterations) == (4, 2)
+    assert args.max_completion_length == 16
+    assert not args.bf16 and not args.use_bias_correction_kl and not args.shuffle_dataset
+    assert (args.loss_type, args.lr_scheduler_type, args.optim) == (
+        *("dapo", "constant", "adamw_torch"),
+    )
+    assert (settings.advantage, settings.gamma, settings.group_size) == ("grpo", 0.9, 4)
+    assert (settings.turns, settings.system_prompt) == (3, "be brief")
+    assert settings.max_failed_fraction == 0.25
+    assert settings.record_dir == str(tmp_path)
+    budget = settings.limits(settings.prompt_tokens, settings.response_tokens, 16)
+    assert budget == spec().budget
+
+
+@pytest.mark.parametrize("processes", [1, 2, 8])
+@pytest.mark.parametrize("rows", [1, 3, 64])
+def test_batches_and_steps_are_those_of_the_spec(processes: int, rows: int, tmp_path: Path) -> None:
+    """Whatever the number of processes and the size of a forward pass; as one process sees it."""
+    made = compiled(spec(), tmp_path)
+    made.argv.append(f"per_device_train_batch_size={rows}")
+    args, _ = configured(made, processes)
+    forward = args.per_device_train_batch_size
+    assert forward <= rows
+    assert processes * forward * args.steps_per_generation == 32
+    assert processes * forward * args.gradient_accumulation_steps == 8  # of 4 minibatches
+    assert args.max_steps == 5 * 2 * 4
+    assert args.save_steps == 10 * 2 * 4
+
+
+def test_groups_of_one_pass_trls_check(tmp_path: Path) -> None:
+    changed = spec(algorithm={"advantage": "rebn"}, training={"group_size": 1})
+    args, settings = configured(compiled(changed, tmp_path))
+    assert settings.group_size == 1
+    assert args.generation_batch_size % args.num_generations == 0
+
+
+def test_evaluations_are_made_where_the_spec_wants_them(tmp_path: Path) -> None:
+    part = {"name": "other game", "id": "game:Mastermind-v0-easy", "episodes": 9, "every": 4}
+    more = {"name": "same", "id": "game:GuessTheNumber-v0", "every": 6, "temperature": 0.0}
+    made = compiled(spec(eval=[part, more]), tmp_path)
+    args, _ = configured(made)
+    assert (args.eval_strategy, args.eval_steps, args.eval_on_start) == ("steps", 2 * 2 * 4, True)
+    assert args.num_generations_eval == 1
+    emulated = [knob.name for knob in made.parity if knob.status == "emulated"]
+    assert {"eval.0.every", "eval.1.every"} <= set(emulated)
+
+
+def test_parity_has_every_setting(tmp_path: Path) -> None:
+    made = compiled(spec(), tmp_path)
+    known = {knob.name: knob for knob in made.parity}
+    assert set(flatten(spec().to_mapping())) <= set(known)
+    emulated = {name for name, knob in known.items() if knob.status == "emulated"}
+    assert emulated == {
+        *("seed", "optimizer.weight_decay", "algorithm.kl_coef", "algorithm.minibatches"),
+        "algorithm.entropy_coef",
+    }
+    assert "off" in known["vllm_importance_sampling_correction"].how
+
+
+@pytest.mark.parametrize(
+    ("tables", "said"),
+    [
+        ({"algorithm": {"advantage": "gae"}}, r"algorithm\.advantage: .* no critic"),
+        ({"policy": {"context": "concat"}}, r"policy\.context: .* one row per episode"),
+        (
+            {"algorithm": {"loss_aggregation": "row-mean-token-sum"}},
+            r"algorithm\.loss_aggregation: TRL",
+        ),
+        ({"policy": {"lora_rank": 8}}, r"policy\.lora_rank"),
+        ({"training": {"group_size": 1}}, r"training\.group_size: grpo compares"),
+        ({"algorithm": {"minibatches": 5}}, r"algorithm\.minibatches: 32 episodes"),
+        (
+            {
+                "training": {"tasks": 1, "group_size": 1},
+                "algorithm": {"advantage": "rebn", "minibatches": 1},
+            },
+            r"training\.tasks: TRL refuses a batch of one",
+        ),
+    ],
+)
+def test_what_trl_cannot_do_is_refused_by_name(
+    tables: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        compiled(spec(**tables), tmp_path)
+    with pytest.raises(ConfigurationError, match=said):
+        train.train(spec(**tables), tmp_path, {})
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"learning_rate": 1.0}, "GRPOConfig.learning_rate follows from the experiment"),
+        ({"use_vlm": True}, "use_vlm"),
+        ({"eval_strategy": "often"}, "GRPOConfig: often is not a valid"),
+    ],
+)
+def test_wrong_fields_are_refused(given: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        experiment.grpo_config(spec(), tmp_path, 1, {"use_cpu": True, **given})
+
+
+def test_episodes_must_divide_among_the_processes(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="32 episodes .* for 3 processes"):
+        experiment.grpo_config(spec(), tmp_path, 3, {})
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_gpu_samples_with_vllm_if_it_is_there(
+    precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM would serve fp32 weights in bf16."""
+    original = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: name == "vllm" or original(name, *a)
+    )
+    made = compiled(spec(training={"precision": precision}), tmp_path, cpu=False)
+    assert (f"use_vllm={str(precision == 'bf16').lower()}") in made.argv
+    assert ("vllm_max_model_length=296" in made.argv) == (precision == "bf16")
+
+
+def test_a_run_can_be_resumed_or_overwritten(tmp_path: Path) -> None:
+    made = compiled(spec(), tmp_path)
+    assert made.state == ["checkpoints"]
+    assert made.env["OMP_NUM_THREADS"] == "1" and "CUDA_VISIBLE_DEVICES" in made.unset
+
+
+def test_specs_are_toml_or_json(tmp_path: Path) -> None:
+    recipe = Path(__file__).parents[2] / "recipes" / "guess-easy.toml"
+    run = train.read(recipe)
+    path = tmp_path / "spec.json"
+    path.write_text(json.dumps(run.to_mapping()))
+    assert train.read(path) == run
+    path.write_text("[")
+    with pytest.raises(ConfigurationError, match=r"cannot read the spec .*spec\.json"):
+        train.read(path)
+
+
+def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "spec.json"
+    path.write_text(json.dumps(spec(algorithm={"advantage": "gae"}).to_mapping()))
+    assert train.main([str(path), "--record", str(tmp_path)]) == 2
+    assert "algorithm.advantage: TRL's GRPOTrainer has no critic" in capsys.readouterr().err
+
+
+def test_a_version_that_is_not_supported_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gem.training.doctor.version", lambda name: "0.29.1")
+    with pytest.raises(UnsupportedVersionError, match=r"trl 0\.29\.1 .* >=1\.16,<2"):
+        compiled(spec(), tmp_path)

@@ -1,0 +1,155 @@
+"""TRL's engines as samplers: samples, rounds in step, temperatures, and TRL's columns."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gem.errors import RolloutError
+from gem.rollout import Request
+from gem.testing.golden import golden_batch
+from gem_trl.rollout import RoundSampler, columns, sampling_at
+
+STOP = frozenset({2, 7})
+
+
+def request(prompt: list[int], most: int = 8) -> Request:
+    return Request(episode=0, prompt_ids=prompt, new_ids=prompt, fresh=True, max_tokens=most)
+
+
+def sampler(answers: list[list[int]], logprobs: Any = None) -> RoundSampler:
+    return RoundSampler(lambda prompts: (answers, logprobs), STOP)
+
+
+def test_an_answer_is_cut_to_what_the_episode_has_left() -> None:
+    long, stopped, last = sampler([[5, 6, 2], [5, 2], [5, 6, 7]], [[-0.5] * 3] * 3)(
+        [request([1], 2), request([1], 2), request([1], 3)]
+    )
+    assert (long.token_ids, long.logprobs, long.stop_reason) == ([5, 6], [-0.5, -0.5], "length")
+    assert (stopped.token_ids, stopped.stop_reason) == ([5, 2], "stop")
+    assert (last.token_ids, last.stop_reason) == ([5, 6, 7], "stop")
+
+
+def test_log_probabilities_may_be_unknown() -> None:
+    [sample] = sampler([[5, 2]])([request([1])])
+    assert sample.logprobs is None
+    [sample] = sampler([[5, 2]], [[None, -1.0]])([request([1])])
+    assert sample.logprobs is not None
+    assert math.isnan(sample.logprobs[0]) and sample.logprobs[1] == -1.0
+
+
+def test_an_engine_that_loses_prompts_stops_the_run() -> None:
+    with pytest.raises(RolloutError, match="answered 1 of 2 prompts"):
+        sampler([[5]])([request([1]), request([1])])
+
+
+class Processes:
+    """Threads in the place of processes; a collective waits until all of them call it."""
+
+    def __init__(self, episodes: list[list[int]], in_step: bool = True) -> None:
+        self.episodes = episodes
+        self.in_step = in_step
+        self.barrier = threading.Barrier(len(episodes), timeout=2)
+        self.posted: list[Any] = [None] * len(episodes)
+        self.rounds: list[list[int]] = [[] for _ in episodes]
+
+    def gather(self, rank: int, value: Any) -> list[Any]:
+        self.barrier.wait()
+        self.posted[rank] = value
+        self.barrier.wait()
+        found = list(self.posted)
+        self.barrier.wait()
+        return found
+
+    def play(self, rank: int) -> None:
+        """Play episodes with so many turns; each turn's prompt names episode and turn."""
+
+        def generate(prompts: list[list[int]]) -> tuple[list[list[int]], None]:
+            # TRL's server mode: all prompts go to the main process, answers are cut by position.
+            everyone = [p for each in self.gather(rank, prompts) for p in each]
+            answers = [[*prompt, 2] for prompt in everyone]
+            self.rounds[rank].append(len(prompts))
+            first = rank * len(prompts)
+            return answers[first : first + len(prompts)], None
+
+        most = (lambda n: max(self.gather(rank, n))) if self.in_step else None
+        sampler = RoundSampler(generate, STOP, most)
+        turns = self.episodes[rank]
+        for turn in range(max(turns, default=0)):
+            open_ones = [[100 * rank + k, turn] for k, n in enumerate(turns) if n > turn]
+            samples = sampler([request(prompt) for prompt in open_ones])
+            assert [s.token_ids for s in samples] == [[*p, 2] for p in open_ones]
+        sampler.finish()
+
+    def run(self) -> None:
+        errors: list[BaseException] = []
+
+        def guarded(rank: int) -> None:
+            try:
+                self.play(rank)
+            except BaseException as error:
+                self.barrier.abort()
+                errors.append(error)
+
+        threads = [threading.Thread(target=guarded, args=(r,)) for r in range(len(self.episodes))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert not errors and not any(thread.is_alive() for thread in threads), errors
+
+
+@given(
+    st.integers(2, 3).flatmap(
+        lambda n: st.lists(st.lists(st.integers(1, 5), max_size=4), min_size=n, max_size=n)
+    )
+)
+def test_processes_sample_in_step_whatever_their_episodes(episodes: list[list[int]]) -> None:
+    """Every round has the size of the largest; every process gets the answers to its prompts."""
+    processes = Processes(episodes)
+    processes.run()
+    assert len({tuple(sizes) for sizes in processes.rounds}) == 1
+    longest = max((max(turns, default=0) for turns in episodes), default=0)
+    assert len(processes.rounds[0]) == longest
+    for turn, size in enumerate(processes.rounds[0]):
+        assert size == max(sum(n > turn for n in turns) for turns in episodes)
+
+
+@pytest.mark.parametrize("episodes", [[[2, 2], [2]], [[2], [1]]], ids=["sizes", "numbers"])
+def test_rounds_of_different_sizes_or_numbers_would_not_work(episodes: list[list[int]]) -> None:
+    with pytest.raises(AssertionError):
+        Processes(episodes, in_step=False).run()
+
+
+def test_evaluations_are_sampled_at_their_temperature(make_trainer: Callable[..., Any]) -> None:
+    trainer = make_trainer(args={"temperature": 0.7, "top_k": 5})
+    before = trainer.generation_config
+    with sampling_at(trainer, None):
+        assert trainer.generation_config is before
+    with sampling_at(trainer, 0.5):
+        config = trainer.generation_config
+        assert (config.temperature, config.top_k, config.top_p) == (0.5, 0, 1.0)
+        assert trainer.generation_kwargs["temperature"] == 0.5
+        assert config.eos_token_id == before.eos_token_id
+    with sampling_at(trainer, 0.0):
+        assert (trainer.generation_config.temperature, trainer.generation_config.top_k) == (1.0, 1)
+    assert trainer.generation_config is before
+    assert (before.temperature, before.top_k) == (0.7, 5)
+    assert trainer.generation_kwargs["temperature"] == 0.7
+
+
+def test_a_failed_episode_is_one_token_that_is_not_trained_on() -> None:
+    batch = golden_batch()
+    found = columns(batch, stop_id=2)
+    masks, returns = found["env_mask"], found["episode_return"]
+    assert masks is not None and returns is not None
+    assert [sum(mask) for mask in masks] == [t.sampled_tokens if t.valid else 0 for t in batch]
+    assert not batch[7].valid
+    assert [(found[name] or [])[7] for name in ("prompt_ids", "completion_ids")] == [[2], [2]]
+    assert (masks[7], returns[7]) == ([0], None)

@@ -1,0 +1,79 @@
+"""Settings, and the values of GRPOConfig that do not go with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gem.errors import ConfigurationError
+from gem_trl import GemSettings
+from gem_trl.settings import check_config, steps_per_iteration
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"advantage": "gae"}, r"gem\.advantage: TRL's GRPOTrainer has no critic.*got 'gae'"),
+        ({"advantage": "ppo"}, "reinforce, rebn, grpo, rloo, gae"),
+        ({"context": "window:2"}, r"gem\.context: TRL's batches have one row per episode"),
+        ({"seed": 0}, r"gem\.seed: TRL's engines take no seed"),
+        ({"prompt_tokens": 0}, r"gem\.prompt_tokens"),
+        ({"group_size": 0}, r"gem\.group_size"),
+        ({"max_failed_fraction": 2.0}, r"gem\.max_failed_fraction"),
+    ],
+)
+def test_wrong_settings_are_refused_by_name(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        GemSettings(**given)
+
+
+@pytest.mark.parametrize(
+    ("fields", "settings", "said"),
+    [
+        ({}, {"group_size": 3}, r"generation_batch_size: .* whole groups of 3, got 8"),
+        ({}, {"advantage": "grpo", "group_size": 1}, "compares the episodes of a task"),
+        (
+            {"gradient_accumulation_steps": 2, "steps_per_generation": 3},
+            {},
+            r"steps_per_generation: .* multiple of gradient_accumulation_steps, 2, got 3",
+        ),
+        (
+            {"num_iterations": 2, "save_strategy": "steps", "save_steps": 3},
+            {},
+            r"save_steps: .* must be a multiple of 2",
+        ),
+        ({"logging_steps": 2}, {"record_dir": "r"}, r"logging_steps: .* it must be 1"),
+        ({"logging_strategy": "epoch"}, {"record_dir": "r"}, "logging_strategy 'steps'"),
+        ({"mask_truncated_completions": True}, {}, "judges an episode by its last token"),
+        ({"use_transformers_continuous_batching": True}, {}, "by generate or by vLLM"),
+        ({"use_vllm": True}, {}, r"ask for it with gem\.importance_sampling=True, got True"),
+        ({"reward_weights": [2.0]}, {}, r"reward_weights: there is one reward"),
+    ],
+)
+def test_configurations_that_would_train_on_something_else_are_refused(
+    make_args: Callable[..., Any], fields: dict[str, Any], settings: dict[str, Any], said: str
+) -> None:
+    args = make_args(**fields)
+    with pytest.raises(ConfigurationError, match=said):
+        check_config(args, GemSettings(**settings))
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_the_importance_sampling_correction_is_what_was_asked_for(
+    make_args: Callable[..., Any], wanted: bool
+) -> None:
+    args = make_args(use_vllm=True, vllm_importance_sampling_correction=wanted)
+    check_config(args, GemSettings(importance_sampling=wanted))
+
+
+def test_an_iteration_has_steps_for_each_pass_and_minibatch(make_args: Callable[..., Any]) -> None:
+    args = make_args(
+        per_device_train_batch_size=2,
+        steps_per_generation=4,
+        gradient_accumulation_steps=2,
+        num_iterations=3,
+    )
+    check_config(args, GemSettings())
+    assert steps_per_iteration(args) == 6
