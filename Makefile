@@ -25,9 +25,10 @@ help: ## Print this list
 
 # Environments
 
-.PHONY: env-dev env-verl env-openrlhf env-oat env-tinker env-rl2
-env-dev: ## Environment for development, the reference trainer and gem-bench
+.PHONY: env-dev env-trl env-verl env-openrlhf env-oat env-tinker env-rl2
+env-dev: ## Environment for development, the reference trainer, TRL and gem-bench
 	@$(VENVS) dev
+env-trl: env-dev
 env-verl: ## Environment with real verl and vLLM, both for CPU
 	@$(VENVS) verl
 env-openrlhf: ## Environment with real OpenRLHF, DeepSpeed and vLLM, all for CPU
@@ -94,7 +95,7 @@ new-adapter: ## Start the adapter of another trainer: make new-adapter NAME=x (d
 
 # Checks
 
-.PHONY: nightly compatibility compatibility-check docs docs-check check-envs lint types test test-dev test-verl test-openrlhf conformance conformance-breaks e2e e2e-tools example-env e2e-openrlhf example-verl killed-verl test-oat e2e-oat test-tinker e2e-tinker test-rl2 e2e-rl2
+.PHONY: nightly compatibility compatibility-check docs docs-check check-envs lint types test test-dev test-verl test-openrlhf conformance conformance-breaks e2e e2e-tools example-env e2e-openrlhf example-verl killed-verl test-oat e2e-oat test-tinker e2e-tinker test-rl2 e2e-rl2 test-trl e2e-trl
 docs: env-dev ## Write the pages about environments (docs/envs) and public modules (docs/api)
 	$(DEV) tools/catalogue.py docs/envs
 	$(DEV) tools/api.py docs/api
@@ -110,10 +111,12 @@ lint: env-dev ## Style and formatting
 types: env-dev ## Static types of all packages
 	$(DEV) -m mypy packages/gem-core/src packages/gem-bench/src packages/gem-cpu/src packages/gem-verl/src \
 	  packages/gem-openrlhf/src packages/gem-oat/src packages/gem-tinker/src packages/gem-rl2/src \
-	  packages/_template/src
-test: test-dev test-verl test-openrlhf test-oat test-tinker test-rl2 ## Unit, property and installation tests, conformance L0
+	  packages/gem-trl/src packages/_template/src
+test: test-dev test-trl test-verl test-openrlhf test-oat test-tinker test-rl2 ## Unit, property and installation tests, conformance L0
 test-dev: env-dev
 	$(DEV) -m pytest -q --timeout 1200 -n 2 -m "not slow" tests/core tests/bench tests/cpu tests/packages
+test-trl: env-dev
+	$(DEV) -m pytest -q --timeout 1200 -m "not slow" tests/trl tests/conformance
 test-verl: env-verl
 	GEM_CPU=1 $(VERL) -m pytest -q --timeout 1200 -m "not slow" tests/verl tests/conformance
 test-openrlhf: env-openrlhf
@@ -130,7 +133,7 @@ conformance: $(TRAINER_ENVS) ## Run reference and real trainers, compare them (l
 nightly: $(TRAINER_ENVS) ## What is slow and stable: rounding, small models made anew, defects built in, all of e2e
 	$(DEV) -m pytest -q -m "nightly or slow" tests/conformance/test_noise.py tests/cpu
 	@set -e; for seed in 1 2 3 4 5; do GEM_PERTURB=$$seed $(MAKE) --no-print-directory conformance; done
-	$(MAKE) --no-print-directory conformance-breaks e2e e2e-tools e2e-openrlhf e2e-oat e2e-tinker e2e-rl2
+	$(MAKE) --no-print-directory conformance-breaks e2e e2e-tools e2e-openrlhf e2e-oat e2e-tinker e2e-rl2 e2e-trl
 compatibility: env-dev ## Write README's compatibility table; takes over what `make conformance` found last
 	@$(DEV) tools/compatibility.py
 compatibility-check: env-dev ## The table is what the packages say and what conformance found
@@ -162,3 +165,7 @@ e2e-rl2: env-dev env-rl2 ## Real RL2 in each way of using it, what stops it, and
 	GEM_CPU=1 $(RL2) -m pytest -q tests/rl2 -m slow
 	PATH="$(CURDIR)/.venvs/rl2/bin:$$PATH" MODEL="$$($(DEV) -m gem_cpu.tiny_model)" OUT=$(CURDIR)/$(RUNS)/example-rl2 \
 	  timeout 900 packages/gem-rl2/examples/train_rl2.sh --cpu
+e2e-trl: env-dev ## Real TRL in each way of using it, several processes, what stops it, and the example file
+	$(DEV) -m pytest -q tests/trl -m slow
+	MODEL="$$($(DEV) -m gem_cpu.tiny_model)" OUT=$(CURDIR)/$(RUNS)/example-trl OMP_NUM_THREADS=1 \
+	  timeout 900 $(DEV) packages/gem-trl/examples/train_trl.py --cpu

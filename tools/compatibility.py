@@ -39,6 +39,8 @@ class Row:
     """Distributions whose versions are named, as gem-cpu's requirements call them."""
     besides: str = ""
     """What else of the trainer CI runs or replaces."""
+    environment: str = ""
+    """Of which the requirements are; by default the one that has the trainer's name."""
 
 
 REFERENCE = Row("reference", ("torch", "transformers"))
@@ -48,6 +50,7 @@ TRAINERS = {
     "tinker": Row("Tinker", ("tinker", "skyrl")),
     "oat": Row("oat", ("oat-llm", "deepspeed"), "a stand-in for vLLM"),
     "rl2": Row("RL2", ("rl-square", "sglang")),
+    "trl": Row("TRL", ("trl", "transformers"), environment="dev"),
 }
 
 
@@ -103,7 +106,7 @@ def table(results: dict[str, Any]) -> str:
         found = results.get(name, {})
         lines.append(
             f"| [{row.title}](docs/{name}.md) | `gem-{name}` "
-            f"| {supported(f'gem-{name}', row)} | {tested(name, row)} "
+            f"| {supported(f'gem-{name}', row)} | {tested(row.environment or name, row)} "
             f"| {found.get('holds', 'not tested')} | {found.get('date', '')} |"
         )
     return "\n".join(lines)

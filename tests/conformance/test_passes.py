@@ -20,9 +20,9 @@ TURNS = (*STEPS, "policy.context=concat", "algorithm.loss_aggregation=row-mean-t
 
 @pytest.mark.parametrize(
     ("trainer", "settings"),
-    # OpenRLHF draws the rows of a step at random.
-    [("verl", STEPS), ("openrlhf", PASSES), ("oat", TURNS), ("rl2", STEPS)],
-    ids=["verl", "openrlhf", "oat", "rl2"],
+    # OpenRLHF and TRL draw the rows of a step at random.
+    [("verl", STEPS), ("openrlhf", PASSES), ("oat", TURNS), ("rl2", STEPS), ("trl", PASSES)],
+    ids=["verl", "openrlhf", "oat", "rl2", "trl"],
 )
 def test_passes_and_steps_are_the_reference_s(
     trainer: str,

@@ -15,7 +15,7 @@ pytest.importorskip("gem_bench.runspec", reason="needs the development environme
 from gem_bench.conformance import Finding
 
 GREEDY = "guess-easy-greedy"
-TRAINERS = ("verl", "openrlhf", "oat", "rl2")
+TRAINERS = ("verl", "openrlhf", "oat", "rl2", "trl")
 
 pytestmark = pytest.mark.slow
 Run = Callable[..., Path]

@@ -20,6 +20,7 @@ SUPPORTED = {
     "SUPPORTED_TINKER": "tinker",
     "SUPPORTED_COOKBOOK": "tinker-cookbook",
     "SUPPORTED_RL2": "rl-square",
+    "SUPPORTED_TRL": "trl",
     "SUPPORTED_TEMPLATE": "fake-trainer",
 }
 

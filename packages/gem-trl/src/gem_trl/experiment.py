@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gem.errors import ConfigurationError
 from gem.training import launch
 from gem.training.runspec import RunSpec
+from gem.training.settings import check_group_size
 from gem_trl.settings import NO_CRITIC, ONE_ROW, GemSettings
 
 if TYPE_CHECKING:
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
 
 CHECKPOINTS = "checkpoints"
 """Folder of the checkpoints, in the record's."""
-SAVED_EVERY = 10
-"""Iterations between checkpoints, unless `save_steps` is given."""
 MOST_EVALUATED = 64
 """Most episodes of an evaluation that a process plays at the same time, unless
 `per_device_eval_batch_size` is given."""
@@ -60,19 +59,17 @@ def check_spec(spec: RunSpec) -> None:
     Raises:
         ConfigurationError: The message names the key.
     """
-    algorithm, size = spec.algorithm, spec.training.group_size
-    alone = f"{algorithm.advantage} compares the episodes of a task; set it to 2 or more"
-    comparing = algorithm.advantage in ("grpo", "rloo")
+    estimator = spec.algorithm.advantage
     launch.refuse(
         spec,
         ("policy.context", spec.policy.context != "chat", ONE_ROW),
-        ("algorithm.advantage", algorithm.advantage == "gae", NO_CRITIC),
-        ("training.group_size", comparing and size < 2, alone),
+        ("algorithm.advantage", estimator == "gae", NO_CRITIC),
         ("training.tasks", spec.episodes < 2, "TRL refuses a batch of one episode"),
         launch.token_mean(spec, "TRL"),
         launch.whole_minibatches(spec),
         launch.all_weights(spec),
     )
+    check_group_size(estimator, "training.group_size", spec.training.group_size)
 
 
 def gem_settings(spec: RunSpec, folder: Path) -> GemSettings:
@@ -103,7 +100,7 @@ def grpo_config(
         "output_dir": str(folder / CHECKPOINTS),
         "report_to": [],
         "disable_tqdm": True,
-        "save_steps": SAVED_EVERY * _steps(spec),
+        "save_steps": 10 * _steps(spec),
         "save_total_limit": 1,
         "per_device_train_batch_size": max(most, 1),
         "per_device_eval_batch_size": MOST_EVALUATED,
@@ -155,6 +152,6 @@ def _decided(spec: RunSpec, processes: int, most: int) -> dict[str, Any]:
         "logging_steps": 1,
     }
     if spec.eval:
-        every = spec.eval_every * _steps(spec)
-        fields |= {"eval_strategy": "steps", "eval_steps": every, "eval_on_start": True}
+        fields |= {"eval_strategy": "steps", "eval_on_start": True}
+        fields["eval_steps"] = spec.eval_every * _steps(spec)
     return fields

@@ -6,7 +6,6 @@ import importlib.util
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from gem.training import launch, platforms
 from gem.training.launch import Knob, Launch, Names
@@ -18,7 +17,6 @@ from gem_trl.experiment import CHECKPOINTS, FIELDS, SETTINGS, check_spec
 SPEC_FILE = "spec.json"
 
 _SEEDS = "seed: one stream of random numbers in a process; others than in other trainers"
-_CORRECTION = "vllm_importance_sampling_correction"
 _HOW: dict[str, Names] = {
     **launch.ALL_WEIGHTS,
     **FIELDS,
@@ -68,7 +66,7 @@ class TRLAdapter:
             platform,
             files={SPEC_FILE: json.dumps(spec.to_mapping(), indent=2) + "\n"},
             state=[CHECKPOINTS],
-            parity=launch.parity(spec, _HOW, _departures(spec, platform.settings)),
+            parity=launch.parity(spec, _HOW, _departures(spec)),
         )
 
 
@@ -82,7 +80,7 @@ def _gpu(spec: RunSpec) -> Platform:
     return Platform({"gradient_checkpointing": True, "use_vllm": vllm, **length})
 
 
-def _departures(spec: RunSpec, machine: dict[str, Any]) -> Iterator[Knob]:
+def _departures(spec: RunSpec) -> Iterator[Knob]:
     yield from launch.sampling_departure(spec, _SEEDS)
     yield from launch.loss_departures(spec, undecayed="biases and norms")
     if spec.algorithm.minibatches > 1:
@@ -95,5 +93,5 @@ def _departures(spec: RunSpec, machine: dict[str, Any]) -> Iterator[Knob]:
         how = "the bonus is a mean of the forward passes' means, not of the tokens"
         yield Knob("algorithm.entropy_coef", "emulated", how)
     yield from launch.evaluation_departures(spec)
-    how = f"{_CORRECTION}=False: off, although on by default in TRL"
-    yield Knob(_CORRECTION, "matched", how if machine.get("use_vllm") else "only with vLLM: off")
+    correction = "vllm_importance_sampling_correction"
+    yield Knob(correction, "matched", "off, although on by default in TRL where vLLM samples")

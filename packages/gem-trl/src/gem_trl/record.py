@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gem.training.recording import RunRecording
@@ -19,9 +19,6 @@ RECORDED = {
 }
 """Names in the record, and in TRL's logs."""
 
-SUMMED = ("step_time",)
-"""Logs of which an iteration's is the sum over its optimiser steps, not the mean."""
-
 
 def recording(folder: str | None) -> RunRecording:
     """Return the record of a run; without a folder nothing is written.
@@ -33,23 +30,15 @@ def recording(folder: str | None) -> RunRecording:
     return RunRecording(folder, {"trainer": "trl", "versions": versions}, RECORDED)
 
 
-class StepLogs:
-    """The logs of an iteration's optimiser steps."""
+def of_iteration(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return an iteration's logs: means over its optimiser steps, of the time the sum.
 
-    def __init__(self) -> None:
-        self._steps: list[dict[str, float]] = []
-
-    def add(self, logs: Mapping[str, Any]) -> None:
-        """Keep what TRL logs after a step; what it does not know is None."""
-        names = RECORDED.values()
-        self._steps.append({n: float(logs[n]) for n in names if logs.get(n) is not None})
-
-    def take(self) -> dict[str, float]:
-        """Return the iteration's logs under TRL's names, and begin anew."""
-        steps, self._steps = self._steps, []
-        found = {}
-        for name in RECORDED.values():
-            values = [step[name] for step in steps if name in step]
-            if values:
-                found[name] = sum(values) / (1 if name in SUMMED else len(values))
-        return found
+    Args:
+        steps: What TRL logs after each; what it does not know is None.
+    """
+    found = {}
+    for name in RECORDED.values():
+        values = [float(step[name]) for step in steps if step.get(name) is not None]
+        if values:
+            found[name] = sum(values) / (1 if name == "step_time" else len(values))
+    return found

@@ -92,8 +92,6 @@ def check_config(args: Any, gem: GemSettings) -> None:
         and not gem.importance_sampling
         and "it leaves out whole episodes for which TRL's probabilities and vLLM's differ; set it "
         "to False, or ask for it with gem.importance_sampling=True",
-        "reward_weights": args.reward_weights is not None
-        and "there is one reward, the environment's; leave it None",
     }
     for key, reason in refused.items():
         if reason:

@@ -35,17 +35,21 @@ from gem.training.settings import check_episodes
 from gem.training.tasksets import DatasetRow
 from gem.trajectory import Trajectory
 from gem_trl import TRAINER
-from gem_trl.record import StepLogs, recording
+from gem_trl.record import of_iteration, recording
 from gem_trl.rollout import RoundSampler, columns, sampling_at, training_row
 from gem_trl.settings import GemSettings, check_config, steps_per_iteration
 
 logger = logging.getLogger(__name__)
 
 SEAMS = [
-    called("trl:GRPOTrainer.__init__", "self, model, *, reward_funcs, args, rollout_func"),
+    called("trl:GRPOTrainer.__init__", "self, model, reward_funcs, args, *, rollout_func"),
     called(
         "trl:GRPOTrainer._generate_single_turn",
         "self, prompt_ids, images, multimodal_fields, num_generations",
+    ),
+    called(
+        "trl:GRPOTrainer._get_per_token_logps_and_entropies",
+        "self, model, input_ids, attention_mask, logits_to_keep, batch_size",
     ),
     Seam("trl:GRPOTrainer._generate_and_score_completions", "self, inputs"),
     Seam("trl:GRPOTrainer.log", "self, logs, start_time"),
@@ -90,10 +94,6 @@ def gem_return(episode_return: list[float | None], **_: Any) -> list[float | Non
     return episode_return
 
 
-def _rollout(prompts: list[str], trainer: GemGRPOTrainer) -> dict[str, Any]:
-    return trainer.play(prompts)
-
-
 class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     """GRPOTrainer with GEM's episodes; its datasets are those of `gem_trl.dataset`."""
 
@@ -120,8 +120,9 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         check_config(args, self.gem)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "You are using 'rollout_func'")
-            hooks = {"reward_funcs": [gem_return], "rollout_func": _rollout}
-            super().__init__(model, args=args, **hooks, **kwargs)
+            super().__init__(
+                model, [gem_return], args, rollout_func=lambda rows, _: self.play(rows), **kwargs
+            )
         if self.gem.group_size is not None:
             # TRL's samplers read it, and its own advantages, which are not used.
             self.num_generations = self.gem.group_size
@@ -133,7 +134,7 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         )
         main = self.accelerator.is_main_process
         self._recording = recording(self.gem.record_dir if main else None)
-        self._steps = StepLogs()
+        self._steps: list[dict[str, float]] = []
         self._batch: Batch
         self._evaluated: dict[str, list[Trajectory]] = {}
 
@@ -243,10 +244,27 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             trained[place] = [row.trained(ids, mask[row.columns], rewards, shown)]
         output["advantages"] = advantages.to(output["completion_ids"].device)
         rows = gather_object(trained) if rows_wanted() else []
-        self._recording.keep_batch(
-            batch.everyone, batch.per_turn, lambda: rows, metrics={"rollout_s": batch.rollout_s}
-        )
+        metrics = {"rollout_s": batch.rollout_s, **self._logprob_difference(output)}
+        self._recording.keep_batch(batch.everyone, batch.per_turn, lambda: rows, metrics=metrics)
         return output
+
+    @torch.no_grad()
+    def _logprob_difference(self, output: dict[str, Any]) -> dict[str, float]:
+        """Return how far vLLM's log-probabilities are from TRL's: large if its weights are stale.
+
+        Nothing is returned where they are not of the same distribution: TRL's is that before any
+        candidate is left out, and a server may report that at temperature 1.
+        """
+        theirs = output.get("sampling_per_token_logps")
+        served = self.vllm_mode == "server" and self.temperature != 1.0
+        if not self.use_vllm or theirs is None or self.top_k > 0 or self.top_p < 1 or served:
+            return {}
+        parts = [(output[f"prompt_{k}"], output[f"completion_{k}"]) for k in ("ids", "mask")]
+        ids, attended = (torch.cat(pair, dim=1) for pair in parts)
+        size, rows = theirs.size(1), self.args.per_device_train_batch_size
+        found, *_ = self._get_per_token_logps_and_entropies(self.model, ids, attended, size, rows)
+        distance = (found - theirs).nan_to_num() * output["completion_mask"] * output["tool_mask"]
+        return {"logprob_difference_max": max(gather_object([float(distance.abs().max())]))}
 
     # Record
 
@@ -265,9 +283,10 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             check_episodes(played, self.gem.max_failed_fraction, batch=f"evaluation {name!r}")
             self._recording.write_evaluation(iterations, name, played, sort=True)
         if "loss" in logs:
-            self._steps.add(logs)
+            self._steps.append(logs)
             if left == 0:
-                self._recording.write_iteration(iterations - 1, self._steps.take())
+                self._recording.write_iteration(iterations - 1, of_iteration(self._steps))
+                self._steps = []
 
     def _once(self, played: Sequence[Trajectory]) -> list[Trajectory]:
         """Leave out the episodes with which accelerate fills up an evaluation's last batch."""
