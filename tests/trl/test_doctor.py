@@ -37,5 +37,5 @@ def test_the_doctor_is_content_with_a_sound_installation() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "functions of TRL are as expected" in done.stdout
+    assert "functions of trl are as expected" in done.stdout
     assert "engine: transformers" in done.stdout or "engine: vllm" in done.stdout

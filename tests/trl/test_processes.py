@@ -122,4 +122,4 @@ def test_too_many_failures_on_one_process_end_all(spec: dict[str, Any], tmp_path
     data = {**spec, "policy": {**spec["policy"], "prompt_tokens": 5}, "eval": []}
     done = run(tmp_path / "run", data, 2)
     assert done.returncode != 0
-    assert done.stderr.count("RolloutError: 30 of 30 episodes of this batch failed") == 2
+    assert done.stderr.count("30 of 30 episodes of this batch failed") == 2

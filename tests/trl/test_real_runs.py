@@ -120,5 +120,5 @@ def test_an_environment_in_which_all_fails_stops_the_run(compile: Compile, tmp_p
     launch = compile(folder, policy={"prompt_tokens": 3}, eval=[])
     status, text = run(launch, folder)
     assert status == 2
-    assert "RolloutError: 8 of 8 episodes of this batch failed" in text
+    assert "8 of 8 episodes of this batch failed" in text
     assert "budget 8 (the first prompt of game:GuessTheNumber-v0-easy has" in text

@@ -6,13 +6,14 @@ import sys
 from functools import partial
 
 from gem.training import doctor
+from gem.training.seams import check_seams
 from gem_trl import TRAINER
 
 
 def check_hooks() -> str:
     """TRL can be imported, and has what is extended and called."""
     [trainer] = doctor.importable("gem_trl.trainer", what="TRL with GEM's trainer")
-    return f"{len(trainer.SEAMS)} functions of TRL are as expected"
+    return check_seams(TRAINER, trainer.SEAMS)
 
 
 CHECKS: tuple[doctor.Check, ...] = (

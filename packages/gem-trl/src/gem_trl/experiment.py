@@ -39,17 +39,7 @@ FIELDS: dict[str, launch.Names] = {
 }
 """GRPOConfig's fields with the value of a setting."""
 
-SETTINGS = {
-    "policy.prompt_tokens": "prompt_tokens",
-    "policy.response_tokens": "response_tokens",
-    "policy.turns": "turns",
-    "policy.context": "context",
-    "policy.system_prompt": "system_prompt",
-    "algorithm.advantage": "advantage",
-    "algorithm.gamma": "gamma",
-    "training.group_size": "group_size",
-    "training.max_failed_fraction": "max_failed_fraction",
-}
+SETTINGS = launch.namesakes(GemSettings)
 """Settings of the trainer with the value of a setting."""
 
 

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gem.advantage import ADVANTAGES
-from gem.errors import ConfigurationError
 from gem.tables import setting
-from gem.training.settings import Settings, check_group_size
+from gem.training.settings import Settings, check_group_size, refuse_values
 
 NO_CRITIC = "TRL's GRPOTrainer has no critic; choose rebn, grpo, rloo or reinforce"
 ONE_ROW = "TRL's batches have one row per episode, other contexts than 'chat' make several"
@@ -38,13 +37,12 @@ class GemSettings(Settings):
         """Raise `ConfigurationError` if a value is wrong or TRL cannot do it."""
         super().check(prefix)
         no_seeds = "TRL's engines take no seed for a turn; set GRPOConfig's"
-        for key, refused, reason in (
+        refused = (
             ("advantage", self.advantage == "gae", NO_CRITIC),
             ("context", self.context != "chat", ONE_ROW),
             ("seed", self.seed is not None, no_seeds),
-        ):
-            if refused:
-                raise ConfigurationError(f"{prefix}{key}: {reason}, got {getattr(self, key)!r}")
+        )
+        refuse_values(vars(self), refused, prefix)
 
 
 def steps_per_iteration(args: Any) -> int:
@@ -69,33 +67,40 @@ def check_config(args: Any, gem: GemSettings) -> None:
     group = gem.group_size or args.num_generations
     check_group_size(gem.advantage, "gem.group_size", group)
     steps = max(steps_per_iteration(args), 1)
-    step_saved = args.save_strategy == "steps" and args.save_steps % steps
+    window = args.gradient_accumulation_steps
     every_step = args.logging_strategy == "steps" and args.logging_steps == 1
     corrected = args.use_vllm and args.vllm_importance_sampling_correction
-    refused = {
-        "generation_batch_size": args.generation_batch_size % group
-        and f"the episodes of a batch must be whole groups of {group}",
-        "steps_per_generation": _passes(args) % args.gradient_accumulation_steps
-        and "an optimiser step would mix two batches of episodes; num_iterations times this must "
-        f"be a multiple of gradient_accumulation_steps, {args.gradient_accumulation_steps}",
-        "save_steps": step_saved
-        and "a run would go on from the middle of a batch of episodes; it must be a multiple of "
-        f"{steps}, the optimiser steps of a batch",
-        "logging_steps": gem.record_dir is not None
-        and not every_step
-        and "gem.record_dir records every iteration; it must be 1, with logging_strategy 'steps'",
-        "mask_truncated_completions": args.mask_truncated_completions
-        and "it judges an episode by its last token; leave it False",
-        "use_transformers_continuous_batching": args.use_transformers_continuous_batching
-        and "episodes are sampled by generate or by vLLM; leave it False",
-        "vllm_importance_sampling_correction": corrected
-        and not gem.importance_sampling
-        and "it leaves out whole episodes for which TRL's probabilities and vLLM's differ; set it "
-        "to False, or ask for it with gem.importance_sampling=True",
-    }
-    for key, reason in refused.items():
-        if reason:
-            raise ConfigurationError(f"GRPOConfig.{key}: {reason}, got {getattr(args, key)!r}")
+    whole = f"the episodes of a batch must be whole groups of {group}"
+    mixed = (
+        "an optimiser step would mix two batches of episodes; num_iterations times this must be a "
+        f"multiple of gradient_accumulation_steps, {window}"
+    )
+    middle = (
+        "a run would go on from the middle of a batch of episodes; it must be a multiple of "
+        f"{steps}, the optimiser steps of a batch"
+    )
+    gaps = "gem.record_dir records every iteration; set it to 1, and logging_strategy to 'steps'"
+    lost = (
+        "it leaves out whole episodes for which TRL's probabilities and vLLM's differ; set it to "
+        "False, or ask for it with gem.importance_sampling=True"
+    )
+    saving, recorded = args.save_strategy == "steps", gem.record_dir is not None
+    judged = "it judges an episode by its last token; leave it False"
+    untried = "episodes are sampled by generate or by vLLM; leave it False"
+    refused = (
+        ("generation_batch_size", args.generation_batch_size % group > 0, whole),
+        ("steps_per_generation", _passes(args) % window > 0, mixed),
+        ("save_steps", saving and args.save_steps % steps > 0, middle),
+        ("logging_steps", recorded and not every_step, gaps),
+        ("mask_truncated_completions", args.mask_truncated_completions, judged),
+        (
+            "use_transformers_continuous_batching",
+            args.use_transformers_continuous_batching,
+            untried,
+        ),
+        ("vllm_importance_sampling_correction", corrected and not gem.importance_sampling, lost),
+    )
+    refuse_values(vars(args), refused, "GRPOConfig.")
 
 
 def _passes(args: Any) -> int:

@@ -20,8 +20,9 @@ from typing import Any
 
 import tomllib
 
-from gem.errors import ConfigurationError, GemError
+from gem.errors import ConfigurationError
 from gem.tables import json_or_text
+from gem.training.command import exit_status
 from gem.training.runspec import RunSpec
 from gem_trl import check_trl
 from gem_trl.experiment import CHECKPOINTS, check_spec, gem_settings, grpo_config
@@ -69,14 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--record", type=Path, required=True, help="folder of the record")
     parser.add_argument("given", nargs="*", metavar="key=value", help="field of GRPOConfig")
     args = parser.parse_intermixed_args(argv)
-    try:
-        given = {key: json_or_text(text) for key, _, text in (a.partition("=") for a in args.given)}
-        train(read(args.spec), args.record, given)
-    except GemError as error:
-        kind = "" if isinstance(error, ConfigurationError) else f"{type(error).__name__}: "
-        sys.stderr.write(f"{kind}{error}\n")
-        return 2
-    return 0
+    given = {key: json_or_text(text) for key, _, text in (a.partition("=") for a in args.given)}
+    return exit_status(lambda: train(read(args.spec), args.record, given))
 
 
 def read(path: Path) -> RunSpec:
