@@ -49,15 +49,18 @@ def train(spec: RunSpec, folder: Path, given: Mapping[str, Any]) -> None:
     from gem_trl.dataset import eval_datasets, task_dataset
     from gem_trl.trainer import GemGRPOTrainer
 
+    saved = folder / CHECKPOINTS
+    last = get_last_checkpoint(str(saved)) if saved.exists() else None
+    args = grpo_config(spec, folder, int(os.environ.get("WORLD_SIZE", "1")), given)
+    # What was due at a checkpoint has been evaluated before it was saved.
+    args.eval_on_start = args.eval_on_start and last is None
     trainer = GemGRPOTrainer(
         model=spec.policy.model,
-        args=grpo_config(spec, folder, int(os.environ.get("WORLD_SIZE", "1")), given),
+        args=args,
         train_dataset=task_dataset(spec.task_set.uri),
         eval_dataset=eval_datasets(*(source.text for source in spec.evaluations)) or None,
         gem=gem_settings(spec, folder),
     )
-    saved = folder / CHECKPOINTS
-    last = get_last_checkpoint(str(saved)) if saved.exists() else None
     trainer.train(resume_from_checkpoint=last)
 
 
