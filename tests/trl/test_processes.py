@@ -1,7 +1,8 @@
-"""Several processes over Gloo train as one does, also where sampling is a collective."""
+"""Several processes over Gloo train as one does, also where they sample together; so does vLLM."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import socket
@@ -19,9 +20,13 @@ from gem.training.record import EpisodeRecord, read_run
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-SERVED = str(Path(__file__).with_name("served.py"))
+SERVED, COLOCATED = (str(Path(__file__).with_name(f"{n}.py")) for n in ("served", "colocated"))
 TRAIN = ("-m", "gem_trl.train")
 TIMEOUT_S = 600
+VLLM = {
+    **{"GEM_CPU": "1", "VLLM_TARGET_DEVICE": "cpu", "VLLM_CPU_KVCACHE_SPACE": "1"},
+    **{"VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1"},
+}
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +44,11 @@ def spec() -> dict[str, Any]:
 
 
 def run(
-    folder: Path, spec: dict[str, Any], processes: int, command: Sequence[str] = TRAIN
+    folder: Path,
+    spec: dict[str, Any],
+    processes: int,
+    command: Sequence[str] = TRAIN,
+    given: Sequence[str] = (),
 ) -> subprocess.CompletedProcess[str]:
     folder.mkdir()
     path = folder / "spec.json"
@@ -51,13 +60,14 @@ def run(
     several = [*launcher, "--nproc_per_node", str(processes)] if processes > 1 else []
     options = ["--record", str(folder), "use_cpu=true", "gradient_checkpointing=false"]
     return subprocess.run(
-        [sys.executable, *several, *command, str(path), *options, "save_strategy=no"],
+        [sys.executable, *several, *command, str(path), *options, "save_strategy=no", *given],
         env={
             **os.environ,
             "GEM_RECORD_ROWS": "1",
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "lo",
             "HF_HUB_OFFLINE": "1",
+            **VLLM,
         },
         capture_output=True,
         text=True,
@@ -107,6 +117,18 @@ def test_processes_with_one_server_train_as_one_process_does(
 ) -> None:
     """Their episodes end after different numbers of turns; rounds are filled up."""
     done = run(tmp_path / "run", spec, processes, [SERVED])
+    assert done.returncode == 0, done.stderr[-4000:]
+    check_equal(alone, tmp_path / "run")
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("vllm") is None, reason="no environment has both TRL and vLLM"
+)
+def test_vllm_in_the_trainers_process_trains_as_transformers_do(
+    spec: dict[str, Any], alone: Path, tmp_path: Path
+) -> None:
+    given = ["use_vllm=true", "vllm_gpu_memory_utilization=0.1", "vllm_max_model_length=168"]
+    done = run(tmp_path / "run", spec, 1, [COLOCATED], given)
     assert done.returncode == 0, done.stderr[-4000:]
     check_equal(alone, tmp_path / "run")
 

@@ -261,6 +261,8 @@ def test_processes_sample_in_step_where_sampling_is_a_collective(
         ({"temperature": 0.7, "vllm_mode": "server"}, None),
         ({"top_k": 1}, None),
         ({"top_p": 0.9}, None),
+        ({"min_p": 0.1}, None),
+        ({"repetition_penalty": 1.1}, None),
         ({"use_vllm": False}, None),
     ],
 )

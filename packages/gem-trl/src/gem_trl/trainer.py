@@ -235,7 +235,8 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             tokens = training_row(trajectory)
             if tokens is None:
                 continue
-            row, (ids, mask) = Row(place, tokens), _tokens(output, place)
+            row = Row(place, tokens)
+            ids, mask = _tokens(output, place)
             row.check(ids, mask, "a training row of TRL")
             write(advantages, [row], batch.per_turn[first + place])
             # TRL keeps no reward per token: those shown are the episode's.
@@ -253,11 +254,12 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         """Return how far vLLM's log-probabilities are from TRL's: large if its weights are stale.
 
         Nothing is returned where they are not of the same distribution: TRL's is that before any
-        candidate is left out, and a server may report that at temperature 1.
+        candidate is left out or penalised, and a server may report that at temperature 1.
         """
         theirs = output.get("sampling_per_token_logps")
-        served = self.vllm_mode == "server" and self.temperature != 1.0
-        if not self.use_vllm or theirs is None or self.top_k > 0 or self.top_p < 1 or served:
+        changed = self.top_k > 0 or self.top_p < 1 or self.min_p or self.repetition_penalty != 1
+        served = self.vllm_mode == "server" and self.temperature != 1
+        if not self.use_vllm or theirs is None or changed or served:
             return {}
         parts = [(output[f"prompt_{k}"], output[f"completion_{k}"]) for k in ("ids", "mask")]
         ids, attended = (torch.cat(pair, dim=1) for pair in parts)
