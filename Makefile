@@ -13,7 +13,7 @@ BENCH := $(DEV) -m gem_bench
 RUNS ?= runs
 MODEL ?= tiny
 SEEDS ?= 0
-TRAINERS ?= reference verl openrlhf oat rl2
+TRAINERS ?= reference trl verl openrlhf oat rl2
 LORA_TRAINERS ?= reference tinker
 TRAINER_ENVS := env-dev env-verl env-openrlhf env-tinker env-oat env-rl2
 ITERATIONS ?= 40
@@ -43,13 +43,21 @@ env-rl2: ## Environment with real RL2 and SGLang, both for CPU
 
 # The product
 
-.PHONY: demo compare compare-seeds compare-soft
-demo: env-dev env-verl ## One experiment in the reference trainer and in real verl; ends in runs/demo/report.html
-	$(BENCH) run recipes/guess-easy.toml --to reference --cpu --overwrite --out $(RUNS)/demo/reference --set policy.model=$(MODEL)
-	$(BENCH) run recipes/guess-easy.toml --to verl --cpu --overwrite --out $(RUNS)/demo/verl --set policy.model=$(MODEL)
-	$(BENCH) compare $(RUNS)/demo/reference $(RUNS)/demo/verl
-	$(BENCH) report $(RUNS)/demo/reference $(RUNS)/demo/verl --out $(RUNS)/demo/report.html
-	$(BENCH) plot $(RUNS)/demo/reference $(RUNS)/demo/verl --out $(RUNS)/demo/curves.svg
+.PHONY: demo demo-verl compare compare-seeds compare-soft
+demo: TRAINER = trl
+demo: env-dev ## One experiment in the reference trainer and in real TRL; ends in runs/demo/report.html
+	$(demonstration)
+demo-verl: TRAINER = verl
+demo-verl: env-dev env-verl ## The same in real verl, with Ray and vLLM
+	$(demonstration)
+
+define demonstration
+$(BENCH) run recipes/guess-easy.toml --to reference --cpu --overwrite --out $(RUNS)/demo/reference --set policy.model=$(MODEL)
+$(BENCH) run recipes/guess-easy.toml --to $(TRAINER) --cpu --overwrite --out $(RUNS)/demo/$(TRAINER) --set policy.model=$(MODEL)
+$(BENCH) compare $(RUNS)/demo/reference $(RUNS)/demo/$(TRAINER)
+$(BENCH) report $(RUNS)/demo/reference $(RUNS)/demo/$(TRAINER) --out $(RUNS)/demo/report.html
+$(BENCH) plot $(RUNS)/demo/reference $(RUNS)/demo/$(TRAINER) --out $(RUNS)/demo/curves.svg
+endef
 
 # Tinker's servers train low-rank adapters only, so there is a reference that does, too.
 # `make -j 2 compare` lets two runs go on side by side.
@@ -95,7 +103,7 @@ new-adapter: ## Start the adapter of another trainer: make new-adapter NAME=x (d
 
 # Checks
 
-.PHONY: nightly compatibility compatibility-check docs docs-check check-envs lint types test test-dev test-verl test-openrlhf conformance conformance-breaks e2e e2e-tools example-env e2e-openrlhf example-verl killed-verl test-oat e2e-oat test-tinker e2e-tinker test-rl2 e2e-rl2 test-trl e2e-trl
+.PHONY: nightly compatibility compatibility-check docs docs-check check-envs lint types test test-all test-dev test-verl test-openrlhf conformance conformance-breaks e2e e2e-tools example-env e2e-openrlhf example-verl killed-verl test-oat e2e-oat test-tinker e2e-tinker test-rl2 e2e-rl2 test-trl e2e-trl
 docs: env-dev ## Write the pages about environments (docs/envs) and public modules (docs/api)
 	$(DEV) tools/catalogue.py docs/envs
 	$(DEV) tools/api.py docs/api
@@ -112,7 +120,8 @@ types: env-dev ## Static types of all packages
 	$(DEV) -m mypy packages/gem-core/src packages/gem-bench/src packages/gem-cpu/src packages/gem-verl/src \
 	  packages/gem-openrlhf/src packages/gem-oat/src packages/gem-tinker/src packages/gem-rl2/src \
 	  packages/gem-trl/src packages/_template/src
-test: test-dev test-trl test-verl test-openrlhf test-oat test-tinker test-rl2 ## Unit, property and installation tests, conformance L0
+test: test-dev test-trl ## Unit, property and installation tests, of TRL conformance L0
+test-all: test test-verl test-openrlhf test-oat test-tinker test-rl2 ## The same of all trainers
 test-dev: env-dev
 	$(DEV) -m pytest -q --timeout 1200 -n 2 -m "not slow" tests/core tests/bench tests/cpu tests/packages
 test-trl: env-dev
