@@ -52,7 +52,7 @@ DONE = f"""
 import os, signal, time
 from pathlib import Path
 {inspect.getsource(hears)}
-from gem.training.words import done, reported
+from gem.training.status_files import done, reported
 with reported("learner 0"):
     print("trained")
 done()
@@ -63,7 +63,7 @@ os.kill(launcher, signal.SIGTERM)  # as oat's learner does
 time.sleep(600)
 """
 FAILS = """
-from gem.training.words import reported
+from gem.training.status_files import reported
 with reported("learner 0"):
     raise ValueError("the loss is not a number")
 """
@@ -76,7 +76,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 MISSES = """
 import os, pathlib, psutil, time
-from gem.training.words import reported
+from gem.training.status_files import reported
 note = pathlib.Path(os.environ["NOTE"])
 with reported("learner 0"):
     while not note.exists() or not note.read_text().endswith("."):

@@ -12,7 +12,7 @@ from oat.algorithms.ppo_multiturn import PPOMultiTurnLearner
 from oat.utils.ipc import PlasmaShmClient
 from torch.utils.data import DataLoader
 
-from gem.training import batches, recording, tasksets, words
+from gem.training import batches, recording, status_files, tasksets
 from gem.trajectory import Trajectory
 from gem_oat import __version__, advantage, check_oat, compat, data
 from gem_oat.settings import Args, shown
@@ -31,7 +31,7 @@ class Learner(PPOMultiTurnLearner):  # type: ignore[misc]
 
     def run(self) -> None:
         """Train to the end; called by Launchpad."""
-        with words.reported(f"learner {self._rank}"):
+        with status_files.reported(f"learner {self._rank}"):
             super().run()
 
     def _init(self, args: Args, actors: list[Any]) -> None:
@@ -117,7 +117,7 @@ class Learner(PPOMultiTurnLearner):  # type: ignore[misc]
             self.recording.write_iteration(self.steps - 1, metrics=values)
         super().eval_and_log(train_info, eval=eval, save=save)
         if final:
-            words.done()
+            status_files.done()
 
     def evaluate(self, dataloader: Any, steps: int) -> dict[str, float]:
         """Play the evaluation episodes on all actors; return the metrics on every rank."""

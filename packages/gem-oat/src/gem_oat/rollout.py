@@ -11,7 +11,7 @@ import vllm
 from oat.algorithms.ppo import PPOActor
 
 from gem.rollout import ChatFormat
-from gem.training import rounds, tasksets, words
+from gem.training import rounds, status_files, tasksets
 from gem.trajectory import Trajectory
 from gem_oat import compat
 from gem_oat.settings import Args
@@ -26,13 +26,13 @@ class Actor(PPOActor):  # type: ignore[misc]
 
     def init(self, actor_id: int, save_path: str) -> None:
         """Load the engine; called by oat's learner."""
-        with words.reported(f"actor {actor_id}"):
+        with status_files.reported(f"actor {actor_id}"):
             super().init(actor_id, save_path)
             self._chat = ChatFormat(self.tokenizer, system_prompt=self.args.gem.system_prompt)
 
     def init_process_group(self, *args: Any, **kwargs: Any) -> None:
         """Join the group that weights are sent in; called by oat's learner, which waits there."""
-        with words.reported(f"actor {self.actor_id}"):
+        with status_files.reported(f"actor {self.actor_id}"):
             super().init_process_group(*args, **kwargs)
 
     def update_weight(self, *args: Any, **kwargs: Any) -> Any:
@@ -40,7 +40,7 @@ class Actor(PPOActor):  # type: ignore[misc]
 
         The learner would wait for an engine that cannot receive, and never see why.
         """
-        with words.reported(f"actor {self.actor_id}"):
+        with status_files.reported(f"actor {self.actor_id}"):
             return super().update_weight(*args, **kwargs)
 
     def step(
@@ -96,7 +96,7 @@ class Actor(PPOActor):  # type: ignore[misc]
             sampler = rounds.RoundsSampler(engine, params, self._chat.stop_ids, seed)
             return await gem.play(task, sampler, self._chat, budget, group=group)
 
-        with words.reported(f"actor {self.actor_id}"):
+        with status_files.reported(f"actor {self.actor_id}"):
             episodes = asyncio.run(engine.run([one(*job) for job in jobs]))
             return self.ipc_client.serialize_ipc(episodes)
 

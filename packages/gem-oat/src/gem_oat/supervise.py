@@ -1,8 +1,8 @@
 """Launchpad's processes, watched: a run that fails says why, ends all of them, and exits with 1.
 
 Launchpad starts every node through a shell whose exit status it does not see: a learner that dies
-leaves the others waiting, and the launcher ends with status 0. So nodes leave a word when they are
-done or have failed, and whoever started them looks at that and at which of them are still alive.
+leaves the others waiting, and the launcher ends with status 0. So nodes write status files when
+they are done or have failed, and this process watches the files, and which nodes are still alive.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from gem.training import words
+from gem.training import status_files
 from gem.training.processes import adopt_orphans, alive, children_of, end_descendants, name_of
 
 _POLL_S = 0.1
@@ -40,7 +40,7 @@ def supervise(start: Callable[[], object]) -> int:
     """
     adopt_orphans()
     with tempfile.TemporaryDirectory(prefix="gem-oat-") as folder:
-        os.environ[words.STATUS] = folder
+        os.environ[status_files.STATUS] = folder
         try:
             start()
             received: list[int] = []
@@ -51,7 +51,7 @@ def supervise(start: Callable[[], object]) -> int:
             status, cause = _watch(Path(folder), received, nodes)
         finally:
             end_descendants(_CARRIERS)
-    # Only now have all nodes had their say.
+    # Only now have all nodes printed what they had to.
     sys.stderr.write(f"{cause}\n" if cause else "")
     return status
 
@@ -60,18 +60,18 @@ def _watch(folder: Path, received: list[int], nodes: list[_Node]) -> tuple[int, 
     """Return the exit status, and what to say about it, when the nodes are to be ended."""
     deadline: float | None = None
     while True:
-        # These two first: a node leaves its word before it ends or asks this process to end.
+        # These two first: a node writes its status file before it ends or asks this process to end.
         ended = [node for node in nodes if node.ended()]
         asked = list(received)
-        if words.is_done(folder):
+        if status_files.is_done(folder):
             # oat's learner asks this process to end when all is done; where it is not the first
             # of several machines, its learners just end.
             learners = [node for node in nodes if node.title.startswith("learner")]
             if asked or all(node in ended for node in learners):
                 return 0, ""
-        elif failed := words.failures(folder):
+        elif failed := status_files.failures(folder):
             cause = failed[0][1]
-            # A node that was killed says nothing; who missed it does.
+            # A node that was killed writes nothing; one that missed it does.
             seen = [node for node in nodes if node.process and node.process.pid not in dict(failed)]
             silent = ", ".join(node.title for node in seen if node.ended())
             return 1, f"{silent} ended without a word; then {cause}" if silent else cause

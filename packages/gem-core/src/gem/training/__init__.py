@@ -13,7 +13,7 @@
 - `command`: exit statuses of commands.
 - `seams`: checks that the trainer still has the functions that an adapter replaces or calls.
 - `imports`: hooks into modules that are imported later.
-- `words`: what the processes of a run leave for the one who started them.
+- `status_files`: processes of a run tell the launcher that they are done, or why they failed.
 - `processes`, `guard`, `ray`: processes of the trainer live and end with it; calls that end when an
   actor dies.
 """

@@ -1,4 +1,4 @@
-"""A process leaves its word as a whole where the one who started it looks for it."""
+"""Status files are whole where the launcher looks for them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gem.training.words import STATUS, done, failures, is_done, reported
+from gem.training.status_files import STATUS, done, failures, is_done, reported
 
 
 @pytest.fixture
@@ -48,14 +48,14 @@ def test_an_interrupt_is_no_failure_of_the_process(folder: Path) -> None:
     assert failures(folder) == []
 
 
-def test_a_half_written_word_is_not_found(folder: Path) -> None:
+def test_a_half_written_file_is_not_found(folder: Path) -> None:
     (folder / "00000000000000000001-7.failed.partial").write_text("learner 0: Val")
     (folder / "done.partial").touch()
     assert failures(folder) == []
     assert not is_done(folder)
 
 
-def test_without_a_folder_nobody_leaves_a_word(
+def test_without_a_folder_nothing_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(STATUS, raising=False)
