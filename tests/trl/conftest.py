@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,15 +25,21 @@ if importlib.util.find_spec("trl") is None:
     collect_ignore_glob = ["test_*.py"]
 
 
+MEETING: dict[int, threading.Barrier] = {}
+"""Where environments wait for each other, by their number."""
+
+
 class Scripted(Env):
     """Rewards 0.25 a turn; `end` ends it with reward 1, `crash` raises.
 
-    With the parameter `doomed`, episodes of seeds below it crash whatever is said.
+    With the parameter `doomed`, episodes of seeds below it crash whatever is said. With
+    `together`, a step waits until so many environments step at the same time.
     """
 
-    def __init__(self, doomed: int = 0) -> None:
+    def __init__(self, doomed: int = 0, together: int = 1) -> None:
         super().__init__()
         self.doomed = doomed
+        self.together = together
 
     def reset(self, seed: int | None = None, **options: Any) -> tuple[str, dict[str, Any]]:
         super().reset(seed=seed)
@@ -40,6 +47,8 @@ class Scripted(Env):
         return f"start {seed}", {}
 
     def step(self, action: str) -> Step:
+        if self.together > 1:
+            MEETING.setdefault(self.together, threading.Barrier(self.together)).wait(timeout=60)
         if action == "crash" or self.fails:
             raise OSError("sandbox gone")
         done = action == "end"
@@ -61,7 +70,12 @@ class Engine:
         self.rounds: list[list[list[int]]] = []
 
     def __call__(
-        self, prompt_ids: list[list[int]], images: Any, fields: Any, num_generations: int
+        self,
+        prompt_ids: list[list[int]],
+        *,
+        images: Any,
+        multimodal_fields: Any,
+        num_generations: int,
     ) -> tuple[list[list[int]], None]:
         self.rounds.append(prompt_ids)
         prompts = [self.tokenizer.decode(ids) for ids in prompt_ids]

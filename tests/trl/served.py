@@ -26,7 +26,7 @@ class Server:
     def generate(self, prompts: list[list[int]], **params: Any) -> dict[str, Any]:
         assert params["generation_kwargs"]["stop_token_ids"] == self.trainer.eos_token_ids
         with replaced(self.trainer, "use_vllm", False):
-            ids, _ = self.trainer._generate_single_turn(prompts, None, {}, num_generations=1)
+            ids, _ = self.trainer._generate_single_turn(prompts, None, {}, 1)
         # vLLM's, of the processed distribution: greedy tokens are certain.
         logprobs = [[[0.0] for _ in answer] for answer in ids]
         return {"prompt_ids": prompts, "completion_ids": ids, "logprobs": logprobs}

@@ -165,7 +165,7 @@ def test_what_trl_cannot_do_is_refused_by_name(
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"learning_rate": 1.0}, "GRPOConfig.learning_rate follows from the experiment"),
+        ({"learning_rate": 1.0}, "GRPOConfig: the experiment decides learning_rate"),
         ({"use_vlm": True}, "use_vlm"),
         ({"eval_strategy": "often"}, "GRPOConfig: often is not a valid"),
     ],

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gem.errors import RolloutError
-from gem.rollout import Request
+from gem.errors import ConfigurationError, RolloutError
+from gem.rollout import Request, Sample
+from gem.rollout.play import Sampler
 from gem.testing.golden import golden_batch
-from gem_trl.rollout import RoundSampler, columns, sampling_at
+from gem_trl.rollout import Episode, Rounds, columns, sampling_at
 
 STOP = frozenset({2, 7})
 
@@ -23,30 +26,95 @@ def request(prompt: list[int], most: int = 8) -> Request:
     return Request(episode=0, prompt_ids=prompt, new_ids=prompt, fresh=True, max_tokens=most)
 
 
-def sampler(answers: list[list[int]], logprobs: Any = None) -> RoundSampler:
-    return RoundSampler(lambda prompts: (answers, logprobs), STOP)
+def asking(*requests: Request) -> Episode[list[Sample]]:
+    """An episode that asks for a turn after the other."""
+
+    async def play(sampler: Sampler) -> list[Sample]:
+        return [await sampler(each) for each in requests]
+
+    return play
+
+
+def answered(
+    requests: Sequence[Request], answers: list[list[int]], logprobs: Any = None
+) -> list[Sample]:
+    rounds = Rounds(lambda prompts: (answers, logprobs), STOP)
+    return [sample for [sample] in rounds.play([asking(each) for each in requests])]
 
 
 def test_an_answer_is_cut_to_what_the_episode_has_left() -> None:
-    long, stopped, last = sampler([[5, 6, 2], [5, 2], [5, 6, 7]], [[-0.5] * 3] * 3)(
-        [request([1], 2), request([1], 2), request([1], 3)]
-    )
+    requests = [request([1], most) for most in (2, 2, 3)]
+    long, stopped, last = answered(requests, [[5, 6, 2], [5, 2], [5, 6, 7]], [[-0.5] * 3] * 3)
     assert (long.token_ids, long.logprobs, long.stop_reason) == ([5, 6], [-0.5, -0.5], "length")
     assert (stopped.token_ids, stopped.stop_reason) == ([5, 2], "stop")
     assert (last.token_ids, last.stop_reason) == ([5, 6, 7], "stop")
 
 
 def test_log_probabilities_may_be_unknown() -> None:
-    [sample] = sampler([[5, 2]])([request([1])])
+    [sample] = answered([request([1])], [[5, 2]])
     assert sample.logprobs is None
-    [sample] = sampler([[5, 2]], [[None, -1.0]])([request([1])])
+    [sample] = answered([request([1])], [[5, 2]], [[None, -1.0]])
     assert sample.logprobs is not None
     assert math.isnan(sample.logprobs[0]) and sample.logprobs[1] == -1.0
 
 
 def test_an_engine_that_loses_prompts_stops_the_run() -> None:
     with pytest.raises(RolloutError, match="answered 1 of 2 prompts"):
-        sampler([[5]])([request([1]), request([1])])
+        answered([request([1]), request([1])], [[5]])
+
+
+def test_a_round_has_the_prompts_of_all_open_episodes_in_their_order() -> None:
+    """However long their environments take; the engine runs in the caller's thread."""
+    seen: list[tuple[int, list[list[int]]]] = []
+
+    def generate(prompts: list[list[int]]) -> tuple[list[list[int]], None]:
+        seen.append((threading.get_ident(), prompts))
+        return [[2]] * len(prompts), None
+
+    def episode(number: int, turns: int) -> Episode[int]:
+        async def play(sampler: Sampler) -> int:
+            for turn in range(turns):
+                await asyncio.sleep(0.01 * (3 - number))
+                await sampler(request([number, turn]))
+            return number
+
+        return play
+
+    assert Rounds(generate, STOP).play([episode(n, n + 1) for n in range(3)]) == [0, 1, 2]
+    here = threading.get_ident()
+    assert seen == [
+        (here, [[0, 0], [1, 0], [2, 0]]),
+        (here, [[1, 1], [2, 1]]),
+        (here, [[2, 2]]),
+    ]
+
+
+def test_the_first_error_of_an_episode_ends_the_others() -> None:
+    async def wrong(sampler: Sampler) -> Any:
+        await sampler(request([1]))
+        raise ConfigurationError("no such parameter")
+
+    with pytest.raises(ConfigurationError, match="no such parameter"):
+        Rounds(lambda prompts: ([[2]] * len(prompts), None), STOP).play(
+            [asking(*[request([1])] * 3), wrong]
+        )
+
+
+def test_an_error_of_the_engine_is_the_callers() -> None:
+    def broken(prompts: list[list[int]]) -> Any:
+        raise MemoryError("no room")
+
+    with pytest.raises(MemoryError, match="no room"):
+        Rounds(broken, STOP).play([asking(request([1]))])
+
+
+def test_a_notebooks_event_loop_is_no_obstacle() -> None:
+    async def cell() -> list[list[Sample]]:
+        rounds = Rounds(lambda prompts: ([[2]] * len(prompts), None), STOP)
+        return rounds.play([asking(request([1]))])
+
+    [[sample]] = asyncio.run(cell())
+    assert sample.token_ids == [2]
 
 
 class Processes:
@@ -55,7 +123,7 @@ class Processes:
     def __init__(self, episodes: list[list[int]], in_step: bool = True) -> None:
         self.episodes = episodes
         self.in_step = in_step
-        self.barrier = threading.Barrier(len(episodes), timeout=2)
+        self.barrier = threading.Barrier(len(episodes), timeout=60 if in_step else 2)
         self.posted: list[Any] = [None] * len(episodes)
         self.rounds: list[list[int]] = [[] for _ in episodes]
 
@@ -78,14 +146,15 @@ class Processes:
             first = rank * len(prompts)
             return answers[first : first + len(prompts)], None
 
+        async def episode(number: int, turns: int, sampler: Sampler) -> None:
+            for turn in range(turns):
+                prompt = [100 * rank + number, turn]
+                sample = await sampler(request(prompt))
+                assert sample.token_ids == [*prompt, 2]
+
         most = (lambda n: max(self.gather(rank, n))) if self.in_step else None
-        sampler = RoundSampler(generate, STOP, most)
-        turns = self.episodes[rank]
-        for turn in range(max(turns, default=0)):
-            open_ones = [[100 * rank + k, turn] for k, n in enumerate(turns) if n > turn]
-            samples = sampler([request(prompt) for prompt in open_ones])
-            assert [s.token_ids for s in samples] == [[*p, 2] for p in open_ones]
-        sampler.finish()
+        numbered = enumerate(self.episodes[rank])
+        Rounds(generate, STOP, most).play([partial(episode, *each) for each in numbered])
 
     def run(self) -> None:
         errors: list[BaseException] = []
@@ -101,7 +170,7 @@ class Processes:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join(90)
         assert not errors and not any(thread.is_alive() for thread in threads), errors
 
 
@@ -129,19 +198,18 @@ def test_rounds_of_different_sizes_or_numbers_would_not_work(episodes: list[list
 
 def test_evaluations_are_sampled_at_their_temperature(make_trainer: Callable[..., Any]) -> None:
     trainer = make_trainer(args={"temperature": 0.7, "top_k": 5})
-    before = trainer.generation_config
+    config, kwargs = trainer.generation_config, dict(trainer.generation_kwargs)
+    before = config.to_dict()
     with sampling_at(trainer, None):
-        assert trainer.generation_config is before
+        assert config.to_dict() == before
     with sampling_at(trainer, 0.5):
-        config = trainer.generation_config
         assert (config.temperature, config.top_k, config.top_p) == (0.5, 0, 1.0)
         assert trainer.generation_kwargs["temperature"] == 0.5
-        assert config.eos_token_id == before.eos_token_id
     with sampling_at(trainer, 0.0):
-        assert (trainer.generation_config.temperature, trainer.generation_config.top_k) == (1.0, 1)
-    assert trainer.generation_config is before
-    assert (before.temperature, before.top_k) == (0.7, 5)
-    assert trainer.generation_kwargs["temperature"] == 0.7
+        assert (config.temperature, config.top_k) == (1.0, 1)
+    assert config.to_dict() == before
+    assert (config.temperature, config.top_k) == (0.7, 5)
+    assert trainer.generation_kwargs == kwargs
 
 
 def test_a_failed_episode_is_one_token_that_is_not_trained_on() -> None:

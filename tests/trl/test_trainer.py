@@ -190,10 +190,17 @@ def test_episodes_that_fill_up_an_evaluation_count_once(make_trainer: Make) -> N
     trainer = make_trainer()
     trainer.model.eval()
     rows = trainer.train_dataset.to_list()[:3]
-    trainer._generate_single_turn = lambda prompts, *_, **__: ([[2]] * len(prompts), None)
+    trainer._generate_single_turn = lambda prompts, **_: ([[2]] * len(prompts), None)
     trainer.play([row["prompt"] for row in [*rows, rows[0], rows[1]]])
     [played] = trainer._evaluated.values()
     assert [t.group for t in trainer._once(played)] == [0, 1, 2]
+
+
+def test_environments_step_side_by_side(make_trainer: Make) -> None:
+    trainer = make_trainer("gem:test:Scripted-v0?n=8&together=8", script=lambda *_: "on", turns=2)
+    trainer.model.train()
+    returned = trainer.play([row["prompt"] for row in trainer.train_dataset])["episode_return"]
+    assert returned == [0.5] * 8
 
 
 def test_temperatures_of_a_dataset_are_for_evaluations(make_trainer: Make) -> None:

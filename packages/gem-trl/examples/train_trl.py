@@ -37,7 +37,6 @@ config = GRPOConfig(
     num_generations_eval=1,
     logging_steps=1,
     save_steps=2 if CPU else 50,
-    report_to=[],
     **({"use_cpu": True, "bf16": False} if CPU else {"use_vllm": True}),
 )
 

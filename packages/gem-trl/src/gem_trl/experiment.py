@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 
 CHECKPOINTS = "checkpoints"
 """Folder of the checkpoints, in the record's."""
-MOST_EVALUATED = 64
-"""Most episodes of an evaluation that a process plays at the same time, unless
-`per_device_eval_batch_size` is given."""
 
 FIELDS: dict[str, launch.Names] = {
     "seed": "seed",
@@ -93,13 +90,12 @@ def grpo_config(
         "save_steps": 10 * _steps(spec),
         "save_total_limit": 1,
         "per_device_train_batch_size": max(most, 1),
-        "per_device_eval_batch_size": MOST_EVALUATED,
+        "per_device_eval_batch_size": 64,
         **given,
     }
     decided = _decided(spec, processes, values.pop("per_device_train_batch_size"))
-    for key in values:
-        if key in decided:
-            raise ConfigurationError(f"GRPOConfig.{key} follows from the experiment; leave it out")
+    if both := ", ".join(values.keys() & decided.keys()):
+        raise ConfigurationError(f"GRPOConfig: the experiment decides {both}; leave it out")
     try:
         return GRPOConfig(**values, **decided)
     except (TypeError, ValueError) as error:

@@ -51,7 +51,7 @@ def steps_per_iteration(args: Any) -> int:
     Args:
         args: A GRPOConfig that `check_config` accepts.
     """
-    return int(_passes(args) // args.gradient_accumulation_steps)
+    return int(args.num_iterations * args.steps_per_generation // args.gradient_accumulation_steps)
 
 
 def check_config(args: Any, gem: GemSettings) -> None:
@@ -67,31 +67,28 @@ def check_config(args: Any, gem: GemSettings) -> None:
     group = gem.group_size or args.num_generations
     check_group_size(gem.advantage, "gem.group_size", group)
     steps = max(steps_per_iteration(args), 1)
+    passes = args.num_iterations * args.steps_per_generation
     window = args.gradient_accumulation_steps
-    every_step = args.logging_strategy == "steps" and args.logging_steps == 1
     corrected = args.use_vllm and args.vllm_importance_sampling_correction
     whole = f"the episodes of a batch must be whole groups of {group}"
     mixed = (
         "an optimiser step would mix two batches of episodes; num_iterations times this must be a "
         f"multiple of gradient_accumulation_steps, {window}"
     )
-    middle = (
-        "a run would go on from the middle of a batch of episodes; it must be a multiple of "
-        f"{steps}, the optimiser steps of a batch"
-    )
+    middle = f"a run would go on inside a batch; it must be a multiple of {steps}, a batch's steps"
     gaps = "gem.record_dir records every iteration; set it to 1, and logging_strategy to 'steps'"
     lost = (
         "it leaves out whole episodes for which TRL's probabilities and vLLM's differ; set it to "
         "False, or ask for it with gem.importance_sampling=True"
     )
-    saving, recorded = args.save_strategy == "steps", gem.record_dir is not None
+    saving, logged = args.save_strategy == "steps", (args.logging_strategy, args.logging_steps)
     judged = "it judges an episode by its last token; leave it False"
     untried = "episodes are sampled by generate or by vLLM; leave it False"
     refused = (
         ("generation_batch_size", args.generation_batch_size % group > 0, whole),
-        ("steps_per_generation", _passes(args) % window > 0, mixed),
+        ("steps_per_generation", passes % window > 0, mixed),
         ("save_steps", saving and args.save_steps % steps > 0, middle),
-        ("logging_steps", recorded and not every_step, gaps),
+        ("logging_steps", gem.record_dir is not None and logged != ("steps", 1), gaps),
         ("mask_truncated_completions", args.mask_truncated_completions, judged),
         (
             "use_transformers_continuous_batching",
@@ -101,8 +98,3 @@ def check_config(args: Any, gem: GemSettings) -> None:
         ("vllm_importance_sampling_correction", corrected and not gem.importance_sampling, lost),
     )
     refuse_values(vars(args), refused, "GRPOConfig.")
-
-
-def _passes(args: Any) -> int:
-    """Return the number of forward and backward passes that a process makes of a batch."""
-    return int(args.num_iterations * args.steps_per_generation)

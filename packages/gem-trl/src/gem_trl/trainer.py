@@ -12,12 +12,11 @@ Three seams of TRL, of which nothing is copied or patched:
 
 from __future__ import annotations
 
-import logging
 import time
 import warnings
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,34 +24,34 @@ from accelerate.utils import gather_object
 from trl import GRPOConfig, GRPOTrainer
 
 from gem.errors import ConfigurationError
-from gem.rollout import ChatFormat, play_batch
+from gem.rollout import ChatFormat
+from gem.rollout.play import Sampler
 from gem.training.estimate import PerTurn, turn_advantages
 from gem.training.record import TrainedRow
 from gem.training.recording import rows_wanted
-from gem.training.rows import PlacedRow, write
-from gem.training.seams import Seam, called, check_seams
+from gem.training.rows import PlacedRow
+from gem.training.seams import Seam, called, calls, check_seams
 from gem.training.settings import check_episodes
 from gem.training.tasksets import DatasetRow
 from gem.trajectory import Trajectory
 from gem_trl import TRAINER
 from gem_trl.record import of_iteration, recording
-from gem_trl.rollout import RoundSampler, columns, sampling_at, training_row
+from gem_trl.rollout import Rounds, columns, sampling_at, training_row
 from gem_trl.settings import GemSettings, check_config, steps_per_iteration
 
-logger = logging.getLogger(__name__)
-
 SEAMS = [
-    called("trl:GRPOTrainer.__init__", "self, model, reward_funcs, args, *, rollout_func"),
-    called(
-        "trl:GRPOTrainer._generate_single_turn",
-        "self, prompt_ids, images, multimodal_fields, num_generations",
-    ),
-    called(
-        "trl:GRPOTrainer._get_per_token_logps_and_entropies",
-        "self, model, input_ids, attention_mask, logits_to_keep, batch_size",
-    ),
     Seam("trl:GRPOTrainer._generate_and_score_completions", "self, inputs"),
     Seam("trl:GRPOTrainer.log", "self, logs, start_time"),
+    *calls(
+        "trl",
+        {
+            "GRPOTrainer.__init__": "self, model, reward_funcs, args, *, rollout_func",
+            "GRPOTrainer._generate_single_turn": "self, prompt_ids, images, multimodal_fields, "
+            "num_generations",
+            "GRPOTrainer._get_per_token_logps_and_entropies": "self, model, input_ids, "
+            "attention_mask, logits_to_keep, batch_size",
+        },
+    ),
     called(
         "trl.generation.vllm_generation:VLLMGeneration.__init__",
         "self, model, accelerator, processing_class, *, temperature, top_p, top_k, min_p, "
@@ -65,28 +64,6 @@ check_seams(TRAINER, SEAMS)
 
 OURS = ("reward_funcs", "rollout_func", "tools", "environment_factory")
 """Arguments of GRPOTrainer that GEM's episodes take the place of."""
-
-
-class Row(PlacedRow):
-    """An episode's row in TRL's tensors of completions, which have a column for every token."""
-
-    @property
-    def first(self) -> int:
-        """Column of the response's first token."""
-        return 0
-
-
-@dataclass(frozen=True)
-class Batch:
-    """What was played in one call of the rollout function."""
-
-    mine: list[Trajectory]
-    """Episodes of this process, one a row of TRL's tensors."""
-    everyone: list[Trajectory]
-    """Episodes of all processes, in their order."""
-    per_turn: PerTurn | None
-    """Advantages of `everyone`; None in an evaluation."""
-    rollout_s: float
 
 
 def gem_return(episode_return: list[float | None], **_: Any) -> list[float | None]:
@@ -135,7 +112,10 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         main = self.accelerator.is_main_process
         self._recording = recording(self.gem.record_dir if main else None)
         self._steps: list[dict[str, float]] = []
-        self._batch: Batch
+        self._mine: list[Trajectory] = []
+        """The last episodes of this process, one a row of TRL's tensors."""
+        self._batch: tuple[list[Trajectory], PerTurn, dict[str, float]]
+        """The last training episodes of all processes, their advantages, and metrics."""
         self._evaluated: dict[str, list[Trajectory]] = {}
 
     def _stop_at_turn_end(self) -> None:
@@ -171,32 +151,24 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         rows = [DatasetRow.decode(prompt) for prompt in prompts]
         evaluation = self._evaluation(rows)
         most = self._largest if self.sampling_is_collective else None
-        sampler = RoundSampler(self._answer, frozenset(self.eos_token_ids), most)
+        sample = partial(
+            self._generate_single_turn, images=None, multimodal_fields={}, num_generations=1
+        )
+        rounds = Rounds(sample, frozenset(self.eos_token_ids), most)
         with sampling_at(self, rows[0].temperature):
-            mine = play_batch(
-                [row.task for row in rows],
-                sampler,
-                self._chat,
-                budget=self._budget,
-                context=self.gem.context,
-                groups=[row.number for row in rows],
-                retries=self.gem.retries,
-                step_timeout_s=self.gem.step_timeout_s,
-            )
-            sampler.finish()
-        for trajectory in mine:
-            if trajectory.failure is not None:
-                logger.warning("episode of %s is void: %s", trajectory.task, trajectory.failure)
-        everyone = gather_object(mine)
-        per_turn = None
+            self._mine = rounds.play([partial(self._episode, row) for row in rows])
+        everyone = gather_object(self._mine)
         if evaluation is None:
             check_episodes(everyone, self.gem.max_failed_fraction)
             # Of all processes: ReBN's statistics are the batch's, and processes may share a group.
             per_turn, _ = turn_advantages(self.gem.advantage, everyone, gamma=self.gem.gamma)
+            self._batch = everyone, per_turn, {"rollout_s": time.perf_counter() - began}
         else:
             self._evaluated.setdefault(evaluation, []).extend(everyone)
-        self._batch = Batch(mine, everyone, per_turn, time.perf_counter() - began)
-        return columns(mine, min(self._chat.stop_ids))
+        return columns(self._mine, min(self._chat.stop_ids))
+
+    async def _episode(self, row: DatasetRow, sampler: Sampler) -> Trajectory:
+        return await self.gem.play(row.task, sampler, self._chat, self._budget, group=row.number)
 
     def _evaluation(self, rows: Sequence[DatasetRow]) -> str | None:
         """Return the name of the evaluation that rows are of; None in training."""
@@ -207,10 +179,6 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
                 "GRPOConfig's, and an evaluation has one (gem_trl.eval_datasets)"
             )
         return None if self.model.training else rows[0].evaluation or "eval"
-
-    def _answer(self, prompts: list[list[int]]) -> Any:
-        """Sample with whichever engine TRL is configured with."""
-        return self._generate_single_turn(prompts, None, {}, num_generations=1)
 
     @staticmethod
     def _largest(number: int) -> int:
@@ -225,28 +193,27 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             RolloutError: Too many episodes failed, or a row does not hold what was played.
         """
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
-        batch = self._batch
-        if batch.per_turn is None:
+        if not self.model.training:
             return output
-        first = self.accelerator.process_index * len(batch.mine)
+        everyone, per_turn, metrics = self._batch
+        first = self.accelerator.process_index * len(self._mine)
         advantages = torch.zeros(output["completion_ids"].shape, dtype=torch.float32)
-        trained: list[list[TrainedRow]] = [[] for _ in batch.mine]
-        for place, trajectory in enumerate(batch.mine):
+        trained: list[list[TrainedRow]] = [[] for _ in self._mine]
+        for place, trajectory in enumerate(self._mine):
             tokens = training_row(trajectory)
             if tokens is None:
                 continue
-            row = Row(place, tokens)
+            row, n = PlacedRow(place, tokens), len(tokens.response_ids)
             ids, mask = _tokens(output, place)
-            row.check(ids, mask, "a training row of TRL")
-            write(advantages, [row], batch.per_turn[first + place])
+            row.check(ids, [0] * row.first + mask, "a training row of TRL")
+            advantages[place, :n] = torch.tensor(tokens.spread(per_turn[first + place]))
             # TRL keeps no reward per token: those shown are the episode's.
             rewards = tokens.token_rewards(trajectory.rewards)
-            shown = advantages[place, row.columns].tolist()
-            trained[place] = [row.trained(ids, mask[row.columns], rewards, shown)]
+            trained[place] = [row.trained(ids, mask[:n], rewards, advantages[place, :n].tolist())]
         output["advantages"] = advantages.to(output["completion_ids"].device)
         rows = gather_object(trained) if rows_wanted() else []
-        metrics = {"rollout_s": batch.rollout_s, **self._logprob_difference(output)}
-        self._recording.keep_batch(batch.everyone, batch.per_turn, lambda: rows, metrics=metrics)
+        metrics |= self._logprob_difference(output)
+        self._recording.keep_batch(everyone, per_turn, lambda: rows, metrics=metrics)
         return output
 
     @torch.no_grad()
