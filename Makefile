@@ -119,7 +119,7 @@ lint: env-dev ## Style and formatting
 types: env-dev ## Static types of all packages
 	$(DEV) -m mypy packages/gem-core/src packages/gem-bench/src packages/gem-cpu/src packages/gem-verl/src \
 	  packages/gem-openrlhf/src packages/gem-oat/src packages/gem-tinker/src packages/gem-rl2/src \
-	  packages/gem-trl/src packages/_template/src
+	  packages/gem-trl/src packages/_template/src tests/conformance/breaks.py
 test: test-dev test-trl ## Unit, property and installation tests, of TRL conformance L0
 test-all: test test-verl test-openrlhf test-oat test-tinker test-rl2 ## The same of all trainers
 test-dev: env-dev

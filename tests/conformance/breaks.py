@@ -42,7 +42,7 @@ def std_ddof() -> None:
 
 def mask_shifted() -> None:
     """Shift the mask by one token."""
-    original = Trajectory.sequences
+    original = Trajectory.training_rows
 
     def shifted(self: Trajectory) -> list[TrainingRow]:
         rows = original(self)
@@ -50,7 +50,7 @@ def mask_shifted() -> None:
             row.mask = [0, *row.mask[:-1]]
         return rows
 
-    Trajectory.sequences = shifted  # type: ignore[method-assign]
+    Trajectory.training_rows = shifted  # type: ignore[method-assign]
 
 
 def reward_misplaced() -> None:
