@@ -95,15 +95,16 @@ class _Node:
         self.process: psutil.Process | None = None
         """The node itself; None if it was never seen."""
         self.title = f"process {shell.pid}"
-        with contextlib.suppress(psutil.NoSuchProcess, IndexError):  # a zombie has no command
-            # bash decorate_output COLOUR TITLE COMMAND ...
-            self.title = str(shell.cmdline()[3])
 
     def ended(self) -> bool:
         """Whether the node is gone; its shell stays as long as anybody holds the output."""
         if self.process is None and alive(self._shell):
             below = [p for p in children_of(self._shell) if alive(p)]
             self.process = next((p for p in below if name_of(p) not in _CARRIERS), None)
+            # A zombie has no command, nor has a shell that is just being started.
+            with contextlib.suppress(psutil.NoSuchProcess, IndexError):
+                # bash decorate_output COLOUR TITLE COMMAND ...
+                self.title = str(self._shell.cmdline()[3])
             # The shell starts the node first: where only its output is passed on, it is gone.
             return bool(below) and all(name_of(p) == "sed" for p in below)
         return not alive(self.process or self._shell)
