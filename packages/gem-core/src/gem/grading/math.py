@@ -191,12 +191,14 @@ def _decide_by_fallback(
     return False, answer.problem or "different", ((answer.cleaned, expected.cleaned),)
 
 
-def _integer(text: str) -> tuple[bool, str] | None:
-    """Return whether a text is a negative integer, and its digits; None if it is no integer."""
+def _integer(text: str) -> str | None:
+    """Return an integer as it is usually written, `-12`; None if the text is no integer."""
     if text.isdigit() and text.isascii():
-        return False, text.lstrip("0") or "0"
+        return text.lstrip("0") or "0"
     found = _INTEGER.fullmatch(text)
-    return None if found is None else (found[1] == "-" and found[2] != "0", found[2])
+    if found is None:
+        return None
+    return f"-{found[2]}" if found[1] == "-" and found[2] != "0" else found[2]
 
 
 _gold_integer = functools.lru_cache(maxsize=4096)(_integer)
