@@ -123,7 +123,7 @@ types: env-dev ## Static types of all packages
 test: test-dev test-trl ## Unit, property and installation tests, of TRL conformance L0
 test-all: test test-verl test-openrlhf test-oat test-tinker test-rl2 ## The same of all trainers
 test-dev: env-dev
-	$(DEV) -m pytest -q --timeout 1200 -n 2 -m "not slow" tests/core tests/bench tests/cpu tests/packages
+	$(DEV) -m pytest -q --timeout 1200 -n 3 --dist worksteal -m "not slow" tests/core tests/bench tests/cpu tests/packages
 test-trl: env-dev
 	$(DEV) -m pytest -q --timeout 1200 -m "not slow" tests/trl tests/conformance
 test-verl: env-verl
