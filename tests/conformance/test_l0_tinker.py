@@ -30,9 +30,8 @@ class TestTinker(L0Suite):
         """The rows that the record shows; the datums hold them times a factor, in float32."""
         rows, _ = batch_rows(batch, algorithm.advantage, algorithm.gamma)
         datums = to_datums(rows, self.objective)
-        trained = [row for row in rows if row.datum is not None]
-        assert [row.datum for row in trained] == datums
-        for row in trained:
+        assert [row.datum for row in rows] == datums
+        for row in rows:
             sent = row.datum.loss_fn_inputs["advantages"].to_numpy()
             shown = [0.0] * (len(row.tokens.prompt_ids) - 1) + row.advantages.tolist()
             assert sent.dtype == np.float32

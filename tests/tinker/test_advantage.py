@@ -50,7 +50,6 @@ def test_targets_are_the_next_tokens() -> None:
     rows, _ = batch_rows(golden_batch(), "rebn", 0.9)
     to_datums(rows, Objective("token-mean", "hosted"))
     for row in rows:
-        assert row.datum is not None
         ids = [*row.tokens.prompt_ids, *row.tokens.response_ids]
         assert row.datum.model_input.to_ints() == ids[:-1]
         assert row.datum.loss_fn_inputs["target_tokens"].to_numpy().tolist() == ids[1:]

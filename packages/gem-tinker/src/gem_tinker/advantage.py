@@ -63,11 +63,11 @@ class Objective:
 class Row(PlacedRow):
     """One training row: what was played, what it is worth, what is sent."""
 
-    advantages: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
-    """Of each token of the response, before the factor."""
-    factor: np.float32 | None = None
+    advantages: NDArray[np.float32] = field(init=False)
+    """Of each token of the response, before the factor; set by `batch_rows`."""
+    factor: np.float32 = field(init=False)
     """What the server's way of adding up makes of them; set by `to_datums`."""
-    datum: tinker.Datum | None = None
+    datum: tinker.Datum = field(init=False)
     """Set by `to_datums`."""
 
 
@@ -103,7 +103,6 @@ def to_datums(
     Raises:
         RolloutError: A row has no log-probabilities.
     """
-    datums = []
     factors = objective.factors([row.sampled for row in rows])
     for row, factor in zip(rows, factors, strict=True):
         tokens = row.tokens
@@ -122,12 +121,11 @@ def to_datums(
             inputs["mask"] = row.padded(tokens.mask)
         prompt = tinker.ModelInput.from_ints(tokens.ids[:-1])
         row.datum = tinker.Datum(model_input=prompt, loss_fn_inputs=inputs)
-        datums.append(row.datum)
-    return datums
+    return [row.datum for row in rows]
 
 
 def trained_rows(rows: Sequence[Row], episodes: Sequence[Trajectory]) -> list[list[TrainedRow]]:
-    """Read back from the datums what was trained on, `[episode][row]`.
+    """Read back from the datums of all rows what was trained on, `[episode][row]`.
 
     Advantages are shown without the factor; what was sent is checked to be their product.
 
@@ -136,8 +134,6 @@ def trained_rows(rows: Sequence[Row], episodes: Sequence[Trajectory]) -> list[li
     """
     shown: list[list[TrainedRow]] = [[] for _ in episodes]
     for row in rows:
-        if row.datum is None or row.factor is None:
-            continue
         inputs = {name: value.to_numpy() for name, value in row.datum.loss_fn_inputs.items()}
         if not np.array_equal(inputs["advantages"], row.padded(row.advantages * row.factor)):
             raise RolloutError("a datum holds other advantages than its row")
