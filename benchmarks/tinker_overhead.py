@@ -120,7 +120,6 @@ async def measure(model: str, sleep_s: float, iterations: int, episodes: int) ->
     with tinker.ServiceClient() as service:
         recording = RunRecording(None, {}, report=mark)
         run = Run(config, objective, Watched(service), recording, Checkpoints(None))
-        await run.open()
         await run.train()
     steps = list(itertools.pairwise(marks))
     wall = [b[0] - a[0] for a, b in steps]

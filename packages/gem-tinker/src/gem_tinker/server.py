@@ -20,8 +20,7 @@ import tinker
 from tinker.lib.base_url import DEFAULT_BASE_URL, resolve_base_url
 
 from gem.errors import ConfigurationError, RolloutError, UnreachableError
-from gem.training.sampling import NoAnswerError
-from gem.training.settings import refuse_values
+from gem.training import sampling, settings
 from gem_tinker.settings import Config
 
 GRAD_NORM = "grad_norm"
@@ -51,7 +50,7 @@ async def probe(config: Config) -> str:
         ("model", config.model not in found, f"the server has {', '.join(sorted(found))}"),
         ("model", too_long, f"its context is {room} tokens, an episode's at most {tokens}"),
     )
-    refuse_values(vars(config), refusals)
+    settings.refuse_values(vars(config), refusals)
     # The hosted service takes no `weights` with these losses and its sum needs no proof.
     variants = [False] if hosted else [True, False]
     # As many as an update will have: servers that compile do so for every shape.
@@ -142,7 +141,7 @@ def _explained(url: str, wish: str) -> Iterator[None]:
     try:
         with unanswered():
             yield
-    except NoAnswerError as error:
+    except sampling.NoAnswerError as error:
         if isinstance(error.__cause__, tinker.APIConnectionError | asyncio.TimeoutError):
             raise UnreachableError(f"no answer from the Tinker server at {url}: {error}") from error
         raise ConfigurationError(f"the Tinker server at {url} cannot {wish}: {error}") from error
@@ -176,7 +175,7 @@ def unanswered(refusals: tuple[type[Exception], ...] = ()) -> Iterator[None]:
             raise
         if isinstance(cause, refusals):
             raise RolloutError(f"the server refuses a request: {cause}") from cause
-        raise NoAnswerError(f"{type(cause).__name__}: {cause}") from cause
+        raise sampling.NoAnswerError(f"{type(cause).__name__}: {cause}") from cause
 
 
 async def answer(future: Awaitable[Any], config: Config) -> Any:

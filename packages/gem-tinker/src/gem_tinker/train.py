@@ -11,12 +11,12 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,13 +25,10 @@ import tinker
 from gem.errors import RolloutError
 from gem.rollout import ChatFormat
 from gem.tasks import Task
-from gem.training.batches import minibatches
+from gem.training import batches, command, sampling, settings
 from gem.training.checkpoints import Checkpoint, Checkpoints
-from gem.training.command import exit_status
 from gem.training.metrics import progress
 from gem.training.recording import Report, RunRecording
-from gem.training.sampling import answered
-from gem.training.settings import check_episodes
 from gem.trajectory import Trajectory
 from gem_tinker import __version__, check_tinker
 from gem_tinker.advantage import Objective, Row, batch_rows, to_datums, trained_rows
@@ -63,13 +60,11 @@ async def train(config: Config, report: Report = lambda *_: None) -> None:
         async def attempt() -> None:
             # What the last client trained after its checkpoint is lost, and recorded again.
             recording = RunRecording(config.record_dir, about, report=report)
-            run = Run(config, objective, service, recording, checkpoints)
             with unanswered():
-                await run.open()
-                await run.train()
+                await Run(config, objective, service, recording, checkpoints).train()
 
         # A training client that failed once fails for ever: each attempt has one of its own.
-        await answered(attempt, "the training client", config.restarts)
+        await sampling.answered(attempt, "the training client", config.restarts)
 
 
 @dataclass
@@ -83,7 +78,35 @@ class Run:
     recording: RunRecording
     checkpoints: Checkpoints
 
-    async def open(self) -> None:
+    async def train(self) -> None:
+        """Train to the end."""
+        await self._open()
+        config, tasks, last = self.config, self.config.train_tasks(), self.checkpoints.last
+        drawn = Sampling(config.temperature, config.top_p, config.top_k)
+        for iteration in range(last.iteration if last else 0, config.iterations):
+            began = time.perf_counter()
+            sampler = await self._sampler()
+            synced = time.perf_counter()
+            if iteration % config.eval_every == 0:
+                await self._evaluate(iteration, sampler)
+            batch = tasks[iteration * config.tasks : (iteration + 1) * config.tasks]
+            episodes, times = await self._play(iteration, sampler, batch, drawn, config.group_size)
+            rows, per_turn = batch_rows(episodes, config.advantage, config.gamma)
+            prepared = time.perf_counter()
+            metrics = await self._update(rows)
+            ended = time.perf_counter()
+            metrics |= {"lr": config.lr, "sync_s": synced - began, "update_s": ended - prepared}
+            metrics |= {"step_s": ended - began, **times}
+            self.recording.keep_batch(episodes, per_turn, partial(trained_rows, rows, episodes))
+            self.recording.write_iteration(iteration, metrics=metrics)
+            done = iteration + 1
+            if config.save_every and (done % config.save_every == 0 or done == config.iterations):
+                saved = await answer(self.client.save_state(f"iteration-{done:06d}"), config)
+                self.checkpoints.add(Checkpoint(done, saved.path))
+        if config.eval:
+            await self._evaluate(config.iterations, await self._sampler())
+
+    async def _open(self) -> None:
         """Make the training client: from the last checkpoint, else a new one."""
         config, last, service = self.config, self.checkpoints.last, self.service
         if last is not None:
@@ -96,64 +119,35 @@ class Run:
         tokenizer = await asyncio.to_thread(self.client.get_tokenizer)
         self.chat = ChatFormat(tokenizer, system_prompt=config.system_prompt)
 
-    async def train(self) -> None:
-        """Train to the end."""
-        config, tasks, last = self.config, self.config.train_tasks(), self.checkpoints.last
-        drawn = {"temperature": config.temperature, "top_p": config.top_p, "top_k": config.top_k}
-        for iteration in range(last.iteration if last else 0, config.iterations):
-            began = time.perf_counter()
-            sampler = await self._sampler()
-            synced = time.perf_counter()
-            if iteration % config.eval_every == 0:
-                await self._evaluate(iteration, sampler)
-            batch = tasks[iteration * config.tasks : (iteration + 1) * config.tasks]
-            episodes, times = await self._play(
-                iteration, sampler, batch, config.group_size, **drawn
-            )
-            rows, per_turn = batch_rows(episodes, config.advantage, config.gamma)
-            prepared = time.perf_counter()
-            metrics = await self._update(rows)
-            ended = time.perf_counter()
-            metrics |= {"lr": config.lr, "sync_s": synced - began, "update_s": ended - prepared}
-            metrics["step_s"] = ended - began
-            shown = functools.partial(trained_rows, rows, episodes)
-            self.recording.keep_batch(episodes, per_turn, shown, metrics=times)
-            self.recording.write_iteration(iteration, metrics=metrics)
-            done = iteration + 1
-            if config.save_every and (done % config.save_every == 0 or done == config.iterations):
-                saved = await answer(self.client.save_state(f"iteration-{done:06d}"), config)
-                self.checkpoints.add(Checkpoint(done, saved.path))
-        if config.eval:
-            await self._evaluate(config.iterations, await self._sampler())
-
     async def _sampler(self) -> Any:
         """Return a sampling client with the current weights."""
         made = self.client.save_weights_and_get_sampling_client(record_stability_info=False)
         return await answer(made, self.config)
 
     async def _play(
-        self, iteration: int, sampler: Any, tasks: Sequence[Task], group_size: int, **drawn: Any
+        self, iteration: int, sampler: Any, tasks: Sequence[Task], drawn: Sampling, group_size: int
     ) -> tuple[list[Trajectory], dict[str, float]]:
-        """Return the episodes, and the seconds that they took as a metric."""
+        """Return the episodes, and the seconds that they took as a metric.
+
+        `drawn` says how turns are sampled; the seed and the version are those of the iteration.
+        """
         config, began = self.config, time.perf_counter()
         seed = None if config.seed is None else (config.seed, iteration)
-        sampling = Sampling(seed=seed, version=iteration, **drawn)
-        episodes = await play_batch(sampler, self.chat, config, tasks, sampling, group_size)
+        drawn = replace(drawn, seed=seed, version=iteration)
+        episodes = await play_batch(sampler, self.chat, config, tasks, drawn, group_size)
         times = {"rollout_s": time.perf_counter() - began}
-        check_episodes(episodes, config.max_failed_fraction)
+        settings.check_episodes(episodes, config.max_failed_fraction)
         return episodes, times
 
     async def _evaluate(self, iteration: int, sampler: Any) -> None:
         for source in self.config.sources():
-            warm = 1.0 if source.temperature is None else source.temperature
-            episodes, times = await self._play(
-                iteration, sampler, source.tasks, 1, temperature=warm
-            )
+            drawn = Sampling(1.0 if source.temperature is None else source.temperature)
+            episodes, times = await self._play(iteration, sampler, source.tasks, drawn, 1)
             self.recording.write_evaluation(iteration, source.name, episodes, metrics=times)
 
     async def _update(self, rows: Sequence[Row]) -> dict[str, float]:
         """Train on a batch; return means over its updates."""
-        parts = [part for part in minibatches(rows, self.config.minibatches) if part]
+        parts = [part for part in batches.minibatches(rows, self.config.minibatches) if part]
         steps = [await self._step(part) for part in parts * self.config.epochs]
         names = set.intersection(*(set(step) for step in steps))
         metrics = {name: float(np.mean([step[name] for step in steps])) for name in names}
@@ -171,21 +165,19 @@ class Run:
         """Make an update; return what the server says of it, where it says it."""
         config, datums = self.config, to_datums(rows, self.objective)
         output, norm = await update(self.client, datums, config, config.lr)
-        differences, loss = [], 0.0
-        factors = self.objective.server_factors([row.sampled for row in rows])
-        losses = "elementwise_loss" in output.loss_fn_outputs[0]
-        for row, factor, found in zip(rows, factors, output.loss_fn_outputs, strict=True):
+        outputs, differences = output.loss_fn_outputs, []
+        for row, found in zip(rows, outputs, strict=True):
             difference = found["logprobs"].to_numpy()[row.columns] - np.asarray(row.tokens.logprobs)
             differences.append(difference[np.asarray(row.tokens.mask) == 1])
-            if losses:
-                loss += factor * float(found["elementwise_loss"].to_numpy().sum(dtype=np.float64))
         difference = np.concatenate(differences)
         metrics = {
             "logprob_difference_max": float(np.abs(difference).max()),
             "clip_fraction": float(np.mean(np.abs(np.exp(difference) - 1) > config.clip)),
         }
-        if losses:
-            metrics["loss"] = loss
+        if "elementwise_loss" in outputs[0]:
+            sums = [each["elementwise_loss"].to_numpy().sum(dtype=np.float64) for each in outputs]
+            factors = self.objective.server_factors([row.sampled for row in rows])
+            metrics["loss"] = float(np.dot(factors, sums))
         elif "loss:sum" in output.metrics:
             metrics["loss"] = output.metrics["loss:sum"]
         return metrics if norm is None else metrics | {"grad_norm": norm}
@@ -203,7 +195,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(__doc__)
         return 0
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    return exit_status(lambda: asyncio.run(train(read(arguments), show)))
+    return command.exit_status(lambda: asyncio.run(train(read(arguments), show)))
 
 
 if __name__ == "__main__":
