@@ -30,8 +30,7 @@ from gem.errors import ConfigurationError
 from gem.rollout import Budget, ChatFormat, Episode, Sample
 from gem.rollout.environment import STEP_TIMEOUT_S, EnvFailedError, ThreadedEnv
 from gem.tasks import Task, TaskSet
-from gem.training.sampling import together
-from gem.training.settings import MAX_FAILED_FRACTION, check_episodes
+from gem.training import sampling, settings
 from gem.trajectory import Failure, Trajectory
 
 
@@ -41,9 +40,7 @@ class GemEnv(rl.Env):  # type: ignore[misc]
     def __init__(self, task: Task, dataset: GemDatasetBuilder, group: int = 0) -> None:
         self.task = task
         self.dataset = dataset
-        self.episode = Episode(
-            task, dataset.chat, context=dataset.context, budget=dataset.budget, group=group
-        )
+        self.episode = dataset.episode(task, group)
         self._env = ThreadedEnv(task.make, dataset.step_timeout_s)
 
     async def initial_observation(self) -> tuple[tinker.ModelInput, list[int]]:
@@ -76,8 +73,6 @@ class GemEnv(rl.Env):  # type: ignore[misc]
             # The cookbook samples whole turns only.
             self.episode.request = None
             trajectory.end = "token_budget"
-        if self.episode.request is None:
-            self.close()
         turn = trajectory.turns[-1]
         observation, stop = self._next()
         return rl.StepResult(
@@ -94,8 +89,10 @@ class GemEnv(rl.Env):  # type: ignore[misc]
         self._env.close()
 
     def _next(self) -> tuple[tinker.ModelInput, list[int]]:
+        """Return the next prompt and the tokens at which a turn ends; close if it is over."""
         request = self.episode.request
         if request is None:
+            self.close()
             return tinker.ModelInput.empty(), []
         return tinker.ModelInput.from_ints(request.prompt_ids), sorted(self.dataset.chat.stop_ids)
 
@@ -117,7 +114,7 @@ class LeaveOut(RolloutStrategy):  # type: ignore[misc]
     retries: int = 1
     episodes: int | None = None
     """Of a batch, if too many failed ones are to stop the run; see `end_batch`."""
-    limit: float = MAX_FAILED_FRACTION
+    limit: float = settings.MAX_FAILED_FRACTION
     """Largest share of failed episodes in a batch."""
     failures: list[Failure] = field(default_factory=list, compare=False)
     """Of the episodes that were left out so far, in this batch."""
@@ -127,7 +124,7 @@ class LeaveOut(RolloutStrategy):  # type: ignore[misc]
     ) -> RolloutResult:
         """Play the episodes of a group."""
         envs = await env_group_builder.make_envs()
-        played = await together([self._play(policy, env) for env in envs])
+        played = await sampling.together([self._play(policy, env) for env in envs])
         good = {env: t for env, t in zip(envs, played, strict=True) if isinstance(t, Played)}
         errors = [t for t in played if isinstance(t, rl.RolloutError)]
         if not good:
@@ -157,7 +154,7 @@ class LeaveOut(RolloutStrategy):  # type: ignore[misc]
         """
         self.failures.extend(failures)
         if self.episodes is not None:
-            check_episodes([], self.limit, self.failures, of=self.episodes)
+            settings.check_episodes([], self.limit, self.failures, of=self.episodes)
 
     def end_batch(self, played: int) -> list[Failure]:
         """Return the failures of a batch with so many valid episodes; count anew.
@@ -263,10 +260,10 @@ class GemDatasetBuilder(rl.RLDatasetBuilder):  # type: ignore[misc]
         tasks, strategy = self.test_set(uri), LeaveOut(retries)
         return RLTestSetEvaluator(tasks, self.turn_tokens, name=name, strategy=strategy)
 
-    @property
-    def budget(self) -> Budget:
-        """The limits of an episode."""
-        return Budget(self.turn_tokens, self.response_tokens, self.prompt_tokens, self.turns)
+    def episode(self, task: Task, group: int) -> Episode:
+        """Return an episode that has not begun."""
+        budget = Budget(self.turn_tokens, self.response_tokens, self.prompt_tokens, self.turns)
+        return Episode(task, self.chat, context=self.context, budget=budget, group=group)
 
     @property
     def chat(self) -> ChatFormat:

@@ -17,7 +17,6 @@ import functools
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 # First: without the cookbook its message says how to install it.
@@ -30,16 +29,14 @@ from tinker_cookbook.rl import types as rl
 from tinker_cookbook.utils.misc_utils import split_list
 
 from gem.errors import ConfigurationError
+from gem.training import recording, seams, settings
 from gem.training.command import exit_status
-from gem.training.recording import RunRecording
-from gem.training.seams import calls, check_seams, replaced
-from gem.training.settings import MAX_FAILED_FRACTION
 from gem_tinker import COOKBOOK, __version__, check_tinker
 from gem_tinker.advantage import Objective, batch_rows, to_datums, trained_rows
 from gem_tinker.server import probe
 from gem_tinker.settings import Config as Direct
 
-SEAMS = calls(
+SEAMS = seams.calls(
     cookbook.__name__,
     {
         "main": "config",
@@ -64,7 +61,7 @@ class Config(cookbook.Config):  # type: ignore[misc]
     """`token-mean` or `row-mean-token-sum`."""
     server: str = "auto"
     """How the server adds up its loss; see `gem_tinker.advantage.Objective`."""
-    max_failed_fraction: float = MAX_FAILED_FRACTION
+    max_failed_fraction: float = settings.MAX_FAILED_FRACTION
     """Share of failed episodes in a batch above which the run stops."""
     retries: int = 1
     """Further attempts, each with a new environment, after an environment failed."""
@@ -98,20 +95,20 @@ def check(config: Config) -> Direct:
     parts = (builder, config)
     table = {key: getattr(part, key) for part in parts for key in keys if hasattr(part, key)}
     table |= {"model": config.model_name, "tasks": builder.groups_per_batch}
-    return Direct.from_mapping({**table, "minibatches": config.num_substeps}, prefix="")
+    table |= {"minibatches": config.num_substeps, "record_dir": f"{config.log_path}/gem"}
+    return Direct.from_mapping(table, prefix="")
 
 
 class Batches:
     """Makes the datums of a run's batches and records them, in the cookbook's loop."""
 
-    def __init__(self, config: Config, objective: Objective) -> None:
-        builder = config.dataset_builder
+    def __init__(self, config: Direct, objective: Objective) -> None:
         self.config = config
         self.objective = objective
-        episodes = builder.groups_per_batch * builder.group_size
+        episodes = config.tasks * config.group_size
         self.strategy = LeaveOut(config.retries, episodes, config.max_failed_fraction)
         about = {"trainer": "tinker", "versions": {"gem-tinker": __version__}}
-        self.recording = RunRecording(Path(config.log_path) / "gem", about)
+        self.recording = recording.RunRecording(config.record_dir, about)
         self._prepare = cookbook.prepare_minibatch
         self._step = cookbook.do_train_step_and_get_sampling_client
 
@@ -123,10 +120,9 @@ class Batches:
         episodes = [played.episode for group in groups for played in group.trajectories_G]
         lost = self.strategy.end_batch(len(episodes))
         rows, per_turn = batch_rows(episodes, self.config.advantage, self.config.gamma)
-        datums: list[tinker.Datum] = []
         # `train_step` splits the datums alike: each part is an update, with a mean of its own.
-        for part in split_list(rows, min(self.config.num_substeps, len(rows))):
-            datums += to_datums(part, self.objective, mask=True)
+        parts = split_list(rows, min(self.config.minibatches, len(rows)))
+        datums = [datum for part in parts for datum in to_datums(part, self.objective, mask=True)]
         shown = functools.partial(trained_rows, rows, episodes)
         self.recording.keep_batch(episodes, per_turn, shown, lost=lost)
         return datums, metrics, usage
@@ -150,8 +146,8 @@ async def main(config: Config) -> None:
     """
     check_tinker()
     direct = check(config)
-    check_seams(COOKBOOK, SEAMS)
-    batches = Batches(config, Objective(config.loss_aggregation, await probe(direct)))
+    seams.check_seams(COOKBOOK, SEAMS)
+    batches = Batches(direct, Objective(direct.loss_aggregation, await probe(direct)))
     builder, evaluators = config.dataset_builder, list(config.evaluator_builders)
     if builder.test is not None:
         # Not by the cookbook: it would count failed episodes of the test set with the batch's.
@@ -162,9 +158,9 @@ async def main(config: Config) -> None:
     made = tinker.ServiceClient.create_lora_training_client
     adapter = functools.partialmethod(made, train_unembed=False)
     with (
-        replaced(cookbook, "prepare_minibatch", batches.prepare),
-        replaced(cookbook, "do_train_step_and_get_sampling_client", batches.step),
-        replaced(tinker.ServiceClient, "create_lora_training_client", adapter),
+        seams.replaced(cookbook, "prepare_minibatch", batches.prepare),
+        seams.replaced(cookbook, "do_train_step_and_get_sampling_client", batches.step),
+        seams.replaced(tinker.ServiceClient, "create_lora_training_client", adapter),
     ):
         await cookbook.main(
             chz.replace(
