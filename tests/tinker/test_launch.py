@@ -61,7 +61,8 @@ def test_every_setting_reaches_the_run() -> None:
     )
     assert run.record_dir == "/runs/a b"
     assert run.max_failed_fraction == 0.25
-    assert run.budget == spec(policy={"turns": 3}).budget
+    limits = run.limits(run.prompt_tokens, run.response_tokens)
+    assert limits == spec(policy={"turns": 3}).budget
 
 
 def test_iterations_play_the_tasks_of_the_spec() -> None:

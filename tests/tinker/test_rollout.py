@@ -23,8 +23,9 @@ from gem_tinker.settings import Config, read
 
 
 def config(*arguments: str) -> Config:
-    needed = ["model=m", "train=gem:test:Scripted-v0", "turn_tokens=12", "turns=3"]
-    return read([*needed, *arguments])
+    words = ["model=m", "train=gem:test:Scripted-v0", "turn_tokens=12", "turns=3", *arguments]
+    last = dict(word.partition("=")[::2] for word in words)
+    return read([f"{key}={value}" for key, value in last.items()])
 
 
 async def sampler(service: Any) -> Any:
@@ -76,6 +77,13 @@ def test_turns_end_at_the_template_s_token_and_have_a_limit(service: Any) -> Non
     _, params, _ = service.samples[0]
     assert params.stop == [service.tokenizer.eos_token_id]
     assert params.max_tokens == 12
+
+
+def test_a_turn_may_have_the_whole_response_unless_it_is_limited(service: Any) -> None:
+    service.texts = ("abcdefghijklmnop",)
+    played(service, "turn_tokens=null", "response_tokens=9")
+    played(service, "turn_tokens=4", "response_tokens=9")
+    assert [params.max_tokens for _, params, _ in service.samples] == [9, 4]
 
 
 def test_seeds_differ_between_turns_and_episodes_and_come_back(service: Any) -> None:

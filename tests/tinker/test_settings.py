@@ -25,11 +25,6 @@ def test_tasks_follow_the_first_seed_for_the_whole_run() -> None:
     assert [task.seed for task in config.train_tasks()] == list(range(7, 22))
 
 
-def test_a_turn_may_have_the_whole_response_unless_it_is_limited() -> None:
-    assert read([*NEEDED, "response_tokens=9"]).budget.turn_tokens == 9
-    assert read([*NEEDED, "response_tokens=9", "turn_tokens=4"]).budget.turn_tokens == 4
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

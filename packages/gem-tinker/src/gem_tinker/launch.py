@@ -5,12 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from gem.training import launch, platforms
 from gem.training.checkpoints import CHECKPOINTS
-from gem.training.launch import Knob, Launch, Names
-from gem.training.platforms import Platform
 from gem.training.runspec import RunSpec
 from gem_tinker import SUPPORTED_TINKER, check_tinker
 from gem_tinker.settings import NO_CRITIC, TEMPERATURE, Config
@@ -26,7 +23,7 @@ class TinkerAdapter:
     supported = SUPPORTED_TINKER
     venv = "tinker"
 
-    def compile(self, spec: RunSpec, *, run_dir: Path, cpu: bool) -> Launch:
+    def compile(self, spec: RunSpec, *, run_dir: Path, cpu: bool) -> launch.Launch:
         """Return the command of a direct run; see `gem.training.launch.Adapter`.
 
         With `cpu` the run gets a server of its own on this machine. Otherwise it talks to the
@@ -39,12 +36,16 @@ class TinkerAdapter:
         """
         check_tinker()
         _check(spec)
-        platform = platforms.cpu("tinker", spec, run_dir) if cpu else Platform()
-        settings = {**_settings(spec), "record_dir": str(run_dir), **platform.settings}
+        platform = platforms.cpu("tinker", spec, run_dir) if cpu else platforms.Platform()
+        settings = launch.copied(spec, _NAMES) | {"train": spec.task_set.uri, "loss_fn": "ppo"}
+        if spec.eval:
+            evals = [source.text for source in spec.evaluations]
+            settings |= {"eval": " ".join(evals), "eval_every": spec.eval_every}
+        settings |= {"record_dir": str(run_dir), **platform.settings}
         texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in settings.items()}
         argv = ["python", "-m", "gem_tinker.train", *map("=".join, texts.items())]
         knobs = launch.parity(spec, _HOW, _departures(spec, cpu))
-        return Launch.of(spec, argv, platform, state=[CHECKPOINTS], parity=knobs)
+        return launch.Launch.of(spec, argv, platform, state=[CHECKPOINTS], parity=knobs)
 
 
 adapter = TinkerAdapter()
@@ -69,22 +70,14 @@ def _check(spec: RunSpec) -> None:
     )
 
 
-def _settings(spec: RunSpec) -> dict[str, Any]:
-    settings = launch.copied(spec, _NAMES) | {"train": spec.task_set.uri, "loss_fn": "ppo"}
-    if spec.eval:
-        evals = [source.text for source in spec.evaluations]
-        settings |= {"eval": " ".join(evals), "eval_every": spec.eval_every}
-    return settings
-
-
-_NAMES: dict[str, Names] = {
+_NAMES: dict[str, launch.Names] = {
     "seed": ("seed", "lora_seed"),
     "policy.lora_init": "init",
     **launch.namesakes(Config),
 }
 """Settings of a direct run that have the value of a key of the spec."""
 
-_HOW: dict[str, Names] = {
+_HOW: dict[str, launch.Names] = {
     **_NAMES,
     "name": "in run.json",
     "seed": "seed: every turn is sampled with a seed of its own; other random numbers than in "
@@ -102,20 +95,20 @@ _HOW: dict[str, Names] = {
 }
 
 
-def _departures(spec: RunSpec, cpu: bool) -> Iterator[Knob]:
+def _departures(spec: RunSpec, cpu: bool) -> Iterator[launch.Knob]:
     yield from launch.sampling_departure(spec, str(_HOW["seed"]))
     sampling = spec.sampling
     if sampling.top_k > 1 or (sampling.top_p < 1 and sampling.top_k != 1):
         how = "ratios are to the sampler's log-probabilities, not to recomputed ones"
-        yield Knob("algorithm.clip", "emulated", how)
+        yield launch.Knob("algorithm.clip", "emulated", how)
     if spec.policy.lora_init is None:
         how = "the server's own, from the same seed; another one than the reference's"
-        yield Knob("policy.lora_init", "unmatched", how)
+        yield launch.Knob("policy.lora_init", "unmatched", how)
     if not cpu:
-        yield Knob("training.precision", "unmatched", "the server decides")
+        yield launch.Knob("training.precision", "unmatched", "the server decides")
         how = "AdamParams.grad_clip_norm, which SkyRL 0.4 ignores (gem-cpu's server does not)"
-        yield Knob("optimizer.grad_clip", "emulated", how)
+        yield launch.Knob("optimizer.grad_clip", "emulated", how)
     elif spec.training.precision == "bf16":
         how = "the server computes in the precision of the model's files"
-        yield Knob("training.precision", "unmatched", how)
+        yield launch.Knob("training.precision", "unmatched", how)
     yield from launch.evaluation_departures(spec)

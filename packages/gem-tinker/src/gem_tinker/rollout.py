@@ -103,10 +103,11 @@ async def play_batch(
     Raises:
         RolloutError: Sampling is impossible; the other episodes have been cancelled.
     """
+    budget = config.limits(config.prompt_tokens, config.response_tokens)
 
     async def episode(index: int, group: int, task: Task) -> Trajectory:
         sampler = EpisodeSampler(client, sampling, chat, config, task.seed, index)
-        return await config.play(task, sampler, chat, config.budget, group=group)
+        return await config.play(task, sampler, chat, budget, group=group)
 
     groups = [(group, task) for group, task in enumerate(tasks) for _ in range(group_size)]
     return await together([episode(index, *group) for index, group in enumerate(groups)])

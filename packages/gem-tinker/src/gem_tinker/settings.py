@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gem.advantage import ADVANTAGES
-from gem.rollout import Budget
 from gem.tables import assignments, filled, setting
 from gem.tasks import TaskSet
 from gem.training.settings import Settings, check_group_size, refuse_values
@@ -86,11 +85,6 @@ class Config(Settings):
         refuse_values(vars(self), found, prefix)
         check_group_size(self.advantage, "group_size", self.group_size)
         self.sources()
-
-    @property
-    def budget(self) -> Budget:
-        """The limits of an episode."""
-        return self.limits(self.prompt_tokens, self.response_tokens)
 
     def train_tasks(self) -> TaskSet:
         """Return all tasks of the run, `tasks` an iteration."""
