@@ -56,7 +56,9 @@ class Turn:
     logprobs: list[float] | None
     """Sampling log-probability of each response token; None if the engine reported none."""
     text: str
-    """The response as given to `step`."""
+    """The response as given to `step`: decoded without control tokens and, where the model's
+    template knows thinking, without that (empty if it never ends). The whole reply is in
+    `response_ids`, which `ChatFormat.decode` decodes."""
     reward: float
     terminated: bool
     truncated: bool

@@ -7,26 +7,21 @@
 
 All four show the latest observation and end with the generation prompt. Each text is encoded once;
 responses enter later prompts with the ids that were sampled.
+
+Where the chat format drops earlier thinking (`ChatFormat(thinking="drop")`), responses enter later
+prompts without it, and `chat` makes a prompt of its own for every turn: the conversation as the
+template renders it, earlier thinking left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from gem.core import Observation
 from gem.errors import ConfigurationError
-from gem.rollout.tokens import ChatFormat, TokenTranscript, text_of
+from gem.rollout.thinking import Reply
+from gem.rollout.tokens import ChatFormat, Past, TokenTranscript, text_of
 from gem.trajectory import Drift
-
-
-class Response(NamedTuple):
-    """A response of the policy."""
-
-    ids: Sequence[int]
-    """Exactly as sampled, the closing token included."""
-    text: str
-    """`ids` decoded without control tokens, as passed to the environment."""
 
 
 class Prompt(NamedTuple):
@@ -43,10 +38,10 @@ class Context(Protocol):
     def start(self, observation: Observation) -> Prompt:
         """Return the first prompt."""
 
-    def extend(self, response: Response, observation: Observation) -> Prompt:
+    def extend(self, response: Reply, observation: Observation) -> Prompt:
         """Append a response and the observation that followed; return the next prompt."""
 
-    def finish(self, last: Response | None) -> list[Drift]:
+    def finish(self, last: Reply | None) -> list[Drift]:
         """Append the last response unless `extend` got it; return where rendering would differ."""
 
 
@@ -60,16 +55,42 @@ class ChatContext:
         """Return the rendered first user message."""
         return Prompt(self._transcript.start(observation), fresh=True)
 
-    def extend(self, response: Response, observation: Observation) -> Prompt:
+    def extend(self, response: Reply, observation: Observation) -> Prompt:
         """Return the tokens between this response and the next one."""
-        self._transcript.respond(*response)
+        self._transcript.respond(response.ids, response.whole)
         return Prompt(self._transcript.observe(observation), fresh=False)
 
-    def finish(self, last: Response | None) -> list[Drift]:
+    def finish(self, last: Reply | None) -> list[Drift]:
         """Compare the transcript with a fresh rendering."""
         if last is not None:
-            self._transcript.respond(*last)
+            self._transcript.respond(last.ids, last.whole)
         return self._transcript.drift()
+
+
+class DroppingContext:
+    """The conversation without earlier thinking; every turn has a prompt of its own."""
+
+    def __init__(self, chat: ChatFormat) -> None:
+        self._chat = chat
+        self._earlier: list[int] = []
+        self._response: Past | None = None
+
+    def start(self, observation: Observation) -> Prompt:
+        """Return the rendered first user message."""
+        self._observation = observation
+        return Prompt(self._chat.between(observation), fresh=True)
+
+    def extend(self, response: Reply, observation: Observation) -> Prompt:
+        """Return a new prompt with this response, without its thinking, and the observation."""
+        past = self._chat.past(response)
+        self._earlier += self._chat.between(self._observation, self._response, past)
+        self._earlier += past.ids
+        self._observation, self._response = observation, past
+        return Prompt([*self._earlier, *self._chat.between(observation, past)], fresh=True)
+
+    def finish(self, last: Reply | None) -> list[Drift]:
+        """Return nothing: every prompt is a sequence of its own, so none can drift."""
+        return []
 
 
 class ConcatContext:
@@ -89,19 +110,23 @@ class ConcatContext:
         self._first = self._chat.encode_text(text_of(observation) + "\n")
         return self._prompt()
 
-    def extend(self, response: Response, observation: Observation) -> Prompt:
+    def extend(self, response: Reply, observation: Observation) -> Prompt:
         """Return a new prompt with this exchange at its end."""
         piece = self._chat.encode_text(text_of(observation) + "\n")
         if self._actions:
-            piece = [*self._chat.content_ids(response.ids), *self._newline, *piece]
+            piece = [*self._shown(response), *self._newline, *piece]
         self._exchanges.append(piece)
         if self._window is not None:
             del self._exchanges[: -self._window]
         return self._prompt()
 
-    def finish(self, last: Response | None) -> list[Drift]:
+    def finish(self, last: Reply | None) -> list[Drift]:
         """Return nothing: every prompt is a sequence of its own, so none can drift."""
         return []
+
+    def _shown(self, response: Reply) -> list[int]:
+        chat = self._chat
+        return chat.past(response).ids if chat.drops_thinking else chat.content_ids(response.ids)
 
     def _prompt(self) -> Prompt:
         body = [i for piece in (self._first, *self._exchanges) for i in piece]
@@ -116,8 +141,18 @@ def make_context(name: str, chat: ChatFormat) -> Context:
     """
     window = check_context(name)
     if name == "chat":
-        return ChatContext(chat)
+        return DroppingContext(chat) if chat.drops_thinking else ChatContext(chat)
     return ConcatContext(chat, actions=name != "concat", window=window)
+
+
+def append_only(context: str, thinking: str) -> bool:
+    """Whether an episode is one growing sequence of tokens: one training row, not one per turn.
+
+    Args:
+        context: Name of the context.
+        thinking: What becomes of thinking, see `gem.rollout.ChatFormat`.
+    """
+    return context == "chat" and thinking != "drop"
 
 
 def check_context(name: str) -> int | None:

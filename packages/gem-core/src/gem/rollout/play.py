@@ -14,7 +14,7 @@ from gem.blame import boundary
 from gem.contract import plain
 from gem.core import Env, Info, Observation, Step
 from gem.errors import ConfigurationError, RolloutError
-from gem.rollout.context import Response, make_context
+from gem.rollout.context import make_context
 from gem.rollout.environment import STEP_TIMEOUT_S, EnvFailedError, ThreadedEnv
 from gem.rollout.tokens import ChatFormat
 from gem.tasks import Task
@@ -128,6 +128,9 @@ class Episode:
     def receive(self, sample: Sample) -> str:
         """Store the sampled tokens; return the text to step the environment with.
 
+        Thinking is no part of it; it is empty if the thinking never ends, which environments
+        take for a format error.
+
         Raises:
             RolloutError: There is no request, or the sample does not satisfy it.
         """
@@ -141,8 +144,8 @@ class Episode:
                 raise RolloutError(f"sampler returned {n} tokens, {len(sample.logprobs)} log-probs")
         self._sample, self._asked, self.request = sample, self.request, None
         with boundary("template"):
-            self._text: str = self._chat.decode(sample.token_ids)
-        return self._text
+            self._reply = self._chat.read(sample.token_ids)
+        return self._reply.text
 
     def advance(self, step: Step) -> None:
         """Store the environment's step for the last response; set the next request.
@@ -162,7 +165,7 @@ class Episode:
                 fresh=self._asked.fresh,
                 response_ids=list(sample.token_ids),
                 logprobs=None if sample.logprobs is None else list(sample.logprobs),
-                text=self._text,
+                text=self._reply.text,
                 reward=reward,
                 terminated=terminated,
                 truncated=truncated,
@@ -182,7 +185,7 @@ class Episode:
             self._finish("turn_budget")
         else:
             with boundary("template"):
-                ids, fresh = self._context.extend(self._response(), observation)
+                ids, fresh = self._context.extend(self._reply, observation)
             room = self._budget.response_tokens - (0 if fresh else self._row_length + len(ids))
             if room < 1 or (fresh and len(ids) > self._budget.prompt_tokens):
                 self._finish("token_budget", responded=True)
@@ -211,10 +214,7 @@ class Episode:
         self.trajectory.end = end
         self.trajectory.final_observation = self._observation
         with boundary("template"):
-            self.trajectory.drift = self._context.finish(None if responded else self._response())
-
-    def _response(self) -> Response:
-        return Response(self._sample.token_ids, self._text)
+            self.trajectory.drift = self._context.finish(None if responded else self._reply)
 
 
 async def play(

@@ -8,16 +8,19 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from gem.core import Observation
 from gem.errors import ConfigurationError, RolloutError
+from gem.rollout.thinking import MODES, Reply, Thinking, find_markers
 from gem.trajectory import Drift
 
 # Placeholders for message contents, rendered to cut out the template's text around them. Plain
 # letters: no template trims, escapes or interprets them.
 _RESPONSE = "GemResponseMark"
+_NEXT_RESPONSE = "GemNextResponseMark"
 _OBSERVATION = "GemObservationMark"
+_THOUGHT = "GemThoughtMark"
 
 _REMEMBERED = 1024
 """Size of each cache of encoded texts: episodes of a group begin alike, and games repeat
@@ -42,6 +45,18 @@ class Tokenizer(Protocol):
         """Ids to text."""
 
 
+class Past(NamedTuple):
+    """An earlier response as later prompts show it, without its thinking."""
+
+    head: str
+    """Text before `ids` that the template is given: a placeholder for the thinking, which it
+    drops, and whitespace, which it may drop."""
+    ids: list[int]
+    """As sampled, without control tokens."""
+    tail: str
+    """Whitespace after `ids` that the template may drop."""
+
+
 class ChatFormat:
     """A model's chat template and tokenizer, reduced to what a rollout needs.
 
@@ -55,6 +70,7 @@ class ChatFormat:
         *,
         system_prompt: str | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        thinking: str = "keep",
     ) -> None:
         """Examine the template.
 
@@ -63,10 +79,19 @@ class ChatFormat:
             system_prompt: Text of a system message before everything else.
             template_kwargs: Further arguments of `apply_chat_template`, such as
                 `{"enable_thinking": False}`.
+            thinking: What becomes of thinking that the template knows (`gem.rollout.thinking`).
+                `keep` leaves it in the conversation, `drop` takes earlier thinking out of later
+                prompts; either way the environment is given what follows it. `text` takes it for
+                a part of the answer: the environment is given all of it.
 
         Raises:
-            ConfigurationError: There is no chat template, or it cannot be used turn by turn.
+            ConfigurationError: There is no chat template, or it cannot be used turn by turn, or
+                has no thinking to drop; or `thinking` is unknown.
         """
+        if thinking not in MODES:
+            raise ConfigurationError(
+                f"thinking must be one of {', '.join(MODES)}, got {thinking!r}"
+            )
         if not getattr(tokenizer, "chat_template", None):
             name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
             raise ConfigurationError(
@@ -75,8 +100,7 @@ class ChatFormat:
             )
         self.tokenizer = tokenizer
         self._remembered = lru_cache(_REMEMBERED)(self._tokenize)
-        self._prompts = lru_cache(_REMEMBERED)(self._prompt)
-        self._bridges = lru_cache(_REMEMBERED)(self._bridge)
+        self._pieces = lru_cache(2 * _REMEMBERED)(self._piece)
         self._spelled = lru_cache(_REMEMBERED)(partial(self._decode, skip_special_tokens=False))
         self._system = [] if system_prompt is None else [_message("system", system_prompt)]
         self._template_kwargs = dict(template_kwargs or {})
@@ -90,6 +114,34 @@ class ChatFormat:
         ids = (self._closing_id, tokenizer.eos_token_id)
         self.stop_ids: frozenset[int] = frozenset(int(i) for i in ids if i is not None)
         """Tokens at which a sampler must end the turn."""
+        self.drops_thinking = thinking == "drop"
+        """Whether earlier thinking is taken out of later prompts."""
+        self._thought = ""
+        template = self._template_kwargs.get("chat_template") or tokenizer.chat_template
+        markers = find_markers(str(template))
+        if markers is None and self.drops_thinking:
+            raise ConfigurationError(
+                "thinking='drop': the chat template knows no thinking; leave it at 'keep'"
+            )
+        read = markers if thinking != "text" else None
+        self._thinking = None if read is None else self._find_thinking(*read)
+
+    def _find_thinking(self, opening: str, closing: str) -> Thinking:
+        if self.drops_thinking:
+            # A template that drops thinking by itself is left to do it: it decides what remains of
+            # the whitespace after it. Any other is given the answer alone.
+            thought = f"{opening}\n{_THOUGHT}\n{closing}"
+            past = self._render_around("x", right=f"{thought}\n\n")
+            self._thought = "" if _THOUGHT in past else thought
+        prompt = _cut(self._render_around(_OBSERVATION), _OBSERVATION)[1]
+        tokens = [self._encode(marker) for marker in (opening, closing)]
+        return Thinking(
+            (opening, closing),
+            tokens=(tokens[0][0], tokens[1][0]) if [*map(len, tokens)] == [1, 1] else None,
+            opened=prompt.rfind(opening) > prompt.rfind(closing),
+            encode=self.encode_text,
+            decode=self.decode,
+        )
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of a response for the environment, without control tokens.
@@ -110,17 +162,40 @@ class ChatFormat:
 
     def prompt(self, observation: Observation) -> list[int]:
         """Return the ids of the first prompt: system message, observation, generation prompt."""
-        return self._prompts(text_of(observation)).tolist()
+        return self._pieces(text_of(observation)).tolist()
 
-    def _prompt(self, text: str) -> array[int]:
-        return self._around(text, self._render_first)
+    def _piece(
+        self, text: str, left: tuple[str, str] | None = None, right: str | None = None
+    ) -> array[int]:
+        return self._around(text, partial(self._render_around, left=left, right=right))
 
-    def _render_first(self, text: str) -> str:
-        return self._render([*self._system, _message("user", text)])
+    def _render_around(
+        self, text: str, left: tuple[str, str] | None = None, right: str | None = None
+    ) -> str:
+        """Render an observation as a user message, with the template's text on both sides.
+
+        Args:
+            text: Of the observation.
+            left: Beginning and end of the response before, whose text is left out; None: there is
+                none, the conversation begins.
+            right: Beginning of the response after, whose text is left out; None: it is to be
+                sampled, the text ends with the generation prompt.
+        """
+        messages = list(self._system)
+        if left is not None:
+            response = left[0] + _RESPONSE + left[1]
+            messages += [_message("user", "x"), _message("assistant", response)]
+        messages.append(_message("user", text))
+        if right is not None:
+            messages += [_message("assistant", right + _NEXT_RESPONSE), _message("user", "x")]
+        rendered = self._render(messages)
+        if left is not None:
+            rendered = _cut(rendered, _RESPONSE)[1]
+        return rendered if right is None else _cut(rendered, _NEXT_RESPONSE)[0]
 
     def frame(self) -> tuple[list[int], list[int]]:
         """Return the ids before and after the content of a single user message."""
-        before, after = _cut(self._render_first(_OBSERVATION), _OBSERVATION)
+        before, after = _cut(self._render_around(_OBSERVATION), _OBSERVATION)
         return self._encode(before), self._encode(after)
 
     def _around(self, text: str, render: Callable[[str], str]) -> array[int]:
@@ -142,16 +217,40 @@ class ChatFormat:
             observation: Next observation.
             closed: The response already ends with the token that closes a message.
         """
-        ids = self._bridges(text_of(observation)).tolist()
+        ids = self._pieces(text_of(observation), ("", "")).tolist()
         return ids[1:] if closed else ids
 
-    def _bridge(self, text: str) -> array[int]:
-        return self._around(text, self._render_next)
+    def between(
+        self, observation: Observation, before: Past | None = None, after: Past | None = None
+    ) -> list[int]:
+        """Return the ids between two responses without their thinking, the observation included.
 
-    def _render_next(self, text: str) -> str:
-        first, response = _message("user", "x"), _message("assistant", _RESPONSE)
-        conversation = [*self._system, first, response, _message("user", text)]
-        return _cut(self._render(conversation), _RESPONSE)[1]
+        Args:
+            observation: Shown between them.
+            before: Earlier response; None: there is none, the conversation begins.
+            after: Later response; None: it is to be sampled, the ids end with the generation
+                prompt.
+        """
+        left = None if before is None else (before.head, before.tail)
+        right = None if after is None else after.head
+        return self._pieces(text_of(observation), left, right).tolist()
+
+    def read(self, response_ids: Sequence[int]) -> Reply:
+        """Return a sampled turn as its thinking and its answer."""
+        whole = self.decode(response_ids)
+        if self._thinking is None:
+            return Reply(response_ids, whole, whole, response_ids)
+        return self._thinking.read(response_ids, whole)
+
+    def past(self, reply: Reply) -> Past:
+        """Return what later prompts show of a turn whose thinking is dropped."""
+        ids = self.content_ids(reply.answer)
+        written = [k for k, i in enumerate(ids) if not self.decode([i]).isspace()]
+        first, end = (written[0], written[-1] + 1) if written else (0, 0)
+        thought = self._thought if reply.thought else ""
+        # Without the template's help, whitespace after the thinking goes with it.
+        head = self.decode(ids[:first]) if thought or not reply.thought else ""
+        return Past(thought + head, ids[first:end], self.decode(ids[end:]))
 
     def is_closed(self, response_ids: Sequence[int]) -> bool:
         """Return whether a response ends with the token that closes a message."""
