@@ -61,7 +61,7 @@ class Adapter:
 
     def compile(self, spec, *, run_dir, cpu):
         from gem.errors import ConfigurationError, UnsupportedVersionError
-        from gem.training.launch import Knob, Launch
+        from gem.training.launch import Launch, Parity
 
         if spec.name == "refused":
             raise ConfigurationError("algorithm.gamma: fake cannot discount")
@@ -74,9 +74,9 @@ class Adapter:
             unset=["CUDA_VISIBLE_DEVICES"],
             files={"conf/fake.yaml": "lr: 1\\n"},
             state=["left", "left.txt"],
-            parity=[Knob("algorithm.gamma", "matched", "fake.gamma"),
-                    Knob("optimizer.lr", "emulated", "warm-up of 0 steps"),
-                    Knob("seed", "unmatched", "fake has no seed")],
+            parity=[Parity("algorithm.gamma", "matched", "fake.gamma"),
+                    Parity("optimizer.lr", "emulated", "warm-up of 0 steps"),
+                    Parity("seed", "unmatched", "fake has no seed")],
         )
 
 adapter = Adapter()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gem.errors import ConfigurationError, GemError, MissingExtraError, UnsupportedVersionError
-from gem.training.launch import Knob, Launch
+from gem.training.launch import Launch, Parity
 from gem.training.runspec import RunSpec
 from gem_bench.adapters import compile_launch, installed_adapters
 from gem_bench.models import resolve_model
@@ -43,7 +43,7 @@ def test_an_adapter_in_an_environment_of_its_own_is_asked_there(
     small_spec: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    answer = Launch(["other"], {"A": "1"}, ["GEM_GONE"], parity=[Knob("seed", "matched")])
+    answer = Launch(["other"], {"A": "1"}, ["GEM_GONE"], parity=[Parity("seed", "matched")])
     python = script(
         tmp_path / ".venvs" / "other" / "bin" / "python",
         f"echo noise from an import\necho '{answer.to_json()}'",
@@ -112,8 +112,8 @@ def test_the_reference_trainer_is_an_adapter_that_matches_every_setting(
     assert launch.argv[-2:] == ["--device", "cpu"]
     assert launch.env == {"OMP_NUM_THREADS": "1"}
     assert RunSpec.from_mapping(json.loads(launch.files["spec.json"])) == small_spec
-    assert {knob.status for knob in launch.parity} == {"matched"}
-    assert {"algorithm.gamma", "optimizer.lr", "seed"} <= {knob.name for knob in launch.parity}
+    assert {each.status for each in launch.parity} == {"matched"}
+    assert {"algorithm.gamma", "optimizer.lr", "seed"} <= {each.name for each in launch.parity}
 
 
 def test_the_reference_trainer_refuses_what_it_would_ignore(
@@ -130,9 +130,9 @@ def test_the_reference_trainer_refuses_what_it_would_ignore(
 def test_parity_shows_what_is_not_matched_first_and_what_nobody_reported() -> None:
     settings = {"algorithm.gamma": 0.9, "optimizer.lr": 0.001, "seed": 0, "name": "x"}
     parity = [
-        Knob("algorithm.gamma", "matched", "algorithm.gamma"),
-        Knob("seed", "unmatched", "the engine seeds itself"),
-        Knob("optimizer.lr", "emulated", "constant schedule"),
+        Parity("algorithm.gamma", "matched", "algorithm.gamma"),
+        Parity("seed", "unmatched", "the engine seeds itself"),
+        Parity("optimizer.lr", "emulated", "constant schedule"),
     ]
     assert parity_text(settings, parity) == (
         "unmatched (1)\n"

@@ -145,8 +145,8 @@ def test_what_recorded_no_rows_does_not_conform(
 def test_settings_that_the_trainer_does_not_match_are_named(
     record: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    knob = {"name": "policy.lora_init", "status": "unmatched", "how": "the server draws it"}
-    assert main(["conformance", str(record("a")), str(record("b", parity=(knob,)))]) == 0
+    departure = {"name": "policy.lora_init", "status": "unmatched", "how": "the server draws it"}
+    assert main(["conformance", str(record("a")), str(record("b", parity=(departure,)))]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == "b does not match policy.lora_init: the server draws it"
 

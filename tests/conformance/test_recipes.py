@@ -31,7 +31,7 @@ def test_a_recipe_compiles_for_a_trainer_with_a_gpu(
         launch = find_adapter(name).compile(spec, run_dir=tmp_path, cpu=False)
     except MissingExtraError as error:
         pytest.skip(f"the trainer lives in another environment: {error}")
-    unmatched = {knob.name for knob in launch.parity if knob.status == "unmatched"}
+    unmatched = {each.name for each in launch.parity if each.status == "unmatched"}
     # A recipe is for every trainer. Two settings are exempt: none trains in fp32 on a GPU by
     # itself, and a Tinker server draws the adapter it begins with.
     assert unmatched <= {"training.precision", "policy.lora_init"}, unmatched

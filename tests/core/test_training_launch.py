@@ -81,8 +81,8 @@ def test_departures_are_those_of_the_spec() -> None:
     evals = [{**part, "name": "a", "every": 2}, {**part, "name": "b", "every": 4}]
     run = spec(eval=evals)
     assert (run.eval_every, spec().eval_every) == (2, 0)
-    [knob] = evaluation_departures(run)
-    assert knob.name == "eval.1.every" and knob.how.endswith("every 2 iterations")
+    [found] = evaluation_departures(run)
+    assert found.name == "eval.1.every" and found.how.endswith("every 2 iterations")
     missed = list(evaluation_departures(run, "not at the end"))
     assert [k.name for k in missed] == ["eval.0.every", "eval.1.every"]
     assert all(k.how.endswith("every 2 iterations, but not at the end") for k in missed)
@@ -142,7 +142,7 @@ def test_copied_settings_have_the_specs_values_and_their_names_are_the_parity() 
     assert copied(spec(policy={"turns": 5}), names)["+gem.turns"] == 5
     tables = ("name", "seed", "env", "eval", "policy", "sampling", "algorithm", "optimizer")
     how = {**dict.fromkeys((*tables, "training"), "itself"), **ALL_WEIGHTS, **names}
-    found = {knob.name: knob.how for knob in parity(spec(), how)}
+    found = {each.name: each.how for each in parity(spec(), how)}
     assert found["algorithm.clip"] == "clip_low, clip_high"
     assert found["policy.turns"] == "gem.turns"
     assert found["policy.lora_rank"] == "all weights"

@@ -16,7 +16,7 @@ import pytest
 from gem.errors import ConfigurationError
 from gem.tasks import Task
 from gem.training import runspec
-from gem.training.launch import Knob, Launch, main
+from gem.training.launch import Launch, Parity, main
 from gem.training.runspec import RunSpec
 
 SPEC: dict[str, Any] = {
@@ -154,7 +154,7 @@ def test_a_missing_table_is_named() -> None:
 
 def test_a_launch_reads_back() -> None:
     launch = Launch(
-        ["python", "-m", "x"], {"A": "1"}, ["B"], {"f": "text"}, [Knob("a", "matched", "b=1")]
+        ["python", "-m", "x"], {"A": "1"}, ["B"], {"f": "text"}, [Parity("a", "matched", "b=1")]
     )
     assert Launch.from_json(launch.to_json()) == launch
 

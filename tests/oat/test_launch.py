@@ -10,7 +10,7 @@ import pytest
 
 from gem.errors import ConfigurationError
 from gem.tables import flatten
-from gem.training.launch import Knob, Launch
+from gem.training.launch import Launch, Parity
 from gem.training.runspec import RunSpec
 from gem_oat.launch import adapter
 from gem_oat.settings import Args, parse
@@ -52,7 +52,7 @@ def parsed(launch: Launch) -> Args:
     return parse(launch.argv[3:])
 
 
-def knob(launch: Launch, name: str) -> Knob:
+def parity(launch: Launch, name: str) -> Parity:
     [found] = [k for k in launch.parity if k.name == name]
     return found
 
@@ -80,7 +80,7 @@ def test_evaluations_keep_their_names_and_temperatures(tmp_path: Path) -> None:
     assert (same.name, same.temperature, len(same.tasks)) == ("same", 0.0, 64)
     assert (hard.name, hard.temperature, len(hard.tasks)) == ("hard er", 1.0, 9)
     assert args.eval_steps == 2
-    assert knob(launch, "eval.0.every").status == "emulated"
+    assert parity(launch, "eval.0.every").status == "emulated"
 
 
 def test_every_setting_has_a_row_of_parity(tmp_path: Path) -> None:
@@ -88,8 +88,8 @@ def test_every_setting_has_a_row_of_parity(tmp_path: Path) -> None:
     names = [k.name for k in launch.parity]
     assert set(flatten(spec().to_mapping())) <= set(names)
     assert len(names) == len(set(names))
-    assert knob(launch, "algorithm.gamma").status == "matched"
-    assert knob(launch, "seed").status == "emulated"
+    assert parity(launch, "algorithm.gamma").status == "matched"
+    assert parity(launch, "seed").status == "emulated"
 
 
 def test_everything_else_reaches_oat(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_everything_else_reaches_oat(tmp_path: Path) -> None:
     ],
 )
 def test_departures_are_admitted(tables: dict[str, Any], name: str, tmp_path: Path) -> None:
-    assert knob(compiled(tmp_path, **tables), name).status != "matched"
+    assert parity(compiled(tmp_path, **tables), name).status != "matched"
 
 
 @pytest.mark.parametrize(

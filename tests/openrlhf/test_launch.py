@@ -108,13 +108,13 @@ def test_evaluations_are_rows_with_names_and_temperatures(world: Any, tmp_path: 
     rows = [json.loads(line) for line in launch.files["eval.jsonl"].splitlines()]
     known = [DatasetRow.decode(row["label"]) for row in rows]
     assert [(r.evaluation, r.temperature) for r in known] == [("a", 0.0)] * 2 + [("b", 0.5)] * 2
-    status = {knob.name: knob.status for knob in launch.parity}
+    status = {each.name: each.status for each in launch.parity}
     assert status["eval.0.every"] == "emulated"
 
 
 def test_every_setting_has_a_parity_row(tmp_path: Path) -> None:
     asked = spec(algorithm={"advantage": "gae"})
-    names = [knob.name for knob in adapter.compile(asked, run_dir=tmp_path, cpu=True).parity]
+    names = [each.name for each in adapter.compile(asked, run_dir=tmp_path, cpu=True).parity]
     assert set(flatten(asked.to_mapping())) <= set(names)
     assert len(names) == len(set(names))
 

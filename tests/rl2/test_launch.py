@@ -110,9 +110,9 @@ def test_evaluations_are_rows_with_names_and_temperatures(world: Any, tmp_path: 
     rows = [read(json.loads(line)) for line in launch.files["eval.jsonl"].splitlines()]
     known = [(row.evaluation, row.temperature) for row in rows]
     assert known == [("a", 0.0)] * 2 + [("b", 0.5)] * 2
-    knobs = {knob.name: knob for knob in launch.parity}
-    assert knobs["eval.0.every"].status == "emulated"
-    assert knobs["eval.0.every"].how.endswith("every 2 iterations, but not at the end")
+    parity = {each.name: each for each in launch.parity}
+    assert parity["eval.0.every"].status == "emulated"
+    assert parity["eval.0.every"].how.endswith("every 2 iterations, but not at the end")
 
 
 def test_one_evaluation_that_divides_the_run_is_matched(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_one_evaluation_that_divides_the_run_is_matched(tmp_path: Path) -> None:
     asked = RunSpec.from_mapping({**SPEC, "eval": [part]})
     launch = adapter.compile(asked, run_dir=tmp_path, cpu=True)
     assert "+gem.evaluate_from=0" in launch.argv
-    assert {knob.name: knob.status for knob in launch.parity}["eval.0.every"] == "matched"
+    assert {each.name: each.status for each in launch.parity}["eval.0.every"] == "matched"
 
 
 def test_without_evaluation_none_is_made(world: Any, tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_without_evaluation_none_is_made(world: Any, tmp_path: Path) -> None:
 
 def test_every_setting_has_a_parity_row(tmp_path: Path) -> None:
     asked = spec(algorithm={"advantage": "gae"})
-    names = [knob.name for knob in adapter.compile(asked, run_dir=tmp_path, cpu=True).parity]
+    names = [each.name for each in adapter.compile(asked, run_dir=tmp_path, cpu=True).parity]
     assert set(flatten(asked.to_mapping())) <= set(names)
     assert len(names) == len(set(names))
 

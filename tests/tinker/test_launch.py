@@ -100,12 +100,12 @@ def test_without_a_gpu_the_run_gets_a_server_of_its_own() -> None:
 @pytest.mark.parametrize("cpu", [False, True])
 def test_parity_speaks_of_every_setting(cpu: bool) -> None:
     run = spec(eval=[{"name": "same", "id": "game:GuessTheNumber-v0"}])
-    knobs = {knob.name: knob for knob in compiled(run, cpu=cpu).parity}
-    assert set(flatten(run.to_mapping())) <= set(knobs)
-    assert all(knob.how for knob in knobs.values())
-    assert knobs["seed"].status == "emulated"
-    assert knobs["policy.lora_init"].status == "unmatched"
-    assert knobs["optimizer.grad_clip"].status == ("matched" if cpu else "emulated")
+    parity = {each.name: each for each in compiled(run, cpu=cpu).parity}
+    assert set(flatten(run.to_mapping())) <= set(parity)
+    assert all(each.how for each in parity.values())
+    assert parity["seed"].status == "emulated"
+    assert parity["policy.lora_init"].status == "unmatched"
+    assert parity["optimizer.grad_clip"].status == ("matched" if cpu else "emulated")
 
 
 @pytest.mark.parametrize(

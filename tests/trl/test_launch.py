@@ -116,15 +116,15 @@ def test_evaluations_are_made_where_the_spec_wants_them(tmp_path: Path) -> None:
     args, _ = configured(made)
     assert (args.eval_strategy, args.eval_steps, args.eval_on_start) == ("steps", 2 * 2 * 4, True)
     assert args.num_generations_eval == 1
-    emulated = [knob.name for knob in made.parity if knob.status == "emulated"]
+    emulated = [each.name for each in made.parity if each.status == "emulated"]
     assert {"eval.0.every", "eval.1.every"} <= set(emulated)
 
 
 def test_parity_has_every_setting(tmp_path: Path) -> None:
     made = compiled(spec(), tmp_path)
-    known = {knob.name: knob for knob in made.parity}
+    known = {each.name: each for each in made.parity}
     assert set(flatten(spec().to_mapping())) <= set(known)
-    emulated = {name for name, knob in known.items() if knob.status == "emulated"}
+    emulated = {name for name, each in known.items() if each.status == "emulated"}
     assert emulated == {
         *("seed", "optimizer.weight_decay", "algorithm.kl_coef", "algorithm.minibatches"),
         "algorithm.entropy_coef",

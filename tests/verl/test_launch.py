@@ -90,15 +90,15 @@ def test_a_wrong_key_would_be_noticed(compose: Any) -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_every_setting_has_its_parity(form: str) -> None:
     run = FORMS[form]
-    names = [knob.name for knob in compiled(run).parity]
+    names = [each.name for each in compiled(run).parity]
     assert len(names) == len(set(names))
     assert set(flatten(run.to_mapping())) <= set(names)
-    assert all(knob.how for knob in compiled(run).parity)
+    assert all(each.how for each in compiled(run).parity)
 
 
 def test_a_greedy_fp32_run_is_matched_in_everything() -> None:
     parity = compiled(spec(sampling={"top_k": 1})).parity
-    assert [knob for knob in parity if knob.status != "matched"] == []
+    assert [each for each in parity if each.status != "matched"] == []
 
 
 def test_what_verl_does_differently_is_said() -> None:

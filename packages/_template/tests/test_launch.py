@@ -28,7 +28,7 @@ def changed(spec: RunSpec, key: str, value: Any) -> RunSpec:
 
 def test_every_setting_has_a_parity(spec: RunSpec, tmp_path: Path) -> None:
     made = adapter.compile(spec, run_dir=tmp_path, cpu=True)
-    assert {knob.name for knob in made.parity} == set(flatten(spec.to_mapping()))
+    assert {each.name for each in made.parity} == set(flatten(spec.to_mapping()))
     config = json.loads(made.files[CONFIG])
     assert (config["gamma"], config["gem"]["advantage"]) == (0.9, "reinforce")
 

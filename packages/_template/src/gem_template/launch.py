@@ -125,10 +125,10 @@ def _lines(*uris: str, evaluation: bool = False) -> str:
     return "".join(f"{row.encode()}\n" for row in rows)
 
 
-def _departures(spec: RunSpec) -> Iterator[launch.Knob]:
+def _departures(spec: RunSpec) -> Iterator[launch.Parity]:
     yield from launch.evaluation_departures(spec)
     if spec.training.precision == "bf16":
-        yield launch.Knob("training.precision", "unmatched", "fake-trainer computes in float64")
-    yield launch.Knob(
+        yield launch.Parity("training.precision", "unmatched", "fake-trainer computes in float64")
+    yield launch.Parity(
         "policy.model", "unmatched", "only its tokenizer: the policy is a table of token pairs"
     )

@@ -160,9 +160,9 @@ def _conformance(args: argparse.Namespace) -> int:
     reference, other = map(read_run, folders)
     levels = compare_levels(reference, other, common_spec(reference, other).algorithm)
     print(table(levels))
-    for knob in other.meta.get("parity", []):
-        if knob["status"] == "unmatched":
-            print(f"{other.meta['trainer']} does not match {knob['name']}: {knob['how']}")
+    for each in other.meta.get("parity", []):
+        if each["status"] == "unmatched":
+            print(f"{other.meta['trainer']} does not match {each['name']}: {each['how']}")
     return 1 if any(level.findings for level in levels) else 0
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from gem.errors import ConfigurationError, GemError, MissingExtraError, UnsupportedVersionError
 from gem.tables import flatten
-from gem.training.launch import ENTRY_POINT_GROUP, Knob, Launch, find_adapter
+from gem.training.launch import ENTRY_POINT_GROUP, Launch, Parity, find_adapter
 from gem.training.runspec import RunSpec
 from gem_bench.reference_setup import check_supported
 
@@ -196,7 +196,7 @@ class ReferenceAdapter:
             argv=argv,
             env=env,
             files={spec_file.name: json.dumps(spec.to_mapping(), indent=2) + "\n"},
-            parity=[Knob(key, "matched", "by definition") for key in flatten(spec.to_mapping())],
+            parity=[Parity(key, "matched", "by definition") for key in flatten(spec.to_mapping())],
         )
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from gem.training.launch import Knob
+from gem.training.launch import Parity
 from gem.training.metrics import failures_text
 from gem_bench.series import TRAIN, Group, Run, differences
 from gem_bench.stats import (
@@ -52,7 +52,7 @@ class Row:
     """Median seconds between recorded iterations."""
     final: Estimate | None
     best: float | None
-    knobs: list[Knob]
+    departures: list[Parity]
     """Settings that are not matched."""
 
 
@@ -191,7 +191,7 @@ def _row(group: Group, final: _Final, window: int) -> Row:
         iteration_s=_mean([_iteration_seconds(run) for run in runs]),
         final=final.estimate,
         best=_mean(best),
-        knobs=[knob for knob in parity.values() if knob.status != "matched"],
+        departures=[each for each in parity.values() if each.status != "matched"],
     )
 
 
@@ -325,9 +325,9 @@ def as_text(comparison: Comparison) -> str:
     lines.insert(1, "  ".join("-" * width for width in widths))
     lines += ["", *remarks(comparison)]
     for row in comparison.rows:
-        lines += ["", f"{row.label}: settings that are not matched ({len(row.knobs)})"]
-        width = min(max((len(k.name) for k in row.knobs), default=0), 32)
-        lines += [f"  {k.status:9}  {k.name:<{width}}  {k.how}".rstrip() for k in row.knobs]
+        lines += ["", f"{row.label}: settings that are not matched ({len(row.departures)})"]
+        width = min(max((len(k.name) for k in row.departures), default=0), 32)
+        lines += [f"  {k.status:9}  {k.name:<{width}}  {k.how}".rstrip() for k in row.departures]
     for key, values in comparison.differing.items():
         shown = "; ".join(f"{r.label}: {v}" for r, v in zip(comparison.rows, values, strict=True))
         lines += ["", f"{key}  {shown}"]
@@ -340,10 +340,10 @@ def as_markdown(comparison: Comparison) -> str:
     lines = [_cells(heading), _cells(["---", *["---:"] * (len(heading) - 1)])]
     lines += [_cells(row) for row in rows]
     lines += ["", *(f"- {line}" for line in remarks(comparison))]
-    knobs = [(row.label, knob) for row in comparison.rows for knob in row.knobs]
-    if knobs:
+    departures = [(row.label, each) for row in comparison.rows for each in row.departures]
+    if departures:
         lines += ["", _cells(["", "setting", "parity", "how"]), _cells(["---"] * 4)]
-        lines += [_cells([label, f"`{k.name}`", k.status, k.how]) for label, k in knobs]
+        lines += [_cells([label, f"`{k.name}`", k.status, k.how]) for label, k in departures]
     if comparison.differing:
         labels = [row.label for row in comparison.rows]
         lines += ["", _cells(["differs", *labels]), _cells(["---"] * (len(labels) + 1))]

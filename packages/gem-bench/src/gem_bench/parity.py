@@ -6,12 +6,12 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gem.training.launch import Knob, Launch
+from gem.training.launch import Launch, Parity
 
 STATUSES = ("unmatched", "emulated", "matched")
 
 
-def parity_text(settings: Mapping[str, Any], parity: Sequence[Knob]) -> str:
+def parity_text(settings: Mapping[str, Any], parity: Sequence[Parity]) -> str:
     """Return the parity report, settings that are not matched first.
 
     Args:
@@ -20,12 +20,12 @@ def parity_text(settings: Mapping[str, Any], parity: Sequence[Knob]) -> str:
     """
     lines = []
     for status in STATUSES:
-        knobs = [knob for knob in parity if knob.status == status]
-        lines.append(f"{status} ({len(knobs)})" + ("" if knobs else ": none"))
-        named = [(_setting(knob.name, settings), knob.how) for knob in knobs]
+        found = [each for each in parity if each.status == status]
+        lines.append(f"{status} ({len(found)})" + ("" if found else ": none"))
+        named = [(_setting(each.name, settings), each.how) for each in found]
         width = min(max((len(name) for name, _ in named), default=0), 44)
         lines += [f"  {name:<{width}}  {how}".rstrip() for name, how in named]
-    known = {knob.name for knob in parity}
+    known = {each.name for each in parity}
     silent = [name for name in settings if name not in known]
     if silent:
         lines.append(f"not reported by the adapter ({len(silent)}): {', '.join(silent)}")

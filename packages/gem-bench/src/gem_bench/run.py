@@ -108,7 +108,7 @@ def run(
         "command": compiled.launch.argv,
         "environment": compiled.launch.env,
         "unset": compiled.launch.unset,
-        "parity": [asdict(knob) for knob in compiled.launch.parity],
+        "parity": [asdict(each) for each in compiled.launch.parity],
         "versions": versions(compiled.python, [trainer, f"gem-{trainer}"]),
         "git": git_commit(),
         "machine": machine(),

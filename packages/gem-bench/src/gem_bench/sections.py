@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from gem.training.launch import Knob
+from gem.training.launch import Parity
 from gem_bench.compare import Comparison, Row, number, remarks, table
 from gem_bench.parity import STATUSES
 from gem_bench.progress import clock
@@ -72,16 +72,16 @@ def numbers(comparison: Comparison) -> str:
 
 def parity(groups: Sequence[Group]) -> str:
     """One row per setting, one column per group; settings matched everywhere are folded."""
-    knobs = [{k.name: k for run in group.runs for k in run.parity} for group in groups]
-    names = list(dict.fromkeys(name for known in knobs for name in known))
+    reports = [{each.name: each for run in group.runs for each in run.parity} for group in groups]
+    names = list(dict.fromkeys(name for known in reports for name in known))
     if not names:
         return "<p>No parity report is recorded.</p>"
-    names.sort(key=lambda name: min(_rank(known.get(name)) for known in knobs))
+    names.sort(key=lambda name: min(_rank(known.get(name)) for known in reports))
     matched: list[list[str]] = []
     other: list[list[str]] = []
     for name in names:
-        row = [name, *(_knob(known.get(name)) for known in knobs)]
-        everywhere = all(_rank(known.get(name)) == STATUSES.index("matched") for known in knobs)
+        row = [name, *(_parity_cell(known.get(name)) for known in reports)]
+        everywhere = all(_rank(known.get(name)) == STATUSES.index("matched") for known in reports)
         (matched if everywhere else other).append(row)
     labels = [group.label for group in groups]
     first = _settings_table(labels, other) if other else "<p>Everything is matched.</p>"
@@ -122,10 +122,10 @@ def _settings_table(
     )
 
 
-def _knob(knob: Knob | None) -> str:
-    status, how = (knob.status, knob.how) if knob else ("unknown", "not reported")
+def _parity_cell(found: Parity | None) -> str:
+    status, how = (found.status, found.how) if found else ("unknown", "not reported")
     return f'<span class="status {status}">{status}</span> {escape(how)}'
 
 
-def _rank(knob: Knob | None) -> int:
-    return STATUSES.index(knob.status) if knob else 0
+def _rank(found: Parity | None) -> int:
+    return STATUSES.index(found.status) if found else 0

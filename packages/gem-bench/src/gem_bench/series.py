@@ -17,7 +17,7 @@ from typing import Any
 
 from gem.errors import RecordError
 from gem.tables import flatten
-from gem.training.launch import Knob
+from gem.training.launch import Parity
 from gem.training.metrics import failed_by_cause
 from gem.training.record import RunRecord, read_run
 
@@ -92,9 +92,9 @@ class Run:
         return str(self.record.meta.get("status", "unknown"))
 
     @property
-    def parity(self) -> list[Knob]:
+    def parity(self) -> list[Parity]:
         """The adapter's parity report."""
-        return [Knob(**knob) for knob in self.record.meta.get("parity", [])]
+        return [Parity(**each) for each in self.record.meta.get("parity", [])]
 
     @property
     def seconds(self) -> float | None:

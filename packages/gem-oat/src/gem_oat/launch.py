@@ -37,8 +37,8 @@ class OatAdapter:
         platform = platforms.cpu("oat", spec, run_dir) if cpu else _one_gpu(spec)
         flags = launch.copied(spec, _NAMES) | _computed(spec, run_dir) | platform.settings
         argv = ["python", "-m", "gem_oat", *starmap(_argument, flags.items())]
-        knobs = launch.parity(spec, launch.ALL_WEIGHTS | _NAMES | _HOW, _departures(spec))
-        return launch.Launch.of(spec, argv, platform, parity=knobs)
+        parity = launch.parity(spec, launch.ALL_WEIGHTS | _NAMES | _HOW, _departures(spec))
+        return launch.Launch.of(spec, argv, platform, parity=parity)
 
 
 adapter = OatAdapter()
@@ -138,7 +138,7 @@ def _argument(name: str, value: Any) -> str:
     return f"--{name}={value}"
 
 
-def _departures(spec: RunSpec) -> Iterator[launch.Knob]:
+def _departures(spec: RunSpec) -> Iterator[launch.Parity]:
     bf16 = "bf16 weights and gradients, fp32 in the optimiser"
     yield from launch.sampling_departure(spec, _HOW["seed"])
     yield from launch.loss_departures(spec, bf16=bf16, undecayed="biases and norms")

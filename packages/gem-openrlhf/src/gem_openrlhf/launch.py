@@ -228,7 +228,7 @@ def _arguments(flags: dict[str, Any]) -> list[str]:
     return out
 
 
-def _departures(spec: RunSpec, cpu: bool) -> Iterator[launch.Knob]:
+def _departures(spec: RunSpec, cpu: bool) -> Iterator[launch.Parity]:
     yield from launch.sampling_departure(spec, OTHERS["seed"])
     yield from launch.loss_departures(
         spec,
@@ -238,6 +238,6 @@ def _departures(spec: RunSpec, cpu: bool) -> Iterator[launch.Knob]:
     )
     if spec.algorithm.minibatches > 1:
         how = "OpenRLHF draws the rows of a minibatch at random"
-        yield launch.Knob("algorithm.minibatches", "emulated", how)
+        yield launch.Parity("algorithm.minibatches", "emulated", how)
     yield from launch.bf16_only(spec, "OpenRLHF knows bf16 and fp16: trained in bf16", cpu=cpu)
     yield from launch.evaluation_departures(spec, "not before the first")

@@ -195,17 +195,17 @@ def _word(name: str) -> str:
     return "".join(c if c.isalnum() or c in "-_." else "-" for c in name)
 
 
-def _departures(spec: RunSpec, form: Form, cpu: bool) -> Iterator[launch.Knob]:
+def _departures(spec: RunSpec, form: Form, cpu: bool) -> Iterator[launch.Parity]:
     how = "rollout.server_args.random_seed; which turn gets which number depends on timing"
     yield from launch.sampling_departure(spec, how)
     bf16 = "fp32 weights, bf16 in FSDP's mixed precision"
     yield from launch.loss_departures(spec, bf16=bf16, values_on_tokens=True)
     if spec.algorithm.epochs > 1:
         how = "gem.epochs: RL2 gets the rows of a batch as often, one pass after the other"
-        yield launch.Knob("algorithm.epochs", "emulated", how)
+        yield launch.Parity("algorithm.epochs", "emulated", how)
     if spec.algorithm.minibatches > 1 and form == "head":
         how = "actor.update_per_rollout; groups in the order in which they end"
-        yield launch.Knob("algorithm.minibatches", "emulated", how)
+        yield launch.Parity("algorithm.minibatches", "emulated", how)
     if form == "release":
         yield from launch.bf16_only(spec, "the release trains in bf16 only", cpu=cpu)
     ends_between = spec.eval and spec.training.iterations % spec.eval_every

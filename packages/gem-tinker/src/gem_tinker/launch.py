@@ -44,8 +44,8 @@ class TinkerAdapter:
         settings |= {"record_dir": str(run_dir), **platform.settings}
         texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in settings.items()}
         argv = ["python", "-m", "gem_tinker.train", *map("=".join, texts.items())]
-        knobs = launch.parity(spec, _HOW, _departures(spec, cpu))
-        return launch.Launch.of(spec, argv, platform, state=[CHECKPOINTS], parity=knobs)
+        parity = launch.parity(spec, _HOW, _departures(spec, cpu))
+        return launch.Launch.of(spec, argv, platform, state=[CHECKPOINTS], parity=parity)
 
 
 adapter = TinkerAdapter()
@@ -95,20 +95,20 @@ _HOW: dict[str, launch.Names] = {
 }
 
 
-def _departures(spec: RunSpec, cpu: bool) -> Iterator[launch.Knob]:
+def _departures(spec: RunSpec, cpu: bool) -> Iterator[launch.Parity]:
     yield from launch.sampling_departure(spec, str(_HOW["seed"]))
     sampling = spec.sampling
     if sampling.top_k > 1 or (sampling.top_p < 1 and sampling.top_k != 1):
         how = "ratios are to the sampler's log-probabilities, not to recomputed ones"
-        yield launch.Knob("algorithm.clip", "emulated", how)
+        yield launch.Parity("algorithm.clip", "emulated", how)
     if spec.policy.lora_init is None:
         how = "the server's own, from the same seed; another one than the reference's"
-        yield launch.Knob("policy.lora_init", "unmatched", how)
+        yield launch.Parity("policy.lora_init", "unmatched", how)
     if not cpu:
-        yield launch.Knob("training.precision", "unmatched", "the server decides")
+        yield launch.Parity("training.precision", "unmatched", "the server decides")
         how = "AdamParams.grad_clip_norm, which SkyRL 0.4 ignores (gem-cpu's server does not)"
-        yield launch.Knob("optimizer.grad_clip", "emulated", how)
+        yield launch.Parity("optimizer.grad_clip", "emulated", how)
     elif spec.training.precision == "bf16":
         how = "the server computes in the precision of the model's files"
-        yield launch.Knob("training.precision", "unmatched", how)
+        yield launch.Parity("training.precision", "unmatched", how)
     yield from launch.evaluation_departures(spec)

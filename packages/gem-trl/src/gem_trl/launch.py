@@ -1,4 +1,4 @@
-"""gem-bench's hook: the command that runs a RunSpec in TRL, and parity knob by knob."""
+"""gem-bench's hook: the command that runs a RunSpec in TRL, and parity setting by setting."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gem.training import launch, platforms
-from gem.training.launch import Knob, Launch, Names
+from gem.training.launch import Launch, Names, Parity
 from gem.training.platforms import Platform
 from gem.training.runspec import RunSpec
 from gem_trl import SUPPORTED_TRL, check_trl
@@ -78,7 +78,7 @@ def _gpu(spec: RunSpec) -> Platform:
     return Platform({"gradient_checkpointing": True, "use_vllm": vllm, **length})
 
 
-def _departures(spec: RunSpec) -> Iterator[Knob]:
+def _departures(spec: RunSpec) -> Iterator[Parity]:
     yield from launch.sampling_departure(spec, _SEEDS)
     yield from launch.loss_departures(spec, undecayed="biases and norms")
     if spec.algorithm.minibatches > 1:
@@ -86,10 +86,10 @@ def _departures(spec: RunSpec) -> Iterator[Knob]:
             "TRL draws the rows of a minibatch at random, and divides by the mean number of tokens "
             "of the batch's minibatches"
         )
-        yield Knob("algorithm.minibatches", "emulated", how)
+        yield Parity("algorithm.minibatches", "emulated", how)
     if spec.algorithm.entropy_coef:
         how = "the bonus is a mean of the forward passes' means, not of the tokens"
-        yield Knob("algorithm.entropy_coef", "emulated", how)
+        yield Parity("algorithm.entropy_coef", "emulated", how)
     yield from launch.evaluation_departures(spec)
     correction = "vllm_importance_sampling_correction"
-    yield Knob(correction, "matched", "off, although on by default in TRL where vLLM samples")
+    yield Parity(correction, "matched", "off, although on by default in TRL where vLLM samples")

@@ -244,10 +244,10 @@ def _forward_tokens(spec: RunSpec) -> int:
     return max(min(launch.forward_tokens(spec.policy.model), 65_536), spec.policy.tokens)
 
 
-def _departures(spec: RunSpec) -> Iterator[launch.Knob]:
+def _departures(spec: RunSpec) -> Iterator[launch.Parity]:
     yield from launch.sampling_departure(spec, _HOW["seed"])
     yield from launch.loss_departures(spec, bf16="autocast in training, bf16 weights in rollouts")
     if spec.algorithm.loss_aggregation == "row-mean-token-sum" and spec.policy.context != "chat":
         how = "verl counts the rows it fills batches up with: the loss is scaled down"
-        yield launch.Knob("algorithm.loss_aggregation", "emulated", how)
+        yield launch.Parity("algorithm.loss_aggregation", "emulated", how)
     yield from launch.evaluation_departures(spec)

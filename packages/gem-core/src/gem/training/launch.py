@@ -1,6 +1,6 @@
-"""What an adapter makes of a RunSpec: a trainer's native command, and parity knob by knob.
+"""What an adapter makes of a RunSpec: a trainer's native command, and parity setting by setting.
 
-- `Knob`: how faithfully a trainer realises one setting of the spec (parity).
+- `Parity`: how faithfully a trainer realises one setting of the spec (parity).
 - `Launch`: a trainer's native command with its environment and files.
 - `Adapter`: what an entry point of the group `gem.adapters` provides.
 
@@ -36,7 +36,7 @@ _KEYWORDS = ("null", "true", "false", "nan", "inf")
 
 
 @dataclass(frozen=True)
-class Knob:
+class Parity:
     """How a trainer realises one setting."""
 
     name: str
@@ -91,7 +91,9 @@ def copied(spec: RunSpec, names: Mapping[str, Names]) -> dict[str, Any]:
     }
 
 
-def parity(spec: RunSpec, how: Mapping[str, Names], departures: Iterable[Knob] = ()) -> list[Knob]:
+def parity(
+    spec: RunSpec, how: Mapping[str, Names], departures: Iterable[Parity] = ()
+) -> list[Parity]:
     """Say of every setting of a spec how it reaches a trainer.
 
     Args:
@@ -99,15 +101,14 @@ def parity(spec: RunSpec, how: Mapping[str, Names], departures: Iterable[Knob] =
         how: By which of the trainer's settings, for a key of the spec or for all of its table.
         departures: What is not matched; entries that name no key of the spec come last.
     """
-    left = {knob.name: knob for knob in departures}
-    knobs = []
+    left = {each.name: each for each in departures}
+    found = []
     for name in flatten(spec.to_mapping()):
         ways = how.get(name) or how[name.split(".")[0]]
         # Hydra's plus sign adds a key and is no part of its name.
-        each = (way.removeprefix("+") for way in ((ways,) if isinstance(ways, str) else ways))
-        matched = Knob(name, "matched", ", ".join(each))
-        knobs.append(left.pop(name) if name in left else matched)
-    return [*knobs, *left.values()]
+        named = (way.removeprefix("+") for way in ((ways,) if isinstance(ways, str) else ways))
+        found.append(left.pop(name, Parity(name, "matched", ", ".join(named))))
+    return [*found, *left.values()]
 
 
 def refuse(spec: RunSpec, *found: Refusal) -> None:
@@ -137,11 +138,7 @@ def token_mean(spec: RunSpec, trainer: str) -> Refusal:
     reason = (
         f"{trainer} has 'token-mean' and a mean over rows of token means, but no sum over tokens"
     )
-    return (
-        "algorithm.loss_aggregation",
-        spec.algorithm.loss_aggregation != "token-mean",
-        reason,
-    )
+    return "algorithm.loss_aggregation", spec.algorithm.loss_aggregation != "token-mean", reason
 
 
 def all_weights(spec: RunSpec) -> Refusal:
@@ -149,10 +146,10 @@ def all_weights(spec: RunSpec) -> Refusal:
     return "policy.lora_rank", spec.policy.lora_rank > 0, "all weights are trained; set it to 0"
 
 
-def sampling_departure(spec: RunSpec, how: str) -> Iterator[Knob]:
+def sampling_departure(spec: RunSpec, how: str) -> Iterator[Parity]:
     """Yield that random numbers are the trainer's own, unless sampling is greedy."""
     if spec.sampling.top_k != 1:
-        yield Knob("seed", "emulated", how)
+        yield Parity("seed", "emulated", how)
 
 
 def loss_departures(
@@ -161,7 +158,7 @@ def loss_departures(
     bf16: str | None = None,
     undecayed: str | None = None,
     values_on_tokens: bool = False,
-) -> Iterator[Knob]:
+) -> Iterator[Parity]:
     """Yield what trainers with a loss of their own have in common.
 
     Args:
@@ -172,20 +169,20 @@ def loss_departures(
     """
     if spec.algorithm.kl_coef:
         how = "as a term of the loss (k3 estimator), not of the reward"
-        yield Knob("algorithm.kl_coef", "emulated", how)
+        yield Parity("algorithm.kl_coef", "emulated", how)
     if spec.algorithm.advantage == "gae":
         how = "a random linear layer, where the reference starts from zero"
-        yield Knob("critic's initial head", "unmatched", how)
+        yield Parity("critic's initial head", "unmatched", how)
         if values_on_tokens:
             how = "all tokens of a turn are trained towards the turn's target, not where it begins"
-            yield Knob("algorithm.value_clip", "emulated", how)
+            yield Parity("algorithm.value_clip", "emulated", how)
     if undecayed is not None and spec.optimizer.weight_decay:
-        yield Knob("optimizer.weight_decay", "emulated", f"{undecayed} are left out")
+        yield Parity("optimizer.weight_decay", "emulated", f"{undecayed} are left out")
     if bf16 is not None and spec.training.precision == "bf16":
-        yield Knob("training.precision", "emulated", f"{bf16} (the reference: autocast)")
+        yield Parity("training.precision", "emulated", f"{bf16} (the reference: autocast)")
 
 
-def bf16_only(spec: RunSpec, reason: str, *, cpu: bool) -> Iterator[Knob]:
+def bf16_only(spec: RunSpec, reason: str, *, cpu: bool) -> Iterator[Parity]:
     """Yield that a trainer without fp32 has it only where gem-cpu adds it.
 
     Args:
@@ -195,10 +192,10 @@ def bf16_only(spec: RunSpec, reason: str, *, cpu: bool) -> Iterator[Knob]:
     """
     if spec.training.precision == "fp32":
         how = "GEM_CPU_DTYPE of gem-cpu" if cpu else reason
-        yield Knob("training.precision", "emulated" if cpu else "unmatched", how)
+        yield Parity("training.precision", "emulated" if cpu else "unmatched", how)
 
 
-def evaluation_departures(spec: RunSpec, missed: str | None = None) -> Iterator[Knob]:
+def evaluation_departures(spec: RunSpec, missed: str | None = None) -> Iterator[Parity]:
     """Yield which evaluations are made at other times, because all are made at once.
 
     Args:
@@ -208,9 +205,9 @@ def evaluation_departures(spec: RunSpec, missed: str | None = None) -> Iterator[
     how = f"everything is evaluated at once: every {spec.eval_every} iterations"
     for index, part in enumerate(spec.eval):
         if missed is not None:
-            yield Knob(f"eval.{index}.every", "emulated", f"{how}, but {missed}")
+            yield Parity(f"eval.{index}.every", "emulated", f"{how}, but {missed}")
         elif part.every != spec.eval_every:
-            yield Knob(f"eval.{index}.every", "emulated", how)
+            yield Parity(f"eval.{index}.every", "emulated", how)
 
 
 def hydra_value(value: Any) -> str:
@@ -256,7 +253,7 @@ class Launch:
     """Environment variables to remove."""
     files: dict[str, str] = field(default_factory=dict)
     """Files to write into the run folder before the start: relative path, content."""
-    parity: list[Knob] = field(default_factory=list)
+    parity: list[Parity] = field(default_factory=list)
     """One entry per setting of the RunSpec."""
     state: list[str] = field(default_factory=list)
     """Files and folders in the run folder, beside the record, that the trainer would go on from if
@@ -297,7 +294,7 @@ class Launch:
     def from_json(cls, text: str) -> Launch:
         """Rebuild from `to_json`."""
         data = json.loads(text)
-        return cls(**{**data, "parity": [Knob(**k) for k in data["parity"]]})
+        return cls(**{**data, "parity": [Parity(**each) for each in data["parity"]]})
 
 
 class Adapter(Protocol):
