@@ -111,6 +111,68 @@ def oat_no_weight_sync() -> None:
     after_import("oat.learners.base", install)
 
 
+def trl_trained_on(change: Callable[[Any], Any]) -> Callable[[], None]:
+    """Train TRL on advantages `[rows, tokens]` that were changed after the record was kept."""
+
+    def install(module: Any) -> None:
+        trainer = module.GemGRPOTrainer
+        original = trainer._generate_and_score_completions
+
+        def changed(self: Any, inputs: Any) -> Any:
+            output = original(self, inputs)
+            return {**output, "advantages": change(output["advantages"])}
+
+        trainer._generate_and_score_completions = changed
+
+    return lambda: after_import("gem_trl.trainer", install)
+
+
+trl_shifted = trl_trained_on(lambda advantages: advantages.roll(1, dims=1))
+"""Shift advantages by one token."""
+
+trl_normalised_again = trl_trained_on(lambda a: (a - a.mean(0)) / (a.std(0) + 1e-4))
+"""Normalise advantages a second time, with TRL's formula for a group's rewards."""
+
+
+def trl_one_for_all() -> None:
+    """Give all turns of an episode one advantage, as TRL by itself does."""
+
+    def install(module: Any) -> None:
+        original = module.turn_advantages
+
+        def same(*args: Any, **kwargs: Any) -> Any:
+            per_turn, target = original(*args, **kwargs)
+            return [[turns[0]] * len(turns) if turns else [] for turns in per_turn], target
+
+        module.turn_advantages = same
+
+    after_import("gem_trl.trainer", install)
+
+
+def trl_importance_correction() -> None:
+    """Leave TRL's default on: episodes whose probabilities differ from vLLM's lose their loss."""
+
+    def install(module: Any) -> None:
+        original = module.GemGRPOTrainer.__init__
+
+        def corrected(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            self.vllm_importance_sampling_correction = True
+
+        module.GemGRPOTrainer.__init__ = corrected
+
+    after_import("gem_trl.trainer", install)
+
+
+def trl_no_weight_sync() -> None:
+    """Let TRL's vLLM go on with the weights it began with."""
+
+    def install(module: Any) -> None:
+        module.VLLMGeneration.sync_weights = lambda self: None
+
+    after_import("trl.generation.vllm_generation", install)
+
+
 BREAKS: dict[str, tuple[Callable[[], None], str]] = {
     "gamma": (gamma, "L0"),
     "std_ddof": (std_ddof, "L0"),
@@ -129,5 +191,18 @@ RL2 = {"rl2_no_weight_sync": (rl2_no_weight_sync, "L3")}
 OAT = {"oat_no_weight_sync": (oat_no_weight_sync, "L3")}
 """The same for oat."""
 
+TRL = {
+    "trl_shifted": (trl_shifted, "L2"),
+    "trl_normalised_again": (trl_normalised_again, "L2"),
+    "trl_one_for_all": (trl_one_for_all, "L0"),
+}
+"""The same for TRL."""
+
+TRL_VLLM = {
+    "trl_importance_correction": (trl_importance_correction, "L2"),
+    "trl_no_weight_sync": (trl_no_weight_sync, "L3"),
+}
+"""The same for TRL with vLLM."""
+
 if "GEM_BREAK" in os.environ:
-    (BREAKS | OPENRLHF | OAT | RL2)[os.environ["GEM_BREAK"]][0]()
+    (BREAKS | OPENRLHF | OAT | RL2 | TRL | TRL_VLLM)[os.environ["GEM_BREAK"]][0]()

@@ -20,6 +20,8 @@ ROOT = Path(__file__).parents[2]
 FOUND = Path(os.environ.get("RUNS", ROOT / "runs")) / "conformance"
 TIMEOUT_S = 900
 PERTURBED = os.environ.get("GEM_PERTURB", "")
+WITH_VLLM = {"trl with vLLM": ROOT / ".venvs" / "openrlhf" / "bin" / "python"}
+"""Trainers that sample with vLLM where it is installed, and the Python of where it is."""
 
 
 @pytest.fixture(scope="session")
@@ -38,6 +40,8 @@ def begin_with(tmp_path_factory: pytest.TempPathFactory) -> str:
 def run(begin_with: str) -> Callable[..., Path]:
     """Run a recipe with a trainer, recording its own rows; returns the folder.
 
+    The first word of `trainer` names the adapter.
+
     `run(trainer, folder, recipe, *settings, **environment)`; settings are `key=value`.
     """
 
@@ -52,7 +56,12 @@ def run(begin_with: str) -> Callable[..., Path]:
             for name, value in environment.items():
                 patch.setenv(name, value)
             outcome = run_with_rows(
-                spec, trainer=trainer, run_dir=folder, cpu=True, timeout_s=TIMEOUT_S
+                spec,
+                trainer=trainer.split()[0],
+                run_dir=folder,
+                cpu=True,
+                timeout_s=TIMEOUT_S,
+                python=WITH_VLLM.get(trainer),
             )
         assert outcome.status == "finished", outcome.message
         return folder
@@ -64,11 +73,13 @@ def run(begin_with: str) -> Callable[..., Path]:
 def keep() -> Callable[[str, str], None]:
     """Note what holds for an adapter, for `tools/compatibility.py`: a file with the date.
 
-    To be called when it was seen, and only then: `keep("verl", "L0 to L3")`.
+    To be called when it was seen, and only then: `keep("verl", "L0 to L3")`. What follows the
+    adapter's name is said of the result: `keep("trl with vLLM", "L0 to L3")`.
     """
 
     def write(name: str, holds: str) -> None:
-        path = FOUND / name / holds
+        adapter, _, how = name.partition(" ")
+        path = FOUND / adapter / f"{holds} {how}".strip()
         path.parent.mkdir(parents=True, exist_ok=True)
         today = datetime.datetime.now(datetime.timezone.utc).date()
         path.write_text(f"{today}\n{arithmetic()}\n")

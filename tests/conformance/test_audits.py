@@ -12,7 +12,7 @@ from gem.training.record import read_run
 pytest.importorskip("gem_bench.runspec", reason="needs the development environment: make env-dev")
 from gem_bench.audit import audit, judge, lines
 
-TRAINERS = ("verl", "openrlhf", "oat", "rl2", "trl")
+TRAINERS = ("verl", "openrlhf", "oat", "rl2", "trl", "trl with vLLM")
 SETTINGS = (
     "training.iterations=6",
     # Updates that are small enough that rounding does not grow from one to the next.

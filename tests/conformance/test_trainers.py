@@ -15,7 +15,7 @@ pytest.importorskip("gem_bench.runspec", reason="needs the development environme
 from gem_bench.conformance import Finding
 
 GREEDY = "guess-easy-greedy"
-TRAINERS = ("verl", "openrlhf", "oat", "rl2", "trl")
+TRAINERS = ("verl", "openrlhf", "oat", "rl2", "trl", "trl with vLLM")
 
 pytestmark = pytest.mark.slow
 Run = Callable[..., Path]
@@ -100,3 +100,19 @@ def test_a_broken_oat_does_not(
     train = [m for m in read_run(folder).metrics if m["split"] == "train"]
     assert train[0]["logprob_difference_max"] < 1e-4
     assert train[-1]["logprob_difference_max"] > 0.01
+
+
+@pytest.mark.breaks
+@pytest.mark.parametrize(
+    ("trainer", "name"),
+    [*(("trl", name) for name in breaks.TRL), *(("trl with vLLM", n) for n in breaks.TRL_VLLM)],
+)
+def test_a_broken_trl_does_not(
+    trainer: str, name: str, reference: Path, run: Run, compare: Compare, tmp_path: Path
+) -> None:
+    tmp_path.joinpath("sitecustomize.py").write_text("import breaks\n")
+    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parent)])
+    folder = run(trainer, tmp_path / "run", GREEDY, GEM_BREAK=name, PYTHONPATH=path)
+    level = (breaks.TRL | breaks.TRL_VLLM)[name][1]
+    # The first level that can see it does, and none before it.
+    assert min(f.level for f in compare(reference, folder)) == level

@@ -5,6 +5,7 @@ Each trainer's page in docs/ says what the shims replace and leave untested.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import sys
@@ -174,7 +175,16 @@ def tinker(spec: RunSpec, run_dir: Path) -> Platform:
 
 
 def trl(spec: RunSpec, run_dir: Path) -> Platform:
-    """Return TRL's settings and environment variables on CPU; nothing of it is replaced."""
-    settings = {"use_cpu": True, "gradient_checkpointing": False}
+    """Return TRL's settings and environment variables on CPU; vLLM samples where it is installed.
+
+    Of TRL itself nothing is replaced; `trl_plugin` says what its vLLM is told.
+    """
+    settings: dict[str, Any] = {"use_cpu": True, "gradient_checkpointing": False}
     env = {"OMP_NUM_THREADS": "1", **_LOOPBACK}
+    if importlib.util.find_spec("vllm") is not None:
+        settings |= {"use_vllm": True, "vllm_max_model_length": spec.policy.tokens}
+        settings["vllm_gpu_memory_utilization"] = 0.1
+        env |= {**_COMMON, **_NO_COMPILER, **_VLLM, **python_path(_STARTUP)}
+        if spec.training.precision == "fp32":
+            env["GEM_CPU_DTYPE"] = "float32"
     return Platform(settings, env, unset=[_CUDA])

@@ -68,7 +68,7 @@ SPECS = {
         ("gem-core", "gem-bench", "gem-cpu", "gem-verl", "gem-tinker", "gem-trl"), ((3, 11),)
     ),
     "verl": Spec(("gem-core", "gem-verl", "gem-cpu"), ((3, 11),)),
-    "openrlhf": Spec(("gem-core", "gem-openrlhf", "gem-cpu"), ((3, 11),)),
+    "openrlhf": Spec(("gem-core", "gem-openrlhf", "gem-trl", "gem-cpu"), ((3, 11),)),
     "oat": Spec(
         ("gem-core", "gem-oat", "gem-cpu"),
         ((3, 11),),
