@@ -141,7 +141,10 @@ def test_parity_has_every_setting(tmp_path: Path) -> None:
             {"algorithm": {"loss_aggregation": "row-mean-token-sum"}},
             r"algorithm\.loss_aggregation: TRL",
         ),
-        ({"policy": {"lora_rank": 8}}, r"policy\.lora_rank"),
+        (
+            {"policy": {"lora_rank": 8, "lora_init": "a"}, "algorithm": {"kl_coef": 0.1}},
+            r"algorithm\.kl_coef: with an adapter to begin with",
+        ),
         ({"training": {"group_size": 1}}, r"grpo compares .* training\.group_size must be"),
         ({"algorithm": {"minibatches": 5}}, r"algorithm\.minibatches: 32 episodes"),
         (
@@ -160,6 +163,27 @@ def test_what_trl_cannot_do_is_refused_by_name(
         compiled(spec(**tables), tmp_path)
     with pytest.raises(ConfigurationError, match=said):
         train.train(spec(**tables), tmp_path, {})
+
+
+def test_adapters_need_peft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experiment, "find_spec", lambda name: None)
+    with pytest.raises(
+        ConfigurationError, match=r"policy\.lora_rank: .*pip install 'gem-trl\[peft"
+    ):
+        compiled(spec(policy={"lora_rank": 8}), tmp_path)
+
+
+@pytest.mark.parametrize(("init", "status"), [(None, "unmatched"), ("a", "matched")])
+def test_a_random_adapter_is_another_one_than_the_reference_s(
+    init: str | None, status: str, tmp_path: Path
+) -> None:
+    policy = {"lora_rank": 8, **({"lora_init": init} if init else {})}
+    made = compiled(spec(policy=policy, algorithm={"kl_coef": 0.0}), tmp_path)
+    found = {knob.name: knob.status for knob in made.parity if "lora" in knob.name}
+    assert found == {
+        **dict.fromkeys(("policy.lora_rank", "policy.lora_alpha"), "matched"),
+        "policy.lora_init": status,
+    }
 
 
 @pytest.mark.parametrize(

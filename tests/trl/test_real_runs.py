@@ -97,12 +97,16 @@ def without_times(folder: Path) -> tuple[list[Any], list[Any]]:
     return metrics, episodes
 
 
+@pytest.mark.parametrize("rank", [0, 4])
 def test_a_run_that_is_started_again_goes_on_as_if_it_had_not_ended(
-    compile: Compile, tmp_path: Path
+    rank: int, compile: Compile, tmp_path: Path
 ) -> None:
     """Weights, optimiser, tasks and random numbers: the rest is the same to the last bit."""
     whole, again = tmp_path / "whole", tmp_path / "again"
-    tables = {"algorithm": {"epochs": 2}, "training": {"iterations": 4}}
+    tables = {
+        **{"algorithm": {"epochs": 2}, "training": {"iterations": 4}},
+        "policy": {"lora_rank": rank},
+    }
     given = ("save_steps=4", "save_total_limit=3")
     launch = compile(whole, **tables)
     train(launch, whole, *given)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gem.errors import ConfigurationError
 from gem.training import launch
@@ -12,11 +13,11 @@ from gem.training.runspec import RunSpec
 from gem.training.settings import check_group_size
 from gem_trl.settings import NO_CRITIC, ONE_ROW, GemSettings
 
-if TYPE_CHECKING:
-    from trl import GRPOConfig
-
 CHECKPOINTS = "checkpoints"
 """Folder of the checkpoints, in the record's."""
+
+PEFT = "low-rank adapters are PEFT's: pip install 'gem-trl[peft]'"
+BASE = "with an adapter to begin with, TRL's penalty is to the model without it; set it to 0"
 
 FIELDS: dict[str, launch.Names] = {
     "seed": "seed",
@@ -46,17 +47,18 @@ def check_spec(spec: RunSpec) -> None:
     Raises:
         ConfigurationError: The message names the key.
     """
-    estimator = spec.algorithm.advantage
+    policy, algorithm = spec.policy, spec.algorithm
     launch.refuse(
         spec,
-        ("policy.context", spec.policy.context != "chat", ONE_ROW),
-        ("algorithm.advantage", estimator == "gae", NO_CRITIC),
+        ("policy.context", policy.context != "chat", ONE_ROW),
+        ("policy.lora_rank", policy.lora_rank > 0 and find_spec("peft") is None, PEFT),
+        ("algorithm.advantage", algorithm.advantage == "gae", NO_CRITIC),
+        ("algorithm.kl_coef", policy.lora_init is not None and algorithm.kl_coef > 0, BASE),
         ("training.tasks", spec.episodes < 2, "TRL refuses a batch of one episode"),
         launch.token_mean(spec, "TRL"),
         launch.whole_minibatches(spec),
-        launch.all_weights(spec),
     )
-    check_group_size(estimator, "training.group_size", spec.training.group_size)
+    check_group_size(algorithm.advantage, "training.group_size", spec.training.group_size)
 
 
 def gem_settings(spec: RunSpec, folder: Path) -> GemSettings:
@@ -64,9 +66,7 @@ def gem_settings(spec: RunSpec, folder: Path) -> GemSettings:
     return GemSettings(record_dir=str(folder), **launch.copied(spec, SETTINGS))
 
 
-def grpo_config(
-    spec: RunSpec, folder: Path, processes: int, given: Mapping[str, Any]
-) -> GRPOConfig:
+def grpo_config(spec: RunSpec, folder: Path, processes: int, given: Mapping[str, Any]) -> Any:
     """Return the GRPOConfig of an experiment.
 
     Args:

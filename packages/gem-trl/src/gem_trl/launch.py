@@ -12,19 +12,20 @@ from gem.training.launch import Launch, Names, Parity
 from gem.training.platforms import Platform
 from gem.training.runspec import RunSpec
 from gem_trl import SUPPORTED_TRL, check_trl
+from gem_trl.adapters import BEGINNING
 from gem_trl.experiment import CHECKPOINTS, FIELDS, SETTINGS, check_spec
 
 SPEC_FILE = "spec.json"
 
 _SEEDS = "seed: one stream of random numbers in a process; others than in other trainers"
 _HOW: dict[str, Names] = {
-    **launch.ALL_WEIGHTS,
     **FIELDS,
     **{key: f"GemSettings.{name}" for key, name in SETTINGS.items()},
     "name": "in run.json",
     "seed": _SEEDS,
     "env": "train_dataset",
     "eval": "eval_dataset, eval_steps",
+    "policy": "peft_config, for adapters",
     "policy.model": "model",
     "sampling.top_k": "top_k",
     "algorithm": "gae only",
@@ -90,6 +91,9 @@ def _departures(spec: RunSpec) -> Iterator[Parity]:
     if spec.algorithm.entropy_coef:
         how = "the bonus is a mean of the forward passes' means, not of the tokens"
         yield Parity("algorithm.entropy_coef", "emulated", how)
+    if spec.policy.lora_rank and spec.policy.lora_init is None:
+        how = f"PEFT's, of the reference's distribution but another one; kept in {BEGINNING}/"
+        yield Parity("policy.lora_init", "unmatched", how)
     yield from launch.evaluation_departures(spec)
     correction = "vllm_importance_sampling_correction"
     yield Parity(correction, "matched", "off, although on by default in TRL where vLLM samples")

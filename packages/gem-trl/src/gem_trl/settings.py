@@ -82,6 +82,7 @@ def check_config(args: Any, gem: GemSettings) -> None:
         "False, or ask for it with gem.importance_sampling=True"
     )
     saving, logged = args.save_strategy == "steps", (args.logging_strategy, args.logging_steps)
+    continuous = args.use_transformers_continuous_batching
     judged = "it judges an episode by its last token; leave it False"
     untried = "episodes are sampled by generate or by vLLM; leave it False"
     refused = (
@@ -90,11 +91,7 @@ def check_config(args: Any, gem: GemSettings) -> None:
         ("save_steps", saving and args.save_steps % steps > 0, middle),
         ("logging_steps", gem.record_dir is not None and logged != ("steps", 1), gaps),
         ("mask_truncated_completions", args.mask_truncated_completions, judged),
-        (
-            "use_transformers_continuous_batching",
-            args.use_transformers_continuous_batching,
-            untried,
-        ),
+        ("use_transformers_continuous_batching", continuous, untried),
         ("vllm_importance_sampling_correction", corrected and not gem.importance_sampling, lost),
     )
     refuse_values(vars(args), refused, "GRPOConfig.")

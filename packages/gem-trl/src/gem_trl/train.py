@@ -24,7 +24,7 @@ from gem.errors import ConfigurationError
 from gem.tables import json_or_text
 from gem.training.command import exit_status
 from gem.training.runspec import RunSpec
-from gem_trl import check_trl
+from gem_trl import adapters, check_trl
 from gem_trl.experiment import CHECKPOINTS, check_spec, gem_settings, grpo_config
 
 
@@ -60,7 +60,12 @@ def train(spec: RunSpec, folder: Path, given: Mapping[str, Any]) -> None:
         train_dataset=task_dataset(spec.task_set.uri),
         eval_dataset=eval_datasets(*(source.text for source in spec.evaluations)) or None,
         gem=gem_settings(spec, folder),
+        peft_config=adapters.lora_config(spec.policy),
     )
+    if spec.policy.lora_rank:
+        adapters.begin(trainer.model, spec.policy.lora_init)
+        if last is None and trainer.accelerator.is_main_process:
+            trainer.model.save_pretrained(folder / adapters.BEGINNING)
     trainer.train(resume_from_checkpoint=last)
 
 

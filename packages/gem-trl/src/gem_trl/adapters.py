@@ -1,0 +1,63 @@
+"""Low-rank adapters of an experiment (`policy.lora_rank`), by PEFT and as the reference has them.
+
+`W x` becomes `W x + (alpha / rank) B A x` in every attention and MLP projection. Projections of the
+same input share A, which PEFT does not do by itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gem.errors import ConfigurationError
+from gem.training.runspec import PolicyPart
+
+SHARING = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Names of projections that have the same input."""
+PROJECTIONS = [*SHARING[0], *SHARING[1], "o_proj", "down_proj"]
+
+BEGINNING = "adapter"
+"""Folder, in the record's, of the adapter that a run began with."""
+
+
+def lora_config(policy: PolicyPart) -> Any:
+    """Return the `peft_config` of an experiment; None if all weights are trained."""
+    if not policy.lora_rank:
+        return None
+    from peft import LoraConfig
+
+    alpha: Any = policy.lora_alpha  # PEFT says int, and only divides by the rank
+    return LoraConfig(r=policy.lora_rank, lora_alpha=alpha, target_modules=PROJECTIONS)
+
+
+def begin(model: Any, folder: str | None) -> None:
+    """Let projections of the same input have one A, and begin with an adapter.
+
+    Args:
+        model: A `PeftModel` that `lora_config` describes.
+        folder: Of the adapter, in PEFT's format; None begins with PEFT's random one.
+
+    Raises:
+        ConfigurationError: The adapter cannot be read, or is of other projections, of another rank
+            or has factors that are not shared.
+    """
+    for parent in model.get_base_model().modules():
+        for names in SHARING:
+            layers = [getattr(parent, name) for name in names if hasattr(parent, name)]
+            for layer in layers[1:]:
+                layer.lora_A = layers[0].lora_A
+    if folder is None:
+        return
+    import peft
+
+    try:
+        given = peft.load_peft_weights(folder, device="cpu")
+        peft.set_peft_model_state_dict(model, given)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ConfigurationError(f"policy.lora_init: cannot load {folder}: {error}") from error
+    found = peft.get_peft_model_state_dict(model)
+    equal = (name in given and factor.cpu().equal(given[name]) for name, factor in found.items())
+    if len(given) != len(found) or not all(equal):
+        raise ConfigurationError(
+            f"policy.lora_init: the factors in {folder} are of other projections, or not shared by "
+            "those of the same input"
+        )

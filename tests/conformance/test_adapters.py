@@ -1,0 +1,115 @@
+"""Levels L0 to L3 with low-rank adapters: real runs against the reference with the same adapter.
+
+A Tinker server trains adapters only, and begins with random ones that no client can choose. So the
+trainer runs first, TRL likewise, and the reference begins with the adapter that it made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gem.training.record import read_run
+
+pytest.importorskip("gem_bench.runspec", reason="needs the development environment: make env-dev")
+from gem_bench.audit import audit, judge, lines
+from gem_bench.conformance import RELATIVE, compare_runs
+from gem_bench.runspec import load_spec
+from gem_cpu.tinker_server import initial_adapter
+
+GREEDY, SAMPLED = "guess-easy-greedy", "guess-easy"
+CLIP = 0.01
+SETTINGS = (
+    "policy.lora_rank=8",
+    # Below every gradient norm of this run, whatever adapter it begins with: clipping is part of
+    # what is compared.
+    f"optimizer.grad_clip={CLIP}",
+)
+TRAINERS = ("tinker", "trl")
+
+pytestmark = pytest.mark.slow
+Run = Callable[..., Path]
+Keep = Callable[[str, str], None]
+
+
+def beginning(folder: Path, unpacked: Path) -> Path:
+    """Return the folder of the adapter that a run began with."""
+    server = folder / "server"
+    return initial_adapter(server, unpacked) if server.exists() else folder / "adapter"
+
+
+@pytest.fixture(scope="module", params=TRAINERS)
+def trained(
+    request: pytest.FixtureRequest, run: Run, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Path]:
+    """A trainer's name and the folder of its run."""
+    folder = tmp_path_factory.mktemp(request.param) / "run"
+    return request.param, run(request.param, folder, GREEDY, *SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def reference(
+    trained: tuple[str, Path], run: Run, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    folder = tmp_path_factory.mktemp("reference")
+    adapter = beginning(trained[1], folder / "adapter")
+    settings = [*SETTINGS, f"policy.lora_init={adapter}"]
+    return run("reference", folder / "run", GREEDY, *settings)
+
+
+def findings(reference: Path, other: Path) -> list[str]:
+    recipe = Path(__file__).parents[2] / "recipes" / f"{GREEDY}.toml"
+    algorithm = load_spec(recipe).algorithm
+    return [str(f) for f in compare_runs(read_run(reference), read_run(other), algorithm)]
+
+
+def test_a_trainer_conforms_to_the_reference_with_the_same_adapter(
+    reference: Path, trained: tuple[str, Path], keep: Keep
+) -> None:
+    trainer, folder = trained
+    found = findings(reference, folder)
+    assert not found, "\n".join(found[:20])
+    # A flat line is drawn alike by trainers that learn nothing.
+    assert len({m["return_mean"] for m in read_run(reference).metrics}) > 3
+    keep(trainer, "L0 to L3 with adapters")
+
+
+def test_every_gradient_is_the_reference_s(reference: Path, trained: tuple[str, Path]) -> None:
+    """Norms before clipping depend on all earlier updates, clipped ones included."""
+    expected = [m["grad_norm"] for m in read_run(reference).metrics]
+    assert min(expected) > CLIP
+    assert [m["grad_norm"] for m in read_run(trained[1]).metrics] == pytest.approx(
+        expected, rel=RELATIVE
+    )
+
+
+def test_a_reference_with_another_adapter_is_told_apart(
+    trained: tuple[str, Path], run: Run, tmp_path: Path
+) -> None:
+    other = run("reference", tmp_path / "run", GREEDY, *SETTINGS, "training.iterations=1")
+    assert any(found.startswith("L2") for found in findings(other, trained[1]))
+
+
+def test_a_server_s_sampler_and_trainer_agree_in_every_iteration(
+    trained: tuple[str, Path],
+) -> None:
+    metrics = read_run(trained[1]).metrics
+    differences = [m["logprob_difference_max"] for m in metrics if "logprob_difference_max" in m]
+    assert len(differences) == (10 if trained[0] == "tinker" else 0)  # TRL's model samples itself
+    assert max(differences, default=0) < 1e-4
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_the_reference_would_have_made_the_same_of_a_sampled_run(
+    trainer: str, run: Run, keep: Keep, tmp_path: Path
+) -> None:
+    settings = [*SETTINGS, "training.iterations=6", "optimizer.lr=1e-4"]
+    folder = run(trainer, tmp_path / "run", SAMPLED, *settings)
+    adapter = beginning(folder, tmp_path / "adapter")
+    audits = list(audit(read_run(folder), lora_init=str(adapter)))
+    assert len(audits) == 6
+    found = judge(audits)
+    assert not found, "\n".join([*lines(audits), *map(str, found)])
+    keep(trainer, "sampled audit")
