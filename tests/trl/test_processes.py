@@ -1,8 +1,10 @@
-"""Several processes over Gloo train as one does, also where they sample together; so does vLLM."""
+"""Several processes over Gloo train as one does, also where they sample together; so does vLLM.
+
+vLLM and DeepSpeed are in the environment of OpenRLHF.
+"""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import socket
@@ -16,17 +18,17 @@ import pytest
 import tomllib
 
 from gem.training.record import EpisodeRecord, read_run
+from gem.training.runspec import RunSpec
+from gem_bench.adapters import compile_launch
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-SERVED, COLOCATED = (str(Path(__file__).with_name(f"{n}.py")) for n in ("served", "colocated"))
+SERVED, SHARDED = (str(Path(__file__).with_name(f"{n}.py")) for n in ("served", "sharded"))
 TRAIN = ("-m", "gem_trl.train")
+OPENRLHF = str(ROOT / ".venvs" / "openrlhf" / "bin" / "python")
+STARTUP = str(ROOT / "packages" / "gem-cpu" / "src" / "gem_cpu" / "startup")
 TIMEOUT_S = 600
-VLLM = {
-    **{"GEM_CPU": "1", "VLLM_TARGET_DEVICE": "cpu", "VLLM_CPU_KVCACHE_SPACE": "1"},
-    **{"VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1"},
-}
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +50,9 @@ def run(
     spec: dict[str, Any],
     processes: int,
     command: Sequence[str] = TRAIN,
-    given: Sequence[str] = (),
+    given: Sequence[str] = ("use_cpu=true",),
+    python: str = sys.executable,
+    **environment: str,
 ) -> subprocess.CompletedProcess[str]:
     folder.mkdir()
     path = folder / "spec.json"
@@ -58,16 +62,16 @@ def run(
         port = str(free.getsockname()[1])
     launcher = ["-m", "torch.distributed.run", "--master_addr", "127.0.0.1", "--master_port", port]
     several = [*launcher, "--nproc_per_node", str(processes)] if processes > 1 else []
-    options = ["--record", str(folder), "use_cpu=true", "gradient_checkpointing=false"]
+    options = ["--record", str(folder), "gradient_checkpointing=false"]
     return subprocess.run(
-        [sys.executable, *several, *command, str(path), *options, "save_strategy=no", *given],
+        [python, *several, *command, str(path), *options, "save_strategy=no", *given],
         env={
             **os.environ,
             "GEM_RECORD_ROWS": "1",
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "lo",
             "HF_HUB_OFFLINE": "1",
-            **VLLM,
+            **environment,
         },
         capture_output=True,
         text=True,
@@ -121,14 +125,55 @@ def test_processes_with_one_server_train_as_one_process_does(
     check_equal(alone, tmp_path / "run")
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("vllm") is None, reason="no environment has both TRL and vLLM"
+# Environment variables with which `accelerate launch` tells a process what its configuration says.
+FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP"}
+FSDP1 = {**FSDP, "FSDP_VERSION": "1", "FSDP_USE_ORIG_PARAMS": "true"}
+FSDP2 = {**FSDP, "FSDP_VERSION": "2", "FSDP_RESHARD_AFTER_FORWARD": "true"}
+DEEPSPEED = {"ACCELERATE_USE_DEEPSPEED": "true", "DS_ACCELERATOR": "cpu"}
+CPU = {"GEM_CPU": "1", "PYTHONPATH": STARTUP, "TORCHDYNAMO_DISABLE": "1"}
+
+
+@pytest.mark.parametrize(
+    ("held", "python", "environment"),
+    [
+        ("FullyShardedDataParallel", sys.executable, FSDP1),
+        ("FSDPQwen3ForCausalLM", sys.executable, FSDP2),
+        *(
+            (
+                f"DeepSpeedEngine{stage}",
+                OPENRLHF,
+                {**DEEPSPEED, **CPU, "ACCELERATE_DEEPSPEED_ZERO_STAGE": stage},
+            )
+            for stage in ("2", "3")
+        ),
+    ],
+    ids=["FSDP1", "FSDP2", "ZeRO-2", "ZeRO-3"],
 )
+def test_processes_that_share_the_weights_train_as_one_process_does(
+    held: str,
+    python: str,
+    environment: dict[str, str],
+    spec: dict[str, Any],
+    alone: Path,
+    tmp_path: Path,
+) -> None:
+    """Their episodes end after different numbers of turns, and every forward pass needs all."""
+    device = {"ACCELERATE_TORCH_DEVICE": "cpu", "TORCH_EXTENSIONS_DIR": str(tmp_path)}
+    given = ["use_cpu=false"]
+    done = run(tmp_path / "run", spec, 2, [SHARDED], given, python, **device, **environment)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert f"held by {held} in step" in done.stderr
+    check_equal(alone, tmp_path / "run")
+
+
 def test_vllm_in_the_trainers_process_trains_as_transformers_do(
     spec: dict[str, Any], alone: Path, tmp_path: Path
 ) -> None:
-    given = ["use_vllm=true", "vllm_gpu_memory_utilization=0.1", "vllm_max_model_length=168"]
-    done = run(tmp_path / "run", spec, 1, [COLOCATED], given)
+
+    experiment, python = RunSpec.from_mapping(spec), Path(OPENRLHF)
+    launch = compile_launch("trl", experiment, run_dir=tmp_path, cpu=True, python=python).launch
+    assert "use_vllm=true" in launch.argv
+    done = run(tmp_path / "run", spec, 1, TRAIN, launch.argv[6:], OPENRLHF, **launch.env)
     assert done.returncode == 0, done.stderr[-4000:]
     check_equal(alone, tmp_path / "run")
 
