@@ -14,7 +14,7 @@ RUNS ?= runs
 MODEL ?= tiny
 SEEDS ?= 0
 TRAINERS ?= reference trl verl openrlhf oat rl2
-LORA_TRAINERS ?= reference tinker
+LORA_TRAINERS ?= reference trl tinker
 TRAINER_ENVS := env-dev env-verl env-openrlhf env-tinker env-oat env-rl2
 ITERATIONS ?= 40
 
@@ -31,7 +31,7 @@ env-dev: ## Environment for development, the reference trainer, TRL and gem-benc
 env-trl: env-dev
 env-verl: ## Environment with real verl and vLLM, both for CPU
 	@$(VENVS) verl
-env-openrlhf: ## Environment with real OpenRLHF, DeepSpeed and vLLM, all for CPU
+env-openrlhf: ## Environment with real OpenRLHF, DeepSpeed and vLLM, all for CPU, and TRL beside them
 	@$(VENVS) openrlhf
 env-oat: ## Environment with real oat and DeepSpeed for CPU, and a stand-in for vLLM
 	@$(VENVS) oat
@@ -59,7 +59,7 @@ $(BENCH) report $(RUNS)/demo/reference $(RUNS)/demo/$(TRAINER) --out $(RUNS)/dem
 $(BENCH) plot $(RUNS)/demo/reference $(RUNS)/demo/$(TRAINER) --out $(RUNS)/demo/curves.svg
 endef
 
-# Tinker's servers train low-rank adapters only, so there is a reference that does, too.
+# Tinker's servers train low-rank adapters only, so the reference and TRL do so, too.
 # `make -j 2 compare` lets two runs go on side by side.
 compare: OUT = $(RUNS)/compare
 compare: $(TRAINER_ENVS) ## One experiment in every trainer; ends in runs/compare/report.html
@@ -147,7 +147,7 @@ compatibility: env-dev ## Write README's compatibility table; takes over what `m
 	@$(DEV) tools/compatibility.py
 compatibility-check: env-dev ## The table is what the packages say and what conformance found
 	@$(DEV) tools/compatibility.py --check
-conformance-breaks: env-dev env-verl env-openrlhf env-rl2 ## Build one defect after the other into real trainers; each must be noticed
+conformance-breaks: env-dev env-verl env-openrlhf env-oat env-rl2 ## Build one defect after the other into real trainers; each must be noticed
 	$(DEV) -m pytest -q tests/conformance -m breaks
 e2e-tools: env-dev env-verl ## Python, search and MCP through the reference and real verl, compared (L0 to L3)
 	$(DEV) -m pytest -q tests/e2e/test_tools.py
@@ -174,7 +174,7 @@ e2e-rl2: env-dev env-rl2 ## Real RL2 in each way of using it, what stops it, and
 	GEM_CPU=1 $(RL2) -m pytest -q tests/rl2 -m slow
 	PATH="$(CURDIR)/.venvs/rl2/bin:$$PATH" MODEL="$$($(DEV) -m gem_cpu.tiny_model)" OUT=$(CURDIR)/$(RUNS)/example-rl2 \
 	  timeout 900 packages/gem-rl2/examples/train_rl2.sh --cpu
-e2e-trl: env-dev ## Real TRL in each way of using it, several processes, what stops it, and the example file
+e2e-trl: env-dev env-openrlhf ## Real TRL in each way of using it, several processes, what stops it, and the example file
 	$(DEV) -m pytest -q tests/trl -m slow
 	MODEL="$$($(DEV) -m gem_cpu.tiny_model)" OUT=$(CURDIR)/$(RUNS)/example-trl OMP_NUM_THREADS=1 \
 	  timeout 900 $(DEV) packages/gem-trl/examples/train_trl.py --cpu

@@ -50,7 +50,9 @@ TRAINERS = {
     "tinker": Row("Tinker", ("tinker", "skyrl")),
     "oat": Row("oat", ("oat-llm", "deepspeed"), "a stand-in for vLLM"),
     "rl2": Row("RL2", ("rl-square", "sglang")),
-    "trl": Row("TRL", ("trl", "transformers"), environment="dev"),
+    "trl": Row(
+        "TRL", ("trl", "transformers", "peft"), "vLLM in OpenRLHF's environment", environment="dev"
+    ),
 }
 
 
