@@ -179,7 +179,7 @@ def test_a_random_adapter_is_another_one_than_the_reference_s(
 ) -> None:
     policy = {"lora_rank": 8, **({"lora_init": init} if init else {})}
     made = compiled(spec(policy=policy, algorithm={"kl_coef": 0.0}), tmp_path)
-    found = {knob.name: knob.status for knob in made.parity if "lora" in knob.name}
+    found = {each.name: each.status for each in made.parity if "lora" in each.name}
     assert found == {
         **dict.fromkeys(("policy.lora_rank", "policy.lora_alpha"), "matched"),
         "policy.lora_init": status,
