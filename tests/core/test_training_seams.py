@@ -118,6 +118,8 @@ def test_a_path_names_the_module(module: ModuleType) -> None:
 def test_functions_of_a_module_are_a_table_and_counted_if_all_fit(module: ModuleType) -> None:
     seams = calls("a_trainer.ppo", {"Trainer.fit": "self, steps"})
     assert check_seams(TRAINER, seams) == "1 functions of pytest are as expected"
+    said = check_seams(TRAINER, seams, found="a script in /src")
+    assert said == "1 functions of a script in /src are as expected"
     with pytest.raises(UnsupportedVersionError, match=r"a_trainer\.ppo\.gone\(data\), but"):
         check_seams(TRAINER, [*seams, *calls("a_trainer.ppo", {"gone": "data"})])
 

@@ -31,5 +31,5 @@ class TestTemplate(L0Suite):
         trainer.compute_advantages(tensors)
         found: Rows = [[] for _ in batch]
         for row in rows:
-            found[row.episode].append(trained_row(tensors, row))
+            found[row.episode].append(trained_row(tensors, row, batch[row.episode]))
         return found

@@ -93,7 +93,10 @@ class GemTrainer(fake_trainer.Trainer):  # type: ignore[misc]
         self.recording.keep_batch(
             self.played,
             per_turn,
-            lambda: [[trained_row(batch, row) for row in mine] for mine in of_episode],
+            lambda: [
+                [trained_row(batch, row, self.played[row.episode]) for row in mine]
+                for mine in of_episode
+            ],
         )
 
     def log(self, step: int, values: dict[str, float]) -> None:
@@ -107,10 +110,14 @@ class GemTrainer(fake_trainer.Trainer):  # type: ignore[misc]
         self.evaluated = []
 
 
-def trained_row(batch: dict[str, NDArray[Any]], row: PlacedRow) -> TrainedRow:
-    """Read back what the trainer trains on; it keeps no rewards of tokens."""
+def trained_row(
+    batch: dict[str, NDArray[Any]], row: PlacedRow, trajectory: Trajectory
+) -> TrainedRow:
+    """Read back what the trainer trains on; `trajectory` is the row's episode."""
     mask, advantages = (batch[key][row.place, row.columns] for key in ("mask", "advantages"))
-    return row.trained(_ids(batch, row), mask.tolist(), [], advantages.tolist())
+    # The trainer keeps no reward per token: those shown are what its advantages were made of.
+    rewards = row.tokens.token_rewards(trajectory.rewards)
+    return row.trained(_ids(batch, row), mask.tolist(), rewards, advantages.tolist())
 
 
 def _ids(batch: dict[str, NDArray[Any]], row: PlacedRow) -> list[int]:

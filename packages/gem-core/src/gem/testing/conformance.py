@@ -109,7 +109,8 @@ def difference(
     advantages are 0. Advantages must be equal as they are, rewards as float32.
 
     Args:
-        found: What the trainer trains on; a row's `rewards` may be empty if it keeps none.
+        found: What the trainer trains on; a row's `rewards` may be empty if it keeps none. (In
+            the record of a run they must be there: level L1 compares them.)
         batch: The episodes.
         algorithm: Estimator, discount and lambda.
     """

@@ -161,6 +161,9 @@ def loss_departures(
 ) -> Iterator[Parity]:
     """Yield what trainers with a loss of their own have in common.
 
+    That is a KL penalty as a term of the loss (k3 estimator), a critic's new head, and the rest as
+    the arguments say. A trainer with another KL penalty says so itself, or refuses one.
+
     Args:
         spec: The experiment.
         bf16: How the trainer computes in bf16, where the reference uses autocast.

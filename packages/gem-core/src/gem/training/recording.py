@@ -82,7 +82,8 @@ class RunRecording:
         Args:
             trajectories: The episodes of all ranks.
             advantages: `[episode][turn]`; None if they are not GEM's.
-            rows: Returns what is trained on, `[episode][row]`; called only if rows are wanted.
+            rows: Returns what is trained on, `[episode][row]`; called before this returns, and
+                only if rows are wanted.
             metrics: Further ones, under the record's names.
             lost: Failures of episodes without a trajectory.
 

@@ -6,6 +6,9 @@
 A function such as `vllm.LLM.generate` takes a batch and returns when all of it is sampled. While
 the engine samples one round, environments step in threads of their own; the next round takes the
 requests that are waiting by then. A slow environment holds up its own episode only.
+
+Which requests meet in a round depends on time. An engine that takes a seed for each request samples
+the same all the same; one with a generator for all of a batch does not.
 """
 
 from __future__ import annotations
@@ -24,7 +27,11 @@ from gem.training.sampling import EngineSampler, together
 T = TypeVar("T")
 
 Generate = Callable[[list[list[int]], list[Any]], Sequence[Any]]
-"""The engine: takes prompts and the sampling parameters of each, returns outputs in their order."""
+"""The engine: takes prompts and the sampling parameters of each, returns outputs in their order.
+
+It is called in a thread, for one batch at a time. Parameters and outputs may be of any type: they
+are those of `Rounds.sample`.
+"""
 
 LEAST_WAIT_S = 0.02
 WAIT_SHARE = 0.25

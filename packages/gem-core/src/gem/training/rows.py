@@ -168,7 +168,8 @@ class PlacedRow:
         Args:
             ids: The trainer's tokens of this row, without padding.
             mask: What the loss counts, of the response.
-            rewards: Of the response's tokens.
+            rewards: Of the response's tokens; of a trainer that keeps none, those that its
+                advantages were made of: `tokens.token_rewards(trajectory.rewards)`.
             advantages: Of the response's tokens.
         """
         start = len(self.tokens.prompt_ids)

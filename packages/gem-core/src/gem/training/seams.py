@@ -25,7 +25,10 @@ _RAYS_OWN = "_ray_trace_ctx"
 
 @dataclass(frozen=True)
 class Seam:
-    """A function or method of a trainer that an adapter replaces, extends or calls."""
+    """A function, method or class of a trainer that an adapter replaces, extends or calls.
+
+    A class stands for its constructor: `parameters` are those of `__init__` without `self`.
+    """
 
     path: str
     """`package.module:Class.method`; without `package.module:` it is looked up in the owner that
@@ -85,7 +88,8 @@ def check_seams(
         trainer: The trainer and the adapter, for the message.
         seams: The functions.
         owner: Module or class in which paths without a module are looked up.
-        found: The trainer found, if the version of its distribution does not tell.
+        found: The trainer found, such as `tiny-grpo in /src/tiny-grpo`, where the distribution of
+            `trainer` does not tell: a program without one, or of several forms.
 
     Raises:
         UnsupportedVersionError: A function is missing or has other parameters. The message has the
@@ -103,7 +107,7 @@ def check_seams(
             f"{trainer.by} needs {seam.path.replace(':', '.')}{wanted}, but {installed} {has}; "
             f"supported is {trainer.distribution} {trainer.supported}"
         )
-    return f"{len(seams)} functions of {trainer.distribution} are as expected"
+    return f"{len(seams)} functions of {found or trainer.distribution} are as expected"
 
 
 @contextmanager
