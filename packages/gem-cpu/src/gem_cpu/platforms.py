@@ -153,6 +153,45 @@ def rl2(spec: RunSpec, run_dir: Path, *, form: str, path: Sequence[str]) -> Plat
     return Platform(settings, env, unset=[_CUDA])
 
 
+def roll(spec: RunSpec, run_dir: Path, *, path: Sequence[Path]) -> Platform:
+    """Return ROLL's settings and environment variables on CPU.
+
+    Args:
+        spec: The experiment.
+        run_dir: Absolute folder of the run.
+        path: Folders for `PYTHONPATH`, after that of the shims.
+    """
+    engine = {
+        "enforce_eager": True,
+        "gpu_memory_utilization": 0.1,
+        "max_model_len": spec.policy.tokens,
+        "max_num_batched_tokens": max(4096, spec.policy.tokens),
+        "load_format": "auto",
+        # ROLL would ask for flash attention.
+        "attention_config": {},
+    }
+    settings = {
+        # Two slots, which are bookkeeping: no memory is shared, and vLLM cannot sleep.
+        "num_gpus_per_node": 2,
+        "actor_infer.device_mapping": "list(range(1,2))",
+        "actor_infer.strategy_args.strategy_config": engine,
+        "train_env_manager.max_env_num_per_worker": spec.episodes,
+    }
+    env = {
+        **_COMMON,
+        **_NO_COMPILER,
+        **_LOOPBACK,
+        **_VLLM,
+        **_RAY,
+        **python_path(_STARTUP, *path),
+        "RAY_ADDRESS": "local",  # the run's own cluster, which ends with the launcher
+        "RAY_prestart_worker_first_driver": "0",
+        "RAY_DEDUP_LOGS": "0",
+        "RAY_TMPDIR": socket_folder(run_dir),
+    }
+    return Platform(settings, env, unset=[_CUDA])
+
+
 def tinker(spec: RunSpec, run_dir: Path) -> Platform:
     """Return a local Tinker server on CPU, compiled for one number and length of rows."""
     policy = spec.policy

@@ -76,6 +76,7 @@ SPECS = {
         foreign=(Foreign("dm-launchpad==0.5.2", "launchpad", "3.10"),),
     ),
     "rl2": Spec(("gem-core", "gem-rl2", "gem-cpu"), ((3, 11),)),
+    "roll": Spec(("gem-core", "gem-roll", "gem-cpu"), ((3, 11),)),
     "tinker": Spec(("gem-core", "gem-tinker", "gem-cpu"), ((3, 11),)),
     # The server, a process of its own, pins an older SDK. skyrl declares 3.12; see tinker_skyrl.py.
     "tinker-server": Spec(("gem-core", "gem-cpu"), ((3, 11),), any_python=True),

@@ -1,0 +1,155 @@
+"""gem-bench's hook: a RunSpec becomes ROLL's YAML and the command of ROLL's own launcher.
+
+`agentic.yaml` is the configuration with the names of settings in the place of their values.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gem.errors import ConfigurationError
+from gem.tables import flatten
+from gem.training import launch, platforms
+from gem.training.platforms import Platform
+from gem.training.runspec import RunSpec
+from gem_roll.checkout import LAUNCHER, check_roll
+from gem_roll.settings import ONE_ROW
+from gem_roll.version import SUPPORTED_ROLL
+
+CONFIG, TEMPLATE = "roll", Path(__file__).with_name("agentic.yaml")
+"""Name of the configuration, a file in the run's folder; what it is made of."""
+
+HOW: dict[str, launch.Names] = {
+    **launch.ALL_WEIGHTS,
+    "env": "custom_envs.train",
+    "eval": "custom_envs.eval:<name>, eval_steps",
+    "algorithm.minibatches": "gradient_accumulation_steps",
+    "algorithm.loss_aggregation": "loss_agg_mode",
+    "optimizer.type": "ROLL's strategies have no other; lr_scheduler_type=constant",
+    "optimizer.eps": "fixed in ROLL",
+}
+"""How settings, or all of a table, reach ROLL that the template does not name."""
+
+_LOSSES = {"token-mean": "token-mean", "row-mean-token-sum": "seq-mean-token-sum"}
+_DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
+_EPS = 1e-8
+
+
+class RollAdapter:
+    """Compiles RunSpecs for ROLL."""
+
+    trainer = "roll"
+    supported = SUPPORTED_ROLL
+    venv = "roll"
+
+    def compile(self, spec: RunSpec, *, run_dir: Path, cpu: bool) -> launch.Launch:
+        """Return ROLL's command for a spec; see `gem.training.launch.Adapter`.
+
+        Raises:
+            ConfigurationError: ROLL cannot run this spec; the message names the key.
+            MissingExtraError: There is no checkout of ROLL.
+            UnsupportedVersionError: It is of another commit.
+        """
+        roll = check_roll()
+        if "${" in json.dumps(spec.to_mapping()):
+            raise ConfigurationError("ROLL's configuration would take '${' for a reference")
+        eps = f"ROLL's AdamW has {_EPS:g}, and no key"
+        launch.refuse(
+            spec,
+            launch.all_weights(spec),
+            launch.whole_minibatches(spec),
+            ("policy.context", spec.policy.context != "chat", ONE_ROW),
+            ("optimizer.eps", spec.optimizer.eps != _EPS, eps),
+        )
+        platform = Platform(env=platforms.python_path(roll))
+        if cpu:
+            platform = platforms.cpu("roll", spec, run_dir, path=[roll])
+        # Hydra takes a folder relative to the script, and no absolute one.
+        folder = os.path.relpath(run_dir, (roll / LAUNCHER).parent)
+        template: dict[str, Any] = yaml.safe_load(TEMPLATE.read_text(encoding="utf-8"))
+        names = {str(v)[1:-1]: key for key, v in flatten(template).items() if str(v)[:1] == "<"}
+        return launch.Launch.of(
+            spec,
+            ["python", str(roll / LAUNCHER), "--config_path", folder, "--config_name", CONFIG],
+            platform,
+            {"ROLL_LOG_DIR": str(run_dir / "logs"), "TOKENIZERS_PARALLELISM": "false"},
+            files={f"{CONFIG}.yaml": _config(spec, template, run_dir, platform.settings)},
+            parity=launch.parity(spec, HOW | names, _departures(spec)),
+        )
+
+
+adapter = RollAdapter()
+
+
+def _config(
+    spec: RunSpec, template: dict[str, Any], run_dir: Path, settings: Mapping[str, Any]
+) -> str:
+    """Return ROLL's configuration; `settings` are a platform's, with dots between tables."""
+    values = {**flatten(spec.to_mapping()), **_computed(spec), ".run_dir": str(run_dir)}
+    tree = _filled(template, values)
+    environments = tree["custom_envs"]
+    for source in spec.evaluations:
+        environment = copy.deepcopy(environments["train"])
+        tasks = {"env_type": source.tasks.env_id, "env_config": dict(source.tasks.params)}
+        own = {"first_seed": source.tasks.seed, "temperature": source.temperature}
+        environments[f"eval:{source.name}"] = (
+            environment | tasks | {"gem": environment["gem"] | own}
+        )
+    for key, value in settings.items():
+        *tables, name = key.split(".")
+        table = tree
+        for each in tables:
+            table = table[each]
+        table[name] = value
+    unused = {"critic": spec.algorithm.advantage != "gae", "reference": not spec.algorithm.kl_coef}
+    kept = {key: value for key, value in tree.items() if not unused.get(key)}
+    return str(yaml.safe_dump(json.loads(json.dumps(kept)), sort_keys=False, allow_unicode=True))
+
+
+def _filled(tree: Any, values: Mapping[str, Any]) -> Any:
+    """Return a template with values in the place of their names."""
+    if isinstance(tree, dict):
+        return {key: _filled(value, values) for key, value in tree.items()}
+    return values[tree[1:-1]] if isinstance(tree, str) and tree[:1] == "<" else tree
+
+
+def _computed(spec: RunSpec) -> dict[str, Any]:
+    algorithm, length = spec.algorithm, spec.policy.tokens
+    step = spec.episodes // algorithm.minibatches
+    fitting = max(launch.forward_tokens(spec.policy.model) // length, 1)
+    rows = max(n for n in range(1, min(step, fitting) + 1) if step % n == 0)
+    evaluated = {f"eval:{each.name}": len(each.tasks) for each in spec.evaluations} or {"train": 1}
+    return {
+        ".params": dict(spec.env.params),
+        ".eval_steps": spec.eval_every,
+        ".episodes": spec.episodes,
+        ".evaluated": sum(evaluated.values()),
+        ".evaluations": [*evaluated],
+        ".evaluation_sizes": [*evaluated.values()],
+        ".tokens": length,
+        ".adv_estimator": "gae" if algorithm.advantage == "gae" else "reinforce",
+        ".use_kl_loss": algorithm.kl_coef > 0,
+        ".loss_agg_mode": _LOSSES[algorithm.loss_aggregation],
+        ".param_dtype": _DTYPES[spec.training.precision],
+        ".rows": rows,
+        ".passes": step // rows,
+    }
+
+
+def _departures(spec: RunSpec) -> Iterator[launch.Knob]:
+    how = "vLLM's own; which turn gets which number depends on timing"
+    yield from launch.sampling_departure(spec, how)
+    bf16 = "weights and FSDP's arithmetic in bf16, reduced in fp32"
+    yield from launch.loss_departures(spec, bf16=bf16, values_on_tokens=True)
+    if spec.algorithm.minibatches > 1:
+        how = "gradient_accumulation_steps; ROLL draws the episodes of a minibatch at random"
+        yield launch.Knob("algorithm.minibatches", "emulated", how)
+    at_end = spec.eval and spec.training.iterations % spec.eval_every == 0
+    yield from launch.evaluation_departures(spec, "not at the end" if at_end else None)

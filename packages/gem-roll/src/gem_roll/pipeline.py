@@ -1,0 +1,137 @@
+"""`GemAgenticPipeline`: named in ROLL's YAML as `pipeline_cls`.
+
+ROLL has no registry of advantage estimators, and the loop of its pipeline is one long method. So
+the module-level function that this method calls is replaced, in the driver, by one that reads the
+turns of the rows; the record is written from what the pipeline logs.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+import roll
+import torch
+from roll.distributed.scheduler import initialize
+from roll.distributed.scheduler.protocol import DataProto
+from roll.pipeline.agentic import agentic_pipeline
+
+from gem.errors import ConfigurationError
+from gem.training.metrics import episode_metrics
+from gem.training.recording import Names, RunRecording
+from gem.training.settings import check_episodes
+from gem_roll import rows
+from gem_roll.checkout import check_roll
+from gem_roll.settings import check_config
+from gem_roll.version import SUPPORTED_ROLL, __version__
+
+RECORDED: Names = {
+    "loss": "actor/total_loss@sum",
+    "grad_norm": "actor_train/grad_norm",
+    "lr": "actor/lr",
+    "entropy": "critic/entropy/mean",
+    "clip_fraction": "actor/clipfrac@sum",
+    "kl": "actor/kl_loss@sum",
+    "value_loss": "critic/loss",
+    "value_grad_norm": "critic/grad_norm",
+    "rollout_s": "time/step_rollout",
+    "advantage_s": "time/step_adv",
+    "update_s": "time/step_train",
+    "sync_s": "time/step_model_update",
+}
+"""Names in the record, and in ROLL's metrics."""
+
+
+class GemAgenticPipeline(agentic_pipeline.AgenticPipeline):  # type: ignore[misc]
+    """ROLL's agentic pipeline with GEM's advantages, evaluations and record."""
+
+    def __init__(self, pipeline_config: Any) -> None:
+        """Check the configuration before any model is loaded; then let ROLL begin.
+
+        Raises:
+            ConfigurationError: The configuration contradicts itself, or ROLL has joined a Ray
+                cluster that nobody asked for.
+            UnsupportedVersionError: It is another ROLL.
+        """
+        check_roll(Path(next(iter(roll.__path__))).parent)
+        check_cluster()
+        self._gem = check_config(pipeline_config)
+        self._settings = self._gem[pipeline_config.train_env_manager.tags[0]]
+        versions = {"roll": SUPPORTED_ROLL, "gem-roll": __version__}
+        about = {"trainer": "roll", "versions": versions}
+        self._recording = RunRecording(self._settings.record_dir, about, RECORDED)
+        super().__init__(pipeline_config)
+        self._check_whole_batch()
+        agentic_pipeline.agentic_compute_advantage = self._compute_advantage
+        self._log, self.tracker.log = self.tracker.log, self._log_and_record
+
+    def _check_whole_batch(self) -> None:
+        """Let ROLL itself say whether it would copy or delete rows of a batch."""
+        size = self.pipeline_config.rollout_batch_size
+        batch = DataProto.from_dict({"input_ids": torch.zeros(size, 1)})
+        adjusted = self.adjust_batch(batch, mode="copy")
+        if len(adjusted) != size:
+            raise ConfigurationError(
+                "rollout_batch_size: ROLL would copy or delete episodes, because it is no multiple "
+                "of actor_train's (and the critic's and reference's) infer_batch_size and "
+                f"per_device_train_batch_size * gradient_accumulation_steps, got {size}"
+            )
+
+    def _compute_advantage(self, data: Any, gamma: float, lambd: float, **_: Any) -> Any:
+        """Take the place of ROLL's function of that name."""
+        episodes = rows.read(data)
+        per_turn = rows.compute(self._settings, data, episodes, gamma=gamma, lam=lambd)
+        recomputed = self.pipeline_config.enable_old_logprobs_recompute
+        self._recording.keep_batch(
+            [episode.trajectory for episode in episodes],
+            per_turn,
+            lambda: [rows.trained_rows(data, episode) for episode in episodes],
+            metrics=rows.engine_metrics(data, recomputed=recomputed),
+        )
+        return data
+
+    def val(self, global_step: int, trace_meta: Any) -> dict[str, float]:
+        """Evaluate: play the validation environments; ROLL calls this in a thread of its own.
+
+        Returns:
+            ROLL's metrics: those of `gem.training.metrics` under `val/<tag>/`.
+
+        Raises:
+            RolloutError: Too many episodes failed.
+        """
+        asked = DataProto(meta_info={"global_step": global_step, "is_offload_states": False})
+        size = self.pipeline_config.val_batch_size
+        batch = ray.get(self.val_rollout_scheduler.get_batch.remote(asked, size))
+        found: dict[str, float] = {}
+        tags = batch.non_tensor_batch["tags"]
+        for tag in (tag for tag in self._gem if tag in tags):
+            places = np.flatnonzero(tags == tag)
+            played = [e.trajectory for e in rows.read(batch.select_idxs(places))]
+            name = tag.removeprefix("eval:")
+            limit = self._gem[tag].max_failed_fraction
+            check_episodes(played, limit, batch=f"evaluation {name!r}")
+            self._recording.write_evaluation(global_step, name, played)
+            found |= {f"val/{tag}/{k}": v for k, v in episode_metrics(played).items()}
+        DataProto.drop(batch)
+        return found
+
+    def _log_and_record(self, values: dict[str, Any], step: int, **kwargs: Any) -> None:
+        """Take the place of the tracker's `log`, which ROLL calls once an iteration."""
+        self._recording.write_iteration(step, values)
+        self._log(values=values, step=step, **kwargs)
+
+
+def check_cluster() -> None:
+    """Refuse a Ray cluster of others: ROLL joins whichever one it finds on the machine.
+
+    Raises:
+        ConfigurationError: ROLL has joined one, and `RAY_ADDRESS` does not say so.
+    """
+    if initialize.log_monitor_listener is None and not os.environ.get("RAY_ADDRESS"):
+        raise ConfigurationError(
+            "ROLL has joined a Ray cluster that was running on this machine, perhaps another "
+            "run's. End it (`ray stop`), or set RAY_ADDRESS=auto to use it deliberately"
+        )

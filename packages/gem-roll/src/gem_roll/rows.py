@@ -1,0 +1,172 @@
+"""Rows of ROLL's batch: made of episodes, read as episodes again, and given GEM's advantages.
+
+ROLL's tensors are `[rows, sequence_length]`, padded on the right, and a row is an episode. What the
+loss takes (`response_mask[:, 1:]`, `advantages`, `values`) is about the token after its column. The
+whole episode travels in the row's `non_tensor_batch[EPISODE]`. In ROLL's driver the batch of all
+workers is in one piece, so the statistics of an estimator are over all turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gem.errors import RolloutError
+from gem.training.estimate import PerTurn, turn_advantages
+from gem.training.record import TrainedRow
+from gem.training.rows import PlacedEpisode, PlacedRow
+from gem.training.settings import check_episodes
+from gem.trajectory import Trajectory
+from gem_roll.settings import GemSettings
+
+EPISODE, SLOT = "gem_episode", "env_ids"
+"""Columns without tensors: the episode as JSON, and the number of the slot that played it."""
+
+
+def columns(trajectory: Trajectory, length: int, pad_id: int, stop_id: int) -> dict[str, Tensor]:
+    """Return ROLL's tensors of an episode, each `[1, length]`, `infer_logprobs` `[1, length - 1]`.
+
+    A failed episode, or one without a sampled token, becomes a row of which nothing is trained on.
+
+    Args:
+        trajectory: The episode, of at most `length` tokens.
+        length: ROLL's `sequence_length`.
+        pad_id: Token of the padding.
+        stop_id: Any token, for the row of a failed episode.
+    """
+    rows = trajectory.training_rows()
+    if len(rows) > 1:
+        raise RolloutError(
+            f"episode of {trajectory.task} has {len(rows)} rows, ROLL has room for 1"
+        )
+    if not rows:
+        prompt, mask, ids, logprobs = 1, [0], [stop_id, stop_id], [0.0]
+    else:
+        [row] = rows
+        prompt, mask, ids = len(row.prompt_ids), row.mask, row.ids
+        logprobs = row.logprobs or [0.0] * len(mask)
+    if len(ids) > length:
+        raise RolloutError(f"an episode has {len(ids)} tokens, sequence_length is {length}")
+    n = len(ids)
+    ends = [0.0] * (n - 1) + [trajectory.total_reward if trajectory.valid else 0.0]
+
+    def padded(values: list[Any], dtype: torch.dtype, fill: int = 0) -> Tensor:
+        return torch.tensor([values + [fill] * (length - n)], dtype=dtype)
+
+    return {
+        "input_ids": padded(ids, torch.long, pad_id),
+        "attention_mask": padded([1] * n, torch.long),
+        "position_ids": padded(list(range(n)), torch.long),
+        "response_mask": padded([0] * prompt + mask, torch.bool),
+        "prompt_mask": padded([1] * prompt + [0] * (n - prompt), torch.bool),
+        "scores": padded(ends, torch.float32),
+        "infer_logprobs": padded([0.0] * prompt + logprobs, torch.float32)[:, 1:],
+    }
+
+
+def read(data: Any) -> list[PlacedEpisode]:
+    """Return the episodes of a batch in the order of tasks and slots, whatever ROLL's is.
+
+    Args:
+        data: ROLL's `DataProto`.
+
+    Raises:
+        RolloutError: A row does not hold the tokens that were sampled.
+    """
+    found: list[tuple[int, int, PlacedEpisode]] = []
+    others = data.non_tensor_batch
+    for place, (text, slot) in enumerate(zip(others[EPISODE], others[SLOT], strict=True)):
+        trajectory = Trajectory.from_json(text)
+        rows = [PlacedRow(place, row) for row in trajectory.training_rows()]
+        for row in rows:
+            mask = data.batch["response_mask"][place, 1:].long().tolist()
+            row.check(_ids(data, row), mask, f"row {place} of ROLL's batch")
+        found.append((trajectory.group, int(slot), PlacedEpisode(trajectory, rows)))
+    return [episode for _, _, episode in sorted(found, key=lambda each: each[:2])]
+
+
+def trained_rows(data: Any, episode: PlacedEpisode) -> list[TrainedRow]:
+    """Read back what ROLL trains on; it keeps the episode's return, but no reward of a turn."""
+    mask, advantages = data.batch["response_mask"][:, 1:].long(), data.batch["advantages"]
+    found = []
+    for row in episode.rows:
+        place, at = row.place, row.columns
+        rewards = row.tokens.token_rewards(episode.trajectory.rewards)
+        values = mask[place, at].tolist(), rewards, advantages[place, at].tolist()
+        found.append(row.trained(_ids(data, row), *values))
+    return found
+
+
+def _ids(data: Any, row: PlacedRow) -> list[int]:
+    attended = data.batch["attention_mask"][row.place].bool()
+    ids: list[int] = data.batch["input_ids"][row.place][attended].tolist()
+    return ids
+
+
+def compute(
+    settings: GemSettings,
+    data: Any,
+    episodes: Sequence[PlacedEpisode],
+    *,
+    gamma: float,
+    lam: float,
+) -> PerTurn:
+    """Set `advantages`, `raw_advantages` and `returns` of a batch, `[rows, sequence_length - 1]`.
+
+    All tokens of a turn get its advantage, and a critic its target. Elsewhere they are 0: ROLL's
+    mean over tokens sums the loss without its mask.
+
+    Args:
+        settings: Of the training environments.
+        data: ROLL's `DataProto`.
+        episodes: Of `read`.
+        gamma: Discount per turn.
+        lam: GAE's lambda per turn.
+
+    Returns:
+        The advantages, `[episode][turn]`.
+
+    Raises:
+        RolloutError: Too many episodes failed, or no token was sampled.
+    """
+    trajectories = [episode.trajectory for episode in episodes]
+    check_episodes(trajectories, settings.max_failed_fraction)
+    mask = data.batch["response_mask"][:, 1:]
+    if not mask.any():
+        raise RolloutError("no token of this batch was sampled: there is nothing to train on")
+    values = None
+    if settings.advantage == "gae":
+        values = [episode.at_turns(data.batch["values"]) for episode in episodes]
+    per_turn, targets = turn_advantages(
+        settings.advantage, trajectories, gamma=gamma, lam=lam, values=values
+    )
+    advantages = _on_tokens(mask, episodes, per_turn)
+    data.batch["advantages"] = advantages
+    data.batch["raw_advantages"] = advantages.clone()
+    data.batch["returns"] = _on_tokens(mask, episodes, targets)
+    data.batch["token_level_rewards"] = data.batch["token_level_rewards"].float() * mask
+    return per_turn
+
+
+def _on_tokens(mask: Tensor, episodes: Sequence[PlacedEpisode], per_turn: PerTurn) -> Tensor:
+    filled = torch.zeros(mask.shape)
+    for episode, of_turns in zip(episodes, per_turn, strict=True):
+        episode.write(filled, of_turns)
+    return filled
+
+
+def engine_metrics(data: Any, *, recomputed: bool) -> dict[str, float]:
+    """Return the largest distance of the trainer's log-probabilities from the engine's.
+
+    Args:
+        data: ROLL's `DataProto`.
+        recomputed: Whether ROLL computed its own before the update, as it does for several
+            optimiser steps in a batch; else nothing is known.
+    """
+    if not recomputed:
+        return {}
+    distance = (data.batch["old_log_probs"] - data.batch["infer_logprobs"]).abs()
+    return {"logprob_difference_max": float((distance * data.batch["response_mask"][:, 1:]).max())}

@@ -1,0 +1,52 @@
+"""Level L0 for ROLL: golden trajectories through its rows and our seam, bit for bit.
+
+The seam is called as ROLL's driver calls it, with tensors as ROLL's `DataProto` has them; a
+checkout of ROLL is not needed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("gem_roll", reason="needs the development environment: make env-dev")
+
+from gem.testing.conformance import L0Suite, Rows, critic
+from gem.testing.golden import golden_batch
+from gem.training.runspec import AlgorithmPart
+from gem.trajectory import Trajectory
+from gem_roll.rows import compute, read, trained_rows
+from gem_roll.settings import GemSettings
+
+_spec = importlib.util.spec_from_file_location(
+    "roll_batches", Path(__file__).parents[1] / "roll" / "batches.py"
+)
+assert _spec is not None and _spec.loader is not None
+batches = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(batches)
+
+
+class TestROLL(L0Suite):
+    batches = (golden_batch,)
+
+    def train(self, batch: list[Trajectory], algorithm: AlgorithmPart) -> Rows:
+        """Read the tensors of ROLL's loss; its rows come in the order in which episodes end."""
+        data = batches.batch(batch, order=reversed(range(len(batch))))
+        mask = data.batch["response_mask"][:, 1:]
+        data.batch["values"] = mask.float() * 0
+        episodes = read(data)
+        numbers = [t.to_json() for t in batch]
+        for episode in episodes:
+            number = numbers.index(episode.trajectory.to_json())
+            values = [critic(number, k) for k in range(len(episode.trajectory.turns))]
+            for row in episode.rows:
+                for turn, at in row.tokens.states:
+                    data.batch["values"][row.place, at] = values[turn]
+        settings = GemSettings(advantage=algorithm.advantage, max_failed_fraction=0.5)
+        compute(settings, data, episodes, gamma=algorithm.gamma, lam=algorithm.lam)
+        # What ROLL's mean over tokens sums without the mask is 0 wherever nothing was sampled.
+        assert not data.batch["advantages"][~mask].any()
+        found = {e.trajectory.to_json(): trained_rows(data, e) for e in episodes}
+        return [found[text] for text in numbers]

@@ -1,0 +1,103 @@
+"""Which ROLL is accepted: one commit, with the files that matter as they are, and no gem-llm."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gem.errors import ConfigurationError, MissingExtraError, UnsupportedVersionError
+from gem_roll import checkout
+from gem_roll.checkout import LAUNCHER, SEAMS, check_roll
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that is taken for the right one as long as nothing in it changes."""
+    for pattern in SEAMS:
+        path = tmp_path / pattern.replace("*", "file")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("as it was")
+    monkeypatch.setattr(checkout, "DIGEST", checkout.digest(tmp_path))
+    monkeypatch.setenv("GEM_ROLL_HOME", str(tmp_path))
+    return tmp_path
+
+
+def git(folder: Path, *words: str) -> str:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+    command = ["git", *identity, "-C", str(folder), *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def commit(folder: Path) -> str:
+    git(folder, "init", "-q")
+    git(folder, "add", ".")
+    git(folder, "commit", "-q", "-m", "x")
+    return git(folder, "rev-parse", "HEAD")
+
+
+def test_a_folder_with_the_right_files_is_accepted(fake: Path) -> None:
+    assert check_roll() == fake
+    fake.joinpath("roll/pipeline/agentic/env_manager/mine.py").write_text("of no interest")
+    assert check_roll(fake) == fake
+
+
+def test_a_clone_of_the_commit_is_accepted(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkout, "COMMIT", commit(fake))
+    assert check_roll() == fake
+
+
+def test_another_commit_is_refused_even_with_the_same_files(fake: Path) -> None:
+    found = commit(fake)
+    with pytest.raises(UnsupportedVersionError, match=f"is at commit {found[:7]}; gem-roll .* 8eb"):
+        check_roll()
+
+
+@pytest.mark.parametrize("name", [LAUNCHER, "roll/utils/functionals.py"])
+def test_a_changed_seam_is_refused(fake: Path, name: str) -> None:
+    fake.joinpath(name).write_text("changed")
+    with pytest.raises(UnsupportedVersionError, match="has changed files that GEM relies on"):
+        check_roll()
+
+
+def test_git_names_the_changed_seam(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkout, "COMMIT", commit(fake))
+    fake.joinpath(LAUNCHER).write_text("changed")
+    with pytest.raises(UnsupportedVersionError, match=rf"relies on \({LAUNCHER}\)"):
+        check_roll()
+
+
+def test_a_new_file_among_the_seams_is_a_change(fake: Path) -> None:
+    fake.joinpath("roll/pipeline/agentic/another.py").write_text("")
+    with pytest.raises(UnsupportedVersionError, match="has changed files"):
+        check_roll()
+
+
+def test_a_missing_home_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GEM_ROLL_HOME", raising=False)
+    with pytest.raises(MissingExtraError, match="ROLL is not installed, GEM_ROLL_HOME .* git clo"):
+        check_roll()
+
+
+def test_a_folder_that_is_no_checkout_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="is no checkout of ROLL: no roll/pipeline"):
+        check_roll(tmp_path)
+
+
+def test_gem_llm_beside_gem_core_is_refused(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original: Callable[[str], Any] = importlib.metadata.version
+
+    def version(name: str) -> Any:
+        return "0.0.4" if name == "gem-llm" else original(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    with pytest.raises(ConfigurationError, match=r"gem-llm 0\.0\.4 is installed beside gem-core"):
+        check_roll()
+
+
+def test_this_checkout_is_the_supported_one(home: Path) -> None:
+    assert check_roll() == home
