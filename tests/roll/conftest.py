@@ -58,3 +58,17 @@ def imported(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     roll_plugin.install()
     sys.path.insert(0, str(home))
     return importlib.import_module
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that is taken for the right one as long as nothing in it changes."""
+    from gem_roll import checkout
+
+    for pattern in checkout.SEAMS:
+        path = tmp_path / pattern.replace("*", "file")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("as it was")
+    monkeypatch.setattr(checkout, "DIGEST", checkout.digest(tmp_path))
+    monkeypatch.setenv("GEM_ROLL_HOME", str(tmp_path))
+    return tmp_path

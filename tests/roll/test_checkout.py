@@ -12,19 +12,7 @@ import pytest
 
 from gem.errors import ConfigurationError, MissingExtraError, UnsupportedVersionError
 from gem_roll import checkout
-from gem_roll.checkout import LAUNCHER, SEAMS, check_roll
-
-
-@pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that is taken for the right one as long as nothing in it changes."""
-    for pattern in SEAMS:
-        path = tmp_path / pattern.replace("*", "file")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("as it was")
-    monkeypatch.setattr(checkout, "DIGEST", checkout.digest(tmp_path))
-    monkeypatch.setenv("GEM_ROLL_HOME", str(tmp_path))
-    return tmp_path
+from gem_roll.checkout import LAUNCHER, check_roll
 
 
 def git(folder: Path, *words: str) -> str:

@@ -65,7 +65,8 @@ class Spec:
 
 SPECS = {
     "dev": Spec(
-        ("gem-core", "gem-bench", "gem-cpu", "gem-verl", "gem-tinker", "gem-trl"), ((3, 11),)
+        ("gem-core", "gem-bench", "gem-cpu", "gem-roll", "gem-verl", "gem-tinker", "gem-trl"),
+        ((3, 11),),
     ),
     "verl": Spec(("gem-core", "gem-verl", "gem-cpu"), ((3, 11),)),
     "openrlhf": Spec(("gem-core", "gem-openrlhf", "gem-trl", "gem-cpu"), ((3, 11),)),

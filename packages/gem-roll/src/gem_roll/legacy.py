@@ -16,6 +16,7 @@ import random
 import re
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -245,7 +246,7 @@ def install() -> None:
         module = sys.modules[name] = ModuleType(name)
         module.__dict__.update({each: globals()[each] for each in members.split()}, __path__=[])
         parent, _, child = name.rpartition(".")
-        setattr(sys.modules[parent], child, module)
+        setattr(import_module(parent), child, module)
     for name in CALLERS.split():
         path = f"roll.pipeline.agentic.env.{name}"
         after_import(path, lambda module: setattr(module, "Env", LegacyEnv))

@@ -1,0 +1,237 @@
+"""RunSpecs as ROLL's configuration and command; a checkout is needed only to have ROLL read it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gem.errors import ConfigurationError, MissingExtraError
+from gem.tables import flatten
+from gem.training.launch import Launch
+from gem.training.runspec import RunSpec
+from gem_roll.launch import TEMPLATE, adapter
+
+EVALS = [
+    {"id": "game:GuessTheNumber-v0", "name": "warm", "episodes": 3, "every": 2},
+    {"id": "game:Mastermind-v0", "name": "cold", "episodes": 2, "every": 4, "temperature": 0.0},
+]
+SPEC: dict[str, Any] = {
+    "name": "a name: with signs",
+    "seed": 5,
+    "env": {"id": "game:GuessTheNumber-v0-easy", "params": {"prompt": "short"}, "seed": 50},
+    "policy": {
+        "model": "m", "prompt_tokens": 40, "response_tokens": 100, "turn_tokens": 8,
+        "system_prompt": "Be <brief>: 'yes'",
+    },
+    "sampling": {"temperature": 0.5, "top_p": 0.75, "top_k": 7},
+    "algorithm": {
+        "advantage": "rebn", "gamma": 0.875, "lam": 0.75, "clip": 0.125, "entropy_coef": 0.0625,
+        "epochs": 3, "minibatches": 2,
+    },
+    "optimizer": {"lr": 1e-5, "beta1": 0.5, "beta2": 0.75, "weight_decay": 0.25, "grad_clip": 2.0},
+    "training": {
+        "iterations": 4, "tasks": 4, "group_size": 6, "precision": "fp32",
+        "max_failed_fraction": 0.25,
+    },
+}  # fmt: skip
+
+Compile = Callable[..., Launch]
+
+
+@pytest.fixture
+def compile(fake: Path, tmp_path: Path) -> Compile:
+    """Compile the spec with tables changed, without a checkout."""
+
+    def make(*, cpu: bool = False, **tables: Any) -> Launch:
+        changed = {
+            name: {**SPEC.get(name, {}), **table} if isinstance(table, dict) else table
+            for name, table in tables.items()
+        }
+        spec = RunSpec.from_mapping({**SPEC, **changed})
+        return adapter.compile(spec, run_dir=tmp_path / "run", cpu=cpu)
+
+    return make
+
+
+def config(launch: Launch) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(launch.files["roll.yaml"])
+    return found
+
+
+def test_the_command_is_rolls_own_launcher(compile: Compile, fake: Path) -> None:
+    launch = compile()
+    folder = fake / "examples"
+    assert launch.argv[:2] == ["python", str(folder / "start_agentic_pipeline.py")]
+    options = dict(zip(launch.argv[2::2], launch.argv[3::2], strict=True))
+    # Hydra wants a folder relative to the script.
+    assert (folder / options["--config_path"]).resolve() == (fake / "run").resolve()
+    assert options["--config_name"] == "roll"
+    assert str(fake) in launch.env["PYTHONPATH"].split(os.pathsep)
+
+
+def test_every_setting_is_where_rolls_configuration_wants_it(compile: Compile) -> None:
+    found = flatten(config(compile()))
+    wanted = {
+        "exp_name": SPEC["name"], "seed": 5, "pretrain": "m", "sequence_length": 140,
+        "actor_infer.generating_args.max_new_tokens": 8,
+        "actor_infer.generating_args.temperature": 0.5,
+        "actor_infer.generating_args.top_p": 0.75, "actor_infer.generating_args.top_k": 7,
+        "adv_estimator": "reinforce", "gamma": 0.875, "lambd": 0.75, "pg_clip": 0.125,
+        "entropy_loss_coef": 0.0625, "ppo_epochs": 3, "loss_agg_mode": "token-mean",
+        "use_kl_loss": False, "max_grad_norm": 2.0, "max_steps": 4, "rollout_batch_size": 24,
+        "actor_train.training_args.learning_rate": 1e-5,
+        "actor_train.training_args.adam_beta1": 0.5, "actor_train.training_args.adam_beta2": 0.75,
+        "actor_train.training_args.weight_decay": 0.25, "actor_train.model_args.dtype": "fp32",
+        "actor_train.strategy_args.strategy_config.param_dtype": "float32",
+        "train_env_manager.num_env_groups": 4, "train_env_manager.group_size": 6,
+        "custom_envs.train.env_type": "game:GuessTheNumber-v0-easy",
+        "custom_envs.train.env_config.prompt": "short", "custom_envs.train.gem.first_seed": 50,
+        "custom_envs.train.gem.advantage": "rebn", "custom_envs.train.gem.prompt_tokens": 40,
+        "custom_envs.train.gem.response_tokens": 100, "custom_envs.train.gem.turns": None,
+        "custom_envs.train.gem.system_prompt": "Be <brief>: 'yes'",
+        "custom_envs.train.gem.max_failed_fraction": 0.25,
+    }  # fmt: skip
+    assert {key: found.get(key, "missing") for key in wanted} == wanted
+    # Two minibatches of 12 episodes, which no batch of ROLL's divides otherwise.
+    rows = found["actor_train.training_args.per_device_train_batch_size"]
+    assert rows * found["actor_train.training_args.gradient_accumulation_steps"] == 12
+    assert found["actor_train.infer_batch_size"] == rows
+    assert not any(key.startswith(("critic.", "reference.")) for key in found)
+
+
+def test_models_are_added_that_the_algorithm_needs(compile: Compile) -> None:
+    found = config(compile(algorithm={"advantage": "gae", "kl_coef": 0.5, "value_lr": 0.25}))
+    assert (found["adv_estimator"], found["use_kl_loss"], found["kl_loss_coef"]) == (
+        "gae",
+        True,
+        0.5,
+    )
+    assert found["critic"]["training_args"]["learning_rate"] == 0.25
+    assert found["reference"]["device_mapping"] == found["actor_train"]["device_mapping"]
+
+
+def test_each_evaluation_has_its_tasks_and_temperature(compile: Compile) -> None:
+    found = config(compile(eval=EVALS))
+    assert (found["eval_steps"], found["val_batch_size"]) == (2, 5)
+    manager = found["val_env_manager"]
+    assert manager["tags"] == ["eval:warm", "eval:cold"]
+    assert manager["num_groups_partition"] == [3, 2]
+    warm, cold = (found["custom_envs"][tag] for tag in manager["tags"])
+    assert (warm["env_type"], cold["env_type"]) == ("game:GuessTheNumber-v0", "game:Mastermind-v0")
+    assert (warm["env_config"], cold["env_config"]) == ({}, {})
+    assert (warm["gem"]["temperature"], cold["gem"]["temperature"]) == (1.0, 0.0)
+    assert warm["gem"]["first_seed"] == 1_000_000
+    assert "temperature" not in found["custom_envs"]["train"]["gem"]
+
+
+def test_evaluations_at_the_end_are_said_to_be_missing(compile: Compile) -> None:
+    knobs = {knob.name: knob for knob in compile(eval=EVALS).parity}
+    assert knobs["eval.0.every"].how.endswith("but not at the end")
+    assert knobs["eval.1.every"].status == "emulated"
+    ends_between = compile(eval=EVALS, training={"iterations": 5}).parity
+    assert {knob.name: knob for knob in ends_between}["eval.0.every"].status == "matched"
+
+
+def test_parity_names_every_setting_and_what_is_emulated(compile: Compile) -> None:
+    knobs = {knob.name: knob for knob in compile(eval=EVALS).parity}
+    assert set(flatten(RunSpec.from_mapping({**SPEC, "eval": EVALS}).to_mapping())) <= set(knobs)
+    assert all(knob.how for knob in knobs.values())
+    assert knobs["optimizer.lr"].how == "actor_train.training_args.learning_rate"
+    assert knobs["algorithm.minibatches"].status == "emulated"
+    assert knobs["seed"].status == "emulated"
+
+
+@pytest.mark.parametrize(
+    ("tables", "said"),
+    [
+        ({"policy": {"context": "concat"}}, r"policy\.context: .*one row an episode"),
+        ({"policy": {"lora_rank": 8}}, r"policy\.lora_rank: all weights"),
+        ({"optimizer": {"eps": 1e-6}}, r"optimizer\.eps: ROLL's AdamW has 1e-08"),
+        ({"algorithm": {"minibatches": 5}}, r"algorithm\.minibatches: 24 episodes"),
+        ({"name": "${oc.env:HOME}"}, "would take '\\${' for a reference"),
+    ],
+)
+def test_what_roll_cannot_do_is_refused_by_name(
+    compile: Compile, tables: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        compile(**tables)
+
+
+def test_a_missing_checkout_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("GEM_ROLL_HOME", raising=False)
+    with pytest.raises(MissingExtraError, match="GEM_ROLL_HOME"):
+        adapter.compile(RunSpec.from_mapping(SPEC), run_dir=tmp_path, cpu=False)
+
+
+def test_a_machine_without_a_gpu_changes_what_is_of_the_machine(compile: Compile) -> None:
+    here, there = compile(), compile(cpu=True)
+    before, after = flatten(config(here)), flatten(config(there))
+    changed = {key for key in before if before[key] != after.get(key)}
+    engine = "actor_infer.strategy_args.strategy_config."
+    assert {key for key in changed if not key.startswith(engine)} == {
+        "num_gpus_per_node",
+        "actor_infer.device_mapping",
+        "train_env_manager.max_env_num_per_worker",
+    }
+    assert there.env["GEM_CPU"] == "1"
+    # The run's own cluster, and paths of sockets that are short enough.
+    assert there.env["RAY_ADDRESS"] == "local"
+    assert len(there.env["RAY_TMPDIR"]) < 60
+    assert "CUDA_VISIBLE_DEVICES" in there.unset
+
+
+def test_the_template_names_what_a_person_looks_for() -> None:
+    text = TEMPLATE.read_text()
+    assert "gem_roll.pipeline.GemAgenticPipeline" in text
+    assert "gem_roll.env_manager.GemEnvManager" in text
+
+
+READ = """
+import sys
+from dacite import from_dict
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+from roll.pipeline.agentic.agentic_config import AgenticConfig
+from gem_roll.settings import check_config
+with initialize_config_dir(config_dir=sys.argv[1], version_base=None):
+    config = OmegaConf.to_container(compose(config_name="roll"), resolve=True)
+config = from_dict(data_class=AgenticConfig, data=config)
+for tag, settings in check_config(config).items():
+    print(tag, settings.first_seed, settings.temperature, settings.budget(config))
+print(config.custom_envs["train"]["gem"]["system_prompt"], config.exp_name)
+print(config.enable_old_logprobs_recompute, config.train_env_manager.max_traj_per_env)
+"""
+
+
+@pytest.mark.parametrize("advantage", ["rebn", "gae"])
+def test_roll_reads_the_configuration(
+    advantage: str, home: Path, imported: Any, compile: Compile, tmp_path: Path
+) -> None:
+    """ROLL's own classes read the file, and GEM's check of them passes."""
+    launch = compile(cpu=True, eval=EVALS, algorithm={"advantage": advantage, "kl_coef": 0.5})
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name, text in launch.files.items():
+        folder.joinpath(name).write_text(text)
+    path = os.pathsep.join([str(home), launch.env["PYTHONPATH"]])
+    done = subprocess.run(
+        [sys.executable, "-c", READ, str(folder)],
+        env={**os.environ, **launch.env, "PYTHONPATH": path},
+        capture_output=True, text=True, timeout=300, check=False, cwd=folder,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    for line in (
+        "train 50 None Budget(turn_tokens=8, response_tokens=100, prompt_tokens=40, turns=None)",
+        "eval:cold 1000000 0.0 Budget(turn_tokens=8,",
+        "Be <brief>: 'yes' a name: with signs",
+        "True 1",
+    ):
+        assert line in done.stdout, done.stdout[-2000:]
