@@ -132,20 +132,20 @@ def test_each_evaluation_has_its_tasks_and_temperature(compile: Compile) -> None
 
 
 def test_evaluations_at_the_end_are_said_to_be_missing(compile: Compile) -> None:
-    knobs = {knob.name: knob for knob in compile(eval=EVALS).parity}
-    assert knobs["eval.0.every"].how.endswith("but not at the end")
-    assert knobs["eval.1.every"].status == "emulated"
+    found = {each.name: each for each in compile(eval=EVALS).parity}
+    assert found["eval.0.every"].how.endswith("but not at the end")
+    assert found["eval.1.every"].status == "emulated"
     ends_between = compile(eval=EVALS, training={"iterations": 5}).parity
-    assert {knob.name: knob for knob in ends_between}["eval.0.every"].status == "matched"
+    assert {each.name: each for each in ends_between}["eval.0.every"].status == "matched"
 
 
 def test_parity_names_every_setting_and_what_is_emulated(compile: Compile) -> None:
-    knobs = {knob.name: knob for knob in compile(eval=EVALS).parity}
-    assert set(flatten(RunSpec.from_mapping({**SPEC, "eval": EVALS}).to_mapping())) <= set(knobs)
-    assert all(knob.how for knob in knobs.values())
-    assert knobs["optimizer.lr"].how == "actor_train.training_args.learning_rate"
-    assert knobs["algorithm.minibatches"].status == "emulated"
-    assert knobs["seed"].status == "emulated"
+    found = {each.name: each for each in compile(eval=EVALS).parity}
+    assert set(flatten(RunSpec.from_mapping({**SPEC, "eval": EVALS}).to_mapping())) <= set(found)
+    assert all(knob.how for knob in found.values())
+    assert found["optimizer.lr"].how == "actor_train.training_args.learning_rate"
+    assert found["algorithm.minibatches"].status == "emulated"
+    assert found["seed"].status == "emulated"
 
 
 @pytest.mark.parametrize(

@@ -143,13 +143,13 @@ def _computed(spec: RunSpec) -> dict[str, Any]:
     }
 
 
-def _departures(spec: RunSpec) -> Iterator[launch.Knob]:
+def _departures(spec: RunSpec) -> Iterator[launch.Parity]:
     how = "vLLM's own; which turn gets which number depends on timing"
     yield from launch.sampling_departure(spec, how)
     bf16 = "weights and FSDP's arithmetic in bf16, reduced in fp32"
     yield from launch.loss_departures(spec, bf16=bf16, values_on_tokens=True)
     if spec.algorithm.minibatches > 1:
         how = "gradient_accumulation_steps; ROLL draws the episodes of a minibatch at random"
-        yield launch.Knob("algorithm.minibatches", "emulated", how)
+        yield launch.Parity("algorithm.minibatches", "emulated", how)
     at_end = spec.eval and spec.training.iterations % spec.eval_every == 0
     yield from launch.evaluation_departures(spec, "not at the end" if at_end else None)
