@@ -41,7 +41,8 @@ class Model(nn.Module):
 
 def policy(init: Path | None = None) -> PolicyPart:
     return PolicyPart(
-        *("m", 1, 1, 1),
+        model="m",
+        **dict.fromkeys(("prompt_tokens", "response_tokens", "turn_tokens"), 1),
         lora_rank=RANK,
         lora_alpha=ALPHA,
         lora_init=None if init is None else str(init),

@@ -123,11 +123,14 @@ def test_settings_of_the_same_name_are_found_but_for_seed_and_environment() -> N
         "policy.turns": "gem.turns",
         "policy.context": "gem.context",
         "policy.system_prompt": "gem.system_prompt",
+        "policy.template_kwargs": "gem.template_kwargs",
+        "policy.thinking": "gem.thinking",
         "training.max_failed_fraction": "gem.max_failed_fraction",
     }
     assert copied(spec(), namesakes(Settings)) == {
         "turn_tokens": 8,
         "context": "chat",
+        "thinking": "keep",
         "max_failed_fraction": 0.1,
     }
 
@@ -149,6 +152,18 @@ def test_copied_settings_have_the_specs_values_and_their_names_are_the_parity() 
     assert found["algorithm.gamma"] == "itself"
 
 
+def test_a_table_is_copied_as_one_value_and_its_keys_are_in_the_parity() -> None:
+    run = spec(policy={"template_kwargs": {"enable_thinking": False, "a": {"b": [1]}}})
+    names = {"policy.template_kwargs": "+gem.template_kwargs"}
+    assert copied(run, names) == {"+gem.template_kwargs": run.policy.template_kwargs}
+    tables = ("name", "seed", "env", "eval", "policy", "sampling", "algorithm", "optimizer")
+    how = {**dict.fromkeys((*tables, "training"), "itself"), **names}
+    found = {knob.name: knob.how for knob in parity(run, how)}
+    assert found["policy.template_kwargs.enable_thinking"] == "gem.template_kwargs"
+    assert found["policy.template_kwargs.a.b.0"] == "gem.template_kwargs"
+    assert {k.name: k.how for k in parity(spec(), how)}["policy.template_kwargs"]
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [
@@ -165,10 +180,18 @@ def test_copied_settings_have_the_specs_values_and_their_names_are_the_parity() 
         ("a\\", r"'a\\'"),
         ("a\\b", r"'a\b'"),
         ("${x}", r"'\${x}'"),
+        ({}, "{}"),
+        ({"a": True, "b_2": {"c": ["x y"]}}, "{a:true,b_2:{c:['x y']}}"),
     ],
 )
 def test_values_are_written_in_hydras_grammar(value: Any, text: str) -> None:
     assert hydra_value(value) == text
+
+
+@pytest.mark.parametrize("key", ["it's", "a:b", "é", "", "1", "null", "True"])
+def test_keys_that_hydra_would_read_as_others_are_refused(key: str) -> None:
+    with pytest.raises(ConfigurationError, match="Hydra cannot read a table with the key"):
+        hydra_value({"a": {key: 1}})
 
 
 def test_a_forward_pass_is_limited_by_its_logits(tmp_path: Path) -> None:

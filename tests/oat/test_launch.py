@@ -96,7 +96,13 @@ def test_everything_else_reaches_oat(tmp_path: Path) -> None:
     args = parsed(
         compiled(
             tmp_path,
-            policy={"context": "window:2", "turns": 3, "system_prompt": "--be brief"},
+            policy={
+                "context": "window:2",
+                "turns": 3,
+                "system_prompt": "--be brief",
+                "template_kwargs": {"enable_thinking": False, "effort": 'it\'s "low"'},
+                "thinking": "drop",
+            },
             algorithm={
                 "advantage": "gae",
                 "lam": 0.7,
@@ -118,6 +124,8 @@ def test_everything_else_reaches_oat(tmp_path: Path) -> None:
         3,
         "--be brief",
     )
+    assert args.gem.template_kwargs == {"enable_thinking": False, "effort": 'it\'s "low"'}
+    assert args.gem.thinking == "drop"
     assert (args.critic_type, args.gem_advantage, args.lam) == ("ppo", "gae", 0.7)
     assert (args.beta, args.cliprange, args.cliprange_value) == (0.02, 0.3, 0.4)
     assert (args.critic_learning_rate, args.num_ppo_epochs, args.minibatches) == (2e-3, 2, 4)

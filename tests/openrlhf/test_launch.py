@@ -70,7 +70,12 @@ def test_openrlhf_understands_every_flag(
 def test_the_agent_file_holds_what_has_no_flag(tmp_path: Path) -> None:
     launch = adapter.compile(
         spec(
-            policy={"turns": 3, "system_prompt": 'say "hi"\n'},
+            policy={
+                "turns": 3,
+                "system_prompt": 'say "hi"\n',
+                "template_kwargs": {"enable_thinking": False},
+                "thinking": "text",
+            },
             training={"max_failed_fraction": 0.25},
         ),
         run_dir=tmp_path,
@@ -79,6 +84,7 @@ def test_the_agent_file_holds_what_has_no_flag(tmp_path: Path) -> None:
     settings = settings_of(launch.files["agent.py"], tmp_path)
     assert (settings.top_k, settings.turn_tokens, settings.turns, settings.seed) == (7, 8, 3, 5)
     assert settings.system_prompt == 'say "hi"\n'
+    assert (settings.template_kwargs, settings.thinking) == ({"enable_thinking": False}, "text")
     assert settings.record_dir == str(tmp_path)
     assert settings.task_order == "file"
     assert settings.max_failed_fraction == 0.25
@@ -139,6 +145,7 @@ def test_a_forward_pass_is_limited_by_its_logits(tmp_path: Path, world: Any) -> 
     ("tables", "key"),
     [
         ({"policy": {"context": "concat"}}, "policy.context"),
+        ({"policy": {"thinking": "drop"}}, "policy.thinking"),
         ({"algorithm": {"loss_aggregation": "row-mean-token-sum"}}, "algorithm.loss_aggregation"),
         ({"algorithm": {"minibatches": 5}}, "algorithm.minibatches"),
         ({"policy": {"lora_rank": 8}}, "policy.lora_rank"),

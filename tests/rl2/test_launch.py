@@ -91,6 +91,14 @@ def test_a_text_with_quotes_survives_hydra(world: Any, tmp_path: Path) -> None:
     assert configured(launch, world)["gem"]["system_prompt"] == said
 
 
+def test_what_the_chat_template_is_told_survives_hydra(world: Any, tmp_path: Path) -> None:
+    told = {"enable_thinking": False, "effort": "it's low", "tools": ["a", {"b": None}]}
+    policy = {"template_kwargs": told, "thinking": "drop"}
+    launch = adapter.compile(spec(policy=policy), run_dir=tmp_path, cpu=True)
+    gem = configured(launch, world)["gem"]
+    assert (gem["template_kwargs"], gem["thinking"]) == (told, "drop")
+
+
 def test_the_rows_are_the_specs_tasks_in_order(tmp_path: Path) -> None:
     asked = spec()
     lines = adapter.compile(asked, run_dir=tmp_path, cpu=True).files["train.jsonl"].splitlines()

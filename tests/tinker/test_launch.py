@@ -49,6 +49,12 @@ def config(made: Launch) -> Config:
     return read(made.argv[start + 1 :])
 
 
+def test_what_the_chat_template_is_told_reaches_the_run() -> None:
+    told = {"enable_thinking": False, "effort": "it's low"}
+    run = config(compiled(spec(policy={"template_kwargs": told, "thinking": "drop"})))
+    assert (run.template_kwargs, run.thinking) == (told, "drop")
+
+
 def test_every_setting_reaches_the_run() -> None:
     run = config(
         compiled(spec(policy={"turns": 3, "system_prompt": "be brief", "context": "concat"}))

@@ -27,6 +27,8 @@ SPEC: dict[str, Any] = {
         "turn_tokens": 16,
         "turns": 3,
         "system_prompt": "be brief",
+        "template_kwargs": {"enable_thinking": False},
+        "thinking": "text",
     },
     "sampling": {"temperature": 0.9, "top_p": 0.8, "top_k": 50},
     "algorithm": {
@@ -81,6 +83,7 @@ def test_every_setting_reaches_trl(tmp_path: Path) -> None:
     )
     assert (settings.advantage, settings.gamma, settings.group_size) == ("grpo", 0.9, 4)
     assert (settings.turns, settings.system_prompt) == (3, "be brief")
+    assert (settings.template_kwargs, settings.thinking) == ({"enable_thinking": False}, "text")
     assert settings.max_failed_fraction == 0.25
     assert settings.record_dir == str(tmp_path)
     budget = settings.limits(settings.prompt_tokens, settings.response_tokens, 16)
@@ -137,6 +140,7 @@ def test_parity_has_every_setting(tmp_path: Path) -> None:
     [
         ({"algorithm": {"advantage": "gae"}}, r"algorithm\.advantage: .* no critic"),
         ({"policy": {"context": "concat"}}, r"policy\.context: .* one row per episode"),
+        ({"policy": {"thinking": "drop"}}, r"policy\.thinking: .* one row per episode"),
         (
             {"algorithm": {"loss_aggregation": "row-mean-token-sum"}},
             r"algorithm\.loss_aggregation: TRL",

@@ -22,7 +22,7 @@ from gem.training.runspec import RunSpec
 from gem.training.tasksets import decode_task
 from gem_verl import launch
 from gem_verl.dataset import GemDataset
-from gem_verl.settings import check_config
+from gem_verl.settings import Settings, check_config
 
 SPEC: dict[str, Any] = {
     "name": "test",
@@ -167,6 +167,7 @@ def test_rows_per_turn_make_one_update(compose: Any) -> None:
         ({"algorithm": {"minibatches": 3}}, "algorithm.minibatches"),
         ({"policy": {"lora_rank": 8}}, "policy.lora_rank"),
         ({"policy": {"context": "concat"}}, "policy.turns"),
+        ({"policy": {"thinking": "drop"}}, "policy.turns: policy.thinking='drop' makes a row per"),
         (
             {"policy": {"context": "concat", "turns": 2}, "algorithm": {"minibatches": 2}},
             "minibatches through episodes",
@@ -240,6 +241,16 @@ def test_large_vocabularies_get_smaller_forward_passes(tmp_path: Path) -> None:
 def test_any_system_prompt_survives_the_launcher(compose: Any, text: str) -> None:
     config = configured(compose, spec(policy={"system_prompt": text}))
     assert config.gem.system_prompt == text
+
+
+def test_what_the_chat_template_is_told_survives_the_launcher(compose: Any) -> None:
+    told = {"enable_thinking": False, "effort": "it's low", "tools": ["a", {"b": None}]}
+    run = spec(policy={"template_kwargs": told, "thinking": "drop", "turns": 4})
+    settings = Settings.from_config(configured(compose, run))
+    assert (settings.template_kwargs, settings.thinking) == (told, "drop")
+    knobs = {knob.name: knob for knob in compiled(run).parity}
+    assert knobs["policy.thinking"].how == "gem.thinking"
+    assert knobs["policy.template_kwargs.enable_thinking"].how == "gem.template_kwargs"
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=40))

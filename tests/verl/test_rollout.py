@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import logging
 import math
@@ -304,6 +305,29 @@ def test_a_system_prompt_is_shown(compose: Any, tokenizer: Any, server: Any) -> 
     world = World(compose, tokenizer, ['+gem.system_prompt="be brief"'])
     [row] = world.play(server(["end"]))
     assert "be brief" in tokenizer.decode(row.prompt_ids)
+
+
+THINKS = (
+    "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\n' }}"
+    "{{- m.content.split('</think>')[-1] + '<|im_end|>\n' }}{%- endfor %}"
+    "{{- '<|im_start|>assistant\n' }}"
+    "{%- if enable_thinking %}{{- '<think>' }}{%- endif %}"
+)
+
+
+def test_thinking_is_read_off_and_leaves_later_prompts(
+    compose: Any, tokenizer: Any, server: Any
+) -> None:
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.chat_template = THINKS
+    told = ["+gem.thinking=drop", "+data.apply_chat_template_kwargs.enable_thinking=false"]
+    told += ["+gem.template_kwargs={enable_thinking:true}"]  # wins
+    first, last = World(compose, tokenizer, told).play(server(["b</think>a", "d</think>end"]))
+    texts = [tokenizer.decode(row.prompt_ids) for row in (first, last)]
+    assert all(text.endswith("assistant\n<think>") for text in texts)
+    assert "assistant\na<|im_end|>" in texts[1] and "b" not in texts[1].partition("7")[2]
+    assert "you said a" in texts[1]
+    assert last.extra_fields["turn_scores"] == [1.0]
 
 
 def test_the_stock_trainer_gets_no_transcripts(compose: Any, tokenizer: Any, server: Any) -> None:

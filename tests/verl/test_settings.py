@@ -29,6 +29,7 @@ def test_these_trainer_modes_work(compose: Any, mode: str) -> None:
         (["trainer.use_v1=False"], "one number per episode"),
         (["+gem.record_dir=/tmp/x"], "cannot record; set trainer.v1.trainer_mode=gem_sync"),
         (["+gem.context=concat"], "one training row per turn"),
+        (["+gem.thinking=drop"], "thinking 'drop' makes one training row per turn"),
         (["actor_rollout_ref.rollout.agent.default_agent_loop=gem_turns"], "row per turn"),
         (["algorithm.adv_estimator=gem_gae"], "needs the critic's values"),
         (

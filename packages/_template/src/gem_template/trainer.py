@@ -12,7 +12,6 @@ from typing import Any
 import fake_trainer
 from numpy.typing import NDArray
 
-from gem.rollout import ChatFormat
 from gem.training.estimate import turn_advantages
 from gem.training.record import TrainedRow
 from gem.training.recording import Names, RunRecording
@@ -48,7 +47,7 @@ class GemTrainer(fake_trainer.Trainer):  # type: ignore[misc]
         check_seams(TRAINER, SEAMS)
         self.settings = Settings.read({**fake_trainer.DEFAULTS, **config})
         super().__init__(config)
-        self.chat = ChatFormat(self.tokenizer, system_prompt=self.settings.system_prompt)
+        self.chat = self.settings.chat_format(self.tokenizer)
         versions = {"fake-trainer": found, "gem-template": __version__}
         self.recording = RunRecording(
             self.settings.record_dir, {"trainer": "template", "versions": versions}, RECORDED

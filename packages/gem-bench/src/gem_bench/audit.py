@@ -29,7 +29,6 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from gem.errors import ConfigurationError
-from gem.rollout import ChatFormat
 from gem.testing.conformance import Finding
 from gem.training.batches import chunks
 from gem.training.record import RunRecord
@@ -142,7 +141,7 @@ def audit(
     second = Learner(spec, place, max(forward_tokens // 20, 1))
     perturb(second.policy.parameters(), seed=0)
     logprob_noise, grad_noise = FLOOR, 0.0
-    chat = ChatFormat(AutoTokenizer.from_pretrained(path), system_prompt=spec.policy.system_prompt)
+    chat = spec.policy.chat_format(AutoTokenizer.from_pretrained(path))
     metrics = {m["iteration"]: m for m in run.metrics if m["split"] == "train"}
     for iteration, episodes in _batches(run):
         known = metrics.get(iteration, {})

@@ -350,7 +350,7 @@ def train(
         device = "cuda" if torch.cuda.is_available() else "cpu"
     tokenizer = load_pretrained(AutoTokenizer, spec.policy.model)
     learner = Learner(spec, torch.device(device), forward_tokens)
-    chat = ChatFormat(tokenizer, system_prompt=spec.policy.system_prompt)
+    chat = spec.policy.chat_format(tokenizer)
     check_positions(spec, getattr(learner.policy.config, "max_position_embeddings", None))
 
     def evaluate(iteration: int) -> None:

@@ -166,7 +166,8 @@ def plain_values(value: Any, path: str) -> Any:
             if not isinstance(key, str):
                 raise ConfigurationError(f"{path} has the key {key!r}, which is no text")
         return {key: plain_values(item, f"{path}.{key}") for key, item in value.items()}
-    if isinstance(value, list | tuple):
+    # Not only lists: a trainer's configuration has sequences of its own.
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return [plain_values(item, f"{path}[{index}]") for index, item in enumerate(value)]
     if value is not None and not isinstance(value, str | bool | int | float):
         raise ConfigurationError(

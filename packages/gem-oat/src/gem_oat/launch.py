@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Iterator
 from itertools import starmap
 from pathlib import Path
@@ -135,7 +136,7 @@ def _one_gpu(spec: RunSpec) -> platforms.Platform:
 def _argument(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return f"--{name}" if value else f"--no-{name}"
-    return f"--{name}={value}"
+    return f"--{name}={json.dumps(value) if isinstance(value, dict) else value}"
 
 
 def _departures(spec: RunSpec) -> Iterator[launch.Parity]:

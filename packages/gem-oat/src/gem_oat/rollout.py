@@ -10,7 +10,6 @@ from typing import Any
 import vllm
 from oat.algorithms.ppo import PPOActor
 
-from gem.rollout import ChatFormat
 from gem.training import rounds, status_files, tasksets
 from gem.trajectory import Trajectory
 from gem_oat import compat
@@ -28,7 +27,7 @@ class Actor(PPOActor):  # type: ignore[misc]
         """Load the engine; called by oat's learner."""
         with status_files.reported(f"actor {actor_id}"):
             super().init(actor_id, save_path)
-            self._chat = ChatFormat(self.tokenizer, system_prompt=self.args.gem.system_prompt)
+            self._chat = self.args.gem.chat_format(self.tokenizer)
 
     def init_process_group(self, *args: Any, **kwargs: Any) -> None:
         """Join the group that weights are sent in; called by oat's learner, which waits there."""

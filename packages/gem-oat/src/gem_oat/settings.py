@@ -15,7 +15,7 @@ from oat.args import default_args_validation
 
 from gem.advantage import ADVANTAGES
 from gem.rollout import Budget
-from gem.tables import setting
+from gem.tables import json_or_text, setting
 from gem.tasks import TaskSet
 from gem.training.settings import COMPARING, Refusal, Settings, refuse_values
 from gem.training.tasksets import Source, parse_sources
@@ -44,8 +44,8 @@ class GemSettings(Settings):
 
 
 def _flags() -> Any:
-    """Return oat's arguments extended by the flags of `GemSettings`."""
-    types = get_type_hints(GemSettings)
+    """Return oat's arguments extended by the flags of `GemSettings`; a table's is JSON."""
+    types = get_type_hints(GemSettings) | {"template_kwargs": str | None}
     flags = [
         (f"gem_{f.name}", types[f.name], field(default=f.default, metadata=f.metadata))
         for f in fields(GemSettings)
@@ -74,6 +74,8 @@ class Args(_flags()):  # type: ignore[misc]
             ConfigurationError: A value is not allowed; the message names its flag.
         """
         own = {name.removeprefix("gem_"): value for name, value in shown(self).items()}
+        if own["template_kwargs"] is not None:
+            own["template_kwargs"] = json_or_text(own["template_kwargs"])
         return GemSettings.from_mapping(own, "--gem_")
 
     @property

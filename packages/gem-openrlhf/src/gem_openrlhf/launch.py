@@ -13,7 +13,7 @@ from gem.training.tasksets import dataset_text
 from gem_openrlhf import worker
 from gem_openrlhf.dataset import line
 from gem_openrlhf.record import EVALUATED
-from gem_openrlhf.settings import Settings
+from gem_openrlhf.settings import ONE_ROW, Settings
 from gem_openrlhf.version import SUPPORTED_OPENRLHF, check_openrlhf
 
 AGENT_FILE, TRAIN_FILE, EVAL_FILE = "agent.py", "train.jsonl", "eval.jsonl"
@@ -50,6 +50,8 @@ AGENT = {
     "policy.turns": "turns",
     "policy.context": "context",
     "policy.system_prompt": "system_prompt",
+    "policy.template_kwargs": "template_kwargs",
+    "policy.thinking": "thinking",
     "sampling.top_k": "top_k",
     "algorithm.advantage": "advantage",
     "training.max_failed_fraction": "max_failed_fraction",
@@ -152,11 +154,7 @@ def _check(spec: RunSpec) -> None:
     """Refuse what OpenRLHF would silently do differently."""
     launch.refuse(
         spec,
-        (
-            "policy.context",
-            spec.policy.context != "chat",
-            "OpenRLHF knows one training row an episode, others than 'chat' make several",
-        ),
+        *spec.policy.several_rows(ONE_ROW, "policy."),
         launch.token_mean(spec, "OpenRLHF"),
         launch.whole_minibatches(spec),
         launch.all_weights(spec),

@@ -91,7 +91,7 @@ class GemAgentExecutor(AgentExecutorBase):  # type: ignore[misc]
         settings, row = self.settings, DatasetRow.decode(label)
         if self._chat is None:
             # OpenRLHF unpickles a tokenizer for every prompt; they are all the same.
-            self._chat = ChatFormat(hf_tokenizer, system_prompt=settings.system_prompt)
+            self._chat = settings.chat_format(hf_tokenizer)
         params = self._params(sampling_params, row)
         sampler = _Sampler(llm_engine, params, self._chat.stop_ids, self._seed(row))
         budget = settings.budget(max_length, sampling_params.max_tokens)

@@ -11,21 +11,19 @@ from typing import Any
 from gem.errors import ConfigurationError
 from gem.rollout import Budget
 from gem.tables import setting
-from gem.training.settings import DatasetSettings, check_estimator, check_group_size
+from gem.training.settings import (
+    DatasetSettings,
+    check_estimator,
+    check_group_size,
+    refuse_values,
+)
 
 NEED_HOOK = ("advantage", "task_order", "record_dir")
 """Settings that need the worker hook, unless they have their default."""
 DEFAULT_CLIP_RANGE = (-10, 10)
 """OpenRLHF's default of `--reward.clip_range`."""
-
-
-def _one_row(context: str) -> None:
-    """Refuse contexts that make several training rows of an episode."""
-    if context != "chat":
-        raise ConfigurationError(
-            f"{context!r} makes several training rows of an episode, but OpenRLHF knows one row "
-            "per episode: only 'chat' is possible"
-        )
+ONE_ROW = "it makes several training rows of an episode, but OpenRLHF knows one row per episode"
+"""Why contexts other than 'chat' are refused, and taking thinking out of later prompts."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +34,17 @@ class Settings(DatasetSettings):
     after it.
     """
 
-    context: str = setting("context that builds the prompts", "chat", check=_one_row)
     top_k: int = setting(
         "number of candidates when sampling, for which OpenRLHF has no flag; -1 is all",
         -1,
         least=1,
         special=-1,
     )
+
+    def check(self, prefix: str = "gem.") -> None:
+        """Raise `ConfigurationError` if a value is wrong or OpenRLHF cannot do it."""
+        super().check(prefix)
+        refuse_values(vars(self), self.several_rows(ONE_ROW), prefix)
 
     def given(self) -> dict[str, Any]:
         """Return the settings that have another value than by default."""

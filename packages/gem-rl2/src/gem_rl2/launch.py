@@ -76,13 +76,16 @@ adapter = RL2Adapter()
 
 def _check(spec: RunSpec) -> None:
     """Refuse what RL2 would silently do differently."""
-    algorithm, context = spec.algorithm, spec.policy.context
-    torn = f"RL2 divides rows, not episodes; set it to 1 for policy.context={context!r}"
+    algorithm, policy = spec.algorithm, spec.policy
+    torn = (
+        f"RL2 divides rows, not episodes; set it to 1 for policy.context={policy.context!r} with "
+        f"policy.thinking={policy.thinking!r}"
+    )
     launch.refuse(
         spec,
         launch.token_mean(spec, "RL2"),
         launch.whole_minibatches(spec),
-        ("algorithm.minibatches", algorithm.minibatches > 1 and context != "chat", torn),
+        ("algorithm.minibatches", algorithm.minibatches > 1 and not policy.one_row, torn),
         launch.all_weights(spec),
     )
 
@@ -122,6 +125,8 @@ def _names(form: Form) -> dict[str, launch.Names]:
         "policy.turns": "+gem.turns",
         "policy.context": "+gem.context",
         "policy.system_prompt": "+gem.system_prompt",
+        "policy.template_kwargs": "+gem.template_kwargs",
+        "policy.thinking": "+gem.thinking",
         "sampling.temperature": f"{sampling}.temperature",
         "sampling.top_p": f"+{sampling}.top_p",
         "sampling.top_k": f"+{sampling}.top_k",

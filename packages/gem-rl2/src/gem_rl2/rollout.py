@@ -71,7 +71,7 @@ class Rollouts:
         """
         settings = self.settings
         if self._chat is None:
-            self._chat = ChatFormat(tokenizer, system_prompt=settings.system_prompt)
+            self._chat = settings.chat_format(tokenizer)
         chat = self._chat
         if row.temperature is not None:
             params = {**params, "temperature": row.temperature}

@@ -9,8 +9,10 @@ per turn come from `gem_tinker.cookbook_train`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from gem_tinker import check_cookbook
 
@@ -231,6 +233,8 @@ class GemDatasetBuilder(rl.RLDatasetBuilder):  # type: ignore[misc]
     turns: int | None = None
     context: str = "chat"
     system_prompt: str | None = None
+    template_kwargs: Mapping[str, Any] | None = None
+    thinking: str = "keep"
     step_timeout_s: float | None = STEP_TIMEOUT_S
 
     async def __call__(self) -> tuple[rl.RLDataset, rl.RLDataset | None]:
@@ -268,7 +272,8 @@ class GemDatasetBuilder(rl.RLDatasetBuilder):  # type: ignore[misc]
     @property
     def chat(self) -> ChatFormat:
         """The model's chat format, made once in a process."""
-        return _chat(self.model_name, self.system_prompt)
+        template = json.dumps(self.template_kwargs)
+        return _chat(self.model_name, self.system_prompt, template, self.thinking)
 
 
 @chz.chz
@@ -288,5 +293,10 @@ class GemEvaluatorBuilder:
 
 
 @functools.lru_cache(maxsize=8)
-def _chat(model_name: str, system_prompt: str | None) -> ChatFormat:
-    return ChatFormat(get_tokenizer(model_name), system_prompt=system_prompt)
+def _chat(model_name: str, system_prompt: str | None, kwargs: str, thinking: str) -> ChatFormat:
+    return ChatFormat(
+        get_tokenizer(model_name),
+        system_prompt=system_prompt,
+        template_kwargs=json.loads(kwargs),
+        thinking=thinking,
+    )

@@ -23,7 +23,6 @@ import numpy as np
 import tinker
 
 from gem.errors import RolloutError
-from gem.rollout import ChatFormat
 from gem.tasks import Task
 from gem.training import batches, command, sampling, settings
 from gem.training.checkpoints import Checkpoint, Checkpoints
@@ -117,7 +116,7 @@ class Run:
             made = new_adapter(service, config)
         self.client = await answer(made, config)
         tokenizer = await asyncio.to_thread(self.client.get_tokenizer)
-        self.chat = ChatFormat(tokenizer, system_prompt=config.system_prompt)
+        self.chat = config.chat_format(tokenizer)
 
     async def _sampler(self) -> Any:
         """Return a sampling client with the current weights."""

@@ -50,7 +50,7 @@ def check_spec(spec: RunSpec) -> None:
     policy, algorithm = spec.policy, spec.algorithm
     launch.refuse(
         spec,
-        ("policy.context", policy.context != "chat", ONE_ROW),
+        *policy.several_rows(ONE_ROW, "policy."),
         ("policy.lora_rank", policy.lora_rank > 0 and find_spec("peft") is None, PEFT),
         ("algorithm.advantage", algorithm.advantage == "gae", NO_CRITIC),
         ("algorithm.kl_coef", policy.lora_init is not None and algorithm.kl_coef > 0, BASE),

@@ -10,7 +10,7 @@ from gem.tables import setting
 from gem.training.settings import Settings, check_group_size, refuse_values
 
 NO_CRITIC = "TRL's GRPOTrainer has no critic; choose rebn, grpo, rloo or reinforce"
-ONE_ROW = "TRL's batches have one row per episode, other contexts than 'chat' make several"
+ONE_ROW = "TRL's batches have one row per episode, it makes several"
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class GemSettings(Settings):
         no_seeds = "TRL's engines take no seed for a turn; set GRPOConfig's"
         refused = (
             ("advantage", self.advantage == "gae", NO_CRITIC),
-            ("context", self.context != "chat", ONE_ROW),
+            *self.several_rows(ONE_ROW),
             ("seed", self.seed is not None, no_seeds),
         )
         refuse_values(vars(self), refused, prefix)

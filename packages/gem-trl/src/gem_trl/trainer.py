@@ -24,7 +24,6 @@ from accelerate.utils import gather_object
 from trl import GRPOConfig, GRPOTrainer
 
 from gem.errors import ConfigurationError
-from gem.rollout import ChatFormat
 from gem.rollout.play import Sampler
 from gem.training.estimate import PerTurn, turn_advantages
 from gem.training.record import TrainedRow
@@ -104,7 +103,7 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             # TRL's samplers read it, and its own advantages, which are not used.
             self.num_generations = self.gem.group_size
         tokenizer: Any = getattr(self.processing_class, "tokenizer", self.processing_class)
-        self._chat = ChatFormat(tokenizer, system_prompt=self.gem.system_prompt)
+        self._chat = self.gem.chat_format(tokenizer)
         self._stop_at_turn_end()
         self._budget = self.gem.limits(
             self.gem.prompt_tokens, self.gem.response_tokens, args.max_completion_length

@@ -57,16 +57,16 @@ adapter = VerlAdapter()
 
 def _check(spec: RunSpec) -> None:
     """Refuse what verl would silently do differently."""
-    tasks, parts, context = spec.training.tasks, spec.algorithm.minibatches, spec.policy.context
+    tasks, parts = spec.training.tasks, spec.algorithm.minibatches
     uneven = f"verl cuts a batch between tasks; training.tasks={tasks} does not divide into so many"
     torn = (
-        f"policy.context={context!r} makes a row per turn, and verl cuts minibatches through "
-        "episodes; set it to 1"
+        f"{_rows(spec)} makes a row per turn, and verl cuts minibatches through episodes; set it "
+        "to 1"
     )
     launch.refuse(
         spec,
         ("algorithm.minibatches", tasks % parts > 0, uneven),
-        ("algorithm.minibatches", parts > 1 and context != "chat", torn),
+        ("algorithm.minibatches", parts > 1 and not spec.policy.one_row, torn),
         launch.all_weights(spec),
     )
 
@@ -107,6 +107,8 @@ _NAMES: dict[str, launch.Names] = {
     "policy.turns": "+gem.turns",
     "policy.context": "+gem.context",
     "policy.system_prompt": "+gem.system_prompt",
+    "policy.template_kwargs": "+gem.template_kwargs",
+    "policy.thinking": "+gem.thinking",
     "sampling.temperature": f"{_ROLLOUT}.temperature",
     "sampling.top_p": f"{_ROLLOUT}.top_p",
     "sampling.top_k": f"{_ROLLOUT}.top_k",
@@ -220,16 +222,22 @@ def _fp32(spec: RunSpec) -> dict[str, Any]:
 
 def _mini_batch(spec: RunSpec) -> int:
     """verl's minibatch size in tasks; its rows are `group_size` times as many."""
-    if spec.policy.context == "chat":
+    if spec.policy.one_row:
         return spec.training.tasks // spec.algorithm.minibatches
     if spec.policy.turns is None:
         raise ConfigurationError(
-            f"policy.turns: policy.context={spec.policy.context!r} makes a row per turn, and verl "
-            "must know how many there can be; set it to the environment's limit"
+            f"policy.turns: {_rows(spec)} makes a row per turn, and verl must know how many there "
+            "can be; set it to the environment's limit"
         )
     # Rows are turns. verl fills batches up to a multiple of this: one that no batch exceeds
     # makes one update per batch out of them.
     return spec.training.tasks * spec.policy.turns
+
+
+def _rows(spec: RunSpec) -> str:
+    """Name the setting that decides how many rows an episode has."""
+    name = "context" if spec.policy.context != "chat" else "thinking"
+    return f"policy.{name}={getattr(spec.policy, name)!r}"
 
 
 def _override(key: str, value: Any) -> str:
@@ -247,7 +255,7 @@ def _forward_tokens(spec: RunSpec) -> int:
 def _departures(spec: RunSpec) -> Iterator[launch.Parity]:
     yield from launch.sampling_departure(spec, _HOW["seed"])
     yield from launch.loss_departures(spec, bf16="autocast in training, bf16 weights in rollouts")
-    if spec.algorithm.loss_aggregation == "row-mean-token-sum" and spec.policy.context != "chat":
+    if spec.algorithm.loss_aggregation == "row-mean-token-sum" and not spec.policy.one_row:
         how = "verl counts the rows it fills batches up with: the loss is scaled down"
         yield launch.Parity("algorithm.loss_aggregation", "emulated", how)
     yield from launch.evaluation_departures(spec)

@@ -99,8 +99,10 @@ class GemAgentLoop(AgentLoopBase):  # type: ignore[misc]
         task, temperature = decode_task(kwargs["gem_task"])
         if temperature is not None:
             sampling_params = sampling_params | {"temperature": temperature}
-        template = OmegaConf.to_container(OmegaConf.create(dict(self.apply_chat_template_kwargs)))
-        chat = _chat_format(self.tokenizer, settings.system_prompt, json.dumps(template))
+        data = OmegaConf.to_container(OmegaConf.create(dict(self.apply_chat_template_kwargs)))
+        template = json.dumps({**data, **(settings.template_kwargs or {})})
+        texts = settings.system_prompt, template, settings.thinking
+        chat = _chat_format(self.tokenizer, *texts)
         numbers = (int(kwargs["global_steps"]), task.seed, int(kwargs["session_id"]))
         seed = None if settings.seed is None else (settings.seed, *numbers)
         sampler = _Sampler(self.server_manager, sampling_params, chat, seed)
@@ -240,7 +242,11 @@ class _Sampler(EngineSampler):
 
 
 @functools.lru_cache(maxsize=8)
-def _chat_format(tokenizer: Any, system_prompt: str | None, template_kwargs: str) -> ChatFormat:
+def _chat_format(
+    tokenizer: Any, system_prompt: str | None, template_kwargs: str, thinking: str
+) -> ChatFormat:
     # verl makes a new loop for every episode; examining the template once is enough.
     kwargs = json.loads(template_kwargs)
-    return ChatFormat(tokenizer, system_prompt=system_prompt, template_kwargs=kwargs)
+    return ChatFormat(
+        tokenizer, system_prompt=system_prompt, template_kwargs=kwargs, thinking=thinking
+    )

@@ -50,9 +50,10 @@ def check_rows(config: Any, agent: str) -> None:
     Raises:
         ConfigurationError: The trainer does not know which rows belong to an episode.
     """
-    context, mode = Settings.from_config(config).context, config.trainer.v1.trainer_mode
-    if (agent == "gem_turns" or context != "chat") and mode not in GEM_MODES:
-        reason = f"agent loop {agent!r} with context {context!r} makes one training row per turn"
+    settings, mode = Settings.from_config(config), config.trainer.v1.trainer_mode
+    if (agent == "gem_turns" or not settings.one_row) and mode not in GEM_MODES:
+        shown = f"context {settings.context!r} and thinking {settings.thinking!r}"
+        reason = f"agent loop {agent!r} with {shown} makes one training row per turn"
         raise ConfigurationError(f"{reason}, which trainer_mode={mode} tears apart; {_SUGGESTION}")
 
 

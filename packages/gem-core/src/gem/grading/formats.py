@@ -166,7 +166,11 @@ THINK_BOXED = AnswerFormat(
     _boxed_after_thinking,
     "</think> \\boxed{{}}",
 )
-"""A box after exactly one `</think>`, as the R1 models write it."""
+"""A box after exactly one `</think>`, as the R1 models write it.
+
+For models whose chat template knows thinking, rollouts need `thinking="text"`: otherwise they read
+the thinking off before this format looks at it. The same is true of `THINK_ANSWER_TAG`.
+"""
 
 THINK_ANSWER_TAG = AnswerFormat(
     "think_answer_tag",

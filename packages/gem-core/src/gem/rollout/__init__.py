@@ -6,6 +6,7 @@ Adapters call `play` or `play_batch`; neither imports a trainer.
 from gem.rollout.collect import BatchSampler, play_batch
 from gem.rollout.context import Context, make_context
 from gem.rollout.play import Budget, Episode, Request, Sample, Sampler, play
+from gem.rollout.prompting import Prompting
 from gem.rollout.tokens import ChatFormat, TokenTranscript
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "ChatFormat",
     "Context",
     "Episode",
+    "Prompting",
     "Request",
     "Sample",
     "Sampler",

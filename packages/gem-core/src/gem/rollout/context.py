@@ -145,16 +145,6 @@ def make_context(name: str, chat: ChatFormat) -> Context:
     return ConcatContext(chat, actions=name != "concat", window=window)
 
 
-def append_only(context: str, thinking: str) -> bool:
-    """Whether an episode is one growing sequence of tokens: one training row, not one per turn.
-
-    Args:
-        context: Name of the context.
-        thinking: What becomes of thinking, see `gem.rollout.ChatFormat`.
-    """
-    return context == "chat" and thinking != "drop"
-
-
 def check_context(name: str) -> int | None:
     """Check the name of a context; return k of `window:k`, None for the others.
 

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from importlib.metadata import entry_points
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, get_type_hints
 
@@ -82,7 +83,7 @@ def copied(spec: RunSpec, names: Mapping[str, Names]) -> dict[str, Any]:
         spec: The experiment; settings that are None are left out.
         names: The trainer's name or names for a key of the spec. `parity` takes the same table.
     """
-    values = flatten(spec.to_mapping())
+    values = {key: attrgetter(key)(spec) for key in names}
     return {
         name: values[key]
         for key, each in names.items()
@@ -98,13 +99,15 @@ def parity(
 
     Args:
         spec: The experiment.
-        how: By which of the trainer's settings, for a key of the spec or for all of its table.
+        how: By which of the trainer's settings, for a key of the spec or for all of a table.
         departures: What is not matched; entries that name no key of the spec come last.
     """
     left = {each.name: each for each in departures}
     found = []
     for name in flatten(spec.to_mapping()):
-        ways = how.get(name) or how[name.split(".")[0]]
+        parts = name.split(".")
+        tables = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
+        ways = how[next(table for table in tables if table in how)]
         # Hydra's plus sign adds a key and is no part of its name.
         named = (way.removeprefix("+") for way in ((ways,) if isinstance(ways, str) else ways))
         found.append(left.pop(name, Parity(name, "matched", ", ".join(named))))
@@ -214,13 +217,22 @@ def evaluation_departures(spec: RunSpec, missed: str | None = None) -> Iterator[
 
 
 def hydra_value(value: Any) -> str:
-    """Write a value in Hydra's override grammar."""
+    """Write a value in Hydra's override grammar.
+
+    Raises:
+        ConfigurationError: A key of a mapping is one that Hydra cannot read back.
+    """
     if value is None:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list):
         return f"[{','.join(map(hydra_value, value))}]"
+    if isinstance(value, Mapping):
+        for key in value:
+            if not (key.isascii() and key.isidentifier()) or key.lower() in _KEYWORDS:
+                raise ConfigurationError(f"Hydra cannot read a table with the key {key!r}")
+        return f"{{{','.join(f'{key}:{hydra_value(each)}' for key, each in value.items())}}}"
     if isinstance(value, str | Path):
         if _PLAIN.fullmatch(str(value)) and str(value).lower() not in _KEYWORDS:
             return str(value)

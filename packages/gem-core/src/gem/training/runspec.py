@@ -9,8 +9,8 @@ from typing import Any
 
 from gem.advantage import ADVANTAGES
 from gem.errors import ConfigurationError
-from gem.rollout.context import check_context
 from gem.rollout.play import Budget
+from gem.rollout.prompting import Prompting
 from gem.tables import build, filled, setting
 from gem.tasks import Task, TaskSet
 from gem.training.settings import MAX_FAILED_FRACTION
@@ -41,9 +41,9 @@ class EvalPart:
     temperature: float = setting("sampling temperature; 0 is greedy", 1.0, least=0)
 
 
-@dataclass(frozen=True)
-class PolicyPart:
-    """Model, context and token limits."""
+@dataclass(frozen=True, kw_only=True)
+class PolicyPart(Prompting):
+    """Prompts, model and token limits."""
 
     model: str = setting(
         "path or hub name of a model with a chat template, or one of gem-cpu's", check=filled
@@ -52,10 +52,6 @@ class PolicyPart:
     response_tokens: int = setting("most tokens appended to a fresh prompt", least=1)
     turn_tokens: int = setting("most tokens sampled in a turn", least=1)
     turns: int | None = setting("most turns, besides the environment's own limit", None, least=1)
-    context: str = setting(
-        "`chat`, `concat`, `concat_with_action` or `window:<k>`", "chat", check=check_context
-    )
-    system_prompt: str | None = setting("text of a system message", None)
     lora_rank: int = setting(
         "rank of low-rank adapters on the attention and MLP projections; 0 trains all weights",
         0,

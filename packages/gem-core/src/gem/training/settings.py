@@ -17,9 +17,9 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from gem import tables
 from gem.advantage import ADVANTAGES
 from gem.errors import ConfigurationError, RolloutError
-from gem.rollout.context import check_context
 from gem.rollout.environment import STEP_TIMEOUT_S
 from gem.rollout.play import Budget, Sampler, play
+from gem.rollout.prompting import Prompting
 from gem.rollout.tokens import ChatFormat
 from gem.tables import setting
 from gem.tasks import Task
@@ -45,15 +45,9 @@ class MayFail(Protocol):
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(Prompting):
     """How an adapter plays episodes; a subclass may add keys, declared with `setting`."""
 
-    context: str = setting(
-        "context that builds the prompts: `chat`, `concat`, `concat_with_action`, `window:<k>`",
-        "chat",
-        check=check_context,
-    )
-    system_prompt: str | None = setting("text of a system message before everything else", None)
     turn_tokens: int | None = setting(
         "most tokens sampled in one turn; by default all that fit into the response", None, least=1
     )
