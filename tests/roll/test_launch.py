@@ -28,7 +28,8 @@ SPEC: dict[str, Any] = {
     "env": {"id": "game:GuessTheNumber-v0-easy", "params": {"prompt": "short"}, "seed": 50},
     "policy": {
         "model": "m", "prompt_tokens": 40, "response_tokens": 100, "turn_tokens": 8,
-        "system_prompt": "Be <brief>: 'yes'",
+        "system_prompt": "Be <brief>: 'yes'", "template_kwargs": {"enable_thinking": False},
+        "thinking": "text",
     },
     "sampling": {"temperature": 0.5, "top_p": 0.75, "top_k": 7},
     "algorithm": {
@@ -96,6 +97,8 @@ def test_every_setting_is_where_rolls_configuration_wants_it(compile: Compile) -
         "custom_envs.train.gem.advantage": "rebn", "custom_envs.train.gem.prompt_tokens": 40,
         "custom_envs.train.gem.response_tokens": 100, "custom_envs.train.gem.turns": None,
         "custom_envs.train.gem.system_prompt": "Be <brief>: 'yes'",
+        "custom_envs.train.gem.template_kwargs.enable_thinking": False,
+        "custom_envs.train.gem.thinking": "text",
         "custom_envs.train.gem.max_failed_fraction": 0.25,
     }  # fmt: skip
     assert {key: found.get(key, "missing") for key in wanted} == wanted
@@ -152,6 +155,7 @@ def test_parity_names_every_setting_and_what_is_emulated(compile: Compile) -> No
     ("tables", "said"),
     [
         ({"policy": {"context": "concat"}}, r"policy\.context: .*one row an episode"),
+        ({"policy": {"thinking": "drop"}}, r"policy\.thinking: .*one row an episode"),
         ({"policy": {"lora_rank": 8}}, r"policy\.lora_rank: all weights"),
         ({"optimizer": {"eps": 1e-6}}, r"optimizer\.eps: ROLL's AdamW has 1e-08"),
         ({"algorithm": {"minibatches": 5}}, r"algorithm\.minibatches: 24 episodes"),

@@ -61,6 +61,7 @@ def test_settings_are_read_by_tag() -> None:
         ({"temperature": -1}, "temperature must be at least 0"),
         ({"seed": 3}, "requests to an engine carry no seed, got 3"),
         ({"context": "concat"}, "one row an episode.* got 'concat'"),
+        ({"thinking": "drop"}, "one row an episode.* got 'drop'"),
     ],
 )
 def test_wrong_values_are_refused_by_name(given: dict[str, Any], said: str) -> None:

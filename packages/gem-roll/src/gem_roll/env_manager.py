@@ -19,7 +19,7 @@ from roll.pipeline.agentic.env_manager.base_env_manager import BaseEnvManager
 from tensordict import TensorDict
 
 from gem.errors import ConfigurationError
-from gem.rollout import ChatFormat, Request, Sample
+from gem.rollout import Request, Sample
 from gem.tasks import Task
 from gem.training.sampling import EngineSampler
 from gem.trajectory import Trajectory
@@ -56,7 +56,7 @@ class GemEnvManager(BaseEnvManager):  # type: ignore[misc]
         self._length = pipeline_config.sequence_length
         self._pad_id = its["tokenizer"].pad_token_id
         self._queue = its["output_queue"]
-        self._chat = ChatFormat(its["tokenizer"], system_prompt=self._settings.system_prompt)
+        self._chat = self._settings.chat_format(its["tokenizer"])
         self._client = client_with_stops(its["generate_scheduler"], self._chat.stop_ids)
         self._generating = worker_config.generating_args.to_dict()
         if self._settings.temperature is not None:

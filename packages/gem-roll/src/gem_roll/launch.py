@@ -65,7 +65,7 @@ class RollAdapter:
             spec,
             launch.all_weights(spec),
             launch.whole_minibatches(spec),
-            ("policy.context", spec.policy.context != "chat", ONE_ROW),
+            *spec.policy.several_rows(ONE_ROW, "policy."),
             ("optimizer.eps", spec.optimizer.eps != _EPS, eps),
         )
         platform = Platform(env=platforms.python_path(roll))
@@ -128,6 +128,7 @@ def _computed(spec: RunSpec) -> dict[str, Any]:
     evaluated = {f"eval:{each.name}": len(each.tasks) for each in spec.evaluations} or {"train": 1}
     return {
         ".params": dict(spec.env.params),
+        "policy.template_kwargs": spec.policy.template_kwargs,
         ".eval_steps": spec.eval_every,
         ".episodes": spec.episodes,
         ".evaluated": sum(evaluated.values()),

@@ -15,7 +15,7 @@ from gem.training.settings import Settings, check_estimator, check_group_size, r
 
 MANAGER = "gem_roll.env_manager.GemEnvManager"
 """`env_manager_cls` of an environment that GEM plays."""
-ONE_ROW = "ROLL's batches have one row an episode, other contexts than 'chat' make several"
+ONE_ROW = "ROLL's batches have one row an episode, it makes several"
 TOGETHER = ("advantage", "max_failed_fraction", "record_dir")
 """Settings that all training environments of a run share."""
 
@@ -58,7 +58,7 @@ class GemSettings(Settings):
         prefix = f"{above}gem."
         found = cls.from_mapping(dict(environment.get("gem") or {}), prefix)
         refused = (
-            ("context", found.context != "chat", ONE_ROW),
+            *found.several_rows(ONE_ROW),
             ("seed", found.seed is not None, "ROLL's requests to an engine carry no seed"),
         )
         refuse_values(vars(found), refused, prefix)
