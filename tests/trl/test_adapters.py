@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from gem.errors import ConfigurationError
 from gem.training.runspec import PolicyPart
+from gem_trl import GemGRPOTrainer, GemSettings, task_dataset
 from gem_trl.adapters import begin, lora_config
 
 IDS = torch.tensor([[1, 2, 3, 4]])
@@ -90,3 +92,20 @@ def test_adapters_that_do_not_fit_are_refused(
         folder = tmp_path / "none"
     with pytest.raises(ConfigurationError, match=r"policy\.lora_init: .*(adapter|none)"):
         begin(adapted(model), str(folder))
+
+
+def test_a_script_s_own_peft_config_is_trl_s(model: Path, make_args: Callable[..., Any]) -> None:
+    """Only adapters are trained, and each projection keeps factors of its own."""
+    trainer = GemGRPOTrainer(
+        str(model),
+        make_args(max_steps=1),
+        train_dataset=task_dataset("gem:test:Scripted-v0?n=64"),
+        gem=GemSettings(prompt_tokens=128, response_tokens=512, turns=3),
+        peft_config=peft.LoraConfig(r=2, target_modules=["q_proj", "k_proj"]),
+    )
+    before = {name: weight.clone() for name, weight in trainer.model.named_parameters()}
+    trainer.train()
+    after = dict(trainer.model.named_parameters())
+    changed = {name for name, weight in before.items() if not torch.equal(weight, after[name])}
+    assert all("lora_B" in name for name in changed) and changed
+    assert sum("lora_A" in name for name in before) == sum("lora_B" in name for name in before)

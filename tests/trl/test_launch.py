@@ -222,6 +222,21 @@ def test_a_gpu_samples_with_vllm_if_it_is_there(
     assert ("vllm_max_model_length=296" in made.argv) == (precision == "bf16")
 
 
+def test_on_a_cpu_vllm_samples_where_it_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = compiled(spec(), tmp_path)
+    assert "use_vllm=true" not in made.argv and "GEM_CPU" not in made.env
+    original = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: name == "vllm" or original(name, *a)
+    )
+    made = compiled(spec(), tmp_path)
+    assert {"use_vllm=true", "vllm_max_model_length=296"} <= set(made.argv)
+    # In the precision of the run, by the shim of gem-cpu.
+    assert (made.env["GEM_CPU"], made.env["GEM_CPU_DTYPE"]) == ("1", "float32")
+
+
 def test_a_run_can_be_resumed_or_overwritten(tmp_path: Path) -> None:
     made = compiled(spec(), tmp_path)
     assert made.state == ["checkpoints"]

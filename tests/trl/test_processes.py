@@ -166,6 +166,17 @@ def test_processes_that_share_the_weights_train_as_one_process_does(
     check_equal(alone, tmp_path / "run")
 
 
+def test_so_do_two_that_train_an_adapter(spec: dict[str, Any], tmp_path: Path) -> None:
+    data = {**spec, "policy": {**spec["policy"], "lora_rank": 4}}
+    alone, given = tmp_path / "alone", ["use_cpu=false"]
+    assert run(alone, data, 1).returncode == 0
+    device = {"ACCELERATE_TORCH_DEVICE": "cpu"}
+    done = run(tmp_path / "run", data, 2, [SHARDED], given, **device, **FSDP2)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "held by FSDPPeftModel in step" in done.stderr
+    check_equal(alone, tmp_path / "run")
+
+
 def test_vllm_in_the_trainers_process_trains_as_transformers_do(
     spec: dict[str, Any], alone: Path, tmp_path: Path
 ) -> None:
