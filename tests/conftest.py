@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from gem.training.hardware import CPU
+
 with contextlib.suppress(ImportError):  # not every trainer's environment has it
     from hypothesis import HealthCheck, settings
 
@@ -135,7 +137,7 @@ def compiled(model: Path) -> Callable[..., Any]:
         }
         folder.mkdir()
         launch = adapter.compile(
-            RunSpec.from_mapping({**spec, **changed}), run_dir=folder, cpu=True
+            RunSpec.from_mapping({**spec, **changed}), run_dir=folder, hardware=CPU
         )
         return replace(launch, env={**launch.env, "GEM_RECORD_ROWS": "1"})
 

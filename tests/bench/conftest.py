@@ -59,7 +59,7 @@ import os, pathlib, signal, subprocess, sys, time
 class Adapter:
     trainer, supported, venv = "fake", ">=1", "fake"
 
-    def compile(self, spec, *, run_dir, cpu):
+    def compile(self, spec, *, run_dir, hardware):
         from gem.errors import ConfigurationError, UnsupportedVersionError
         from gem.training.launch import Launch, Parity
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gem.errors import ConfigurationError, GemError, MissingExtraError, UnsupportedVersionError
+from gem.training.hardware import CPU
 from gem.training.launch import Launch, Parity
 from gem.training.runspec import RunSpec
 from gem_bench.adapters import compile_launch, installed_adapters
@@ -107,7 +108,7 @@ def test_the_reference_trainer_is_an_adapter_that_matches_every_setting(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert "reference" in installed_adapters()
-    launch = compile_launch("reference", small_spec, run_dir=tmp_path, cpu=True).launch
+    launch = compile_launch("reference", small_spec, run_dir=tmp_path, hardware=CPU).launch
     assert launch.argv[1:3] == ["-m", "gem_bench.reference"]
     assert launch.argv[-2:] == ["--device", "cpu"]
     assert launch.env == {"OMP_NUM_THREADS": "1"}

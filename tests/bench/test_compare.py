@@ -261,3 +261,26 @@ def test_a_wrong_option_says_what_is_allowed(
     with pytest.raises(SystemExit):
         main(["compare", "runs/a", "--window", window])
     assert "must be an integer from 1 on" in capsys.readouterr().err
+
+
+def test_other_hardware_is_said_and_no_difference_of_the_experiment(tmp_path: Path) -> None:
+    one, eight = {"gpus_per_node": 1, "native": {}}, {"gpus_per_node": 8, "native": {}}
+    folders = [
+        write(tmp_path / "a", [0.5], meta={"hardware": one}),
+        write(tmp_path / "b", [0.5], trainer="verl", meta={"hardware": eight}),
+    ]
+    comparison = compare(load_runs(folders))
+    assert comparison.differing == {}
+    [note] = comparison.notes
+    assert "no difference of the experiment (gpus_per_node: 1, 8)" in note
+
+
+def test_native_settings_make_another_experiment(tmp_path: Path) -> None:
+    given = {"native": {"verl": {"actor.x": 2}, "oat": {"y": 1}}}
+    folders = [
+        write(tmp_path / "a", [0.5], trainer="verl"),
+        write(tmp_path / "b", [0.5], trainer="verl", seed=1, meta={"hardware": given}),
+    ]
+    comparison = compare(load_runs(folders))
+    assert len(comparison.rows) == 2
+    assert comparison.differing == {"native.actor.x": [None, 2]}

@@ -184,9 +184,9 @@ class Right(ReferenceAdapter):
     trainer = "twin"
 
 class Wrong(Right):
-    def compile(self, spec, *, run_dir, cpu):
+    def compile(self, spec, *, run_dir, hardware):
         changed = replace(spec, algorithm=replace(spec.algorithm, gamma=1.0))
-        return super().compile(changed, run_dir=run_dir, cpu=cpu)
+        return super().compile(changed, run_dir=run_dir, hardware=hardware)
 
 right, wrong = Right(), Wrong()
 """

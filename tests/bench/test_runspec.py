@@ -9,7 +9,7 @@ import pytest
 
 from gem.errors import ConfigurationError
 from gem.tables import flatten
-from gem_bench.runspec import load_spec
+from gem_bench.runspec import load_hardware, load_spec
 
 RECIPES = sorted(Path(__file__).parents[2].joinpath("recipes").glob("*.toml"))
 
@@ -92,3 +92,19 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_flattening_names_every_setting_by_its_dotted_key() -> None:
     mapping = {"a": 1, "b": {"c": None, "d": {}}, "e": [{"f": "x"}, {"f": "y"}]}
     assert flatten(mapping) == {"a": 1, "b.c": None, "e.0.f": "x", "e.1.f": "y"}
+
+
+def test_shipped_hardware_is_found_by_name_and_files_by_path(tmp_path: Path) -> None:
+    assert load_hardware("8xh100", "verl").gpus == 8
+    file = tmp_path / "mine.toml"
+    file.write_text("gpus_per_node = 4\n[native.verl]\n'a.b' = 1\n")
+    assert load_hardware(file, "verl", ["c.d=[1, 2]", "e=some text", "a.b=2"]).native == {
+        "verl": {"a.b": 2, "c.d": [1, 2], "e": "some text"}
+    }
+    file.write_text("gpus = 4\n")
+    with pytest.raises(ConfigurationError, match=r"mine\.toml: unknown key 'gpus'"):
+        load_hardware(file, "verl")
+    with pytest.raises(ConfigurationError, match=r"no hardware \(shipped: 1xh100, .*\) at 9xh100"):
+        load_hardware("9xh100", "verl")
+    with pytest.raises(ConfigurationError, match="native setting 'x' must be key=value"):
+        load_hardware("cpu", "verl", ["x"])

@@ -16,6 +16,8 @@ import pytest
 from arithmetic import arithmetic
 from locks import one_at_a_time
 
+from gem.training.hardware import CPU
+
 ROOT = Path(__file__).parents[2]
 FOUND = Path(os.environ.get("RUNS", ROOT / "runs")) / "conformance"
 TIMEOUT_S = 900
@@ -56,12 +58,7 @@ def run(begin_with: str) -> Callable[..., Path]:
             for name, value in environment.items():
                 patch.setenv(name, value)
             outcome = run_with_rows(
-                spec,
-                trainer=trainer.split()[0],
-                run_dir=folder,
-                cpu=True,
-                timeout_s=TIMEOUT_S,
-                python=WITH_VLLM.get(trainer),
+                spec, trainer=trainer, run_dir=folder, hardware=CPU, timeout_s=TIMEOUT_S
             )
         assert outcome.status == "finished", outcome.message
         return folder

@@ -11,6 +11,7 @@ import pytest
 
 from gem.errors import ConfigurationError
 from gem.training import platforms
+from gem.training.hardware import CPU
 from gem.training.launch import (
     ALL_WEIGHTS,
     Launch,
@@ -217,14 +218,16 @@ def test_platforms_are_entry_points(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     class Entry:
         @staticmethod
         def load() -> Any:
-            return lambda spec, run_dir, **known: Platform({"dir": run_dir, **known})
+            return lambda spec, run_dir, hardware, **known: Platform(
+                {"dir": run_dir, "gpus": hardware.gpus, **known}
+            )
 
     found = {("gem.platforms", "cpu.mine"): [Entry]}
     monkeypatch.setattr(platforms, "entry_points", lambda group, name: found.get((group, name), []))
-    made = platforms.cpu("mine", spec(), tmp_path, form="head")
-    assert made.settings == {"dir": tmp_path, "form": "head"}
+    made = platforms.cpu("mine", spec(), tmp_path, CPU, form="head")
+    assert made.settings == {"dir": tmp_path, "gpus": 1, "form": "head"}
     with pytest.raises(ConfigurationError, match="pip install gem-cpu"):
-        platforms.cpu("other", spec(), tmp_path)
+        platforms.cpu("other", spec(), tmp_path, CPU)
 
 
 def test_folders_come_before_those_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:

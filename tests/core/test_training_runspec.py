@@ -16,6 +16,7 @@ import pytest
 from gem.errors import ConfigurationError
 from gem.tasks import Task
 from gem.training import runspec
+from gem.training.hardware import Hardware
 from gem.training.launch import Launch, Parity, main
 from gem.training.runspec import RunSpec
 
@@ -162,8 +163,8 @@ def test_a_launch_reads_back() -> None:
 class FakeAdapter:
     """Stands for an installed adapter; the real ones are tested in their own environments."""
 
-    def compile(self, spec: RunSpec, *, run_dir: Any, cpu: bool) -> Launch:
-        return Launch(["echo", spec.name, str(run_dir), str(cpu)])
+    def compile(self, spec: RunSpec, *, run_dir: Any, hardware: Hardware) -> Launch:
+        return Launch(["echo", spec.name, str(run_dir), str(hardware.nodes)])
 
 
 def test_the_command_line_compiles_a_spec(
@@ -179,16 +180,18 @@ def test_the_command_line_compiles_a_spec(
     import io
 
     monkeypatch.setattr("gem.training.launch.entry_points", lambda group: [Entry])
-    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(SPEC)))
-    assert main(["fake", "--run-dir", str(tmp_path), "--cpu"]) == 0
+    monkeypatch.setattr(
+        sys, "stdin", io.StringIO(json.dumps({"spec": SPEC, "hardware": {"nodes": 2}}))
+    )
+    assert main(["fake", "--run-dir", str(tmp_path)]) == 0
     launch = Launch.from_json(capsys.readouterr().out)
-    assert launch.argv == ["echo", "guess", str(tmp_path), "True"]
+    assert launch.argv == ["echo", "guess", str(tmp_path), "2"]
 
 
 def test_a_missing_adapter_says_how_to_install_it() -> None:
     result = subprocess.run(
         [sys.executable, "-m", "gem.training.launch", "nowhere", "--run-dir", "."],
-        input=json.dumps(SPEC),
+        input=json.dumps({"spec": SPEC, "hardware": {}}),
         capture_output=True,
         text=True,
         check=False,

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from machines import eight
 
 from gem.errors import ConfigurationError
 from gem.tables import flatten
+from gem.training.hardware import CPU, Hardware
 from gem.training.launch import Launch, Parity
 from gem.training.runspec import RunSpec
 from gem_oat.launch import adapter
@@ -44,7 +46,7 @@ def spec(**tables: Any) -> RunSpec:
 
 
 def compiled(tmp_path: Path, *, cpu: bool = True, **tables: Any) -> Launch:
-    return adapter.compile(spec(**tables), run_dir=tmp_path, cpu=cpu)
+    return adapter.compile(spec(**tables), run_dir=tmp_path, hardware=CPU if cpu else Hardware())
 
 
 def parsed(launch: Launch) -> Args:
@@ -169,3 +171,30 @@ def test_a_run_without_a_gpu_gets_the_shims_and_one_with_a_gpu_does_not(tmp_path
     assert "CUDA_VISIBLE_DEVICES" in without.unset
     assert not {"GEM_CPU", "PYTHONPATH"} & set(with_gpu.env)
     assert "--vllm_sleep" in with_gpu.argv
+
+
+def test_hardware_reaches_oat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
+    machine = eight({"oat": {"max_save_num": 2}})
+    launch = adapter.compile(spec(), run_dir=tmp_path, hardware=machine)
+    args = parsed(launch)
+    assert (args.gpus, args.learners, args.vllm_gpu_ratio) == (8, 8, 0.35)
+    assert (args.save_steps, args.save_ckpt, args.max_save_num) == (7, True, 2)
+    assert (args.gradient_checkpointing, args.adam_offload, args.flash_attn) == (False, True, False)
+    assert (args.gem_forward_tokens, args.enable_prefix_caching) == (4096, True)
+    assert args.use_wb
+
+
+@pytest.mark.parametrize(
+    ("machine", "key"),
+    [
+        ({"engine": {"tensor_parallel": 2}}, "engine.tensor_parallel"),
+        ({"learner": {"sequence_parallel": 2}}, "learner.sequence_parallel"),
+        ({"learner": {"tensor_parallel": 2}}, "learner.tensor_parallel"),
+    ],
+)
+def test_hardware_that_oat_has_not_is_refused(
+    machine: dict[str, Any], key: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigurationError, match=rf"hardware\.{key}"):
+        adapter.compile(spec(), run_dir=tmp_path, hardware=eight(**machine))

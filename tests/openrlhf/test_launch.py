@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from machines import eight
 
 from gem.errors import ConfigurationError
 from gem.tables import flatten
+from gem.training.hardware import CPU, Hardware
 from gem.training.runspec import RunSpec
 from gem.training.tasksets import DatasetRow
 from gem_openrlhf.launch import adapter
@@ -48,7 +51,7 @@ def test_openrlhf_understands_every_flag(
     from gem_openrlhf.settings import check_flags
 
     asked = spec(algorithm={"advantage": name, "kl_coef": 0.5, "minibatches": 2})
-    launch = adapter.compile(asked, run_dir=tmp_path, cpu=cpu)
+    launch = adapter.compile(asked, run_dir=tmp_path, hardware=CPU if cpu else Hardware())
     assert launch.argv[:3] == ["python", "-m", "openrlhf.cli.train_ppo_ray"]
     args = world.parse(launch.argv[3:])
     check_flags(args, settings_of(launch.files["agent.py"], tmp_path))
@@ -79,7 +82,7 @@ def test_the_agent_file_holds_what_has_no_flag(tmp_path: Path) -> None:
             training={"max_failed_fraction": 0.25},
         ),
         run_dir=tmp_path,
-        cpu=True,
+        hardware=CPU,
     )
     settings = settings_of(launch.files["agent.py"], tmp_path)
     assert (settings.top_k, settings.turn_tokens, settings.turns, settings.seed) == (7, 8, 3, 5)
@@ -94,7 +97,7 @@ def test_the_dataset_is_the_specs_tasks_in_order(tmp_path: Path) -> None:
     import json
 
     asked = spec()
-    lines = adapter.compile(asked, run_dir=tmp_path, cpu=True).files["train.jsonl"].splitlines()
+    lines = adapter.compile(asked, run_dir=tmp_path, hardware=CPU).files["train.jsonl"].splitlines()
     tasks = [DatasetRow.decode(json.loads(line)["label"]).task for line in lines]
     assert tasks == [task for k in range(3) for task in asked.train_tasks(k)]
 
@@ -108,7 +111,7 @@ def test_evaluations_are_rows_with_names_and_temperatures(world: Any, tmp_path: 
         {**part, "name": "b", "every": 6, "temperature": 0.5},
     ]
     asked = RunSpec.from_mapping({**SPEC, "eval": evals})
-    launch = adapter.compile(asked, run_dir=tmp_path, cpu=True)
+    launch = adapter.compile(asked, run_dir=tmp_path, hardware=CPU)
     args = world.parse(launch.argv[3:])
     assert args.eval.steps == 2
     rows = [json.loads(line) for line in launch.files["eval.jsonl"].splitlines()]
@@ -120,7 +123,7 @@ def test_evaluations_are_rows_with_names_and_temperatures(world: Any, tmp_path: 
 
 def test_every_setting_has_a_parity_row(tmp_path: Path) -> None:
     asked = spec(algorithm={"advantage": "gae"})
-    names = [each.name for each in adapter.compile(asked, run_dir=tmp_path, cpu=True).parity]
+    names = [each.name for each in adapter.compile(asked, run_dir=tmp_path, hardware=CPU).parity]
     assert set(flatten(asked.to_mapping())) <= set(names)
     assert len(names) == len(set(names))
 
@@ -128,7 +131,7 @@ def test_every_setting_has_a_parity_row(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("cpu", "status"), [(True, "emulated"), (False, "unmatched")])
 def test_full_precision_is_not_claimed(cpu: bool, status: str, tmp_path: Path) -> None:
     asked = spec(training={"precision": "fp32"})
-    launch = adapter.compile(asked, run_dir=tmp_path, cpu=cpu)
+    launch = adapter.compile(asked, run_dir=tmp_path, hardware=CPU if cpu else Hardware())
     assert {k.name: k.status for k in launch.parity}["training.precision"] == status
     assert launch.env.get("GEM_CPU_DTYPE") == ("float32" if cpu else None)
 
@@ -136,7 +139,7 @@ def test_full_precision_is_not_claimed(cpu: bool, status: str, tmp_path: Path) -
 def test_a_forward_pass_is_limited_by_its_logits(tmp_path: Path, world: Any) -> None:
     (tmp_path / "config.json").write_text('{"vocab_size": 1000000}')
     asked = spec(policy={"model": str(tmp_path)}, training={"tasks": 8})
-    args = world.parse(adapter.compile(asked, run_dir=tmp_path, cpu=True).argv[3:])
+    args = world.parse(adapter.compile(asked, run_dir=tmp_path, hardware=CPU).argv[3:])
     assert args.train.micro_batch_size == 1
     assert args.train.batch_size == 48
 
@@ -155,4 +158,37 @@ def test_what_openrlhf_cannot_do_is_refused(
     tables: dict[str, Any], key: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigurationError, match=key):
-        adapter.compile(spec(**tables), run_dir=tmp_path, cpu=True)
+        adapter.compile(spec(**tables), run_dir=tmp_path, hardware=CPU)
+
+
+@pytest.mark.parametrize("name", ["rebn", "gae"])
+def test_hardware_reaches_openrlhf(name: str, world: Any, tmp_path: Path) -> None:
+    from gem_openrlhf.settings import check_flags
+
+    machine = eight(
+        {"openrlhf": {"ckpt.max_num": 2, "ckpt.save_hf": True}},
+        engine={"tensor_parallel": 2},
+        learner={"tensor_parallel": 2},
+    )
+    asked = spec(algorithm={"advantage": name, "kl_coef": 0.5})
+    launch = adapter.compile(asked, run_dir=tmp_path, hardware=machine)
+    args = world.parse(launch.argv[3:])
+    check_flags(args, settings_of(launch.files["agent.py"], tmp_path))
+    models = [args.actor, args.ref, *([args.critic] if name == "gae" else [])]
+    assert {(model.num_nodes, model.num_gpus_per_node) for model in models} == {(1, 8)}
+    assert (args.vllm.num_engines, args.vllm.tensor_parallel_size) == (4, 2)
+    assert args.vllm.gpu_memory_utilization == 0.35 and args.vllm.enable_prefix_caching
+    assert (args.ds.tensor_parallel_size, args.ds.adam_offload) == (2, True)
+    assert args.ds.attn_implementation == "sdpa" and not args.ds.packing_samples
+    assert not args.actor.gradient_checkpointing_enable
+    # 24 episodes, four ranks: a forward pass of 4,096 tokens holds six of 140.
+    assert args.train.micro_batch_size == args.rollout.micro_batch_size == 6
+    assert (args.ckpt.save_steps, args.ckpt.max_num, args.ckpt.save_hf) == (7, 2, True)
+    parity = {each.name: each for each in launch.parity}
+    assert parity["hardware.logger"].status == "unmatched"
+    assert parity["ckpt.max_num"].status == "native"
+
+
+def test_rows_that_do_not_divide_among_ranks_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="24 episodes, which do not divide among 16 ranks"):
+        adapter.compile(spec(), run_dir=tmp_path, hardware=replace(Hardware(), gpus_per_node=16))

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from machines import eight
 from omegaconf import OmegaConf
 
 from gem.errors import ConfigurationError
 from gem.tables import flatten
+from gem.training.hardware import CPU, Hardware
 from gem.training.runspec import RunSpec
 from gem_rl2.dataset import read
 from gem_rl2.launch import adapter
@@ -55,7 +57,7 @@ def configured(launch: Any, world: Any, *more: str) -> Any:
 @pytest.mark.parametrize("name", ["rebn", "grpo", "gae"])
 def test_rl2_understands_every_key(name: str, cpu: bool, world: Any, tmp_path: Path) -> None:
     asked = spec(algorithm={"advantage": name, "kl_coef": 0.5, "minibatches": 2, "epochs": 3})
-    launch = adapter.compile(asked, run_dir=tmp_path, cpu=cpu)
+    launch = adapter.compile(asked, run_dir=tmp_path, hardware=CPU if cpu else Hardware())
     assert launch.argv[0] == "torchrun"
     assert launch.argv[launch.argv.index("-m") + 1] == "RL2.trainer.ppo"
     config = configured(launch, world)
@@ -87,7 +89,7 @@ def test_rl2_understands_every_key(name: str, cpu: bool, world: Any, tmp_path: P
 
 def test_a_text_with_quotes_survives_hydra(world: Any, tmp_path: Path) -> None:
     said = "say \"hi\", it's {easy}: [1, 2] = a\\b \\' ${name} $HOME\n\\"
-    launch = adapter.compile(spec(policy={"system_prompt": said}), run_dir=tmp_path, cpu=True)
+    launch = adapter.compile(spec(policy={"system_prompt": said}), run_dir=tmp_path, hardware=CPU)
     assert configured(launch, world)["gem"]["system_prompt"] == said
 
 
@@ -101,7 +103,7 @@ def test_what_the_chat_template_is_told_survives_hydra(world: Any, tmp_path: Pat
 
 def test_the_rows_are_the_specs_tasks_in_order(tmp_path: Path) -> None:
     asked = spec()
-    lines = adapter.compile(asked, run_dir=tmp_path, cpu=True).files["train.jsonl"].splitlines()
+    lines = adapter.compile(asked, run_dir=tmp_path, hardware=CPU).files["train.jsonl"].splitlines()
     tasks = [read(json.loads(line)).task for line in lines]
     assert tasks == [task for k in range(3) for task in asked.train_tasks(k)]
 
@@ -113,7 +115,7 @@ def test_evaluations_are_rows_with_names_and_temperatures(world: Any, tmp_path: 
         {**part, "name": "b", "every": 6, "temperature": 0.5},
     ]
     asked = RunSpec.from_mapping({**SPEC, "eval": evals})
-    launch = adapter.compile(asked, run_dir=tmp_path, cpu=True)
+    launch = adapter.compile(asked, run_dir=tmp_path, hardware=CPU)
     assert configured(launch, world)["trainer"]["test_freq"] == 2
     rows = [read(json.loads(line)) for line in launch.files["eval.jsonl"].splitlines()]
     known = [(row.evaluation, row.temperature) for row in rows]
@@ -126,26 +128,26 @@ def test_evaluations_are_rows_with_names_and_temperatures(world: Any, tmp_path: 
 def test_one_evaluation_that_divides_the_run_is_matched(tmp_path: Path) -> None:
     part = {"id": "game:GuessTheNumber-v0", "episodes": 2, "name": "a", "every": 3}
     asked = RunSpec.from_mapping({**SPEC, "eval": [part]})
-    launch = adapter.compile(asked, run_dir=tmp_path, cpu=True)
+    launch = adapter.compile(asked, run_dir=tmp_path, hardware=CPU)
     assert "+gem.evaluate_from=0" in launch.argv
     assert {each.name: each.status for each in launch.parity}["eval.0.every"] == "matched"
 
 
 def test_without_evaluation_none_is_made(world: Any, tmp_path: Path) -> None:
-    launch = adapter.compile(spec(), run_dir=tmp_path, cpu=True)
+    launch = adapter.compile(spec(), run_dir=tmp_path, hardware=CPU)
     assert configured(launch, world)["trainer"]["test_freq"] is None
 
 
 def test_every_setting_has_a_parity_row(tmp_path: Path) -> None:
     asked = spec(algorithm={"advantage": "gae"})
-    names = [each.name for each in adapter.compile(asked, run_dir=tmp_path, cpu=True).parity]
+    names = [each.name for each in adapter.compile(asked, run_dir=tmp_path, hardware=CPU).parity]
     assert set(flatten(asked.to_mapping())) <= set(names)
     assert len(names) == len(set(names))
 
 
 def test_precision_is_claimed_as_far_as_it_holds(world: Any, tmp_path: Path) -> None:
     for cpu in (True, False):
-        launch = adapter.compile(spec(), run_dir=tmp_path, cpu=cpu)
+        launch = adapter.compile(spec(), run_dir=tmp_path, hardware=CPU if cpu else Hardware())
         status = {k.name: k.status for k in launch.parity}["training.precision"]
         release = "emulated" if cpu else "unmatched"
         assert status == ("matched" if world.HEAD else release)
@@ -155,14 +157,14 @@ def test_precision_is_claimed_as_far_as_it_holds(world: Any, tmp_path: Path) -> 
 def test_a_forward_pass_is_limited_by_its_logits(world: Any, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"vocab_size": 1000000}')
     asked = spec(policy={"model": str(tmp_path)})
-    config = configured(adapter.compile(asked, run_dir=tmp_path, cpu=True), world)
+    config = configured(adapter.compile(asked, run_dir=tmp_path, hardware=CPU), world)
     assert config["actor"]["max_length_per_device"] == 268
-    config = configured(adapter.compile(spec(), run_dir=tmp_path, cpu=True), world)
+    config = configured(adapter.compile(spec(), run_dir=tmp_path, hardware=CPU), world)
     assert config["actor"]["max_length_per_device"] == 2048
 
 
 def test_the_checkout_is_put_on_the_path(world: Any, tmp_path: Path) -> None:
-    path = adapter.compile(spec(), run_dir=tmp_path, cpu=True).env["PYTHONPATH"]
+    path = adapter.compile(spec(), run_dir=tmp_path, hardware=CPU).env["PYTHONPATH"]
     assert (os.environ.get("GEM_RL2_HOME", "-") in path.split(os.pathsep)) == world.HEAD
     assert path.split(os.pathsep)[0].endswith("startup")
 
@@ -181,4 +183,30 @@ def test_the_checkout_is_put_on_the_path(world: Any, tmp_path: Path) -> None:
 )
 def test_what_rl2_cannot_do_is_refused(tables: dict[str, Any], key: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=key):
-        adapter.compile(spec(**tables), run_dir=tmp_path, cpu=True)
+        adapter.compile(spec(**tables), run_dir=tmp_path, hardware=CPU)
+
+
+@pytest.mark.parametrize("name", ["rebn", "gae"])
+def test_hardware_reaches_rl2(name: str, world: Any, tmp_path: Path) -> None:
+    machine = eight(
+        {"rl2": {"actor.ddp_size": 2}},
+        engine={"tensor_parallel": 2},
+        learner={"tensor_parallel": 2, "sequence_parallel": 2, "checkpointing": True},
+    )
+    asked = spec(algorithm={"advantage": name})
+    launch = adapter.compile(asked, run_dir=tmp_path, hardware=machine)
+    assert launch.argv[:4] == ["torchrun", "--standalone", "--nproc-per-node", "8"]
+    config = configured(launch, world)
+    keys = Keys.read(config, world.RL2.form)
+    check(Settings.from_mapping(config["gem"]), keys)
+    split = "cp_size" if world.HEAD else "sp_size"
+    for part in ("actor", "critic") if name == "gae" else ("actor",):
+        assert (config[part]["tp_size"], config[part][split]) == (2, 2)
+        # Not more than a batch, and at least an episode on four GPUs.
+        assert config[part]["max_length_per_device"] == min(4096, 24 * 140)
+    assert keys.longest >= 140
+    server = config["rollout"]["server_args"]
+    assert (server["tp_size"], server["mem_fraction_static"]) == (2, 0.35)
+    assert (config["trainer"]["save_freq"], config["trainer"]["use_wandb"]) == (7, True)
+    assert config["actor"]["offload_optimizer"] and config["actor"]["ddp_size"] == 2
+    assert "WANDB_MODE" not in launch.env

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from machines import eight
 
 from gem.errors import ConfigurationError, UnsupportedVersionError
 from gem.tables import flatten
+from gem.training.hardware import CPU, Hardware
 from gem.training.launch import Launch, find_adapter
 from gem.training.runspec import RunSpec
 from gem_tinker import launch
@@ -39,7 +41,9 @@ def spec(**tables: Any) -> RunSpec:
 
 
 def compiled(run: RunSpec, *, cpu: bool = False) -> Launch:
-    return find_adapter("tinker").compile(run, run_dir=Path("/runs/a b"), cpu=cpu)
+    return find_adapter("tinker").compile(
+        run, run_dir=Path("/runs/a b"), hardware=CPU if cpu else Hardware()
+    )
 
 
 def config(made: Launch) -> Config:
@@ -141,4 +145,15 @@ def test_greedy_decoding_is_matched() -> None:
 def test_an_unsupported_sdk_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gem.training.doctor.version", lambda name: "0.25.0")
     with pytest.raises(UnsupportedVersionError, match=r"tinker 0\.25\.0 .* >=0\.38,<0\.40"):
-        launch.adapter.compile(spec(), run_dir=Path("/x"), cpu=False)
+        launch.adapter.compile(spec(), run_dir=Path("/x"), hardware=Hardware())
+
+
+def test_hardware_is_the_servers_but_for_the_checkpoints() -> None:
+    machine = eight({"tinker": {"sample_retries": 5}})
+    made = find_adapter("tinker").compile(spec(), run_dir=Path("/runs/x"), hardware=machine)
+    config = read(made.argv[3:])
+    assert (config.save_every, config.sample_retries) == (7, 5)
+    status = {each.name: each.status for each in made.parity}
+    assert status["hardware.checkpoint_every"] == "matched"
+    assert status["hardware.gpus_per_node"] == status["hardware.learner.offload"] == "unmatched"
+    assert status["sample_retries"] == "native"

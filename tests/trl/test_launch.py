@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from machines import eight
 
 from gem.errors import ConfigurationError, UnsupportedVersionError
 from gem.tables import flatten, json_or_text
+from gem.training.hardware import CPU, Hardware
 from gem.training.launch import Launch, find_adapter
 from gem.training.runspec import RunSpec
 from gem_trl import experiment, train
@@ -51,7 +54,7 @@ def spec(**tables: Any) -> RunSpec:
 
 
 def compiled(run: RunSpec, folder: Path, *, cpu: bool = True) -> Launch:
-    made = find_adapter("trl").compile(run, run_dir=folder, cpu=cpu)
+    made = find_adapter("trl").compile(run, run_dir=folder, hardware=CPU if cpu else Hardware())
     for name, text in made.files.items():
         folder.joinpath(name).write_text(text)
     return made
@@ -267,3 +270,22 @@ def test_a_version_that_is_not_supported_is_refused(
     monkeypatch.setattr("gem.training.doctor.version", lambda name: "0.29.1")
     with pytest.raises(UnsupportedVersionError, match=r"trl 0\.29\.1 .* >=1\.16,<2"):
         compiled(spec(), tmp_path)
+
+
+def test_hardware_reaches_trl(tmp_path: Path) -> None:
+    run = spec(algorithm={"epochs": 2, "minibatches": 2})
+    machine = eight(
+        {"trl": {"save_total_limit": 2}}, engine={"tensor_parallel": 2}, learner={"offload": False}
+    )
+    made = find_adapter("trl").compile(run, run_dir=tmp_path, hardware=machine)
+    tmp_path.joinpath("spec.json").write_text(made.files["spec.json"])
+    start = ["torchrun", "--standalone", "--nproc-per-node", "8"]
+    assert made.argv[:4] == start
+    made = replace(made, argv=["python", *made.argv[4:]])
+    args, _ = configured(made, processes=8)
+    assert (args.vllm_tensor_parallel_size, args.vllm_gpu_memory_utilization) == (2, 0.35)
+    assert not args.gradient_checkpointing
+    # 32 episodes in two minibatches for eight processes; all of them fit a forward pass.
+    assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (2, 1)
+    assert (args.save_steps, args.save_total_limit, args.report_to) == (28, 2, ["wandb"])
+    assert {each.name for each in made.parity if each.status == "native"} == {"save_total_limit"}

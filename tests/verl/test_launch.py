@@ -13,10 +13,12 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from machines import eight
 from omegaconf import OmegaConf
 
 from gem.errors import ConfigurationError, UnsupportedVersionError
 from gem.tables import flatten
+from gem.training.hardware import CPU, Hardware
 from gem.training.launch import Launch, find_adapter, hydra_value
 from gem.training.runspec import RunSpec
 from gem.training.tasksets import decode_task
@@ -47,13 +49,15 @@ def spec(**tables: Any) -> RunSpec:
     return RunSpec.from_mapping(data)
 
 
-def compiled(run: RunSpec, *, cpu: bool = True) -> Launch:
-    return find_adapter("verl").compile(run, run_dir=Path("/runs/a b"), cpu=cpu)
+def compiled(run: RunSpec, *, cpu: bool = True, hardware: Hardware | None = None) -> Launch:
+    return find_adapter("verl").compile(
+        run, run_dir=Path("/runs/a b"), hardware=hardware or (CPU if cpu else Hardware())
+    )
 
 
-def configured(compose: Any, run: RunSpec, *, cpu: bool = True) -> Any:
+def configured(compose: Any, run: RunSpec, **where: Any) -> Any:
     """verl's configuration as its launcher would get it; an unknown key raises."""
-    argv = compiled(run, cpu=cpu).argv
+    argv = compiled(run, **where).argv
     assert argv[:3] == ["python", "-m", "verl.trainer.main_ppo"]
     config = compose([arg for arg in argv[3:] if not arg.startswith("hydra.")])
     OmegaConf.resolve(config)
@@ -203,7 +207,7 @@ sys.exit(main(["verl", "--run-dir", "x"]))
 """
     done = subprocess.run(
         [sys.executable, "-c", code],
-        input=json.dumps(spec().to_mapping()),
+        input=json.dumps({"spec": spec().to_mapping(), "hardware": {}}),
         capture_output=True,
         text=True,
         timeout=60,
@@ -230,7 +234,7 @@ def test_a_run_without_a_gpu_says_so_in_its_environment() -> None:
 def test_large_vocabularies_get_smaller_forward_passes(tmp_path: Path) -> None:
     def tokens(vocabulary: int) -> int:
         (tmp_path / "config.json").write_text(f'{{"vocab_size": {vocabulary}}}')
-        return launch._forward_tokens(spec(policy={"model": str(tmp_path)}))
+        return launch._forward_tokens(spec(policy={"model": str(tmp_path)}), Hardware())
 
     assert tokens(512) == 65_536
     assert tokens(2**17) == 2048
@@ -263,3 +267,36 @@ def test_any_text_survives_the_override_grammar(text: str) -> None:
 def test_text_that_verl_would_read_as_a_reference_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="reference to another key"):
         compiled(spec(policy={"system_prompt": "cost: ${price}"}))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_hardware_reaches_verl(compose: Any, form: str) -> None:
+    machine = eight(
+        {"verl": {"trainer.max_actor_ckpt_to_keep": 2}},
+        engine={"tensor_parallel": 2},
+        learner={"sequence_parallel": 4},
+    )
+    config = configured(compose, FORMS[form], hardware=machine)
+    check_config(config)
+    assert (config.trainer.nnodes, config.trainer.n_gpus_per_node) == (1, 8)
+    assert (config.trainer.save_freq, config.trainer.logger) == (7, ["console", "wandb"])
+    assert config.trainer.max_actor_ckpt_to_keep == 2
+    model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
+    assert (rollout.tensor_model_parallel_size, rollout.gpu_memory_utilization) == (2, 0.35)
+    assert model.use_remove_padding and not model.enable_gradient_checkpointing
+    assert model.override_config.attn_implementation == "sdpa"
+    parts = [(config.actor_rollout_ref.actor, "fsdp_config")]
+    parts += [(config.critic, "fsdp")] if form == "gae" else []
+    for part, fsdp in parts:
+        assert part.ppo_max_token_len_per_gpu == 4096
+        assert part[fsdp].ulysses_sequence_parallel_size == 4
+        assert part[fsdp].optimizer_offload and not part[fsdp].param_offload
+
+
+def test_hardware_that_fsdp_has_not_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"hardware\.learner\.tensor_parallel: .* FSDP"):
+        compiled(spec(), hardware=eight(learner={"tensor_parallel": 2}))
+    with pytest.raises(ConfigurationError, match=r"hardware\.engine\.engines: .* makes 8 engines"):
+        compiled(spec(), hardware=eight(engine={"engines": 4}))
+    with pytest.raises(ConfigurationError, match=r"native\.verl\.trainer\.nnodes: .* decides it"):
+        compiled(spec(), hardware=eight({"verl": {"trainer.nnodes": 2}}))

@@ -12,6 +12,7 @@ import pytest
 
 from gem.errors import ConfigurationError, UnsupportedVersionError
 from gem.tables import flatten
+from gem.training.hardware import CPU
 from gem.training.runspec import RunSpec
 from gem_template import doctor
 from gem_template.launch import CONFIG, adapter
@@ -27,7 +28,7 @@ def changed(spec: RunSpec, key: str, value: Any) -> RunSpec:
 
 
 def test_every_setting_has_a_parity(spec: RunSpec, tmp_path: Path) -> None:
-    made = adapter.compile(spec, run_dir=tmp_path, cpu=True)
+    made = adapter.compile(spec, run_dir=tmp_path, hardware=CPU)
     assert {each.name for each in made.parity} == set(flatten(spec.to_mapping()))
     config = json.loads(made.files[CONFIG])
     assert (config["gamma"], config["gem"]["advantage"]) == (0.9, "reinforce")
@@ -51,7 +52,7 @@ def test_what_the_trainer_cannot_do_is_refused(
     spec: RunSpec, tmp_path: Path, key: str, value: Any
 ) -> None:
     with pytest.raises(ConfigurationError, match=key):
-        adapter.compile(changed(spec, key, value), run_dir=tmp_path, cpu=True)
+        adapter.compile(changed(spec, key, value), run_dir=tmp_path, hardware=CPU)
 
 
 def test_wrong_settings_are_refused_by_name() -> None:
@@ -83,7 +84,7 @@ def test_the_doctor_finds_nothing(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_spec_of_another_group_size_compiles(spec: RunSpec, tmp_path: Path) -> None:
     alone = replace(spec, training=replace(spec.training, group_size=1))
-    adapter.compile(alone, run_dir=tmp_path, cpu=True)
+    adapter.compile(alone, run_dir=tmp_path, hardware=CPU)
     grpo = replace(alone, algorithm=replace(alone.algorithm, advantage="grpo"))
     with pytest.raises(ConfigurationError, match="compares the episodes of a task"):
-        adapter.compile(grpo, run_dir=tmp_path, cpu=True)
+        adapter.compile(grpo, run_dir=tmp_path, hardware=CPU)

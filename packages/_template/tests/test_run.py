@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gem.testing.conformance import difference
+from gem.training.hardware import CPU
 from gem.training.record import read_run
 from gem.training.runspec import RunSpec
 from gem_template.launch import adapter
@@ -15,7 +16,7 @@ from gem_template.launch import adapter
 
 def run(spec: RunSpec, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run the trainer as gem-bench does."""
-    made = adapter.compile(spec, run_dir=folder, cpu=True)
+    made = adapter.compile(spec, run_dir=folder, hardware=CPU)
     folder.mkdir()
     for name, text in made.files.items():
         (folder / name).write_text(text)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gem.training import launch
+from gem.training.hardware import Hardware
 from gem.training.platforms import Platform
 from gem.training.runspec import RunSpec
 from gem.training.tasksets import dataset_rows
@@ -50,6 +51,7 @@ HOW: dict[str, launch.Names] = {
     "algorithm": "always so",
     "optimizer": "always so",
     "training.precision": "float64",
+    "hardware.device": "nowhere but on the CPU",
 }
 """How each setting of the spec, or all others of its table, reaches the trainer."""
 
@@ -61,7 +63,7 @@ class TemplateAdapter:
     supported = SUPPORTED_TEMPLATE
     venv = "template"
 
-    def compile(self, spec: RunSpec, *, run_dir: Path, cpu: bool) -> launch.Launch:
+    def compile(self, spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> launch.Launch:
         """Return fake-trainer's command for a spec; see `gem.training.launch.Adapter`.
 
         Raises:
@@ -70,21 +72,21 @@ class TemplateAdapter:
             UnsupportedVersionError: fake-trainer is of an unsupported version.
         """
         TRAINER.check()
-        _check(spec)
+        _check(spec, hardware)
         return launch.Launch.of(
             spec,
             ["python", "-m", "fake_trainer", str(run_dir / CONFIG)],
             # fake-trainer runs nowhere but on the CPU; others need `platforms.cpu(...)` for that.
             Platform(),
-            files=_files(spec, run_dir),
-            parity=launch.parity(spec, HOW, _departures(spec)),
+            files=_files(spec, run_dir, hardware),
+            parity=launch.parity(spec, HOW, _departures(spec), hardware, "template"),
         )
 
 
 adapter = TemplateAdapter()
 
 
-def _check(spec: RunSpec) -> None:
+def _check(spec: RunSpec, hardware: Hardware) -> None:
     """Refuse what fake-trainer cannot do, or would silently do differently."""
     algorithm = spec.algorithm
     once = "fake-trainer makes one optimiser step a batch"
@@ -99,10 +101,13 @@ def _check(spec: RunSpec) -> None:
         ("algorithm.entropy_coef", algorithm.entropy_coef > 0, "fake-trainer has no such bonus"),
         ("optimizer.weight_decay", spec.optimizer.weight_decay > 0, "fake-trainer has none"),
         ("sampling.top_p", spec.sampling.top_p < 1, "fake-trainer samples from all tokens"),
+        ("hardware.nodes", hardware.nodes > 1, "fake-trainer is one process"),
+        ("hardware.gpus_per_node", hardware.gpus_per_node > 1, "fake-trainer is one process"),
+        hardware=hardware,
     )
 
 
-def _files(spec: RunSpec, run_dir: Path) -> dict[str, str]:
+def _files(spec: RunSpec, run_dir: Path, hardware: Hardware) -> dict[str, str]:
     gem = {**launch.copied(spec, GEM), "record_dir": str(run_dir)}
     config: dict[str, Any] = {
         "trainer": "gem_template.trainer:GemTrainer",
@@ -117,6 +122,7 @@ def _files(spec: RunSpec, run_dir: Path) -> dict[str, str]:
         uris = [source.text for source in spec.evaluations]
         files[EVAL] = _lines(*uris, evaluation=True)
     Settings.read(config)
+    config = launch.with_native(config, hardware, "template")
     return {CONFIG: json.dumps(config, indent=2) + "\n", **files}
 
 

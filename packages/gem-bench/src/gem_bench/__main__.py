@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 from gem.errors import GemError
 from gem.tables import flatten
+from gem.training.hardware import Hardware
 from gem.training.runspec import RunSpec
 from gem_bench import __version__
-from gem_bench.runspec import load_spec
+from gem_bench.runspec import load_hardware, load_spec
 
 if TYPE_CHECKING:
     from gem_bench.run import Outcome
@@ -54,7 +55,7 @@ def _compile(args: argparse.Namespace) -> int:
     resolved = replace(spec, policy=replace(spec.policy, model=model))
     run_dir = args.out or Path("runs", f"{spec.name}-{args.to}")
     launch = compile_launch(
-        args.to, resolved, run_dir=run_dir, cpu=args.cpu, python=args.python
+        args.to, resolved, run_dir=run_dir, hardware=_hardware(args), python=args.python
     ).launch
     if args.json:
         print(launch.to_json())
@@ -73,7 +74,7 @@ def _run(args: argparse.Namespace) -> int:
         _spec(args),
         trainer=args.to,
         run_dir=args.out,
-        cpu=args.cpu,
+        hardware=_hardware(args),
         python=args.python,
         overwrite=args.overwrite,
         timeout_s=args.timeout,
@@ -146,7 +147,7 @@ def _conformance(args: argparse.Namespace) -> int:
             _spec(args),
             trainer=args.to,
             out=args.out or Path("runs", f"conformance-{args.to}"),
-            cpu=args.cpu,
+            hardware=_hardware(args),
             python=args.python,
             overwrite=args.overwrite,
             timeout_s=args.timeout,
@@ -179,6 +180,10 @@ def _write(path: Path, text: str) -> int:
 def _spec(args: argparse.Namespace) -> RunSpec:
     spec = load_spec(args.spec, args.set)
     return spec if args.seed is None else replace(spec, seed=args.seed)
+
+
+def _hardware(args: argparse.Namespace) -> Hardware:
+    return load_hardware(args.hardware, args.to, args.native)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -283,7 +288,27 @@ def _trainer_arguments(parser: argparse.ArgumentParser, *, required: bool) -> No
         metavar="KEY=VALUE",
         help="change a setting, such as algorithm.gamma=0.9; can be repeated",
     )
-    parser.add_argument("--cpu", action="store_true", help="run without a GPU")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
+        "--hardware",
+        default="1xh100",
+        metavar="FILE",
+        help="GPUs of the run: a TOML file, 1xh100, 8xh100, 2x8xh100 or cpu (default: %(default)s)",
+    )
+    where.add_argument(
+        "--cpu",
+        action="store_const",
+        const="cpu",
+        dest="hardware",
+        help="run without a GPU: --hardware cpu",
+    )
+    parser.add_argument(
+        "--native",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a setting of the trainer, given to it as it is; can be repeated",
+    )
     parser.add_argument(
         "--python",
         type=Path,

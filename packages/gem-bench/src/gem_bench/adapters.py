@@ -19,10 +19,12 @@ import sys
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 from gem.errors import ConfigurationError, GemError, MissingExtraError, UnsupportedVersionError
-from gem.tables import flatten
-from gem.training.launch import ENTRY_POINT_GROUP, Launch, Parity, find_adapter
+from gem.training import launch
+from gem.training.hardware import Hardware, check_model
+from gem.training.launch import ENTRY_POINT_GROUP, Launch, find_adapter
 from gem.training.runspec import RunSpec
 from gem_bench.reference_setup import check_supported
 
@@ -49,7 +51,12 @@ class Compiled:
 
 
 def compile_launch(
-    trainer: str, spec: RunSpec, *, run_dir: Path, cpu: bool = False, python: Path | None = None
+    trainer: str,
+    spec: RunSpec,
+    *,
+    run_dir: Path,
+    hardware: Hardware | None = None,
+    python: Path | None = None,
 ) -> Compiled:
     """Return the native command with which `trainer` runs `spec`.
 
@@ -57,7 +64,7 @@ def compile_launch(
         trainer: Name of an adapter: `reference`, `verl`, ...
         spec: The experiment.
         run_dir: Folder of the run's record.
-        cpu: Use the settings that let the trainer run without a GPU.
+        hardware: What the run is given; by default one GPU of 80 GB.
         python: Interpreter of the environment in which the adapter is installed. Default: that of
             `.venvs/<trainer>` in this folder or a parent, else this one.
 
@@ -66,13 +73,14 @@ def compile_launch(
         UnsupportedVersionError: The trainer is missing or of an unsupported version.
     """
     python = python or find_python(trainer)
-    run_dir = run_dir.absolute()
+    run_dir, hardware = run_dir.absolute(), hardware or Hardware()
+    check_model(spec, hardware)
     if python is not None and not _is_this(python):
-        return Compiled(_ask(python, trainer, spec, run_dir, cpu), python)
+        return Compiled(_ask(python, trainer, spec, run_dir, hardware), python)
     if trainer not in installed_adapters():
         raise ConfigurationError(_not_installed(trainer))
     try:
-        launch = find_adapter(trainer).compile(spec, run_dir=run_dir, cpu=cpu)
+        launch = find_adapter(trainer).compile(spec, run_dir=run_dir, hardware=hardware)
     except (UnsupportedVersionError, MissingExtraError) as error:
         raise type(error)(f"{error}{_in_a_clone(trainer)}") from error
     return Compiled(launch, Path(sys.executable))
@@ -85,7 +93,7 @@ def check_environments(compiled: Compiled, spec: RunSpec) -> None:
         ConfigurationError: Something that an environment needs is missing; the message names it.
     """
     command = [str(compiled.python), "-m", "gem.training.preflight"]
-    answer = _talk(command, spec, compiled.environment())
+    answer = _talk(command, spec.to_mapping(), compiled.environment())
     if answer.returncode == 2:
         raise ConfigurationError(f"{answer.stderr.strip()} (said by {compiled.python})")
     if answer.returncode:
@@ -113,9 +121,9 @@ def _is_this(python: Path) -> bool:
     return python.absolute().parent.parent == Path(sys.prefix).absolute()
 
 
-def _ask(python: Path, trainer: str, spec: RunSpec, run_dir: Path, cpu: bool) -> Launch:
+def _ask(python: Path, trainer: str, spec: RunSpec, run_dir: Path, hardware: Hardware) -> Launch:
     command = [str(python), "-m", "gem.training.launch", trainer, "--run-dir", str(run_dir)]
-    answer = _talk([*command, *(["--cpu"] if cpu else [])], spec)
+    answer = _talk(command, {"spec": spec.to_mapping(), "hardware": hardware.to_mapping()})
     if answer.returncode == 2:  # the adapter refused; its message is meant for the user
         raise ConfigurationError(f"{answer.stderr.strip()} (said by {python})")
     try:
@@ -132,13 +140,13 @@ def _ask(python: Path, trainer: str, spec: RunSpec, run_dir: Path, cpu: bool) ->
 
 
 def _talk(
-    command: list[str], spec: RunSpec, env: dict[str, str] | None = None
+    command: list[str], asked: dict[str, Any], env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command with a spec on stdin; return the completed process."""
+    """Run a command with JSON on stdin; return the completed process."""
     try:
         return subprocess.run(
             command,
-            input=json.dumps(spec.to_mapping()),
+            input=json.dumps(asked),
             capture_output=True,
             text=True,
             errors="replace",
@@ -169,7 +177,7 @@ class ReferenceAdapter:
     supported = ">=0.1"
     venv = "dev"
 
-    def compile(self, spec: RunSpec, *, run_dir: Path, cpu: bool) -> Launch:
+    def compile(self, spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> Launch:
         """Return the reference trainer's command.
 
         Raises:
@@ -183,21 +191,37 @@ class ReferenceAdapter:
                 "pip install 'gem-bench[reference]'"
             )
         check_supported(spec)
+        alone = "the reference trainer is one process; set it to 1"
+        launch.refuse(
+            spec,
+            ("hardware.nodes", hardware.nodes > 1, alone),
+            ("hardware.gpus_per_node", hardware.gpus_per_node > 1, alone),
+            hardware=hardware,
+        )
         spec_file = run_dir / "spec.json"
         argv = [sys.executable, "-m", "gem_bench.reference"]
         argv += ["--spec", str(spec_file), "--record", str(run_dir)]
         env = {}
-        if cpu:
+        if hardware.cpu:
             argv += ["--device", "cpu"]
             # One thread is fastest for the small models that a CPU can train, above all beside
             # other programs. And results do not depend on the number of cores.
             env["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
+        for name, value in launch.with_native({}, hardware, "reference").items():
+            argv.append(f"--{name}={value}")
         return Launch(
             argv=argv,
             env=env,
             files={spec_file.name: json.dumps(spec.to_mapping(), indent=2) + "\n"},
-            parity=[Parity(key, "matched", "by definition") for key in flatten(spec.to_mapping())],
+            parity=launch.parity(spec, _BY_DEFINITION, (), hardware, "reference"),
         )
 
+
+_BY_DEFINITION = {
+    **dict.fromkeys(RunSpec.__dataclass_fields__, "by definition"),
+    "hardware.device": "--device",
+    "hardware.nodes": "one process",
+    "hardware.gpus_per_node": "one process",
+}
 
 reference = ReferenceAdapter()

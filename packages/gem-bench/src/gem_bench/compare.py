@@ -90,7 +90,7 @@ def compare(groups: Sequence[Group], *, window: int = 20) -> Comparison:
         [_row(group, final, window) for group, final in zip(groups, finals, strict=True)],
         _contrasts(groups, finals),
         differences([group.settings for group in groups]),
-        [note for group in groups for note in _notes(group)],
+        [*(note for group in groups for note in _notes(group)), *_hardware_notes(groups)],
     )
 
 
@@ -233,6 +233,15 @@ def _notes(group: Group) -> list[str]:
     if len(set(seeds)) < len(seeds):
         notes.append(f"{group.label}: runs share a seed, so the interval is too narrow")
     return notes
+
+
+def _hardware_notes(groups: Sequence[Group]) -> list[str]:
+    runs = [run for group in groups for run in group.runs]
+    found = differences([run.hardware for run in runs])
+    if not found:
+        return []
+    each = "; ".join(f"{key}: {', '.join(map(repr, values))}" for key, values in found.items())
+    return [f"the hardware differs, which is no difference of the experiment ({each})"]
 
 
 _COLUMNS: dict[str, Callable[[Row], str]] = {

@@ -8,7 +8,7 @@ from typing import Any
 
 from gem.training.launch import Launch, Parity
 
-STATUSES = ("unmatched", "emulated", "matched")
+STATUSES = ("unmatched", "emulated", "native", "matched")
 
 
 def parity_text(settings: Mapping[str, Any], parity: Sequence[Parity]) -> str:
@@ -21,6 +21,8 @@ def parity_text(settings: Mapping[str, Any], parity: Sequence[Parity]) -> str:
     lines = []
     for status in STATUSES:
         found = [each for each in parity if each.status == status]
+        if status == "native" and not found:
+            continue
         lines.append(f"{status} ({len(found)})" + ("" if found else ": none"))
         named = [(_setting(each.name, settings), each.how) for each in found]
         width = min(max((len(name) for name, _ in named), default=0), 44)

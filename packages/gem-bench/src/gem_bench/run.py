@@ -20,6 +20,7 @@ from types import FrameType
 from typing import Any, Literal
 
 from gem.errors import ConfigurationError, RecordError
+from gem.training.hardware import Hardware
 from gem.training.launch import Launch
 from gem.training.metrics import failures_text
 from gem.training.record import EPISODES, METRICS, RUN, Recorder
@@ -58,7 +59,7 @@ def run(
     *,
     trainer: str,
     run_dir: Path,
-    cpu: bool = False,
+    hardware: Hardware | None = None,
     python: Path | None = None,
     overwrite: bool = False,
     timeout_s: float | None = None,
@@ -70,7 +71,7 @@ def run(
         spec: The experiment; `policy.model` may be `tiny`, `tiny-tools` or `smollm2`.
         trainer: Name of an adapter.
         run_dir: Folder for record, log and the launcher's files.
-        cpu: Use the settings that let the trainer run without a GPU.
+        hardware: What the run is given; by default one GPU of 80 GB.
         python: Interpreter of the trainer's environment; see `compile_launch`.
         overwrite: Remove an earlier record from the folder instead of refusing to use it.
         timeout_s: End the run after this many seconds.
@@ -89,7 +90,7 @@ def run(
             trainer,
             replace(spec, policy=replace(spec.policy, model=resolved)),
             run_dir=run_dir,
-            cpu=cpu,
+            hardware=hardware,
             python=python,
         )
     launch = compiled.launch
@@ -104,7 +105,7 @@ def run(
         "status": "running",
         "spec": spec.to_mapping(),
         "model": resolved,
-        "cpu": cpu,
+        "hardware": (hardware or Hardware()).to_mapping(),
         "command": compiled.launch.argv,
         "environment": compiled.launch.env,
         "unset": compiled.launch.unset,

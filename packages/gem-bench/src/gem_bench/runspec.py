@@ -1,4 +1,4 @@
-"""Reads a RunSpec from a TOML file, with overrides from the command line; documents its keys."""
+"""Reads RunSpecs and hardware from TOML files and the command line; documents their keys."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from typing import Any
 import tomllib
 
 from gem.errors import ConfigurationError
+from gem.training.hardware import Hardware
 from gem.training.runspec import RunSpec
+
+SHIPPED = Path(__file__).with_name("hardware")
+"""Folder of the shipped hardware files."""
 
 
 def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> RunSpec:
@@ -28,12 +32,7 @@ def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> RunSpec:
             override is malformed; the message names the file and the key.
     """
     path = Path(path)
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigurationError(f"no RunSpec at {path}") from None
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{path}: cannot be read as TOML: {error}") from error
+    data = _read(path, "RunSpec")
     try:
         for override in overrides:
             _apply(data, override)
@@ -41,6 +40,45 @@ def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> RunSpec:
     except ConfigurationError as error:
         changed = f" (with {', '.join(overrides)})" if overrides else ""
         raise ConfigurationError(f"{path}{changed}: {error}") from error
+
+
+def load_hardware(name: str | Path, trainer: str, native: Sequence[str] = ()) -> Hardware:
+    """Read and check hardware.
+
+    Args:
+        name: A TOML file, or the name of a shipped one: `1xh100`, `8xh100`, `2x8xh100`, `cpu`.
+        trainer: Whose native settings are given.
+        native: `key=value`, which the trainer gets as they are; a value in TOML's notation, else
+            a text.
+
+    Raises:
+        ConfigurationError: The file cannot be read or is not hardware, or a native setting is
+            malformed; the message names the file and the key.
+    """
+    path = Path(name)
+    if str(name) in (shipped := sorted(file.stem for file in SHIPPED.glob("*.toml"))):
+        path = SHIPPED / f"{name}.toml"
+    data = _read(path, f"hardware (shipped: {', '.join(shipped)})")
+    try:
+        hardware = Hardware.from_mapping(data)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{path}: {error}") from error
+    settings = {}
+    for text in native:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise ConfigurationError(f"native setting {text!r} must be key=value")
+        settings[key.strip()] = _toml_value(value)
+    return hardware.with_native(trainer, settings)
+
+
+def _read(path: Path, what: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigurationError(f"no {what} at {path}") from None
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{path}: cannot be read as TOML: {error}") from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +97,11 @@ class Key:
 def reference_keys() -> list[Key]:
     """Return all keys of a RunSpec, in order, from the definition of its dataclasses."""
     return list(_keys(RunSpec, ""))
+
+
+def hardware_keys() -> list[Key]:
+    """Return all keys of a hardware file, likewise."""
+    return list(_keys(Hardware, ""))
 
 
 def _apply(data: dict[str, Any], override: str) -> None:

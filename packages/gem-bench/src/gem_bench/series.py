@@ -69,7 +69,8 @@ class Run:
 
     record: RunRecord
     spec: Mapping[str, Any]
-    """The experiment's settings by dotted key; empty without a `run.json`."""
+    """The experiment's settings by dotted key, and those that were given to the trainer as they are
+    (`native.<key>`); empty without a `run.json`."""
 
     @property
     def folder(self) -> Path:
@@ -95,6 +96,11 @@ class Run:
     def parity(self) -> list[Parity]:
         """The adapter's parity report."""
         return [Parity(**each) for each in self.record.meta.get("parity", [])]
+
+    @property
+    def hardware(self) -> dict[str, Any]:
+        """What the run was given, by dotted key, without native settings; empty if unknown."""
+        return flatten({**self.record.meta.get("hardware", {}), "native": {}})
 
     @property
     def seconds(self) -> float | None:
@@ -197,7 +203,9 @@ def smooth(values: Sequence[float | None], window: int) -> list[float | None]:
 
 def _read(folder: Path) -> Run:
     record = read_run(folder)
-    return Run(record, flatten(record.meta.get("spec", {})))
+    native = record.meta.get("hardware", {}).get("native", {}).get(record.meta.get("trainer"), {})
+    given = {f"native.{key}": value for key, value in native.items()}
+    return Run(record, flatten(record.meta.get("spec", {})) | given)
 
 
 def _settings(run: Run) -> dict[str, Any]:

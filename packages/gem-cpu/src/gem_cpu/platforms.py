@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from gem.training.hardware import Hardware
 from gem.training.platforms import Platform, digest, python_path, socket_folder
 from gem.training.runspec import RunSpec
 
@@ -35,13 +36,12 @@ _BUCKET = 32
 _MOST_SEQUENCES = 64
 
 
-def verl(spec: RunSpec, run_dir: Path) -> Platform:
+def verl(spec: RunSpec, run_dir: Path, hardware: Hardware) -> Platform:
     """Return verl's settings and environment variables on CPU."""
     rollout, ray = "actor_rollout_ref.rollout", "ray_kwargs.ray_init"
     settings: dict[str, Any] = {
         "trainer.device": "cpu",
         "actor_rollout_ref.actor.fsdp_config.use_torch_compile": False,
-        "actor_rollout_ref.model.enable_gradient_checkpointing": False,
         f"{rollout}.enforce_eager": True,
         # With chunked prefill vLLM rewinds the generator of a seeded request, which PyTorch's CPU
         # generators cannot do.
@@ -52,10 +52,10 @@ def verl(spec: RunSpec, run_dir: Path) -> Platform:
         f"{rollout}.agent.num_workers": 1,
         f"{rollout}.max_num_seqs": min(spec.episodes, 256),
         "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
-        # A Ray cluster of the run's own, with one GPU slot, which verl takes for its accelerator.
+        # A Ray cluster of the run's own, with GPU slots, which verl takes for its accelerators.
         f"+{ray}.address": "local",
-        f"{ray}.num_cpus": 10,
-        f"+{ray}.num_gpus": 1,
+        f"{ray}.num_cpus": 9 + hardware.gpus,
+        f"+{ray}.num_gpus": hardware.gpus,
         f"+{ray}.object_store_memory": 500_000_000,
         f"+{ray}.include_dashboard": False,
         f"+{ray}._temp_dir": socket_folder(run_dir),
@@ -64,7 +64,6 @@ def verl(spec: RunSpec, run_dir: Path) -> Platform:
         settings["actor_rollout_ref.ref.fsdp_config.use_torch_compile"] = False
     if spec.algorithm.advantage == "gae":
         settings["critic.fsdp.use_torch_compile"] = False
-        settings["critic.model.enable_gradient_checkpointing"] = False
     env = {
         **_COMMON,
         **_NO_COMPILER,
@@ -77,7 +76,7 @@ def verl(spec: RunSpec, run_dir: Path) -> Platform:
     return Platform(settings, env, unset=[_CUDA, "RAY_ADDRESS"])
 
 
-def openrlhf(spec: RunSpec, run_dir: Path) -> Platform:
+def openrlhf(spec: RunSpec, run_dir: Path, hardware: Hardware) -> Platform:
     """Return OpenRLHF's settings and environment variables on CPU."""
     settings = {
         "vllm.enforce_eager": True,
@@ -85,7 +84,8 @@ def openrlhf(spec: RunSpec, run_dir: Path) -> Platform:
         "vllm.sync_backend": "gloo",
     }
     # OpenRLHF reserves a GPU slot per model and engine; here slots are bookkeeping only.
-    slots = 2 + (spec.algorithm.kl_coef > 0) + (spec.algorithm.advantage == "gae")
+    models = 1 + (spec.algorithm.kl_coef > 0) + (spec.algorithm.advantage == "gae")
+    slots = models * hardware.gpus + hardware.engines
     env = {
         **_COMMON,
         **_NO_COMPILER,
@@ -96,7 +96,7 @@ def openrlhf(spec: RunSpec, run_dir: Path) -> Platform:
         "DS_ACCELERATOR": "cpu",
         "RAY_ADDRESS": "local",  # the run's own cluster, which ends with the launcher
         "RAY_prestart_worker_first_driver": "0",  # idle processes, as many as there are CPUs
-        "RAY_OVERRIDE_RESOURCES": json.dumps({"CPU": 8, "GPU": slots}),
+        "RAY_OVERRIDE_RESOURCES": json.dumps({"CPU": 6 + slots, "GPU": slots}),
         "RAY_TMPDIR": socket_folder(run_dir),
         "GEM_CPU_DTYPE": "float32" if spec.training.precision == "fp32" else "bfloat16",
         "TORCH_EXTENSIONS_DIR": str(Path(sys.prefix) / "torch_extensions"),
@@ -104,7 +104,7 @@ def openrlhf(spec: RunSpec, run_dir: Path) -> Platform:
     return Platform(settings, env, unset=[_CUDA])
 
 
-def oat(spec: RunSpec, run_dir: Path) -> Platform:
+def oat(spec: RunSpec, run_dir: Path, hardware: Hardware) -> Platform:
     """Return oat's settings and environment variables on CPU."""
     # With oat's fused head, newer DeepSpeed gets no gradient for a tied embedding.
     settings = {"flash_attn": False, "use_fused_lm_head": False, "shm_size_mb": 100}
@@ -112,12 +112,15 @@ def oat(spec: RunSpec, run_dir: Path) -> Platform:
     return Platform(settings, env, unset=[_CUDA])
 
 
-def rl2(spec: RunSpec, run_dir: Path, *, form: str, path: Sequence[str]) -> Platform:
+def rl2(
+    spec: RunSpec, run_dir: Path, hardware: Hardware, *, form: str, path: Sequence[str]
+) -> Platform:
     """Return RL2's settings and environment variables on CPU.
 
     Args:
         spec: The experiment.
         run_dir: Absolute folder of the run.
+        hardware: How many processes stand for GPUs.
         form: RL2's version, `release` or `head`: they name one key differently.
         path: Folders for `PYTHONPATH`, after those of the stand-ins for GPU packages.
     """
@@ -133,14 +136,11 @@ def rl2(spec: RunSpec, run_dir: Path, *, form: str, path: Sequence[str]) -> Plat
         # another connection takes it meanwhile. This range is below the ephemeral ports.
         "nccl_port": 20_000 + int.from_bytes(digest(run_dir)[:4], "big") % 12_000,
     }
-    checkpointing = "enable_gradient_checkpointing"
     if form == "release":
         server["log_level"] = "warning"
-        checkpointing = "gradient_checkpointing"
     settings = {f"+rollout.server_args.{key}": value for key, value in server.items()}
-    # Offloading and checkpointing save GPU memory: useless here.
-    for key in ("offload_model", "offload_optimizer", checkpointing):
-        settings[f"actor.{key}"] = False
+    # Offloading saves GPU memory: useless here.
+    settings |= {"actor.offload_model": False, "actor.offload_optimizer": False}
     env = {
         **_COMMON,
         **_NO_COMPILER,
@@ -153,6 +153,7 @@ def rl2(spec: RunSpec, run_dir: Path, *, form: str, path: Sequence[str]) -> Plat
     return Platform(settings, env, unset=[_CUDA])
 
 
+<<<<<<< HEAD
 def roll(spec: RunSpec, run_dir: Path, *, path: Sequence[Path]) -> Platform:
     """Return ROLL's settings and environment variables on CPU.
 
@@ -193,6 +194,9 @@ def roll(spec: RunSpec, run_dir: Path, *, path: Sequence[Path]) -> Platform:
 
 
 def tinker(spec: RunSpec, run_dir: Path) -> Platform:
+=======
+def tinker(spec: RunSpec, run_dir: Path, hardware: Hardware) -> Platform:
+>>>>>>> a33c03d (Hardware: GPUs of a run and how they are used, compiled beside the RunSpec by every adapter; native settings)
     """Return a local Tinker server on CPU, compiled for one number and length of rows."""
     policy = spec.policy
     server = {
@@ -213,12 +217,12 @@ def tinker(spec: RunSpec, run_dir: Path) -> Platform:
     )
 
 
-def trl(spec: RunSpec, run_dir: Path) -> Platform:
+def trl(spec: RunSpec, run_dir: Path, hardware: Hardware) -> Platform:
     """Return TRL's settings and environment variables on CPU; vLLM samples where it is installed.
 
     Of TRL itself nothing is replaced; `trl_plugin` says what its vLLM is told.
     """
-    settings: dict[str, Any] = {"use_cpu": True, "gradient_checkpointing": False}
+    settings: dict[str, Any] = {"use_cpu": True}
     env = {"OMP_NUM_THREADS": "1", **_LOOPBACK}
     if importlib.util.find_spec("vllm") is not None:
         settings |= {"use_vllm": True, "vllm_max_model_length": spec.policy.tokens}

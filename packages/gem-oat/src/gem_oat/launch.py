@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+<<<<<<< HEAD
 import importlib.util
 import json
+=======
+>>>>>>> a33c03d (Hardware: GPUs of a run and how they are used, compiled beside the RunSpec by every adapter; native settings)
 from collections.abc import Iterator
 from itertools import starmap
 from pathlib import Path
 from typing import Any
 
 from gem.training import launch, platforms
+from gem.training.hardware import Hardware
 from gem.training.runspec import RunSpec
 from gem.training.settings import Settings
 from gem_oat import SUPPORTED_OAT, check_oat
@@ -25,7 +29,7 @@ class OatAdapter:
     supported = SUPPORTED_OAT
     venv = "oat"
 
-    def compile(self, spec: RunSpec, *, run_dir: Path, cpu: bool) -> launch.Launch:
+    def compile(self, spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> launch.Launch:
         """Return oat's command for a spec; see `gem.training.launch.Adapter`.
 
         Raises:
@@ -34,18 +38,21 @@ class OatAdapter:
             UnsupportedVersionError: oat is of an unsupported version.
         """
         check_oat()
-        _check(spec)
-        platform = platforms.cpu("oat", spec, run_dir) if cpu else _one_gpu(spec)
-        flags = launch.copied(spec, _NAMES) | _computed(spec, run_dir) | platform.settings
+        _check(spec, hardware)
+        platform = platforms.cpu("oat", spec, run_dir, hardware) if hardware.cpu else _SHARED_GPUS
+        flags = _computed(spec, run_dir, hardware) | platform.settings
+        flags |= launch.copied(spec, _NAMES | _HARDWARE, hardware)
+        flags = launch.with_native(flags, hardware, "oat")
         argv = ["python", "-m", "gem_oat", *starmap(_argument, flags.items())]
-        parity = launch.parity(spec, launch.ALL_WEIGHTS | _NAMES | _HOW, _departures(spec))
+        how = launch.ALL_WEIGHTS | _NAMES | _HARDWARE | _HOW
+        parity = launch.parity(spec, how, _departures(spec, hardware), hardware, "oat")
         return launch.Launch.of(spec, argv, platform, parity=parity)
 
 
 adapter = OatAdapter()
 
 
-def _check(spec: RunSpec) -> None:
+def _check(spec: RunSpec, hardware: Hardware) -> None:
     """Refuse what oat would silently do differently."""
     no_bonus = "oat's loss has no entropy bonus; set it to 0"
     no_flag = f"oat's optimiser has no flag for it; set it to {EPS:g}"
@@ -55,8 +62,21 @@ def _check(spec: RunSpec) -> None:
         launch.all_weights(spec),
         ("algorithm.entropy_coef", spec.algorithm.entropy_coef != 0, no_bonus),
         ("optimizer.eps", spec.optimizer.eps != EPS, no_flag),
+        launch.whole_ranks(spec, hardware),
+        launch.every_gpu_an_engine(hardware),
+        launch.no_learner_tensors(hardware, "DeepSpeed's ZeRO, which divides no matrices"),
+        ("hardware.engine.tensor_parallel", hardware.engine.tensor_parallel > 1, _ONE_GPU_EACH),
+        ("hardware.learner.sequence_parallel", hardware.learner.sequence_parallel > 1, _WHOLE_ROWS),
+        ("hardware.nodes", hardware.nodes > 1, _ONE_NODE),
+        hardware=hardware,
     )
 
+
+_ONE_GPU_EACH = "oat has an engine on each GPU; set it to 1"
+_WHOLE_ROWS = "oat's learner takes whole rows; set it to 1"
+_ONE_NODE = (
+    "groups of oat's are started node by node, by hand (--group_rank, --master_addr); set it to 1"
+)
 
 _NAMES: dict[str, launch.Names] = {
     **launch.namesakes(Settings, "gem_{}"),
@@ -87,6 +107,16 @@ _NAMES: dict[str, launch.Names] = {
 }
 """oat's or GEM's flags that have the value of a setting of the spec."""
 
+_HARDWARE: dict[str, launch.Names] = {
+    "hardware.gpus_per_node": "gpus",
+    "hardware.engine.memory_share": "vllm_gpu_ratio",
+    "hardware.learner.pass_tokens": "gem_forward_tokens",
+    "hardware.learner.checkpointing": "gradient_checkpointing",
+    "hardware.learner.offload": "adam_offload",
+    "hardware.checkpoint_every": "save_steps",
+}
+"""oat's flags that have the value of a setting of the hardware."""
+
 _HOW = {
     "seed": "gem_seed: every turn is sampled with a seed of its own; other random numbers than in "
     "other trainers",
@@ -99,11 +129,17 @@ _HOW = {
     "optimizer": "oat's own, lr_scheduler=constant",
     "training.iterations": "max_train",
     "training.precision": "bf16",
+    "hardware.device": "GPUs unless GEM_CPU=1",
+    "hardware.nodes": "one",
+    "hardware.engine.tensor_parallel": "num_gpus_per_actor=1",
+    "hardware.engine.engines": "gpus",
+    "hardware.learner.attention": "flash_attn",
+    "hardware.logger": "use_wb",
 }
 """How the other settings reach oat, and more about some."""
 
 
-def _computed(spec: RunSpec, run_dir: Path) -> dict[str, Any]:
+def _computed(spec: RunSpec, run_dir: Path, hardware: Hardware) -> dict[str, Any]:
     """Return the flags whose values are computed, or the same in every run."""
     size = spec.training
     flags = {
@@ -116,8 +152,10 @@ def _computed(spec: RunSpec, run_dir: Path) -> dict[str, Any]:
         "zero_stage": 2,
         "max_train": size.tasks * size.iterations,
         "train_batch_size": spec.episodes // spec.algorithm.minibatches,
-        "gpus": 1,
         "collocate": True,
+        "flash_attn": launch.attention(spec, hardware) == "flash_attention_2",
+        "save_ckpt": hardware.checkpoint_every is not None,
+        "use_wb": hardware.logger == "wandb",
         "bf16": size.precision == "bf16",
         "eval_steps": spec.eval_every or -1,
         "gem_record_dir": run_dir,
@@ -128,9 +166,10 @@ def _computed(spec: RunSpec, run_dir: Path) -> dict[str, Any]:
     return flags
 
 
-def _one_gpu(spec: RunSpec) -> platforms.Platform:
-    flash = spec.training.precision == "bf16" and importlib.util.find_spec("flash_attn") is not None
-    return platforms.Platform({"flash_attn": flash, "vllm_sleep": True, "vllm_gpu_ratio": 0.45})
+_SHARED_GPUS = platforms.Platform(
+    {"vllm_sleep": True, "vllm_gpu_ratio": 0.45, "enable_prefix_caching": True}
+)
+"""Actors and learners on the same GPUs, one after the other."""
 
 
 def _argument(name: str, value: Any) -> str:
@@ -139,7 +178,9 @@ def _argument(name: str, value: Any) -> str:
     return f"--{name}={json.dumps(value) if isinstance(value, dict) else value}"
 
 
-def _departures(spec: RunSpec) -> Iterator[launch.Parity]:
+def _departures(spec: RunSpec, hardware: Hardware) -> Iterator[launch.Parity]:
+    if hardware.logger == "tensorboard":
+        yield launch.Parity("hardware.logger", "unmatched", "oat logs to the console or W&B")
     bf16 = "bf16 weights and gradients, fp32 in the optimiser"
     yield from launch.sampling_departure(spec, _HOW["seed"])
     yield from launch.loss_departures(spec, bf16=bf16, undecayed="biases and norms")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gem.training import launch, platforms
+from gem.training.hardware import Hardware
 from gem.training.platforms import Platform
 from gem.training.runspec import RunSpec
 from gem.training.tasksets import dataset_text
@@ -16,6 +17,7 @@ from gem_openrlhf.record import EVALUATED
 from gem_openrlhf.settings import ONE_ROW, Settings
 from gem_openrlhf.version import SUPPORTED_OPENRLHF, check_openrlhf
 
+MODELS = ("actor", "critic", "ref")
 AGENT_FILE, TRAIN_FILE, EVAL_FILE = "agent.py", "train.jsonl", "eval.jsonl"
 
 FLAGS: dict[str, launch.Names] = {
@@ -58,6 +60,18 @@ AGENT = {
 }
 """The agent file's setting with the value of a setting."""
 
+HARDWARE: dict[str, launch.Names] = {
+    "hardware.nodes": tuple(f"{model}.num_nodes" for model in MODELS),
+    "hardware.gpus_per_node": tuple(f"{model}.num_gpus_per_node" for model in MODELS),
+    "hardware.engine.tensor_parallel": "vllm.tensor_parallel_size",
+    "hardware.engine.memory_share": "vllm.gpu_memory_utilization",
+    "hardware.learner.tensor_parallel": "ds.tensor_parallel_size",
+    "hardware.learner.sequence_parallel": "ds.ring_attn_size",
+    "hardware.learner.checkpointing": "actor.gradient_checkpointing_enable",
+    "hardware.learner.offload": "ds.adam_offload",
+}
+"""OpenRLHF's flags with the value of a setting of the hardware."""
+
 OTHERS = {
     "seed": "agent file: every turn is sampled with a seed of its own; other random numbers than "
     "in other trainers",
@@ -69,45 +83,45 @@ OTHERS = {
     "optimizer": "actor.adam, actor.lr_scheduler=constant",
     "training.iterations": "rows of data.prompt_dataset",
     "training.precision": "ds.param_dtype",
+    "hardware.device": "GPUs unless GEM_CPU=1",
+    "hardware.engine.engines": "vllm.num_engines",
+    "hardware.learner.pass_tokens": "rollout.micro_batch_size, train.micro_batch_size",
+    "hardware.learner.attention": "ds.attn_implementation",
+    "hardware.checkpoint_every": "ckpt.save_steps",
+    "hardware.logger": "logger.tensorboard_dir, always",
 }
 """Parity of a setting whose value is in no flag as it is, or needs more words."""
 
 HOW: dict[str, launch.Names] = {
     **launch.ALL_WEIGHTS,
     **FLAGS,
+    **HARDWARE,
     **{key: f"agent file: {name}" for key, name in AGENT.items()},
     **OTHERS,
 }
 
 ALWAYS = {
     "data.label_key": "label",
-    # Flash attention is an extra that not every machine has; PyTorch's own always works.
-    "ds.attn_implementation": "sdpa",
     "ds.zero_stage": 2,
-    "actor.num_nodes": 1,
-    "actor.num_gpus_per_node": 1,
     "actor.lr_scheduler": "constant",
     "actor.lr_warmup_ratio": 0.0,
-    "critic.num_gpus_per_node": 1,
     "critic.lr_scheduler": "constant",
     "critic.lr_warmup_ratio": 0.0,
-    "ref.num_gpus_per_node": 1,
-    "vllm.num_engines": 1,
-    "vllm.tensor_parallel_size": 1,
     "train.num_episodes": 1,
 }
 """Flags of every run; those of the critic only where there is one."""
 
-ONE_GPU = Platform(
+SHARED_GPUS = Platform(
     {
         "train.colocate_all": True,
         "vllm.enable_sleep": True,
         "ds.enable_sleep": True,
+        "vllm.enable_prefix_caching": True,
         "vllm.gpu_memory_utilization": 0.4,
         "vllm.sync_backend": "nccl",
     }
 )
-"""Everything on one GPU, one after the other."""
+"""Models and engines on the same GPUs, one after the other."""
 
 
 class OpenRLHFAdapter:
@@ -117,7 +131,7 @@ class OpenRLHFAdapter:
     supported = SUPPORTED_OPENRLHF
     venv = "openrlhf"
 
-    def compile(self, spec: RunSpec, *, run_dir: Path, cpu: bool) -> launch.Launch:
+    def compile(self, spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> launch.Launch:
         """Return OpenRLHF's command for a spec; see `gem.training.launch.Adapter`.
 
         Raises:
@@ -126,16 +140,19 @@ class OpenRLHFAdapter:
             UnsupportedVersionError: OpenRLHF is of an unsupported version.
         """
         check_openrlhf()
-        _check(spec)
-        platform = platforms.cpu("openrlhf", spec, run_dir) if cpu else ONE_GPU
+        _check(spec, hardware)
+        platform = (
+            platforms.cpu("openrlhf", spec, run_dir, hardware) if hardware.cpu else SHARED_GPUS
+        )
         flags = {
-            **launch.copied(spec, FLAGS),
             **ALWAYS,
-            **_flags(spec, run_dir),
             **platform.settings,
+            **launch.copied(spec, FLAGS | HARDWARE, hardware),
+            **_flags(spec, run_dir, hardware),
         }
         if spec.algorithm.advantage != "gae":
             flags = {key: flags[key] for key in flags if not key.startswith("critic.")}
+        flags = launch.with_native(flags, hardware, "openrlhf")
         return launch.Launch.of(
             spec,
             ["python", "-m", "openrlhf.cli.train_ppo_ray", *_arguments(flags)],
@@ -143,14 +160,14 @@ class OpenRLHFAdapter:
             {worker.VARIABLE: worker.HOOK, "RAY_DEDUP_LOGS": "0"},
             files=_files(spec, run_dir),
             state=[EVALUATED],
-            parity=launch.parity(spec, HOW, _departures(spec, cpu)),
+            parity=launch.parity(spec, HOW, _departures(spec, hardware), hardware, "openrlhf"),
         )
 
 
 adapter = OpenRLHFAdapter()
 
 
-def _check(spec: RunSpec) -> None:
+def _check(spec: RunSpec, hardware: Hardware) -> None:
     """Refuse what OpenRLHF would silently do differently."""
     launch.refuse(
         spec,
@@ -158,6 +175,9 @@ def _check(spec: RunSpec) -> None:
         launch.token_mean(spec, "OpenRLHF"),
         launch.whole_minibatches(spec),
         launch.all_weights(spec),
+        launch.whole_ranks(spec, hardware),
+        launch.every_gpu_an_engine(hardware),
+        hardware=hardware,
     )
 
 
@@ -182,12 +202,14 @@ def _agent_file(spec: RunSpec, run_dir: Path) -> str:
     )
 
 
-def _flags(spec: RunSpec, run_dir: Path) -> dict[str, Any]:
+def _flags(spec: RunSpec, run_dir: Path, hardware: Hardware) -> dict[str, Any]:
     """Return OpenRLHF's flags whose values are not in the spec as they are."""
     algorithm, policy = spec.algorithm, spec.policy
     step = spec.episodes // algorithm.minibatches
-    fitting = max(1, launch.forward_tokens(policy.model) // policy.tokens)
-    micro = next(n for n in range(min(step, fitting), 0, -1) if step % n == 0)
+    share = step // hardware.ranks
+    fitting = max(1, launch.forward_tokens(policy.model, hardware) // policy.tokens)
+    micro = next(n for n in range(min(share, fitting), 0, -1) if share % n == 0)
+    attention = launch.attention(spec, hardware)
     betas = [spec.optimizer.beta1, spec.optimizer.beta2]
     flags: dict[str, Any] = {
         "train.agent_func_path": run_dir / AGENT_FILE,
@@ -202,6 +224,10 @@ def _flags(spec: RunSpec, run_dir: Path) -> dict[str, Any]:
         "rollout.micro_batch_size": micro,
         "train.batch_size": step,
         "train.micro_batch_size": micro,
+        "vllm.num_engines": hardware.engines,
+        "ds.attn_implementation": attention,
+        "ds.packing_samples": attention == "flash_attention_2",
+        "ckpt.save_steps": hardware.checkpoint_every or -1,
     }
     if algorithm.kl_coef:
         flags |= {"algo.kl.use_loss": True, "algo.kl.estimator": "k3"}
@@ -226,7 +252,7 @@ def _arguments(flags: dict[str, Any]) -> list[str]:
     return out
 
 
-def _departures(spec: RunSpec, cpu: bool) -> Iterator[launch.Parity]:
+def _departures(spec: RunSpec, hardware: Hardware) -> Iterator[launch.Parity]:
     yield from launch.sampling_departure(spec, OTHERS["seed"])
     yield from launch.loss_departures(
         spec,
@@ -237,5 +263,9 @@ def _departures(spec: RunSpec, cpu: bool) -> Iterator[launch.Parity]:
     if spec.algorithm.minibatches > 1:
         how = "OpenRLHF draws the rows of a minibatch at random"
         yield launch.Parity("algorithm.minibatches", "emulated", how)
-    yield from launch.bf16_only(spec, "OpenRLHF knows bf16 and fp16: trained in bf16", cpu=cpu)
+    how = "OpenRLHF knows bf16 and fp16: trained in bf16"
+    yield from launch.bf16_only(spec, how, cpu=hardware.cpu)
+    if hardware.logger == "wandb":
+        how = "--logger.wandb.key would put the key into the recorded command"
+        yield launch.Parity("hardware.logger", "unmatched", how)
     yield from launch.evaluation_departures(spec, "not before the first")

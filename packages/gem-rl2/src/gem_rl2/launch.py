@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gem.training import launch, platforms
+from gem.training.hardware import Hardware
 from gem.training.platforms import Platform
 from gem.training.runspec import RunSpec
 from gem.training.tasksets import dataset_text
@@ -31,6 +32,14 @@ HOW: dict[str, launch.Names] = {
     "optimizer.type": "RL2 has no other; the scheduler is constant",
     "training.iterations": f"rows of {TRAIN_FILE}",
     "training.precision": "actor.dtype",
+    "hardware.device": "GPUs unless GEM_CPU=1",
+    "hardware.nodes": "one",
+    "hardware.gpus_per_node": "torchrun --nproc-per-node",
+    "hardware.engine.engines": "as many as the GPUs allow",
+    "hardware.learner.pass_tokens": "actor.max_length_per_device",
+    "hardware.learner.sequence_parallel": "actor.sp_size, in a checkout actor.cp_size",
+    "hardware.learner.checkpointing": "actor.gradient_checkpointing",
+    "hardware.logger": "trainer.use_wandb",
 }
 """Parity of a setting whose value is in no key as it is, or needs more words."""
 
@@ -42,7 +51,7 @@ class RL2Adapter:
     supported = SUPPORTED_RL2
     venv = "rl2"
 
-    def compile(self, spec: RunSpec, *, run_dir: Path, cpu: bool) -> launch.Launch:
+    def compile(self, spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> launch.Launch:
         """Return RL2's command for a spec; see `gem.training.launch.Adapter`.
 
         Raises:
@@ -51,42 +60,66 @@ class RL2Adapter:
             UnsupportedVersionError: It is of an unknown form.
         """
         rl2 = check_rl2()
-        _check(spec)
+        _check(spec, hardware)
         path = [rl2.path] if os.environ.get(HOME) else []
         platform = Platform(env=platforms.python_path(*path))
-        if cpu:
-            platform = platforms.cpu("rl2", spec, run_dir, form=rl2.form, path=path)
+        if hardware.cpu:
+            platform = platforms.cpu("rl2", spec, run_dir, hardware, form=rl2.form, path=path)
         names = _names(rl2.form)
-        keys = {**launch.copied(spec, names), **_keys(spec, run_dir, rl2.form), **platform.settings}
+        keys = {
+            **launch.copied(spec, names, hardware),
+            **_keys(spec, run_dir, rl2.form, hardware),
+            **platform.settings,
+        }
         if spec.algorithm.advantage != "gae":
             keys = {k: v for k, v in keys.items() if not k.lstrip("+").startswith("critic.")}
-        launcher = ["torchrun", "--standalone", "--nproc-per-node", "1", "-m", "RL2.trainer.ppo"]
+        keys = launch.with_native(keys, hardware, "rl2")
+        launcher = ["torchrun", "--standalone", "--nproc-per-node", str(hardware.gpus)]
         return launch.Launch.of(
             spec,
-            [*launcher, *(f"{key}={launch.hydra_value(value)}" for key, value in keys.items())],
+            [
+                *launcher,
+                "-m",
+                "RL2.trainer.ppo",
+                *(f"{key}={launch.hydra_value(value)}" for key, value in keys.items()),
+            ],
             platform,
-            {"WANDB_MODE": "disabled", "TOKENIZERS_PARALLELISM": "false"},
+            {
+                "TOKENIZERS_PARALLELISM": "false",
+                **({} if hardware.logger == "wandb" else {"WANDB_MODE": "disabled"}),
+            },
             files=_files(spec),
-            parity=launch.parity(spec, HOW | names, _departures(spec, rl2.form, cpu)),
+            parity=launch.parity(
+                spec, HOW | names, _departures(spec, rl2.form, hardware), hardware, "rl2"
+            ),
         )
 
 
 adapter = RL2Adapter()
 
 
-def _check(spec: RunSpec) -> None:
+def _check(spec: RunSpec, hardware: Hardware) -> None:
     """Refuse what RL2 would silently do differently."""
+<<<<<<< HEAD
     algorithm, policy = spec.algorithm, spec.policy
     torn = (
         f"RL2 divides rows, not episodes; set it to 1 for policy.context={policy.context!r} with "
         f"policy.thinking={policy.thinking!r}"
     )
+=======
+    by_hand = "torchrun is started on every node by hand; set it to 1"
+    algorithm, context = spec.algorithm, spec.policy.context
+    torn = f"RL2 divides rows, not episodes; set it to 1 for policy.context={context!r}"
+>>>>>>> a33c03d (Hardware: GPUs of a run and how they are used, compiled beside the RunSpec by every adapter; native settings)
     launch.refuse(
         spec,
         launch.token_mean(spec, "RL2"),
         launch.whole_minibatches(spec),
         ("algorithm.minibatches", algorithm.minibatches > 1 and not policy.one_row, torn),
         launch.all_weights(spec),
+        launch.every_gpu_an_engine(hardware),
+        ("hardware.nodes", hardware.nodes > 1, by_hand),
+        hardware=hardware,
     )
 
 
@@ -144,11 +177,16 @@ def _names(form: Form) -> dict[str, launch.Names]:
         "training.tasks": known["tasks"],
         "training.group_size": known["group_size"],
         "training.max_failed_fraction": "+gem.max_failed_fraction",
+        "hardware.engine.tensor_parallel": "rollout.server_args.tp_size",
+        "hardware.engine.memory_share": "rollout.server_args.mem_fraction_static",
+        "hardware.learner.tensor_parallel": ("actor.tp_size", "critic.tp_size"),
+        "hardware.learner.offload": "actor.offload_optimizer",
+        "hardware.checkpoint_every": "trainer.save_freq",
         **others,
     }
 
 
-def _keys(spec: RunSpec, run_dir: Path, form: Form) -> dict[str, Any]:
+def _keys(spec: RunSpec, run_dir: Path, form: Form, hardware: Hardware) -> dict[str, Any]:
     """Return RL2's keys whose values are not in the spec as they are."""
     algorithm, policy, o = spec.algorithm, spec.policy, spec.optimizer
     fp32, known = spec.training.precision == "fp32", Keys.names(form)
@@ -160,7 +198,7 @@ def _keys(spec: RunSpec, run_dir: Path, form: Form) -> dict[str, Any]:
         "adv.estimator": "gae" if algorithm.advantage == "gae" else "reinforce",
         "actor.avg_level": "token",
         "actor.update_per_rollout": algorithm.minibatches * algorithm.epochs,
-        "trainer.use_wandb": False,
+        "trainer.use_wandb": hardware.logger == "wandb",
         "trainer.project": "gem",
         "trainer.experiment_name": _word(spec.name),
         "trainer.save_dir": run_dir / "model",
@@ -173,9 +211,17 @@ def _keys(spec: RunSpec, run_dir: Path, form: Form) -> dict[str, Any]:
         # It trains in bf16 only; see the parity of training.precision.
         if fp32:
             keys["rollout.server_args.dtype"] = "float32"
-    fitting = max(policy.tokens, launch.forward_tokens(policy.model))
+    learner = hardware.learner
+    shared = learner.tensor_parallel * learner.sequence_parallel  # GPUs of a row
+    longest = -(-policy.tokens // shared)
+    fitting = max(longest, launch.forward_tokens(policy.model, hardware))
+    checkpointing, split = "gradient_checkpointing", "sp_size"
+    if form == "head":
+        checkpointing, split = "enable_gradient_checkpointing", "cp_size"
     for part in ("actor", "critic"):
         keys[f"{part}.max_length_per_device"] = min(fitting, spec.episodes * policy.tokens)
+        keys[f"{part}.{checkpointing}"] = learner.checkpointing
+        keys[f"{part}.{split}"] = learner.sequence_parallel
         if form == "release":
             keys |= {f"{part}.scheduler": "constant", f"{part}.warmup_ratio": 0.0}
         else:
@@ -200,7 +246,11 @@ def _word(name: str) -> str:
     return "".join(c if c.isalnum() or c in "-_." else "-" for c in name)
 
 
-def _departures(spec: RunSpec, form: Form, cpu: bool) -> Iterator[launch.Parity]:
+def _departures(spec: RunSpec, form: Form, hardware: Hardware) -> Iterator[launch.Parity]:
+    if hardware.learner.attention not in (None, "flash_attention_2"):
+        yield launch.Parity("hardware.learner.attention", "unmatched", "RL2 knows flash attention")
+    if hardware.logger == "tensorboard":
+        yield launch.Parity("hardware.logger", "unmatched", "RL2 logs to the console or W&B")
     how = "rollout.server_args.random_seed; which turn gets which number depends on timing"
     yield from launch.sampling_departure(spec, how)
     bf16 = "fp32 weights, bf16 in FSDP's mixed precision"
@@ -212,6 +262,6 @@ def _departures(spec: RunSpec, form: Form, cpu: bool) -> Iterator[launch.Parity]
         how = "actor.update_per_rollout; groups in the order in which they end"
         yield launch.Parity("algorithm.minibatches", "emulated", how)
     if form == "release":
-        yield from launch.bf16_only(spec, "the release trains in bf16 only", cpu=cpu)
+        yield from launch.bf16_only(spec, "the release trains in bf16 only", cpu=hardware.cpu)
     ends_between = spec.eval and spec.training.iterations % spec.eval_every
     yield from launch.evaluation_departures(spec, "not at the end" if ends_between else None)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gem.training import launch, platforms
 from gem.training.checkpoints import CHECKPOINTS
+from gem.training.hardware import Hardware
 from gem.training.runspec import RunSpec
 from gem_tinker import SUPPORTED_TINKER, check_tinker
 from gem_tinker.settings import NO_CRITIC, TEMPERATURE, Config
@@ -23,10 +24,10 @@ class TinkerAdapter:
     supported = SUPPORTED_TINKER
     venv = "tinker"
 
-    def compile(self, spec: RunSpec, *, run_dir: Path, cpu: bool) -> launch.Launch:
+    def compile(self, spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> launch.Launch:
         """Return the command of a direct run; see `gem.training.launch.Adapter`.
 
-        With `cpu` the run gets a server of its own on this machine. Otherwise it talks to the
+        Without a GPU the run gets a server of its own on this machine. Otherwise it talks to the
         server that `TINKER_BASE_URL` names, by default the hosted service.
 
         Raises:
@@ -36,15 +37,19 @@ class TinkerAdapter:
         """
         check_tinker()
         _check(spec)
-        platform = platforms.cpu("tinker", spec, run_dir) if cpu else platforms.Platform()
-        settings = launch.copied(spec, _NAMES) | {"train": spec.task_set.uri, "loss_fn": "ppo"}
+        platform = platforms.Platform()
+        if hardware.cpu:
+            platform = platforms.cpu("tinker", spec, run_dir, hardware)
+        settings = launch.copied(spec, _NAMES, hardware)
+        settings |= {"train": spec.task_set.uri, "loss_fn": "ppo"}
         if spec.eval:
             evals = [source.text for source in spec.evaluations]
             settings |= {"eval": " ".join(evals), "eval_every": spec.eval_every}
         settings |= {"record_dir": str(run_dir), **platform.settings}
+        settings = launch.with_native(settings, hardware, "tinker")
         texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in settings.items()}
         argv = ["python", "-m", "gem_tinker.train", *map("=".join, texts.items())]
-        parity = launch.parity(spec, _HOW, _departures(spec, cpu))
+        parity = launch.parity(spec, _HOW, _departures(spec, hardware.cpu), hardware, "tinker")
         return launch.Launch.of(spec, argv, platform, state=[CHECKPOINTS], parity=parity)
 
 
@@ -73,6 +78,7 @@ def _check(spec: RunSpec) -> None:
 _NAMES: dict[str, launch.Names] = {
     "seed": ("seed", "lora_seed"),
     "policy.lora_init": "init",
+    "hardware.checkpoint_every": "save_every",
     **launch.namesakes(Config),
 }
 """Settings of a direct run that have the value of a key of the spec."""
@@ -91,6 +97,7 @@ _HOW: dict[str, launch.Names] = {
     "algorithm.kl_coef": "no penalty",
     "algorithm.entropy_coef": "no bonus",
     "optimizer": "AdamParams",
+    "hardware.device": "a server of the run's own on this machine, or $TINKER_BASE_URL",
     "training.precision": "of the model's files, on gem-cpu's server",
 }
 

@@ -6,8 +6,10 @@ import importlib.util
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from gem.training import launch, platforms
+from gem.training.hardware import Hardware
 from gem.training.launch import Launch, Names, Parity
 from gem.training.platforms import Platform
 from gem.training.runspec import RunSpec
@@ -18,6 +20,11 @@ from gem_trl.experiment import CHECKPOINTS, FIELDS, SETTINGS, check_spec
 SPEC_FILE = "spec.json"
 
 _SEEDS = "seed: one stream of random numbers in a process; others than in other trainers"
+_HARDWARE: dict[str, Names] = {
+    "hardware.engine.tensor_parallel": "vllm_tensor_parallel_size",
+    "hardware.engine.memory_share": "vllm_gpu_memory_utilization",
+    "hardware.learner.checkpointing": "gradient_checkpointing",
+}
 _HOW: dict[str, Names] = {
     **FIELDS,
     **{key: f"GemSettings.{name}" for key, name in SETTINGS.items()},
@@ -36,6 +43,15 @@ _HOW: dict[str, Names] = {
     "training.iterations": "max_steps",
     "training.tasks": "steps_per_generation",
     "training.precision": "bf16",
+    **_HARDWARE,
+    "hardware.device": "use_cpu",
+    "hardware.nodes": "one",
+    "hardware.gpus_per_node": "torchrun --nproc-per-node",
+    "hardware.engine.engines": "as many as the GPUs allow",
+    "hardware.learner.pass_tokens": "per_device_train_batch_size",
+    "hardware.learner.attention": "model_init_kwargs",
+    "hardware.checkpoint_every": "save_steps",
+    "hardware.logger": "report_to",
 }
 
 
@@ -46,7 +62,7 @@ class TRLAdapter:
     supported = SUPPORTED_TRL
     venv = "dev"
 
-    def compile(self, spec: RunSpec, *, run_dir: Path, cpu: bool) -> Launch:
+    def compile(self, spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> Launch:
         """Return the command of a run; see `gem.training.launch.Adapter`.
 
         Raises:
@@ -56,27 +72,64 @@ class TRLAdapter:
         """
         check_trl()
         check_spec(spec)
-        platform = platforms.cpu("trl", spec, run_dir) if cpu else _gpu(spec)
+        _check(spec, hardware)
+        platform = platforms.cpu("trl", spec, run_dir, hardware) if hardware.cpu else _gpu(spec)
         path = run_dir / SPEC_FILE
-        given = [f"{key}={json.dumps(value)}" for key, value in platform.settings.items()]
+        settings = {**platform.settings, **_settings(spec, hardware)}
+        settings = launch.with_native(settings, hardware, "trl")
+        given = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
+        start = ["python"]
+        if hardware.gpus > 1:
+            start = ["torchrun", "--standalone", "--nproc-per-node", str(hardware.gpus)]
         return Launch.of(
             spec,
-            ["python", "-m", "gem_trl.train", str(path), "--record", str(run_dir), *given],
+            [*start, "-m", "gem_trl.train", str(path), "--record", str(run_dir), *given],
             platform,
             files={SPEC_FILE: json.dumps(spec.to_mapping(), indent=2) + "\n"},
             state=[CHECKPOINTS],
-            parity=launch.parity(spec, _HOW, _departures(spec)),
+            parity=launch.parity(spec, _HOW, _departures(spec), hardware, "trl"),
         )
 
 
 adapter = TRLAdapter()
 
 
+def _check(spec: RunSpec, hardware: Hardware) -> None:
+    by_hand = "torchrun or accelerate launch is started on every node by hand; set it to 1"
+    launch.refuse(
+        spec,
+        launch.whole_ranks(spec, hardware),
+        launch.every_gpu_an_engine(hardware),
+        launch.no_learner_tensors(hardware, "a process a GPU"),
+        ("hardware.nodes", hardware.nodes > 1, by_hand),
+        hardware=hardware,
+    )
+
+
 def _gpu(spec: RunSpec) -> Platform:
-    """Return one GPU's settings; vLLM, which samples in bf16, shares it with the trainer."""
+    """Return what GPUs allow: vLLM, which samples in bf16, shares them with the trainer."""
     vllm = spec.training.precision == "bf16" and importlib.util.find_spec("vllm") is not None
     length = {"vllm_max_model_length": spec.policy.tokens} if vllm else {}
-    return Platform({"gradient_checkpointing": True, "use_vllm": vllm, **length})
+    return Platform({"use_vllm": vllm, **length})
+
+
+def _settings(spec: RunSpec, hardware: Hardware) -> dict[str, Any]:
+    """Return the fields of GRPOConfig that hardware decides; see `grpo_config`."""
+    fields = launch.copied(spec, _HARDWARE, hardware)
+    if hardware.checkpoint_every is not None:
+        # In optimiser steps.
+        steps = spec.algorithm.epochs * spec.algorithm.minibatches
+        fields["save_steps"] = hardware.checkpoint_every * steps
+    if hardware.logger is not None:
+        fields["report_to"] = [hardware.logger]
+    if hardware.learner.pass_tokens is not None:
+        fields["per_device_train_batch_size"] = max(
+            hardware.learner.pass_tokens // spec.policy.tokens, 1
+        )
+    kind = launch.attention(spec, hardware)
+    if kind != "sdpa":
+        fields["model_init_kwargs"] = {"attn_implementation": kind}
+    return fields
 
 
 def _departures(spec: RunSpec) -> Iterator[Parity]:

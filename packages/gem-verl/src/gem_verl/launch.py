@@ -9,6 +9,7 @@ from typing import Any
 from gem.errors import ConfigurationError
 from gem.tasks import TaskSet
 from gem.training import launch, platforms
+from gem.training.hardware import Hardware
 from gem.training.platforms import Platform
 from gem.training.runspec import RunSpec
 from gem.training.tasksets import Source
@@ -25,7 +26,7 @@ class VerlAdapter:
     supported = SUPPORTED_VERL
     venv = "verl"
 
-    def compile(self, spec: RunSpec, *, run_dir: Path, cpu: bool) -> launch.Launch:
+    def compile(self, spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> launch.Launch:
         """Return verl's command for a spec; see `gem.training.launch.Adapter`.
 
         Raises:
@@ -34,28 +35,31 @@ class VerlAdapter:
             UnsupportedVersionError: verl is of an unsupported version.
         """
         check_verl()
-        _check(spec)
-        settings = _ALWAYS | launch.copied(spec, _NAMES) | _policy(spec) | _run(spec, run_dir)
+        _check(spec, hardware)
+        settings = _ALWAYS | launch.copied(spec, _NAMES | _HARDWARE, hardware)
+        settings |= _policy(spec, hardware) | _run(spec, run_dir, hardware)
         if spec.algorithm.advantage == "gae":
-            settings |= _critic(spec)
+            settings |= _critic(spec, hardware)
         if spec.training.precision == "fp32":
             settings |= _fp32(spec)
-        platform = platforms.cpu("verl", spec, run_dir) if cpu else Platform()
-        settings |= platform.settings
+        platform = platforms.cpu("verl", spec, run_dir, hardware) if hardware.cpu else Platform()
+        settings = launch.with_native(settings | platform.settings, hardware, "verl")
         overrides = [_override(key, value) for key, value in settings.items()]
         return launch.Launch.of(
             spec,
             ["python", "-m", "verl.trainer.main_ppo", *overrides],
             platform,
             {"HYDRA_FULL_ERROR": "1", "RAY_DEDUP_LOGS": "0"},
-            parity=launch.parity(spec, _NAMES | _HOW, _departures(spec)),
+            parity=launch.parity(
+                spec, _NAMES | _HARDWARE | _HOW, _departures(spec), hardware, "verl"
+            ),
         )
 
 
 adapter = VerlAdapter()
 
 
-def _check(spec: RunSpec) -> None:
+def _check(spec: RunSpec, hardware: Hardware) -> None:
     """Refuse what verl would silently do differently."""
     tasks, parts = spec.training.tasks, spec.algorithm.minibatches
     uneven = f"verl cuts a batch between tasks; training.tasks={tasks} does not divide into so many"
@@ -68,6 +72,9 @@ def _check(spec: RunSpec) -> None:
         ("algorithm.minibatches", tasks % parts > 0, uneven),
         ("algorithm.minibatches", parts > 1 and not spec.policy.one_row, torn),
         launch.all_weights(spec),
+        launch.every_gpu_an_engine(hardware),
+        launch.no_learner_tensors(hardware, "FSDP, which divides no matrices"),
+        hardware=hardware,
     )
 
 
@@ -82,18 +89,13 @@ _ALWAYS: dict[str, Any] = {
     f"{_ACTOR}.clip_ratio_c": 1e9,
     f"{_ROLLOUT}.name": "vllm",
     f"{_ROLLOUT}.agent.default_agent_loop": "gem",
-    f"{_ROLLOUT}.tensor_model_parallel_size": 1,
     f"{_ROLLOUT}.calculate_log_probs": True,
     f"{_ROLLOUT}.log_prob_use_dynamic_bsz": True,
     f"{_ROLLOUT}.val_kwargs.temperature": 1.0,  # each evaluation has its own
     "reward.num_workers": 1,  # rewards come from environments
     "trainer.v1.trainer_mode": "gem_sync",
     "trainer.total_epochs": 1,
-    "trainer.n_gpus_per_node": 1,
-    "trainer.nnodes": 1,
-    "trainer.save_freq": -1,
     "trainer.resume_mode": "disable",
-    "trainer.logger": ["console"],
     "trainer.project_name": "gem",
 }
 
@@ -125,6 +127,14 @@ _NAMES: dict[str, launch.Names] = {
 }
 """Settings that have the value of a setting of the spec."""
 
+_HARDWARE: dict[str, launch.Names] = {
+    "hardware.nodes": "trainer.nnodes",
+    "hardware.gpus_per_node": "trainer.n_gpus_per_node",
+    "hardware.engine.tensor_parallel": f"{_ROLLOUT}.tensor_model_parallel_size",
+    "hardware.engine.memory_share": f"{_ROLLOUT}.gpu_memory_utilization",
+}
+"""Settings that have the value of a setting of the hardware."""
+
 _LOSSES = {"token-mean": "token-mean", "row-mean-token-sum": "seq-mean-token-sum"}
 
 _HOW = {
@@ -141,11 +151,20 @@ _HOW = {
     "algorithm.value_clip": "critic.cliprange_value, trained where turns begin",
     "optimizer": "actor.optim",
     "training.precision": "fsdp_config.mixed_precision, rollout.dtype",
+    "hardware.device": "trainer.device",
+    "hardware.engine.engines": "as many as the GPUs allow",
+    "hardware.learner.sequence_parallel": "fsdp_config.ulysses_sequence_parallel_size",
+    "hardware.learner.pass_tokens": "actor.ppo_max_token_len_per_gpu",
+    "hardware.learner.checkpointing": "model.enable_gradient_checkpointing",
+    "hardware.learner.offload": "fsdp_config.optimizer_offload",
+    "hardware.learner.attention": "model.override_config.attn_implementation",
+    "hardware.checkpoint_every": "trainer.save_freq",
+    "hardware.logger": "trainer.logger",
 }
 """Parity of the other settings, and of those of which there is more to say."""
 
 
-def _run(spec: RunSpec, run_dir: Path) -> dict[str, Any]:
+def _run(spec: RunSpec, run_dir: Path, hardware: Hardware) -> dict[str, Any]:
     """verl's settings of the data, of the whole run and of its folders."""
     train = spec.task_set
     # verl wants validation data even if it never validates.
@@ -155,38 +174,44 @@ def _run(spec: RunSpec, run_dir: Path) -> dict[str, Any]:
         "data.val_files": [source.text for source in spec.evaluations or [none]],
         "trainer.val_before_train": bool(spec.eval),
         "trainer.test_freq": spec.eval_every or -1,
+        "trainer.save_freq": hardware.checkpoint_every or -1,
+        "trainer.logger": ["console", *([hardware.logger] if hardware.logger else [])],
         "+gem.record_dir": str(run_dir),
         "trainer.default_local_dir": str(run_dir / "checkpoints"),
         "hydra.run.dir": str(run_dir / "hydra"),
     }
 
 
-def _policy(spec: RunSpec) -> dict[str, Any]:
+def _policy(spec: RunSpec, hardware: Hardware) -> dict[str, Any]:
     """verl's settings of the policy, of its loss and of its engine."""
     algorithm, tokens = spec.algorithm, spec.policy.tokens
     fsdp, model = f"{_ACTOR}.fsdp_config", "actor_rollout_ref.model"
-    return _network(spec, _ACTOR, fsdp, model, spec.optimizer.lr) | {
+    return _network(spec, hardware, _ACTOR, fsdp, model, spec.optimizer.lr) | {
         "algorithm.adv_estimator": f"gem_{algorithm.advantage}",
         f"{_ACTOR}.ppo_mini_batch_size": _mini_batch(spec),
         f"{_ACTOR}.loss_agg_mode": _LOSSES[algorithm.loss_aggregation],
         f"{_ACTOR}.use_kl_loss": algorithm.kl_coef > 0,
         f"{_ROLLOUT}.max_model_len": tokens,
         f"{_ROLLOUT}.max_num_batched_tokens": max(8192, tokens),
-        f"{_ROLLOUT}.log_prob_max_token_len_per_gpu": _forward_tokens(spec),
+        f"{_ROLLOUT}.log_prob_max_token_len_per_gpu": _forward_tokens(spec, hardware),
     }
 
 
-def _network(spec: RunSpec, part: str, fsdp: str, model: str, lr: float) -> dict[str, Any]:
+def _network(
+    spec: RunSpec, hardware: Hardware, part: str, fsdp: str, model: str, lr: float
+) -> dict[str, Any]:
     """verl's settings of a network that is trained: the policy or the critic."""
-    optimizer = spec.optimizer
+    optimizer, learner = spec.optimizer, hardware.learner
     return {
         f"{part}.strategy": "fsdp2",
         f"{fsdp}.strategy": "fsdp2",
         f"{fsdp}.seed": spec.seed,
-        f"{part}.ppo_max_token_len_per_gpu": _forward_tokens(spec),
-        # Flash attention is an extra that not every machine has; PyTorch's own always works.
-        f"+{model}.override_config.attn_implementation": "sdpa",
-        f"{model}.use_remove_padding": False,
+        f"{fsdp}.optimizer_offload": learner.offload,
+        f"{fsdp}.ulysses_sequence_parallel_size": learner.sequence_parallel,
+        f"{part}.ppo_max_token_len_per_gpu": _forward_tokens(spec, hardware),
+        f"+{model}.override_config.attn_implementation": launch.attention(spec, hardware),
+        f"{model}.use_remove_padding": True,
+        f"{model}.enable_gradient_checkpointing": learner.checkpointing,
         f"{part}.optim.optimizer": "AdamW",
         f"{part}.optim.lr": lr,
         f"{part}.optim.betas": [optimizer.beta1, optimizer.beta2],
@@ -198,8 +223,9 @@ def _network(spec: RunSpec, part: str, fsdp: str, model: str, lr: float) -> dict
     }
 
 
-def _critic(spec: RunSpec) -> dict[str, Any]:
-    return _network(spec, "critic", "critic.fsdp", "critic.model", spec.algorithm.value_lr) | {
+def _critic(spec: RunSpec, hardware: Hardware) -> dict[str, Any]:
+    lr = spec.algorithm.value_lr
+    return _network(spec, hardware, "critic", "critic.fsdp", "critic.model", lr) | {
         "critic.enable": True,
         "critic.model.path": spec.policy.model,
         "critic.model.tokenizer_path": spec.policy.model,
@@ -247,9 +273,10 @@ def _override(key: str, value: Any) -> str:
     return f"{key}={launch.hydra_value(value)}"
 
 
-def _forward_tokens(spec: RunSpec) -> int:
-    """Tokens per forward pass, such that the logits stay below a gigabyte."""
-    return max(min(launch.forward_tokens(spec.policy.model), 65_536), spec.policy.tokens)
+def _forward_tokens(spec: RunSpec, hardware: Hardware) -> int:
+    """Tokens per forward pass, at least those of an episode."""
+    fitting = launch.forward_tokens(spec.policy.model, hardware)
+    return max(min(fitting, 65_536), spec.policy.tokens)
 
 
 def _departures(spec: RunSpec) -> Iterator[launch.Parity]:

@@ -4,9 +4,9 @@
 - `Launch`: a trainer's native command with its environment and files.
 - `Adapter`: what an entry point of the group `gem.adapters` provides.
 
-`python -m gem.training.launch NAME --run-dir DIR [--cpu]` reads a RunSpec as JSON from standard
-input and writes the `Launch` of adapter NAME as JSON. Trainers live in virtual environments of
-their own; this is how a program in another one asks them for their command.
+`python -m gem.training.launch NAME --run-dir DIR` reads `{"spec": ..., "hardware": ...}` as JSON
+from standard input and writes the `Launch` of adapter NAME as JSON. Trainers live in virtual
+environments of their own; this is how a program in another one asks them for their command.
 """
 
 from __future__ import annotations
@@ -18,13 +18,18 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from importlib.metadata import entry_points
+<<<<<<< HEAD
 from operator import attrgetter
+=======
+from importlib.util import find_spec
+>>>>>>> a33c03d (Hardware: GPUs of a run and how they are used, compiled beside the RunSpec by every adapter; native settings)
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, get_type_hints
 
 from gem.errors import ConfigurationError
 from gem.tables import flatten
 from gem.training.command import exit_status
+from gem.training.hardware import CPU, Hardware, model_config
 from gem.training.platforms import Platform
 from gem.training.runspec import RunSpec
 from gem.training.settings import Refusal, refuse_values
@@ -42,10 +47,13 @@ class Parity:
 
     name: str
     """Key of the RunSpec, or the trainer's own name for something the spec cannot say."""
-    status: Literal["matched", "emulated", "unmatched"]
+    status: Literal["matched", "emulated", "unmatched", "native"]
+    """`native`: a setting of the trainer that was given to it as it is."""
     how: str = ""
-    """By which of the trainer's settings; why not, where unmatched."""
+    """By which of the trainer's settings; why not, where unmatched; the value, where native."""
 
+
+_HARDWARE = "hardware."
 
 Names: TypeAlias = str | tuple[str, ...]
 """The trainer's name of a setting, or several names with the same value."""
@@ -76,14 +84,23 @@ def namesakes(settings: type[Any], form: str = "{}") -> dict[str, Names]:
     }
 
 
-def copied(spec: RunSpec, names: Mapping[str, Names]) -> dict[str, Any]:
+def copied(
+    spec: RunSpec, names: Mapping[str, Names], hardware: Hardware | None = None
+) -> dict[str, Any]:
     """Return the settings of a trainer that have the value of a setting of the spec.
 
     Args:
         spec: The experiment; settings that are None are left out.
-        names: The trainer's name or names for a key of the spec. `parity` takes the same table.
+        names: The trainer's name or names for a key of the spec, or of the hardware with
+            `hardware.` before it. `parity` takes the same table.
+        hardware: What the run is given; without it the names of its keys are left out.
     """
+<<<<<<< HEAD
     values = {key: attrgetter(key)(spec) for key in names}
+=======
+    values = flatten(spec.to_mapping()) | _flat(hardware)
+    names = names if hardware else {k: v for k, v in names.items() if not k.startswith(_HARDWARE)}
+>>>>>>> a33c03d (Hardware: GPUs of a run and how they are used, compiled beside the RunSpec by every adapter; native settings)
     return {
         name: values[key]
         for key, each in names.items()
@@ -93,38 +110,86 @@ def copied(spec: RunSpec, names: Mapping[str, Names]) -> dict[str, Any]:
 
 
 def parity(
-    spec: RunSpec, how: Mapping[str, Names], departures: Iterable[Parity] = ()
+    spec: RunSpec,
+    how: Mapping[str, Names],
+    departures: Iterable[Parity] = (),
+    hardware: Hardware | None = None,
+    trainer: str = "",
 ) -> list[Parity]:
-    """Say of every setting of a spec how it reaches a trainer.
+    """Say of every setting of a spec, and of the hardware, how it reaches a trainer.
 
     Args:
         spec: The experiment.
+<<<<<<< HEAD
         how: By which of the trainer's settings, for a key of the spec or for all of a table.
+=======
+        how: By which of the trainer's settings, for a key of the spec or for all of its table; for
+            keys of the hardware with `hardware.` before them.
+>>>>>>> a33c03d (Hardware: GPUs of a run and how they are used, compiled beside the RunSpec by every adapter; native settings)
         departures: What is not matched; entries that name no key of the spec come last.
+        hardware: What the run is given. A value that is not the default and of which `how` says
+            nothing has no effect in the trainer.
+        trainer: Whose native settings are listed.
     """
     left = {each.name: each for each in departures}
     found = []
+<<<<<<< HEAD
     for name in flatten(spec.to_mapping()):
         parts = name.split(".")
         tables = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
         ways = how[next(table for table in tables if table in how)]
+=======
+    values, default = _flat(hardware), _flat(CPU if hardware and hardware.cpu else Hardware())
+    for name in flatten(spec.to_mapping()) | values:
+        if name in values and name not in how:
+            if values[name] != default[name] and name not in left:
+                found.append(Parity(name, "unmatched", "without effect in this trainer"))
+            continue
+        ways = how.get(name) or how[name.split(".")[0]]
+>>>>>>> a33c03d (Hardware: GPUs of a run and how they are used, compiled beside the RunSpec by every adapter; native settings)
         # Hydra's plus sign adds a key and is no part of its name.
         named = (way.removeprefix("+") for way in ((ways,) if isinstance(ways, str) else ways))
         found.append(left.pop(name, Parity(name, "matched", ", ".join(named))))
-    return [*found, *left.values()]
+    native = hardware.native.get(trainer, {}) if hardware else {}
+    given = [Parity(name, "native", json.dumps(value)) for name, value in native.items()]
+    return [*found, *left.values(), *given]
 
 
-def refuse(spec: RunSpec, *found: Refusal) -> None:
+def with_native(settings: Mapping[str, Any], hardware: Hardware, trainer: str) -> dict[str, Any]:
+    """Return a trainer's settings with those that the user gives it as they are.
+
+    Raises:
+        ConfigurationError: The adapter has set one of them.
+    """
+    native = hardware.native.get(trainer, {})
+    made = {name.lstrip("+"): value for name, value in settings.items()}
+    for name in native:
+        if name.lstrip("+") in made:
+            raise ConfigurationError(
+                f"native.{trainer}.{name}: the experiment or the hardware decides it "
+                f"({made[name.lstrip('+')]!r}); change it there"
+            )
+    return {**settings, **native}
+
+
+def _flat(hardware: Hardware | None) -> dict[str, Any]:
+    """Return the settings of hardware as `hardware.<key>`, the native ones left out."""
+    known = {} if hardware is None else {**hardware.to_mapping(), "native": {}}
+    return flatten({"hardware": known})
+
+
+def refuse(spec: RunSpec, *found: Refusal, hardware: Hardware | None = None) -> None:
     """Refuse what a trainer cannot do, or would silently do differently.
 
     Args:
         spec: The experiment.
-        *found: With keys of the spec.
+        *found: With keys of the spec, or of the hardware.
+        hardware: What the run is given.
 
     Raises:
         ConfigurationError: A value is refused; the message has the key, the reason and the value.
     """
-    refuse_values(flatten(spec.to_mapping()), found)
+    refuse_values(flatten(spec.to_mapping()) | _flat(hardware), found)
 
 
 def whole_minibatches(spec: RunSpec) -> Refusal:
@@ -147,6 +212,41 @@ def token_mean(spec: RunSpec, trainer: str) -> Refusal:
 def all_weights(spec: RunSpec) -> Refusal:
     """Refuse low-rank adapters; see `refuse`."""
     return "policy.lora_rank", spec.policy.lora_rank > 0, "all weights are trained; set it to 0"
+
+
+def whole_ranks(spec: RunSpec, hardware: Hardware) -> Refusal:
+    """Refuse optimiser steps whose episodes do not divide among the ranks; see `refuse`."""
+    step = spec.episodes // spec.algorithm.minibatches
+    reason = (
+        f"an optimiser step has {step} episodes, which do not divide among {hardware.ranks} ranks"
+    )
+    return "algorithm.minibatches", step % hardware.ranks > 0, reason
+
+
+def every_gpu_an_engine(hardware: Hardware) -> Refusal:
+    """Refuse engines that leave GPUs unused, where engines and learner share them; see `refuse`."""
+    all_of_them = hardware.gpus // hardware.engine.tensor_parallel
+    reason = f"engines and learner share all GPUs, which makes {all_of_them} engines"
+    return "hardware.engine.engines", hardware.engines != all_of_them, reason
+
+
+def no_learner_tensors(hardware: Hardware, what: str) -> Refusal:
+    """Refuse a learner whose matrices are divided among GPUs; see `refuse`.
+
+    Args:
+        hardware: What the run is given.
+        what: What the trainer's learner is.
+    """
+    size = hardware.learner.tensor_parallel
+    return "hardware.learner.tensor_parallel", size > 1, f"the learner is {what}; set it to 1"
+
+
+def attention(spec: RunSpec, hardware: Hardware) -> str:
+    """Return the implementation of attention: flash attention where it is installed, in bf16."""
+    if hardware.learner.attention is not None:
+        return hardware.learner.attention
+    flash = spec.training.precision == "bf16" and not hardware.cpu
+    return "flash_attention_2" if flash and find_spec("flash_attn") is not None else "sdpa"
 
 
 def sampling_departure(spec: RunSpec, how: str) -> Iterator[Parity]:
@@ -242,18 +342,17 @@ def hydra_value(value: Any) -> str:
     return repr(value)
 
 
-def forward_tokens(model: str) -> int:
+def forward_tokens(model: str, hardware: Hardware | None = None) -> int:
     """Return how many tokens fit into a forward pass whose logits take at most 1 GiB as fp32.
 
     Args:
         model: Folder with the model's `config.json`; without one the vocabulary is taken to be of
             131,072 tokens.
+        hardware: Its `learner.pass_tokens` wins.
     """
-    vocabulary = 2**17
-    config = Path(model) / "config.json"
-    if config.exists():
-        vocabulary = json.loads(config.read_text(encoding="utf-8")).get("vocab_size", vocabulary)
-    return 2**28 // int(vocabulary)
+    if hardware is not None and hardware.learner.pass_tokens is not None:
+        return hardware.learner.pass_tokens
+    return 2**28 // int(model_config(model).get("vocab_size", 2**17))
 
 
 @dataclass(frozen=True)
@@ -322,13 +421,13 @@ class Adapter(Protocol):
     venv: str
     """Name of the virtual environment that `make env-<name>` builds."""
 
-    def compile(self, spec: RunSpec, *, run_dir: Path, cpu: bool) -> Launch:
+    def compile(self, spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> Launch:
         """Return the trainer's native command for a spec.
 
         Args:
             spec: The experiment.
             run_dir: Absolute folder where the run leaves its record and files.
-            cpu: Use the settings that let the trainer run without a GPU.
+            hardware: What the run is given.
 
         Raises:
             ConfigurationError: The trainer cannot run this spec; the message names the key.
@@ -353,17 +452,18 @@ def find_adapter(name: str) -> Adapter:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Compile the RunSpec on standard input; exit status 2 and a message if that is impossible."""
+    """Compile what is on standard input; exit status 2 and a message if that is impossible."""
     parser = argparse.ArgumentParser(prog="python -m gem.training.launch")
     parser.add_argument("adapter")
     parser.add_argument("--run-dir", type=Path, required=True)
-    parser.add_argument("--cpu", action="store_true")
     args = parser.parse_args(argv)
 
     def compile_spec() -> None:
-        spec = RunSpec.from_mapping(json.load(sys.stdin))
+        asked = json.load(sys.stdin)
         launch = find_adapter(args.adapter).compile(
-            spec, run_dir=args.run_dir.absolute(), cpu=args.cpu
+            RunSpec.from_mapping(asked["spec"]),
+            run_dir=args.run_dir.absolute(),
+            hardware=Hardware.from_mapping(asked["hardware"]),
         )
         sys.stdout.write(launch.to_json() + "\n")
 

@@ -2,7 +2,7 @@
 
 An adapter compiles the settings of the experiment; a platform adds those of the machine. Platforms
 are entry points of the group `gem.platforms`, called `<platform>.<trainer>`: functions that take
-`(spec, run_dir, **known)` and return a `Platform`. gem-cpu provides `cpu.<trainer>`.
+`(spec, run_dir, hardware, **known)` and return a `Platform`. gem-cpu provides `cpu.<trainer>`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gem.errors import ConfigurationError
+from gem.training.hardware import Hardware
 from gem.training.runspec import RunSpec
 
 ENTRY_POINT_GROUP = "gem.platforms"
@@ -37,13 +38,14 @@ class Platform:
     """See `gem.training.launch.Launch.state`."""
 
 
-def cpu(trainer: str, spec: RunSpec, run_dir: Path, **known: Any) -> Platform:
+def cpu(trainer: str, spec: RunSpec, run_dir: Path, hardware: Hardware, **known: Any) -> Platform:
     """Return the platform without a GPU.
 
     Args:
         trainer: Name of the adapter.
         spec: The experiment.
         run_dir: Absolute folder of the run.
+        hardware: How many processes stand for GPUs, and how they are used.
         **known: What else the platform's function of this trainer needs.
 
     Raises:
@@ -51,7 +53,7 @@ def cpu(trainer: str, spec: RunSpec, run_dir: Path, **known: Any) -> Platform:
     """
     name = f"cpu.{trainer}"
     for entry in entry_points(group=ENTRY_POINT_GROUP, name=name):
-        made: Platform = entry.load()(spec, run_dir, **known)
+        made: Platform = entry.load()(spec, run_dir, hardware, **known)
         return made
     raise ConfigurationError("a run without a GPU needs gem-cpu: pip install gem-cpu")
 

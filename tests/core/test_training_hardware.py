@@ -1,0 +1,115 @@
+"""Hardware: what may be asked for, what the user gives as it is, and how it is reported."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from machines import SHIPPED, eight
+
+from gem.errors import ConfigurationError
+from gem.training.hardware import CPU, Hardware, check_model
+from gem.training.launch import attention, copied, forward_tokens, parity, with_native
+from gem.training.runspec import RunSpec
+
+SPEC = RunSpec.from_mapping(
+    {
+        "name": "guess",
+        "env": {"id": "game:GuessTheNumber-v0-easy"},
+        "policy": {"model": "m", "prompt_tokens": 64, "response_tokens": 256, "turn_tokens": 8},
+        "algorithm": {"advantage": "rebn"},
+        "optimizer": {"lr": 1e-3},
+        "training": {"iterations": 3, "tasks": 2, "precision": "bf16"},
+    }
+)
+HOW = dict.fromkeys(SPEC.to_mapping(), "always")
+
+
+def test_shipped_hardware_says_what_its_name_says() -> None:
+    assert {name: (h.nodes, h.gpus_per_node) for name, h in SHIPPED.items()} == {
+        "cpu": (1, 1),
+        "1xh100": (1, 1),
+        "8xh100": (1, 8),
+        "2x8xh100": (2, 8),
+    }
+    assert SHIPPED["cpu"] == CPU
+    assert SHIPPED["2x8xh100"].engines == SHIPPED["2x8xh100"].ranks == 8
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"gpus": 8}, "unknown key 'gpus'"),
+        ({"engine": {"tensor_paralel": 2}}, "did you mean engine.tensor_parallel"),
+        ({"gpus_per_node": 8, "engine": {"tensor_parallel": 3}}, r"engine.tensor_parallel: 8 GPUs"),
+        ({"engine": {"tensor_parallel": 2}}, "engine.tensor_parallel: 1 GPUs do not divide"),
+        ({"gpus_per_node": 4, "learner": {"sequence_parallel": 8}}, "learner.sequence_parallel"),
+        ({"gpus_per_node": 2, "engine": {"engines": 4}}, "4 engines on 1 GPUs each need 4 GPUs"),
+        ({"engine": {"memory_share": 1.0}}, "engine.memory_share must be below 1"),
+        ({"learner": {"attention": "xformers"}}, "learner.attention must be one of sdpa"),
+        ({"native": {"verl": 3}}, "native.verl must be a table"),
+        ({"device": "tpu"}, "device must be one of gpu, cpu"),
+    ],
+)
+def test_hardware_that_cannot_be_is_refused(data: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        Hardware.from_mapping(data)
+
+
+def test_it_survives_json() -> None:
+    made = eight({"verl": {"a.b": [1, "x"]}}, engine={"tensor_parallel": 2})
+    assert Hardware.from_mapping(json.loads(json.dumps(made.to_mapping()))) == made
+
+
+def test_heads_divide_among_the_gpus_of_a_matrix(tmp_path: Path) -> None:
+    def with_model(model: str) -> RunSpec:
+        mapping = SPEC.to_mapping()
+        mapping["policy"]["model"] = model
+        return RunSpec.from_mapping(mapping)
+
+    (tmp_path / "config.json").write_text('{"num_attention_heads": 14}')
+    check_model(with_model(str(tmp_path)), eight(engine={"tensor_parallel": 2}))
+    with pytest.raises(ConfigurationError, match=r"engine.tensor_parallel: .* 14 attention heads"):
+        check_model(with_model(str(tmp_path)), eight(engine={"tensor_parallel": 4}))
+    check_model(with_model("somebody/model"), eight(engine={"tensor_parallel": 4}))
+
+
+def test_keys_of_the_hardware_are_copied_like_those_of_the_spec() -> None:
+    names = {"seed": "seed", "hardware.gpus_per_node": ("a", "b"), "hardware.logger": "log"}
+    assert copied(SPEC, names) == {"seed": 0}
+    assert copied(SPEC, names, eight()) == {"seed": 0, "a": 8, "b": 8, "log": "wandb"}
+    assert copied(SPEC, names, Hardware()) == {"seed": 0, "a": 1, "b": 1}
+
+
+def test_what_has_no_effect_is_unmatched_and_what_is_given_as_it_is_native() -> None:
+    machine = eight({"x": {"mine": [1]}, "y": {"other": 2}})
+    listed = parity(SPEC, {**HOW, "hardware.gpus_per_node": "gpus"}, (), machine, "x")
+    found = {k.name: (k.status, k.how) for k in listed if k.how != "always"}
+    assert found.pop("hardware.gpus_per_node") == ("matched", "gpus")
+    assert found.pop("mine") == ("native", "[1]")
+    assert {status for status, _ in found.values()} == {"unmatched"}
+    assert "hardware.learner.offload" in found and "hardware.nodes" not in found
+
+
+def test_a_native_setting_may_not_contradict_the_experiment() -> None:
+    machine = eight({"x": {"new": 1}})
+    assert with_native({"+lr": 0.5}, machine, "x") == {"+lr": 0.5, "new": 1}
+    assert with_native({"lr": 0.5}, machine, "y") == {"lr": 0.5}
+    for name in ("lr", "+lr"):
+        with pytest.raises(ConfigurationError, match=r"native\.x\..*lr: .*decides it \(0.5\)"):
+            with_native({"+lr": 0.5}, eight({"x": {name: 1}}), "x")
+
+
+def test_attention_is_flash_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gem.training.launch.find_spec", lambda name: name == "flash_attn" or None)
+    assert attention(SPEC, Hardware()) == "flash_attention_2"
+    assert attention(SPEC, CPU) == attention(SPEC, eight()) == "sdpa"
+    monkeypatch.setattr("gem.training.launch.find_spec", lambda name: None)
+    assert attention(SPEC, Hardware()) == "sdpa"
+
+
+def test_the_tokens_of_a_pass_can_be_given() -> None:
+    assert forward_tokens("somebody/model", Hardware()) == 2048
+    assert forward_tokens("somebody/model", eight()) == 4096
