@@ -96,7 +96,7 @@ def test_a_text_with_quotes_survives_hydra(world: Any, tmp_path: Path) -> None:
 def test_what_the_chat_template_is_told_survives_hydra(world: Any, tmp_path: Path) -> None:
     told = {"enable_thinking": False, "effort": "it's low", "tools": ["a", {"b": None}]}
     policy = {"template_kwargs": told, "thinking": "drop"}
-    launch = adapter.compile(spec(policy=policy), run_dir=tmp_path, cpu=True)
+    launch = adapter.compile(spec(policy=policy), run_dir=tmp_path, hardware=CPU)
     gem = configured(launch, world)["gem"]
     assert (gem["template_kwargs"], gem["thinking"]) == (told, "drop")
 

@@ -14,6 +14,7 @@ import yaml
 
 from gem.errors import ConfigurationError, MissingExtraError
 from gem.tables import flatten
+from gem.training.hardware import CPU, Hardware
 from gem.training.launch import Launch
 from gem.training.runspec import RunSpec
 from gem_roll.launch import TEMPLATE, adapter
@@ -56,7 +57,7 @@ def compile(fake: Path, tmp_path: Path) -> Compile:
             for name, table in tables.items()
         }
         spec = RunSpec.from_mapping({**SPEC, **changed})
-        return adapter.compile(spec, run_dir=tmp_path / "run", cpu=cpu)
+        return adapter.compile(spec, run_dir=tmp_path / "run", hardware=CPU if cpu else Hardware())
 
     return make
 
@@ -172,7 +173,7 @@ def test_what_roll_cannot_do_is_refused_by_name(
 def test_a_missing_checkout_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("GEM_ROLL_HOME", raising=False)
     with pytest.raises(MissingExtraError, match="GEM_ROLL_HOME"):
-        adapter.compile(RunSpec.from_mapping(SPEC), run_dir=tmp_path, cpu=False)
+        adapter.compile(RunSpec.from_mapping(SPEC), run_dir=tmp_path, hardware=Hardware())
 
 
 def test_a_machine_without_a_gpu_changes_what_is_of_the_machine(compile: Compile) -> None:

@@ -153,13 +153,13 @@ def rl2(
     return Platform(settings, env, unset=[_CUDA])
 
 
-<<<<<<< HEAD
-def roll(spec: RunSpec, run_dir: Path, *, path: Sequence[Path]) -> Platform:
+def roll(spec: RunSpec, run_dir: Path, hardware: Hardware, *, path: Sequence[Path]) -> Platform:
     """Return ROLL's settings and environment variables on CPU.
 
     Args:
         spec: The experiment.
         run_dir: Absolute folder of the run.
+        hardware: How many processes stand for GPUs.
         path: Folders for `PYTHONPATH`, after that of the shims.
     """
     engine = {
@@ -172,9 +172,9 @@ def roll(spec: RunSpec, run_dir: Path, *, path: Sequence[Path]) -> Platform:
         "attention_config": {},
     }
     settings = {
-        # Two slots, which are bookkeeping: no memory is shared, and vLLM cannot sleep.
-        "num_gpus_per_node": 2,
-        "actor_infer.device_mapping": "list(range(1,2))",
+        # Slots, which are bookkeeping: no memory is shared, and vLLM cannot sleep.
+        "num_gpus_per_node": 2 * hardware.gpus,
+        "actor_infer.device_mapping": f"list(range({hardware.gpus},{2 * hardware.gpus}))",
         "actor_infer.strategy_args.strategy_config": engine,
         "train_env_manager.max_env_num_per_worker": spec.episodes,
     }
@@ -193,10 +193,7 @@ def roll(spec: RunSpec, run_dir: Path, *, path: Sequence[Path]) -> Platform:
     return Platform(settings, env, unset=[_CUDA])
 
 
-def tinker(spec: RunSpec, run_dir: Path) -> Platform:
-=======
 def tinker(spec: RunSpec, run_dir: Path, hardware: Hardware) -> Platform:
->>>>>>> a33c03d (Hardware: GPUs of a run and how they are used, compiled beside the RunSpec by every adapter; native settings)
     """Return a local Tinker server on CPU, compiled for one number and length of rows."""
     policy = spec.policy
     server = {

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-<<<<<<< HEAD
-import importlib.util
 import json
-=======
->>>>>>> a33c03d (Hardware: GPUs of a run and how they are used, compiled beside the RunSpec by every adapter; native settings)
 from collections.abc import Iterator
 from itertools import starmap
 from pathlib import Path

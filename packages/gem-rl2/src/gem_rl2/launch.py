@@ -100,17 +100,12 @@ adapter = RL2Adapter()
 
 def _check(spec: RunSpec, hardware: Hardware) -> None:
     """Refuse what RL2 would silently do differently."""
-<<<<<<< HEAD
+    by_hand = "torchrun is started on every node by hand; set it to 1"
     algorithm, policy = spec.algorithm, spec.policy
     torn = (
         f"RL2 divides rows, not episodes; set it to 1 for policy.context={policy.context!r} with "
         f"policy.thinking={policy.thinking!r}"
     )
-=======
-    by_hand = "torchrun is started on every node by hand; set it to 1"
-    algorithm, context = spec.algorithm, spec.policy.context
-    torn = f"RL2 divides rows, not episodes; set it to 1 for policy.context={context!r}"
->>>>>>> a33c03d (Hardware: GPUs of a run and how they are used, compiled beside the RunSpec by every adapter; native settings)
     launch.refuse(
         spec,
         launch.token_mean(spec, "RL2"),

@@ -17,8 +17,10 @@ import yaml
 from gem.errors import ConfigurationError
 from gem.tables import flatten
 from gem.training import launch, platforms
+from gem.training.hardware import Hardware
 from gem.training.platforms import Platform
 from gem.training.runspec import RunSpec
+from gem.training.settings import Refusal
 from gem_roll.checkout import LAUNCHER, check_roll
 from gem_roll.settings import ONE_ROW
 from gem_roll.version import SUPPORTED_ROLL
@@ -34,6 +36,17 @@ HOW: dict[str, launch.Names] = {
     "algorithm.loss_aggregation": "loss_agg_mode",
     "optimizer.type": "ROLL's strategies have no other; lr_scheduler_type=constant",
     "optimizer.eps": "fixed in ROLL",
+    "hardware.device": "GPUs unless GEM_CPU=1",
+    "hardware.engine.tensor_parallel": "one",
+    "hardware.engine.engines": "actor_infer.device_mapping",
+    "hardware.engine.memory_share": "actor_infer.strategy_args: gpu_memory_utilization",
+    "hardware.learner.tensor_parallel": "one",
+    "hardware.learner.sequence_parallel": "one",
+    "hardware.learner.pass_tokens": "per_device_train_batch_size",
+    "hardware.learner.checkpointing": "disable_gradient_checkpointing",
+    "hardware.learner.attention": "attn_implementation",
+    "hardware.checkpoint_every": "save_steps",
+    "hardware.logger": "track_with",
 }
 """How settings, or all of a table, reach ROLL that the template does not name."""
 
@@ -49,7 +62,7 @@ class RollAdapter:
     supported = SUPPORTED_ROLL
     venv = "roll"
 
-    def compile(self, spec: RunSpec, *, run_dir: Path, cpu: bool) -> launch.Launch:
+    def compile(self, spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> launch.Launch:
         """Return ROLL's command for a spec; see `gem.training.launch.Adapter`.
 
         Raises:
@@ -67,10 +80,13 @@ class RollAdapter:
             launch.whole_minibatches(spec),
             *spec.policy.several_rows(ONE_ROW, "policy."),
             ("optimizer.eps", spec.optimizer.eps != _EPS, eps),
+            *_check_hardware(spec, hardware),
+            hardware=hardware,
         )
         platform = Platform(env=platforms.python_path(roll))
-        if cpu:
-            platform = platforms.cpu("roll", spec, run_dir, path=[roll])
+        if hardware.cpu:
+            platform = platforms.cpu("roll", spec, run_dir, hardware, path=[roll])
+        given = launch.with_native(platform.settings, hardware, "roll")
         # Hydra takes a folder relative to the script, and no absolute one.
         folder = os.path.relpath(run_dir, (roll / LAUNCHER).parent)
         template: dict[str, Any] = yaml.safe_load(TEMPLATE.read_text(encoding="utf-8"))
@@ -80,19 +96,41 @@ class RollAdapter:
             ["python", str(roll / LAUNCHER), "--config_path", folder, "--config_name", CONFIG],
             platform,
             {"ROLL_LOG_DIR": str(run_dir / "logs"), "TOKENIZERS_PARALLELISM": "false"},
-            files={f"{CONFIG}.yaml": _config(spec, template, run_dir, platform.settings)},
-            parity=launch.parity(spec, HOW | names, _departures(spec)),
+            files={f"{CONFIG}.yaml": _config(spec, hardware, template, run_dir, given)},
+            parity=launch.parity(spec, HOW | names, _departures(spec), hardware, "roll"),
         )
 
 
 adapter = RollAdapter()
 
 
+def _check_hardware(spec: RunSpec, hardware: Hardware) -> Iterator[Refusal]:
+    """Yield what ROLL's workers are not told here."""
+    yield launch.whole_ranks(spec, hardware)
+    yield launch.every_gpu_an_engine(hardware)
+    yield launch.no_learner_tensors(hardware, "FSDP, which divides no matrices")
+    whole = "a GPU has whole rows and a whole engine here; set it to 1"
+    for name, size in (
+        ("engine.tensor_parallel", hardware.engine.tensor_parallel),
+        ("learner.sequence_parallel", hardware.learner.sequence_parallel),
+    ):
+        yield f"hardware.{name}", size > 1, whole
+
+
 def _config(
-    spec: RunSpec, template: dict[str, Any], run_dir: Path, settings: Mapping[str, Any]
+    spec: RunSpec,
+    hardware: Hardware,
+    template: dict[str, Any],
+    run_dir: Path,
+    settings: Mapping[str, Any],
 ) -> str:
-    """Return ROLL's configuration; `settings` are a platform's, with dots between tables."""
-    values = {**flatten(spec.to_mapping()), **_computed(spec), ".run_dir": str(run_dir)}
+    """Return ROLL's configuration; `settings` are given as they are, with dots between tables."""
+    values = {
+        **flatten(spec.to_mapping()),
+        **flatten({"hardware": hardware.to_mapping()}),
+        **_computed(spec, hardware),
+        ".run_dir": str(run_dir),
+    }
     tree = _filled(template, values)
     environments = tree["custom_envs"]
     for source in spec.evaluations:
@@ -120,10 +158,10 @@ def _filled(tree: Any, values: Mapping[str, Any]) -> Any:
     return values[tree[1:-1]] if isinstance(tree, str) and tree[:1] == "<" else tree
 
 
-def _computed(spec: RunSpec) -> dict[str, Any]:
+def _computed(spec: RunSpec, hardware: Hardware) -> dict[str, Any]:
     algorithm, length = spec.algorithm, spec.policy.tokens
-    step = spec.episodes // algorithm.minibatches
-    fitting = max(launch.forward_tokens(spec.policy.model) // length, 1)
+    step = spec.episodes // algorithm.minibatches // hardware.ranks
+    fitting = max(launch.forward_tokens(spec.policy.model, hardware) // length, 1)
     rows = max(n for n in range(1, min(step, fitting) + 1) if step % n == 0)
     evaluated = {f"eval:{each.name}": len(each.tasks) for each in spec.evaluations} or {"train": 1}
     return {
@@ -139,6 +177,13 @@ def _computed(spec: RunSpec) -> dict[str, Any]:
         ".use_kl_loss": algorithm.kl_coef > 0,
         ".loss_agg_mode": _LOSSES[algorithm.loss_aggregation],
         ".param_dtype": _DTYPES[spec.training.precision],
+        ".track_with": hardware.logger or "stdout",
+        ".save_steps": hardware.checkpoint_every or 1_000_000_000,
+        ".attention": launch.attention(spec, hardware),
+        ".no_checkpointing": not hardware.learner.checkpointing,
+        ".memory_share": hardware.engine.memory_share or 0.6,
+        ".gpus": hardware.gpus,
+        ".devices": f"list(range(0,{hardware.gpus}))",
         ".rows": rows,
         ".passes": step // rows,
     }

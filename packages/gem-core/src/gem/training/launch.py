@@ -18,11 +18,8 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from importlib.metadata import entry_points
-<<<<<<< HEAD
-from operator import attrgetter
-=======
 from importlib.util import find_spec
->>>>>>> a33c03d (Hardware: GPUs of a run and how they are used, compiled beside the RunSpec by every adapter; native settings)
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, get_type_hints
 
@@ -52,8 +49,6 @@ class Parity:
     how: str = ""
     """By which of the trainer's settings; why not, where unmatched; the value, where native."""
 
-
-_HARDWARE = "hardware."
 
 Names: TypeAlias = str | tuple[str, ...]
 """The trainer's name of a setting, or several names with the same value."""
@@ -95,17 +90,18 @@ def copied(
             `hardware.` before it. `parity` takes the same table.
         hardware: What the run is given; without it the names of its keys are left out.
     """
-<<<<<<< HEAD
-    values = {key: attrgetter(key)(spec) for key in names}
-=======
-    values = flatten(spec.to_mapping()) | _flat(hardware)
-    names = names if hardware else {k: v for k, v in names.items() if not k.startswith(_HARDWARE)}
->>>>>>> a33c03d (Hardware: GPUs of a run and how they are used, compiled beside the RunSpec by every adapter; native settings)
+    values: dict[str, Any] = {}
+    for key in names:
+        table, _, rest = key.partition(".")
+        if table != "hardware":
+            values[key] = attrgetter(key)(spec)
+        elif hardware is not None:
+            values[key] = attrgetter(rest)(hardware)
     return {
         name: values[key]
         for key, each in names.items()
         for name in ((each,) if isinstance(each, str) else each)
-        if values[key] is not None
+        if values.get(key) is not None
     }
 
 
@@ -120,12 +116,8 @@ def parity(
 
     Args:
         spec: The experiment.
-<<<<<<< HEAD
-        how: By which of the trainer's settings, for a key of the spec or for all of a table.
-=======
-        how: By which of the trainer's settings, for a key of the spec or for all of its table; for
+        how: By which of the trainer's settings, for a key of the spec or for all of a table; for
             keys of the hardware with `hardware.` before them.
->>>>>>> a33c03d (Hardware: GPUs of a run and how they are used, compiled beside the RunSpec by every adapter; native settings)
         departures: What is not matched; entries that name no key of the spec come last.
         hardware: What the run is given. A value that is not the default and of which `how` says
             nothing has no effect in the trainer.
@@ -133,20 +125,15 @@ def parity(
     """
     left = {each.name: each for each in departures}
     found = []
-<<<<<<< HEAD
-    for name in flatten(spec.to_mapping()):
-        parts = name.split(".")
-        tables = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
-        ways = how[next(table for table in tables if table in how)]
-=======
     values, default = _flat(hardware), _flat(CPU if hardware and hardware.cpu else Hardware())
     for name in flatten(spec.to_mapping()) | values:
         if name in values and name not in how:
             if values[name] != default[name] and name not in left:
                 found.append(Parity(name, "unmatched", "without effect in this trainer"))
             continue
-        ways = how.get(name) or how[name.split(".")[0]]
->>>>>>> a33c03d (Hardware: GPUs of a run and how they are used, compiled beside the RunSpec by every adapter; native settings)
+        parts = name.split(".")
+        tables = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
+        ways = how[next(table for table in tables if table in how)]
         # Hydra's plus sign adds a key and is no part of its name.
         named = (way.removeprefix("+") for way in ((ways,) if isinstance(ways, str) else ways))
         found.append(left.pop(name, Parity(name, "matched", ", ".join(named))))
