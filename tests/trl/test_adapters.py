@@ -19,9 +19,13 @@ from gem_trl.adapters import begin, lora_config
 IDS = torch.tensor([[1, 2, 3, 4]])
 
 
+def policy(rank: int) -> PolicyPart:
+    return PolicyPart(model="m", prompt_tokens=1, response_tokens=1, turn_tokens=1, lora_rank=rank)
+
+
 def adapted(model: Path, rank: int = 2) -> Any:
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    return peft.get_peft_model(base, lora_config(PolicyPart("m", 1, 1, 1, lora_rank=rank)))
+    return peft.get_peft_model(base, lora_config(policy(rank)))
 
 
 def logits(model: Any) -> torch.Tensor:
@@ -43,7 +47,7 @@ def trained(model: Path, tmp_path: Path) -> tuple[Any, Path]:
 
 
 def test_without_a_rank_all_weights_are_trained() -> None:
-    assert lora_config(PolicyPart("m", 1, 1, 1)) is None
+    assert lora_config(policy(0)) is None
 
 
 def test_projections_of_the_same_input_share_a_factor(model: Path) -> None:
