@@ -58,7 +58,12 @@ def run(begin_with: str) -> Callable[..., Path]:
             for name, value in environment.items():
                 patch.setenv(name, value)
             outcome = run_with_rows(
-                spec, trainer=trainer, run_dir=folder, hardware=CPU, timeout_s=TIMEOUT_S
+                spec,
+                trainer=trainer.split()[0],
+                run_dir=folder,
+                hardware=CPU,
+                timeout_s=TIMEOUT_S,
+                python=WITH_VLLM.get(trainer),
             )
         assert outcome.status == "finished", outcome.message
         return folder

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tomllib
 
+from gem.training.hardware import CPU as ON_CPU
 from gem.training.record import EpisodeRecord, read_run
 from gem.training.runspec import RunSpec
 from gem_bench.adapters import compile_launch
@@ -54,7 +57,7 @@ def run(
     python: str = sys.executable,
     **environment: str,
 ) -> subprocess.CompletedProcess[str]:
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     path = folder / "spec.json"
     path.write_text(json.dumps(spec))
     with socket.socket() as free:
@@ -177,12 +180,30 @@ def test_so_do_two_that_train_an_adapter(spec: dict[str, Any], tmp_path: Path) -
     check_equal(alone, tmp_path / "run")
 
 
+def test_two_that_share_the_weights_go_on_from_their_checkpoint(
+    spec: dict[str, Any], alone: Path, tmp_path: Path
+) -> None:
+    whole, again = tmp_path / "whole", tmp_path / "again"
+    given = ["use_cpu=false", "save_strategy=steps", "save_steps=1", "save_total_limit=3"]
+    two = partial(run, spec=spec, processes=2, command=[SHARDED], given=given)
+    environment = {"ACCELERATE_TORCH_DEVICE": "cpu", **FSDP2}
+    assert two(whole, **environment).returncode == 0
+    shutil.copytree(whole, again)
+    # As if the run had been killed in its third iteration.
+    shutil.rmtree(again / "checkpoints" / "checkpoint-3")
+    done = two(again, **environment)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert (again / "metrics.replaced.jsonl").stat().st_size > 0
+    check_equal(alone, again)
+
+
 def test_vllm_in_the_trainers_process_trains_as_transformers_do(
     spec: dict[str, Any], alone: Path, tmp_path: Path
 ) -> None:
-
     experiment, python = RunSpec.from_mapping(spec), Path(OPENRLHF)
-    launch = compile_launch("trl", experiment, run_dir=tmp_path, cpu=True, python=python).launch
+    launch = compile_launch(
+        "trl", experiment, run_dir=tmp_path, hardware=ON_CPU, python=python
+    ).launch
     assert "use_vllm=true" in launch.argv
     done = run(tmp_path / "run", spec, 1, TRAIN, launch.argv[6:], OPENRLHF, **launch.env)
     assert done.returncode == 0, done.stderr[-4000:]
