@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from gem_tinker import check_cookbook
@@ -22,14 +22,13 @@ import chz
 import tinker
 from tinker_cookbook.completers import TokenCompleter
 from tinker_cookbook.exceptions import AllTrajectoriesFailedError
+from tinker_cookbook.rl import metric_util, rollout_strategy
 from tinker_cookbook.rl import types as rl
-from tinker_cookbook.rl.metric_util import RLTestSetEvaluator
-from tinker_cookbook.rl.rollout_strategy import RolloutResult, RolloutStrategy
 from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 from gem.errors import ConfigurationError
-from gem.rollout import Budget, ChatFormat, Episode, Sample
+from gem.rollout import Budget, ChatFormat, Episode, Prompting, Sample
 from gem.rollout.environment import STEP_TIMEOUT_S, EnvFailedError, ThreadedEnv
 from gem.tasks import Task, TaskSet
 from gem.training import sampling, settings
@@ -107,7 +106,7 @@ class Played(rl.Trajectory):  # type: ignore[misc]
 
 
 @dataclass(frozen=True)
-class LeaveOut(RolloutStrategy):  # type: ignore[misc]
+class LeaveOut(rollout_strategy.RolloutStrategy):  # type: ignore[misc]
     """Tries an episode whose environment failed again, then leaves it out and counts it.
 
     For `rollout_error_tolerance`. Whatever else fails stops the run.
@@ -123,7 +122,7 @@ class LeaveOut(RolloutStrategy):  # type: ignore[misc]
 
     async def execute(
         self, env_group_builder: rl.EnvGroupBuilder, policy: TokenCompleter
-    ) -> RolloutResult:
+    ) -> rollout_strategy.RolloutResult:
         """Play the episodes of a group."""
         envs = await env_group_builder.make_envs()
         played = await sampling.together([self._play(policy, env) for env in envs])
@@ -132,7 +131,7 @@ class LeaveOut(RolloutStrategy):  # type: ignore[misc]
         if not good:
             found = f"all episodes of {env_group_builder} failed: {errors[0].error_message}"
             raise AllTrajectoriesFailedError(found)
-        return RolloutResult([*good.values()], [*good], errors)
+        return rollout_strategy.RolloutResult([*good.values()], [*good], errors)
 
     async def _play(self, policy: TokenCompleter, env: GemEnv) -> Played | rl.RolloutError:
         attempts = 0
@@ -253,7 +252,7 @@ class GemDatasetBuilder(rl.RLDatasetBuilder):  # type: ignore[misc]
         tasks = TaskSet.parse(uri)
         return GemDataset(tasks, chz.replace(self, groups_per_batch=len(tasks), group_size=1))
 
-    def evaluator(self, uri: str, name: str, retries: int = 1) -> RLTestSetEvaluator:
+    def evaluator(self, uri: str, name: str, retries: int = 1) -> metric_util.RLTestSetEvaluator:
         """Return what evaluates on a task set.
 
         Args:
@@ -262,7 +261,7 @@ class GemDatasetBuilder(rl.RLDatasetBuilder):  # type: ignore[misc]
             retries: Further attempts after an environment failed.
         """
         tasks, strategy = self.test_set(uri), LeaveOut(retries)
-        return RLTestSetEvaluator(tasks, self.turn_tokens, name=name, strategy=strategy)
+        return metric_util.RLTestSetEvaluator(tasks, self.turn_tokens, name=name, strategy=strategy)
 
     def episode(self, task: Task, group: int) -> Episode:
         """Return an episode that has not begun."""
@@ -272,8 +271,8 @@ class GemDatasetBuilder(rl.RLDatasetBuilder):  # type: ignore[misc]
     @property
     def chat(self) -> ChatFormat:
         """The model's chat format, made once in a process."""
-        template = json.dumps(self.template_kwargs)
-        return _chat(self.model_name, self.system_prompt, template, self.thinking)
+        prompting = {key.name: getattr(self, key.name) for key in fields(Prompting)}
+        return _chat(self.model_name, json.dumps(prompting))
 
 
 @chz.chz
@@ -287,16 +286,11 @@ class GemEvaluatorBuilder:
     name: str
     """Prefix of its metrics."""
 
-    def __call__(self) -> RLTestSetEvaluator:
+    def __call__(self) -> metric_util.RLTestSetEvaluator:
         """Return the evaluator."""
         return self.dataset.evaluator(self.tasks, self.name)
 
 
 @functools.lru_cache(maxsize=8)
-def _chat(model_name: str, system_prompt: str | None, kwargs: str, thinking: str) -> ChatFormat:
-    return ChatFormat(
-        get_tokenizer(model_name),
-        system_prompt=system_prompt,
-        template_kwargs=json.loads(kwargs),
-        thinking=thinking,
-    )
+def _chat(model_name: str, prompting: str) -> ChatFormat:
+    return Prompting(**json.loads(prompting)).chat_format(get_tokenizer(model_name))

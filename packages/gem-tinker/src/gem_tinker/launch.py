@@ -9,6 +9,7 @@ from pathlib import Path
 from gem.training import launch, platforms
 from gem.training.checkpoints import CHECKPOINTS
 from gem.training.hardware import Hardware
+from gem.training.platforms import Platform
 from gem.training.runspec import RunSpec
 from gem_tinker import SUPPORTED_TINKER, check_tinker
 from gem_tinker.settings import NO_CRITIC, TEMPERATURE, Config
@@ -37,15 +38,12 @@ class TinkerAdapter:
         """
         check_tinker()
         _check(spec)
-        platform = platforms.Platform()
-        if hardware.cpu:
-            platform = platforms.cpu("tinker", spec, run_dir, hardware)
-        settings = launch.copied(spec, _NAMES, hardware)
-        settings |= {"train": spec.task_set.uri, "loss_fn": "ppo"}
+        platform = platforms.cpu("tinker", spec, run_dir, hardware) if hardware.cpu else Platform()
+        settings = launch.copied(spec, _NAMES, hardware) | platform.settings
+        settings |= {"train": spec.task_set.uri, "loss_fn": "ppo", "record_dir": str(run_dir)}
         if spec.eval:
             evals = [source.text for source in spec.evaluations]
             settings |= {"eval": " ".join(evals), "eval_every": spec.eval_every}
-        settings |= {"record_dir": str(run_dir), **platform.settings}
         settings = launch.with_native(settings, hardware, "tinker")
         texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in settings.items()}
         argv = ["python", "-m", "gem_tinker.train", *map("=".join, texts.items())]

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from gem.advantage import ADVANTAGES
 from gem.tables import assignments, filled, setting
 from gem.tasks import TaskSet
-from gem.training.settings import Settings, check_group_size, refuse_values
-from gem.training.tasksets import Source, parse_sources
+from gem.training import settings, tasksets
 
 SERVERS = ("auto", "hosted", "skyrl_train", "skyrl_jax")
 """Values of `server`; see `gem_tinker.advantage.Objective`."""
@@ -26,7 +25,7 @@ TEMPERATURE = "the server's losses take log-probabilities at temperature 1"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(Settings):
+class Config(settings.Settings):
     """A direct run: `Settings`, which says how episodes are played, and the rest."""
 
     model: str = setting("base model, by the name the server knows it by", check=filled)
@@ -82,21 +81,21 @@ class Config(Settings):
             ("temperature", self.temperature not in (0, 1), f"{TEMPERATURE}; 0 is greedy"),
             ("minibatches", self.minibatches > episodes, f"a batch has {episodes} episodes"),
         )
-        refuse_values(vars(self), found, prefix)
-        check_group_size(self.advantage, "group_size", self.group_size)
+        settings.refuse_values(vars(self), found, prefix)
+        settings.check_group_size(self.advantage, "group_size", self.group_size)
         self.sources()
 
     def train_tasks(self) -> TaskSet:
         """Return all tasks of the run, `tasks` an iteration."""
         return replace(TaskSet.parse(self.train), n=self.iterations * self.tasks)
 
-    def sources(self) -> list[Source]:
+    def sources(self) -> list[tasksets.Source]:
         """Return what is evaluated on.
 
         Raises:
             ConfigurationError: One is malformed, or two have the same name.
         """
-        return parse_sources(self.eval.split(), "eval")
+        return tasksets.parse_sources(self.eval.split(), "eval")
 
 
 def read(arguments: Sequence[str]) -> Config:
