@@ -159,7 +159,7 @@ def test_a_table_is_copied_as_one_value_and_its_keys_are_in_the_parity() -> None
     assert copied(run, names) == {"+gem.template_kwargs": run.policy.template_kwargs}
     tables = ("name", "seed", "env", "eval", "policy", "sampling", "algorithm", "optimizer")
     how = {**dict.fromkeys((*tables, "training"), "itself"), **names}
-    found = {knob.name: knob.how for knob in parity(run, how)}
+    found = {each.name: each.how for each in parity(run, how)}
     assert found["policy.template_kwargs.enable_thinking"] == "gem.template_kwargs"
     assert found["policy.template_kwargs.a.b.0"] == "gem.template_kwargs"
     assert {k.name: k.how for k in parity(spec(), how)}["policy.template_kwargs"]

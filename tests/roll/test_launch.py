@@ -146,7 +146,7 @@ def test_evaluations_at_the_end_are_said_to_be_missing(compile: Compile) -> None
 def test_parity_names_every_setting_and_what_is_emulated(compile: Compile) -> None:
     found = {each.name: each for each in compile(eval=EVALS).parity}
     assert set(flatten(RunSpec.from_mapping({**SPEC, "eval": EVALS}).to_mapping())) <= set(found)
-    assert all(knob.how for knob in found.values())
+    assert all(each.how for each in found.values())
     assert found["optimizer.lr"].how == "actor_train.training_args.learning_rate"
     assert found["algorithm.minibatches"].status == "emulated"
     assert found["seed"].status == "emulated"

@@ -252,9 +252,9 @@ def test_what_the_chat_template_is_told_survives_the_launcher(compose: Any) -> N
     run = spec(policy={"template_kwargs": told, "thinking": "drop", "turns": 4})
     settings = Settings.from_config(configured(compose, run))
     assert (settings.template_kwargs, settings.thinking) == (told, "drop")
-    knobs = {knob.name: knob for knob in compiled(run).parity}
-    assert knobs["policy.thinking"].how == "gem.thinking"
-    assert knobs["policy.template_kwargs.enable_thinking"].how == "gem.template_kwargs"
+    parity = {each.name: each for each in compiled(run).parity}
+    assert parity["policy.thinking"].how == "gem.thinking"
+    assert parity["policy.template_kwargs.enable_thinking"].how == "gem.template_kwargs"
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=40))
