@@ -16,7 +16,9 @@ import gem
 from gem.errors import ConfigurationError
 from gem.replay import difference
 from gem.rollout import ChatFormat, play_batch
+from gem.tools import Tool, ToolCall, ToolResult
 from gem.trajectory import Trajectory
+from gem.wrappers import ToolEnv
 
 FEW = settings(
     max_examples=25,
@@ -242,7 +244,9 @@ def test_a_template_that_drops_nothing_by_itself_is_given_the_answers(model: Any
         messages.append({"role": "assistant", "content": text})
 
 
-@pytest.mark.parametrize("name", ["qwen3", "qwen3.5", "deepseek-r1", "glm-4.5"])
+@pytest.mark.parametrize(
+    "name", ["qwen3", "qwen3-thinking-2507", "qwen3.5", "deepseek-r1", "glm-4.5"]
+)
 def test_dropping_gives_the_tokens_of_a_fresh_rendering(qwen3_tokenizer: Any, name: str) -> None:
     m = Model(THINKING[name], qwen3_tokenizer, "token")
     replies = [m.thinks("\nlow\n", "\n\nI say \\boxed{4}."), m.thinks("high", "\n\n5"), [m.end]]
@@ -326,6 +330,52 @@ def test_a_template_given_as_an_argument_is_the_one_that_counts(
     source = {"chat_template": THINKING["qwen3"].source}
     chat = ChatFormat(small_tokenizer, template_kwargs=source, thinking="drop")
     assert chat.drops_thinking
+
+
+@each_model
+def test_thinking_that_is_kept_changes_no_prompt(model: Any, name: str, markers: str) -> None:
+    m = model(name, markers)
+    replies = [m.thinks("low", "\n\n4"), m.reply(SECRET, OPEN), m.reply("7"), "x"]
+    kept, _, _ = m.play(*replies, thinking="keep")
+    text, _, _ = m.play(*replies, thinking="text")
+    assert kept.training_rows() == text.training_rows()
+    assert kept.drift == text.drift
+
+
+def test_a_tool_call_in_the_thinking_is_not_made(model: Any) -> None:
+    m = model("qwen3")
+    calls: list[str] = []
+
+    class Note(Tool):
+        tool_type = "note"
+
+        def instruction(self) -> str:
+            return "Say note:text."
+
+        def parse(self, text: str) -> ToolCall | None:
+            _, begin, rest = text.partition("note:")
+            return ToolCall("note", {"text": rest}) if begin else None
+
+        def execute(self, call: ToolCall) -> ToolResult:
+            calls.append(call.arguments["text"])
+            return ToolResult("noted", True)
+
+    sampler = scripted(
+        [
+            m.reply(OPEN, "note:inside", CLOSE, "\n\nnote:after"),
+            m.reply(OPEN, "note:never"),
+            m.reply(OPEN, "note:inside", CLOSE, "the end"),
+        ]
+    )
+    [trajectory] = play_batch(
+        [TASK],
+        lambda batch: [sampler(request) for request in batch],
+        m.chat(),
+        budget=BUDGET,
+        make_env=lambda task: ToolEnv(Echo(2), Note()),
+    )
+    assert calls == ["after"]
+    assert [turn.info["use_tool"] for turn in trajectory.turns] == [True, False, False]
 
 
 def test_turning_thinking_off_reaches_the_prompt(model: Any) -> None:

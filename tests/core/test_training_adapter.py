@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import UserList
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -134,6 +135,59 @@ def test_settings_made_in_python_are_checked_too(given: dict[str, Any]) -> None:
 def test_messages_begin_with_the_prefix_that_is_asked_for() -> None:
     with pytest.raises(ConfigurationError, match="^--gem_turns must be at least 1"):
         Settings.from_mapping({"turns": 0}, "--gem_")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"template_kwargs": "off"}, "gem.template_kwargs must be a table, got 'off'"),
+        ({"template_kwargs": {"a": object()}}, "gem.template_kwargs.a must be a text, number"),
+        ({"thinking": "hide"}, "gem.thinking must be one of keep, drop, text, got 'hide'"),
+    ],
+)
+def test_what_a_chat_template_cannot_be_told_is_refused(
+    given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        Settings.from_mapping(given)
+
+
+def test_sequences_of_a_trainers_own_configuration_become_lists() -> None:
+    given = {"template_kwargs": {"tools": UserList(["a", {"b": (1, 2)}]), "text": "ab"}}
+    told = Settings.from_mapping(given).template_kwargs
+    assert told == {"tools": ["a", {"b": [1, 2]}], "text": "ab"}
+    assert told is not None and type(told["tools"]) is list
+
+
+def test_the_chat_format_is_told_what_the_settings_say(make_tokenizer: Any) -> None:
+    tokenizer = make_tokenizer(["guess"], 259)
+    told = "{%- if level %}{{- level + '|' }}{%- endif %}"
+    cut = tokenizer.chat_template.replace("m.content", "m.content.split('</think>')[-1]")
+    tokenizer.chat_template = told + cut
+    settings = Settings(
+        system_prompt="Be brief.", template_kwargs={"level": "low"}, thinking="drop"
+    )
+    chat = settings.chat_format(tokenizer)
+    assert chat.spell(chat.prompt("x")).startswith("low|<|im_start|>system\nBe brief.<|im_end|>")
+    assert chat.drops_thinking
+
+
+@pytest.mark.parametrize(
+    ("given", "refused"),
+    [
+        ({}, []),
+        ({"thinking": "text"}, []),
+        ({"context": "concat"}, ["gem.context"]),
+        ({"thinking": "drop"}, ["gem.thinking"]),
+        ({"context": "window:2", "thinking": "drop"}, ["gem.context", "gem.thinking"]),
+    ],
+)
+def test_what_makes_several_rows_of_an_episode_is_known(
+    given: dict[str, Any], refused: list[str]
+) -> None:
+    settings = Settings(**given)
+    assert [name for name, found, _ in settings.several_rows("no", "gem.") if found] == refused
+    assert settings.one_row == (not refused)
 
 
 def test_arguments_are_json_where_they_are_json() -> None:

@@ -31,6 +31,8 @@ class Family:
     opened: bool = False
     """The prompt opens the thinking."""
     kwargs: tuple[tuple[str, Any], ...] = ()
+    swap: tuple[str, str] | None = None
+    """Text of TRL's file, and what a model that TRL has no file of has in its place."""
 
     @property
     def source(self) -> str:
@@ -39,7 +41,11 @@ class Family:
         if found is None or found.origin is None:
             pytest.skip("the templates are those that TRL ships, and TRL is not installed")
         folder = Path(found.origin).parent / "chat_templates"
-        return (folder / f"{self.template}.jinja").read_text(encoding="utf-8")
+        source = (folder / f"{self.template}.jinja").read_text(encoding="utf-8")
+        if self.swap is None:
+            return source
+        assert source.count(self.swap[0]) == 1
+        return source.replace(*self.swap)
 
     def dress(self, tokenizer: Any, markers: str) -> Any:
         """Give a new tokenizer the template and its tokens.
@@ -61,9 +67,13 @@ class Family:
 
 
 OFF = (("enable_thinking", False),)
+# The prompt of Qwen3-Thinking-2507 opens the thinking; the rest of its template is Qwen3's.
+PROMPT = "{%- if add_generation_prompt %}\n    {{- '<|im_start|>assistant\\n' }}\n"
+ALWAYS = (PROMPT, PROMPT.replace("\\n' }}", "\\n<think>\\n' }}"))
 THINKING = {
     "qwen3": Family("qwen3", CHATML),
     "qwen3 off": Family("qwen3", CHATML, kwargs=OFF),
+    "qwen3-thinking-2507": Family("qwen3", CHATML, opened=True, swap=ALWAYS),
     "qwen3.5": Family("qwen3_5_think", CHATML, opened=True),
     "qwen3.5 small": Family("qwen3_5_nothink", CHATML),
     "qwen3.6": Family("qwen3_6", CHATML, opened=True),
