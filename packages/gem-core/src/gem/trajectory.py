@@ -3,7 +3,8 @@
 - `Turn`: one exchange: observation, exact token ids, reward.
 - `Failure`: why an episode does not count, and its cause (never the policy).
 - `Drift`: where an append-only token stream differs from a fresh rendering of the conversation.
-- `Trajectory`: one episode; `training_rows()` makes its training rows, `to_json` a line of text.
+- `Trajectory`: one episode; `training_rows()` makes its training rows, `to_json` a line of text
+  (`gem.packed` has a compact form).
 - `TrainingRow`: prompt, response, mask, log-probs and the position of each turn.
 - `turn_table`: converts trajectories to the table that `gem.advantage` works on.
 
@@ -35,6 +36,9 @@ EpisodeEnd: TypeAlias = Literal["terminated", "truncated", "turn_budget", "token
 """Why an episode ended: the first two by the environment, the next two by the rollout's budget.
 
 All but `failed` are valid episodes, with the rewards so far."""
+
+_TURN_BYTES, _ID_BYTES, _LOGPROB_BYTES = 250, 6, 22
+"""Usual lengths in JSON: of a turn without text and tokens, an id, a log-probability."""
 
 # Older records have a `kind` instead of a cause.
 _CAUSE_OF_KIND: dict[str, Cause] = {"infra": "environment", "prompt_too_long": "budget"}
@@ -122,39 +126,21 @@ class TurnSpan:
     end: int
 
 
-@dataclass
-class TrainingRow:
-    """One training row; `response_ids`, `mask` and `logprobs` have one entry per token."""
+class TurnsInRow:
+    """What a training row does with values of turns: all that needs spans and lengths only."""
 
-    prompt_ids: list[int]
-    """The prompt before the first sampled token."""
-    response_ids: list[int]
-    """Sampled tokens and, between them, environment tokens."""
-    mask: list[int]
-    """1 on sampled tokens, 0 on environment tokens."""
-    logprobs: list[float] | None
-    """Sampling log-probabilities, 0.0 on environment tokens; None if any turn has none."""
+    prompt_ids: Any
+    """The prompt before the first sampled token, `[prompt]`."""
+    response_ids: Any
+    """Sampled tokens and, between them, environment tokens, `[response]`."""
     spans: list[TurnSpan]
     """The turns of this row, in order."""
-
-    @property
-    def ids(self) -> list[int]:
-        """Prompt and response."""
-        return self.prompt_ids + self.response_ids
 
     @property
     def states(self) -> list[tuple[int, int]]:
         """For each turn of this row: its index, and the index in `ids` of the last token before."""
         before = len(self.prompt_ids) - 1
         return [(span.turn, before + span.start) for span in self.spans]
-
-    def _append(self, ids: list[int], mask: int, logprobs: list[float] | None) -> None:
-        self.response_ids.extend(ids)
-        self.mask.extend([mask] * len(ids))
-        if self.logprobs is None or logprobs is None:
-            self.logprobs = None
-        else:
-            self.logprobs.extend(logprobs)
 
     def spread(self, per_turn: Sequence[float]) -> list[float]:
         """Return each turn's value on all of its sampled tokens, 0.0 elsewhere, `[response]`.
@@ -196,6 +182,35 @@ class TrainingRow:
         if self.response_ids:
             return 0.0
         return sum(float(per_turn[span.turn]) for span in self.spans)
+
+
+@dataclass
+class TrainingRow(TurnsInRow):
+    """One training row; `response_ids`, `mask` and `logprobs` have one entry per token."""
+
+    prompt_ids: list[int]
+    """The prompt before the first sampled token."""
+    response_ids: list[int]
+    """Sampled tokens and, between them, environment tokens."""
+    mask: list[int]
+    """1 on sampled tokens, 0 on environment tokens."""
+    logprobs: list[float] | None
+    """Sampling log-probabilities, 0.0 on environment tokens; None if any turn has none."""
+    spans: list[TurnSpan]
+    """The turns of this row, in order."""
+
+    @property
+    def ids(self) -> list[int]:
+        """Prompt and response."""
+        return self.prompt_ids + self.response_ids
+
+    def _append(self, ids: list[int], mask: int, logprobs: list[float] | None) -> None:
+        self.response_ids.extend(ids)
+        self.mask.extend([mask] * len(ids))
+        if self.logprobs is None or logprobs is None:
+            self.logprobs = None
+        else:
+            self.logprobs.extend(logprobs)
 
 
 @dataclass
@@ -242,6 +257,33 @@ class Trajectory:
     def sampled_tokens(self) -> int:
         """Number of tokens the policy sampled."""
         return sum(len(turn.response_ids) for turn in self.turns)
+
+    @property
+    def format_error(self) -> bool:
+        """Whether the environment reported a format error in any turn."""
+        return any(turn.info.get("format_error", False) for turn in self.turns)
+
+    @property
+    def length_stops(self) -> int:
+        """Number of turns that a token limit cut."""
+        return sum(turn.stop_reason == "length" for turn in self.turns)
+
+    @property
+    def drifted(self) -> bool:
+        """Whether re-rendering the conversation would have changed its tokens."""
+        return bool(self.drift)
+
+    @property
+    def json_bytes(self) -> int:
+        """About the length of `to_json`, found without writing it."""
+        return sum(
+            _TURN_BYTES
+            + len(turn.text)
+            + len(turn.observation)
+            + _ID_BYTES * (len(turn.context_ids) + len(turn.response_ids))
+            + _LOGPROB_BYTES * len(turn.logprobs or ())
+            for turn in self.turns
+        )
 
     @property
     def fingerprint(self) -> Fingerprint:

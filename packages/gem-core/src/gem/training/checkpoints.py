@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gem.errors import RecordError
-from gem.training.record import append_lines, drop_torn_line, read_lines
+from gem.json_lines import append_lines, drop_torn_line, read_lines
 
 CHECKPOINTS = "checkpoints.jsonl"
 

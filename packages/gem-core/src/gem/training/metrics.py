@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from gem.blame import CAUSES, Cause
-from gem.trajectory import Failure, Trajectory
+from gem.packed import Played
+from gem.trajectory import Failure
 
 FAILED_BY_CAUSE: dict[Cause, str] = {cause: f"failed_{cause}" for cause in CAUSES}
 """Name of the metric that counts the failed episodes of each cause."""
@@ -36,7 +37,7 @@ def failures_text(counts: Mapping[str, int]) -> str:
 
 
 def episode_metrics(
-    trajectories: Sequence[Trajectory], lost: Sequence[Failure] = ()
+    trajectories: Sequence[Played], lost: Sequence[Failure] = ()
 ) -> dict[str, float]:
     """Summarise a batch; failed episodes are counted but enter no other metric.
 
@@ -55,7 +56,7 @@ def episode_metrics(
         these are left out.
     """
     valid = [t for t in trajectories if t.valid]
-    turns = [turn for t in valid for turn in t.turns]
+    turns = sum(len(t.rewards) for t in valid)
     failures = [t.failure for t in trajectories if t.failure is not None] + list(lost)
     causes = Counter(failure.cause for failure in failures)
     metrics = {
@@ -63,7 +64,7 @@ def episode_metrics(
         "failed_episodes": float(len(failures)),
         "failed_rate": len(failures) / max(len(valid) + len(failures), 1),
         **{name: float(causes[cause]) for cause, name in FAILED_BY_CAUSE.items()},
-        "turns_total": float(len(turns)),
+        "turns_total": float(turns),
         "sampled_tokens": float(sum(t.sampled_tokens for t in valid)),
     }
     if not valid:
@@ -74,15 +75,12 @@ def episode_metrics(
         success_rate=sum(t.success for t in valid) / n,
         return_mean=statistics.fmean(returns),
         return_std=statistics.pstdev(returns),
-        turns_mean=len(turns) / n,
+        turns_mean=turns / n,
         tokens_per_episode=metrics["sampled_tokens"] / n,
-        format_error_rate=sum(
-            any(turn.info.get("format_error", False) for turn in t.turns) for t in valid
-        )
-        / n,
+        format_error_rate=sum(t.format_error for t in valid) / n,
         truncated_rate=sum(t.end != "terminated" for t in valid) / n,
-        drift_rate=sum(bool(t.drift) for t in valid) / n,
-        length_stop_rate=sum(turn.stop_reason == "length" for turn in turns) / max(len(turns), 1),
+        drift_rate=sum(t.drifted for t in valid) / n,
+        length_stop_rate=sum(t.length_stops for t in valid) / max(turns, 1),
     )
     return metrics
 

@@ -4,7 +4,8 @@
 - `metrics.jsonl`: a line per iteration and split:
   `{"iteration": int, "split": "train" | "eval:<name>", "time_s": float, <metric>: float, ...}`.
   Iterations count from 0; the metrics of a batch are those of the policy that sampled it.
-  `time_s` is seconds since the recorder was opened.
+  `time_s` is seconds since the recorder was opened. `recorded_episodes` is there only where fewer
+  episodes are recorded than were played (`Settings.record`).
 - `episodes.jsonl`: a line per episode:
   `{"iteration": int, "split": str, "advantages": [per turn], "rows": [...], "trajectory": {...},
   "fingerprint": str}`, where `rows` is what the trainer itself trains on (`TrainedRow`), if it was
@@ -21,12 +22,14 @@ import json
 import math
 import time
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gem.errors import ConfigurationError, RecordError
 from gem.fingerprint import Fingerprint
+from gem.json_lines import append_lines, drop_torn_line, read_lines
+from gem.packed import Played, unpacked
 from gem.trajectory import Trajectory
 
 RUN, METRICS, EPISODES = "run.json", "metrics.jsonl", "episodes.jsonl"
@@ -97,7 +100,7 @@ class Recorder:
     def episodes(
         self,
         iteration: int,
-        trajectories: Sequence[Trajectory],
+        trajectories: Sequence[Played],
         advantages: Sequence[Sequence[float]] | None = None,
         split: str = "train",
         rows: Sequence[Sequence[TrainedRow]] | None = None,
@@ -114,18 +117,21 @@ class Recorder:
         Raises:
             RecordError: They cannot be written; earlier lines stay readable.
         """
-        lines = []
-        for index, trajectory in enumerate(trajectories):
-            line = {
+
+        def line(index: int, trajectory: Trajectory) -> str:
+            entry = {
                 "schema": SCHEMA,
                 "iteration": iteration,
                 "split": split,
                 "advantages": None if advantages is None else list(advantages[index]),
-                "rows": None if rows is None else [asdict(row) for row in rows[index]],
+                "rows": None if rows is None else [vars(row) for row in rows[index]],
                 "trajectory": trajectory.to_dict(),
                 "fingerprint": str(trajectory.fingerprint),
             }
-            lines.append(json.dumps(line, separators=(",", ":")))
+            return json.dumps(entry, separators=(",", ":"))
+
+        # One after the other: a batch need not fit into memory as text.
+        lines = (line(index, unpacked(each)) for index, each in enumerate(trajectories))
         append_lines(self.folder / EPISODES, lines)
 
     def rewind(self, iteration: int, split: str = "train") -> None:
@@ -177,6 +183,21 @@ class RunRecord:
     folder: Path
     meta: dict[str, Any]
     metrics: list[dict[str, Any]]
+
+    def missing(self, split: str, iterations: Container[int] | None = None) -> int:
+        """Return how many episodes were played that are not recorded (`Settings.record`).
+
+        Args:
+            split: Of this split.
+            iterations: Only of these iterations.
+        """
+        lines = [line for line in self.metrics if line["split"] == split]
+        return sum(
+            int(line["episodes"] + line["failed_episodes"] - line["recorded_episodes"])
+            for line in lines
+            if "recorded_episodes" in line
+            and (iterations is None or line["iteration"] in iterations)
+        )
 
     def episodes(
         self, split: str | None = None, iterations: Container[int] | None = None
@@ -251,60 +272,6 @@ def read_episodes(
         yield record
 
 
-def append_lines(path: Path, lines: Sequence[str]) -> None:
-    """Append lines to a file of a run's folder, all of them or none.
-
-    Args:
-        path: The file; it is created if it is missing.
-        lines: JSON objects.
-
-    Raises:
-        RecordError: They cannot be written.
-    """
-    try:
-        # Unbuffered: a buffer that cannot be flushed would be flushed again by `truncate`.
-        with path.open("ab", buffering=0) as file:
-            end = file.tell()
-            left = memoryview("".join(f"{line}\n" for line in lines).encode())
-            try:
-                while left:
-                    left = left[file.write(left) :]
-            except OSError:
-                file.truncate(end)
-                raise
-    except OSError as error:
-        raise RecordError(
-            f"cannot write {path}: {error}; what was recorded before is intact"
-        ) from error
-
-
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a file of JSON objects; nothing if there is no such file.
-
-    A last line that was cut off is left out.
-
-    Raises:
-        RecordError: A line other than the last is damaged.
-    """
-    if not path.exists():
-        return
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for number, line in enumerate(file, 1):
-            if not line.endswith("\n"):
-                return
-            if not line.strip():
-                continue
-            try:
-                data = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise RecordError(f"{path}, line {number} is damaged: {error}") from error
-            if not isinstance(data, dict):
-                raise RecordError(
-                    f"{path}, line {number} is damaged: a JSON object is expected, got {data!r:.80}"
-                )
-            yield data
-
-
 def _check_schema(schema: Any, place: str) -> None:
     if type(schema) is not int or schema < 0:
         raise RecordError(f"{place}: schema must be an integer from 0, got {schema!r:.80}")
@@ -313,10 +280,3 @@ def _check_schema(schema: Any, place: str) -> None:
             f"{place}: the record has schema {schema}, this version of gem-core reads up to "
             f"{SCHEMA}; read it with the version that wrote it, or a newer one"
         )
-
-
-def drop_torn_line(path: Path) -> None:
-    """Remove a last line that was cut off, before others are appended."""
-    if path.exists():
-        with path.open("rb+") as file:
-            file.truncate(sum(len(line) for line in file if line.endswith(b"\n")))

@@ -12,12 +12,14 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from gem.packed import Played, Selection
 from gem.training.metrics import episode_metrics
 from gem.training.record import RUN, Recorder, TrainedRow
-from gem.trajectory import Failure, Trajectory
+from gem.trajectory import Failure
 
+T = TypeVar("T")
 Names = Mapping[str, str | tuple[str, ...]]
 """The record's name of a metric, and the trainer's; of several the first that is there counts."""
 Report = Callable[[int, str, Mapping[str, float]], None]
@@ -44,6 +46,8 @@ class RunRecording:
         about: Mapping[str, Any],
         names: Names | None = None,
         report: Report = lambda *_: None,
+        *,
+        record: str | None = None,
     ) -> None:
         """Open the record, and write `run.json` unless a launcher has written it already.
 
@@ -53,11 +57,14 @@ class RunRecording:
             names: The trainer's metrics that are recorded. Metrics of a trainer that uses the
                 record's names need none.
             report: Called with iteration, split and metrics of all that is recorded.
+            record: Which episodes are recorded (`Settings.record`); None: what `GEM_RECORD` says.
 
         Raises:
+            ConfigurationError: `GEM_RECORD` has a value that `record` cannot have.
             RecordError: The folder cannot be created or written.
         """
         self.folder = None if folder is None else Path(folder)
+        self._selection = Selection("metrics" if folder is None else record)
         self._recorder = None if folder is None else Recorder(folder)
         # A launcher's run.json has more: the RunSpec and the parity.
         if self._recorder is not None and not (self._recorder.folder / RUN).exists():
@@ -70,7 +77,7 @@ class RunRecording:
 
     def keep_batch(
         self,
-        trajectories: Sequence[Trajectory],
+        trajectories: Sequence[Played],
         advantages: Sequence[Sequence[float]] | None = None,
         rows: Callable[[], Rows] | None = None,
         *,
@@ -92,11 +99,12 @@ class RunRecording:
             `rollout_s` is one of them.
         """
         found = _measured(episode_metrics(trajectories, lost), metrics)
-        self._batch = _Batch(found)
-        if self._recorder is not None:
-            shown = rows() if rows is not None and rows_wanted() else None
-            self._batch = _Batch(found, list(trajectories), advantages, shown)
+        self._batch = self._part(found, trajectories, advantages, rows)
         return dict(found)
+
+    def kept(self, trajectories: Sequence[Played]) -> Sequence[int]:
+        """Return which episodes of a batch the record keeps, by index."""
+        return self._selection.of(trajectories)
 
     def log(self, values: Mapping[str, Any]) -> None:
         """Add metrics under the trainer's names; a later value replaces an earlier one."""
@@ -137,7 +145,7 @@ class RunRecording:
         self,
         iteration: int,
         name: str,
-        trajectories: Sequence[Trajectory],
+        trajectories: Sequence[Played],
         *,
         metrics: Mapping[str, float] | None = None,
         sort: bool = False,
@@ -161,8 +169,23 @@ class RunRecording:
         if sort:
             trajectories = sorted(trajectories, key=lambda trajectory: trajectory.task.seed)
         found = _measured(episode_metrics(trajectories), metrics)
-        self._write(iteration, f"eval:{name}", found, _Batch(found, trajectories))
+        self._write(iteration, f"eval:{name}", found, self._part(found, trajectories))
         return found
+
+    def _part(
+        self,
+        found: dict[str, float],
+        trajectories: Sequence[Played],
+        advantages: Sequence[Sequence[float]] | None = None,
+        rows: Callable[[], Rows] | None = None,
+    ) -> _Batch:
+        """Return what is recorded of a batch with the metrics `found`."""
+        which = self.kept(trajectories)
+        if self._recorder is not None and len(which) < len(trajectories):
+            found["recorded_episodes"] = float(len(which))
+        shown = rows() if which and rows is not None and rows_wanted() else None
+        episodes = [trajectories[i] for i in which]
+        return _Batch(found, episodes, _picked(advantages, which), _picked(shown, which))
 
     def _write(
         self, iteration: int, split: str, metrics: Mapping[str, float], batch: _Batch
@@ -192,9 +215,13 @@ class _Batch:
     """What is known of an iteration before its update."""
 
     metrics: dict[str, float]
-    trajectories: Sequence[Trajectory] = ()
+    trajectories: Sequence[Played]
     advantages: Sequence[Sequence[float]] | None = None
     rows: Rows | None = None
+
+
+def _picked(column: Sequence[T] | None, which: Sequence[int]) -> list[T] | None:
+    return None if column is None else [column[i] for i in which]
 
 
 def _measured(values: Mapping[str, float], further: Mapping[str, float] | None) -> dict[str, float]:

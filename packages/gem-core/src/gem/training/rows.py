@@ -19,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gem.errors import RolloutError
+from gem.packed import PackedRow, Played
 from gem.training.record import TrainedRow
-from gem.trajectory import TrainingRow, Trajectory, TurnSpan
+from gem.trajectory import TrainingRow, TurnSpan
 
 RowT = TypeVar("RowT", bound="PlacedRow")
 
@@ -112,7 +113,7 @@ class PlacedRow:
 
     place: int
     """Row of the tensors."""
-    tokens: TrainingRow
+    tokens: TrainingRow | PackedRow
     episode: int = 0
     """Index of the episode in the batch."""
 
@@ -134,7 +135,7 @@ class PlacedRow:
     @property
     def sampled(self) -> int:
         """Number of tokens that the policy sampled."""
-        return sum(self.tokens.mask)
+        return sum(span.end - span.start for span in self.spans)
 
     def padded(self, values: Sequence[float] | NDArray[Any]) -> NDArray[np.float32]:
         """Return values of the response's tokens with 0 on the prompt's columns, `[tokens - 1]`."""
@@ -151,9 +152,9 @@ class PlacedRow:
         Raises:
             RolloutError: It does not.
         """
-        wanted = [0] * self.first + self.tokens.mask
-        wanted += [0] * (len(mask) - len(wanted))
-        if list(ids) != self.tokens.ids or list(mask) != wanted:
+        wanted, found = self.padded(self.tokens.mask), np.asarray(mask)
+        same = np.array_equal(found[: len(wanted)], wanted) and not found[len(wanted) :].any()
+        if not (same and np.array_equal(ids, self.tokens.ids)):
             raise RolloutError(f"{name} does not hold the tokens that were sampled")
 
     def trained(
@@ -174,15 +175,15 @@ class PlacedRow:
         """
         start = len(self.tokens.prompt_ids)
         return TrainedRow(
-            prompt_ids=list(ids[:start]),
-            response_ids=list(ids[start:]),
+            prompt_ids=np.asarray(ids)[:start].tolist(),
+            response_ids=np.asarray(ids)[start:].tolist(),
             mask=[int(m) for m in mask],
             rewards=list(rewards),
             advantages=list(advantages),
         )
 
 
-def placed_rows(trajectories: Iterable[Trajectory], kind: type[RowT]) -> list[RowT]:
+def placed_rows(trajectories: Iterable[Played], kind: type[RowT]) -> list[RowT]:
     """Return the rows of a batch in the order played, each at the place of its number.
 
     Args:
@@ -200,7 +201,7 @@ def placed_rows(trajectories: Iterable[Trajectory], kind: type[RowT]) -> list[Ro
 class PlacedEpisode:
     """An episode of a batch with its rows; a failed one has none."""
 
-    trajectory: Trajectory
+    trajectory: Played
     rows: list[PlacedRow]
 
     def write(self, target: Any, per_turn: Sequence[float]) -> None:
@@ -209,8 +210,8 @@ class PlacedEpisode:
 
     def at_turns(self, source: Any) -> list[float]:
         """Read a tensor where each turn begins; see `at_turns`."""
-        return at_turns(source, self.rows, len(self.trajectory.turns))
+        return at_turns(source, self.rows, len(self.trajectory.rewards))
 
     def over_turns(self, source: Any) -> list[float]:
         """Sum a tensor over the sampled tokens of each turn; see `over_turns`."""
-        return over_turns(source, self.rows, len(self.trajectory.turns))
+        return over_turns(source, self.rows, len(self.trajectory.rewards))

@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from gem import tables
 from gem.advantage import ADVANTAGES
 from gem.errors import ConfigurationError, RolloutError
+from gem.packed import check_record
 from gem.rollout.environment import STEP_TIMEOUT_S
 from gem.rollout.play import Budget, Sampler, play
 from gem.rollout.prompting import Prompting
@@ -74,6 +75,12 @@ class Settings(Prompting):
         most=1,
     )
     record_dir: str | None = setting("folder for `gem.training.record` files", None)
+    record: str | None = setting(
+        "episodes in the record: `all`, `sample:<n>` of every batch, or none with `metrics`; by "
+        "default all of a batch below 100 MB, else sample:16, or what GEM_RECORD says",
+        None,
+        check=check_record,
+    )
 
     @classmethod
     def from_mapping(
