@@ -8,8 +8,8 @@ episode that it does not record; `check`: from whole episodes, of which it compa
 row with the trainer's tokens, as gem-openrlhf, gem-rl2 and gem-oat do; `record`: it also writes the
 record, before all episodes, now as `--record` says (default: as without a setting). `play` is what
 a process that plays spends on one episode, mean of 32, and what it hands over. Rows are one an
-episode or one a turn. A quarter of the tokens are the environment's, text is random words, four bytes a
-token.
+episode or one a turn. A quarter of the tokens are the environment's; text is random words, four
+bytes a token.
 
 Each number is of a process of its own: CPU time, and the peak of its memory (Linux: VmHWM) above
 what it takes before anything arrives.

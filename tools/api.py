@@ -31,6 +31,7 @@ MODULES = (
     "gem.seeding",
     "gem.tasks",
     "gem.trajectory",
+    "gem.packed",
     "gem.rollout",
     "gem.advantage",
     "gem.vector",

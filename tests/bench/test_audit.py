@@ -182,3 +182,13 @@ def test_the_table_names_every_iteration_followed(recorded: Callable[..., RunRec
 def test_standard_normal_numbers_pool_to_one() -> None:
     assert pooled([1.0, None, 1.0, 1.0, 1.0]) == 2.0
     assert pooled([None]) is None
+
+
+@pytest.mark.parametrize("record", ["sample:2", "metrics"])
+def test_a_record_that_lacks_episodes_is_refused(
+    recorded: Callable[..., RunRecord], monkeypatch: pytest.MonkeyPatch, record: str
+) -> None:
+    monkeypatch.setenv("GEM_RECORD", record)
+    run = recorded(training__iterations=1, training__tasks=2)
+    with pytest.raises(ConfigurationError, match="training episodes up to iteration 0"):
+        next(audit(run))

@@ -284,3 +284,14 @@ def test_native_settings_make_another_experiment(tmp_path: Path) -> None:
     comparison = compare(load_runs(folders))
     assert len(comparison.rows) == 2
     assert comparison.differing == {"native.actor.x": [None, 2]}
+
+
+def test_episodes_that_are_not_recorded_are_named(tmp_path: Path) -> None:
+    recorder = Recorder(write(tmp_path / "a", [0.5]))
+    recorder.metrics(1, {"episodes": 9, "failed_episodes": 1, "recorded_episodes": 4})
+    recorder.metrics(1, {"episodes": 9, "failed_episodes": 1, "recorded_episodes": 0}, "eval:easy")
+    comparison = compare(load_runs([tmp_path / "a"]))
+    notes = "\n".join(comparison.notes)
+    assert "train: 6 episodes are not recorded" in notes
+    assert "eval:easy: 10 episodes are not recorded" in notes
+    assert "6 episodes are not recorded" in numbers(comparison)

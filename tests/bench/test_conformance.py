@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from gem.advantage import advantages
+from gem.errors import ConfigurationError
 from gem.testing.golden import golden_batch, golden_turn_rows
 from gem.training.record import Recorder, RunRecord, TrainedRow, read_run
 from gem.training.runspec import AlgorithmPart
@@ -143,3 +144,10 @@ def test_updates_without_any_gradient_prove_nothing(tmp_path: Path) -> None:
     a, b = (record(tmp_path / name, grad_norm=0.0, loss=0.0) for name in "ab")
     [finding] = compare_runs(a, b, ALGORITHM)
     assert (finding.level, finding.where) == ("L2", "an update with a gradient")
+
+
+def test_a_first_batch_that_is_not_whole_is_refused(tmp_path: Path) -> None:
+    whole = record(tmp_path / "a")
+    part = record(tmp_path / "b", episodes=7, failed_episodes=1, recorded_episodes=4)
+    with pytest.raises(ConfigurationError, match="lacks 4 episodes of the first iteration"):
+        compare_runs(whole, part, ALGORITHM)

@@ -73,6 +73,19 @@ def test_the_launcher_gets_the_environment_that_the_adapter_asked_for(
     assert "fake trainer starts a b False" in (tmp_path / "out" / "trainer.log").read_text()
 
 
+def test_what_is_recorded_of_the_episodes_is_told_to_the_trainer(
+    gem_bench: Start, spec_file: WriteSpec, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    finish(gem_bench("run", spec_file(), "--to", "fake", "--out", out, "--record", "sample:8"))
+    assert meta(out)["environment"]["GEM_RECORD"] == "sample:8"
+    code, _, err = finish(
+        gem_bench("run", spec_file(), "--to", "fake", "--out", out, "--record", "few")
+    )
+    assert code == 2
+    assert "argument --record: must be 'all', 'metrics' or 'sample:<n>'" in err
+
+
 def test_progress_without_a_terminal_is_a_few_plain_lines(
     gem_bench: Start, spec_file: WriteSpec, tmp_path: Path
 ) -> None:

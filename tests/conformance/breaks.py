@@ -15,7 +15,7 @@ import numpy as np
 from gem import advantage
 from gem.advantage import TurnTable
 from gem.training.imports import after_import
-from gem.trajectory import TrainingRow, Trajectory
+from gem.trajectory import TrainingRow, Trajectory, TurnsInRow
 
 
 def gamma() -> None:
@@ -56,13 +56,13 @@ def mask_shifted() -> None:
 def reward_misplaced() -> None:
     """Put rewards on the first instead of the last token of a turn."""
 
-    def misplaced(self: TrainingRow, per_turn: Any) -> list[float]:
+    def misplaced(self: TurnsInRow, per_turn: Any) -> list[float]:
         out = [0.0] * len(self.response_ids)
         for span in self.spans:
             out[min(span.start, len(out) - 1)] += float(per_turn[span.turn])
         return out
 
-    TrainingRow.token_rewards = misplaced  # type: ignore[method-assign]
+    TurnsInRow.token_rewards = misplaced  # type: ignore[method-assign]
 
 
 def no_weight_sync() -> None:

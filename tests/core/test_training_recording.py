@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from gem.errors import RecordError
+from gem.errors import ConfigurationError, RecordError
+from gem.packed import PackedTrajectory
 from gem.testing.golden import golden_batch
 from gem.training.metrics import episode_metrics, progress
 from gem.training.record import EPISODES, METRICS, RUN, SCHEMA, TrainedRow, read_run
@@ -28,6 +29,7 @@ ROW = TrainedRow([3, 4], [5, 6], [1, 0], [0.5, 0.0], [1.0, 0.0])
 @pytest.fixture(autouse=True)
 def _no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GEM_RECORD_ROWS", raising=False)
+    monkeypatch.delenv("GEM_RECORD", raising=False)
 
 
 def lines(folder: Path, name: str = METRICS) -> list[dict[str, Any]]:
@@ -298,3 +300,58 @@ def test_a_record_that_cannot_be_rewound_stays_as_it_is(tmp_path: Path) -> None:
 def test_whoever_watches_sees_the_metrics_that_there_are() -> None:
     metrics = {"success_rate": 0.5, "kl": 0.1, "loss": -1.23456}
     assert progress(7, "eval:a", metrics) == "    7 eval:a  success_rate 0.5000  loss -1.2346"
+
+
+@pytest.mark.parametrize(
+    ("record", "found"), [("all", 8), ("sample:4", 4), ("sample:20", 8), ("metrics", 0), (None, 8)]
+)
+def test_a_setting_says_which_episodes_are_recorded(
+    tmp_path: Path, record: str | None, found: int
+) -> None:
+    batch = golden_batch()
+    packed = [PackedTrajectory.of(trajectory) for trajectory in batch]
+    recording = RunRecording(tmp_path, ABOUT, record=record)
+    recording.keep_batch(packed, ones(batch))
+    recording.write_iteration(0)
+    recording.write_evaluation(1, "same", packed)
+    run = read_run(tmp_path)
+    every = 8 // max(found, 1)
+    for split, line in zip(("train", "eval:same"), run.metrics, strict=True):
+        episodes = list(run.episodes(split))
+        assert [e.trajectory for e in episodes] == batch[::every][:found]
+        assert line["episodes"] + line["failed_episodes"] == 8
+        assert line.get("recorded_episodes", 8.0) == found
+        assert run.missing(split) == run.missing(split, {line["iteration"]}) == 8 - found
+        assert run.missing(split, {7}) == 0
+    kept = [e.advantages for e in run.episodes("train")]
+    assert kept == ones(batch)[::every][:found]
+
+
+def test_rows_are_those_of_the_recorded_episodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GEM_RECORD_ROWS", "1")
+    rows = [[replace(ROW, rewards=[float(i), 0.0])] for i in range(8)]
+    recording = RunRecording(tmp_path, ABOUT, record="sample:2")
+    recording.keep_batch(golden_batch(), rows=lambda: rows)
+    recording.write_iteration(0)
+    assert [e.rows for e in read_run(tmp_path).episodes()] == [rows[0], rows[4]]
+
+
+def test_nothing_is_decoded_for_a_record_of_metrics(tmp_path: Path) -> None:
+    heads = [PackedTrajectory.of(trajectory).head for trajectory in golden_batch()]
+    packed = [PackedTrajectory.from_bytes(head) for head in heads]
+    for folder, record in ((None, "all"), (tmp_path, "metrics")):
+        recording = RunRecording(folder, ABOUT, record=record)
+        recording.keep_batch(packed)
+        recording.write_iteration(0)
+    assert len(lines(tmp_path)) == 1 and lines(tmp_path, EPISODES) == []
+
+
+def test_an_episode_that_cannot_be_decoded_leaves_the_record_as_it_was(tmp_path: Path) -> None:
+    packed = [PackedTrajectory.of(trajectory) for trajectory in golden_batch()]
+    packed[3] = PackedTrajectory.from_bytes(packed[3].head)
+    recording = RunRecording(tmp_path, ABOUT)
+    with pytest.raises(ConfigurationError, match="only the numbers are there"):
+        recording.write_evaluation(0, "same", packed)
+    assert lines(tmp_path, EPISODES) == []

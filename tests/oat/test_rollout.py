@@ -63,7 +63,7 @@ def test_an_iteration_has_every_task_as_often_as_num_samples(
 
 def test_rows_hold_exactly_what_was_sampled(actor: Any, llm: Any, tokenizer: Any) -> None:
     found = actor(llm(["<9>"])).step(tasks(2), None, ["0", "1"])
-    for trajectory in found:
+    for trajectory in [packed.unpack() for packed in found]:
         for turn in trajectory.turns:
             assert turn.response_ids == [*tokenizer.encode("<9>"), tokenizer.eos_token_id]
             assert turn.logprobs == [-0.5 - i for i in range(len(turn.response_ids))]

@@ -21,7 +21,7 @@ from gem.errors import ConfigurationError, RolloutError, UnknownEnvError
 from gem.tasks import Task
 from gem.training.tasksets import DatasetRow
 from gem_openrlhf import worker
-from gem_openrlhf.rollout import FAILED, GemAgentExecutor, Played
+from gem_openrlhf.rollout import FAILED, GemAgentExecutor
 from gem_openrlhf.settings import Settings
 
 MAX_LEN = 500
@@ -151,7 +151,7 @@ def test_a_cut_turn_is_marked_truncated(engine: Any) -> None:
 def test_the_trajectory_travels_in_the_label_only_with_the_hook(
     engine: Any, hook: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    played = Played.decode(play(executor(), engine(["a", "end"]))["label"])
+    played = play(executor(), engine(["a", "end"]))["label"]
     assert DatasetRow.decode(played.label) == ROW
     assert played.trajectory.rewards == [0.25, 1.0]
     monkeypatch.setitem(worker._state, "installed", False)
@@ -186,19 +186,19 @@ def test_a_failed_episode_is_a_row_that_says_so(
     assert row["extra_logs"][FAILED] == 1.0
     assert len(row["observation_tokens"]) == len(row["rollout_log_probs"]) == 2
     assert row["action_ranges"] == [(1, 2)]
-    assert not Played.decode(row["label"]).trajectory.valid
+    assert not row["label"].trajectory.valid
     assert set(row["extra_logs"]) == set(play(agent, engine(["end"]))["extra_logs"])
 
 
 def test_a_prompt_longer_than_its_limit_is_a_failure(engine: Any, hook: None) -> None:
     row = play(executor(advantage="rebn", prompt_tokens=5), engine(["end"]))
-    failure = Played.decode(row["label"]).trajectory.failure
+    failure = row["label"].trajectory.failure
     assert failure is not None and failure.cause == "budget"
 
 
 def test_an_environment_that_hangs_is_a_failure(engine: Any, hook: None) -> None:
     row = play(executor(advantage="rebn", retries=0, step_timeout_s=0.05), engine(["wait"]))
-    failure = Played.decode(row["label"]).trajectory.failure
+    failure = row["label"].trajectory.failure
     assert failure is not None and "time limit of 0.05 s" in failure.message
 
 
@@ -218,7 +218,7 @@ def test_a_failed_evaluation_episode_has_no_reward_and_is_recorded(
     assert math.isnan(play(agent, engine(["crash"]), row=row)["reward"])
     assert play(agent, engine(["end"]), row=row)["reward"] == 1.0
     [file] = (tmp_path / "evaluated").iterdir()
-    assert [json.loads(line)["name"] for line in file.read_text().splitlines()] == ["same"] * 2
+    assert [json.loads(line)[0] for line in file.read_text().splitlines()] == ["same"] * 2
 
 
 def test_turns_have_seeds_of_their_own(engine: Any) -> None:

@@ -96,6 +96,7 @@ def experiences(
     """
     from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 
+    from gem.packed import PackedTrajectory
     from gem.training.tasksets import DatasetRow
     from gem_openrlhf.rollout import GemAgentExecutor, Played
 
@@ -105,7 +106,7 @@ def experiences(
         response = GemAgentExecutor._row(trajectory, row, STOP)
         response |= {
             "prompt": f"task {trajectory.task.seed}",
-            "label": Played(row.encode(), trajectory).encode(),
+            "label": Played(row.encode(), PackedTrajectory.of(trajectory)),
         }
         sample = SamplesGenerator._process_response_into_experience(
             SimpleNamespace(), response, max_len=MAX_LEN

@@ -211,8 +211,9 @@ def test_the_seam_computes_and_records(made: Any, world: Any, tmp_path: Path) ->
 
 @pytest.mark.usefixtures("_logged")
 def test_an_evaluation_is_recorded_after_the_weights_it_is_of(world: Any, tmp_path: Path) -> None:
-    r = Rollouts(world.settings(*KEYS), world.keys(*KEYS))
-    record_logs(str(tmp_path), world.RL2, r.evaluated)
+    settings = world.settings(*KEYS, f"+gem.record_dir={tmp_path}")
+    r = Rollouts(settings, world.keys(*KEYS))
+    record_logs(settings, world.RL2, r.evaluated)
     r.evaluated["same"] = golden_batch()
     wandb.log({"timing/rollout": 1.0}, step=4)
     [line] = read_run(tmp_path).metrics

@@ -144,7 +144,7 @@ def test_a_failed_episode_has_no_rows_and_is_counted(
     assert "sandbox gone" in caplog.text
     assert not trajectory.valid
     assert state_dicts(trajectory, 0) == []
-    assert r.take() == [trajectory]
+    assert [packed.unpack() for packed in r.take()] == [trajectory]
     assert r.take() == []
 
 

@@ -20,10 +20,11 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from gem import Env, register
 from gem.core import Step
+from gem.packed import PackedTrajectory
 from gem.tasks import Task
 from gem.training.tasksets import encode_task
 from gem.trajectory import Trajectory
-from gem_verl.rollout import GemAgentLoopOutput
+from gem_verl.rollout import EPISODE, VOID_TOKENS, GemAgentLoopOutput
 
 
 class Scripted(Env):
@@ -61,6 +62,7 @@ BASE = [
     "actor_rollout_ref.rollout.agent.default_agent_loop=gem",
     "algorithm.adv_estimator=gem_rebn",
     "trainer.v1.trainer_mode=gem_sync",
+    "+gem.record_dir=record",
     "data.max_prompt_length=100",
     "data.max_response_length=400",
 ]
@@ -106,7 +108,7 @@ def world(compose: Any, tokenizer: Any) -> World:
 
 
 def transcript(output: GemAgentLoopOutput) -> Trajectory:
-    return Trajectory.from_json(output.extra_fields["reward_extra_info"]["trajectory"])
+    return PackedTrajectory.from_bytes(output.as_dict()[EPISODE]).unpack()
 
 
 def test_an_episode_is_one_row_with_each_turns_reward_on_its_last_token(
@@ -198,7 +200,7 @@ def test_gem_turns_makes_a_row_of_every_turn(world: World, server: Any) -> None:
     for row in rows:
         full = row.prompt_ids + row.response_ids
         assert full == tokens[: len(full)]
-    assert [row.final for row in rows] == [False, False, True]
+    assert [bool(row.episode) for row in rows] == [False, False, True]
 
 
 def test_a_context_with_a_prompt_per_turn_makes_a_row_per_turn(
@@ -258,11 +260,33 @@ def test_rows_of_all_kinds_have_the_same_fields(world: World, server: Any) -> No
         assert d["rm_scores"].shape == d["responses"].shape == d["response_mask"].shape
 
 
-def test_only_the_last_row_of_an_episode_carries_its_transcript(world: World, server: Any) -> None:
+def test_only_the_last_row_of_an_episode_carries_it(world: World, server: Any) -> None:
     rows = world.play(server(["a", "b", "end"]), "gem_turns")
-    kept = ["trajectory" in row.as_dict()["extra_fields"]["reward_extra_info"] for row in rows]
-    assert kept == [False, False, True]
-    assert transcript(rows[-1]).rewards == [0.25, 0.25, 1.0]
+    assert [bool(row.as_dict()[EPISODE]) for row in rows] == [False, False, True]
+    heads = [row.extra_fields["gem"].get("episode") for row in rows]
+    assert heads[:2] == [None, None]
+    numbers = PackedTrajectory.from_bytes(heads[2])
+    assert numbers.rewards == transcript(rows[-1]).rewards == [0.25, 0.25, 1.0]
+    assert [row.extra_fields["reward_extra_info"]["acc"] for row in rows] == [1.0] * 3
+
+
+@pytest.mark.parametrize("override", ["gem.record_dir=null", "+gem.record=metrics"])
+def test_only_numbers_travel_where_no_episode_is_recorded(
+    compose: Any, tokenizer: Any, server: Any, override: str
+) -> None:
+    world = World(compose, tokenizer, [override])
+    [row] = world.play(server(["a", "end"]))
+    assert row.as_dict()[EPISODE] == b""
+    numbers = PackedTrajectory.from_bytes(row.extra_fields["gem"]["episode"])
+    assert (numbers.rewards, numbers.success) == ([0.25, 1.0], True)
+
+
+def test_a_void_row_is_as_long_as_verls_padding(world: World, server: Any) -> None:
+    from verl.trainer.ppo.padding_utils import SYNTHETIC_PADDING_SEQ_LEN
+
+    [row] = world.play(server(["crash"]))
+    assert len(row.prompt_ids) + len(row.response_ids) == VOID_TOKENS
+    assert VOID_TOKENS == SYNTHETIC_PADDING_SEQ_LEN
 
 
 def test_a_blocking_environment_does_not_block_other_episodes(
@@ -331,7 +355,7 @@ def test_thinking_is_read_off_and_leaves_later_prompts(
 
 
 def test_the_stock_trainer_gets_no_transcripts(compose: Any, tokenizer: Any, server: Any) -> None:
-    world = World(compose, tokenizer, ["trainer.v1.trainer_mode=sync"])
+    world = World(compose, tokenizer, ["trainer.v1.trainer_mode=sync", "gem.record_dir=null"])
     [row] = world.play(server(["end"]))
-    assert "trajectory" not in row.extra_fields["reward_extra_info"]
+    assert EPISODE not in row.as_dict()
     json.dumps(row.extra_fields)  # plain data only

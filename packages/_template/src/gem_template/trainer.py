@@ -49,8 +49,9 @@ class GemTrainer(fake_trainer.Trainer):  # type: ignore[misc]
         super().__init__(config)
         self.chat = self.settings.chat_format(self.tokenizer)
         versions = {"fake-trainer": found, "gem-template": __version__}
+        about = {"trainer": "template", "versions": versions}
         self.recording = RunRecording(
-            self.settings.record_dir, {"trainer": "template", "versions": versions}, RECORDED
+            self.settings.record_dir, about, RECORDED, record=self.settings.record
         )
         self.played: list[Trajectory] = []
         """Episodes of the batch, or of the evaluation, that is under way."""
@@ -69,7 +70,7 @@ class GemTrainer(fake_trainer.Trainer):  # type: ignore[misc]
             self.evaluated = [DatasetRow.decode(text).evaluation or "" for text in texts]
             valid = (t for t in self.played if t.valid)
             return [{"reward": trajectory.total_reward} for trajectory in valid]
-        return [trainer_row(row.tokens) for row in placed_rows(self.played, PlacedRow)]
+        return [trainer_row(row) for each in self.played for row in each.training_rows()]
 
     def compute_advantages(self, batch: dict[str, NDArray[Any]]) -> None:
         """Set `advantages`, `[rows, columns]`: each turn's on its sampled tokens, else 0.

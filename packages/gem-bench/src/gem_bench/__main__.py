@@ -68,6 +68,7 @@ def _compile(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
+    from gem.packed import VARIABLE
     from gem_bench.run import run
 
     outcome = run(
@@ -78,6 +79,7 @@ def _run(args: argparse.Namespace) -> int:
         python=args.python,
         overwrite=args.overwrite,
         timeout_s=args.timeout,
+        environment={} if args.record is None else {VARIABLE: args.record},
     )
     return _ended(args.to, outcome)
 
@@ -203,6 +205,12 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("spec", type=Path, help="RunSpec, a TOML file")
     _trainer_arguments(p, required=True)
     p.add_argument("--out", type=Path, required=True, help="run folder")
+    p.add_argument(
+        "--record",
+        type=_record,
+        help="episodes in the record: all, metrics (none) or sample:<n> of every batch (default: "
+        "all of a batch below 100 MB, else sample:16)",
+    )
     _limit_arguments(p)
 
     p = _command(commands, "compare", _compare, "compare runs in a table")
@@ -331,6 +339,16 @@ def _runs_arguments(parser: argparse.ArgumentParser) -> None:
         default=20,
         help="iterations that results are averaged over (default: %(default)s)",
     )
+
+
+def _record(text: str) -> str:
+    from gem.packed import check_record
+
+    try:
+        check_record(text)
+    except GemError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 def _seconds(text: str) -> float:

@@ -112,7 +112,8 @@ def audit(
         forward_tokens: Most tokens, padding included, in one forward pass.
 
     Raises:
-        ConfigurationError: The record has no spec, or a part that cannot be replayed.
+        ConfigurationError: The record has no spec, lacks episodes, or has a part that cannot be
+            replayed.
     """
     if "spec" not in run.meta:
         raise ConfigurationError(f"{run.folder} holds no experiment (run.json has no spec)")
@@ -143,7 +144,9 @@ def audit(
     logprob_noise, grad_noise = FLOOR, 0.0
     chat = spec.policy.chat_format(AutoTokenizer.from_pretrained(path))
     metrics = {m["iteration"]: m for m in run.metrics if m["split"] == "train"}
+    _check_complete(run, min(metrics, default=0))
     for iteration, episodes in _batches(run):
+        _check_complete(run, iteration)
         known = metrics.get(iteration, {})
         rows = [row for row in training_rows(episodes) if row.sampled]
         moments = _moments(learner, rows, sorted(chat.stop_ids), spec.sampling.temperature)
@@ -241,6 +244,15 @@ def lines(audits: Sequence[Audit]) -> Iterator[str]:
 
 def _number(value: float | None, width: int, digits: int) -> str:
     return f"{'-':>{width}}" if value is None else f"{value:{width}.{digits}f}"
+
+
+def _check_complete(run: RunRecord, last: int) -> None:
+    """Raise `ConfigurationError` if training episodes up to an iteration are not recorded."""
+    if missing := run.missing("train", range(last + 1)):
+        raise ConfigurationError(
+            f"{run.folder} lacks {missing:,} training episodes up to iteration {last}, and an "
+            "audit replays all: record them with `gem-bench run --record all`"
+        )
 
 
 def _batches(run: RunRecord) -> Iterator[tuple[int, list[Trajectory]]]:

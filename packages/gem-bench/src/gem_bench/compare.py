@@ -227,6 +227,12 @@ def _notes(group: Group) -> list[str]:
             for split in run.curves
             if (counts := run.failed_by_cause(split))
         ]
+        notes += [
+            f"{run.folder}, {split}: {missing:,} episodes are not recorded; intervals over tasks "
+            "are of those that are, all other numbers of all"
+            for split in run.curves
+            if (missing := run.record.missing(split))
+        ]
         if not run.spec:
             notes.append(f"{run.folder}: no run.json, so its settings are not known")
     seeds = [run.seed for run in group.runs]

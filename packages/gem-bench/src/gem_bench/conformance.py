@@ -63,7 +63,11 @@ def compare_runs(reference: RunRecord, other: RunRecord, algorithm: AlgorithmPar
 
 
 def compare_levels(reference: RunRecord, other: RunRecord, algorithm: AlgorithmPart) -> list[Level]:
-    """Compare `other` with `reference` at levels L0 to L3."""
+    """Compare `other` with `reference` at levels L0 to L3.
+
+    Raises:
+        ConfigurationError: Episodes of a first batch are not recorded.
+    """
     ours, theirs = _first_batch(reference), _first_batch(other)
     return [
         check_advantages(theirs, algorithm),
@@ -254,6 +258,11 @@ def _by_task(episodes: Sequence[EpisodeRecord]) -> dict[tuple[int, int], Episode
 
 
 def _first_batch(run: RunRecord) -> list[EpisodeRecord]:
+    if missing := run.missing("train", {0}):
+        raise ConfigurationError(
+            f"{run.folder} lacks {missing:,} episodes of the first iteration, of which all are "
+            "compared: record them with `gem-bench run --record all`"
+        )
     return list(run.episodes("train", {0}))
 
 

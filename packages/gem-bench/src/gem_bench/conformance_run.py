@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gem.errors import ConfigurationError
+from gem.packed import VARIABLE
 from gem.training.runspec import RunSpec
 from gem_bench.conformance import check_greedy
 from gem_bench.run import Outcome, run
@@ -21,7 +22,7 @@ REFERENCE = "reference"
 
 
 def run_with_rows(spec: RunSpec, *, trainer: str, run_dir: Path, **options: Any) -> Outcome:
-    """Run `spec` with `trainer`, which records its own training rows; see `gem_bench.run.run`.
+    """Run `spec` with `trainer`, which records all episodes with its own training rows.
 
     Args:
         spec: The experiment.
@@ -29,9 +30,8 @@ def run_with_rows(spec: RunSpec, *, trainer: str, run_dir: Path, **options: Any)
         run_dir: Folder of the record.
         **options: Of `gem_bench.run.run`.
     """
-    return run(
-        spec, trainer=trainer, run_dir=run_dir, environment={"GEM_RECORD_ROWS": "1"}, **options
-    )
+    environment = {"GEM_RECORD_ROWS": "1", VARIABLE: "all"}
+    return run(spec, trainer=trainer, run_dir=run_dir, environment=environment, **options)
 
 
 def run_both(

@@ -21,7 +21,7 @@ import zlib
 from array import array
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import accumulate, chain, pairwise
 from typing import Any, TypeAlias
 
@@ -131,7 +131,7 @@ class PackedTrajectory:
     layout: dict[str, Any]
     """Of each turn: whether it is `fresh`, the number of its `context` and `response` tokens,
     whether it has `logprobs`; and `wide`, whether log-probabilities are float64."""
-    data: bytes
+    data: bytes = field(repr=False)
     """All bytes, or those of the numbers only (`head`)."""
 
     @classmethod

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gem.packed import PackedRow, Played
 from gem.training import estimate, settings
 from gem.training.record import TrainedRow
 from gem.training.rows import PlacedRow, placed_rows
-from gem.trajectory import Failure, TrainingRow, Trajectory
+from gem.trajectory import Failure, TrainingRow
 
 Gather = Callable[[Any], list[Any]]
 """Hands an object to all ranks; returns those of all ranks, in their order."""
@@ -30,11 +31,11 @@ class Row(PlacedRow):
     `episode` is the number of the episode among those of this rank.
     """
 
-    def __init__(self, place: int, tokens: TrainingRow, episode: int = 0) -> None:
+    def __init__(self, place: int, tokens: TrainingRow | PackedRow, episode: int = 0) -> None:
         """Make the tensors of a row; for the arguments see `PlacedRow`."""
         super().__init__(place, tokens, episode)
         logprobs, turns = tokens.logprobs, len(tokens.spans)
-        self.ids = torch.tensor(tokens.ids)
+        self.ids = torch.tensor(tokens.ids, dtype=torch.int64)
         """Prompt and response, int64 `[tokens]`."""
         self.mask = torch.from_numpy(self.padded(tokens.mask))
         """1 where the policy sampled the token, float32 `[tokens - 1]`."""
@@ -57,7 +58,7 @@ class Row(PlacedRow):
         self.targets = torch.tensor([target[span.turn] for span in self.spans])
 
 
-def make_rows(trajectories: Iterable[Trajectory]) -> list[Row]:
+def make_rows(trajectories: Iterable[Played]) -> list[Row]:
     """Return the rows of all episodes that count, in the order played."""
     return placed_rows(trajectories, Row)
 
@@ -80,7 +81,7 @@ class Turns:
 
 
 def give_advantages(
-    trajectories: Sequence[Trajectory],
+    trajectories: Sequence[Played],
     rows: Sequence[Row],
     name: str,
     *,
@@ -105,7 +106,7 @@ def give_advantages(
     Raises:
         RolloutError: Too many episodes failed, on all ranks together.
     """
-    mine = [Turns(t.rewards, t.group, t.failure, [0.0] * len(t.turns)) for t in trajectories]
+    mine = [Turns(t.rewards, t.group, t.failure, [0.0] * len(t.rewards)) for t in trajectories]
     for row in rows:
         for span, value in zip(row.spans, row.values.tolist(), strict=True):
             mine[row.episode].values[span.turn] = value
@@ -120,11 +121,11 @@ def give_advantages(
     return per_turn[first : first + len(mine)]
 
 
-def trained_rows(trajectories: Sequence[Trajectory], rows: Sequence[Row]) -> list[list[TrainedRow]]:
+def trained_rows(trajectories: Sequence[Played], rows: Sequence[Row]) -> list[list[TrainedRow]]:
     """Read back from the rows what the loss will see, `[episode][row]`."""
     shown: list[list[TrainedRow]] = [[] for _ in trajectories]
     for row in rows:
         rewards = row.tokens.token_rewards(trajectories[row.episode].rewards)
         mask, advantages = row.mask[row.columns].tolist(), row.advantages[row.columns].tolist()
-        shown[row.episode].append(row.trained(row.ids.tolist(), mask, rewards, advantages))
+        shown[row.episode].append(row.trained(row.ids, mask, rewards, advantages))
     return shown

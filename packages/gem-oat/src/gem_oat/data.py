@@ -8,9 +8,9 @@ from typing import Any
 from oat.algorithms.ppo_multiturn import MultiTurnFeedbackCollector
 from torch.utils.data import Dataset
 
+from gem.packed import PackedTrajectory
 from gem.tasks import TaskSet
 from gem.training import metrics, tasksets
-from gem.trajectory import Trajectory
 
 SHOWN = ("episodes", "failed_episodes", "return_mean", "success_rate", "turns_mean", "rollout_s")
 """Metrics of the rollout that oat shows."""
@@ -40,7 +40,9 @@ class Batches(Dataset[tuple[list[str], list[str], list[str]]]):
 class Collector(MultiTurnFeedbackCollector):  # type: ignore[misc]
     """oat's collector, which has its actor play; what it reports are GEM's metrics."""
 
-    def get_metrics(self, actor_time: float, feedback_data: Sequence[Trajectory]) -> dict[str, Any]:
+    def get_metrics(
+        self, actor_time: float, feedback_data: Sequence[PackedTrajectory]
+    ) -> dict[str, Any]:
         """Summarise the episodes of this rank; oat shows the mean over ranks."""
         found = {**metrics.episode_metrics(feedback_data), "rollout_s": actor_time}
         # Every rank must have the same keys.

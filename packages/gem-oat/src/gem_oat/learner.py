@@ -12,8 +12,8 @@ from oat.algorithms.ppo_multiturn import PPOMultiTurnLearner
 from oat.utils.ipc import PlasmaShmClient
 from torch.utils.data import DataLoader
 
+from gem.packed import PackedTrajectory
 from gem.training import batches, recording, status_files, tasksets
-from gem.trajectory import Trajectory
 from gem_oat import __version__, advantage, check_oat, compat, data
 from gem_oat.settings import Args, shown
 from gem_oat.update import Updater
@@ -44,7 +44,7 @@ class Learner(PPOMultiTurnLearner):  # type: ignore[misc]
         versions = {"oat-llm": check_oat(), "gem-oat": __version__}
         about = {"trainer": "oat", "versions": versions, "config": shown(args)}
         folder = args.gem.record_dir if self.strategy.is_rank_0() else None
-        self.recording = recording.RunRecording(folder, about)
+        self.recording = recording.RunRecording(folder, about, record=args.gem.record)
 
     def prepare_data(self, strategy: Any, tokenizer: Any) -> None:
         """Set the dataset; called by oat."""
@@ -54,7 +54,7 @@ class Learner(PPOMultiTurnLearner):  # type: ignore[misc]
         self.prompts_dataloader = DataLoader(share, batch_size=None)
         self.eval_prompts_dataloader = None
 
-    def process_feedback_data(self, data_list: Sequence[Trajectory]) -> None:
+    def process_feedback_data(self, data_list: Sequence[PackedTrajectory]) -> None:
         """Make rows of the episodes of this rank, and give them their advantages."""
         args, gem, began = self.args, self.args.gem, time.perf_counter()
         rollout_s = self.actor_info["actor/rollout_s"]
@@ -138,7 +138,7 @@ class Learner(PPOMultiTurnLearner):  # type: ignore[misc]
         self.evaluated = (updates, metrics)
         return metrics
 
-    def _play(self, source: tasksets.Source, number: int, updates: int) -> list[Trajectory]:
+    def _play(self, source: tasksets.Source, number: int, updates: int) -> list[PackedTrajectory]:
         texts = [tasksets.encode_task(task, source.temperature) for task in source.tasks]
         n = len(self.actors)
         cuts = [texts[len(texts) * i // n : len(texts) * (i + 1) // n] for i in range(n)]

@@ -10,8 +10,8 @@ from typing import Any
 import vllm
 from oat.algorithms.ppo import PPOActor
 
+from gem.packed import PackedTrajectory
 from gem.training import rounds, status_files, tasksets
-from gem.trajectory import Trajectory
 from gem_oat import compat
 from gem_oat.settings import Args
 
@@ -87,13 +87,14 @@ class Actor(PPOActor):  # type: ignore[misc]
         sampling = self.args.sampling(evaluation=evaluation)
         engine = rounds.Rounds(self._generate)
 
-        async def one(text: str, copy: int, group: int) -> Trajectory:
+        async def one(text: str, copy: int, group: int) -> PackedTrajectory:
             task, temperature = tasksets.decode_task(text)
             own = {} if temperature is None else {"temperature": temperature}
             params = partial(vllm.SamplingParams, logprobs=1, **sampling | own)
             seed = None if gem.seed is None else (gem.seed, *key, task.seed, copy)
             sampler = rounds.RoundsSampler(engine, params, self._chat.stop_ids, seed)
-            return await gem.play(task, sampler, self._chat, budget, group=group)
+            played = await gem.play(task, sampler, self._chat, budget, group=group)
+            return PackedTrajectory.of(played)
 
         with status_files.reported(f"actor {self.actor_id}"):
             episodes = asyncio.run(engine.run([one(*job) for job in jobs]))

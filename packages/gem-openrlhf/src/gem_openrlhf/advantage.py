@@ -18,6 +18,7 @@ from openrlhf.models.utils import compute_reward
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 
+from gem.errors import RolloutError
 from gem.training.estimate import PerTurn, adjusted_rewards, turn_advantages
 from gem.training.record import TrainedRow
 from gem.training.rows import PlacedEpisode, PlacedRow
@@ -45,10 +46,10 @@ class Row(PlacedEpisode):
         """The row of the tensors; None: the episode failed."""
         return self.rows[0] if self.rows else None
 
-    def ids(self) -> list[int]:
+    def ids(self) -> torch.Tensor:
         """Return OpenRLHF's tokens of this row, without padding."""
         n = int(self.experience.attention_mask[self.place].sum())
-        ids: list[int] = self.experience.sequences[self.place, :n].tolist()
+        ids: torch.Tensor = self.experience.sequences[self.place, :n]
         return ids
 
 
@@ -82,7 +83,7 @@ class GemExperienceMaker(RemoteExperienceMaker):  # type: ignore[misc]
             per_turn = self._turn_advantages(experiences, rows, self.gem.advantage)
             leave_out(experiences, rows)
         if self.gem.record_dir is not None:
-            recording(self.gem.record_dir).keep_batch(
+            recording(self.gem.record_dir, self.gem.record).keep_batch(
                 trajectories,
                 per_turn,
                 lambda: [trained_row(row) for row in rows],
@@ -182,14 +183,15 @@ def read_rows(experiences: Sequence[Any], samples: int) -> list[Row]:
         for place, (number, label) in enumerate(
             zip(experience.index, experience.labels, strict=True)
         ):
-            played = Played.decode(label)
-            labels.append(played.label)
-            trajectory = played.trajectory
+            if not isinstance(label, Played):
+                raise RolloutError(f"a row without a trajectory of GEM: {label!r:.200}")
+            labels.append(label.label)
+            trajectory = label.trajectory
             trajectory.group = int(number) // samples
             rows = [PlacedRow(place, tokens) for tokens in trajectory.training_rows()]
             row = Row(trajectory, rows, experience, place, int(number))
             if row.trained is not None:
-                mask = experience.action_mask[place].long().tolist()
+                mask = experience.action_mask[place]
                 row.trained.check(row.ids(), mask, f"the training row of {trajectory.task}")
             found.append(row)
         experience.labels = labels

@@ -19,7 +19,8 @@ class GemTensorboardLogger(TensorboardLogger):  # type: ignore[misc]
         """Find out where the record goes."""
         super().__init__(args)
         settings = load_settings(args.train.agent_func_path)
-        self._recording = recording(None if settings is None else settings.record_dir)
+        known = (None, None) if settings is None else (settings.record_dir, settings.record)
+        self._recording = recording(*known)
 
     def log_train(self, global_step: int, logs_dict: Mapping[str, Any]) -> None:
         """Log and record an iteration."""

@@ -12,6 +12,7 @@ import json
 import os
 from pathlib import Path
 
+from gem.packed import PackedTrajectory
 from gem.training.recording import RunRecording
 from gem.trajectory import Trajectory
 from gem_openrlhf.version import __version__, check_openrlhf
@@ -38,10 +39,11 @@ EVALUATED = "evaluated"
 
 
 @functools.cache
-def recording(folder: str | None) -> RunRecording:
-    """Return the record of this process's run; without a folder nothing is written."""
+def recording(folder: str | None, record: str | None) -> RunRecording:
+    """Return the record of this process's run; see `Settings.record_dir` and `Settings.record`."""
     versions = {"openrlhf": check_openrlhf(), "gem-openrlhf": __version__}
-    return RunRecording(folder, {"trainer": "openrlhf", "versions": versions}, RECORDED)
+    about = {"trainer": "openrlhf", "versions": versions}
+    return RunRecording(folder, about, RECORDED, record=record)
 
 
 def write_evaluated(record: RunRecording, step: int) -> None:
@@ -56,12 +58,10 @@ def write_evaluated(record: RunRecording, step: int) -> None:
     """
     if record.folder is None:
         return
-    played: dict[str, list[Trajectory]] = {}
+    played: dict[str, list[PackedTrajectory]] = {}
     for file in sorted((record.folder / EVALUATED).glob("*.jsonl")):
-        for line in file.read_text(encoding="utf-8").splitlines():
-            entry = json.loads(line)
-            trajectory = Trajectory.from_dict(entry["trajectory"])
-            played.setdefault(entry["name"], []).append(trajectory)
+        for name, text in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
+            played.setdefault(name, []).append(PackedTrajectory.from_text(text))
         file.unlink()
     for name, trajectories in played.items():
         record.write_evaluation(step, name, trajectories, sort=True)
@@ -71,6 +71,6 @@ def keep_evaluated(folder: str, name: str, trajectory: Trajectory) -> None:
     """Leave an evaluation episode for the process that writes the record."""
     path = Path(folder) / EVALUATED / f"{os.uname().nodename}-{os.getpid()}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    line = json.dumps({"name": name, "trajectory": trajectory.to_dict()})
+    line = json.dumps([name, PackedTrajectory.of(trajectory).text])
     with path.open("a", encoding="utf-8") as file:
         file.write(line + "\n")

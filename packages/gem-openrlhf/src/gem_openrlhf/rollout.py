@@ -1,13 +1,12 @@
 """OpenRLHF's agent hook: episodes are played by `gem.rollout`, its vLLM actor is the sampler.
 
 One episode is one training row, with exactly the tokens that were sampled. OpenRLHF has no place
-for what else is known of an episode, so with the worker hook the whole trajectory travels in the
-row's label, which OpenRLHF passes through, and `gem_openrlhf.advantage` takes it out again.
+for what else is known of an episode, so with the worker hook the whole episode travels in the place
+of the row's label, which OpenRLHF passes through, and `gem_openrlhf.advantage` takes it out again.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from copy import copy
@@ -17,6 +16,7 @@ from typing import Any
 from openrlhf.utils.agent import AgentExecutorBase
 
 from gem.errors import ConfigurationError, RolloutError
+from gem.packed import PackedTrajectory
 from gem.rollout import ChatFormat, Request, Sample
 from gem.training.sampling import EngineSampler
 from gem.training.tasksets import DatasetRow
@@ -32,28 +32,11 @@ FAILED = f"{PREFIX}failed"
 
 @dataclass(frozen=True)
 class Played:
-    """What the label of a row holds after the rollout."""
+    """What stands in the place of a row's label after the rollout."""
 
     label: str
     """The dataset's."""
-    trajectory: Trajectory
-
-    def encode(self) -> str:
-        """Return the label that OpenRLHF carries on."""
-        return json.dumps({"label": self.label, "trajectory": self.trajectory.to_dict()})
-
-    @classmethod
-    def decode(cls, text: str) -> Played:
-        """Rebuild from `encode`.
-
-        Raises:
-            RolloutError: The row was not made by this package's executor.
-        """
-        try:
-            data = json.loads(text)
-            return cls(data["label"], Trajectory.from_dict(data["trajectory"]))
-        except (KeyError, TypeError, ValueError) as error:
-            raise RolloutError(f"a row without a trajectory of GEM: {text[:200]!r}") from error
+    trajectory: PackedTrajectory
 
 
 class GemAgentExecutor(AgentExecutorBase):  # type: ignore[misc]
@@ -105,7 +88,7 @@ class GemAgentExecutor(AgentExecutorBase):  # type: ignore[misc]
             answer["rollout_log_probs"] = None
         elif answer["rollout_log_probs"] is None:
             raise RolloutError("the engine returned no log-probabilities")
-        kept = Played(label, trajectory).encode() if installed() else label
+        kept = Played(label, PackedTrajectory.of(trajectory)) if installed() else label
         return {"prompt": prompt, "label": kept, **answer}
 
     def _seed(self, row: DatasetRow) -> tuple[int, ...] | None:

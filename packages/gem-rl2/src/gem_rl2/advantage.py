@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from gem.errors import RolloutError
+from gem.packed import PackedTrajectory
 from gem.training.estimate import PerTurn, adjusted_rewards, turn_advantages
 from gem.training.record import TrainedRow
 from gem.training.rows import PlacedEpisode, PlacedRow
 from gem.training.settings import check_episodes
-from gem.trajectory import Trajectory
 from gem_rl2.rollout import TAG
 from gem_rl2.settings import Keys, Settings
 
@@ -29,7 +29,7 @@ c + 1."""
 
 
 def read(
-    batch: Tensors, boundaries: Sequence[int], played: Sequence[Trajectory]
+    batch: Tensors, boundaries: Sequence[int], played: Sequence[PackedTrajectory]
 ) -> list[PlacedEpisode]:
     """Return the episodes of a batch in RL2's order, failed ones last; clears the tags.
 
@@ -53,7 +53,7 @@ def read(
             raise RolloutError(f"rows {start} to {end} of RL2's batch are no episode of GEM")
         rows = [PlacedRow(start + i, row) for i, row in enumerate(tokens)]
         for row in rows:
-            mask = batch["action_mask"][row.place].tolist()
+            mask = batch["action_mask"][row.place]
             row.check(_ids(batch, row), mask, f"row {row.place} of RL2's batch")
         found.append(PlacedEpisode(trajectory, rows))
     batch["rewards"][:, TAG - 1] = 0.0
@@ -72,10 +72,10 @@ def trained_rows(batch: Tensors, episode: PlacedEpisode) -> list[TrainedRow]:
     ]
 
 
-def _ids(batch: Tensors, row: PlacedRow) -> list[int]:
+def _ids(batch: Tensors, row: PlacedRow) -> Tensor:
     """Tokens of a row: the last one is no input."""
     end = row.columns.stop
-    return [*batch["states"][row.place, :end].tolist(), int(batch["actions"][row.place, end - 1])]
+    return torch.cat([batch["states"][row.place, :end], batch["actions"][row.place, end - 1 : end]])
 
 
 def compute(

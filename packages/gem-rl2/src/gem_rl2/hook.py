@@ -123,7 +123,7 @@ def _extend(trainer: Any, program: Any, rollouts: Rollouts, rl2: Installation) -
         trainer.rollout.rollout = partial(rollouts.release_rollout, trainer.rollout)
     else:
         trainer.rollout.env.generate = rollouts.generate
-    recording = record_logs(settings.record_dir, rl2, rollouts.evaluated)
+    recording = record_logs(settings, rl2, rollouts.evaluated)
     program.compute_advantages = seam(program.compute_advantages, rollouts, recording)
 
 

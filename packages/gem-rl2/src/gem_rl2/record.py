@@ -10,9 +10,10 @@ from typing import Any
 
 import wandb
 
+from gem.packed import PackedTrajectory
 from gem.training.recording import Names, RunRecording
-from gem.trajectory import Trajectory
 from gem_rl2.release import Installation
+from gem_rl2.settings import Settings
 from gem_rl2.version import __version__
 
 RECORDED: Names = {
@@ -36,12 +37,12 @@ LAST, PLAYED = "timing/update_rollout", "timing/rollout"
 
 
 def record_logs(
-    folder: str | None, rl2: Installation, evaluated: dict[str, list[Trajectory]]
+    settings: Settings, rl2: Installation, evaluated: dict[str, list[PackedTrajectory]]
 ) -> RunRecording:
     """Open the record, and have it written from what RL2 gives to `wandb.log`.
 
     Args:
-        folder: Of the record; None writes nothing.
+        settings: With `record_dir` and `record`.
         rl2: What is installed.
         evaluated: Evaluation episodes by name, which are taken out once they are written.
 
@@ -49,7 +50,8 @@ def record_logs(
         RecordError: The folder cannot be used; later, from `wandb.log`, it cannot be written.
     """
     versions = {"rl2": str(rl2), "gem-rl2": __version__}
-    recording = RunRecording(folder, {"trainer": "rl2", "versions": versions}, RECORDED)
+    about = {"trainer": "rl2", "versions": versions}
+    recording = RunRecording(settings.record_dir, about, RECORDED, record=settings.record)
     log = wandb.log
 
     def log_too(values: Any, *args: Any, step: int, **kwargs: Any) -> None:

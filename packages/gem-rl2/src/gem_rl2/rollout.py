@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 
 from gem.errors import ConfigurationError, RolloutError
+from gem.packed import PackedTrajectory
 from gem.rollout import ChatFormat
 from gem.training.settings import check_episodes
 from gem.training.tasksets import DatasetRow
@@ -43,14 +44,14 @@ class Rollouts:
     def __init__(self, settings: Settings, keys: Keys) -> None:
         self.settings = settings
         self.keys = keys
-        self.evaluated: dict[str, list[Trajectory]] = {}
+        self.evaluated: dict[str, list[PackedTrajectory]] = {}
         """Evaluation episodes that were not recorded yet, by name."""
-        self._batch: list[Trajectory] = []
+        self._batch: list[PackedTrajectory] = []
         self._budget = budget(settings, keys)
         self._chat: ChatFormat | None = None
         self._places = asyncio.Semaphore(settings.episodes_at_once or 2**30)
 
-    def take(self) -> list[Trajectory]:
+    def take(self) -> list[PackedTrajectory]:
         """Return the training episodes played since the last call; their place is their number."""
         batch, self._batch = self._batch, []
         return batch
@@ -83,10 +84,11 @@ class Rollouts:
             trajectory = await settings.play(
                 row.task, sampler, chat, self._budget, group=row.number
             )
+        packed = PackedTrajectory.of(trajectory)
         if row.evaluation is not None:
-            self.evaluated.setdefault(row.evaluation, []).append(trajectory)
+            self.evaluated.setdefault(row.evaluation, []).append(packed)
             return trajectory, -1
-        self._batch.append(trajectory)
+        self._batch.append(packed)
         self._check_failures(trajectory)
         return trajectory, len(self._batch) - 1
 

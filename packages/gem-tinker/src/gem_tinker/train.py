@@ -58,7 +58,7 @@ async def train(config: Config, report: Report = lambda *_: None) -> None:
 
         async def attempt() -> None:
             # What the last client trained after its checkpoint is lost, and recorded again.
-            recording = RunRecording(config.record_dir, about, report=report)
+            recording = RunRecording(config.record_dir, about, report=report, record=config.record)
             with unanswered():
                 await Run(config, objective, service, recording, checkpoints).train()
 

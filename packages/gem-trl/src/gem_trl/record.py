@@ -20,14 +20,15 @@ RECORDED = {
 """Names in the record, and in TRL's logs."""
 
 
-def recording(folder: str | None) -> RunRecording:
-    """Return the record of a run; without a folder nothing is written.
+def recording(folder: str | None, record: str | None) -> RunRecording:
+    """Return the record of a run; see `Settings.record_dir` and `Settings.record`.
 
     Raises:
         RecordError: The folder cannot be created or written.
     """
     versions = {"trl": check_trl(), "gem-trl": __version__}
-    return RunRecording(folder, {"trainer": "trl", "versions": versions}, RECORDED)
+    about = {"trainer": "trl", "versions": versions}
+    return RunRecording(folder, about, RECORDED, record=record)
 
 
 def of_iteration(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -24,6 +24,7 @@ from accelerate.utils import gather_object
 from trl import GRPOConfig, GRPOTrainer
 
 from gem.errors import ConfigurationError
+from gem.packed import PackedTrajectory
 from gem.rollout.play import Sampler
 from gem.training.estimate import PerTurn, turn_advantages
 from gem.training.record import TrainedRow
@@ -109,13 +110,13 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             self.gem.prompt_tokens, self.gem.response_tokens, args.max_completion_length
         )
         main = self.accelerator.is_main_process
-        self._recording = recording(self.gem.record_dir if main else None)
+        self._recording = recording(self.gem.record_dir if main else None, self.gem.record)
         self._steps: list[dict[str, float]] = []
         self._mine: list[Trajectory] = []
         """The last episodes of this process, one a row of TRL's tensors."""
-        self._batch: tuple[list[Trajectory], PerTurn, dict[str, float]]
+        self._batch: tuple[list[PackedTrajectory], PerTurn, dict[str, float]]
         """The last training episodes of all processes, their advantages, and metrics."""
-        self._evaluated: dict[str, list[Trajectory]] = {}
+        self._evaluated: dict[str, list[PackedTrajectory]] = {}
 
     def _stop_at_turn_end(self) -> None:
         """A chat template may close a message with another token than the model's eos."""
@@ -156,7 +157,7 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         rounds = Rounds(sample, frozenset(self.eos_token_ids), most)
         with sampling_at(self, rows[0].temperature):
             self._mine = rounds.play([partial(self._episode, row) for row in rows])
-        everyone = gather_object(self._mine)
+        everyone = gather_object([PackedTrajectory.of(trajectory) for trajectory in self._mine])
         if evaluation is None:
             check_episodes(everyone, self.gem.max_failed_fraction)
             # Of all processes: ReBN's statistics are the batch's, and processes may share a group.
@@ -256,7 +257,7 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
                 self._recording.write_iteration(iterations - 1, of_iteration(self._steps))
                 self._steps = []
 
-    def _once(self, played: Sequence[Trajectory]) -> list[Trajectory]:
+    def _once(self, played: Sequence[PackedTrajectory]) -> list[PackedTrajectory]:
         """Leave out the episodes with which accelerate fills up an evaluation's last batch."""
         seen: Counter[int] = Counter()
         kept = []

@@ -7,6 +7,10 @@
 Rewards are dense: that of each turn lies on its last sampled token. An episode that failed becomes
 one row without any token to train on; it is never silently missing. If this code itself fails, the
 row also carries the reward NaN, at which the estimators and trainers of this package stop the run.
+
+For the trainers of this package the last row of an episode has its numbers in `extra_fields`
+(`gem.packed.PackedTrajectory.head`) and, in a field of its own, the whole episode, which they read
+only to record it.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ from verl.experimental.agent_loop.agent_loop import (
 )
 
 from gem.errors import RolloutError
+from gem.packed import PackedTrajectory
 from gem.rollout import ChatFormat, Request, Sample
 from gem.training.metrics import episode_metrics
 from gem.training.rows import split_turns
@@ -38,6 +43,12 @@ from gem.trajectory import TrainingRow, Trajectory
 from gem_verl.settings import GEM_MODES, Settings, check_rows
 
 logger = logging.getLogger(__name__)
+
+EPISODE = "gem_episode"
+"""Name of the field with the packed episode."""
+
+VOID_TOKENS = 128
+"""Length of a void row, as of verl's own padding rows: context parallelism cuts rows into parts."""
 
 SCALARS = {
     "acc": "success_rate",
@@ -55,17 +66,16 @@ class GemAgentLoopOutput(AgentLoopOutput):  # type: ignore[misc]
 
     token_rewards: list[float]
     """Reward of each response token, `[response]`."""
-    final: bool
-    """The last row of its episode."""
+    episode: bytes | None = None
+    """The last row's: the packed episode, if it is recorded; else empty. None for verl's own
+    trainers."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the row as verl stores it, with dense `rm_scores`."""
         row: dict[str, Any] = super().as_dict()
         row["rm_scores"] = torch.tensor(row.pop("token_rewards"), dtype=torch.float32)
-        if not row.pop("final"):
-            # verl copies what belongs to the episode to all of its rows; one transcript is enough.
-            row["extra_fields"]["reward_extra_info"].pop("trajectory", None)
-        return row
+        episode = row.pop("episode", None)
+        return row if episode is None else row | {EPISODE: episode}
 
 
 @register("gem")
@@ -84,17 +94,23 @@ class GemAgentLoop(AgentLoopBase):  # type: ignore[misc]
             **kwargs: Columns of `GemDataset`, and `uid`, `session_id`, `global_steps`.
         """
         try:
-            outputs = await self._play(sampling_params, kwargs)
+            trajectory, outputs = await self._play(sampling_params, kwargs)
+            self._finish(outputs, trajectory)
         except Exception as error:
             # verl only logs what is raised here and goes on with fewer rows.
             logger.exception("the agent loop %r failed", self.agent)
             outputs = [self._output(kwargs, None, error=f"{type(error).__name__}: {error}")]
+            self._finish(outputs, None)
         return outputs if len(outputs) > 1 else outputs[0]
+
+    @property
+    def _settings(self) -> Settings:
+        return Settings.from_config(self.config)
 
     async def _play(
         self, sampling_params: dict[str, Any], kwargs: dict[str, Any]
-    ) -> list[GemAgentLoopOutput]:
-        settings = Settings.from_config(self.config)
+    ) -> tuple[Trajectory, list[GemAgentLoopOutput]]:
+        settings = self._settings
         check_rows(self.config, self.agent)
         task, temperature = decode_task(kwargs["gem_task"])
         if temperature is not None:
@@ -110,14 +126,13 @@ class GemAgentLoop(AgentLoopBase):  # type: ignore[misc]
         budget = settings.limits(limits.prompt_length, limits.response_length)
         trajectory = await settings.play(task, sampler, chat, budget, group=index)
         if trajectory.failure is not None:
-            return [self._output(kwargs, trajectory)]
+            return trajectory, [self._output(kwargs, trajectory)]
         trajectory.policy_version = sampler.versions(len(trajectory.turns))
         rows = trajectory.training_rows()
         if self.agent == "gem_turns":
             rows = [part for row in rows for part in split_turns(row)]
-        return [
-            self._output(kwargs, trajectory, row, seconds=sampler.seconds, final=row is rows[-1])
-            for row in rows
+        return trajectory, [
+            self._output(kwargs, trajectory, row, seconds=sampler.seconds) for row in rows
         ]
 
     def _output(
@@ -128,7 +143,6 @@ class GemAgentLoop(AgentLoopBase):  # type: ignore[misc]
         *,
         error: str | None = None,
         seconds: float = 0.0,
-        final: bool = True,
     ) -> GemAgentLoopOutput:
         """Return a row as verl stores it.
 
@@ -139,18 +153,18 @@ class GemAgentLoop(AgentLoopBase):  # type: ignore[misc]
                 that takes no part in anything.
             error: Why the agent loop failed.
             seconds: Time that the episode waited for the server.
-            final: Whether this is the last row of the episode.
         """
         broken, failed = trajectory is None, error
         if trajectory is not None and trajectory.failure is not None:
             failed = str(trajectory.failure)
         rewards = [] if trajectory is None or row is None else trajectory.rewards
-        row = row or TrainingRow([self.tokenizer.eos_token_id], [], [], [], [])
+        eos = self.tokenizer.eos_token_id
+        row = row or TrainingRow([eos] * (VOID_TOKENS - 1), [], [], [], [])
         response, mask, logprobs = row.response_ids, row.mask, row.logprobs
         token_rewards = row.token_rewards(rewards)
         if not response:
             # verl's rows hold at least one response token; nothing is trained on this one.
-            response, mask, logprobs = [self.tokenizer.eos_token_id], [0], [0.0]
+            response, mask, logprobs = [eos], [0], [0.0]
             token_rewards = [math.nan if broken else row.reward_left(rewards)]
         if not self.rollout_config.calculate_log_probs:
             logprobs = None  # All rows of a batch must have the same fields.
@@ -167,7 +181,6 @@ class GemAgentLoop(AgentLoopBase):  # type: ignore[misc]
             response_logprobs=logprobs,
             reward_score=math.nan if broken else sum(rewards),
             token_rewards=token_rewards,
-            final=final,
             num_turns=len(rewards),
             metrics=AgentLoopMetrics(generate_sequences=seconds),
             extra_fields={
@@ -180,18 +193,27 @@ class GemAgentLoop(AgentLoopBase):  # type: ignore[misc]
                     "failed": failed,
                     "broken": broken,
                 },
-                "reward_extra_info": self._info(trajectory),
             },
         )
 
-    def _info(self, trajectory: Trajectory | None) -> dict[str, Any]:
-        """Return the numbers for validation; None, which verl leaves out, if there are none."""
+    def _finish(self, outputs: list[GemAgentLoopOutput], trajectory: Trajectory | None) -> None:
+        """Add what is known of an episode as a whole to its rows.
+
+        Args:
+            outputs: The rows.
+            trajectory: The episode; None if the agent loop failed.
+        """
         metrics = {} if trajectory is None else episode_metrics([trajectory])
-        info: dict[str, Any] = {name: metrics.get(ours) for name, ours in SCALARS.items()}
-        if self.config.trainer.v1.trainer_mode in GEM_MODES:
-            # Text is skipped by verl's metrics, and read by our trainers.
-            info["trajectory"] = None if trajectory is None else trajectory.to_json()
-        return info
+        # verl's validation leaves out None.
+        info = {name: metrics.get(ours) for name, ours in SCALARS.items()}
+        ours = self.config.trainer.v1.trainer_mode in GEM_MODES
+        packed = PackedTrajectory.of(trajectory) if ours and trajectory is not None else None
+        for output in outputs:
+            output.extra_fields["reward_extra_info"] = info
+            output.episode = b"" if ours else None
+            if packed is not None and output is outputs[-1]:
+                output.extra_fields["gem"]["episode"] = packed.head
+                output.episode = packed.data if self._settings.sends_episodes else b""
 
 
 @register("gem_turns")

@@ -30,6 +30,11 @@ class Settings(BaseSettings):
         "how often a `gem_*` trainer looks for finished episodes (verl: 2 s)", 0.1, above=0
     )
 
+    @property
+    def sends_episodes(self) -> bool:
+        """Whether agent loops hand over whole episodes, not only their numbers."""
+        return self.record_dir is not None and self.record != "metrics"
+
     @classmethod
     def from_config(cls, config: Any) -> Settings:
         """Read the `gem` table of a whole verl configuration.

@@ -31,14 +31,16 @@ from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
 from gem.errors import ConfigurationError, RolloutError
+from gem.packed import PackedTrajectory
 from gem.training.ray import call_while_alive
 from gem.training.record import TrainedRow
 from gem.training.recording import RunRecording
 from gem.training.seams import Seam, check_seams
 from gem.training.settings import check_episodes
-from gem.trajectory import Failure, Trajectory, TurnSpan
+from gem.trajectory import Failure, TurnSpan
 from gem_verl import TRAINER, __version__
 from gem_verl.advantage import Batch, Episode, Row, given
+from gem_verl.rollout import EPISODE
 from gem_verl.settings import check_config
 
 SEAMS = (
@@ -116,9 +118,13 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
         versions = {"verl": verl.__version__, "gem-verl": __version__}
         shown = OmegaConf.to_container(config, resolve=True)
         about = {"trainer": "verl", "versions": versions, "config": shown}
-        self._recording = RunRecording(self._settings.record_dir, about, RECORDED)
+        self._recording = RunRecording(
+            self._settings.record_dir, about, RECORDED, record=self._settings.record
+        )
         self._batch = Batch([])
-        self._trajectories: list[Trajectory] = []
+        self._trajectories: list[PackedTrajectory] = []
+        """Without tokens, which stay in TransferQueue."""
+        self._evaluated: dict[str, list[PackedTrajectory]] = {}
         self._lost: list[Failure] = []
         super().__init__(config)
 
@@ -134,7 +140,25 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
     def _build_replay_buffer(self) -> Any:
         buffer = super()._build_replay_buffer()
         buffer.poll_interval = self._settings.poll_interval_s
+        sample = buffer.sample
+
+        def sample_and_keep(*args: Any, **named: Any) -> Any:
+            found = sample(*args, **named)
+            if found[0].partition_id == "val":
+                self._keep_evaluated(found[0])
+            return found
+
+        buffer.sample = sample_and_keep
         return buffer
+
+    def _keep_evaluated(self, batch: Any) -> None:
+        """Take the episodes of a validation batch before verl removes them from TransferQueue."""
+        data = _read(batch, "extra_fields", "data_source", EPISODE)
+        columns = (_column(data[name]) for name in ("data_source", "extra_fields", EPISODE))
+        for name, known, whole in zip(*columns, strict=True):
+            if head := known["gem"].get("episode"):
+                packed = PackedTrajectory.from_bytes(whole or head)
+                self._evaluated.setdefault(name, []).append(packed)
 
     def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **named: Any) -> Any:
         """Fill up and order the batch, and find out which rows belong together."""
@@ -206,14 +230,28 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
         self, batch: Any, metrics: dict[str, Any], timing_raw: Any, global_steps: int, epoch: int
     ) -> None:
         super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
-        rows = partial(self._trained_rows, batch)
         values = self._recording.keep_batch(
-            self._trajectories, self._batch.advantages, rows, lost=self._lost
+            self._whole(batch),
+            self._batch.advantages,
+            partial(self._trained_rows, batch),
+            lost=self._lost,
         )
         metrics.update({f"gem/{name}": value for name, value in values.items()})
         update_s = sum(timing_raw.get(name, 0.0) for name in _UPDATE_TIMES)
         # Step k of verl trains on what k - 1 updates have made.
         self._recording.write_iteration(global_steps - 1, metrics, metrics={"update_s": update_s})
+
+    def _whole(self, batch: Any) -> list[PackedTrajectory]:
+        """Return the episodes of a batch; those that are recorded with their tokens."""
+        episodes, which = list(self._trajectories), self._recording.kept(self._trajectories)
+        keys = [batch.keys[self._batch.episodes[i].rows[-1].place] for i in which]
+        if keys:
+            data = tq.kv_batch_get(
+                keys=keys, partition_id=batch.partition_id, select_fields=[EPISODE]
+            )
+            for i, whole in zip(which, _column(data[EPISODE]), strict=True):
+                episodes[i] = PackedTrajectory.from_bytes(whole)
+        return episodes
 
     def _trained_rows(self, batch: Any) -> list[list[TrainedRow]]:
         """Read back what was trained on."""
@@ -234,11 +272,9 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
         """Record each validation set under its name and stop if too many of its episodes failed."""
         if any(math.isnan(reward) for reward in reward_extra_infos_dict["reward"]):
             raise RolloutError("an agent loop failed during validation; its error is in the log")
-        played: dict[str, list[Trajectory]] = {}
-        texts = reward_extra_infos_dict.get("trajectory", [])
-        for name, text in zip(data_sources, texts, strict=False):
-            if text is not None:
-                played.setdefault(name, []).append(Trajectory.from_json(text))
+        played, self._evaluated = self._evaluated, {}
+        if sum(map(len, played.values())) != len(data_sources):
+            raise RolloutError("verl's validation has other episodes than agent loops played")
         for name, episodes in played.items():
             episodes.sort(key=lambda episode: episode.group)
             limit = self._settings.max_failed_fraction
@@ -270,7 +306,7 @@ register_trainer("gem_colocate_async")(GemTrainerColocateAsync)
 
 def grouped(
     keys: list[str], padding: list[bool], extra_fields: list[Any], index: list[Any]
-) -> tuple[Batch, list[Trajectory]]:
+) -> tuple[Batch, list[PackedTrajectory]]:
     """Collect rows into episodes, in an order that does not depend on which arrived first.
 
     Args:
@@ -280,7 +316,7 @@ def grouped(
         index: Row of the dataset.
 
     Returns:
-        The episodes by row of the dataset and session, and their trajectories.
+        The episodes by row of the dataset and session, and their trajectories without tokens.
 
     Raises:
         RolloutError: An agent loop broke.
@@ -300,9 +336,8 @@ def grouped(
             if known["broken"]:
                 raise RolloutError(f"an agent loop failed: {known['failed']}")
             rows.append(Row(place, [TurnSpan(*span) for span in known["spans"]]))
-        # The last row of an episode has its transcript.
-        text = extra_fields[rows[-1].place]["reward_extra_info"]["trajectory"]
-        trajectory = Trajectory.from_json(text)
+        # The last row of an episode has its numbers.
+        trajectory = PackedTrajectory.from_bytes(extra_fields[rows[-1].place]["gem"]["episode"])
         rewards = trajectory.rewards if trajectory.valid else []
         group = groups.setdefault(uid, len(groups))
         batch.episodes.append(Episode(group, rows, rewards, trajectory.valid))

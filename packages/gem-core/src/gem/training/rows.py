@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from gem.errors import RolloutError
 from gem.packed import PackedRow, Played
@@ -135,13 +135,13 @@ class PlacedRow:
     @property
     def sampled(self) -> int:
         """Number of tokens that the policy sampled."""
-        return sum(span.end - span.start for span in self.spans)
+        return int(np.sum(self.tokens.mask))
 
     def padded(self, values: Sequence[float] | NDArray[Any]) -> NDArray[np.float32]:
         """Return values of the response's tokens with 0 on the prompt's columns, `[tokens - 1]`."""
         return np.concatenate([np.zeros(self.first, np.float32), np.asarray(values, np.float32)])
 
-    def check(self, ids: Sequence[int], mask: Sequence[int], name: str) -> None:
+    def check(self, ids: ArrayLike, mask: ArrayLike, name: str) -> None:
         """Make sure that the trainer holds exactly the tokens that were sampled.
 
         Args:
@@ -159,8 +159,8 @@ class PlacedRow:
 
     def trained(
         self,
-        ids: Sequence[int],
-        mask: Sequence[float],
+        ids: ArrayLike,
+        mask: ArrayLike,
         rewards: Sequence[float],
         advantages: Sequence[float],
     ) -> TrainedRow:
@@ -177,7 +177,7 @@ class PlacedRow:
         return TrainedRow(
             prompt_ids=np.asarray(ids)[:start].tolist(),
             response_ids=np.asarray(ids)[start:].tolist(),
-            mask=[int(m) for m in mask],
+            mask=np.asarray(mask, np.int64).tolist(),
             rewards=list(rewards),
             advantages=list(advantages),
         )
