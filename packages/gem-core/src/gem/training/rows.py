@@ -152,8 +152,9 @@ class PlacedRow:
         Raises:
             RolloutError: It does not.
         """
-        wanted, found = self.padded(self.tokens.mask), np.asarray(mask)
-        same = np.array_equal(found[: len(wanted)], wanted) and not found[len(wanted) :].any()
+        wanted, found = np.asarray(self.tokens.mask), np.asarray(mask)
+        same = np.array_equal(found[self.columns], wanted)
+        same = same and np.count_nonzero(found) == np.count_nonzero(wanted)
         if not (same and np.array_equal(ids, self.tokens.ids)):
             raise RolloutError(f"{name} does not hold the tokens that were sampled")
 
