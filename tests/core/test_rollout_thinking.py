@@ -117,6 +117,12 @@ def test_the_environment_is_given_what_follows_the_thinking(
     assert whole.endswith("\n\n\\boxed{4}")
 
 
+def test_the_indentation_after_the_thinking_is_kept(model: Any) -> None:
+    m = model("qwen3")
+    _, _, given = m.play(m.thinks("low", "\n \n\n    return 4\n"), m.thinks("low", " 4 "))
+    assert given == ["    return 4\n", " 4 "]
+
+
 @each_model
 def test_a_reply_that_never_leaves_its_thinking_is_empty_for_the_environment(
     model: Any, name: str, markers: str
@@ -164,7 +170,9 @@ def expected(m: Model, parts: list[Any]) -> str:
     if any(part in opening for part in answer) or (m.family.opened and not ends):
         return ""
     text: str = m.tokenizer.decode(m.reply(*answer, closed=False), skip_special_tokens=True)
-    return text.lstrip() if ends else text
+    while ends and not text.partition("\n")[0].strip() and "\n" in text:
+        text = text.partition("\n")[2]
+    return text
 
 
 @pytest.mark.parametrize("thinking", ["keep", "drop"])

@@ -7,7 +7,8 @@ from gem.rollout.collect import BatchSampler, play_batch
 from gem.rollout.context import Context, make_context
 from gem.rollout.play import Budget, Episode, Request, Sample, Sampler, play
 from gem.rollout.prompting import Prompting
-from gem.rollout.tokens import ChatFormat, TokenTranscript
+from gem.rollout.tokens import ChatFormat
+from gem.rollout.transcript import TokenTranscript
 
 __all__ = [
     "BatchSampler",

@@ -20,7 +20,8 @@ from typing import NamedTuple, Protocol
 from gem.core import Observation
 from gem.errors import ConfigurationError
 from gem.rollout.thinking import Reply
-from gem.rollout.tokens import ChatFormat, Past, TokenTranscript, text_of
+from gem.rollout.tokens import ChatFormat, Past, text_of
+from gem.rollout.transcript import TokenTranscript
 from gem.trajectory import Drift
 
 

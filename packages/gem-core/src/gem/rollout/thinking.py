@@ -25,6 +25,7 @@ MODES = ("keep", "drop", "text")
 MARKERS = (("<think>", "</think>"), ("<|channel>", "<channel|>"))
 """Known pairs of markers: of most models, and of Gemma 4."""
 
+_BLANK_LINES = re.compile(r"\A\s*\n")
 _COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
 # In the templates of gpt-oss (harmony) and of those that do alike, and in no other.
 _CHANNELS = "<|message|>"
@@ -38,7 +39,7 @@ class Reply(NamedTuple):
     whole: str
     """`ids` decoded without control tokens, thinking included."""
     text: str
-    """What the environment is given: without thinking and the whitespace after it; empty if the
+    """What the environment is given: without thinking and the blank lines after it; empty if the
     thinking never ends."""
     answer: Sequence[int]
     """End of `ids` after the thinking; empty if the thinking never ends."""
@@ -102,7 +103,9 @@ class Thinking:
             return Reply(ids, whole, "", ())
         if not closed:
             return Reply(ids, whole, whole, ids)
-        return Reply(ids, whole, self._decode(answer).lstrip(), answer, thought=True)
+        # Not the whitespace of the first line: code may begin with its indentation.
+        text = _BLANK_LINES.sub("", self._decode(answer))
+        return Reply(ids, whole, text, answer, thought=True)
 
     def _by_token(
         self, ids: Sequence[int], opening: int, closing: int

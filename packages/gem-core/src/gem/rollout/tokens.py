@@ -1,4 +1,4 @@
-"""Encodes text as tokens: the chat format of a model and the append-only transcript.
+"""Encodes text as tokens: the chat format of a model.
 
 No other module of gem-core calls a tokenizer or a chat template.
 """
@@ -11,9 +11,8 @@ from functools import lru_cache, partial
 from typing import Any, NamedTuple, Protocol
 
 from gem.core import Observation
-from gem.errors import ConfigurationError, RolloutError
+from gem.errors import ConfigurationError
 from gem.rollout.thinking import MODES, Reply, Thinking, find_markers
-from gem.trajectory import Drift
 
 # Placeholders for message contents, rendered to cut out the template's text around them. Plain
 # letters: no template trims, escapes or interprets them.
@@ -245,8 +244,11 @@ class ChatFormat:
     def past(self, reply: Reply) -> Past:
         """Return what later prompts show of a turn whose thinking is dropped."""
         ids = self.content_ids(reply.answer)
-        written = [k for k, i in enumerate(ids) if not self.decode([i]).isspace()]
-        first, end = (written[0], written[-1] + 1) if written else (0, 0)
+        first, end = 0, len(ids)
+        while first < end and self.decode([ids[first]]).isspace():
+            first += 1
+        while first < end and self.decode([ids[end - 1]]).isspace():
+            end -= 1
         thought = self._thought if reply.thought else ""
         # Without the template's help, whitespace after the thinking goes with it.
         head = self.decode(ids[:first]) if thought or not reply.thought else ""
@@ -309,89 +311,6 @@ class ChatFormat:
 
     def _tokenize(self, text: str) -> array[int]:
         return array("i", self.tokenizer.encode(text, add_special_tokens=False))
-
-
-class TokenTranscript:
-    """The ids of one append-only conversation; responses are kept exactly as sampled."""
-
-    def __init__(self, chat: ChatFormat) -> None:
-        self._chat = chat
-        self._observations: list[Observation] = []
-        self._responses: list[list[int]] = []
-        self._texts: list[str] = []
-        self._starts: list[int] = []
-        self.ids: list[int] = []
-        """Prompt, responses and bridges so far."""
-
-    def start(self, observation: Observation) -> list[int]:
-        """Begin with the first observation; return the prompt's ids."""
-        self._observations.append(observation)
-        self.ids = self._chat.prompt(observation)
-        return list(self.ids)
-
-    def respond(self, response_ids: Sequence[int], text: str | None = None) -> None:
-        """Append a response as sampled; it may be empty or cut off.
-
-        Args:
-            response_ids: Exactly as sampled.
-            text: Result of `ChatFormat.decode` for them, if known.
-        """
-        self._texts.append(self._chat.decode(response_ids) if text is None else text)
-        self._starts.append(len(self.ids))
-        self._responses.append(list(response_ids))
-        self.ids.extend(response_ids)
-
-    def observe(self, observation: Observation) -> list[int]:
-        """Append the bridge to the next turn; return its ids.
-
-        If the response was cut off, the bridge begins with the tokens that close it.
-
-        Raises:
-            RolloutError: No response was appended since the last observation.
-        """
-        if len(self._responses) != len(self._observations):
-            raise RolloutError("TokenTranscript.observe: a response must come first")
-        closed = self._chat.is_closed(self._responses[-1])
-        ids = self._chat.bridge(observation, closed=closed)
-        self._observations.append(observation)
-        self.ids.extend(ids)
-        return ids
-
-    def drift(self) -> list[Drift]:
-        """Return every turn where re-rendering or re-encoding would have changed the ids.
-
-        Encodes each response once and renders the conversation once: linear in its length.
-        """
-        chat, texts, found = self._chat, self._texts, list[Drift]()
-        for turn, text in enumerate(texts):
-            body, fresh = self._body(turn), chat.encode_text(text)
-            if fresh != body:
-                pairs = zip(body, fresh, strict=False)
-                same = next((i for i, (a, b) in enumerate(pairs) if a != b), len(body))
-                found.append(Drift("tokens", turn, self._starts[turn] + min(same, len(fresh))))
-        rendered = chat.render(self._observations[: len(texts)], texts[:-1])
-        position = 0
-        for turn, text in enumerate(texts):
-            header = self._text_before(turn)
-            place = rendered.find(header, position)
-            if place != position:
-                blamed = max(turn - 1, 0)
-                found.append(Drift("text", blamed, self._starts[blamed]))
-            if place < 0:
-                break
-            position = place + len(header)
-            if rendered.startswith(text, position):
-                position += len(text)
-        return sorted(found, key=lambda d: (d.turn, d.position))
-
-    def _body(self, turn: int) -> list[int]:
-        ids = self._responses[turn]
-        return ids[:-1] if self._chat.is_closed(ids) else ids
-
-    def _text_before(self, turn: int) -> str:
-        """Return the template's text between the previous response's content and this response."""
-        begin = 0 if turn == 0 else self._starts[turn - 1] + len(self._body(turn - 1))
-        return self._chat.spell(self.ids[begin : self._starts[turn]])
 
 
 def text_of(observation: Observation) -> str:
