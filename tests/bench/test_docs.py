@@ -7,26 +7,31 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from gem_bench.__main__ import _parser
 from gem_bench.run import STATUSES
-from gem_bench.runspec import reference_keys
+from gem_bench.runspec import Key, hardware_keys, reference_keys
 
 DOCS = Path(__file__).parents[2] / "docs" / "bench.md"
 
 
-def settings_table() -> str:
+def settings_table(keys: list[Key]) -> str:
     """The table of settings as it must stand in the documentation."""
     lines = ["| key | type | default | allowed | meaning |", "|---|---|---|---|---|"]
-    for key in reference_keys():
+    for key in keys:
         default = key.default if key.default in ("required", "none") else f"`{key.default}`"
         lines.append(f"| `{key.name}` | {key.type} | {default} | {key.allowed} | {key.help} |")
     return "\n".join(lines)
 
 
-def test_every_setting_is_documented_as_it_is_defined() -> None:
-    documented = DOCS.read_text(encoding="utf-8").partition("<!-- settings")[2]
-    table = documented.partition("-->\n")[2].partition("\n<!-- /settings -->")[0]
-    assert table == settings_table()
+@pytest.mark.parametrize(
+    ("name", "keys"), [("settings", reference_keys()), ("hardware", hardware_keys())]
+)
+def test_every_setting_is_documented_as_it_is_defined(name: str, keys: list[Key]) -> None:
+    documented = DOCS.read_text(encoding="utf-8").partition(f"<!-- {name}")[2]
+    table = documented.partition("-->\n")[2].partition(f"\n<!-- /{name} -->")[0]
+    assert table == settings_table(keys)
 
 
 def test_every_command_and_long_option_is_documented() -> None:

@@ -1,7 +1,10 @@
 #!/usr/bin/env bash
 # Train an LLM agent in a GEM environment with OpenRLHF, on OpenRLHF's own launcher.
 #
-#   ./train_openrlhf.sh                             one GPU of 80 GB or more: Qwen3-1.7B-Base
+#   ./train_openrlhf.sh                             all GPUs of this node, of 80 GB: Qwen3-1.7B-Base
+#   GPUS=4 ./train_openrlhf.sh                      four of them
+#   NODES=2 HOST=10.0.0.1 ./train_openrlhf.sh       with a second node, which runs
+#                                                   ray start --block --address 10.0.0.1:6379
 #   ./train_openrlhf.sh --train.num_episodes 2      any further flag of OpenRLHF wins over those below
 #   MODEL=/path/to/tiny ./train_openrlhf.sh --cpu   the same training for real, without a GPU: a model
 #                                                   of a few hundred thousand weights, a few iterations
@@ -19,6 +22,16 @@ model=${MODEL:-Qwen/Qwen3-1.7B-Base}
 env=${ENV:-game:GuessTheNumber-v0}
 out=${OUT:-$PWD/runs/train_openrlhf}
 tasks=25600
+# Hardware: GPUs of a node, nodes, and the address at which others join (training begins once they have).
+nodes=${NODES:-1}
+host=${HOST:-127.0.0.1}
+gpus=1
+attention=sdpa
+if ! $cpu; then
+  gpus=${GPUS:-$(nvidia-smi --list-gpus 2>/dev/null | grep -c . || true)}
+  [[ $gpus -gt 0 ]] || { echo "no GPU is found: set GPUS, or run with --cpu" >&2; exit 2; }
+  ! python -c 'import flash_attn' 2>/dev/null || attention=flash_attention_2
+fi
 mkdir -p "$out"
 
 # How episodes are played. OpenRLHF loads this file in its vLLM actors.
@@ -43,18 +56,20 @@ run=(
   --algo.advantage.estimator reinforce        # creates no critic; gae does, and goes with advantage="gae"
   --algo.advantage.gamma 0.9
   --algo.kl.init_coef 0
-  --rollout.batch_size 128 --rollout.n_samples_per_prompt 1 --rollout.micro_batch_size 8
-  --train.batch_size 128 --train.micro_batch_size 8
+  --rollout.batch_size 128 --rollout.n_samples_per_prompt 1 --rollout.micro_batch_size 1
+  --train.batch_size 128 --train.micro_batch_size 1  # rows of a forward pass: fp32 logits are 3 GB each
   --eval.steps 20 --eval.n_samples_per_prompt 1
   --actor.adam.lr 1e-6 --actor.lr_scheduler constant --actor.lr_warmup_ratio 0
-  --actor.num_nodes 1 --actor.num_gpus_per_node 1
-  --vllm.num_engines 1 --vllm.tensor_parallel_size 1
+  --actor.num_nodes "$nodes" --actor.num_gpus_per_node "$gpus"
+  --ref.num_nodes "$nodes" --ref.num_gpus_per_node "$gpus"
+  --critic.num_nodes "$nodes" --critic.num_gpus_per_node "$gpus"
+  --vllm.num_engines $((nodes * gpus)) --vllm.tensor_parallel_size 1
   --ds.zero_stage 2
-  --ds.attn_implementation sdpa               # flash_attention_2 if installed
+  --ds.attn_implementation "$attention"
   --logger.tensorboard_dir "$out/tensorboard"
   --ckpt.output_dir "$out/model" --ckpt.path "$out/checkpoints" --ckpt.best_metric_key none
 )
-cluster=(--num-gpus 1 --disable-usage-stats)
+cluster=(--num-gpus "$gpus" --disable-usage-stats)
 
 if $cpu; then
   # gem-cpu makes OpenRLHF, DeepSpeed and vLLM run on the CPU; everything is small and fp32.
@@ -77,8 +92,13 @@ if $cpu; then
   # Two slots, for actor and engine; they are only bookkeeping.
   cluster=(--num-gpus 2 --num-cpus 8 --object-store-memory 500000000 --include-dashboard=false --disable-usage-stats)
 else
-  # Actor and engine take turns on the one GPU.
-  run+=(--train.colocate_all --vllm.enable_sleep --ds.enable_sleep --vllm.gpu_memory_utilization 0.4)
+  # Actor and engine take turns on every GPU.
+  run+=(
+    --train.colocate_all --vllm.enable_sleep --ds.enable_sleep --vllm.gpu_memory_utilization 0.4
+    --vllm.enable_prefix_caching              # a turn's prompt is the episode so far
+    --actor.gradient_checkpointing_enable
+  )
+  [[ $attention == sdpa ]] || run+=(--ds.packing_samples)
 fi
 
 # Seeded tasks as OpenRLHF's datasets.
@@ -87,12 +107,13 @@ python -m gem_openrlhf.make_dataset "$out/train.jsonl" "${uri}n=$tasks&seed=0"
 python -m gem_openrlhf.make_dataset --eval "$out/eval.jsonl" "${uri}n=16&seed=1000000#name=same&temperature=0"
 run+=(--data.prompt_dataset "$out/train.jsonl" --eval.dataset "$out/eval.jsonl")
 
-# A Ray cluster of our own on a free port. `--block` keeps it in the foreground of a job whose process
+# A Ray cluster of our own, on a free port if it is alone. `--block` keeps it in the foreground of a job whose process
 # group ends with this script; `ray stop` would end every Ray on the machine.
-port=$(python -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+port=6379
+[[ $nodes -gt 1 ]] || port=$(python -c 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])')
 temp=$(mktemp -d)
 set -m
-ray start --head --block --node-ip-address 127.0.0.1 --port "$port" --temp-dir "$temp" "${cluster[@]}" \
+ray start --head --block --node-ip-address "$host" --port "$port" --temp-dir "$temp" "${cluster[@]}" \
   > "$out/ray.log" 2>&1 &
 ray=$!
 set +m
@@ -105,7 +126,7 @@ stop() {
 trap stop EXIT
 
 # Ray gives up to its processes what it was started with; the hook is read by the launcher.
-export RAY_ADDRESS=127.0.0.1:$port RAY_RUNTIME_ENV_HOOK=gem_openrlhf.worker.runtime_env_hook
+export RAY_ADDRESS=$host:$port RAY_RUNTIME_ENV_HOOK=gem_openrlhf.worker.runtime_env_hook
 for _ in $(seq 120); do
   ray status >/dev/null 2>&1 && break
   kill -0 "$ray" 2>/dev/null || { tail -20 "$out/ray.log"; exit 1; }

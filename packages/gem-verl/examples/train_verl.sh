@@ -37,8 +37,9 @@ gem=(
 run=(
   data.train_batch_size=128 data.max_prompt_length=1024 data.max_response_length=4096
   actor_rollout_ref.model.path="$model"
-  +actor_rollout_ref.model.override_config.attn_implementation=sdpa  # flash_attention_2 if installed:
-  actor_rollout_ref.model.use_remove_padding=False                   #   then use_remove_padding=True
+  +actor_rollout_ref.model.override_config.attn_implementation=sdpa  # flash_attention_2 if installed
+  actor_rollout_ref.model.use_remove_padding=True                    # rows are packed, not padded
+  actor_rollout_ref.model.enable_gradient_checkpointing=True
   actor_rollout_ref.actor.strategy=fsdp2
   actor_rollout_ref.actor.optim.lr=1e-6
   actor_rollout_ref.actor.ppo_mini_batch_size=128                    # one update per batch

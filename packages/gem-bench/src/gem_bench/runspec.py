@@ -173,6 +173,8 @@ def _default(field: dataclasses.Field[Any]) -> str:
         return "required"
     if field.default is None:
         return "none"
+    if isinstance(field.default, bool):
+        return str(field.default).lower()
     return f'"{field.default}"' if isinstance(field.default, str) else f"{field.default:_}"
 
 

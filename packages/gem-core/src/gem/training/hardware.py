@@ -22,7 +22,9 @@ class EnginePart:
     """Engines that sample."""
 
     tensor_parallel: int = setting("GPUs that share the weights of an engine", 1, least=1)
-    engines: int | None = setting("number of engines; by default one for every GPU", None, least=1)
+    engines: int | None = setting(
+        "number of engines; by default as many as the GPUs allow", None, least=1
+    )
     memory_share: float | None = setting(
         "share of a GPU's memory for an engine's weights and KV cache", None, above=0, below=1
     )
