@@ -11,7 +11,7 @@ from machines import SHIPPED, eight
 
 from gem.errors import ConfigurationError
 from gem.training.hardware import CPU, Hardware, check_model
-from gem.training.launch import attention, copied, forward_tokens, parity, with_native
+from gem.training.launch import attention, copied, parity, pass_tokens, with_native
 from gem.training.runspec import RunSpec
 
 SPEC = RunSpec.from_mapping(
@@ -63,12 +63,13 @@ def test_it_survives_json() -> None:
     assert Hardware.from_mapping(json.loads(json.dumps(made.to_mapping()))) == made
 
 
-def test_heads_divide_among_the_gpus_of_a_matrix(tmp_path: Path) -> None:
-    def with_model(model: str) -> RunSpec:
-        mapping = SPEC.to_mapping()
-        mapping["policy"]["model"] = model
-        return RunSpec.from_mapping(mapping)
+def with_model(model: str) -> RunSpec:
+    mapping = SPEC.to_mapping()
+    mapping["policy"]["model"] = model
+    return RunSpec.from_mapping(mapping)
 
+
+def test_heads_divide_among_the_gpus_of_a_matrix(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"num_attention_heads": 14}')
     check_model(with_model(str(tmp_path)), eight(engine={"tensor_parallel": 2}))
     with pytest.raises(ConfigurationError, match=r"engine.tensor_parallel: .* 14 attention heads"):
@@ -81,6 +82,9 @@ def test_keys_of_the_hardware_are_copied_like_those_of_the_spec() -> None:
     assert copied(SPEC, names) == {"seed": 0}
     assert copied(SPEC, names, eight()) == {"seed": 0, "a": 8, "b": 8, "log": "wandb"}
     assert copied(SPEC, names, Hardware()) == {"seed": 0, "a": 1, "b": 1}
+    learned = {f"hardware.{name}": name for name in ("engine.engines", "learner.pass_tokens")}
+    found = {"engine.engines": 4, "learner.pass_tokens": 4096}
+    assert copied(SPEC, learned, eight(engine={"tensor_parallel": 2})) == found
 
 
 def test_what_has_no_effect_is_unmatched_and_what_is_given_as_it_is_native() -> None:
@@ -110,6 +114,14 @@ def test_attention_is_flash_where_it_is_installed(monkeypatch: pytest.MonkeyPatc
     assert attention(SPEC, Hardware()) == "sdpa"
 
 
-def test_the_tokens_of_a_pass_can_be_given() -> None:
-    assert forward_tokens("somebody/model", Hardware()) == 2048
-    assert forward_tokens("somebody/model", eight()) == 4096
+def test_a_forward_pass_is_limited_by_its_logits_and_holds_an_episode(tmp_path: Path) -> None:
+    def tokens(vocabulary: int) -> int:
+        (tmp_path / "config.json").write_text(f'{{"vocab_size": {vocabulary}}}')
+        return pass_tokens(with_model(str(tmp_path)), Hardware())
+
+    assert tokens(512) == 65_536
+    assert tokens(2**17) == 2048
+    assert tokens(2**28) == 64 + 256
+    assert pass_tokens(SPEC, Hardware()) == 2048
+    assert pass_tokens(SPEC, eight()) == 4096
+    assert pass_tokens(SPEC, eight(learner={"pass_tokens": 10})) == 64 + 256

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from gem.training.launch import (
     bf16_only,
     copied,
     evaluation_departures,
-    forward_tokens,
     hydra_value,
     loss_departures,
     namesakes,
@@ -193,12 +191,6 @@ def test_values_are_written_in_hydras_grammar(value: Any, text: str) -> None:
 def test_keys_that_hydra_would_read_as_others_are_refused(key: str) -> None:
     with pytest.raises(ConfigurationError, match="Hydra cannot read a table with the key"):
         hydra_value({"a": {key: 1}})
-
-
-def test_a_forward_pass_is_limited_by_its_logits(tmp_path: Path) -> None:
-    assert forward_tokens("somebody/model") == 2**28 // 2**17
-    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 1024}))
-    assert forward_tokens(str(tmp_path)) == 2**28 // 1024
 
 
 def test_a_platform_adds_to_the_trainers_command(tmp_path: Path) -> None:

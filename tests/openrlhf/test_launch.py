@@ -190,5 +190,5 @@ def test_hardware_reaches_openrlhf(name: str, world: Any, tmp_path: Path) -> Non
 
 
 def test_rows_that_do_not_divide_among_ranks_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="24 episodes, which do not divide among 16 ranks"):
+    with pytest.raises(ConfigurationError, match="24 episodes do not divide among 16 ranks"):
         adapter.compile(spec(), run_dir=tmp_path, hardware=replace(Hardware(), gpus_per_node=16))

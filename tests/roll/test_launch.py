@@ -183,6 +183,7 @@ def test_a_machine_without_a_gpu_changes_what_is_of_the_machine(compile: Compile
     engine = "actor_infer.strategy_args.strategy_config."
     assert {key for key in changed if not key.startswith(engine)} == {
         "num_gpus_per_node",
+        "actor_train.model_args.disable_gradient_checkpointing",
         "actor_infer.device_mapping",
         "train_env_manager.max_env_num_per_worker",
     }

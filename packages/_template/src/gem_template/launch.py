@@ -101,10 +101,9 @@ def _check(spec: RunSpec, hardware: Hardware) -> None:
         ("algorithm.entropy_coef", algorithm.entropy_coef > 0, "fake-trainer has no such bonus"),
         ("optimizer.weight_decay", spec.optimizer.weight_decay > 0, "fake-trainer has none"),
         ("sampling.top_p", spec.sampling.top_p < 1, "fake-trainer samples from all tokens"),
-        ("hardware.nodes", hardware.nodes > 1, "fake-trainer is one process"),
-        ("hardware.gpus_per_node", hardware.gpus_per_node > 1, "fake-trainer is one process"),
-        hardware=hardware,
     )
+    alone = "fake-trainer is one process"
+    launch.check_hardware(spec, hardware, {"nodes": alone, "gpus_per_node": alone})
 
 
 def _files(spec: RunSpec, run_dir: Path, hardware: Hardware) -> dict[str, str]:

@@ -191,13 +191,8 @@ class ReferenceAdapter:
                 "pip install 'gem-bench[reference]'"
             )
         check_supported(spec)
-        alone = "the reference trainer is one process; set it to 1"
-        launch.refuse(
-            spec,
-            ("hardware.nodes", hardware.nodes > 1, alone),
-            ("hardware.gpus_per_node", hardware.gpus_per_node > 1, alone),
-            hardware=hardware,
-        )
+        alone = "the reference trainer is one process"
+        launch.check_hardware(spec, hardware, {"nodes": alone, "gpus_per_node": alone})
         spec_file = run_dir / "spec.json"
         argv = [sys.executable, "-m", "gem_bench.reference"]
         argv += ["--spec", str(spec_file), "--record", str(run_dir)]
@@ -220,8 +215,6 @@ class ReferenceAdapter:
 _BY_DEFINITION = {
     **dict.fromkeys(RunSpec.__dataclass_fields__, "by definition"),
     "hardware.device": "--device",
-    "hardware.nodes": "one process",
-    "hardware.gpus_per_node": "one process",
 }
 
 reference = ReferenceAdapter()

@@ -37,11 +37,11 @@ class OatAdapter:
         _check(spec, hardware)
         platform = platforms.cpu("oat", spec, run_dir, hardware) if hardware.cpu else _SHARED_GPUS
         flags = _computed(spec, run_dir, hardware) | platform.settings
-        flags |= launch.copied(spec, _NAMES | _HARDWARE, hardware)
+        flags |= launch.copied(spec, _NAMES, hardware)
         flags = launch.with_native(flags, hardware, "oat")
         argv = ["python", "-m", "gem_oat", *starmap(_argument, flags.items())]
-        how = launch.ALL_WEIGHTS | _NAMES | _HARDWARE | _HOW
-        parity = launch.parity(spec, how, _departures(spec, hardware), hardware, "oat")
+        how = launch.ALL_WEIGHTS | launch.SHARED_GPUS | _NAMES | _HOW
+        parity = launch.parity(spec, how, _departures(spec), hardware, "oat")
         return launch.Launch.of(spec, argv, platform, parity=parity)
 
 
@@ -58,21 +58,16 @@ def _check(spec: RunSpec, hardware: Hardware) -> None:
         launch.all_weights(spec),
         ("algorithm.entropy_coef", spec.algorithm.entropy_coef != 0, no_bonus),
         ("optimizer.eps", spec.optimizer.eps != EPS, no_flag),
-        launch.whole_ranks(spec, hardware),
-        launch.every_gpu_an_engine(hardware),
-        launch.no_learner_tensors(hardware, "DeepSpeed's ZeRO, which divides no matrices"),
-        ("hardware.engine.tensor_parallel", hardware.engine.tensor_parallel > 1, _ONE_GPU_EACH),
-        ("hardware.learner.sequence_parallel", hardware.learner.sequence_parallel > 1, _WHOLE_ROWS),
-        ("hardware.nodes", hardware.nodes > 1, _ONE_NODE),
-        hardware=hardware,
     )
+    launch.check_hardware(spec, hardware, _LACKING)
 
 
-_ONE_GPU_EACH = "oat has an engine on each GPU; set it to 1"
-_WHOLE_ROWS = "oat's learner takes whole rows; set it to 1"
-_ONE_NODE = (
-    "groups of oat's are started node by node, by hand (--group_rank, --master_addr); set it to 1"
-)
+_LACKING = {
+    "nodes": "groups of nodes are started by hand (--group_rank, --master_addr)",
+    "engine.tensor_parallel": "oat has an engine on each GPU",
+    "learner.tensor_parallel": "DeepSpeed's ZeRO divides no matrices",
+    "learner.sequence_parallel": "oat's learner takes whole rows",
+}
 
 _NAMES: dict[str, launch.Names] = {
     **launch.namesakes(Settings, "gem_{}"),
@@ -100,10 +95,6 @@ _NAMES: dict[str, launch.Names] = {
     "optimizer.grad_clip": "max_norm",
     "training.tasks": "rollout_batch_size",
     "training.group_size": "num_samples",
-}
-"""oat's or GEM's flags that have the value of a setting of the spec."""
-
-_HARDWARE: dict[str, launch.Names] = {
     "hardware.gpus_per_node": "gpus",
     "hardware.engine.memory_share": "vllm_gpu_ratio",
     "hardware.learner.pass_tokens": "gem_forward_tokens",
@@ -111,7 +102,7 @@ _HARDWARE: dict[str, launch.Names] = {
     "hardware.learner.offload": "adam_offload",
     "hardware.checkpoint_every": "save_steps",
 }
-"""oat's flags that have the value of a setting of the hardware."""
+"""oat's or GEM's flags that have the value of a setting of the spec."""
 
 _HOW = {
     "seed": "gem_seed: every turn is sampled with a seed of its own; other random numbers than in "
@@ -125,10 +116,6 @@ _HOW = {
     "optimizer": "oat's own, lr_scheduler=constant",
     "training.iterations": "max_train",
     "training.precision": "bf16",
-    "hardware.device": "GPUs unless GEM_CPU=1",
-    "hardware.nodes": "one",
-    "hardware.engine.tensor_parallel": "num_gpus_per_actor=1",
-    "hardware.engine.engines": "gpus",
     "hardware.learner.attention": "flash_attn",
     "hardware.logger": "use_wb",
 }
@@ -174,9 +161,7 @@ def _argument(name: str, value: Any) -> str:
     return f"--{name}={json.dumps(value) if isinstance(value, dict) else value}"
 
 
-def _departures(spec: RunSpec, hardware: Hardware) -> Iterator[launch.Parity]:
-    if hardware.logger == "tensorboard":
-        yield launch.Parity("hardware.logger", "unmatched", "oat logs to the console or W&B")
+def _departures(spec: RunSpec) -> Iterator[launch.Parity]:
     bf16 = "bf16 weights and gradients, fp32 in the optimiser"
     yield from launch.sampling_departure(spec, _HOW["seed"])
     yield from launch.loss_departures(spec, bf16=bf16, undecayed="biases and norms")

@@ -42,35 +42,22 @@ FLAGS: dict[str, launch.Names] = {
     "optimizer.grad_clip": ("actor.max_norm", "critic.max_norm"),
     "training.tasks": "rollout.batch_size",
     "training.group_size": "rollout.n_samples_per_prompt",
-}
-"""OpenRLHF's flags with the value of a setting; those of the critic only where there is one."""
-
-AGENT = {
-    "seed": "seed",
-    "policy.prompt_tokens": "prompt_tokens",
-    "policy.turn_tokens": "turn_tokens",
-    "policy.turns": "turns",
-    "policy.context": "context",
-    "policy.system_prompt": "system_prompt",
-    "policy.template_kwargs": "template_kwargs",
-    "policy.thinking": "thinking",
-    "sampling.top_k": "top_k",
-    "algorithm.advantage": "advantage",
-    "training.max_failed_fraction": "max_failed_fraction",
-}
-"""The agent file's setting with the value of a setting."""
-
-HARDWARE: dict[str, launch.Names] = {
     "hardware.nodes": tuple(f"{model}.num_nodes" for model in MODELS),
     "hardware.gpus_per_node": tuple(f"{model}.num_gpus_per_node" for model in MODELS),
     "hardware.engine.tensor_parallel": "vllm.tensor_parallel_size",
+    "hardware.engine.engines": "vllm.num_engines",
     "hardware.engine.memory_share": "vllm.gpu_memory_utilization",
     "hardware.learner.tensor_parallel": "ds.tensor_parallel_size",
     "hardware.learner.sequence_parallel": "ds.ring_attn_size",
     "hardware.learner.checkpointing": "actor.gradient_checkpointing_enable",
     "hardware.learner.offload": "ds.adam_offload",
+    "hardware.learner.attention": "ds.attn_implementation",
+    "hardware.checkpoint_every": "ckpt.save_steps",
 }
-"""OpenRLHF's flags with the value of a setting of the hardware."""
+"""OpenRLHF's flags with the value of a setting; those of the critic only where there is one."""
+
+AGENT = {**launch.namesakes(Settings), "seed": "seed"}
+"""The agent file's setting with the value of a setting."""
 
 OTHERS = {
     "seed": "agent file: every turn is sampled with a seed of its own; other random numbers than "
@@ -83,19 +70,14 @@ OTHERS = {
     "optimizer": "actor.adam, actor.lr_scheduler=constant",
     "training.iterations": "rows of data.prompt_dataset",
     "training.precision": "ds.param_dtype",
-    "hardware.device": "GPUs unless GEM_CPU=1",
-    "hardware.engine.engines": "vllm.num_engines",
     "hardware.learner.pass_tokens": "rollout.micro_batch_size, train.micro_batch_size",
-    "hardware.learner.attention": "ds.attn_implementation",
-    "hardware.checkpoint_every": "ckpt.save_steps",
-    "hardware.logger": "logger.tensorboard_dir, always",
 }
 """Parity of a setting whose value is in no flag as it is, or needs more words."""
 
 HOW: dict[str, launch.Names] = {
     **launch.ALL_WEIGHTS,
+    **launch.SHARED_GPUS,
     **FLAGS,
-    **HARDWARE,
     **{key: f"agent file: {name}" for key, name in AGENT.items()},
     **OTHERS,
 }
@@ -147,7 +129,7 @@ class OpenRLHFAdapter:
         flags = {
             **ALWAYS,
             **platform.settings,
-            **launch.copied(spec, FLAGS | HARDWARE, hardware),
+            **launch.copied(spec, FLAGS, hardware),
             **_flags(spec, run_dir, hardware),
         }
         if spec.algorithm.advantage != "gae":
@@ -160,7 +142,7 @@ class OpenRLHFAdapter:
             {worker.VARIABLE: worker.HOOK, "RAY_DEDUP_LOGS": "0"},
             files=_files(spec, run_dir),
             state=[EVALUATED],
-            parity=launch.parity(spec, HOW, _departures(spec, hardware), hardware, "openrlhf"),
+            parity=launch.parity(spec, HOW, _departures(spec, hardware.cpu), hardware, "openrlhf"),
         )
 
 
@@ -175,10 +157,8 @@ def _check(spec: RunSpec, hardware: Hardware) -> None:
         launch.token_mean(spec, "OpenRLHF"),
         launch.whole_minibatches(spec),
         launch.all_weights(spec),
-        launch.whole_ranks(spec, hardware),
-        launch.every_gpu_an_engine(hardware),
-        hardware=hardware,
     )
+    launch.check_hardware(spec, hardware, {})
 
 
 def _files(spec: RunSpec, run_dir: Path) -> dict[str, str]:
@@ -207,9 +187,8 @@ def _flags(spec: RunSpec, run_dir: Path, hardware: Hardware) -> dict[str, Any]:
     algorithm, policy = spec.algorithm, spec.policy
     step = spec.episodes // algorithm.minibatches
     share = step // hardware.ranks
-    fitting = max(1, launch.forward_tokens(policy.model, hardware) // policy.tokens)
+    fitting = launch.pass_tokens(spec, hardware) // policy.tokens
     micro = next(n for n in range(min(share, fitting), 0, -1) if share % n == 0)
-    attention = launch.attention(spec, hardware)
     betas = [spec.optimizer.beta1, spec.optimizer.beta2]
     flags: dict[str, Any] = {
         "train.agent_func_path": run_dir / AGENT_FILE,
@@ -224,10 +203,7 @@ def _flags(spec: RunSpec, run_dir: Path, hardware: Hardware) -> dict[str, Any]:
         "rollout.micro_batch_size": micro,
         "train.batch_size": step,
         "train.micro_batch_size": micro,
-        "vllm.num_engines": hardware.engines,
-        "ds.attn_implementation": attention,
-        "ds.packing_samples": attention == "flash_attention_2",
-        "ckpt.save_steps": hardware.checkpoint_every or -1,
+        "ds.packing_samples": launch.attention(spec, hardware) == "flash_attention_2",
     }
     if algorithm.kl_coef:
         flags |= {"algo.kl.use_loss": True, "algo.kl.estimator": "k3"}
@@ -252,7 +228,7 @@ def _arguments(flags: dict[str, Any]) -> list[str]:
     return out
 
 
-def _departures(spec: RunSpec, hardware: Hardware) -> Iterator[launch.Parity]:
+def _departures(spec: RunSpec, cpu: bool) -> Iterator[launch.Parity]:
     yield from launch.sampling_departure(spec, OTHERS["seed"])
     yield from launch.loss_departures(
         spec,
@@ -264,8 +240,5 @@ def _departures(spec: RunSpec, hardware: Hardware) -> Iterator[launch.Parity]:
         how = "OpenRLHF draws the rows of a minibatch at random"
         yield launch.Parity("algorithm.minibatches", "emulated", how)
     how = "OpenRLHF knows bf16 and fp16: trained in bf16"
-    yield from launch.bf16_only(spec, how, cpu=hardware.cpu)
-    if hardware.logger == "wandb":
-        how = "--logger.wandb.key would put the key into the recorded command"
-        yield launch.Parity("hardware.logger", "unmatched", how)
+    yield from launch.bf16_only(spec, how, cpu=cpu)
     yield from launch.evaluation_departures(spec, "not before the first")

@@ -15,13 +15,14 @@ from gem.training.tasksets import dataset_text
 from gem_rl2.__main__ import ENV_FILE
 from gem_rl2.dataset import line
 from gem_rl2.release import HOME, Form, check_rl2
-from gem_rl2.settings import Keys
+from gem_rl2.settings import Keys, Settings
 from gem_rl2.version import SUPPORTED_RL2
 
 TRAIN_FILE, EVAL_FILE = "train.jsonl", "eval.jsonl"
 
 HOW: dict[str, launch.Names] = {
     **launch.ALL_WEIGHTS,
+    **launch.SHARED_GPUS,
     "name": "trainer.experiment_name",
     "env": f"{TRAIN_FILE}, gem.task_order=file",
     "eval": EVAL_FILE,
@@ -32,13 +33,8 @@ HOW: dict[str, launch.Names] = {
     "optimizer.type": "RL2 has no other; the scheduler is constant",
     "training.iterations": f"rows of {TRAIN_FILE}",
     "training.precision": "actor.dtype",
-    "hardware.device": "GPUs unless GEM_CPU=1",
-    "hardware.nodes": "one",
     "hardware.gpus_per_node": "torchrun --nproc-per-node",
-    "hardware.engine.engines": "as many as the GPUs allow",
     "hardware.learner.pass_tokens": "actor.max_length_per_device",
-    "hardware.learner.sequence_parallel": "actor.sp_size, in a checkout actor.cp_size",
-    "hardware.learner.checkpointing": "actor.gradient_checkpointing",
     "hardware.logger": "trainer.use_wandb",
 }
 """Parity of a setting whose value is in no key as it is, or needs more words."""
@@ -90,7 +86,7 @@ class RL2Adapter:
             },
             files=_files(spec),
             parity=launch.parity(
-                spec, HOW | names, _departures(spec, rl2.form, hardware), hardware, "rl2"
+                spec, HOW | names, _departures(spec, rl2.form, hardware.cpu), hardware, "rl2"
             ),
         )
 
@@ -100,7 +96,6 @@ adapter = RL2Adapter()
 
 def _check(spec: RunSpec, hardware: Hardware) -> None:
     """Refuse what RL2 would silently do differently."""
-    by_hand = "torchrun is started on every node by hand; set it to 1"
     algorithm, policy = spec.algorithm, spec.policy
     torn = (
         f"RL2 divides rows, not episodes; set it to 1 for policy.context={policy.context!r} with "
@@ -112,10 +107,8 @@ def _check(spec: RunSpec, hardware: Hardware) -> None:
         launch.whole_minibatches(spec),
         ("algorithm.minibatches", algorithm.minibatches > 1 and not policy.one_row, torn),
         launch.all_weights(spec),
-        launch.every_gpu_an_engine(hardware),
-        ("hardware.nodes", hardware.nodes > 1, by_hand),
-        hardware=hardware,
     )
+    launch.check_hardware(spec, hardware, {"nodes": "torchrun is started on each by hand"})
 
 
 def _files(spec: RunSpec) -> dict[str, str]:
@@ -132,7 +125,8 @@ def _names(form: Form) -> dict[str, launch.Names]:
     """RL2's keys with the value of a setting; the critic's are given only where there is one."""
     known = Keys.names(form)
     sampling = known["turn_tokens"].removesuffix(".max_new_tokens")
-    actor, critic = "actor", "critic"
+    actor, critic, parts = "actor", "critic", ("actor", "critic")
+    checkpointing, split = "gradient_checkpointing", "sp_size"
     others: dict[str, launch.Names] = {
         "optimizer.beta1": "+gem.adam_beta1",
         "optimizer.beta2": "+gem.adam_beta2",
@@ -140,29 +134,22 @@ def _names(form: Form) -> dict[str, launch.Names]:
     }
     if form == "head":
         actor, critic = "actor.optimizer", "critic.optimizer"
+        checkpointing, split = "enable_gradient_checkpointing", "cp_size"
         others = {
             "optimizer.eps": (f"+{actor}.eps", f"+{critic}.eps"),
             "training.iterations": "trainer.total_steps",
         }
     return {
+        **launch.namesakes(Settings, "+gem.{}"),
         "seed": ("+rollout.server_args.random_seed", "+gem.trainer_seed"),
         "policy.model": ("actor.model_name", "critic.model_name"),
-        "policy.prompt_tokens": "+gem.prompt_tokens",
-        "policy.response_tokens": "+gem.response_tokens",
         "policy.turn_tokens": known["turn_tokens"],
-        "policy.turns": "+gem.turns",
-        "policy.context": "+gem.context",
-        "policy.system_prompt": "+gem.system_prompt",
-        "policy.template_kwargs": "+gem.template_kwargs",
-        "policy.thinking": "+gem.thinking",
         "sampling.temperature": f"{sampling}.temperature",
         "sampling.top_p": f"+{sampling}.top_p",
         "sampling.top_k": f"+{sampling}.top_k",
-        "algorithm.advantage": "+gem.advantage",
         "algorithm.gamma": "adv.gamma",
         "algorithm.lam": "adv.lamda",
         "algorithm.clip": "actor.clip",
-        "algorithm.epochs": "+gem.epochs",
         "algorithm.entropy_coef": "actor.entropy.coef",
         "algorithm.value_lr": f"{critic}.lr",
         "algorithm.value_clip": "critic.clip",
@@ -171,10 +158,11 @@ def _names(form: Form) -> dict[str, launch.Names]:
         "optimizer.grad_clip": ("actor.max_grad_norm", "critic.max_grad_norm"),
         "training.tasks": known["tasks"],
         "training.group_size": known["group_size"],
-        "training.max_failed_fraction": "+gem.max_failed_fraction",
         "hardware.engine.tensor_parallel": "rollout.server_args.tp_size",
         "hardware.engine.memory_share": "rollout.server_args.mem_fraction_static",
-        "hardware.learner.tensor_parallel": ("actor.tp_size", "critic.tp_size"),
+        "hardware.learner.tensor_parallel": tuple(f"{part}.tp_size" for part in parts),
+        "hardware.learner.sequence_parallel": tuple(f"{part}.{split}" for part in parts),
+        "hardware.learner.checkpointing": tuple(f"{part}.{checkpointing}" for part in parts),
         "hardware.learner.offload": "actor.offload_optimizer",
         "hardware.checkpoint_every": "trainer.save_freq",
         **others,
@@ -206,17 +194,9 @@ def _keys(spec: RunSpec, run_dir: Path, form: Form, hardware: Hardware) -> dict[
         # It trains in bf16 only; see the parity of training.precision.
         if fp32:
             keys["rollout.server_args.dtype"] = "float32"
-    learner = hardware.learner
-    shared = learner.tensor_parallel * learner.sequence_parallel  # GPUs of a row
-    longest = -(-policy.tokens // shared)
-    fitting = max(longest, launch.forward_tokens(policy.model, hardware))
-    checkpointing, split = "gradient_checkpointing", "sp_size"
-    if form == "head":
-        checkpointing, split = "enable_gradient_checkpointing", "cp_size"
+    fitting = launch.pass_tokens(spec, hardware)
     for part in ("actor", "critic"):
         keys[f"{part}.max_length_per_device"] = min(fitting, spec.episodes * policy.tokens)
-        keys[f"{part}.{checkpointing}"] = learner.checkpointing
-        keys[f"{part}.{split}"] = learner.sequence_parallel
         if form == "release":
             keys |= {f"{part}.scheduler": "constant", f"{part}.warmup_ratio": 0.0}
         else:
@@ -241,11 +221,7 @@ def _word(name: str) -> str:
     return "".join(c if c.isalnum() or c in "-_." else "-" for c in name)
 
 
-def _departures(spec: RunSpec, form: Form, hardware: Hardware) -> Iterator[launch.Parity]:
-    if hardware.learner.attention not in (None, "flash_attention_2"):
-        yield launch.Parity("hardware.learner.attention", "unmatched", "RL2 knows flash attention")
-    if hardware.logger == "tensorboard":
-        yield launch.Parity("hardware.logger", "unmatched", "RL2 logs to the console or W&B")
+def _departures(spec: RunSpec, form: Form, cpu: bool) -> Iterator[launch.Parity]:
     how = "rollout.server_args.random_seed; which turn gets which number depends on timing"
     yield from launch.sampling_departure(spec, how)
     bf16 = "fp32 weights, bf16 in FSDP's mixed precision"
@@ -257,6 +233,6 @@ def _departures(spec: RunSpec, form: Form, hardware: Hardware) -> Iterator[launc
         how = "actor.update_per_rollout; groups in the order in which they end"
         yield launch.Parity("algorithm.minibatches", "emulated", how)
     if form == "release":
-        yield from launch.bf16_only(spec, "the release trains in bf16 only", cpu=hardware.cpu)
+        yield from launch.bf16_only(spec, "the release trains in bf16 only", cpu=cpu)
     ends_between = spec.eval and spec.training.iterations % spec.eval_every
     yield from launch.evaluation_departures(spec, "not at the end" if ends_between else None)

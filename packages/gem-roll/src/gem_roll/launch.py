@@ -20,7 +20,6 @@ from gem.training import launch, platforms
 from gem.training.hardware import Hardware
 from gem.training.platforms import Platform
 from gem.training.runspec import RunSpec
-from gem.training.settings import Refusal
 from gem_roll.checkout import LAUNCHER, check_roll
 from gem_roll.settings import ONE_ROW
 from gem_roll.version import SUPPORTED_ROLL
@@ -30,18 +29,14 @@ CONFIG, TEMPLATE = "roll", Path(__file__).with_name("agentic.yaml")
 
 HOW: dict[str, launch.Names] = {
     **launch.ALL_WEIGHTS,
+    **launch.SHARED_GPUS,
     "env": "custom_envs.train",
     "eval": "custom_envs.eval:<name>, eval_steps",
     "algorithm.minibatches": "gradient_accumulation_steps",
     "algorithm.loss_aggregation": "loss_agg_mode",
     "optimizer.type": "ROLL's strategies have no other; lr_scheduler_type=constant",
     "optimizer.eps": "fixed in ROLL",
-    "hardware.device": "GPUs unless GEM_CPU=1",
-    "hardware.engine.tensor_parallel": "one",
-    "hardware.engine.engines": "actor_infer.device_mapping",
     "hardware.engine.memory_share": "actor_infer.strategy_args: gpu_memory_utilization",
-    "hardware.learner.tensor_parallel": "one",
-    "hardware.learner.sequence_parallel": "one",
     "hardware.learner.pass_tokens": "per_device_train_batch_size",
     "hardware.learner.checkpointing": "disable_gradient_checkpointing",
     "hardware.learner.attention": "attn_implementation",
@@ -50,6 +45,11 @@ HOW: dict[str, launch.Names] = {
 }
 """How settings, or all of a table, reach ROLL that the template does not name."""
 
+_LACKING = {
+    "engine.tensor_parallel": "a GPU has a whole engine here",
+    "learner.tensor_parallel": "FSDP divides no matrices",
+    "learner.sequence_parallel": "a GPU has whole rows here",
+}
 _LOSSES = {"token-mean": "token-mean", "row-mean-token-sum": "seq-mean-token-sum"}
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 _EPS = 1e-8
@@ -80,9 +80,8 @@ class RollAdapter:
             launch.whole_minibatches(spec),
             *spec.policy.several_rows(ONE_ROW, "policy."),
             ("optimizer.eps", spec.optimizer.eps != _EPS, eps),
-            *_check_hardware(spec, hardware),
-            hardware=hardware,
         )
+        launch.check_hardware(spec, hardware, _LACKING)
         platform = Platform(env=platforms.python_path(roll))
         if hardware.cpu:
             platform = platforms.cpu("roll", spec, run_dir, hardware, path=[roll])
@@ -102,19 +101,6 @@ class RollAdapter:
 
 
 adapter = RollAdapter()
-
-
-def _check_hardware(spec: RunSpec, hardware: Hardware) -> Iterator[Refusal]:
-    """Yield what ROLL's workers are not told here."""
-    yield launch.whole_ranks(spec, hardware)
-    yield launch.every_gpu_an_engine(hardware)
-    yield launch.no_learner_tensors(hardware, "FSDP, which divides no matrices")
-    whole = "a GPU has whole rows and a whole engine here; set it to 1"
-    for name, size in (
-        ("engine.tensor_parallel", hardware.engine.tensor_parallel),
-        ("learner.sequence_parallel", hardware.learner.sequence_parallel),
-    ):
-        yield f"hardware.{name}", size > 1, whole
 
 
 def _config(
@@ -161,7 +147,7 @@ def _filled(tree: Any, values: Mapping[str, Any]) -> Any:
 def _computed(spec: RunSpec, hardware: Hardware) -> dict[str, Any]:
     algorithm, length = spec.algorithm, spec.policy.tokens
     step = spec.episodes // algorithm.minibatches // hardware.ranks
-    fitting = max(launch.forward_tokens(spec.policy.model, hardware) // length, 1)
+    fitting = launch.pass_tokens(spec, hardware) // length
     rows = max(n for n in range(1, min(step, fitting) + 1) if step % n == 0)
     evaluated = {f"eval:{each.name}": len(each.tasks) for each in spec.evaluations} or {"train": 1}
     return {

@@ -9,6 +9,7 @@ from typing import Any
 
 from gem.errors import ConfigurationError
 from gem.training import launch
+from gem.training.hardware import Hardware
 from gem.training.runspec import RunSpec
 from gem.training.settings import check_group_size
 from gem_trl.settings import NO_CRITIC, ONE_ROW, GemSettings
@@ -82,14 +83,14 @@ def grpo_config(spec: RunSpec, folder: Path, processes: int, given: Mapping[str,
     """
     from trl import GRPOConfig
 
-    most = launch.forward_tokens(spec.policy.model) // spec.policy.tokens
+    most = launch.pass_tokens(spec, Hardware()) // spec.policy.tokens
     values = {
         "output_dir": str(folder / CHECKPOINTS),
         "report_to": [],
         "disable_tqdm": True,
-        "save_steps": 10 * _steps(spec),
+        "save_steps": 10 * optimiser_steps(spec),
         "save_total_limit": 1,
-        "per_device_train_batch_size": max(most, 1),
+        "per_device_train_batch_size": most,
         "per_device_eval_batch_size": 64,
         **given,
     }
@@ -102,7 +103,7 @@ def grpo_config(spec: RunSpec, folder: Path, processes: int, given: Mapping[str,
         raise ConfigurationError(f"GRPOConfig: {error}") from error
 
 
-def _steps(spec: RunSpec) -> int:
+def optimiser_steps(spec: RunSpec) -> int:
     """Return the optimiser steps of an iteration."""
     return spec.algorithm.epochs * spec.algorithm.minibatches
 
@@ -125,7 +126,7 @@ def _decided(spec: RunSpec, processes: int, most: int) -> dict[str, Any]:
         "per_device_train_batch_size": forward,
         "gradient_accumulation_steps": rows // forward,
         "steps_per_generation": minibatches * rows // forward,
-        "max_steps": spec.training.iterations * _steps(spec),
+        "max_steps": spec.training.iterations * optimiser_steps(spec),
         "top_k": max(spec.sampling.top_k, 0),
         "bf16": spec.training.precision == "bf16",
         "loss_type": "dapo",  # the token mean of a batch, over all forward passes and processes
@@ -139,5 +140,5 @@ def _decided(spec: RunSpec, processes: int, most: int) -> dict[str, Any]:
     }
     if spec.eval:
         fields |= {"eval_strategy": "steps", "eval_on_start": True}
-        fields["eval_steps"] = spec.eval_every * _steps(spec)
+        fields["eval_steps"] = spec.eval_every * optimiser_steps(spec)
     return fields

@@ -15,7 +15,7 @@ from gem.training.platforms import Platform
 from gem.training.runspec import RunSpec
 from gem_trl import SUPPORTED_TRL, check_trl
 from gem_trl.adapters import BEGINNING
-from gem_trl.experiment import CHECKPOINTS, FIELDS, SETTINGS, check_spec
+from gem_trl.experiment import CHECKPOINTS, FIELDS, SETTINGS, check_spec, optimiser_steps
 
 SPEC_FILE = "spec.json"
 
@@ -25,7 +25,13 @@ _HARDWARE: dict[str, Names] = {
     "hardware.engine.memory_share": "vllm_gpu_memory_utilization",
     "hardware.learner.checkpointing": "gradient_checkpointing",
 }
+_LACKING = {
+    "nodes": "torchrun or accelerate launch is started on each by hand",
+    "learner.tensor_parallel": "a process has whole matrices",
+    "learner.sequence_parallel": "a process has whole rows",
+}
 _HOW: dict[str, Names] = {
+    **launch.SHARED_GPUS,
     **FIELDS,
     **{key: f"GemSettings.{name}" for key, name in SETTINGS.items()},
     "name": "in run.json",
@@ -44,10 +50,7 @@ _HOW: dict[str, Names] = {
     "training.tasks": "steps_per_generation",
     "training.precision": "bf16",
     **_HARDWARE,
-    "hardware.device": "use_cpu",
-    "hardware.nodes": "one",
     "hardware.gpus_per_node": "torchrun --nproc-per-node",
-    "hardware.engine.engines": "as many as the GPUs allow",
     "hardware.learner.pass_tokens": "per_device_train_batch_size",
     "hardware.learner.attention": "model_init_kwargs",
     "hardware.checkpoint_every": "save_steps",
@@ -72,7 +75,7 @@ class TRLAdapter:
         """
         check_trl()
         check_spec(spec)
-        _check(spec, hardware)
+        launch.check_hardware(spec, hardware, _LACKING)
         platform = platforms.cpu("trl", spec, run_dir, hardware) if hardware.cpu else _gpu(spec)
         path = run_dir / SPEC_FILE
         settings = {**platform.settings, **_settings(spec, hardware)}
@@ -94,18 +97,6 @@ class TRLAdapter:
 adapter = TRLAdapter()
 
 
-def _check(spec: RunSpec, hardware: Hardware) -> None:
-    by_hand = "torchrun or accelerate launch is started on every node by hand; set it to 1"
-    launch.refuse(
-        spec,
-        launch.whole_ranks(spec, hardware),
-        launch.every_gpu_an_engine(hardware),
-        launch.no_learner_tensors(hardware, "a process a GPU"),
-        ("hardware.nodes", hardware.nodes > 1, by_hand),
-        hardware=hardware,
-    )
-
-
 def _gpu(spec: RunSpec) -> Platform:
     """Return what GPUs allow: vLLM, which samples in bf16, shares them with the trainer."""
     vllm = spec.training.precision == "bf16" and importlib.util.find_spec("vllm") is not None
@@ -116,19 +107,12 @@ def _gpu(spec: RunSpec) -> Platform:
 def _settings(spec: RunSpec, hardware: Hardware) -> dict[str, Any]:
     """Return the fields of GRPOConfig that hardware decides; see `grpo_config`."""
     fields = launch.copied(spec, _HARDWARE, hardware)
+    fields["per_device_train_batch_size"] = launch.pass_tokens(spec, hardware) // spec.policy.tokens
+    if launch.attention(spec, hardware) != "sdpa":
+        fields["model_init_kwargs"] = {"attn_implementation": launch.attention(spec, hardware)}
+    fields["report_to"] = [*filter(None, [hardware.logger])]
     if hardware.checkpoint_every is not None:
-        # In optimiser steps.
-        steps = spec.algorithm.epochs * spec.algorithm.minibatches
-        fields["save_steps"] = hardware.checkpoint_every * steps
-    if hardware.logger is not None:
-        fields["report_to"] = [hardware.logger]
-    if hardware.learner.pass_tokens is not None:
-        fields["per_device_train_batch_size"] = max(
-            hardware.learner.pass_tokens // spec.policy.tokens, 1
-        )
-    kind = launch.attention(spec, hardware)
-    if kind != "sdpa":
-        fields["model_init_kwargs"] = {"attn_implementation": kind}
+        fields["save_steps"] = hardware.checkpoint_every * optimiser_steps(spec)
     return fields
 
 

@@ -14,9 +14,12 @@ from gem.training.platforms import Platform
 from gem.training.runspec import RunSpec
 from gem.training.tasksets import Source
 from gem_verl import SUPPORTED_VERL, check_verl
+from gem_verl.settings import Settings
 
 _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"
+_FSDP = (f"{_ACTOR}.fsdp_config", "critic.fsdp")
+_MODELS = ("actor_rollout_ref.model", "critic.model")
 
 
 class VerlAdapter:
@@ -36,10 +39,10 @@ class VerlAdapter:
         """
         check_verl()
         _check(spec, hardware)
-        settings = _ALWAYS | launch.copied(spec, _NAMES | _HARDWARE, hardware)
-        settings |= _policy(spec, hardware) | _run(spec, run_dir, hardware)
-        if spec.algorithm.advantage == "gae":
-            settings |= _critic(spec, hardware)
+        settings = _ALWAYS | launch.copied(spec, _NAMES, hardware)
+        settings |= _policy(spec) | _run(spec, run_dir, hardware) | _critic(spec)
+        if spec.algorithm.advantage != "gae":
+            settings = {k: v for k, v in settings.items() if not k.lstrip("+").startswith("critic")}
         if spec.training.precision == "fp32":
             settings |= _fp32(spec)
         platform = platforms.cpu("verl", spec, run_dir, hardware) if hardware.cpu else Platform()
@@ -50,9 +53,7 @@ class VerlAdapter:
             ["python", "-m", "verl.trainer.main_ppo", *overrides],
             platform,
             {"HYDRA_FULL_ERROR": "1", "RAY_DEDUP_LOGS": "0"},
-            parity=launch.parity(
-                spec, _NAMES | _HARDWARE | _HOW, _departures(spec), hardware, "verl"
-            ),
+            parity=launch.parity(spec, _NAMES | _HOW, _departures(spec), hardware, "verl"),
         )
 
 
@@ -72,10 +73,8 @@ def _check(spec: RunSpec, hardware: Hardware) -> None:
         ("algorithm.minibatches", tasks % parts > 0, uneven),
         ("algorithm.minibatches", parts > 1 and not spec.policy.one_row, torn),
         launch.all_weights(spec),
-        launch.every_gpu_an_engine(hardware),
-        launch.no_learner_tensors(hardware, "FSDP, which divides no matrices"),
-        hardware=hardware,
     )
+    launch.check_hardware(spec, hardware, {"learner.tensor_parallel": "that is Megatron's"})
 
 
 _ALWAYS: dict[str, Any] = {
@@ -100,17 +99,12 @@ _ALWAYS: dict[str, Any] = {
 }
 
 _NAMES: dict[str, launch.Names] = {
+    **launch.namesakes(Settings, "+gem.{}"),
     "name": "trainer.experiment_name",
     "seed": ("+gem.seed", "data.seed", f"{_ROLLOUT}.seed"),
     "policy.model": "actor_rollout_ref.model.path",
     "policy.prompt_tokens": "data.max_prompt_length",
     "policy.response_tokens": "data.max_response_length",
-    "policy.turn_tokens": "+gem.turn_tokens",
-    "policy.turns": "+gem.turns",
-    "policy.context": "+gem.context",
-    "policy.system_prompt": "+gem.system_prompt",
-    "policy.template_kwargs": "+gem.template_kwargs",
-    "policy.thinking": "+gem.thinking",
     "sampling.temperature": f"{_ROLLOUT}.temperature",
     "sampling.top_p": f"{_ROLLOUT}.top_p",
     "sampling.top_k": f"{_ROLLOUT}.top_k",
@@ -123,22 +117,34 @@ _NAMES: dict[str, launch.Names] = {
     "training.iterations": "trainer.total_training_steps",
     "training.tasks": "data.train_batch_size",
     "training.group_size": f"{_ROLLOUT}.n",
-    "training.max_failed_fraction": "+gem.max_failed_fraction",
-}
-"""Settings that have the value of a setting of the spec."""
-
-_HARDWARE: dict[str, launch.Names] = {
     "hardware.nodes": "trainer.nnodes",
     "hardware.gpus_per_node": "trainer.n_gpus_per_node",
     "hardware.engine.tensor_parallel": f"{_ROLLOUT}.tensor_model_parallel_size",
     "hardware.engine.memory_share": f"{_ROLLOUT}.gpu_memory_utilization",
+    "hardware.learner.pass_tokens": (
+        f"{_ACTOR}.ppo_max_token_len_per_gpu",
+        f"{_ROLLOUT}.log_prob_max_token_len_per_gpu",
+        "critic.ppo_max_token_len_per_gpu",
+    ),
+    "hardware.learner.sequence_parallel": tuple(
+        f"{fsdp}.ulysses_sequence_parallel_size" for fsdp in _FSDP
+    ),
+    "hardware.learner.offload": tuple(f"{fsdp}.optimizer_offload" for fsdp in _FSDP),
+    "hardware.learner.checkpointing": tuple(
+        f"{model}.enable_gradient_checkpointing" for model in _MODELS
+    ),
+    "hardware.learner.attention": tuple(
+        f"+{model}.override_config.attn_implementation" for model in _MODELS
+    ),
+    "hardware.checkpoint_every": "trainer.save_freq",
 }
-"""Settings that have the value of a setting of the hardware."""
+"""Settings that have the value of a setting of the spec."""
 
 _LOSSES = {"token-mean": "token-mean", "row-mean-token-sum": "seq-mean-token-sum"}
 
 _HOW = {
     **launch.ALL_WEIGHTS,
+    **launch.SHARED_GPUS,
     "seed": "gem.seed: every turn is sampled with a seed of its own; other random numbers than in "
     "other trainers",
     "env": "data.train_files, data.shuffle=False",
@@ -151,14 +157,6 @@ _HOW = {
     "algorithm.value_clip": "critic.cliprange_value, trained where turns begin",
     "optimizer": "actor.optim",
     "training.precision": "fsdp_config.mixed_precision, rollout.dtype",
-    "hardware.device": "trainer.device",
-    "hardware.engine.engines": "as many as the GPUs allow",
-    "hardware.learner.sequence_parallel": "fsdp_config.ulysses_sequence_parallel_size",
-    "hardware.learner.pass_tokens": "actor.ppo_max_token_len_per_gpu",
-    "hardware.learner.checkpointing": "model.enable_gradient_checkpointing",
-    "hardware.learner.offload": "fsdp_config.optimizer_offload",
-    "hardware.learner.attention": "model.override_config.attn_implementation",
-    "hardware.checkpoint_every": "trainer.save_freq",
     "hardware.logger": "trainer.logger",
 }
 """Parity of the other settings, and of those of which there is more to say."""
@@ -174,44 +172,35 @@ def _run(spec: RunSpec, run_dir: Path, hardware: Hardware) -> dict[str, Any]:
         "data.val_files": [source.text for source in spec.evaluations or [none]],
         "trainer.val_before_train": bool(spec.eval),
         "trainer.test_freq": spec.eval_every or -1,
-        "trainer.save_freq": hardware.checkpoint_every or -1,
-        "trainer.logger": ["console", *([hardware.logger] if hardware.logger else [])],
+        "trainer.logger": ["console", *filter(None, [hardware.logger])],
         "+gem.record_dir": str(run_dir),
         "trainer.default_local_dir": str(run_dir / "checkpoints"),
         "hydra.run.dir": str(run_dir / "hydra"),
     }
 
 
-def _policy(spec: RunSpec, hardware: Hardware) -> dict[str, Any]:
+def _policy(spec: RunSpec) -> dict[str, Any]:
     """verl's settings of the policy, of its loss and of its engine."""
     algorithm, tokens = spec.algorithm, spec.policy.tokens
     fsdp, model = f"{_ACTOR}.fsdp_config", "actor_rollout_ref.model"
-    return _network(spec, hardware, _ACTOR, fsdp, model, spec.optimizer.lr) | {
+    return _network(spec, _ACTOR, fsdp, model, spec.optimizer.lr) | {
         "algorithm.adv_estimator": f"gem_{algorithm.advantage}",
         f"{_ACTOR}.ppo_mini_batch_size": _mini_batch(spec),
         f"{_ACTOR}.loss_agg_mode": _LOSSES[algorithm.loss_aggregation],
         f"{_ACTOR}.use_kl_loss": algorithm.kl_coef > 0,
         f"{_ROLLOUT}.max_model_len": tokens,
         f"{_ROLLOUT}.max_num_batched_tokens": max(8192, tokens),
-        f"{_ROLLOUT}.log_prob_max_token_len_per_gpu": _forward_tokens(spec, hardware),
     }
 
 
-def _network(
-    spec: RunSpec, hardware: Hardware, part: str, fsdp: str, model: str, lr: float
-) -> dict[str, Any]:
+def _network(spec: RunSpec, part: str, fsdp: str, model: str, lr: float) -> dict[str, Any]:
     """verl's settings of a network that is trained: the policy or the critic."""
-    optimizer, learner = spec.optimizer, hardware.learner
+    optimizer = spec.optimizer
     return {
         f"{part}.strategy": "fsdp2",
         f"{fsdp}.strategy": "fsdp2",
         f"{fsdp}.seed": spec.seed,
-        f"{fsdp}.optimizer_offload": learner.offload,
-        f"{fsdp}.ulysses_sequence_parallel_size": learner.sequence_parallel,
-        f"{part}.ppo_max_token_len_per_gpu": _forward_tokens(spec, hardware),
-        f"+{model}.override_config.attn_implementation": launch.attention(spec, hardware),
         f"{model}.use_remove_padding": True,
-        f"{model}.enable_gradient_checkpointing": learner.checkpointing,
         f"{part}.optim.optimizer": "AdamW",
         f"{part}.optim.lr": lr,
         f"{part}.optim.betas": [optimizer.beta1, optimizer.beta2],
@@ -223,9 +212,8 @@ def _network(
     }
 
 
-def _critic(spec: RunSpec, hardware: Hardware) -> dict[str, Any]:
-    lr = spec.algorithm.value_lr
-    return _network(spec, hardware, "critic", "critic.fsdp", "critic.model", lr) | {
+def _critic(spec: RunSpec) -> dict[str, Any]:
+    return _network(spec, "critic", "critic.fsdp", "critic.model", spec.algorithm.value_lr) | {
         "critic.enable": True,
         "critic.model.path": spec.policy.model,
         "critic.model.tokenizer_path": spec.policy.model,
@@ -271,12 +259,6 @@ def _override(key: str, value: Any) -> str:
     if "${" in str(value):
         raise ConfigurationError(f"verl would take '${{' for a reference to another key: {value!r}")
     return f"{key}={launch.hydra_value(value)}"
-
-
-def _forward_tokens(spec: RunSpec, hardware: Hardware) -> int:
-    """Tokens per forward pass, at least those of an episode."""
-    fitting = launch.forward_tokens(spec.policy.model, hardware)
-    return max(min(fitting, 65_536), spec.policy.tokens)
 
 
 def _departures(spec: RunSpec) -> Iterator[launch.Parity]:

@@ -58,7 +58,7 @@ class Hardware:
     learner: LearnerPart = field(default_factory=LearnerPart)
     checkpoint_every: int | None = setting("iterations between checkpoints", None, least=1)
     logger: str | None = setting(
-        "where the trainer logs, besides the record", None, choices=("wandb", "tensorboard")
+        "where the trainer logs, besides the record", None, choices=("wandb",)
     )
     native: Mapping[str, Any] = setting("table of a trainer's own settings, by trainer", {})
 

@@ -53,6 +53,12 @@ class Parity:
 Names: TypeAlias = str | tuple[str, ...]
 """The trainer's name of a setting, or several names with the same value."""
 
+SHARED_GPUS = {
+    "hardware.device": "GEM_CPU=1 without a GPU",
+    "hardware.engine.engines": "as many as the GPUs allow",
+}
+"""Parity of the hardware where engines and learner share all GPUs; see `check_hardware`."""
+
 ALL_WEIGHTS = {
     "policy.lora_rank": "all weights",
     "policy.lora_alpha": "no adapters",
@@ -88,15 +94,16 @@ def copied(
         spec: The experiment; settings that are None are left out.
         names: The trainer's name or names for a key of the spec, or of the hardware with
             `hardware.` before it. `parity` takes the same table.
-        hardware: What the run is given; without it the names of its keys are left out.
+        hardware: What the run is given, with values in the place of defaults that depend on the
+            experiment; without it its keys are left out.
     """
-    values: dict[str, Any] = {}
-    for key in names:
-        table, _, rest = key.partition(".")
-        if table != "hardware":
-            values[key] = attrgetter(key)(spec)
-        elif hardware is not None:
-            values[key] = attrgetter(rest)(hardware)
+    values = {key: attrgetter(key)(spec) for key in names if not key.startswith("hardware.")}
+    if hardware is not None:
+        values |= _flat(hardware) | {
+            "hardware.engine.engines": hardware.engines,
+            "hardware.learner.attention": attention(spec, hardware),
+            "hardware.learner.pass_tokens": pass_tokens(spec, hardware),
+        }
     return {
         name: values[key]
         for key, each in names.items()
@@ -165,18 +172,17 @@ def _flat(hardware: Hardware | None) -> dict[str, Any]:
     return flatten({"hardware": known})
 
 
-def refuse(spec: RunSpec, *found: Refusal, hardware: Hardware | None = None) -> None:
+def refuse(spec: RunSpec, *found: Refusal) -> None:
     """Refuse what a trainer cannot do, or would silently do differently.
 
     Args:
         spec: The experiment.
-        *found: With keys of the spec, or of the hardware.
-        hardware: What the run is given.
+        *found: With keys of the spec.
 
     Raises:
         ConfigurationError: A value is refused; the message has the key, the reason and the value.
     """
-    refuse_values(flatten(spec.to_mapping()) | _flat(hardware), found)
+    refuse_values(flatten(spec.to_mapping()), found)
 
 
 def whole_minibatches(spec: RunSpec) -> Refusal:
@@ -201,31 +207,29 @@ def all_weights(spec: RunSpec) -> Refusal:
     return "policy.lora_rank", spec.policy.lora_rank > 0, "all weights are trained; set it to 0"
 
 
-def whole_ranks(spec: RunSpec, hardware: Hardware) -> Refusal:
-    """Refuse optimiser steps whose episodes do not divide among the ranks; see `refuse`."""
-    step = spec.episodes // spec.algorithm.minibatches
-    reason = (
-        f"an optimiser step has {step} episodes, which do not divide among {hardware.ranks} ranks"
-    )
-    return "algorithm.minibatches", step % hardware.ranks > 0, reason
-
-
-def every_gpu_an_engine(hardware: Hardware) -> Refusal:
-    """Refuse engines that leave GPUs unused, where engines and learner share them; see `refuse`."""
-    all_of_them = hardware.gpus // hardware.engine.tensor_parallel
-    reason = f"engines and learner share all GPUs, which makes {all_of_them} engines"
-    return "hardware.engine.engines", hardware.engines != all_of_them, reason
-
-
-def no_learner_tensors(hardware: Hardware, what: str) -> Refusal:
-    """Refuse a learner whose matrices are divided among GPUs; see `refuse`.
+def check_hardware(spec: RunSpec, hardware: Hardware, lacking: Mapping[str, str]) -> None:
+    """Refuse what a trainer cannot do whose engines and learner share all GPUs.
 
     Args:
+        spec: The experiment.
         hardware: What the run is given.
-        what: What the trainer's learner is.
+        lacking: Why the trainer knows no other value than 1, for keys of the hardware.
+
+    Raises:
+        ConfigurationError: A value is refused; the message has the key, the reason and the value.
     """
-    size = hardware.learner.tensor_parallel
-    return "hardware.learner.tensor_parallel", size > 1, f"the learner is {what}; set it to 1"
+    step = spec.episodes // spec.algorithm.minibatches
+    torn = f"an optimiser step's {step} episodes do not divide among {hardware.ranks} ranks"
+    engines = hardware.gpus // hardware.engine.tensor_parallel
+    idle = f"engines and learner share all GPUs, which makes {engines} engines"
+    found: list[Refusal] = [
+        ("algorithm.minibatches", step % hardware.ranks > 0, torn),
+        ("hardware.engine.engines", hardware.engines != engines, idle),
+    ]
+    for name, reason in lacking.items():
+        one = attrgetter(name)(hardware) > 1
+        found.append((f"hardware.{name}", one, f"{reason}; set it to 1"))
+    refuse_values(flatten(spec.to_mapping()) | _flat(hardware), found)
 
 
 def attention(spec: RunSpec, hardware: Hardware) -> str:
@@ -234,6 +238,17 @@ def attention(spec: RunSpec, hardware: Hardware) -> str:
         return hardware.learner.attention
     flash = spec.training.precision == "bf16" and not hardware.cpu
     return "flash_attention_2" if flash and find_spec("flash_attn") is not None else "sdpa"
+
+
+def pass_tokens(spec: RunSpec, hardware: Hardware) -> int:
+    """Return the most tokens of a forward pass, at least those of an episode.
+
+    By default the logits take at most 1 GiB as fp32. A model that is no folder is taken to have a
+    vocabulary of 131,072 tokens.
+    """
+    vocabulary = model_config(spec.policy.model).get("vocab_size", 2**17)
+    tokens = hardware.learner.pass_tokens or min(2**28 // int(vocabulary), 65_536)
+    return max(tokens, spec.policy.tokens)
 
 
 def sampling_departure(spec: RunSpec, how: str) -> Iterator[Parity]:
@@ -327,19 +342,6 @@ def hydra_value(value: Any) -> str:
         text = re.sub(r"(\\*)('|\Z)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), str(value))
         return f"'{text}'".replace("${", r"\${")
     return repr(value)
-
-
-def forward_tokens(model: str, hardware: Hardware | None = None) -> int:
-    """Return how many tokens fit into a forward pass whose logits take at most 1 GiB as fp32.
-
-    Args:
-        model: Folder with the model's `config.json`; without one the vocabulary is taken to be of
-            131,072 tokens.
-        hardware: Its `learner.pass_tokens` wins.
-    """
-    if hardware is not None and hardware.learner.pass_tokens is not None:
-        return hardware.learner.pass_tokens
-    return 2**28 // int(model_config(model).get("vocab_size", 2**17))
 
 
 @dataclass(frozen=True)
