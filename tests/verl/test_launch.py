@@ -283,7 +283,7 @@ def test_hardware_reaches_verl(compose: Any, form: str) -> None:
 
 
 def test_hardware_that_fsdp_has_not_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"hardware\.learner\.tensor_parallel: .* Megatron"):
+    with pytest.raises(ConfigurationError, match=r"learner\.tensor_parallel: .* Megatron"):
         compiled(spec(), hardware=eight(learner={"tensor_parallel": 2}))
     with pytest.raises(ConfigurationError, match=r"hardware\.engine\.engines: .* makes 8 engines"):
         compiled(spec(), hardware=eight(engine={"engines": 4}))
