@@ -158,7 +158,7 @@ def test_parity_names_every_setting_and_what_is_emulated(compile: Compile) -> No
         ({"policy": {"context": "concat"}}, r"policy\.context: .*one row an episode"),
         ({"policy": {"thinking": "drop"}}, r"policy\.thinking: .*one row an episode"),
         ({"policy": {"lora_rank": 8}}, r"policy\.lora_rank: all weights"),
-        ({"optimizer": {"eps": 1e-6}}, r"optimizer\.eps: ROLL's AdamW has 1e-08"),
+        ({"optimizer": {"eps": 1e-6}}, r"optimizer\.eps: ROLL's AdamW has 1e-8"),
         ({"algorithm": {"minibatches": 5}}, r"algorithm\.minibatches: 24 episodes"),
         ({"name": "${oc.env:HOME}"}, "would take '\\${' for a reference"),
     ],
@@ -185,6 +185,7 @@ def test_a_machine_without_a_gpu_changes_what_is_of_the_machine(compile: Compile
         "num_gpus_per_node",
         "actor_train.model_args.disable_gradient_checkpointing",
         "actor_infer.device_mapping",
+        "actor_train.model_args.disable_gradient_checkpointing",
         "train_env_manager.max_env_num_per_worker",
     }
     assert there.env["GEM_CPU"] == "1"

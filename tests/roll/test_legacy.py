@@ -27,8 +27,11 @@ ROWS = [
 ]
 
 
-KEYS = {"question_key": "question", "answer_key": "answer"}
-"""ROLL gives both by keyword."""
+GIVEN: dict[str, Any] = {
+    "dataset_name": "", "split": None, "seed": 0, "load_from_cache_file": True,
+    "extract_boxed": False, "question_key": "question", "answer_key": "answer",
+}  # fmt: skip
+"""ROLL gives all of them by keyword, and more."""
 
 
 @pytest.fixture
@@ -79,26 +82,26 @@ def test_math_grades_an_answer_that_is_extracted_already() -> None:
 
 
 def test_qa_draws_by_seed_and_walks_on_without_one(dataset: Any) -> None:
-    first, second = (QaEnv(dataset=dataset, **KEYS, seed=s) for s in (0, 0))
+    first, second = (QaEnv(**GIVEN, dataset=dataset) for _ in range(2))
     assert first.reset(seed=9) == second.reset(seed=9)
     assert len({first.reset(seed=s)[0] for s in range(20)}) > 5
     assert first.reset(seed=9)[0].startswith("For any question, always reason")
     assert first.extractor("<answer> answer 1 </answer>") == "answer 1"
     assert QaEnv.check_correct("The Answer 1!", ["answer 1", "x"])
-    seen = {second.reset()[0] for _ in range(40)}
-    assert len(seen) > 25 and second.epoch == 1
+    assert len({second.reset()[0] for _ in range(40)}) == 40
 
 
 def test_qa_may_ask_for_a_box(dataset: Any) -> None:
-    boxed = QaEnv(dataset=dataset, **KEYS, extract_boxed=True)
+    boxed = QaEnv(**{**GIVEN, "dataset": dataset, "extract_boxed": True})
     assert boxed.extractor(r"so \boxed{1} and then \boxed{2}") == "2"
     assert boxed.extractor("none") is None
 
 
 def test_code_runs_the_tests_of_its_row(dataset: Any) -> None:
     env = CodeEnv(
-        dataset=dataset, question_key="problem", test_key="tests", sandbox_type="none", max_tests=5
-    )
+        dataset_name="", dataset=dataset, split=None, seed=0, question_key="problem",
+        test_key="tests", sandbox_type="none", max_tests=5, max_workers=1,
+    )  # fmt: skip
     assert env.reset(seed=1)[0].startswith("problem")
     assert env._check_correct("print(2 * int(input()))")
     assert not env._check_correct("print(3 * int(input()))")
@@ -106,10 +109,10 @@ def test_code_runs_the_tests_of_its_row(dataset: Any) -> None:
 
 def test_a_split_is_chosen_by_name_or_because_it_is_the_only_one(dataset: Any) -> None:
     for split in ("train", None):
-        env = QaEnv(dataset={"train": dataset}, split=split, **KEYS)
+        env = QaEnv(**{**GIVEN, "dataset": {"train": dataset}, "split": split})
         assert len(env.dataset) == 40
     with pytest.raises(ValueError, match="too many values"):
-        QaEnv(dataset={"train": dataset, "test": dataset}, **KEYS)
+        QaEnv(**GIVEN, dataset={"train": dataset, "test": dataset})
 
 
 def test_programs_and_texts_are_read_as_before() -> None:

@@ -122,7 +122,7 @@ def test_a_group_of_one_cannot_be_compared() -> None:
 def test_rows_without_turns_are_refused() -> None:
     given = config()
     given.custom_envs["train"]["env_manager_cls"] = "roll.TrajEnvManager"
-    with pytest.raises(ConfigurationError, match=r"custom_envs\.train\.env_manager_cls: only"):
+    with pytest.raises(ConfigurationError, match=r"env_manager_cls of custom_envs\.train: only"):
         check_config(given)
 
 
@@ -135,7 +135,9 @@ def test_another_manager_may_play_an_evaluation() -> None:
 def test_training_environments_share_what_is_of_the_run() -> None:
     given = config(train_env_manager__tags=["train", "v"])
     given.custom_envs["v"]["gem"]["advantage"] = "reinforce"
-    with pytest.raises(ConfigurationError, match=r"must have the same gem\.advantage"):
+    with pytest.raises(
+        ConfigurationError, match=r"^gem\.advantage: training environments of a run have"
+    ):
         check_config(given)
 
 

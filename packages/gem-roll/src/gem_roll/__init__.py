@@ -11,8 +11,6 @@ dotted paths in its YAML switch GEM on:
 See docs/roll.md.
 """
 
-from __future__ import annotations
+from gem_roll.version import SUPPORTED_ROLL, __version__
 
-from gem_roll.version import SUPPORTED_ROLL, TRAINER, __version__
-
-__all__ = ["SUPPORTED_ROLL", "TRAINER", "__version__"]
+__all__ = ["SUPPORTED_ROLL", "__version__"]

@@ -10,11 +10,12 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
 from gem.errors import ConfigurationError, MissingExtraError, UnsupportedVersionError
-from gem_roll.version import COMMIT, TRAINER
+from gem_roll.version import COMMIT, SUPPORTED_ROLL
 
 HOME = "GEM_ROLL_HOME"
 """Environment variable that names the checkout."""
@@ -48,42 +49,29 @@ def check_roll(home: str | Path | None = None) -> Path:
         MissingExtraError: `GEM_ROLL_HOME` is not set.
         UnsupportedVersionError: It is at another commit, or files that matter were changed.
     """
-    check_alone()
+    if any(importlib.metadata.distributions(name=ORIGINAL)):
+        raise ConfigurationError(
+            f"{ORIGINAL} is installed beside gem-core, and both are imported as 'gem': ROLL's "
+            "requirements name it, but gem_roll.legacy has what ROLL needs of it. Run: pip "
+            f"uninstall -y {ORIGINAL} gem-core && pip install gem-core"
+        )
     home = home or os.environ.get(HOME)
     if not home:
-        raise MissingExtraError(f"ROLL is not installed, {HOME} is not set: {TRAINER.install}")
+        raise MissingExtraError(
+            f"ROLL is not installed, {HOME} is not set: git clone https://github.com/alibaba/ROLL, "
+            f"git -C ROLL checkout {COMMIT[:7]}, pip install what its requirements list but gem-llm"
+        )
     folder = Path(home).absolute()
     if not (folder / "roll" / "pipeline").is_dir():
         raise ConfigurationError(f"{HOME}={home} is no checkout of ROLL: no roll/pipeline")
-    commit = _git(folder, "rev-parse", "HEAD")
-    if commit not in ("", COMMIT):
-        found = f"is at commit {commit[:7]}"
-    elif digest(folder) != DIGEST:
-        changed = _git(folder, "diff", "--name-only", COMMIT, "--", *SEAMS).split()
-        found = f"has changed files that GEM relies on ({', '.join(changed) or ', '.join(SEAMS)})"
-    else:
-        return folder
-    raise UnsupportedVersionError(
-        f"the ROLL in {folder} {found}; {TRAINER.by} works with {TRAINER.supported} as it is: "
-        f"git -C {folder} checkout {COMMIT[:7]}, or git stash"
-    )
-
-
-def check_alone() -> None:
-    """Refuse the original GEM beside gem-core: both are imported as `gem`.
-
-    Raises:
-        ConfigurationError: gem-llm is installed.
-    """
-    try:
-        version = importlib.metadata.version(ORIGINAL)
-    except importlib.metadata.PackageNotFoundError:
-        return
-    raise ConfigurationError(
-        f"{ORIGINAL} {version} is installed beside gem-core, and both are imported as 'gem': "
-        "ROLL's requirements name it, but gem_roll.legacy has what ROLL needs of it. Run: pip "
-        f"uninstall -y {ORIGINAL} gem-core && pip install gem-core"
-    )
+    commit = _git(folder, "rev-parse", "HEAD") or COMMIT
+    if commit != COMMIT or digest(folder) != DIGEST:
+        changed = _git(folder, "diff", "--name-only", COMMIT, "--", *SEAMS).split() or SEAMS
+        raise UnsupportedVersionError(
+            f"gem-roll works with {SUPPORTED_ROLL} of ROLL; the one in {folder} is at {commit[:7]} "
+            f"with changes in {', '.join(changed)}: git -C {folder} checkout {COMMIT[:7]}"
+        )
+    return folder
 
 
 def digest(folder: Path) -> str:
@@ -96,11 +84,8 @@ def digest(folder: Path) -> str:
 
 def _git(folder: Path, *arguments: str) -> str:
     """Return what git says of a clone; nothing of a folder that is none."""
-    if not (folder / ".git").exists():
+    if not (folder / ".git").exists() or not shutil.which("git"):
         return ""
     # git wants to be told that a clone of another user is no trap.
     command = ["git", "-c", f"safe.directory={folder}", "-C", str(folder), *arguments]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-    except FileNotFoundError:
-        return ""
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()

@@ -27,10 +27,6 @@ from gem_roll import rows
 from gem_roll.settings import GemSettings
 
 
-class StoppedError(Exception):
-    """The run is over: the episode is given up."""
-
-
 class GemEnvManager(BaseEnvManager):  # type: ignore[misc]
     """Plays the episodes of one slot: `env_type` with `env_config` as parameters."""
 
@@ -61,9 +57,7 @@ class GemEnvManager(BaseEnvManager):  # type: ignore[misc]
         self._generating = worker_config.generating_args.to_dict()
         if self._settings.temperature is not None:
             self._generating["temperature"] = self._settings.temperature
-        self._groups = dict(
-            zip(worker_config.tags, worker_config.num_groups_partition, strict=True)
-        )
+        self._engine = EngineSampler(self._chat.stop_ids)
 
     def run_rollout_loop(self, data: Any) -> None:
         """Play episodes until ROLL has none left to hand out.
@@ -82,7 +76,7 @@ class GemEnvManager(BaseEnvManager):  # type: ignore[misc]
             start_step = self.current_step
             try:
                 trajectory = self._play(episode)
-            except StoppedError:
+            except asyncio.CancelledError:
                 break
             row = self._row(trajectory, f"{self.env_config['tag']}_{group}_{episode}")
             ray.get(self._queue.put.remote(group, episode, start_step, row, slot))
@@ -90,45 +84,43 @@ class GemEnvManager(BaseEnvManager):  # type: ignore[misc]
 
     def _play(self, episode: int) -> Trajectory:
         """Play an episode: `episode` counts those that the slot was ever given."""
-        config, tags = self.env_config, [*self._groups]
+        config, worker = self.env_config, self.worker_config
         # An evaluation has the same tasks every time, training goes on to the next.
-        turn = episode if self.mode == "train" else episode % self.worker_config.max_traj_per_env
-        before = sum(self._groups[tag] for tag in tags[: tags.index(config["tag"])])
-        seed = turn * self._groups[config["tag"]] + config["group_id"] - before
-        task = Task(
-            config["env_type"],
-            self._settings.first_seed + seed,
-            OmegaConf.to_container(config["config"]),
-        )
-        number = turn * self.worker_config.num_env_groups + config["group_id"]
-        sampler = RouterSampler(self, frozenset(self._chat.stop_ids))
+        turn = episode if self.mode == "train" else episode % worker.max_traj_per_env
+        at, groups = worker.tags.index(config["tag"]), worker.num_groups_partition
+        seed = turn * groups[at] + config["group_id"] - sum(groups[:at])
+        params = OmegaConf.to_container(config["config"])
+        task = Task(config["env_type"], self._settings.first_seed + seed, params)
+        number = turn * worker.num_env_groups + config["group_id"]
         return asyncio.run(
-            self._settings.play(task, sampler, self._chat, self._budget, group=number)
+            self._settings.play(task, self._sample, self._chat, self._budget, group=number)
         )
 
-    def ask(self, request: Request) -> Any:
-        """Return the engine's answer to a request; blocks the thread.
+    async def _sample(self, request: Request) -> Sample:
+        """Sample one turn; blocks the thread, which has nothing else to do.
 
         Raises:
-            StoppedError: The run is over.
+            CancelledError: The run is over: the episode is given up.
         """
         ids = torch.tensor([request.prompt_ids])
         mask = torch.ones_like(ids)
         tensors = {"input_ids": ids, "attention_mask": mask, "position_ids": mask.cumsum(-1) - 1}
+        batch = TensorDict(tensors, batch_size=1)
         while True:
             config = {**self._generating, "max_new_tokens": request.max_tokens}
-            asked = DataProto(
-                batch=TensorDict(tensors, batch_size=1), meta_info={"generation_config": config}
-            )
+            asked = DataProto(batch, meta_info={"generation_config": config})
             # The slot's number keeps an episode on one engine, with its cache of the prompt.
             answer = self._client.generate_request_sync(
                 req=asked, request_id=None, uid=self.env_config["env_id"]
             )
             # ROLL aborts requests when it suspends the engine, and expects them again.
             if answer is not None and "abort" not in answer.meta_info["finish_reasons"]:
-                return answer.meta_info
+                break
             if not self.running:
-                raise StoppedError
+                raise asyncio.CancelledError
+        [ids], [reason] = (answer.meta_info[key] for key in ("output_token_ids", "finish_reasons"))
+        [logprobs] = answer.meta_info["output_logprobs"] or [None]
+        return self._engine.sample(ids, logprobs, cut=reason == "length")
 
     def _row(self, trajectory: Trajectory, group: str) -> Any:
         config, valid = self.env_config, trajectory.valid
@@ -143,33 +135,12 @@ class GemEnvManager(BaseEnvManager):  # type: ignore[misc]
             "episode_scores": trajectory.total_reward if valid else 0.0,
             "step_scores": trajectory.rewards if valid else [],
         }
-        row = DataProto(batch=TensorDict(tensors, batch_size=1))
-        for name, value in others.items():
-            column = np.empty(1, dtype=object)
-            column[0] = value
-            row.non_tensor_batch[name] = column
         name = f"env/{config['tag']}"
         metrics = {f"{name}/failed": float(not valid)}
         if valid:
-            metrics |= {f"{name}/success": float(trajectory.success)}
-            metrics |= {f"{name}/num_actions": len(trajectory.turns)}
-        row.meta_info = {"metrics": metrics}
-        return row
-
-
-class RouterSampler(EngineSampler):
-    """ROLL's router as the sampler of one episode, whose thread it blocks."""
-
-    def __init__(self, manager: GemEnvManager, stop_ids: frozenset[int]) -> None:
-        super().__init__(stop_ids)
-        self._manager = manager
-
-    async def __call__(self, request: Request) -> Sample:
-        """Sample one turn."""
-        answer = self._manager.ask(request)
-        [ids], [reason] = answer["output_token_ids"], answer["finish_reasons"]
-        [logprobs] = answer["output_logprobs"] or [None]
-        return self.sample(ids, logprobs, cut=reason == "length")
+            metrics[f"{name}/success"] = float(trajectory.success)
+        objects = {name: np.fromiter([value], object) for name, value in others.items()}
+        return DataProto(TensorDict(tensors, batch_size=1), objects, meta_info={"metrics": metrics})
 
 
 def client_with_stops(generate_scheduler: Any, stop_ids: frozenset[int]) -> Any:
@@ -182,9 +153,7 @@ def client_with_stops(generate_scheduler: Any, stop_ids: frozenset[int]) -> Any:
         ConfigurationError: There are more of them.
     """
     if len(stop_ids) > 2:
-        raise ConfigurationError(
-            f"ROLL ends a turn at no more than two tokens, the chat template has {sorted(stop_ids)}"
-        )
+        raise ConfigurationError(f"ROLL ends turns at two tokens at most, got {sorted(stop_ids)}")
     client = RouterManager.create_client_sync(generate_scheduler)
     client.eos_token_id, client.pad_token_id = min(stop_ids), max(stop_ids)
     return client

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,7 @@ HOW: dict[str, launch.Names] = {
     "eval": "custom_envs.eval:<name>, eval_steps",
     "algorithm.minibatches": "gradient_accumulation_steps",
     "algorithm.loss_aggregation": "loss_agg_mode",
-    "optimizer.type": "ROLL's strategies have no other; lr_scheduler_type=constant",
-    "optimizer.eps": "fixed in ROLL",
+    "optimizer": "fixed in ROLL's strategies; lr_scheduler_type=constant",
     "hardware.engine.memory_share": "actor_infer.strategy_args: gpu_memory_utilization",
     "hardware.learner.pass_tokens": "per_device_train_batch_size",
     "hardware.learner.checkpointing": "disable_gradient_checkpointing",
@@ -50,9 +49,6 @@ _LACKING = {
     "learner.tensor_parallel": "FSDP divides no matrices",
     "learner.sequence_parallel": "a GPU has whole rows here",
 }
-_LOSSES = {"token-mean": "token-mean", "row-mean-token-sum": "seq-mean-token-sum"}
-_DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
-_EPS = 1e-8
 
 
 class RollAdapter:
@@ -73,13 +69,12 @@ class RollAdapter:
         roll = check_roll()
         if "${" in json.dumps(spec.to_mapping()):
             raise ConfigurationError("ROLL's configuration would take '${' for a reference")
-        eps = f"ROLL's AdamW has {_EPS:g}, and no key"
         launch.refuse(
             spec,
             launch.all_weights(spec),
             launch.whole_minibatches(spec),
             *spec.policy.several_rows(ONE_ROW, "policy."),
-            ("optimizer.eps", spec.optimizer.eps != _EPS, eps),
+            ("optimizer.eps", spec.optimizer.eps != 1e-8, "ROLL's AdamW has 1e-8, and no key"),
         )
         launch.check_hardware(spec, hardware, _LACKING)
         platform = Platform(env=platforms.python_path(roll))
@@ -117,31 +112,22 @@ def _config(
         **_computed(spec, hardware),
         ".run_dir": str(run_dir),
     }
-    tree = _filled(template, values)
-    environments = tree["custom_envs"]
+    text = re.sub('"<(.+?)>"', lambda name: json.dumps(values[name[1]]), json.dumps(template))
+    tree: dict[str, Any] = json.loads(text)
+    train = tree["custom_envs"]["train"]
     for source in spec.evaluations:
-        environment = copy.deepcopy(environments["train"])
         tasks = {"env_type": source.tasks.env_id, "env_config": dict(source.tasks.params)}
         own = {"first_seed": source.tasks.seed, "temperature": source.temperature}
-        environments[f"eval:{source.name}"] = (
-            environment | tasks | {"gem": environment["gem"] | own}
-        )
+        tree["custom_envs"][f"eval:{source.name}"] = train | tasks | {"gem": train["gem"] | own}
     for key, value in settings.items():
         *tables, name = key.split(".")
         table = tree
         for each in tables:
-            table = table[each]
+            table = table.setdefault(each, {})
         table[name] = value
     unused = {"critic": spec.algorithm.advantage != "gae", "reference": not spec.algorithm.kl_coef}
     kept = {key: value for key, value in tree.items() if not unused.get(key)}
-    return str(yaml.safe_dump(json.loads(json.dumps(kept)), sort_keys=False, allow_unicode=True))
-
-
-def _filled(tree: Any, values: Mapping[str, Any]) -> Any:
-    """Return a template with values in the place of their names."""
-    if isinstance(tree, dict):
-        return {key: _filled(value, values) for key, value in tree.items()}
-    return values[tree[1:-1]] if isinstance(tree, str) and tree[:1] == "<" else tree
+    return str(yaml.safe_dump(kept, sort_keys=False, allow_unicode=True))
 
 
 def _computed(spec: RunSpec, hardware: Hardware) -> dict[str, Any]:
@@ -161,11 +147,11 @@ def _computed(spec: RunSpec, hardware: Hardware) -> dict[str, Any]:
         ".tokens": length,
         ".adv_estimator": "gae" if algorithm.advantage == "gae" else "reinforce",
         ".use_kl_loss": algorithm.kl_coef > 0,
-        ".loss_agg_mode": _LOSSES[algorithm.loss_aggregation],
-        ".param_dtype": _DTYPES[spec.training.precision],
+        ".loss_agg_mode": algorithm.loss_aggregation.replace("row-", "seq-"),
+        ".param_dtype": {"fp32": "float32", "bf16": "bfloat16"}[spec.training.precision],
         ".track_with": hardware.logger or "stdout",
         ".save_steps": hardware.checkpoint_every or 1_000_000_000,
-        ".attention": launch.attention(spec, hardware),
+        ".attention": launch.attention(spec, hardware).replace("flash_attention_2", "fa2"),
         ".no_checkpointing": not hardware.learner.checkpointing,
         ".memory_share": hardware.engine.memory_share or 0.6,
         ".gpus": hardware.gpus,

@@ -11,9 +11,7 @@ Not included is `gem.tools.search_tool`: GEM's own environments have that tool.
 
 from __future__ import annotations
 
-import json
 import random
-import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -24,7 +22,7 @@ import numpy as np
 
 from gem.core import Env
 from gem.grading import code, math, qa
-from gem.grading.formats import BOXED
+from gem.grading.formats import ANSWER_TAG, BOXED, FENCED_CODE
 from gem.sandbox import Limits, resolve
 from gem.training.imports import after_import
 
@@ -34,9 +32,6 @@ TERMINAL_STATE = "<｜TERMINAL_STATE｜>"
 
 class LegacyEnv(Env):
     """`gem.Env` as ROLL's environments call it unbound, often without its `__init__`."""
-
-    def __init__(self) -> None:
-        """Set nothing: there is no state."""
 
     def reset(self, seed: int | None = None, **_: Any) -> tuple[str, dict[str, Any]]:
         """Seed the global generators, from which ROLL's environments draw."""
@@ -49,31 +44,27 @@ class LegacyEnv(Env):
 class DatasetEnv(LegacyEnv):
     """What the environments of data sets have in common: a question an episode."""
 
-    def __init__(
-        self, dataset_name: str = "", split: str | None = None, dataset: Any = None, **given: Any
-    ) -> None:
-        """Load the data set, if none is given, and shuffle it by `seed`."""
+    def __init__(self, **given: Any) -> None:
+        """Load the data set `dataset_name`, if no `dataset` is given, and shuffle it by `seed`."""
+        dataset = given["dataset"]
         if dataset is None:
             from datasets import load_dataset
 
-            dataset = load_dataset(dataset_name)
+            dataset = load_dataset(given["dataset_name"])
         if hasattr(dataset, "keys"):
-            [only] = [split] if split else list(dataset.keys())
-            dataset = dataset[only]
-        self.seed: int = given.get("seed", 0)
-        self.dataset_name, self.dataset = dataset_name, dataset.shuffle(seed=self.seed)
-        self.question_key, self.answer_key = given["question_key"], given["answer_key"]
-        self.idx = self.epoch = 0
+            [split] = [given["split"]] if given["split"] else [*dataset.keys()]
+            dataset = dataset[split]
+        self.given, self.seed, self.idx, self.epoch = given, given["seed"], 0, 0
+        self.question_key = given["question_key"]
+        self.answer_key = given.get("answer_key") or given["test_key"]
+        self.dataset = dataset.shuffle(seed=self.seed)
 
     def reset(self, seed: int | None = None, **_: Any) -> tuple[str, dict[str, Any]]:
         """Ask the question that belongs to the seed, or the next one."""
         if seed is not None:
             # Of the seed alone: other threads draw from the global generator meanwhile.
             self.idx = random.Random(seed).randrange(len(self.dataset))
-        elif self.idx == len(self.dataset):
-            self.epoch, self.idx = self.epoch + 1, 0
-            self.dataset = self.dataset.shuffle(seed=self.seed + self.epoch)
-        row = self.dataset[self.idx]
+        row = self.dataset[self.idx % len(self.dataset)]
         self.idx += 1
         self.first_obs, self.answer = row[self.question_key], row[self.answer_key]
         return self.first_obs, {}
@@ -101,14 +92,15 @@ class QaEnv(DatasetEnv):
         "<answer> your answer here </answer>\n\nQuestion: {}\n"
     )
 
-    def __init__(self, *, extract_boxed: bool = False, **given: Any) -> None:
+    def __init__(self, **given: Any) -> None:
         """Load the data set and put the instruction around its questions."""
         super().__init__(**given)
-        key, cached = self.question_key, given.get("load_from_cache_file", True)
+        key, cached = self.question_key, given["load_from_cache_file"]
         self.dataset = self.dataset.map(
             lambda row: {key: self.PROMPT.format(row[key])}, load_from_cache_file=cached
         )
-        self.extractor = extract_last_boxed_answer if extract_boxed else extract_last_tagged_answer
+        boxed = given["extract_boxed"]
+        self.extractor = BOXED.extract if boxed else ANSWER_TAG.extract
 
     @staticmethod
     def check_correct(model_answer: str, gt_answer: Any) -> bool:
@@ -120,32 +112,12 @@ class QaEnv(DatasetEnv):
 class CodeEnv(DatasetEnv):
     """Base class of `roll_code`."""
 
-    def __init__(self, *, test_key: str, sandbox_type: str, max_tests: int, **given: Any) -> None:
-        """Load the data set."""
-        super().__init__(answer_key=test_key, **given)
-        self.sandbox_type, self.max_tests = sandbox_type, max_tests
-
     def _check_correct(self, model_code: str) -> bool:
-        tests = json.loads(self.answer) if isinstance(self.answer, str) else self.answer
-        executor = _executor(self.sandbox_type)
-        return code.grade(model_code, tests, executor=executor, max_tests=self.max_tests).correct
+        executor, most = _executor(self.given["sandbox_type"]), self.given["max_tests"]
+        return code.grade(model_code, self.answer, executor=executor, max_tests=most).correct
 
 
-def extract_last_boxed_answer(solution: str) -> str | None:
-    r"""Return the content of the last `\boxed{}`."""
-    return BOXED.extract(solution)
-
-
-def extract_last_tagged_answer(model_response: str) -> str | None:
-    """Return the content of the last `<answer></answer>`."""
-    found = re.findall(r"<answer>(.*?)</answer>", model_response, re.DOTALL)
-    return found[-1].strip() if found else None
-
-
-def extract_code_from_model(model_response: str) -> str | None:
-    """Return the content of the last block of code."""
-    found = re.findall(r"```(?:\w+)?\n(.*?)```", model_response, re.DOTALL)
-    return found[-1].strip() if found else None
+extract_last_boxed_answer, extract_code_from_model = BOXED.extract, FENCED_CODE.extract
 
 
 def run_python(
@@ -174,7 +146,6 @@ class PythonCodeTool(BaseTool):
     tool_type = "python_code"
 
     def __init__(self, timeout: int, sandbox_type: str, keep_error_last_line: bool) -> None:
-        super().__init__()
         self.timeout, self.sandbox_type = timeout, sandbox_type
         self.keep_error_last_line = keep_error_last_line
 
@@ -184,42 +155,40 @@ class ToolEnvWrapper(LegacyEnv):
 
     def __init__(self, env: Any, tools: Sequence[Any], **given: Any) -> None:
         """Keep environment and tools, and of `given` what calls earn and how many there may be."""
-        self.env, self.tools = env, tools
-        self.earned = given.get("tool_reward", 0.0), given.get("tool_success_reward", 0.0)
-        self.most = given.get("max_tool_uses", 10)
-        self.uses = self.successes = 0
+        self.env, self.tools, self.given = env, tools, given
+        self.counts = {"tool_use_counter": 0, "tool_success_counter": 0, "use_tool": False}
 
     def reset(self, seed: int | None = None, **_: Any) -> tuple[str, dict[str, Any]]:
         """Reset the environment; the observation ends with the tools' instructions."""
-        self.uses = self.successes = 0
+        self.counts = {"tool_use_counter": 0, "tool_success_counter": 0, "use_tool": False}
         observation, info = self.env.reset(seed=seed)
         texts = [tool.instruction_string() for tool in self.tools]
         heading = ["Available tools:"] if len(texts) > 1 else []
-        return "\n".join([observation, *heading, *texts]), info | self._counts(False)
+        return "\n".join([observation, *heading, *texts]), info | self.counts
 
     def step(self, action: str, verbose: bool = False) -> Any:
         """Call the first tool that the action calls; without a call, step the environment."""
+        most, counts = self.given.get("max_tool_uses", 10), self.counts
+        # In every step, a tool's or not: ROLL shows what follows in the role of a tool.
+        counts["use_tool"] = True
         called = failed = False
-        for tool in self.tools if self.most is None or self.uses < self.most else ():
+        for tool in self.tools if most is None or counts["tool_use_counter"] < most else ():
             called, failed, said, parsed = tool.execute_action(action)
             if called and not failed:
                 break
         if not called:
             *result, info = self.env.step(action)
-            return *result, info | self._counts(True)
-        self.uses, self.successes = self.uses + 1, self.successes + (not failed)
-        if self.uses == self.most:
+            return *result, info | counts
+        counts["tool_use_counter"] += 1
+        counts["tool_success_counter"] += not failed
+        if counts["tool_use_counter"] == most:
             said += (
                 "\n\nReached the maximum number of tool use. Please output final answer directly."
             )
+        reward = self.given.get("tool_reward", 0.0)
+        reward += 0.0 if failed else self.given.get("tool_success_reward", 0.0)
         info = {"parsed_action": parsed, "tool_type": tool.tool_type}
-        reward = self.earned[0] + (0.0 if failed else self.earned[1])
-        return said, reward, False, False, info | self._counts(True)
-
-    def _counts(self, stepped: bool) -> dict[str, Any]:
-        counts = {"tool_use_counter": self.uses, "tool_success_counter": self.successes}
-        # Of every step, a tool's or not: ROLL shows what follows in the role of a tool.
-        return counts | {"use_tool": stepped}
+        return said, reward, False, False, info | counts
 
 
 MODULES = {

@@ -3,8 +3,6 @@
 Needed only where ROLL's own environment managers play; see `gem_roll.legacy`.
 """
 
-from __future__ import annotations
-
 from gem_roll import legacy
 
 # Before anything of ROLL is imported in the worker's process.

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import ray
-import roll
 import torch
 from roll.distributed.scheduler import initialize
 from roll.distributed.scheduler.protocol import DataProto
@@ -57,12 +56,11 @@ class GemAgenticPipeline(agentic_pipeline.AgenticPipeline):  # type: ignore[misc
                 cluster that nobody asked for.
             UnsupportedVersionError: It is another ROLL.
         """
-        check_roll(Path(next(iter(roll.__path__))).parent)
+        check_roll(Path(agentic_pipeline.__file__).parents[3])
         check_cluster()
         self._gem = check_config(pipeline_config)
         self._settings = self._gem[pipeline_config.train_env_manager.tags[0]]
-        versions = {"roll": SUPPORTED_ROLL, "gem-roll": __version__}
-        about = {"trainer": "roll", "versions": versions}
+        about = {"trainer": "roll", "versions": {"roll": SUPPORTED_ROLL, "gem-roll": __version__}}
         names = {**RECORDED, **(KL if pipeline_config.use_kl_loss else {})}
         self._recording = RunRecording(self._settings.record_dir, about, names)
         super().__init__(pipeline_config)
@@ -77,15 +75,14 @@ class GemAgenticPipeline(agentic_pipeline.AgenticPipeline):  # type: ignore[misc
         adjusted = self.adjust_batch(batch, mode="copy")
         if len(adjusted) != size:
             raise ConfigurationError(
-                "rollout_batch_size: ROLL would copy or delete episodes, because it is no multiple "
-                "of actor_train's (and the critic's and reference's) infer_batch_size and "
-                f"per_device_train_batch_size * gradient_accumulation_steps, got {size}"
+                "rollout_batch_size: ROLL would copy or delete episodes: it is no multiple of what "
+                f"a worker's infer_batch_size or optimiser step takes at once, got {size}"
             )
 
     def _compute_advantage(self, data: Any, gamma: float, lambd: float, **_: Any) -> Any:
         """Take the place of ROLL's function of that name."""
         episodes = rows.read(data)
-        per_turn = rows.compute(self._settings, data, episodes, gamma=gamma, lam=lambd)
+        per_turn = rows.compute(self._settings, data, episodes, gamma, lambd)
         recomputed = self.pipeline_config.enable_old_logprobs_recompute
         self._recording.keep_batch(
             [episode.trajectory for episode in episodes],
@@ -110,12 +107,10 @@ class GemAgenticPipeline(agentic_pipeline.AgenticPipeline):  # type: ignore[misc
         found: dict[str, float] = {}
         tags = batch.non_tensor_batch["tags"]
         for tag in (tag for tag in self._gem if tag in tags):
-            places = np.flatnonzero(tags == tag)
-            played = [e.trajectory for e in rows.read(batch.select_idxs(places))]
-            name = tag.removeprefix("eval:")
-            limit = self._gem[tag].max_failed_fraction
-            check_episodes(played, limit, batch=f"evaluation {name!r}")
-            self._recording.write_evaluation(global_step, name, played)
+            read = rows.read(batch.select_idxs(np.flatnonzero(tags == tag)))
+            played = [episode.trajectory for episode in read]
+            check_episodes(played, self._gem[tag].max_failed_fraction, batch=f"of {tag}")
+            self._recording.write_evaluation(global_step, tag.removeprefix("eval:"), played)
             found |= {f"val/{tag}/{k}": v for k, v in episode_metrics(played).items()}
         DataProto.drop(batch)
         return found
@@ -134,6 +129,6 @@ def check_cluster() -> None:
     """
     if initialize.log_monitor_listener is None and not os.environ.get("RAY_ADDRESS"):
         raise ConfigurationError(
-            "ROLL has joined a Ray cluster that was running on this machine, perhaps another "
-            "run's. End it (`ray stop`), or set RAY_ADDRESS=auto to use it deliberately"
+            "ROLL has joined a Ray cluster that was running on this machine: end it (`ray stop`), "
+            "or set RAY_ADDRESS=auto to use it deliberately"
         )

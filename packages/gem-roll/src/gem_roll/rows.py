@@ -19,7 +19,7 @@ from gem.training.estimate import PerTurn, turn_advantages
 from gem.training.record import TrainedRow
 from gem.training.rows import PlacedEpisode, PlacedRow
 from gem.training.settings import check_episodes
-from gem.trajectory import Trajectory
+from gem.trajectory import TrainingRow, Trajectory
 from gem_roll.settings import GemSettings
 
 EPISODE, SLOT = "gem_episode", "env_ids"
@@ -37,19 +37,9 @@ def columns(trajectory: Trajectory, length: int, pad_id: int, stop_id: int) -> d
         pad_id: Token of the padding.
         stop_id: Any token, for the row of a failed episode.
     """
-    rows = trajectory.training_rows()
-    if len(rows) > 1:
-        raise RolloutError(
-            f"episode of {trajectory.task} has {len(rows)} rows, ROLL has room for 1"
-        )
-    if not rows:
-        prompt, mask, ids, logprobs = 1, [0], [stop_id, stop_id], [0.0]
-    else:
-        [row] = rows
-        prompt, mask, ids = len(row.prompt_ids), row.mask, row.ids
-        logprobs = row.logprobs or [0.0] * len(mask)
-    if len(ids) > length:
-        raise RolloutError(f"an episode has {len(ids)} tokens, sequence_length is {length}")
+    [row] = trajectory.training_rows() or [TrainingRow([stop_id], [stop_id], [0], [0.0], [])]
+    prompt, mask, ids = len(row.prompt_ids), row.mask, row.ids
+    logprobs = row.logprobs or [0.0] * len(mask)
     n = len(ids)
     ends = [0.0] * (n - 1) + [trajectory.total_reward if trajectory.valid else 0.0]
 
@@ -107,12 +97,7 @@ def _ids(data: Any, row: PlacedRow) -> list[int]:
 
 
 def compute(
-    settings: GemSettings,
-    data: Any,
-    episodes: Sequence[PlacedEpisode],
-    *,
-    gamma: float,
-    lam: float,
+    settings: GemSettings, data: Any, episodes: Sequence[PlacedEpisode], gamma: float, lam: float
 ) -> PerTurn:
     """Set `advantages`, `raw_advantages` and `returns` of a batch, `[rows, sequence_length - 1]`.
 
@@ -137,12 +122,10 @@ def compute(
     mask = data.batch["response_mask"][:, 1:]
     if not mask.any():
         raise RolloutError("no token of this batch was sampled: there is nothing to train on")
-    values = None
-    if settings.advantage == "gae":
+    name, values = settings.advantage, None
+    if name == "gae":
         values = [episode.at_turns(data.batch["values"]) for episode in episodes]
-    per_turn, targets = turn_advantages(
-        settings.advantage, trajectories, gamma=gamma, lam=lam, values=values
-    )
+    per_turn, targets = turn_advantages(name, trajectories, gamma=gamma, lam=lam, values=values)
     advantages = _on_tokens(mask, episodes, per_turn)
     data.batch["advantages"] = advantages
     data.batch["raw_advantages"] = advantages.clone()
