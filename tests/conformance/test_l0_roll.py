@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("gem_roll", reason="needs the development environment: make env-dev")
 
+from gem.packed import PackedTrajectory
 from gem.testing.conformance import L0Suite, Rows, critic
 from gem.testing.golden import golden_batch
 from gem.training.runspec import AlgorithmPart
@@ -37,10 +38,10 @@ class TestROLL(L0Suite):
         mask = data.batch["response_mask"][:, 1:]
         data.batch["values"] = mask.float() * 0
         episodes = read(data)
-        numbers = [t.to_json() for t in batch]
+        numbers = [PackedTrajectory.of(t).data for t in batch]
         for episode in episodes:
-            number = numbers.index(episode.trajectory.to_json())
-            values = [critic(number, k) for k in range(len(episode.trajectory.turns))]
+            number = numbers.index(episode.trajectory.data)
+            values = [critic(number, k) for k in range(len(episode.trajectory.rewards))]
             for row in episode.rows:
                 for turn, at in row.tokens.states:
                     data.batch["values"][row.place, at] = values[turn]
@@ -48,5 +49,5 @@ class TestROLL(L0Suite):
         compute(settings, data, episodes, algorithm.gamma, algorithm.lam)
         # What ROLL's mean over tokens sums without the mask is 0 wherever nothing was sampled.
         assert not data.batch["advantages"][~mask].any()
-        found = {e.trajectory.to_json(): trained_rows(data, e) for e in episodes}
-        return [found[text] for text in numbers]
+        found = {e.trajectory.data: trained_rows(data, e) for e in episodes}
+        return [found[packed] for packed in numbers]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from gem.packed import PackedTrajectory
 from gem.trajectory import Trajectory
 from gem_roll import rows
 
@@ -29,7 +30,7 @@ def batch(trajectories: Sequence[Trajectory], order: Sequence[int] | None = None
     # What ROLL itself adds before it asks for advantages.
     tensors["token_level_rewards"] = tensors["scores"][:, 1:].clone()
     columns = {
-        rows.EPISODE: [trajectories[k].to_json() for k in places],
+        rows.EPISODE: [PackedTrajectory.of(trajectories[k]).data for k in places],
         rows.SLOT: places,
     }
     return SimpleNamespace(

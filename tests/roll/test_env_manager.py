@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gem.errors import ConfigurationError
+from gem.packed import PackedTrajectory
 from gem.trajectory import Trajectory
 
 LENGTH = 600
@@ -95,7 +96,7 @@ def world(
 
 
 def episode(row: Any) -> Trajectory:
-    return Trajectory.from_json(row.non_tensor_batch["gem_episode"][0])
+    return PackedTrajectory.from_bytes(row.non_tensor_batch["gem_episode"][0]).unpack()
 
 
 def test_an_episode_becomes_a_row_with_exactly_its_tokens(world: Any) -> None:

@@ -19,6 +19,7 @@ from roll.pipeline.agentic.env_manager.base_env_manager import BaseEnvManager
 from tensordict import TensorDict
 
 from gem.errors import ConfigurationError
+from gem.packed import PackedTrajectory
 from gem.rollout import Request, Sample
 from gem.tasks import Task
 from gem.training.sampling import EngineSampler
@@ -126,7 +127,7 @@ class GemEnvManager(BaseEnvManager):  # type: ignore[misc]
         config, valid = self.env_config, trajectory.valid
         tensors = rows.columns(trajectory, self._length, self._pad_id, min(self._chat.stop_ids))
         others = {
-            rows.EPISODE: trajectory.to_json(),
+            rows.EPISODE: PackedTrajectory.of(trajectory).data,
             rows.SLOT: config["env_id"],
             "group_ids": config["group_id"],
             "tags": config["tag"],

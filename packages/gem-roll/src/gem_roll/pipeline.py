@@ -62,7 +62,8 @@ class GemAgenticPipeline(agentic_pipeline.AgenticPipeline):  # type: ignore[misc
         self._settings = self._gem[pipeline_config.train_env_manager.tags[0]]
         about = {"trainer": "roll", "versions": {"roll": SUPPORTED_ROLL, "gem-roll": __version__}}
         names = {**RECORDED, **(KL if pipeline_config.use_kl_loss else {})}
-        self._recording = RunRecording(self._settings.record_dir, about, names)
+        settings = self._settings
+        self._recording = RunRecording(settings.record_dir, about, names, record=settings.record)
         super().__init__(pipeline_config)
         self._check_whole_batch()
         agentic_pipeline.agentic_compute_advantage = self._compute_advantage

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from gem.errors import RolloutError
+from gem.packed import PackedTrajectory
 from gem.training.estimate import PerTurn, turn_advantages
 from gem.training.record import TrainedRow
 from gem.training.rows import PlacedEpisode, PlacedRow
@@ -23,7 +24,7 @@ from gem.trajectory import TrainingRow, Trajectory
 from gem_roll.settings import GemSettings
 
 EPISODE, SLOT = "gem_episode", "env_ids"
-"""Columns without tensors: the episode as JSON, and the number of the slot that played it."""
+"""Columns without tensors: the episode's bytes (`gem.packed`), the number of the slot that played it."""
 
 
 def columns(trajectory: Trajectory, length: int, pad_id: int, stop_id: int) -> dict[str, Tensor]:
@@ -68,11 +69,11 @@ def read(data: Any) -> list[PlacedEpisode]:
     """
     found: list[tuple[int, int, PlacedEpisode]] = []
     others = data.non_tensor_batch
-    for place, (text, slot) in enumerate(zip(others[EPISODE], others[SLOT], strict=True)):
-        trajectory = Trajectory.from_json(text)
+    for place, (packed, slot) in enumerate(zip(others[EPISODE], others[SLOT], strict=True)):
+        trajectory = PackedTrajectory.from_bytes(packed)
         rows = [PlacedRow(place, row) for row in trajectory.training_rows()]
         for row in rows:
-            mask = data.batch["response_mask"][place, 1:].long().tolist()
+            mask = data.batch["response_mask"][place, 1:]
             row.check(_ids(data, row), mask, f"row {place} of ROLL's batch")
         found.append((trajectory.group, int(slot), PlacedEpisode(trajectory, rows)))
     return [episode for _, _, episode in sorted(found, key=lambda each: each[:2])]
@@ -85,15 +86,14 @@ def trained_rows(data: Any, episode: PlacedEpisode) -> list[TrainedRow]:
     for row in episode.rows:
         place, at = row.place, row.columns
         rewards = row.tokens.token_rewards(episode.trajectory.rewards)
-        values = mask[place, at].tolist(), rewards, advantages[place, at].tolist()
+        values = mask[place, at], rewards, advantages[place, at].tolist()
         found.append(row.trained(_ids(data, row), *values))
     return found
 
 
-def _ids(data: Any, row: PlacedRow) -> list[int]:
-    attended = data.batch["attention_mask"][row.place].bool()
-    ids: list[int] = data.batch["input_ids"][row.place][attended].tolist()
-    return ids
+def _ids(data: Any, row: PlacedRow) -> Tensor:
+    ids: Tensor = data.batch["input_ids"][row.place]
+    return ids[data.batch["attention_mask"][row.place].bool()]
 
 
 def compute(
