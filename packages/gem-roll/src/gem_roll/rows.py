@@ -24,7 +24,7 @@ from gem.trajectory import TrainingRow, Trajectory
 from gem_roll.settings import GemSettings
 
 EPISODE, SLOT = "gem_episode", "env_ids"
-"""Columns without tensors: the episode's bytes (`gem.packed`), the number of the slot that played it."""
+"""Columns without tensors: the episode's bytes (`gem.packed`), and the slot that played it."""
 
 
 def columns(trajectory: Trajectory, length: int, pad_id: int, stop_id: int) -> dict[str, Tensor]:
