@@ -185,7 +185,6 @@ def test_a_machine_without_a_gpu_changes_what_is_of_the_machine(compile: Compile
         "num_gpus_per_node",
         "actor_train.model_args.disable_gradient_checkpointing",
         "actor_infer.device_mapping",
-        "actor_train.model_args.disable_gradient_checkpointing",
         "train_env_manager.max_env_num_per_worker",
     }
     assert there.env["GEM_CPU"] == "1"
