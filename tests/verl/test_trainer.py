@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,8 +13,10 @@ import pytest
 from gem.errors import RolloutError
 from gem.packed import PackedTrajectory
 from gem.testing.golden import golden_batch, golden_turn_rows
+from gem.training.recording import RunRecording
 from gem.trajectory import Trajectory
-from gem_verl.trainer import grouped
+from gem_verl.rollout import EPISODE
+from gem_verl.trainer import GemTrainerSync, grouped
 
 Line = tuple[str, bool, dict[str, Any], int]
 """Key, whether it is padding, extra fields and index of a row."""
@@ -26,9 +30,10 @@ def lines(uid: str, session: int, index: int, trajectory: Trajectory) -> list[Li
     found = []
     for number, of_row in enumerate(spans):
         known: dict[str, Any] = {"spans": of_row, "failed": failed, "broken": False}
+        extra = {"gem": known, "reward_extra_info": {}, "whole": b""}
         if number == len(spans) - 1:
-            known["episode"] = PackedTrajectory.of(trajectory).head
-        extra = {"gem": known, "reward_extra_info": {}}
+            packed = PackedTrajectory.of(trajectory)
+            known["episode"], extra["whole"] = packed.head, packed.data
         found.append((f"{uid}_{session}_{number}", False, extra, index))
     return found
 
@@ -73,3 +78,71 @@ def test_a_broken_agent_loop_stops_the_run(batch: list[Line]) -> None:
     broken: Line = ("task_c_0_0", False, {"gem": known, "reward_extra_info": {}}, 9)
     with pytest.raises(RolloutError, match="agent loop failed: ConnectionError"):
         grouped(*map(list, zip(*[*batch, broken], strict=True)))
+
+
+class Queue:
+    """Stands in for TransferQueue, which test_real_runs.py has; remembers which rows were read."""
+
+    def __init__(self, rows: dict[str, dict[str, Any]]) -> None:
+        self.rows = rows
+        self.read: list[list[str]] = []
+
+    def kv_batch_get(self, keys: list[str], partition_id: str, select_fields: list[str]) -> Any:
+        self.read.append(list(keys))
+        return {name: [self.rows[key][name] for key in keys] for name in select_fields}
+
+
+def trainer(batch: list[Line], **recording: Any) -> Any:
+    """A trainer that has found out which rows belong together."""
+    made: Any = object.__new__(GemTrainerSync)
+    made._batch, made._trajectories = grouped(*map(list, zip(*batch, strict=True)))
+    made._recording = RunRecording(None if not recording else "record", {}, **recording)
+    made._evaluated = {}
+    return made
+
+
+def queue(batch: list[Line]) -> Queue:
+    """The rows of a batch as they are stored."""
+    return Queue(
+        {
+            key: {EPISODE: extra.get("whole"), "extra_fields": extra, "data_source": "same"}
+            for key, _, extra, _ in batch
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("record", "read"), [("all", [3]), ("sample:1", [1]), ("metrics", []), (None, [])]
+)
+def test_only_episodes_that_are_recorded_are_fetched(
+    batch: list[Line],
+    record: str | None,
+    read: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    stored = queue(batch)
+    monkeypatch.setattr("gem_verl.trainer.tq", stored)
+    made = trainer(batch, **({} if record is None else {"record": record}))
+    meta = SimpleNamespace(keys=[key for key, *_ in batch], partition_id="train")
+    episodes = made._whole(meta)
+    assert [len(keys) for keys in stored.read] == read
+    decoded = [episode.unpack() for episode in episodes if episode.data != episode.head]
+    assert len(decoded) == sum(read)
+    assert [t.rewards for t in decoded] == [t.rewards for t in episodes[: len(decoded)]]
+    assert [e.rewards for e in episodes] == [e.rewards for e in made._trajectories]
+
+
+def test_validation_episodes_are_taken_before_verl_removes_them(
+    batch: list[Line], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played = [line for line in batch if not line[1]]
+    stored = queue(played)
+    monkeypatch.setattr("gem_verl.trainer.tq", stored)
+    made = trainer(played)
+    made._keep_evaluated(SimpleNamespace(keys=list(stored.rows), partition_id="val"))
+    [(name, episodes)] = made._evaluated.items()
+    assert name == "same"
+    assert sorted(e.valid for e in episodes) == [False, True, True]
+    assert all(episode.unpack().turns for episode in episodes)

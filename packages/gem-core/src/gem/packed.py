@@ -75,7 +75,7 @@ _TURN = ("text", "terminated", "truncated", "stop_reason", "info")
 """Attributes of a turn that are stored with the text."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class PackedRow(TurnsInRow):
     """A training row; `gem.trajectory.TrainingRow` has lists for its arrays."""
 
