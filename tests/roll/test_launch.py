@@ -106,7 +106,8 @@ def test_every_setting_is_where_rolls_configuration_wants_it(compile: Compile) -
     # Two minibatches of 12 episodes, which no batch of ROLL's divides otherwise.
     rows = found["actor_train.training_args.per_device_train_batch_size"]
     assert rows * found["actor_train.training_args.gradient_accumulation_steps"] == 12
-    assert found["actor_train.infer_batch_size"] == rows
+    once = "${actor_train.training_args.per_device_train_batch_size}"
+    assert found["actor_train.infer_batch_size"] == once
     assert not any(key.startswith(("critic.", "reference.")) for key in found)
 
 

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import yaml
 
@@ -24,6 +24,7 @@ from gem_roll.checkout import LAUNCHER, check_roll
 from gem_roll.settings import ONE_ROW
 from gem_roll.version import SUPPORTED_ROLL
 
+Tree: TypeAlias = dict[str, Any]
 CONFIG, TEMPLATE = "roll", Path(__file__).with_name("agentic.yaml")
 """Name of the configuration, a file in the run's folder; what it is made of."""
 
@@ -32,15 +33,7 @@ HOW: dict[str, launch.Names] = {
     **launch.SHARED_GPUS,
     "env": "custom_envs.train",
     "eval": "custom_envs.eval:<name>, eval_steps",
-    "algorithm.minibatches": "gradient_accumulation_steps",
-    "algorithm.loss_aggregation": "loss_agg_mode",
     "optimizer": "fixed in ROLL's strategies; lr_scheduler_type=constant",
-    "hardware.engine.memory_share": "actor_infer.strategy_args: gpu_memory_utilization",
-    "hardware.learner.pass_tokens": "per_device_train_batch_size",
-    "hardware.learner.checkpointing": "disable_gradient_checkpointing",
-    "hardware.learner.attention": "attn_implementation",
-    "hardware.checkpoint_every": "save_steps",
-    "hardware.logger": "track_with",
 }
 """How settings, or all of a table, reach ROLL that the template does not name."""
 
@@ -83,7 +76,7 @@ class RollAdapter:
         given = launch.with_native(platform.settings, hardware, "roll")
         # Hydra takes a folder relative to the script, and no absolute one.
         folder = os.path.relpath(run_dir, (roll / LAUNCHER).parent)
-        template: dict[str, Any] = yaml.safe_load(TEMPLATE.read_text(encoding="utf-8"))
+        template: Tree = yaml.safe_load(TEMPLATE.read_text(encoding="utf-8"))
         names = {str(v)[1:-1]: key for key, v in flatten(template).items() if str(v)[:1] == "<"}
         return launch.Launch.of(
             spec,
@@ -99,21 +92,13 @@ adapter = RollAdapter()
 
 
 def _config(
-    spec: RunSpec,
-    hardware: Hardware,
-    template: dict[str, Any],
-    run_dir: Path,
-    settings: Mapping[str, Any],
+    spec: RunSpec, hardware: Hardware, template: Tree, run_dir: Path, settings: Mapping[str, Any]
 ) -> str:
     """Return ROLL's configuration; `settings` are given as they are, with dots between tables."""
-    values = {
-        **flatten(spec.to_mapping()),
-        **flatten({"hardware": hardware.to_mapping()}),
-        **_computed(spec, hardware),
-        ".run_dir": str(run_dir),
-    }
+    given = flatten({**spec.to_mapping(), "hardware": hardware.to_mapping()})
+    values = {**given, **_computed(spec, hardware), ".run_dir": str(run_dir)}
     text = re.sub('"<(.+?)>"', lambda name: json.dumps(values[name[1]]), json.dumps(template))
-    tree: dict[str, Any] = json.loads(text)
+    tree: Tree = json.loads(text)
     train = tree["custom_envs"]["train"]
     for source in spec.evaluations:
         tasks = {"env_type": source.tasks.env_id, "env_config": dict(source.tasks.params)}
@@ -130,7 +115,8 @@ def _config(
     return str(yaml.safe_dump(kept, sort_keys=False, allow_unicode=True))
 
 
-def _computed(spec: RunSpec, hardware: Hardware) -> dict[str, Any]:
+def _computed(spec: RunSpec, hardware: Hardware) -> Tree:
+    """Return what is not in the spec or the hardware as ROLL wants it, by the template's names."""
     algorithm, length = spec.algorithm, spec.policy.tokens
     step = spec.episodes // algorithm.minibatches // hardware.ranks
     fitting = launch.pass_tokens(spec, hardware) // length
@@ -147,17 +133,19 @@ def _computed(spec: RunSpec, hardware: Hardware) -> dict[str, Any]:
         ".tokens": length,
         ".adv_estimator": "gae" if algorithm.advantage == "gae" else "reinforce",
         ".use_kl_loss": algorithm.kl_coef > 0,
-        ".loss_agg_mode": algorithm.loss_aggregation.replace("row-", "seq-"),
+        "algorithm.loss_aggregation": algorithm.loss_aggregation.replace("row-", "seq-"),
         ".param_dtype": {"fp32": "float32", "bf16": "bfloat16"}[spec.training.precision],
-        ".track_with": hardware.logger or "stdout",
-        ".save_steps": hardware.checkpoint_every or 1_000_000_000,
-        ".attention": launch.attention(spec, hardware).replace("flash_attention_2", "fa2"),
-        ".no_checkpointing": not hardware.learner.checkpointing,
-        ".memory_share": hardware.engine.memory_share or 0.6,
+        "hardware.logger": hardware.logger or "stdout",
+        "hardware.checkpoint_every": hardware.checkpoint_every or 1_000_000_000,
+        "hardware.learner.attention": launch.attention(spec, hardware).replace(
+            "flash_attention_2", "fa2"
+        ),
+        "hardware.learner.checkpointing": not hardware.learner.checkpointing,
+        "hardware.engine.memory_share": hardware.engine.memory_share or 0.6,
         ".gpus": hardware.gpus,
         ".devices": f"list(range(0,{hardware.gpus}))",
-        ".rows": rows,
-        ".passes": step // rows,
+        "hardware.learner.pass_tokens": rows,
+        "algorithm.minibatches": step // rows,
     }
 
 
