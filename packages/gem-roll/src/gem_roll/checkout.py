@@ -66,10 +66,10 @@ def check_roll(home: str | Path | None = None) -> Path:
         raise ConfigurationError(f"{HOME}={home} is no checkout of ROLL: no roll/pipeline")
     commit = _git(folder, "rev-parse", "HEAD") or COMMIT
     if commit != COMMIT or digest(folder) != DIGEST:
-        changed = _git(folder, "diff", "--name-only", COMMIT, "--", *SEAMS).split() or SEAMS
+        changed = _git(folder, "diff", "--name-only", COMMIT, "--", *SEAMS).split()
         raise UnsupportedVersionError(
-            f"gem-roll works with {SUPPORTED_ROLL} of ROLL; the one in {folder} is at {commit[:7]} "
-            f"with changes in {', '.join(changed)}: git -C {folder} checkout {COMMIT[:7]}"
+            f"gem-roll works with {SUPPORTED_ROLL} of ROLL; {folder} is at {commit[:7]}, changed: "
+            f"{', '.join(changed) or 'nothing git knows'}; git -C {folder} checkout {COMMIT[:7]}"
         )
     return folder
 

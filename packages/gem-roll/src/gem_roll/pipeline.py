@@ -59,10 +59,9 @@ class GemAgenticPipeline(agentic_pipeline.AgenticPipeline):  # type: ignore[misc
         check_roll(Path(agentic_pipeline.__file__).parents[3])
         check_cluster()
         self._gem = check_config(pipeline_config)
-        self._settings = self._gem[pipeline_config.train_env_manager.tags[0]]
+        settings = self._settings = self._gem[pipeline_config.train_env_manager.tags[0]]
         about = {"trainer": "roll", "versions": {"roll": SUPPORTED_ROLL, "gem-roll": __version__}}
         names = {**RECORDED, **(KL if pipeline_config.use_kl_loss else {})}
-        settings = self._settings
         self._recording = RunRecording(settings.record_dir, about, names, record=settings.record)
         super().__init__(pipeline_config)
         self._check_whole_batch()
