@@ -10,20 +10,20 @@ import pytest
 
 from gem.errors import ConfigurationError
 from gem.training import platforms
-from gem.training.hardware import CPU
+from gem.training.hardware import CPU, Hardware
 from gem.training.launch import (
     ALL_WEIGHTS,
+    SEED_PER_TURN,
     Launch,
+    Parity,
     all_weights,
     bf16_only,
     copied,
-    evaluation_departures,
+    departures,
     hydra_value,
-    loss_departures,
     namesakes,
     parity,
     refuse,
-    sampling_departure,
     token_mean,
     whole_minibatches,
 )
@@ -68,21 +68,23 @@ def test_a_refusal_names_key_reason_and_value() -> None:
 
 
 def test_departures_are_those_of_the_spec() -> None:
-    greedy = spec(sampling={"top_k": 1})
-    assert [k.status for k in sampling_departure(spec(), "its own")] == ["emulated"]
-    assert list(sampling_departure(greedy, "its own")) == list(loss_departures(spec())) == []
-    both = spec(algorithm={"advantage": "gae", "kl_coef": 0.1})
-    assert [k.name for k in loss_departures(both)] == [
+    greedy: dict[str, Any] = {"sampling": {"top_k": 1}}
+    [found] = departures(spec())
+    assert found == Parity("seed", "emulated", SEED_PER_TURN)
+    assert [each.how for each in departures(spec(), "its own")] == ["its own"]
+    assert not list(departures(spec(**greedy)))
+    both = spec(algorithm={"advantage": "gae", "kl_coef": 0.1}, **greedy)
+    assert [k.name for k in departures(both)] == [
         "algorithm.kl_coef",
         "critic's initial head",
     ]
     part = {"id": "game:GuessTheNumber-v0"}
     evals = [{**part, "name": "a", "every": 2}, {**part, "name": "b", "every": 4}]
-    run = spec(eval=evals)
+    run = spec(eval=evals, **greedy)
     assert (run.eval_every, spec().eval_every) == (2, 0)
-    [found] = evaluation_departures(run)
+    [found] = departures(run)
     assert found.name == "eval.1.every" and found.how.endswith("every 2 iterations")
-    missed = list(evaluation_departures(run, "not at the end"))
+    missed = list(departures(run, missed="not at the end"))
     assert [k.name for k in missed] == ["eval.0.every", "eval.1.every"]
     assert all(k.how.endswith("every 2 iterations, but not at the end") for k in missed)
 
@@ -101,13 +103,15 @@ def test_departures_that_several_trainers_share_are_yielded_where_they_apply() -
         "undecayed": "biases",
         "values_on_tokens": True,
     }
-    assert list(loss_departures(spec(), **given)) == []
+    greedy: dict[str, Any] = {"sampling": {"top_k": 1}}
+    assert list(departures(spec(**greedy), **given)) == []
     run = spec(
+        **greedy,
         algorithm={"advantage": "gae"},
         optimizer={"weight_decay": 0.1},
         training={"precision": "bf16"},
     )
-    assert {k.name: k.how for k in loss_departures(run, **given)} == {
+    assert {k.name: k.how for k in departures(run, **given)} == {
         "critic's initial head": "a random linear layer, where the reference starts from zero",
         "algorithm.value_clip": "all tokens of a turn are trained towards the turn's target, not "
         "where it begins",
@@ -216,10 +220,12 @@ def test_platforms_are_entry_points(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
     found = {("gem.platforms", "cpu.mine"): [Entry]}
     monkeypatch.setattr(platforms, "entry_points", lambda group, name: found.get((group, name), []))
-    made = platforms.cpu("mine", spec(), tmp_path, CPU, form="head")
+    gpu = Platform({"mine": True})
+    assert platforms.of("mine", spec(), tmp_path, Hardware(), gpu, form="head") is gpu
+    made = platforms.of("mine", spec(), tmp_path, CPU, gpu, form="head")
     assert made.settings == {"dir": tmp_path, "gpus": 1, "form": "head"}
     with pytest.raises(ConfigurationError, match="pip install gem-cpu"):
-        platforms.cpu("other", spec(), tmp_path, CPU)
+        platforms.of("other", spec(), tmp_path, CPU, gpu)
 
 
 def test_folders_come_before_those_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:

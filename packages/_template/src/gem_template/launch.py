@@ -76,7 +76,7 @@ class TemplateAdapter:
         return launch.Launch.of(
             spec,
             ["python", "-m", "fake_trainer", str(run_dir / CONFIG)],
-            # fake-trainer runs nowhere but on the CPU; others need `platforms.cpu(...)` for that.
+            # fake-trainer runs nowhere but on the CPU; others need `platforms.of(...)` for that.
             Platform(),
             files=_files(spec, run_dir, hardware),
             parity=launch.parity(spec, HOW, _departures(spec), hardware, "template"),
@@ -131,7 +131,7 @@ def _lines(*uris: str, evaluation: bool = False) -> str:
 
 
 def _departures(spec: RunSpec) -> Iterator[launch.Parity]:
-    yield from launch.evaluation_departures(spec)
+    yield from launch.departures(spec)
     if spec.training.precision == "bf16":
         yield launch.Parity("training.precision", "unmatched", "fake-trainer computes in float64")
     yield launch.Parity(

@@ -35,7 +35,7 @@ class OatAdapter:
         """
         check_oat()
         _check(spec, hardware)
-        platform = platforms.cpu("oat", spec, run_dir, hardware) if hardware.cpu else _SHARED_GPUS
+        platform = platforms.of("oat", spec, run_dir, hardware, _SHARED_GPUS)
         flags = _computed(spec, run_dir, hardware) | platform.settings
         flags |= launch.copied(spec, _NAMES, hardware)
         flags = launch.with_native(flags, hardware, "oat")
@@ -105,8 +105,6 @@ _NAMES: dict[str, launch.Names] = {
 """oat's or GEM's flags that have the value of a setting of the spec."""
 
 _HOW = {
-    "seed": "gem_seed: every turn is sampled with a seed of its own; other random numbers than in "
-    "other trainers",
     "env": "gem_tasks",
     "eval": "gem_eval, eval_steps",
     "policy.response_tokens": "max_model_len less prompt_max_length",
@@ -163,6 +161,4 @@ def _argument(name: str, value: Any) -> str:
 
 def _departures(spec: RunSpec) -> Iterator[launch.Parity]:
     bf16 = "bf16 weights and gradients, fp32 in the optimiser"
-    yield from launch.sampling_departure(spec, _HOW["seed"])
-    yield from launch.loss_departures(spec, bf16=bf16, undecayed="biases and norms")
-    yield from launch.evaluation_departures(spec)
+    return launch.departures(spec, bf16=bf16, undecayed="biases and norms")

@@ -60,8 +60,6 @@ AGENT = {**launch.namesakes(Settings), "seed": "seed"}
 """The agent file's setting with the value of a setting."""
 
 OTHERS = {
-    "seed": "agent file: every turn is sampled with a seed of its own; other random numbers than "
-    "in other trainers",
     "env": "data.prompt_dataset, agent file: task_order='file'",
     "eval": "eval.dataset",
     "policy.response_tokens": "data.max_len less policy.prompt_tokens",
@@ -123,9 +121,7 @@ class OpenRLHFAdapter:
         """
         check_openrlhf()
         _check(spec, hardware)
-        platform = (
-            platforms.cpu("openrlhf", spec, run_dir, hardware) if hardware.cpu else SHARED_GPUS
-        )
+        platform = platforms.of("openrlhf", spec, run_dir, hardware, SHARED_GPUS)
         flags = {
             **ALWAYS,
             **platform.settings,
@@ -229,16 +225,15 @@ def _arguments(flags: dict[str, Any]) -> list[str]:
 
 
 def _departures(spec: RunSpec, cpu: bool) -> Iterator[launch.Parity]:
-    yield from launch.sampling_departure(spec, OTHERS["seed"])
-    yield from launch.loss_departures(
+    yield from launch.departures(
         spec,
         bf16="bf16 weights and gradients, fp32 in the optimiser",
         undecayed="biases and norms",
         values_on_tokens=True,
+        missed="not before the first",
     )
     if spec.algorithm.minibatches > 1:
         how = "OpenRLHF draws the rows of a minibatch at random"
         yield launch.Parity("algorithm.minibatches", "emulated", how)
     how = "OpenRLHF knows bf16 and fp16: trained in bf16"
     yield from launch.bf16_only(spec, how, cpu=cpu)
-    yield from launch.evaluation_departures(spec, "not before the first")

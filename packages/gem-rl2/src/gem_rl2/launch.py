@@ -58,9 +58,8 @@ class RL2Adapter:
         rl2 = check_rl2()
         _check(spec, hardware)
         path = [rl2.path] if os.environ.get(HOME) else []
-        platform = Platform(env=platforms.python_path(*path))
-        if hardware.cpu:
-            platform = platforms.cpu("rl2", spec, run_dir, hardware, form=rl2.form, path=path)
+        gpu = Platform(env=platforms.python_path(*path))
+        platform = platforms.of("rl2", spec, run_dir, hardware, gpu, form=rl2.form, path=path)
         names = _names(rl2.form)
         keys = {
             **launch.copied(spec, names, hardware),
@@ -222,10 +221,14 @@ def _word(name: str) -> str:
 
 
 def _departures(spec: RunSpec, form: Form, cpu: bool) -> Iterator[launch.Parity]:
-    how = "rollout.server_args.random_seed; which turn gets which number depends on timing"
-    yield from launch.sampling_departure(spec, how)
-    bf16 = "fp32 weights, bf16 in FSDP's mixed precision"
-    yield from launch.loss_departures(spec, bf16=bf16, values_on_tokens=True)
+    ends_between = spec.eval and spec.training.iterations % spec.eval_every
+    yield from launch.departures(
+        spec,
+        "rollout.server_args.random_seed; which turn gets which number depends on timing",
+        bf16="fp32 weights, bf16 in FSDP's mixed precision",
+        values_on_tokens=True,
+        missed="not at the end" if ends_between else None,
+    )
     if spec.algorithm.epochs > 1:
         how = "gem.epochs: RL2 gets the rows of a batch as often, one pass after the other"
         yield launch.Parity("algorithm.epochs", "emulated", how)
@@ -234,5 +237,3 @@ def _departures(spec: RunSpec, form: Form, cpu: bool) -> Iterator[launch.Parity]
         yield launch.Parity("algorithm.minibatches", "emulated", how)
     if form == "release":
         yield from launch.bf16_only(spec, "the release trains in bf16 only", cpu=cpu)
-    ends_between = spec.eval and spec.training.iterations % spec.eval_every
-    yield from launch.evaluation_departures(spec, "not at the end" if ends_between else None)

@@ -70,9 +70,8 @@ class RollAdapter:
             ("optimizer.eps", spec.optimizer.eps != 1e-8, "ROLL's AdamW has 1e-8, and no key"),
         )
         launch.check_hardware(spec, hardware, _LACKING)
-        platform = Platform(env=platforms.python_path(roll))
-        if hardware.cpu:
-            platform = platforms.cpu("roll", spec, run_dir, hardware, path=[roll])
+        gpu = Platform(env=platforms.python_path(roll))
+        platform = platforms.of("roll", spec, run_dir, hardware, gpu, path=[roll])
         given = launch.with_native(platform.settings, hardware, "roll")
         # Hydra takes a folder relative to the script, and no absolute one.
         folder = os.path.relpath(run_dir, (roll / LAUNCHER).parent)
@@ -150,12 +149,14 @@ def _computed(spec: RunSpec, hardware: Hardware) -> Tree:
 
 
 def _departures(spec: RunSpec) -> Iterator[launch.Parity]:
-    how = "vLLM's own; which turn gets which number depends on timing"
-    yield from launch.sampling_departure(spec, how)
-    bf16 = "weights and FSDP's arithmetic in bf16, reduced in fp32"
-    yield from launch.loss_departures(spec, bf16=bf16, values_on_tokens=True)
+    at_end = spec.eval and spec.training.iterations % spec.eval_every == 0
+    yield from launch.departures(
+        spec,
+        "vLLM's own; which turn gets which number depends on timing",
+        bf16="weights and FSDP's arithmetic in bf16, reduced in fp32",
+        values_on_tokens=True,
+        missed="not at the end" if at_end else None,
+    )
     if spec.algorithm.minibatches > 1:
         how = "gradient_accumulation_steps; ROLL draws the episodes of a minibatch at random"
         yield launch.Parity("algorithm.minibatches", "emulated", how)
-    at_end = spec.eval and spec.training.iterations % spec.eval_every == 0
-    yield from launch.evaluation_departures(spec, "not at the end" if at_end else None)

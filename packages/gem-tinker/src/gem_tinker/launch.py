@@ -38,7 +38,7 @@ class TinkerAdapter:
         """
         check_tinker()
         _check(spec)
-        platform = platforms.cpu("tinker", spec, run_dir, hardware) if hardware.cpu else Platform()
+        platform = platforms.of("tinker", spec, run_dir, hardware, Platform())
         settings = launch.copied(spec, _NAMES, hardware) | platform.settings
         settings |= {"train": spec.task_set.uri, "loss_fn": "ppo", "record_dir": str(run_dir)}
         if spec.eval:
@@ -84,8 +84,6 @@ _NAMES: dict[str, launch.Names] = {
 _HOW: dict[str, launch.Names] = {
     **_NAMES,
     "name": "in run.json",
-    "seed": "seed: every turn is sampled with a seed of its own; other random numbers than in "
-    "other trainers",
     "env": "train",
     "eval": "eval, eval_every",
     "policy.lora_alpha": "the server's own",
@@ -101,7 +99,7 @@ _HOW: dict[str, launch.Names] = {
 
 
 def _departures(spec: RunSpec, cpu: bool) -> Iterator[launch.Parity]:
-    yield from launch.sampling_departure(spec, str(_HOW["seed"]))
+    yield from launch.departures(spec)
     sampling = spec.sampling
     if sampling.top_k > 1 or (sampling.top_p < 1 and sampling.top_k != 1):
         how = "ratios are to the sampler's log-probabilities, not to recomputed ones"
@@ -116,4 +114,3 @@ def _departures(spec: RunSpec, cpu: bool) -> Iterator[launch.Parity]:
     elif spec.training.precision == "bf16":
         how = "the server computes in the precision of the model's files"
         yield launch.Parity("training.precision", "unmatched", how)
-    yield from launch.evaluation_departures(spec)

@@ -76,7 +76,7 @@ class TRLAdapter:
         check_trl()
         check_spec(spec)
         launch.check_hardware(spec, hardware, _LACKING)
-        platform = platforms.cpu("trl", spec, run_dir, hardware) if hardware.cpu else _gpu(spec)
+        platform = platforms.of("trl", spec, run_dir, hardware, _gpu(spec))
         path = run_dir / SPEC_FILE
         settings = {**platform.settings, **_settings(spec, hardware)}
         settings = launch.with_native(settings, hardware, "trl")
@@ -117,8 +117,7 @@ def _settings(spec: RunSpec, hardware: Hardware) -> dict[str, Any]:
 
 
 def _departures(spec: RunSpec) -> Iterator[Parity]:
-    yield from launch.sampling_departure(spec, _SEEDS)
-    yield from launch.loss_departures(spec, undecayed="biases and norms")
+    yield from launch.departures(spec, _SEEDS, undecayed="biases and norms")
     if spec.algorithm.minibatches > 1:
         how = (
             "TRL draws the rows of a minibatch at random, and divides by the mean number of tokens "
@@ -131,6 +130,5 @@ def _departures(spec: RunSpec) -> Iterator[Parity]:
     if spec.policy.lora_rank and spec.policy.lora_init is None:
         how = f"PEFT's, of the reference's distribution but another one; kept in {BEGINNING}/"
         yield Parity("policy.lora_init", "unmatched", how)
-    yield from launch.evaluation_departures(spec)
     correction = "vllm_importance_sampling_correction"
     yield Parity(correction, "matched", "off, although on by default in TRL where vLLM samples")

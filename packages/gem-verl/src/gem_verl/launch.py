@@ -18,8 +18,19 @@ from gem_verl.settings import Settings
 
 _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"
-_FSDP = (f"{_ACTOR}.fsdp_config", "critic.fsdp")
-_MODELS = ("actor_rollout_ref.model", "critic.model")
+
+
+def _both(name: str) -> tuple[str, str]:
+    """Name a setting of policy and critic; those of the critic are given only where there is one.
+
+    Args:
+        name: `{part}` is the network, `{fsdp}` its FSDP, `{model}` its model.
+    """
+    fsdp, model = f"{_ACTOR}.fsdp_config", "actor_rollout_ref.model"
+    return (
+        name.format(part=_ACTOR, fsdp=fsdp, model=model),
+        name.format(part="critic", fsdp="critic.fsdp", model="critic.model"),
+    )
 
 
 class VerlAdapter:
@@ -40,12 +51,10 @@ class VerlAdapter:
         check_verl()
         _check(spec, hardware)
         settings = _ALWAYS | launch.copied(spec, _NAMES, hardware)
-        settings |= _policy(spec) | _run(spec, run_dir, hardware) | _critic(spec)
+        settings |= _policy(spec) | _run(spec, run_dir, hardware)
         if spec.algorithm.advantage != "gae":
             settings = {k: v for k, v in settings.items() if not k.lstrip("+").startswith("critic")}
-        if spec.training.precision == "fp32":
-            settings |= _fp32(spec)
-        platform = platforms.cpu("verl", spec, run_dir, hardware) if hardware.cpu else Platform()
+        platform = platforms.of("verl", spec, run_dir, hardware, Platform())
         settings = launch.with_native(settings | platform.settings, hardware, "verl")
         overrides = [_override(key, value) for key, value in settings.items()]
         return launch.Launch.of(
@@ -96,13 +105,20 @@ _ALWAYS: dict[str, Any] = {
     "trainer.total_epochs": 1,
     "trainer.resume_mode": "disable",
     "trainer.project_name": "gem",
+    "critic.enable": True,
+    "critic.loss_agg_mode": "token-mean",  # of one token per turn: a mean over turns
+    **dict.fromkeys((*_both("{part}.strategy"), *_both("{fsdp}.strategy")), "fsdp2"),
+    **dict.fromkeys(_both("{model}.use_remove_padding"), True),
+    **dict.fromkeys(_both("{part}.optim.optimizer"), "AdamW"),
+    **dict.fromkeys(_both("{part}.optim.lr_scheduler_type"), "constant"),
+    **dict.fromkeys(_both("{part}.optim.lr_warmup_steps"), 0),
 }
 
 _NAMES: dict[str, launch.Names] = {
     **launch.namesakes(Settings, "+gem.{}"),
     "name": "trainer.experiment_name",
-    "seed": ("+gem.seed", "data.seed", f"{_ROLLOUT}.seed"),
-    "policy.model": "actor_rollout_ref.model.path",
+    "seed": ("+gem.seed", "data.seed", f"{_ROLLOUT}.seed", *_both("{fsdp}.seed")),
+    "policy.model": (*_both("{model}.path"), "critic.model.tokenizer_path"),
     "policy.prompt_tokens": "data.max_prompt_length",
     "policy.response_tokens": "data.max_response_length",
     "sampling.temperature": f"{_ROLLOUT}.temperature",
@@ -114,6 +130,12 @@ _NAMES: dict[str, launch.Names] = {
     "algorithm.epochs": f"{_ACTOR}.ppo_epochs",
     "algorithm.kl_coef": f"{_ACTOR}.kl_loss_coef",
     "algorithm.entropy_coef": f"{_ACTOR}.entropy_coeff",
+    "algorithm.value_lr": "critic.optim.lr",
+    "algorithm.value_clip": "critic.cliprange_value",
+    "optimizer.lr": f"{_ACTOR}.optim.lr",
+    "optimizer.eps": _both("+{part}.optim.override_optimizer_config.eps"),
+    "optimizer.weight_decay": _both("{part}.optim.weight_decay"),
+    "optimizer.grad_clip": _both("{part}.optim.clip_grad"),
     "training.iterations": "trainer.total_training_steps",
     "training.tasks": "data.train_batch_size",
     "training.group_size": f"{_ROLLOUT}.n",
@@ -122,38 +144,29 @@ _NAMES: dict[str, launch.Names] = {
     "hardware.engine.tensor_parallel": f"{_ROLLOUT}.tensor_model_parallel_size",
     "hardware.engine.memory_share": f"{_ROLLOUT}.gpu_memory_utilization",
     "hardware.learner.pass_tokens": (
-        f"{_ACTOR}.ppo_max_token_len_per_gpu",
+        *_both("{part}.ppo_max_token_len_per_gpu"),
         f"{_ROLLOUT}.log_prob_max_token_len_per_gpu",
-        "critic.ppo_max_token_len_per_gpu",
     ),
-    "hardware.learner.sequence_parallel": tuple(
-        f"{fsdp}.ulysses_sequence_parallel_size" for fsdp in _FSDP
-    ),
-    "hardware.learner.offload": tuple(f"{fsdp}.optimizer_offload" for fsdp in _FSDP),
-    "hardware.learner.checkpointing": tuple(
-        f"{model}.enable_gradient_checkpointing" for model in _MODELS
-    ),
-    "hardware.learner.attention": tuple(
-        f"+{model}.override_config.attn_implementation" for model in _MODELS
-    ),
+    "hardware.learner.sequence_parallel": _both("{fsdp}.ulysses_sequence_parallel_size"),
+    "hardware.learner.offload": _both("{fsdp}.optimizer_offload"),
+    "hardware.learner.checkpointing": _both("{model}.enable_gradient_checkpointing"),
+    "hardware.learner.attention": _both("+{model}.override_config.attn_implementation"),
     "hardware.checkpoint_every": "trainer.save_freq",
 }
 """Settings that have the value of a setting of the spec."""
 
+_COMPUTED = ("param", "reduce", "buffer")
 _LOSSES = {"token-mean": "token-mean", "row-mean-token-sum": "seq-mean-token-sum"}
 
 _HOW = {
     **launch.ALL_WEIGHTS,
     **launch.SHARED_GPUS,
-    "seed": "gem.seed: every turn is sampled with a seed of its own; other random numbers than in "
-    "other trainers",
     "env": "data.train_files, data.shuffle=False",
     "eval": "data.val_files",
     "algorithm.advantage": "algorithm.adv_estimator",
     "algorithm.clip": "actor.clip_ratio, actor.clip_ratio_c=1e9 (no dual clip)",
     "algorithm.minibatches": "actor.ppo_mini_batch_size",
     "algorithm.loss_aggregation": "actor.loss_agg_mode",
-    "algorithm.value_lr": "critic.optim.lr",
     "algorithm.value_clip": "critic.cliprange_value, trained where turns begin",
     "optimizer": "actor.optim",
     "training.precision": "fsdp_config.mixed_precision, rollout.dtype",
@@ -180,58 +193,25 @@ def _run(spec: RunSpec, run_dir: Path, hardware: Hardware) -> dict[str, Any]:
 
 
 def _policy(spec: RunSpec) -> dict[str, Any]:
-    """verl's settings of the policy, of its loss and of its engine."""
+    """verl's settings of the networks, of their optimisers and losses and of the engine."""
     algorithm, tokens = spec.algorithm, spec.policy.tokens
-    fsdp, model = f"{_ACTOR}.fsdp_config", "actor_rollout_ref.model"
-    return _network(spec, _ACTOR, fsdp, model, spec.optimizer.lr) | {
+    betas = [spec.optimizer.beta1, spec.optimizer.beta2]
+    settings = {
         "algorithm.adv_estimator": f"gem_{algorithm.advantage}",
         f"{_ACTOR}.ppo_mini_batch_size": _mini_batch(spec),
         f"{_ACTOR}.loss_agg_mode": _LOSSES[algorithm.loss_aggregation],
         f"{_ACTOR}.use_kl_loss": algorithm.kl_coef > 0,
         f"{_ROLLOUT}.max_model_len": tokens,
         f"{_ROLLOUT}.max_num_batched_tokens": max(8192, tokens),
+        **dict.fromkeys(_both("{part}.optim.betas"), betas),
     }
-
-
-def _network(spec: RunSpec, part: str, fsdp: str, model: str, lr: float) -> dict[str, Any]:
-    """verl's settings of a network that is trained: the policy or the critic."""
-    optimizer = spec.optimizer
-    return {
-        f"{part}.strategy": "fsdp2",
-        f"{fsdp}.strategy": "fsdp2",
-        f"{fsdp}.seed": spec.seed,
-        f"{model}.use_remove_padding": True,
-        f"{part}.optim.optimizer": "AdamW",
-        f"{part}.optim.lr": lr,
-        f"{part}.optim.betas": [optimizer.beta1, optimizer.beta2],
-        f"+{part}.optim.override_optimizer_config.eps": optimizer.eps,
-        f"{part}.optim.weight_decay": optimizer.weight_decay,
-        f"{part}.optim.clip_grad": optimizer.grad_clip,
-        f"{part}.optim.lr_scheduler_type": "constant",
-        f"{part}.optim.lr_warmup_steps": 0,
-    }
-
-
-def _critic(spec: RunSpec) -> dict[str, Any]:
-    return _network(spec, "critic", "critic.fsdp", "critic.model", spec.algorithm.value_lr) | {
-        "critic.enable": True,
-        "critic.model.path": spec.policy.model,
-        "critic.model.tokenizer_path": spec.policy.model,
-        "critic.cliprange_value": spec.algorithm.value_clip,
-        "critic.loss_agg_mode": "token-mean",  # of one token per turn: a mean over turns
-    }
-
-
-def _fp32(spec: RunSpec) -> dict[str, Any]:
-    engines = [f"{_ACTOR}.fsdp_config"]
-    engines += ["actor_rollout_ref.ref.fsdp_config"] if spec.algorithm.kl_coef else []
-    engines += ["critic.fsdp"] if spec.algorithm.advantage == "gae" else []
-    settings: dict[str, Any] = {
-        f"+{engine}.mixed_precision.{part}_dtype": "fp32"
-        for engine in engines
-        for part in ("param", "reduce", "buffer")
-    }
-    return settings | {f"{_ROLLOUT}.dtype": "float32"}
+    if spec.training.precision == "fp32":
+        reference = ["actor_rollout_ref.ref.fsdp_config"] if algorithm.kl_coef else []
+        settings[f"{_ROLLOUT}.dtype"] = "float32"
+        for fsdp in (*_both("{fsdp}"), *reference):
+            types = (f"+{fsdp}.mixed_precision.{part}_dtype" for part in _COMPUTED)
+            settings |= dict.fromkeys(types, "fp32")
+    return settings
 
 
 def _mini_batch(spec: RunSpec) -> int:
@@ -262,9 +242,7 @@ def _override(key: str, value: Any) -> str:
 
 
 def _departures(spec: RunSpec) -> Iterator[launch.Parity]:
-    yield from launch.sampling_departure(spec, _HOW["seed"])
-    yield from launch.loss_departures(spec, bf16="autocast in training, bf16 weights in rollouts")
+    yield from launch.departures(spec, bf16="autocast in training, bf16 weights in rollouts")
     if spec.algorithm.loss_aggregation == "row-mean-token-sum" and not spec.policy.one_row:
         how = "verl counts the rows it fills batches up with: the loss is scaled down"
         yield launch.Parity("algorithm.loss_aggregation", "emulated", how)
-    yield from launch.evaluation_departures(spec)

@@ -59,6 +59,9 @@ SHARED_GPUS = {
 }
 """Parity of the hardware where engines and learner share all GPUs; see `check_hardware`."""
 
+SEED_PER_TURN = "every turn has a seed of its own; other random numbers than in other trainers"
+"""How `gem.training.sampling.EngineSampler` lets trainers draw random numbers."""
+
 ALL_WEIGHTS = {
     "policy.lora_rank": "all weights",
     "policy.lora_alpha": "no adapters",
@@ -187,18 +190,13 @@ def refuse(spec: RunSpec, *found: Refusal) -> None:
 
 def whole_minibatches(spec: RunSpec) -> Refusal:
     """Refuse minibatches of different numbers of episodes; see `refuse`."""
-    reason = (
-        f"{spec.episodes} episodes (training.tasks * training.group_size) do not divide into so "
-        "many minibatches"
-    )
+    reason = f"{spec.episodes} episodes (training.tasks * training.group_size) do not divide so"
     return "algorithm.minibatches", spec.episodes % spec.algorithm.minibatches > 0, reason
 
 
 def token_mean(spec: RunSpec, trainer: str) -> Refusal:
     """Refuse other losses than a mean over tokens; see `refuse`."""
-    reason = (
-        f"{trainer} has 'token-mean' and a mean over rows of token means, but no sum over tokens"
-    )
+    reason = f"{trainer} has 'token-mean' and a mean of rows' token means, but no sum over tokens"
     return "algorithm.loss_aggregation", spec.algorithm.loss_aggregation != "token-mean", reason
 
 
@@ -251,30 +249,31 @@ def pass_tokens(spec: RunSpec, hardware: Hardware) -> int:
     return max(tokens, spec.policy.tokens)
 
 
-def sampling_departure(spec: RunSpec, how: str) -> Iterator[Parity]:
-    """Yield that random numbers are the trainer's own, unless sampling is greedy."""
-    if spec.sampling.top_k != 1:
-        yield Parity("seed", "emulated", how)
-
-
-def loss_departures(
+def departures(
     spec: RunSpec,
+    seeds: str = SEED_PER_TURN,
     *,
     bf16: str | None = None,
     undecayed: str | None = None,
     values_on_tokens: bool = False,
+    missed: str | None = None,
 ) -> Iterator[Parity]:
-    """Yield what trainers with a loss of their own have in common.
+    """Yield in what trainers with a loss of their own differ from the reference in the same way.
 
-    That is a KL penalty as a term of the loss (k3 estimator), a critic's new head, and the rest as
-    the arguments say. A trainer with another KL penalty says so itself, or refuses one.
+    That is random numbers, unless sampling is greedy; a KL penalty as a term of the loss (k3
+    estimator), where the spec asks for one; a critic's new head; evaluations at other times,
+    because all are made at once; and the rest as the arguments say.
 
     Args:
         spec: The experiment.
+        seeds: How random numbers are drawn.
         bf16: How the trainer computes in bf16, where the reference uses autocast.
         undecayed: Which weights the trainer leaves out of weight decay; None: none.
         values_on_tokens: Whether the critic is trained on all tokens of a turn.
+        missed: Which evaluation that the spec asks for the trainer never makes.
     """
+    if spec.sampling.top_k != 1:
+        yield Parity("seed", "emulated", seeds)
     if spec.algorithm.kl_coef:
         how = "as a term of the loss (k3 estimator), not of the reward"
         yield Parity("algorithm.kl_coef", "emulated", how)
@@ -288,6 +287,11 @@ def loss_departures(
         yield Parity("optimizer.weight_decay", "emulated", f"{undecayed} are left out")
     if bf16 is not None and spec.training.precision == "bf16":
         yield Parity("training.precision", "emulated", f"{bf16} (the reference: autocast)")
+    how = f"everything is evaluated at once: every {spec.eval_every} iterations"
+    how += f", but {missed}" if missed else ""
+    for index, part in enumerate(spec.eval):
+        if missed or part.every != spec.eval_every:
+            yield Parity(f"eval.{index}.every", "emulated", how)
 
 
 def bf16_only(spec: RunSpec, reason: str, *, cpu: bool) -> Iterator[Parity]:
@@ -301,21 +305,6 @@ def bf16_only(spec: RunSpec, reason: str, *, cpu: bool) -> Iterator[Parity]:
     if spec.training.precision == "fp32":
         how = "GEM_CPU_DTYPE of gem-cpu" if cpu else reason
         yield Parity("training.precision", "emulated" if cpu else "unmatched", how)
-
-
-def evaluation_departures(spec: RunSpec, missed: str | None = None) -> Iterator[Parity]:
-    """Yield which evaluations are made at other times, because all are made at once.
-
-    Args:
-        spec: The experiment.
-        missed: Which evaluation that the spec asks for the trainer never makes.
-    """
-    how = f"everything is evaluated at once: every {spec.eval_every} iterations"
-    for index, part in enumerate(spec.eval):
-        if missed is not None:
-            yield Parity(f"eval.{index}.every", "emulated", f"{how}, but {missed}")
-        elif part.every != spec.eval_every:
-            yield Parity(f"eval.{index}.every", "emulated", how)
 
 
 def hydra_value(value: Any) -> str:

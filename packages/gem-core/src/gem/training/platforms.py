@@ -38,21 +38,26 @@ class Platform:
     """See `gem.training.launch.Launch.state`."""
 
 
-def cpu(trainer: str, spec: RunSpec, run_dir: Path, hardware: Hardware, **known: Any) -> Platform:
-    """Return the platform without a GPU.
+def of(
+    trainer: str, spec: RunSpec, run_dir: Path, hardware: Hardware, gpu: Platform, **known: Any
+) -> Platform:
+    """Return the platform of a run.
 
     Args:
         trainer: Name of the adapter.
         spec: The experiment.
         run_dir: Absolute folder of the run.
-        hardware: How many processes stand for GPUs, and how they are used.
-        **known: What else the platform's function of this trainer needs.
+        hardware: What the run is given; without a GPU, how many processes stand for GPUs, and how
+            they are used.
+        gpu: The adapter's own platform, with GPUs.
+        **known: What else the function of this trainer's platform without a GPU needs.
 
     Raises:
-        ConfigurationError: gem-cpu is not installed.
+        ConfigurationError: There is no GPU, and gem-cpu is not installed.
     """
-    name = f"cpu.{trainer}"
-    for entry in entry_points(group=ENTRY_POINT_GROUP, name=name):
+    if not hardware.cpu:
+        return gpu
+    for entry in entry_points(group=ENTRY_POINT_GROUP, name=f"cpu.{trainer}"):
         made: Platform = entry.load()(spec, run_dir, hardware, **known)
         return made
     raise ConfigurationError("a run without a GPU needs gem-cpu: pip install gem-cpu")
