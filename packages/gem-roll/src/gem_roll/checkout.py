@@ -19,8 +19,6 @@ from gem_roll.version import COMMIT, SUPPORTED_ROLL
 
 HOME = "GEM_ROLL_HOME"
 """Environment variable that names the checkout."""
-ORIGINAL = "gem-llm"
-"""The original GEM's distribution, which ROLL requires: its module is called `gem`, too."""
 
 LAUNCHER = "examples/start_agentic_pipeline.py"
 """The script that starts an agentic pipeline."""
@@ -49,11 +47,11 @@ def check_roll(home: str | Path | None = None) -> Path:
         MissingExtraError: `GEM_ROLL_HOME` is not set.
         UnsupportedVersionError: It is at another commit, or files that matter were changed.
     """
-    if any(importlib.metadata.distributions(name=ORIGINAL)):
+    if any(importlib.metadata.distributions(name="gem-llm")):
         raise ConfigurationError(
-            f"{ORIGINAL} is installed beside gem-core, and both are imported as 'gem': ROLL's "
+            "gem-llm is installed beside gem-core, and both are imported as 'gem': ROLL's "
             "requirements name it, but gem_roll.legacy has what ROLL needs of it. Run: pip "
-            f"uninstall -y {ORIGINAL} gem-core && pip install gem-core"
+            "uninstall -y gem-llm gem-core && pip install gem-core"
         )
     home = home or os.environ.get(HOME)
     if not home:

@@ -46,9 +46,8 @@ class GemEnvManager(BaseEnvManager):  # type: ignore[misc]
             ConfigurationError: The settings are wrong, or the chat template cannot be used.
         """
         super().__init__()
-        tag = env_config["tag"]
         self.worker_config, self.env_config, self.mode = worker_config, env_config, its["mode"]
-        self._settings = GemSettings.of(tag, env_config)
+        self._settings = GemSettings.of(env_config["tag"], env_config)
         self._budget = self._settings.budget(pipeline_config)
         self._length = pipeline_config.sequence_length
         self._pad_id = its["tokenizer"].pad_token_id
@@ -93,9 +92,8 @@ class GemEnvManager(BaseEnvManager):  # type: ignore[misc]
         params = OmegaConf.to_container(config["config"])
         task = Task(config["env_type"], self._settings.first_seed + seed, params)
         number = turn * worker.num_env_groups + config["group_id"]
-        return asyncio.run(
-            self._settings.play(task, self._sample, self._chat, self._budget, group=number)
-        )
+        played = self._settings.play(task, self._sample, self._chat, self._budget, group=number)
+        return asyncio.run(played)
 
     async def _sample(self, request: Request) -> Sample:
         """Sample one turn; blocks the thread, which has nothing else to do.
@@ -111,9 +109,8 @@ class GemEnvManager(BaseEnvManager):  # type: ignore[misc]
             config = {**self._generating, "max_new_tokens": request.max_tokens}
             asked = DataProto(batch, meta_info={"generation_config": config})
             # The slot's number keeps an episode on one engine, with its cache of the prompt.
-            answer = self._client.generate_request_sync(
-                req=asked, request_id=None, uid=self.env_config["env_id"]
-            )
+            slot = self.env_config["env_id"]
+            answer = self._client.generate_request_sync(req=asked, request_id=None, uid=slot)
             # ROLL aborts requests when it suspends the engine, and expects them again.
             if answer is not None and "abort" not in answer.meta_info["finish_reasons"]:
                 break

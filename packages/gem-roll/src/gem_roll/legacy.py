@@ -46,11 +46,9 @@ class DatasetEnv(LegacyEnv):
 
     def __init__(self, **given: Any) -> None:
         """Load the data set `dataset_name`, if no `dataset` is given, and shuffle it by `seed`."""
-        dataset = given["dataset"]
-        if dataset is None:
-            from datasets import load_dataset
+        from datasets import load_dataset
 
-            dataset = load_dataset(given["dataset_name"])
+        dataset = given["dataset"] or load_dataset(given["dataset_name"])
         if hasattr(dataset, "keys"):
             [split] = [given["split"]] if given["split"] else [*dataset.keys()]
             dataset = dataset[split]
@@ -99,8 +97,7 @@ class QaEnv(DatasetEnv):
         self.dataset = self.dataset.map(
             lambda row: {key: self.PROMPT.format(row[key])}, load_from_cache_file=cached
         )
-        boxed = given["extract_boxed"]
-        self.extractor = BOXED.extract if boxed else ANSWER_TAG.extract
+        self.extractor = (BOXED if given["extract_boxed"] else ANSWER_TAG).extract
 
     @staticmethod
     def check_correct(model_answer: str, gt_answer: Any) -> bool:
@@ -215,5 +212,4 @@ def install() -> None:
         parent, _, child = name.rpartition(".")
         setattr(import_module(parent), child, module)
     for name in CALLERS.split():
-        path = f"roll.pipeline.agentic.env.{name}"
-        after_import(path, lambda module: setattr(module, "Env", LegacyEnv))
+        after_import(f"roll.pipeline.agentic.env.{name}", lambda m: setattr(m, "Env", LegacyEnv))

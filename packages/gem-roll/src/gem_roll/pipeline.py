@@ -72,8 +72,7 @@ class GemAgenticPipeline(agentic_pipeline.AgenticPipeline):  # type: ignore[misc
         """Let ROLL itself say whether it would copy or delete rows of a batch."""
         size = self.pipeline_config.rollout_batch_size
         batch = DataProto.from_dict({"input_ids": torch.zeros(size, 1)})
-        adjusted = self.adjust_batch(batch, mode="copy")
-        if len(adjusted) != size:
+        if len(self.adjust_batch(batch, mode="copy")) != size:
             raise ConfigurationError(
                 "rollout_batch_size: ROLL would copy or delete episodes: it is no multiple of what "
                 f"a worker's infer_batch_size or optimiser step takes at once, got {size}"
@@ -88,7 +87,7 @@ class GemAgenticPipeline(agentic_pipeline.AgenticPipeline):  # type: ignore[misc
             [episode.trajectory for episode in episodes],
             per_turn,
             lambda: [rows.trained_rows(data, episode) for episode in episodes],
-            metrics=rows.engine_metrics(data, recomputed=recomputed),
+            metrics=rows.engine_metrics(data) if recomputed else {},
         )
         return data
 

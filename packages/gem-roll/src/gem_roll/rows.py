@@ -122,9 +122,8 @@ def compute(
     mask = data.batch["response_mask"][:, 1:]
     if not mask.any():
         raise RolloutError("no token of this batch was sampled: there is nothing to train on")
-    name, values = settings.advantage, None
-    if name == "gae":
-        values = [episode.at_turns(data.batch["values"]) for episode in episodes]
+    name = settings.advantage
+    values = [e.at_turns(data.batch["values"]) for e in episodes] if name == "gae" else None
     per_turn, targets = turn_advantages(name, trajectories, gamma=gamma, lam=lam, values=values)
     advantages = _on_tokens(mask, episodes, per_turn)
     data.batch["advantages"] = advantages
@@ -141,15 +140,12 @@ def _on_tokens(mask: Tensor, episodes: Sequence[PlacedEpisode], per_turn: PerTur
     return filled
 
 
-def engine_metrics(data: Any, *, recomputed: bool) -> dict[str, float]:
+def engine_metrics(data: Any) -> dict[str, float]:
     """Return the largest distance of the trainer's log-probabilities from the engine's.
 
     Args:
-        data: ROLL's `DataProto`.
-        recomputed: Whether ROLL computed its own before the update, as it does for several
-            optimiser steps in a batch; else nothing is known.
+        data: ROLL's `DataProto`, for which ROLL has computed its own before the update, as it does
+            for several optimiser steps in a batch.
     """
-    if not recomputed:
-        return {}
     distance = (data.batch["old_log_probs"] - data.batch["infer_logprobs"]).abs()
     return {"logprob_difference_max": float((distance * data.batch["response_mask"][:, 1:]).max())}

@@ -23,15 +23,9 @@ class GemSettings(Settings):
 
     advantage: str = setting("estimator of `gem.advantage`", "rebn", choices=ADVANTAGES)
     prompt_tokens: int = setting("most tokens of a fresh prompt", 1024, least=1)
-    response_tokens: int | None = setting(
-        "most tokens after a fresh prompt; by default the rest of sequence_length", None, least=1
-    )
-    first_seed: int = setting(
-        "task j of iteration k has seed `first_seed + k * groups + j`; ROLL's own are random", 0
-    )
-    temperature: float | None = setting(
-        "sampling temperature instead of generating_args'; 0 is greedy", None, least=0
-    )
+    response_tokens: int | None = setting("most after it; by default the rest", None, least=1)
+    first_seed: int = setting("seed of the first task; ROLL's own seeds are random", 0)
+    temperature: float | None = setting("by default ROLL's; 0 is greedy", None, least=0)
 
     @classmethod
     def of(cls, tag: str, environment: Mapping[str, Any]) -> GemSettings:
