@@ -120,6 +120,7 @@ def _computed(spec: RunSpec, hardware: Hardware) -> Tree:
     step = spec.episodes // algorithm.minibatches // hardware.ranks
     fitting = launch.pass_tokens(spec, hardware) // length
     rows = max(n for n in range(1, min(step, fitting) + 1) if step % n == 0)
+    attention = launch.attention(spec, hardware).replace("flash_attention_2", "fa2")
     evaluated = {f"eval:{each.name}": len(each.tasks) for each in spec.evaluations} or {"train": 1}
     return {
         ".params": dict(spec.env.params),
@@ -136,9 +137,7 @@ def _computed(spec: RunSpec, hardware: Hardware) -> Tree:
         ".param_dtype": {"fp32": "float32", "bf16": "bfloat16"}[spec.training.precision],
         "hardware.logger": hardware.logger or "stdout",
         "hardware.checkpoint_every": hardware.checkpoint_every or 1_000_000_000,
-        "hardware.learner.attention": launch.attention(spec, hardware).replace(
-            "flash_attention_2", "fa2"
-        ),
+        "hardware.learner.attention": attention,
         "hardware.learner.checkpointing": not hardware.learner.checkpointing,
         "hardware.engine.memory_share": hardware.engine.memory_share or 0.6,
         ".gpus": hardware.gpus,
