@@ -1,4 +1,4 @@
-"""The command line: `gem-bench compile | run | compare | plot | report | audit | conformance`."""
+"""The command line: `gem-bench compile | fit | run | compare | plot | report | audit | ...`."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Returns:
-        0 for success; 1 if a run failed, its audit found something or it does not conform; 2 if
-        the request is impossible, with a message on standard error; 124 after a timeout; 130 after
-        an interrupt.
+        0 for success; 1 if a run failed or does not fit, its audit found something or it does not
+        conform; 2 if the request is impossible, with a message on standard error; 124 after a
+        timeout; 130 after an interrupt.
     """
     args = _parser().parse_args(argv)
     command: Callable[[argparse.Namespace], int] = args.call
@@ -67,15 +67,48 @@ def _compile(args: argparse.Namespace) -> int:
     return 0
 
 
+def _fit(args: argparse.Namespace) -> int:
+    import json
+
+    from gem_bench import fit
+    from gem_bench.models import resolve_model
+    from gem_bench.shape import Shape, find_config
+
+    spec, hardware = _spec(args), _hardware(args)
+    nothing = fit.not_estimated(args.to, hardware)
+    if nothing is not None:
+        print(json.dumps({"fits": None, "why": nothing}) if args.json else nothing)
+        return 0
+    model = resolve_model(spec.policy.model)
+    spec = replace(spec, policy=replace(spec.policy, model=model))
+    shape = Shape.of(find_config(model, args.model_config))
+    found = fit.estimate(args.to, spec, hardware, shape)
+    steps = list(fit.advise(args.to, spec, hardware, shape))
+    if args.json:
+        print(json.dumps(fit.to_mapping(found, steps)))
+    else:
+        print("\n".join([*fit.table(found), *fit.verdict(found, steps)]))
+    return 1 if found.shortage else 0
+
+
 def _run(args: argparse.Namespace) -> int:
     from gem.packed import VARIABLE
+    from gem_bench.fit import check
+    from gem_bench.models import resolve_model
     from gem_bench.run import run
 
+    spec, hardware = _spec(args), _hardware(args)
+    if not args.no_fit_check:
+        model = resolve_model(spec.policy.model)
+        why = check(args.to, replace(spec, policy=replace(spec.policy, model=model)), hardware)
+        if why is not None:
+            with contextlib.suppress(OSError):  # as at the end
+                print(f"gem-bench: {why}", file=sys.stderr, flush=True)
     outcome = run(
-        _spec(args),
+        spec,
         trainer=args.to,
         run_dir=args.out,
-        hardware=_hardware(args),
+        hardware=hardware,
         python=args.python,
         overwrite=args.overwrite,
         timeout_s=args.timeout,
@@ -201,6 +234,14 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--out", type=Path, help="run folder (default: runs/<name>-<trainer>)")
     p.add_argument("--json", action="store_true", help="print the command as JSON")
 
+    p = _command(commands, "fit", _fit, "estimate the memory that a run needs on each GPU")
+    p.add_argument("spec", type=Path, help="RunSpec, a TOML file")
+    _trainer_arguments(p, required=True)
+    p.add_argument(
+        "--model-config", type=Path, metavar="FILE", help="config.json of a model that is not here"
+    )
+    p.add_argument("--json", action="store_true", help="print the bytes as JSON")
+
     p = _command(commands, "run", _run, "run an experiment with a trainer's own launcher")
     p.add_argument("spec", type=Path, help="RunSpec, a TOML file")
     _trainer_arguments(p, required=True)
@@ -210,6 +251,9 @@ def _parser() -> argparse.ArgumentParser:
         type=_record,
         help="episodes in the record: all, metrics (none) or sample:<n> of every batch (default: "
         "all of a batch below 100 MB, else sample:16)",
+    )
+    p.add_argument(
+        "--no-fit-check", action="store_true", help="start also what does not fit on the GPUs"
     )
     _limit_arguments(p)
 

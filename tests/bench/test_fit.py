@@ -1,0 +1,448 @@
+"""The estimate of memory, against transformers, torch's own allocations and common sense."""
+
+from __future__ import annotations
+
+import json
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gem.errors import ConfigurationError
+from gem.training.hardware import Hardware
+from gem.training.runspec import RunSpec
+from gem_bench.__main__ import main
+from gem_bench.fit import GB, PHASES, TRAINERS, advise, check, estimate
+from gem_bench.runspec import SHIPPED, load_hardware, load_spec
+from gem_bench.shape import Shape, find_config
+
+RECIPES = sorted(Path(__file__).parents[2].joinpath("recipes").glob("*.toml"))
+
+
+def qwen3(hidden: int, layers: int, heads: int, inner: int, *, tied: bool) -> dict[str, Any]:
+    """What the published `config.json` of a Qwen3 says; all have 8 key heads of 128."""
+    return {
+        "model_type": "qwen3",
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": inner,
+        "vocab_size": 151_936,
+        "tie_word_embeddings": tied,
+    }
+
+
+PUBLISHED = {
+    "Qwen3-1.7B": (qwen3(2048, 28, 16, 6144, tied=True), 1.72),
+    "Qwen3-4B": (qwen3(2560, 36, 32, 9728, tied=True), 4.02),
+    "Qwen3-8B": (qwen3(4096, 36, 32, 12_288, tied=False), 8.19),
+    "Qwen3-32B": (qwen3(5120, 64, 64, 25_600, tied=False), 32.76),
+}
+SHAPES = {name: Shape.of(config) for name, (config, _) in PUBLISHED.items()}
+
+SMALL = {
+    "vocab_size": 2048,
+    "hidden_size": 64,
+    "intermediate_size": 192,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96}
+FAMILIES: list[tuple[str, dict[str, Any]]] = [
+    ("qwen2", {"head_dim": 16}),
+    ("qwen2", {"head_dim": 16, "tie_word_embeddings": True}),
+    ("qwen3", {}),
+    ("qwen3", {"tie_word_embeddings": True, "attention_bias": True}),
+    ("llama", {"attention_bias": True, "mlp_bias": True}),
+    ("llama", {"num_key_value_heads": 4}),
+    ("mistral", {}),
+    ("qwen3_moe", EXPERTS),
+]
+
+
+def small(family: str, **changes: Any) -> Any:
+    """A small configuration of transformers."""
+    transformers = pytest.importorskip("transformers", reason="counts the parameters")
+    config = transformers.AutoConfig.for_model(family, **{**SMALL, **changes})
+    config._attn_implementation = "sdpa"
+    return config
+
+
+def model_of(config: Any, kind: str = "AutoModelForCausalLM", device: str = "cpu") -> Any:
+    torch = pytest.importorskip("torch", reason="makes the model")
+    import transformers
+
+    torch.manual_seed(0)
+    with torch.device(device):
+        return getattr(transformers, kind).from_config(config, dtype=torch.float32).train()
+
+
+def count(model: Any) -> int:
+    return sum(each.numel() for each in model.parameters())
+
+
+@pytest.mark.parametrize(("family", "changes"), FAMILIES)
+def test_parameters_are_those_of_transformers(family: str, changes: dict[str, Any]) -> None:
+    config = small(family, **changes)
+    shape = Shape.of(config.to_dict())
+    model = model_of(config, device="meta")
+    assert shape.parameters == count(model)
+    assert shape.critic == count(model_of(config, "AutoModel", "meta")) + config.hidden_size + 1
+    if family != "qwen3_moe":  # its experts are no linear layers
+        adapted = [each for name, each in model.named_modules() if name.endswith("_proj")]
+        wanted = sum(8 * (each.in_features + each.out_features) for each in adapted)
+        assert shape.adapters(8) == wanted
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_models_have_the_published_size(name: str) -> None:
+    config, billions = PUBLISHED[name]
+    assert round(SHAPES[name].parameters / 1e9, 2) == billions
+    like = small("qwen3", **{key: config[key] for key in config if key != "model_type"})
+    assert SHAPES[name].parameters == count(model_of(like, device="meta"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "mamba"}, "model_type 'mamba' is none of those estimated"),
+        ({"vocab_size": None}, "lacks vocab_size"),
+        ({"model_type": "qwen3_moe"}, "lacks num_experts, num_experts_per_tok, moe_inter"),
+    ],
+)
+def test_other_models_are_refused_by_name(changes: dict[str, Any], message: str) -> None:
+    changed = {**PUBLISHED["Qwen3-4B"][0], **changes}
+    config = {key: value for key, value in changed.items() if value is not None}
+    with pytest.raises(ConfigurationError, match=message):
+        Shape.of(config)
+
+
+def experiment(**tables: dict[str, Any]) -> RunSpec:
+    """A row of 256 tokens on one GPU, in fp32."""
+    made: dict[str, Any] = {
+        "name": "fit",
+        "env": {"id": "game:GuessTheNumber-v0-easy"},
+        "policy": {
+            "model": "none",
+            "prompt_tokens": 56,
+            "response_tokens": 200,
+            "turn_tokens": 8,
+        },
+        "algorithm": {"advantage": "rebn"},
+        "optimizer": {"lr": 1e-3},
+        "training": {"iterations": 1, "tasks": 16},
+    }
+    return RunSpec.from_mapping({**made, **{k: {**made[k], **v} for k, v in tables.items()}})
+
+
+def test_states_are_what_torch_allocates_for_them() -> None:
+    config = small("qwen3")
+    model = model_of(config)
+    import torch
+
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(input_ids=torch.arange(32)[None]).logits.sum().backward()
+    optimizer.step()
+    weights = list(model.parameters())
+    # AdamW also counts its steps: one number for each tensor.
+    moments = [each for state in optimizer.state.values() for each in state.values() if each.dim()]
+    made = {
+        "weights": weights,
+        "gradients": [each.grad for each in weights],
+        "optimizer": moments,
+    }
+    for trainer in ("reference", "trl", "verl"):
+        found = estimate(trainer, experiment(), Hardware(), Shape.of(config.to_dict()))
+        for name, tensors in made.items():
+            allocated = sum(each.untyped_storage().nbytes() for each in tensors)
+            assert found.phases["learn"][name] == allocated, (trainer, name)
+
+
+@pytest.mark.parametrize(("family", "changes"), FAMILIES)
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_layers_keep_the_estimated_bytes_for_the_backward_pass(
+    family: str, changes: dict[str, Any], precision: str
+) -> None:
+    config = small(family, **changes)
+    model = model_of(config, "AutoModel")
+    import torch
+
+    model.to(getattr(torch, precision))
+    weights = {each.untyped_storage()._cdata for each in model.parameters()}
+    kept: dict[int, Any] = {}
+
+    def keep(tensor: Any) -> Any:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in weights:
+            kept[storage._cdata] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        out = model(input_ids=torch.arange(256)[None], use_cache=False)
+    measured = sum(storage.nbytes() for storage in kept.values())
+    assert out is not None
+    shape = Shape.of(config.to_dict())
+    guessed = 256 * shape.layers * shape.activations(4 if precision == "float32" else 2)
+    # Besides layers: the last norm, positions and, by experts, which tokens they get.
+    assert guessed == pytest.approx(measured, rel=0.08)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_pass_takes_the_estimated_memory_within_a_quarter(checkpointing: bool) -> None:
+    config = small("qwen3")
+    model = model_of(config)
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    class Peak(TorchDispatchMode):
+        """Most bytes, at any time, of storages that operations have made."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.live: dict[int, int] = {}
+            self.peak = 0
+
+        def __torch_dispatch__(self, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = f(*args, **(kwargs or {}))
+            for each in tree_leaves(out):
+                if isinstance(each, torch.Tensor):
+                    storage = each.untyped_storage()
+                    if storage._cdata not in self.live:
+                        self.live[storage._cdata] = storage.nbytes()
+                        weakref.finalize(storage, self.live.pop, storage._cdata, 0)
+            self.peak = max(self.peak, sum(self.live.values()))
+            return out
+
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    for each in model.parameters():
+        each.grad = torch.zeros_like(each)
+    ids = torch.arange(256)[None]
+    with Peak() as measured:
+        logits = model(input_ids=ids, use_cache=False).logits.float()
+        chosen = logits.log_softmax(-1).gather(2, ids[..., None])
+        (-chosen.mean()).backward()
+    hardware = Hardware.from_mapping({"learner": {"checkpointing": checkpointing}})
+    spec = experiment(training={"tasks": 1})
+    parts = estimate("trl", spec, hardware, Shape.of(config.to_dict())).phases["learn"]
+    guessed = parts["activations"] + parts["logits"]
+    assert 0.8 < guessed / measured.peak < 1.25
+
+
+def spec_for(recipe: Path) -> tuple[RunSpec, Shape]:
+    spec = load_spec(recipe)
+    name = spec.policy.model.removeprefix("Qwen/").removesuffix("-Base")
+    tiny = {**PUBLISHED["Qwen3-4B"][0], **SMALL, "vocab_size": 512}
+    return spec, SHAPES.get(name) or Shape.of(tiny)
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_gets_a_verdict_on_every_shipped_hardware(recipe: Path, trainer: str) -> None:
+    spec, shape = spec_for(recipe)
+    for file in SHIPPED.glob("*.toml"):
+        hardware = load_hardware(file, trainer)
+        found = estimate(trainer, spec, hardware, shape)
+        assert all(found.total(phase) > 0 for phase in PHASES)
+        steps = list(advise(trainer, spec, hardware, shape))
+        assert bool(steps) <= bool(found.shortage)
+        # Every step helps.
+        left = [found.shortage, *(then.shortage for _, _, then in steps)]
+        assert left == sorted(left, reverse=True)
+        if shape.parameters < 1e9:
+            assert not found.shortage
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_more_gpus_never_need_more_and_longer_episodes_never_less(trainer: str, name: str) -> None:
+    def need(gpus: int, tokens: int) -> dict[str, float]:
+        length = {"prompt_tokens": 500, "response_tokens": tokens}
+        spec = experiment(policy=length, training={"tasks": 16, "precision": "bf16"})
+        found = estimate(trainer, spec, Hardware(gpus_per_node=gpus), SHAPES[name])
+        return {phase: found.total(phase) for phase in PHASES} | {"missing": found.shortage}
+
+    # DDP's buckets take memory from the second GPU on.
+    first = 2 if trainer == "trl" else 1
+    for gpus in (each for each in (1, 2, 4, 8) if each >= first):
+        for tokens in (500, 1_500, 6_000, 24_000):
+            now, longer, more = need(gpus, tokens), need(gpus, 2 * tokens), need(2 * gpus, tokens)
+            assert all(longer[key] >= now[key] for key in now)
+            assert all(more[key] <= now[key] for key in now)
+
+
+def game(name: str, trainer: str, **hardware: Any) -> tuple[float, list[tuple[str, Any]]]:
+    """The shortage of the published game in GB, and what would help."""
+    spec, _ = spec_for(next(path for path in RECIPES if path.stem == "published-game"))
+    made = Hardware.from_mapping(hardware)
+    shape = SHAPES[name]
+    steps = [(key, value) for key, value, _ in advise(trainer, spec, made, shape)]
+    return estimate(trainer, spec, made, shape).shortage / GB, steps
+
+
+def test_advice_names_what_helps() -> None:
+    assert game("Qwen3-1.7B", "verl") == (0, [])
+    short, steps = game("Qwen3-1.7B", "verl", learner={"checkpointing": False})
+    assert short > 0
+    assert steps == [("learner.checkpointing", True)]
+    short, steps = game("Qwen3-1.7B", "verl", learner={"pass_tokens": 100_000})
+    assert short > 0
+    assert steps == [("learner.pass_tokens", 12_800)]
+    short, steps = game("Qwen3-1.7B", "openrlhf", engine={"memory_share": 0.05})
+    assert short > 0
+    assert [key for key, _ in steps] == ["engine.memory_share"]
+    eight = {"gpus_per_node": 8}
+    assert game("Qwen3-32B", "verl", **eight, engine={"tensor_parallel": 4})[0] > 0
+    short, steps = game("Qwen3-32B", "oat", **eight)
+    assert short > 0
+    assert "nodes" not in dict(steps)  # oat has one
+
+
+def test_offload_helps_where_the_trainer_offloads() -> None:
+    def missing(trainer: str, offload: bool) -> float:
+        return game("Qwen3-4B", trainer, learner={"offload": offload})[0]
+
+    for trainer in TRAINERS:
+        if TRAINERS[trainer].offload:
+            assert missing(trainer, True) < missing(trainer, False), trainer
+        else:
+            assert missing(trainer, True) == missing(trainer, False), trainer
+
+
+def test_a_critic_and_an_initial_policy_take_memory() -> None:
+    def parts(trainer: str, **tables: dict[str, Any]) -> dict[str, float]:
+        spec = experiment(**tables)
+        return estimate(trainer, spec, Hardware(), SHAPES["Qwen3-1.7B"]).phases["learn"]
+
+    assert "critic" not in parts("verl")
+    assert parts("verl", algorithm={"advantage": "gae"})["critic"] > 12e9
+    penalty = {"algorithm": {"kl_coef": 0.1}}
+    whole = SHAPES["Qwen3-1.7B"].parameters
+    assert parts("oat", **penalty, training={"precision": "bf16"})["initial policy"] == 2 * whole
+    assert "initial policy" not in parts("verl", **penalty)  # in main memory
+    adapters = {"policy": {"lora_rank": 8}}
+    assert "initial policy" not in parts("trl", **penalty, **adapters)
+    assert parts("trl", **adapters)["optimizer"] < parts("trl")["optimizer"] / 100
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[str, str]]:
+    """Writes a RunSpec and the configuration of a model that is not here; returns their paths."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(name: str) -> tuple[str, str]:
+        spec = replace(experiment(), policy=replace(experiment().policy, model="not/here"))
+        lines = [
+            f"{key} = {json.dumps(value)}" if not isinstance(value, dict) else ""
+            for key, value in spec.to_mapping().items()
+            if key in ("name", "seed")
+        ]
+        for table in ("env", "policy", "algorithm", "optimizer", "training"):
+            values = spec.to_mapping()[table].items()
+            lines += [f"[{table}]", *(f"{k} = {json.dumps(v)}" for k, v in values if v or v == 0)]
+        (tmp_path / "spec.toml").write_text("\n".join(line for line in lines if "{}" not in line))
+        (tmp_path / "config.json").write_text(json.dumps(PUBLISHED[name][0]))
+        return "spec.toml", "config.json"
+
+    return write
+
+
+Files = Callable[[str], tuple[str, str]]
+
+
+def test_the_command_says_whether_it_fits(files: Files, capsys: pytest.CaptureFixture[str]) -> None:
+    spec, config = files("Qwen3-1.7B")
+    asked = ["fit", spec, "--to", "verl", "--model-config", config]
+    assert main(asked) == 0
+    out = capsys.readouterr().out
+    assert "1.72 billion parameters on 1 GPU of 80 GB, 2,048 tokens a pass" in out
+    assert out.endswith("fits\n")
+    assert main([*asked, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["parameters"] == SHAPES["Qwen3-1.7B"].parameters
+    spec, config = files("Qwen3-32B")
+    assert main(asked) == 1
+    out = capsys.readouterr().out
+    assert "does not fit: step needs 657.2 of 80 GB" in out
+    assert "helps most: gpus_per_node = 8" in out
+    assert main([*asked, "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["fits"] is False
+    assert found["advice"][0]["key"] == "gpus_per_node"
+
+
+def test_the_table_in_the_documentation_is_what_the_command_prints(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = next(path for path in RECIPES if path.stem == "published-game")
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(PUBLISHED["Qwen3-1.7B"][0]))
+    main(["fit", str(recipe), "--to", "verl", "--model-config", str(config)])
+    text = recipe.parents[1].joinpath("docs", "bench.md").read_text(encoding="utf-8")
+    shown = text.partition("<!-- fit")[2].partition("```\n")[2].partition("```")[0]
+    assert shown == capsys.readouterr().out
+
+
+def test_what_cannot_be_estimated_is_said(files: Files, capsys: pytest.CaptureFixture[str]) -> None:
+    spec, config = files("Qwen3-1.7B")
+    assert main(["fit", spec, "--to", "verl"]) == 2
+    assert "'not/here' is no folder and not downloaded" in capsys.readouterr().err
+    assert main(["fit", spec, "--to", "verl", "--model-config", "gone.json"]) == 2
+    assert "gone.json: no configuration of a model" in capsys.readouterr().err
+    assert main(["fit", spec, "--to", "other", "--model-config", config]) == 2
+    assert "it is not known what 'other' keeps on a GPU" in capsys.readouterr().err
+    assert main(["fit", spec, "--to", "tinker"]) == 0
+    assert "the server's" in capsys.readouterr().out
+    assert main(["fit", spec, "--to", "verl", "--cpu"]) == 0
+    assert "nothing is refused" in capsys.readouterr().out
+
+
+def test_a_run_that_does_not_fit_is_refused_unless_told_otherwise(
+    files: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec, config = files("Qwen3-32B")
+    model = tmp_path / "model"
+    model.mkdir()
+    (tmp_path / config).rename(model / "config.json")
+    (model / "chat_template.jinja").write_text("")
+    asked = ["run", spec, "--to", "reference", "--out", "out", "--set", f"policy.model={model}"]
+    assert main(asked) == 2
+    said = capsys.readouterr().err
+    assert "does not fit: learn needs 714" in said
+    assert "--no-fit-check" in said
+    assert not (tmp_path / "out").exists()
+    # Something else is wrong, too: it got that far.
+    broken = ["--set", "algorithm.kl_coef=0.1"]
+    for allowed in (["--no-fit-check"], ["--cpu"]):
+        assert main([*asked, *allowed, *broken]) == 2
+        assert "the reference trainer has no KL penalty" in capsys.readouterr().err
+
+
+def test_a_run_of_a_model_that_is_not_here_goes_on(
+    files: Files, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec, _ = files("Qwen3-32B")
+    broken = ["--set", "algorithm.kl_coef=0.1"]
+    assert main(["run", spec, "--to", "reference", "--out", "out", *broken]) == 2
+    said = capsys.readouterr().err
+    assert "memory is not estimated: policy.model: 'not/here'" in said
+    assert "the reference trainer has no KL penalty" in said
+
+
+def test_a_model_in_the_hubs_cache_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = pytest.importorskip("huggingface_hub", reason="keeps the cache")
+    file = tmp_path / "config.json"
+    file.write_text('{"model_type": "qwen3"}')
+    monkeypatch.setattr(hub, "try_to_load_from_cache", lambda model, name: str(file))
+    assert find_config("some/model") == {"model_type": "qwen3"}
+    assert check("tinker", experiment(), Hardware()) is None
