@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gem.errors import RolloutError
+from gem.errors import ConfigurationError, RolloutError
 from gem.packed import PackedTrajectory
 from gem.testing.golden import golden_batch, golden_turn_rows
 from gem.training.recording import RunRecording
@@ -132,6 +132,17 @@ def test_only_episodes_that_are_recorded_are_fetched(
     assert len(decoded) == sum(read)
     assert [t.rewards for t in decoded] == [t.rewards for t in episodes[: len(decoded)]]
     assert [e.rewards for e in episodes] == [e.rewards for e in made._trajectories]
+
+
+def test_another_order_of_the_rows_is_noticed(
+    batch: list[Line], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("gem_verl.trainer.tq", queue(batch))
+    keys = [key for key, *_ in batch]
+    meta = SimpleNamespace(keys=[*keys[1:], keys[0]], partition_id="train")
+    with pytest.raises((RolloutError, ConfigurationError), match="another episode|not a packed"):
+        trainer(batch, record="all")._whole(meta)
 
 
 def test_validation_episodes_are_taken_before_verl_removes_them(

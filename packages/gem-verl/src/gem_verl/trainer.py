@@ -242,7 +242,11 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
         self._recording.write_iteration(global_steps - 1, metrics, metrics={"update_s": update_s})
 
     def _whole(self, batch: Any) -> list[PackedTrajectory]:
-        """Return the episodes of a batch; those that are recorded with their tokens."""
+        """Return the episodes of a batch; those that are recorded with their tokens.
+
+        Raises:
+            RolloutError: The batch is not in the order in which the episodes were found.
+        """
         episodes, which = list(self._trajectories), self._recording.kept(self._trajectories)
         keys = [batch.keys[self._batch.episodes[i].rows[-1].place] for i in which]
         if keys:
@@ -250,7 +254,10 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
                 keys=keys, partition_id=batch.partition_id, select_fields=[EPISODE]
             )
             for i, whole in zip(which, _column(data[EPISODE]), strict=True):
-                episodes[i] = PackedTrajectory.from_bytes(whole)
+                packed = PackedTrajectory.from_bytes(whole)
+                if packed.head != episodes[i].head:
+                    raise RolloutError(f"TransferQueue has another episode of {episodes[i].task}")
+                episodes[i] = packed
         return episodes
 
     def _trained_rows(self, batch: Any) -> list[list[TrainedRow]]:
