@@ -98,7 +98,7 @@ def _run(args: argparse.Namespace) -> int:
     from gem_bench.run import run
 
     spec, hardware = _spec(args), _hardware(args)
-    if not args.no_fit_check:
+    if not (args.no_fit_check or hardware.cpu):
         model = resolve_model(spec.policy.model)
         why = check(args.to, replace(spec, policy=replace(spec.policy, model=model)), hardware)
         if why is not None:

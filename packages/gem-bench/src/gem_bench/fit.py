@@ -59,7 +59,7 @@ class Keeps:
     reference: str = "none"
     """The initial policy of a KL penalty: `whole`, `shared` or, if in main memory, `none`."""
     logits: int = 16
-    """Bytes of a logit in bf16: model's, fp32's, softmax and both gradients; in fp32 16."""
+    """Bytes of a logit in bf16: model's, fp32's, softmax and both gradients; in fp32 16 or more."""
     share: float = 0.5
     """The engine's part of the memory where `engine.memory_share` is not set."""
     sleeps: bool = True
@@ -115,6 +115,7 @@ TRAINERS = {
         while_sampling=("weights", "gradients", "optimizer"),
         own_sampler=("bf16", "fp32"),
         fixed=True,
+        logits=20,  # the entropy's, too
         lora=True,
         lacking=("nodes", "gpus_per_node", "engine.tensor_parallel", *_ROWS_AND_MATRICES),
     ),
@@ -247,15 +248,17 @@ def _passes(
     keeps: Keeps, element: int, hardware: Hardware, shape: Shape, tokens: int
 ) -> dict[str, float]:
     """Return the bytes of what forward and backward passes need beside the states."""
-    layer = shape.activations(element, hardware.learner.tensor_parallel)
+    autocast = keeps.shared == "none" and element == 2
+    arithmetic = "fp32" if element == 4 else "autocast" if autocast else "bf16"
+    layer = shape.activations(arithmetic, hardware.learner.tensor_parallel)
     if hardware.learner.checkpointing and not keeps.fixed:
         # Inputs of all layers, and one layer computed again: arXiv 2205.05198, section 5.
-        activations = shape.layers * shape.hidden * element + layer
+        activations = shape.layers * shape.hidden * (4 if autocast else element) + layer
     else:
         activations = shape.layers * layer
     copies = {
         # Autocast: all weights in bf16.
-        "none": 2 * shape.parameters * (element == 2),
+        "none": 2 * shape.parameters * autocast,
         # Gathered weights and gradients of the embeddings and of two layers.
         "all": 2 * element * (shape.outside + 2 * shape.layer),
         "updates": 0,
@@ -263,7 +266,9 @@ def _passes(
     return {
         "copies": float(copies[keeps.shared]),
         "activations": tokens * activations,
-        "logits": float(tokens * shape.vocabulary * (keeps.logits if element == 2 else 16)),
+        "logits": float(
+            tokens * shape.vocabulary * (keeps.logits if element == 2 else max(16, keeps.logits))
+        ),
     }
 
 

@@ -125,10 +125,10 @@ class Shape:
         mlp = 3 * (h + self.inner) * (self.experts or 1)
         return rank * self.layers * (2 * (h + q) + 2 * (h + k) + mlp)
 
-    def activations(self, element: int, split: int = 1) -> float:
+    def activations(self, arithmetic: str, split: int = 1) -> float:
         """Return the bytes that a layer's forward pass keeps for its backward pass, per token.
 
-        Counted as in section 4.1 of arXiv 2205.05198, for this kind of layer. In elements, with
+        Counted as in section 4.1 of arXiv 2205.05198, for this kind of layer. In numbers, with
         hidden width h, queries q, keys k and an MLP of width f:
 
         - each of two norms: its input, the normed input and the scaled one that projections
@@ -136,19 +136,20 @@ class Shape:
         - attention without a matrix of scores: queries, keys, values and its output, 2q + 2k
         - gate, its activation, up, and their product: 4f
 
-        In bf16 a norm computes in fp32: its input is kept at twice the size. An MLP of experts
-        also keeps the tokens that each expert reads and writes.
+        In bf16 a norm computes in fp32, and its input is kept at twice the size. With autocast
+        all of the width h is fp32, and what a projection reads is kept in bf16 besides. An MLP of
+        experts also keeps the tokens that each expert reads and writes.
 
         Args:
-            element: Bytes of a number: 2 in bf16, 4 in fp32.
+            arithmetic: `fp32`, `bf16`, or `autocast` from weights in fp32 to bf16.
             split: GPUs that share each matrix.
         """
-        h, q, k = self.hidden, self.queries, self.keys
-        normed = 2 if element == 4 else 3
-        inner = 2 * (q + k) + 4 * self.inner * self.active
-        inner += normed * (q + k) * bool(self.head_norm)
-        routed = 2 * h * self.active * bool(self.experts)
-        return element * (2 * (normed + 1) * h + inner / split + routed)
+        element = 4 if arithmetic == "fp32" else 2
+        hidden = {"fp32": 6, "bf16": 8, "autocast": 14}[arithmetic] * self.hidden
+        normed = (2 if arithmetic == "fp32" else 3) * bool(self.head_norm)
+        inner = (2 + normed) * (self.queries + self.keys) + 4 * self.inner * self.active
+        routed = (8 if arithmetic == "autocast" else 2) * self.hidden * self.active
+        return element * (hidden + inner / split + routed * bool(self.experts))
 
 
 def find_config(model: str, file: Path | None = None) -> dict[str, Any]:
