@@ -56,34 +56,27 @@ HOW: dict[str, launch.Names] = {
 """How each setting of the spec, or all others of its table, reaches the trainer."""
 
 
-class TemplateAdapter:
-    """Compiles RunSpecs for fake-trainer."""
+def compile_spec(spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> launch.Launch:
+    """Return fake-trainer's command for a spec; see `gem.training.launch.Adapter`.
 
-    trainer = TRAINER.distribution
-    supported = SUPPORTED_TEMPLATE
-    venv = "template"
-
-    def compile(self, spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> launch.Launch:
-        """Return fake-trainer's command for a spec; see `gem.training.launch.Adapter`.
-
-        Raises:
-            ConfigurationError: fake-trainer cannot run this spec; the message names the key.
-            MissingExtraError: fake-trainer is not installed.
-            UnsupportedVersionError: fake-trainer is of an unsupported version.
-        """
-        TRAINER.check()
-        _check(spec, hardware)
-        return launch.Launch.of(
-            spec,
-            ["python", "-m", "fake_trainer", str(run_dir / CONFIG)],
-            # fake-trainer runs nowhere but on the CPU; others need `platforms.of(...)` for that.
-            Platform(),
-            files=_files(spec, run_dir, hardware),
-            parity=launch.parity(spec, HOW, _departures(spec), hardware, "template"),
-        )
+    Raises:
+        ConfigurationError: fake-trainer cannot run this spec; the message names the key.
+        MissingExtraError: fake-trainer is not installed.
+        UnsupportedVersionError: fake-trainer is of an unsupported version.
+    """
+    TRAINER.check()
+    _check(spec, hardware)
+    return launch.Launch.of(
+        spec,
+        ["python", "-m", "fake_trainer", str(run_dir / CONFIG)],
+        # fake-trainer runs nowhere but on the CPU; others need `platforms.of(...)` for that.
+        Platform(),
+        files=_files(spec, run_dir, hardware),
+        parity=launch.parity(spec, HOW, _departures(spec), hardware, "template"),
+    )
 
 
-adapter = TemplateAdapter()
+adapter = launch.Adapter(TRAINER.distribution, SUPPORTED_TEMPLATE, "template", compile_spec)
 
 
 def _check(spec: RunSpec, hardware: Hardware) -> None:

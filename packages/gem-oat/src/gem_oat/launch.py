@@ -18,34 +18,27 @@ EPS = 1e-8
 """Of oat's optimiser, which has no flag for it."""
 
 
-class OatAdapter:
-    """Compiles RunSpecs for oat."""
+def compile_spec(spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> launch.Launch:
+    """Return oat's command for a spec; see `gem.training.launch.Adapter`.
 
-    trainer = "oat"
-    supported = SUPPORTED_OAT
-    venv = "oat"
-
-    def compile(self, spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> launch.Launch:
-        """Return oat's command for a spec; see `gem.training.launch.Adapter`.
-
-        Raises:
-            ConfigurationError: oat cannot run this spec; the message names the key.
-            MissingExtraError: oat is not installed.
-            UnsupportedVersionError: oat is of an unsupported version.
-        """
-        check_oat()
-        _check(spec, hardware)
-        platform = platforms.of("oat", spec, run_dir, hardware, _SHARED_GPUS)
-        flags = _computed(spec, run_dir, hardware) | platform.settings
-        flags |= launch.copied(spec, _NAMES, hardware)
-        flags = launch.with_native(flags, hardware, "oat")
-        argv = ["python", "-m", "gem_oat", *starmap(_argument, flags.items())]
-        how = launch.ALL_WEIGHTS | launch.SHARED_GPUS | _NAMES | _HOW
-        parity = launch.parity(spec, how, _departures(spec), hardware, "oat")
-        return launch.Launch.of(spec, argv, platform, parity=parity)
+    Raises:
+        ConfigurationError: oat cannot run this spec; the message names the key.
+        MissingExtraError: oat is not installed.
+        UnsupportedVersionError: oat is of an unsupported version.
+    """
+    check_oat()
+    _check(spec, hardware)
+    platform = platforms.of("oat", spec, run_dir, hardware, _SHARED_GPUS)
+    flags = _computed(spec, run_dir, hardware) | platform.settings
+    flags |= launch.copied(spec, _NAMES, hardware)
+    flags = launch.with_native(flags, hardware, "oat")
+    argv = ["python", "-m", "gem_oat", *starmap(_argument, flags.items())]
+    how = launch.ALL_WEIGHTS | launch.SHARED_GPUS | _NAMES | _HOW
+    parity = launch.parity(spec, how, _departures(spec), hardware, "oat")
+    return launch.Launch.of(spec, argv, platform, parity=parity)
 
 
-adapter = OatAdapter()
+adapter = launch.Adapter("oat", SUPPORTED_OAT, "oat", compile_spec)
 
 
 def _check(spec: RunSpec, hardware: Hardware) -> None:

@@ -104,45 +104,38 @@ SHARED_GPUS = Platform(
 """Models and engines on the same GPUs, one after the other."""
 
 
-class OpenRLHFAdapter:
-    """Compiles RunSpecs for OpenRLHF."""
+def compile_spec(spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> launch.Launch:
+    """Return OpenRLHF's command for a spec; see `gem.training.launch.Adapter`.
 
-    trainer = "openrlhf"
-    supported = SUPPORTED_OPENRLHF
-    venv = "openrlhf"
-
-    def compile(self, spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> launch.Launch:
-        """Return OpenRLHF's command for a spec; see `gem.training.launch.Adapter`.
-
-        Raises:
-            ConfigurationError: OpenRLHF cannot run this spec; the message names the key.
-            MissingExtraError: OpenRLHF is not installed.
-            UnsupportedVersionError: OpenRLHF is of an unsupported version.
-        """
-        check_openrlhf()
-        _check(spec, hardware)
-        platform = platforms.of("openrlhf", spec, run_dir, hardware, SHARED_GPUS)
-        flags = {
-            **ALWAYS,
-            **platform.settings,
-            **launch.copied(spec, FLAGS, hardware),
-            **_flags(spec, run_dir, hardware),
-        }
-        if spec.algorithm.advantage != "gae":
-            flags = {key: flags[key] for key in flags if not key.startswith("critic.")}
-        flags = launch.with_native(flags, hardware, "openrlhf")
-        return launch.Launch.of(
-            spec,
-            ["python", "-m", "openrlhf.cli.train_ppo_ray", *_arguments(flags)],
-            platform,
-            {worker.VARIABLE: worker.HOOK, "RAY_DEDUP_LOGS": "0"},
-            files=_files(spec, run_dir),
-            state=[EVALUATED],
-            parity=launch.parity(spec, HOW, _departures(spec, hardware.cpu), hardware, "openrlhf"),
-        )
+    Raises:
+        ConfigurationError: OpenRLHF cannot run this spec; the message names the key.
+        MissingExtraError: OpenRLHF is not installed.
+        UnsupportedVersionError: OpenRLHF is of an unsupported version.
+    """
+    check_openrlhf()
+    _check(spec, hardware)
+    platform = platforms.of("openrlhf", spec, run_dir, hardware, SHARED_GPUS)
+    flags = {
+        **ALWAYS,
+        **platform.settings,
+        **launch.copied(spec, FLAGS, hardware),
+        **_flags(spec, run_dir, hardware),
+    }
+    if spec.algorithm.advantage != "gae":
+        flags = {key: flags[key] for key in flags if not key.startswith("critic.")}
+    flags = launch.with_native(flags, hardware, "openrlhf")
+    return launch.Launch.of(
+        spec,
+        ["python", "-m", "openrlhf.cli.train_ppo_ray", *_arguments(flags)],
+        platform,
+        {worker.VARIABLE: worker.HOOK, "RAY_DEDUP_LOGS": "0"},
+        files=_files(spec, run_dir),
+        state=[EVALUATED],
+        parity=launch.parity(spec, HOW, _departures(spec, hardware.cpu), hardware, "openrlhf"),
+    )
 
 
-adapter = OpenRLHFAdapter()
+adapter = launch.Adapter("openrlhf", SUPPORTED_OPENRLHF, "openrlhf", compile_spec)
 
 
 def _check(spec: RunSpec, hardware: Hardware) -> None:

@@ -40,57 +40,50 @@ HOW: dict[str, launch.Names] = {
 """Parity of a setting whose value is in no key as it is, or needs more words."""
 
 
-class RL2Adapter:
-    """Compiles RunSpecs for RL2."""
+def compile_spec(spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> launch.Launch:
+    """Return RL2's command for a spec; see `gem.training.launch.Adapter`.
 
-    trainer = "rl2"
-    supported = SUPPORTED_RL2
-    venv = "rl2"
-
-    def compile(self, spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> launch.Launch:
-        """Return RL2's command for a spec; see `gem.training.launch.Adapter`.
-
-        Raises:
-            ConfigurationError: RL2 cannot run this spec; the message names the key.
-            MissingExtraError: RL2 is not installed.
-            UnsupportedVersionError: It is of an unknown form.
-        """
-        rl2 = check_rl2()
-        _check(spec, hardware)
-        path = [rl2.path] if os.environ.get(HOME) else []
-        gpu = Platform(env=platforms.python_path(*path))
-        platform = platforms.of("rl2", spec, run_dir, hardware, gpu, form=rl2.form, path=path)
-        names = _names(rl2.form)
-        keys = {
-            **launch.copied(spec, names, hardware),
-            **_keys(spec, run_dir, rl2.form, hardware),
-            **platform.settings,
-        }
-        if spec.algorithm.advantage != "gae":
-            keys = {k: v for k, v in keys.items() if not k.lstrip("+").startswith("critic.")}
-        keys = launch.with_native(keys, hardware, "rl2")
-        launcher = ["torchrun", "--standalone", "--nproc-per-node", str(hardware.gpus)]
-        return launch.Launch.of(
-            spec,
-            [
-                *launcher,
-                "-m",
-                "RL2.trainer.ppo",
-                *(f"{key}={launch.hydra_value(value)}" for key, value in keys.items()),
-            ],
-            platform,
-            {
-                "TOKENIZERS_PARALLELISM": "false",
-                **({} if hardware.logger == "wandb" else {"WANDB_MODE": "disabled"}),
-            },
-            files=_files(spec),
-            parity=launch.parity(
-                spec, HOW | names, _departures(spec, rl2.form, hardware.cpu), hardware, "rl2"
-            ),
-        )
+    Raises:
+        ConfigurationError: RL2 cannot run this spec; the message names the key.
+        MissingExtraError: RL2 is not installed.
+        UnsupportedVersionError: It is of an unknown form.
+    """
+    rl2 = check_rl2()
+    _check(spec, hardware)
+    path = [rl2.path] if os.environ.get(HOME) else []
+    gpu = Platform(env=platforms.python_path(*path))
+    platform = platforms.of("rl2", spec, run_dir, hardware, gpu, form=rl2.form, path=path)
+    names = _names(rl2.form)
+    keys = {
+        **launch.copied(spec, names, hardware),
+        **_keys(spec, run_dir, rl2.form, hardware),
+        **platform.settings,
+    }
+    if spec.algorithm.advantage != "gae":
+        keys = {k: v for k, v in keys.items() if not k.lstrip("+").startswith("critic.")}
+    keys = launch.with_native(keys, hardware, "rl2")
+    launcher = ["torchrun", "--standalone", "--nproc-per-node", str(hardware.gpus)]
+    return launch.Launch.of(
+        spec,
+        [
+            *launcher,
+            "-m",
+            "RL2.trainer.ppo",
+            *(f"{key}={launch.hydra_value(value)}" for key, value in keys.items()),
+        ],
+        platform,
+        {
+            "TOKENIZERS_PARALLELISM": "false",
+            **({} if hardware.logger == "wandb" else {"WANDB_MODE": "disabled"}),
+        },
+        files=_files(spec),
+        parity=launch.parity(
+            spec, HOW | names, _departures(spec, rl2.form, hardware.cpu), hardware, "rl2"
+        ),
+    )
 
 
-adapter = RL2Adapter()
+adapter = launch.Adapter("rl2", SUPPORTED_RL2, "rl2", compile_spec)
 
 
 def _check(spec: RunSpec, hardware: Hardware) -> None:

@@ -44,50 +44,43 @@ _LACKING = {
 }
 
 
-class RollAdapter:
-    """Compiles RunSpecs for ROLL."""
+def compile_spec(spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> launch.Launch:
+    """Return ROLL's command for a spec; see `gem.training.launch.Adapter`.
 
-    trainer = "roll"
-    supported = SUPPORTED_ROLL
-    venv = "roll"
-
-    def compile(self, spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> launch.Launch:
-        """Return ROLL's command for a spec; see `gem.training.launch.Adapter`.
-
-        Raises:
-            ConfigurationError: ROLL cannot run this spec; the message names the key.
-            MissingExtraError: There is no checkout of ROLL.
-            UnsupportedVersionError: It is of another commit.
-        """
-        roll = check_roll()
-        if "${" in json.dumps(spec.to_mapping()):
-            raise ConfigurationError("ROLL's configuration would take '${' for a reference")
-        launch.refuse(
-            spec,
-            launch.all_weights(spec),
-            launch.whole_minibatches(spec),
-            *spec.policy.several_rows(ONE_ROW, "policy."),
-            ("optimizer.eps", spec.optimizer.eps != 1e-8, "ROLL's AdamW has 1e-8, and no key"),
-        )
-        launch.check_hardware(spec, hardware, _LACKING)
-        gpu = Platform(env=platforms.python_path(roll))
-        platform = platforms.of("roll", spec, run_dir, hardware, gpu, path=[roll])
-        given = launch.with_native(platform.settings, hardware, "roll")
-        # Hydra takes a folder relative to the script, and no absolute one.
-        folder = os.path.relpath(run_dir, (roll / LAUNCHER).parent)
-        template: Tree = yaml.safe_load(TEMPLATE.read_text(encoding="utf-8"))
-        names = {str(v)[1:-1]: key for key, v in flatten(template).items() if str(v)[:1] == "<"}
-        return launch.Launch.of(
-            spec,
-            ["python", str(roll / LAUNCHER), "--config_path", folder, "--config_name", CONFIG],
-            platform,
-            {"ROLL_LOG_DIR": str(run_dir / "logs"), "TOKENIZERS_PARALLELISM": "false"},
-            files={f"{CONFIG}.yaml": _config(spec, hardware, template, run_dir, given)},
-            parity=launch.parity(spec, HOW | names, _departures(spec), hardware, "roll"),
-        )
+    Raises:
+        ConfigurationError: ROLL cannot run this spec; the message names the key.
+        MissingExtraError: There is no checkout of ROLL.
+        UnsupportedVersionError: It is of another commit.
+    """
+    roll = check_roll()
+    if "${" in json.dumps(spec.to_mapping()):
+        raise ConfigurationError("ROLL's configuration would take '${' for a reference")
+    launch.refuse(
+        spec,
+        launch.all_weights(spec),
+        launch.whole_minibatches(spec),
+        *spec.policy.several_rows(ONE_ROW, "policy."),
+        ("optimizer.eps", spec.optimizer.eps != 1e-8, "ROLL's AdamW has 1e-8, and no key"),
+    )
+    launch.check_hardware(spec, hardware, _LACKING)
+    gpu = Platform(env=platforms.python_path(roll))
+    platform = platforms.of("roll", spec, run_dir, hardware, gpu, path=[roll])
+    given = launch.with_native(platform.settings, hardware, "roll")
+    # Hydra takes a folder relative to the script, and no absolute one.
+    folder = os.path.relpath(run_dir, (roll / LAUNCHER).parent)
+    template: Tree = yaml.safe_load(TEMPLATE.read_text(encoding="utf-8"))
+    names = {str(v)[1:-1]: key for key, v in flatten(template).items() if str(v)[:1] == "<"}
+    return launch.Launch.of(
+        spec,
+        ["python", str(roll / LAUNCHER), "--config_path", folder, "--config_name", CONFIG],
+        platform,
+        {"ROLL_LOG_DIR": str(run_dir / "logs"), "TOKENIZERS_PARALLELISM": "false"},
+        files={f"{CONFIG}.yaml": _config(spec, hardware, template, run_dir, given)},
+        parity=launch.parity(spec, HOW | names, _departures(spec), hardware, "roll"),
+    )
 
 
-adapter = RollAdapter()
+adapter = launch.Adapter("roll", SUPPORTED_ROLL, "roll", compile_spec)
 
 
 def _config(

@@ -18,40 +18,33 @@ ALPHA = 32.0
 """Every Tinker server scales adapters by 32 / rank."""
 
 
-class TinkerAdapter:
-    """Compiles RunSpecs for Tinker servers."""
+def compile_spec(spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> launch.Launch:
+    """Return the command of a direct run; see `gem.training.launch.Adapter`.
 
-    trainer = "tinker"
-    supported = SUPPORTED_TINKER
-    venv = "tinker"
+    Without a GPU the run gets a server of its own on this machine. Otherwise it talks to the
+    server that `TINKER_BASE_URL` names, by default the hosted service.
 
-    def compile(self, spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> launch.Launch:
-        """Return the command of a direct run; see `gem.training.launch.Adapter`.
-
-        Without a GPU the run gets a server of its own on this machine. Otherwise it talks to the
-        server that `TINKER_BASE_URL` names, by default the hosted service.
-
-        Raises:
-            ConfigurationError: A Tinker server cannot run this spec; the message names the key.
-            MissingExtraError: The SDK is not installed.
-            UnsupportedVersionError: The SDK is of an unsupported version.
-        """
-        check_tinker()
-        _check(spec)
-        platform = platforms.of("tinker", spec, run_dir, hardware, Platform())
-        settings = launch.copied(spec, _NAMES, hardware) | platform.settings
-        settings |= {"train": spec.task_set.uri, "loss_fn": "ppo", "record_dir": str(run_dir)}
-        if spec.eval:
-            evals = [source.text for source in spec.evaluations]
-            settings |= {"eval": " ".join(evals), "eval_every": spec.eval_every}
-        settings = launch.with_native(settings, hardware, "tinker")
-        texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in settings.items()}
-        argv = ["python", "-m", "gem_tinker.train", *map("=".join, texts.items())]
-        parity = launch.parity(spec, _HOW, _departures(spec, hardware.cpu), hardware, "tinker")
-        return launch.Launch.of(spec, argv, platform, state=[CHECKPOINTS], parity=parity)
+    Raises:
+        ConfigurationError: A Tinker server cannot run this spec; the message names the key.
+        MissingExtraError: The SDK is not installed.
+        UnsupportedVersionError: The SDK is of an unsupported version.
+    """
+    check_tinker()
+    _check(spec)
+    platform = platforms.of("tinker", spec, run_dir, hardware, Platform())
+    settings = launch.copied(spec, _NAMES, hardware) | platform.settings
+    settings |= {"train": spec.task_set.uri, "loss_fn": "ppo", "record_dir": str(run_dir)}
+    if spec.eval:
+        evals = [source.text for source in spec.evaluations]
+        settings |= {"eval": " ".join(evals), "eval_every": spec.eval_every}
+    settings = launch.with_native(settings, hardware, "tinker")
+    texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in settings.items()}
+    argv = ["python", "-m", "gem_tinker.train", *map("=".join, texts.items())]
+    parity = launch.parity(spec, _HOW, _departures(spec, hardware.cpu), hardware, "tinker")
+    return launch.Launch.of(spec, argv, platform, state=[CHECKPOINTS], parity=parity)
 
 
-adapter = TinkerAdapter()
+adapter = launch.Adapter("tinker", SUPPORTED_TINKER, "tinker", compile_spec)
 
 
 def _check(spec: RunSpec) -> None:

@@ -58,43 +58,36 @@ _HOW: dict[str, Names] = {
 }
 
 
-class TRLAdapter:
-    """Compiles RunSpecs for TRL."""
+def compile_spec(spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> Launch:
+    """Return the command of a run; see `gem.training.launch.Adapter`.
 
-    trainer = "trl"
-    supported = SUPPORTED_TRL
-    venv = "dev"
-
-    def compile(self, spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> Launch:
-        """Return the command of a run; see `gem.training.launch.Adapter`.
-
-        Raises:
-            ConfigurationError: TRL cannot run this spec; the message names the key.
-            MissingExtraError: TRL is not installed.
-            UnsupportedVersionError: TRL is of an unsupported version.
-        """
-        check_trl()
-        check_spec(spec)
-        launch.check_hardware(spec, hardware, _LACKING)
-        platform = platforms.of("trl", spec, run_dir, hardware, _gpu(spec))
-        path = run_dir / SPEC_FILE
-        settings = {**platform.settings, **_settings(spec, hardware)}
-        settings = launch.with_native(settings, hardware, "trl")
-        given = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
-        start = ["python"]
-        if hardware.gpus > 1:
-            start = ["torchrun", "--standalone", "--nproc-per-node", str(hardware.gpus)]
-        return Launch.of(
-            spec,
-            [*start, "-m", "gem_trl.train", str(path), "--record", str(run_dir), *given],
-            platform,
-            files={SPEC_FILE: json.dumps(spec.to_mapping(), indent=2) + "\n"},
-            state=[CHECKPOINTS],
-            parity=launch.parity(spec, _HOW, _departures(spec), hardware, "trl"),
-        )
+    Raises:
+        ConfigurationError: TRL cannot run this spec; the message names the key.
+        MissingExtraError: TRL is not installed.
+        UnsupportedVersionError: TRL is of an unsupported version.
+    """
+    check_trl()
+    check_spec(spec)
+    launch.check_hardware(spec, hardware, _LACKING)
+    platform = platforms.of("trl", spec, run_dir, hardware, _gpu(spec))
+    path = run_dir / SPEC_FILE
+    settings = {**platform.settings, **_settings(spec, hardware)}
+    settings = launch.with_native(settings, hardware, "trl")
+    given = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
+    start = ["python"]
+    if hardware.gpus > 1:
+        start = ["torchrun", "--standalone", "--nproc-per-node", str(hardware.gpus)]
+    return Launch.of(
+        spec,
+        [*start, "-m", "gem_trl.train", str(path), "--record", str(run_dir), *given],
+        platform,
+        files={SPEC_FILE: json.dumps(spec.to_mapping(), indent=2) + "\n"},
+        state=[CHECKPOINTS],
+        parity=launch.parity(spec, _HOW, _departures(spec), hardware, "trl"),
+    )
 
 
-adapter = TRLAdapter()
+adapter = launch.Adapter("trl", SUPPORTED_TRL, "dev", compile_spec)
 
 
 def _gpu(spec: RunSpec) -> Platform:

@@ -33,40 +33,33 @@ def _both(name: str) -> tuple[str, str]:
     )
 
 
-class VerlAdapter:
-    """Compiles RunSpecs for verl."""
+def compile_spec(spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> launch.Launch:
+    """Return verl's command for a spec; see `gem.training.launch.Adapter`.
 
-    trainer = "verl"
-    supported = SUPPORTED_VERL
-    venv = "verl"
-
-    def compile(self, spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> launch.Launch:
-        """Return verl's command for a spec; see `gem.training.launch.Adapter`.
-
-        Raises:
-            ConfigurationError: verl cannot run this spec; the message names the key.
-            MissingExtraError: verl is not installed.
-            UnsupportedVersionError: verl is of an unsupported version.
-        """
-        check_verl()
-        _check(spec, hardware)
-        settings = _ALWAYS | launch.copied(spec, _NAMES, hardware)
-        settings |= _policy(spec) | _run(spec, run_dir, hardware)
-        if spec.algorithm.advantage != "gae":
-            settings = {k: v for k, v in settings.items() if not k.lstrip("+").startswith("critic")}
-        platform = platforms.of("verl", spec, run_dir, hardware, Platform())
-        settings = launch.with_native(settings | platform.settings, hardware, "verl")
-        overrides = [_override(key, value) for key, value in settings.items()]
-        return launch.Launch.of(
-            spec,
-            ["python", "-m", "verl.trainer.main_ppo", *overrides],
-            platform,
-            {"HYDRA_FULL_ERROR": "1", "RAY_DEDUP_LOGS": "0"},
-            parity=launch.parity(spec, _NAMES | _HOW, _departures(spec), hardware, "verl"),
-        )
+    Raises:
+        ConfigurationError: verl cannot run this spec; the message names the key.
+        MissingExtraError: verl is not installed.
+        UnsupportedVersionError: verl is of an unsupported version.
+    """
+    check_verl()
+    _check(spec, hardware)
+    settings = _ALWAYS | launch.copied(spec, _NAMES, hardware)
+    settings |= _policy(spec) | _run(spec, run_dir, hardware)
+    if spec.algorithm.advantage != "gae":
+        settings = {k: v for k, v in settings.items() if not k.lstrip("+").startswith("critic")}
+    platform = platforms.of("verl", spec, run_dir, hardware, Platform())
+    settings = launch.with_native(settings | platform.settings, hardware, "verl")
+    overrides = [_override(key, value) for key, value in settings.items()]
+    return launch.Launch.of(
+        spec,
+        ["python", "-m", "verl.trainer.main_ppo", *overrides],
+        platform,
+        {"HYDRA_FULL_ERROR": "1", "RAY_DEDUP_LOGS": "0"},
+        parity=launch.parity(spec, _NAMES | _HOW, _departures(spec), hardware, "verl"),
+    )
 
 
-adapter = VerlAdapter()
+adapter = launch.Adapter("verl", SUPPORTED_VERL, "verl", compile_spec)
 
 
 def _check(spec: RunSpec, hardware: Hardware) -> None:

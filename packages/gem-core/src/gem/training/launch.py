@@ -15,13 +15,13 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias, get_type_hints
+from typing import Any, Literal, TypeAlias, get_type_hints
 
 from gem.errors import ConfigurationError
 from gem.tables import flatten
@@ -389,7 +389,8 @@ class Launch:
         return cls(**{**data, "parity": [Parity(**each) for each in data["parity"]]})
 
 
-class Adapter(Protocol):
+@dataclass(frozen=True)
+class Adapter:
     """What an entry point of the group `gem.adapters` names."""
 
     trainer: str
@@ -398,19 +399,17 @@ class Adapter(Protocol):
     """Supported versions of it, such as `>=0.9.1,<0.10`."""
     venv: str
     """Name of the virtual environment that `make env-<name>` builds."""
+    compile: Callable[..., Launch]
+    """`compile(spec, *, run_dir, hardware)` returns the trainer's native command for a spec.
 
-    def compile(self, spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> Launch:
-        """Return the trainer's native command for a spec.
+    - `spec`, a `RunSpec`: the experiment.
+    - `run_dir`, a `Path`: absolute folder where the run leaves its record and files.
+    - `hardware`, a `Hardware`: what the run is given.
 
-        Args:
-            spec: The experiment.
-            run_dir: Absolute folder where the run leaves its record and files.
-            hardware: What the run is given.
-
-        Raises:
-            ConfigurationError: The trainer cannot run this spec; the message names the key.
-            UnsupportedVersionError: The trainer is missing or of an unsupported version.
-        """
+    It raises `ConfigurationError` if the trainer cannot run this spec (the message names the key),
+    and `MissingExtraError` or `UnsupportedVersionError` if the trainer is missing or of an
+    unsupported version.
+    """
 
 
 def find_adapter(name: str) -> Adapter:
