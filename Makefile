@@ -19,6 +19,8 @@ TRAINERS ?= reference trl verl openrlhf oat rl2 $(if $(GEM_ROLL_HOME),roll)
 LORA_TRAINERS ?= reference trl tinker
 TRAINER_ENVS := env-dev env-verl env-openrlhf env-tinker env-oat env-rl2 $(if $(GEM_ROLL_HOME),env-roll)
 ITERATIONS ?= 40
+# Processes of test-dev: many tests wait, so that more than there are cores have work.
+WORKERS ?= 3
 
 .DEFAULT_GOAL := help
 .PHONY: help
@@ -127,7 +129,7 @@ types: env-dev ## Static types of all packages
 test: test-dev test-trl ## Unit, property and installation tests, of TRL conformance L0
 test-all: test test-verl test-openrlhf test-oat test-tinker test-rl2 test-roll ## The same of all trainers
 test-dev: env-dev
-	$(DEV) -m pytest -q --timeout 1200 -n 3 --dist worksteal -m "not slow" tests/core tests/bench tests/cpu tests/packages
+	$(DEV) -m pytest -q --timeout 1200 -n $(WORKERS) --dist worksteal -m "not slow" tests/core tests/bench tests/cpu tests/packages
 test-trl: env-dev
 	$(DEV) -m pytest -q --timeout 1200 -m "not slow" tests/trl tests/conformance
 test-verl: env-verl

@@ -46,7 +46,7 @@ def turns(draw: st.DrawFn) -> Turn:
         response_ids=response,
         logprobs=draw(st.none() | st.lists(FLOATS, min_size=n, max_size=n)),
         text=draw(ANY_TEXT),
-        reward=draw(st.floats(allow_nan=False, allow_infinity=False)),
+        reward=draw(st.floats(-1e100, 1e100)),
         terminated=draw(st.booleans()),
         truncated=draw(st.booleans()),
         stop_reason=draw(st.sampled_from(["stop", "length"])),

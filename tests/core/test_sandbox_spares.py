@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from processes import settles
+from processes import settles, started
 
 from gem.sandbox import BwrapExecutor, Limits
 from gem.sandbox.inside import spare
@@ -73,8 +73,9 @@ def everyone(executor: BwrapExecutor) -> list[int]:
 
 def test_they_end_with_their_interpreter_and_the_next_program_runs(sandbox: BwrapExecutor) -> None:
     *_, (server, pids) = waiting(sandbox).items()
+    before = {pid: started(pid) for pid in pids}
     os.kill(server, signal.SIGKILL)
-    assert settles(lambda: not any(Path(f"/proc/{pid}/task").exists() for pid in pids))
+    assert settles(lambda: all(started(pid) != before[pid] for pid in pids))
     assert sandbox.run("import colorsys; print(2)").stdout == "2\n"
 
 

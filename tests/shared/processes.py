@@ -21,6 +21,14 @@ def below(pid: int) -> list[int]:
     return children + [process for child in children for process in below(child)]
 
 
+def started(pid: int) -> str | None:
+    """When a process was started, which tells it from a later one of the same id; None if ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return None
+
+
 def settles(condition: Callable[[], bool]) -> bool:
     """Whether it becomes true, and soon enough for a busy machine."""
     deadline = time.monotonic() + 60
