@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from trainers import TRAINERS
 
 from gem.training.record import read_run
 
 pytest.importorskip("gem_bench.runspec", reason="needs the development environment: make env-dev")
 from gem_bench.audit import audit, judge, lines
 
-# ROLL is on no index: it is a checkout, which CI does not have.
-CHECKOUT = pytest.mark.skipif(
-    "GEM_ROLL_HOME" not in os.environ, reason="GEM_ROLL_HOME names no checkout of ROLL"
-)
-TRAINERS = (
-    "verl",
-    "openrlhf",
-    "oat",
-    "rl2",
-    "trl",
-    "trl with vLLM",
-    pytest.param("roll", marks=CHECKOUT),
-)
 SETTINGS = (
     "training.iterations=6",
     # Updates that are small enough that rounding does not grow from one to the next.

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import breaks
 import pytest
+from trainers import TRAINERS
 
 from gem.training.record import read_run
 
@@ -15,19 +16,6 @@ pytest.importorskip("gem_bench.runspec", reason="needs the development environme
 from gem_bench.conformance import Finding
 
 GREEDY = "guess-easy-greedy"
-# ROLL is on no index: it is a checkout, which CI does not have.
-CHECKOUT = pytest.mark.skipif(
-    "GEM_ROLL_HOME" not in os.environ, reason="GEM_ROLL_HOME names no checkout of ROLL"
-)
-TRAINERS = (
-    "verl",
-    "openrlhf",
-    "oat",
-    "rl2",
-    "trl",
-    "trl with vLLM",
-    pytest.param("roll", marks=CHECKOUT),
-)
 
 pytestmark = pytest.mark.slow
 Run = Callable[..., Path]
