@@ -151,6 +151,7 @@ conformance: $(TRAINER_ENVS) ## Run reference and real trainers, compare them (l
 	$(DEV) -m pytest -q -n 2 --dist loadfile tests/conformance -m "slow and not breaks and not nightly"
 nightly: $(TRAINER_ENVS) ## What is slow and stable: rounding, small models made anew, defects built in, all of e2e
 	$(DEV) -m pytest -q -m "nightly or slow" tests/conformance/test_noise.py tests/cpu
+	$(DEV) -m pytest -q -m nightly tests/trl
 	@set -e; for seed in 1 2 3 4 5; do GEM_PERTURB=$$seed $(MAKE) --no-print-directory conformance; done
 	$(MAKE) --no-print-directory conformance-breaks e2e e2e-tools e2e-openrlhf e2e-oat e2e-tinker e2e-rl2 e2e-trl
 compatibility: env-dev ## Write README's compatibility table; takes over what `make conformance` found last
@@ -190,6 +191,6 @@ e2e-roll: env-dev env-roll ## Real ROLL (GEM_ROLL_HOME) in each way of using it,
 	PATH="$(CURDIR)/.venvs/roll/bin:$$PATH" MODEL="$$($(DEV) -m gem_cpu.tiny_model)" OUT=$(CURDIR)/$(RUNS)/example-roll \
 	  timeout 900 packages/gem-roll/examples/train_roll.sh --cpu
 e2e-trl: env-dev env-openrlhf ## Real TRL in each way of using it, several processes, what stops it, and the example file
-	$(DEV) -m pytest -q tests/trl -m slow
+	$(DEV) -m pytest -q tests/trl -m "slow and not nightly"
 	MODEL="$$($(DEV) -m gem_cpu.tiny_model)" OUT=$(CURDIR)/$(RUNS)/example-trl OMP_NUM_THREADS=1 \
 	  timeout 900 $(DEV) packages/gem-trl/examples/train_trl.py --cpu

@@ -136,6 +136,7 @@ DEEPSPEED = {"ACCELERATE_USE_DEEPSPEED": "true", "DS_ACCELERATOR": "cpu"}
 CPU = {"GEM_CPU": "1", "PYTHONPATH": STARTUP, "TORCHDYNAMO_DISABLE": "1"}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("held", "python", "environment"),
     [
@@ -169,6 +170,7 @@ def test_processes_that_share_the_weights_train_as_one_process_does(
     check_equal(alone, tmp_path / "run")
 
 
+@pytest.mark.nightly
 def test_so_do_two_that_train_an_adapter(spec: dict[str, Any], tmp_path: Path) -> None:
     data = {**spec, "policy": {**spec["policy"], "lora_rank": 4}}
     alone, given = tmp_path / "alone", ["use_cpu=false"]
@@ -180,6 +182,7 @@ def test_so_do_two_that_train_an_adapter(spec: dict[str, Any], tmp_path: Path) -
     check_equal(alone, tmp_path / "run")
 
 
+@pytest.mark.nightly
 def test_two_that_share_the_weights_go_on_from_their_checkpoint(
     spec: dict[str, Any], alone: Path, tmp_path: Path
 ) -> None:
