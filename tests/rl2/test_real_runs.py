@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from locks import one_at_a_time
+from processes import left_over, marked
 
 from gem.training.launch import Launch
 from gem.training.record import RunRecord, read_run
@@ -63,27 +64,6 @@ def started(launch: Launch, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
                     os.kill(pid, signal.SIGKILL)
             # The next run needs its port.
             left_over(folder)
-
-
-def marked(mark: str) -> list[int]:
-    """The processes of a run: they inherit its environment."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            with contextlib.suppress(OSError):
-                state = entry.joinpath("stat").read_text(errors="replace").rpartition(")")[2]
-                there = mark.encode() in entry.joinpath("environ").read_bytes().split(b"\0")
-                if there and state.split()[0] not in "ZX":
-                    found.append(int(entry.name))
-    return found
-
-
-def left_over(folder: Path) -> list[int]:
-    """What is still running of a run some time after its end."""
-    deadline = time.monotonic() + 30
-    while (there := marked(f"GEM_TEST_RUN={folder}")) and time.monotonic() < deadline:
-        time.sleep(0.5)
-    return there
 
 
 def run(launch: Launch, folder: Path) -> tuple[int, str]:

@@ -39,6 +39,25 @@ def settles(condition: Callable[[], bool]) -> bool:
     return True
 
 
+def marked(mark: str) -> list[int]:
+    """The processes that have a variable of a run in their environment, which they inherit."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):
+                state = entry.joinpath("stat").read_text(errors="replace").rpartition(")")[2]
+                there = mark.encode() in entry.joinpath("environ").read_bytes().split(b"\0")
+                if there and state.split()[0] not in "ZX":
+                    found.append(int(entry.name))
+    return found
+
+
+def left_over(folder: Path) -> list[int]:
+    """What is still running of the run in a folder some time after its end."""
+    settles(lambda: not marked(f"GEM_TEST_RUN={folder}"))
+    return marked(f"GEM_TEST_RUN={folder}")
+
+
 def settled(pid: int) -> int:
     """The process id of a sandbox, once it has all the forks that wait for programs."""
     counts: list[int] = []
