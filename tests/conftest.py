@@ -107,7 +107,8 @@ def model(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def compiled(model: Path) -> Callable[..., Any]:
     """Compile three iterations of eight episodes: `compiled(adapter, folder, **tables)`.
 
-    `tables` change those of the RunSpec. Returns the `gem.training.launch.Launch`.
+    `tables` change those of the RunSpec; `hardware` is one process that stands for a GPU.
+    Returns the `gem.training.launch.Launch`.
     """
     from gem.training.runspec import RunSpec
 
@@ -130,14 +131,14 @@ def compiled(model: Path) -> Callable[..., Any]:
         "eval": [evaluation("warm", 1.0), evaluation("greedy", 0.0)],
     }
 
-    def make(adapter: Any, folder: Path, **tables: Any) -> Any:
+    def make(adapter: Any, folder: Path, hardware: Any = CPU, **tables: Any) -> Any:
         changed = {
             name: {**spec.get(name, {}), **table} if isinstance(table, Mapping) else table
             for name, table in tables.items()
         }
         folder.mkdir()
         launch = adapter.compile(
-            RunSpec.from_mapping({**spec, **changed}), run_dir=folder, hardware=CPU
+            RunSpec.from_mapping({**spec, **changed}), run_dir=folder, hardware=hardware
         )
         return replace(launch, env={**launch.env, "GEM_RECORD_ROWS": "1"})
 

@@ -179,7 +179,8 @@ def test_hardware_reaches_oat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     launch = adapter.compile(spec(), run_dir=tmp_path, hardware=machine)
     args = parsed(launch)
     assert (args.gpus, args.learners, args.vllm_gpu_ratio) == (8, 8, 0.35)
-    assert (args.save_steps, args.save_ckpt, args.max_save_num) == (7, True, 2)
+    assert (args.save_steps, args.gem_resume, args.max_save_num) == (7, True, 2)
+    assert launch.state == ["oat/checkpoints"]
     assert (args.gradient_checkpointing, args.adam_offload, args.flash_attn) == (False, True, False)
     assert (args.gem_forward_tokens, args.enable_prefix_caching) == (4096, True)
     assert args.use_wb

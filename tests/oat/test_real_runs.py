@@ -135,6 +135,7 @@ RANKS = {
     "gem_context": "concat",
     "gem_forward_tokens": 300,
     "learning_rate": 3e-3,
+    "gem_max_failed_fraction": 0.2,
 }
 UNEVEN = """
 import gem
@@ -144,6 +145,8 @@ class Uneven(Env):
         self.seed, self.turn = seed, 0
         return f"task {seed}: " + "say more. " * (seed % 4), {}
     def step(self, action):
+        if self.seed == 13:  # the second rank's, in the second iteration
+            raise OSError("the sandbox is gone")
         self.turn += 1
         reward = (self.seed % 8) ** 2 / 8 + len(action) / 20
         return f"turn {self.turn}", reward, self.turn > self.seed % 8 // 3, False, {}
@@ -180,6 +183,8 @@ def test_two_ranks_make_the_updates_of_one(start: Callable[..., Training], tmp_p
     assert wanted[0]["grad_norm"] > 0
     for a, b in zip(wanted, found, strict=True):
         assert b == pytest.approx(a, rel=1e-3, abs=1e-6)
+    failed = [[m["failed_episodes"] for m in run.record.metrics] for run in (one, two)]
+    assert failed == [[0.0, 1.0, 0.0]] * 2
     # Both ranks' episodes are in the record, in the order of one rank.
     seeds = [[e.trajectory.task.seed for e in run.record.episodes()] for run in (one, two)]
     assert seeds[0] == seeds[1]

@@ -107,5 +107,11 @@ def test_importance_correction_can_be_switched_off(argv: Argv) -> None:
     assert parse(argv(tis_c="None", temperature=0.7)).tis_c is None
 
 
+def test_a_run_goes_on_only_from_what_is_saved(argv: Argv) -> None:
+    assert parse(argv("--gem_resume", save_steps=3)).gem.resume
+    with pytest.raises(ConfigurationError, match="^--save_steps: --gem_resume goes on from what"):
+        parse(argv("--gem_resume"))
+
+
 def test_every_refused_flag_is_one_of_oats() -> None:
     assert set(REFUSED) <= {field.name for field in fields(Args)}

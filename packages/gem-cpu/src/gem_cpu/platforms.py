@@ -109,7 +109,7 @@ def oat(spec: RunSpec, run_dir: Path, hardware: Hardware) -> Platform:
     # With oat's fused head, newer DeepSpeed gets no gradient for a tied embedding.
     settings = {"flash_attn": False, "use_fused_lm_head": False, "shm_size_mb": 100}
     env = {**_COMMON, **_LOOPBACK, **python_path(_STARTUP), "DS_ACCELERATOR": "cpu"}
-    return Platform(settings, env, unset=[_CUDA])
+    return Platform(settings, env | {"GEM_CPU_DEVICES": str(hardware.gpus)}, unset=[_CUDA])
 
 
 def rl2(

@@ -8,6 +8,7 @@ without `GEM_CPU=1` it is not called. Replaced:
   transformers' and FSDP's checks that there is a GPU.
 - ring-flash-attn's send from a rank to itself, which Gloo does not support, by a copy.
 - SGLang's rewriting of CUDA handles in weight transfers, by nothing: CPU tensors need none.
+- The port that `gem_cpu.platforms` gives the servers of all ranks, by the next ones.
 - With `GEM_CPU_DTYPE=float32`, the mixed precision of RL2's release, which has bf16 only.
 
 The folder `rl2_stand_ins` must be on `PYTHONPATH`, too: see `folders`.
@@ -41,6 +42,7 @@ def install() -> None:
     after_import("RL2", lambda module: _replace_cuda())
     for name in ("sglang.srt.utils.patch_torch", "sglang.srt.patch_torch"):
         after_import(name, _plain_reductions)
+    after_import("sglang.srt.server_args", _a_port_each)
     after_import("ring_flash_attn.utils", _no_sending_to_oneself)
     after_import("transformers.modeling_utils", _believe_in_flash_attention)
     if os.environ.get("GEM_CPU_DTYPE") == "float32":
@@ -107,6 +109,18 @@ def _no_sending_to_oneself(module: ModuleType) -> None:
 
 def _plain_reductions(module: ModuleType) -> None:
     module.monkey_patch_torch_reductions = lambda: None  # type: ignore[attr-defined]
+
+
+def _a_port_each(module: ModuleType) -> None:
+    ports: Any = module.PortArgs
+    make = ports.init_new
+
+    def init_new(*args: Any, **kwargs: Any) -> Any:
+        made = make(*args, **kwargs)
+        made.nccl_port += int(os.environ.get("LOCAL_RANK", "0"))
+        return made
+
+    ports.init_new = staticmethod(init_new)
 
 
 def _full_precision(module: ModuleType) -> None:

@@ -35,7 +35,7 @@ def compile_spec(spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> launch.
     argv = ["python", "-m", "gem_oat", *starmap(_argument, flags.items())]
     how = launch.ALL_WEIGHTS | launch.SHARED_GPUS | _NAMES | _HOW
     parity = launch.parity(spec, how, _departures(spec), hardware, "oat")
-    return launch.Launch.of(spec, argv, platform, parity=parity)
+    return launch.Launch.of(spec, argv, platform, parity=parity, state=["oat/checkpoints"])
 
 
 adapter = launch.Adapter("oat", SUPPORTED_OAT, "oat", compile_spec)
@@ -107,6 +107,7 @@ _HOW = {
     "optimizer": "oat's own, lr_scheduler=constant",
     "training.iterations": "max_train",
     "training.precision": "bf16",
+    "hardware.checkpoint_every": "save_steps, gem_resume",
     "hardware.learner.attention": "flash_attn",
     "hardware.logger": "use_wb",
 }
@@ -128,7 +129,7 @@ def _computed(spec: RunSpec, run_dir: Path, hardware: Hardware) -> dict[str, Any
         "train_batch_size": spec.episodes // spec.algorithm.minibatches,
         "collocate": True,
         "flash_attn": launch.attention(spec, hardware) == "flash_attention_2",
-        "save_ckpt": hardware.checkpoint_every is not None,
+        "gem_resume": hardware.checkpoint_every is not None,
         "use_wb": hardware.logger == "wandb",
         "bf16": size.precision == "bf16",
         "eval_steps": spec.eval_every or -1,

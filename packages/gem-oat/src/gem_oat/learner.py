@@ -5,15 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 from oat.algorithms.ppo_multiturn import PPOMultiTurnLearner
 from oat.utils.ipc import PlasmaShmClient
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 
 from gem.packed import PackedTrajectory
 from gem.training import batches, recording, status_files, tasksets
+from gem.training.checkpoints import Checkpoint, Checkpoints
 from gem_oat import __version__, advantage, check_oat, compat, data
 from gem_oat.settings import Args, shown
 from gem_oat.update import Updater
@@ -45,18 +47,53 @@ class Learner(PPOMultiTurnLearner):  # type: ignore[misc]
         about = {"trainer": "oat", "versions": versions, "config": shown(args)}
         folder = args.gem.record_dir if self.strategy.is_rank_0() else None
         self.recording = recording.RunRecording(folder, about, record=args.gem.record)
+        self.skipped, self.due = 0, range(0)
+        if args.gem.resume:
+            # After the last iteration there is nothing to go on with.
+            self.due = range(args.save_steps, args.iterations, args.save_steps)
+            self._resume()
+
+    def _resume(self) -> None:
+        """Go on from the last whole checkpoint below `--save_path`, if there is one."""
+        self.saved = Path(self.args.save_path, "checkpoints")
+        self.engines = {"policy": self.model.model}
+        if self.critic is not None:
+            self.engines["critic"] = self.critic
+        self.checkpoints = Checkpoints(str(self.saved) if self.strategy.is_rank_0() else None)
+        last = _all_gather(self.checkpoints.last)[0]
+        self.strategy.print(f"last checkpoint in {self.saved}: {last}")
+        if last is None:
+            return
+        for name, engine in self.engines.items():
+            self.strategy.load_ckpt(engine, str(self.saved / name), last.state)
+        self.sync_params_to_actors()
+        left = Subset(self.share, range(last.iteration, len(self.share)))
+        self.prompts_dataloader = DataLoader(left, batch_size=None)
+        self.skipped = last.iteration
+
+    def _checkpoint(self) -> None:
+        """Save the engines; the list of checkpoints has only what all ranks have saved."""
+        args, tag = self.args, f"step_{self.steps:05}"
+        for name, engine in self.engines.items():
+            kept = {"max_num": max(args.max_save_num, 2), "max_mem": args.max_save_mem}
+            self.strategy.save_ckpt(engine, str(self.saved / name), tag, **kept)
+        if self.strategy.is_rank_0():
+            self.checkpoints.add(Checkpoint(self.steps, tag))
 
     def prepare_data(self, strategy: Any, tokenizer: Any) -> None:
         """Set the dataset; called by oat."""
         tasks, size = self.args.train_tasks(), self.args.rollout_batch_size
         self.prompts_dataset = self.eval_prompts_dataset = tasks
-        share = data.Batches(tasks, size, dist.get_world_size(), dist.get_rank())
-        self.prompts_dataloader = DataLoader(share, batch_size=None)
+        self.share = data.Batches(tasks, size, dist.get_world_size(), dist.get_rank())
+        self.prompts_dataloader = DataLoader(self.share, batch_size=None)
         self.eval_prompts_dataloader = None
 
     def process_feedback_data(self, data_list: Sequence[PackedTrajectory]) -> None:
         """Make rows of the episodes of this rank, and give them their advantages."""
         args, gem, began = self.args, self.args.gem, time.perf_counter()
+        # oat counts from 1 in a resumed run, too.
+        self.steps += self.skipped
+        self.skipped = 0
         rollout_s = self.actor_info["actor/rollout_s"]
         self.began = began - rollout_s
         self.query_step += len(data_list)
@@ -118,10 +155,14 @@ class Learner(PPOMultiTurnLearner):  # type: ignore[misc]
         super().eval_and_log(train_info, eval=eval, save=save)
         if final:
             status_files.done()
+        elif self.steps in self.due:
+            self._checkpoint()
 
     def evaluate(self, dataloader: Any, steps: int) -> dict[str, float]:
         """Play the evaluation episodes on all actors; return the metrics on every rank."""
         updates = min(steps, self.args.iterations)
+        if self.skipped:  # evaluated before the checkpoint
+            return {}
         if not self.sources or updates == self.evaluated[0]:
             return self.evaluated[1]
         self._pre_evaluate()

@@ -6,6 +6,7 @@ from gem.training.seams import Seam, called
 
 _ACTOR = "oat.algorithms.ppo:PPOActor"
 _LEARNER = "oat.algorithms.ppo_multiturn:PPOMultiTurnLearner"
+_STRATEGY = "oat.utils.deepspeed:DeepspeedStrategy"
 _COLLECTOR = "oat.algorithms.ppo_multiturn:MultiTurnFeedbackCollector"
 
 SEAMS = (
@@ -27,7 +28,10 @@ SEAMS = (
         "self, *, model, input_ids, att_mask, temperature, compute_entropy",
     ),
     Seam(f"{_COLLECTOR}.get_metrics", "self, actor_time, feedback_data"),
-    called("oat.utils.deepspeed:DeepspeedStrategy.all_reduce", "self, data, op"),
+    called(f"{_LEARNER}.sync_params_to_actors", "self"),
+    called(f"{_STRATEGY}.all_reduce", "self, data, op"),
+    called(f"{_STRATEGY}.save_ckpt", "self, model, save_dir, tag, *, max_num, max_mem"),
+    called(f"{_STRATEGY}.load_ckpt", "self, model, load_dir, tag"),
     called("oat.utils.ipc:PlasmaShmClient.serialize_ipc", "self, data"),
     called("oat.utils.ipc:PlasmaShmClient.deserialize_ipc", "self, data"),
 )

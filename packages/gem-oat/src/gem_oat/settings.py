@@ -41,6 +41,11 @@ class GemSettings(Settings):
     )
     forward_tokens: int = setting("most tokens, padding included, of a forward pass", 8192, above=0)
     """At least one row is in a forward pass of the learner."""
+    resume: bool = setting(
+        "save all that training needs every --save_steps, below --save_path, and go on from there",
+        False,
+    )
+    """The same command starts a run, and goes on with it."""
 
 
 def _flags() -> Any:
@@ -150,6 +155,7 @@ REFUSED: dict[str, str] = {
     "best_of_n_eval": "--gem_eval names what is evaluated on",
     "dump_all_buffer": "--gem_record_dir keeps the episodes",
     "dump_replay_every": "--gem_record_dir keeps the episodes",
+    "resume_dir": "oat begins with the first batch again; --gem_resume goes on",
     "launch_type": "Launchpad's processes are the only kind that oat works with",
 }
 """Flags of oat that must keep their defaults, and why."""
@@ -204,6 +210,8 @@ def _lengths(args: Args) -> Iterator[Refusal]:
     yield "max_model_len", longest is None, needed
     full = f"it leaves no token for the response: --max_model_len is {longest}"
     yield "prompt_max_length", args.prompt_max_length >= longest, full
+    never = "--gem_resume goes on from what is saved every so many iterations: must be above 0"
+    yield "save_steps", args.gem.resume and args.save_steps < 1, never
     args.budget()
     args.budget(evaluation=True)
 
