@@ -25,6 +25,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from gem_rl2.sampler import SglangSampler
+
 from gem import Env, register
 from gem.core import Step
 from gem.tasks import Task
@@ -35,7 +37,6 @@ from gem_cpu import rl2_plugin
 from gem_rl2 import advantage, rollout
 from gem_rl2.record import RECORDED
 from gem_rl2.rollout import Rollouts, state_dicts
-from gem_rl2.sampler import SglangSampler
 
 EPISODES, DELAY_S, SAMPLING_S, REPEATS = 64, 0.2, 0.02, 5
 

@@ -44,7 +44,7 @@ class TestTRL(L0Suite):
                 advantage=algorithm.advantage, gamma=algorithm.gamma, max_failed_fraction=0.5
             ),
         )
-        self.monkeypatch.setattr(gem_trl.trainer.Rounds, "play", lambda *_: batch)
+        self.monkeypatch.setattr(gem_trl.trainer.Lockstep, "play", lambda *_: batch)
         trainer.model.train()
         rows = [trainer.train_dataset[place // 2] for place in range(len(batch))]
         output = trainer._generate_and_score_completions(rows)

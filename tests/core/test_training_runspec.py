@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from datetime import date
+from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pytest
@@ -200,3 +201,17 @@ def test_a_missing_adapter_says_how_to_install_it() -> None:
     assert result.returncode == 2
     assert "pip install gem-nowhere" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_a_spec_is_read_from_toml_or_json(tmp_path: Path) -> None:
+    recipe = Path(__file__).parents[2] / "recipes" / "guess-easy.toml"
+    spec = RunSpec.read(recipe)
+    path = tmp_path / "spec.json"
+    path.write_text(json.dumps(spec.to_mapping()))
+    assert RunSpec.read(path) == spec
+    path.write_text("[")
+    with pytest.raises(ConfigurationError, match=r"cannot read the spec .*spec\.json"):
+        RunSpec.read(path)
+    path.write_text("{}")
+    with pytest.raises(ConfigurationError, match=r"spec\.json: .*name"):
+        RunSpec.read(path)

@@ -65,7 +65,7 @@ def configured(made: Launch, processes: int = 1) -> tuple[Any, Any]:
     assert made.argv[:3] == ["python", "-m", "gem_trl.train"]
     path, _, folder, *rest = made.argv[3:]
     given = {key: json_or_text(text) for key, _, text in (a.partition("=") for a in rest)}
-    run = train.read(Path(path))
+    run = RunSpec.read(Path(path))
     args = experiment.grpo_config(run, Path(folder), processes, given)
     settings = experiment.gem_settings(run, Path(folder))
     check_config(args, settings)
@@ -244,17 +244,6 @@ def test_a_run_can_be_resumed_or_overwritten(tmp_path: Path) -> None:
     made = compiled(spec(), tmp_path)
     assert made.state == ["checkpoints"]
     assert made.env["OMP_NUM_THREADS"] == "1" and "CUDA_VISIBLE_DEVICES" in made.unset
-
-
-def test_specs_are_toml_or_json(tmp_path: Path) -> None:
-    recipe = Path(__file__).parents[2] / "recipes" / "guess-easy.toml"
-    run = train.read(recipe)
-    path = tmp_path / "spec.json"
-    path.write_text(json.dumps(run.to_mapping()))
-    assert train.read(path) == run
-    path.write_text("[")
-    with pytest.raises(ConfigurationError, match=r"cannot read the spec .*spec\.json"):
-        train.read(path)
 
 
 def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

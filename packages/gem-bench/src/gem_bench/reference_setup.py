@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +10,6 @@ from gem.training.record import METRICS
 from gem.training.recording import RunRecording
 from gem.training.runspec import RunSpec
 from gem_bench.models import resolve_model
-from gem_bench.runspec import load_spec
 
 
 def read_spec(path: Path) -> RunSpec:
@@ -21,14 +19,7 @@ def read_spec(path: Path) -> RunSpec:
         ConfigurationError: The file cannot be read, is not a RunSpec, or names no model.
         MissingExtraError: The spec names a model of gem-cpu and gem-cpu is not installed.
     """
-    if path.suffix == ".json":
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ConfigurationError(f"cannot read the spec {path}: {error}") from error
-        spec = RunSpec.from_mapping(data)
-    else:
-        spec = load_spec(path)
+    spec = RunSpec.read(path)
     return replace(spec, policy=replace(spec.policy, model=resolve_model(spec.policy.model)))
 
 

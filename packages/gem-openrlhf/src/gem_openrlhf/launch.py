@@ -37,6 +37,7 @@ FLAGS: dict[str, launch.Names] = {
     "algorithm.value_lr": "critic.adam.lr",
     "algorithm.value_clip": "critic.value_clip",
     "optimizer.lr": "actor.adam.lr",
+    "optimizer.betas": ("actor.adam.betas", "critic.adam.betas"),
     "optimizer.eps": ("actor.adam.eps", "critic.adam.eps"),
     "optimizer.weight_decay": ("actor.adam.weight_decay", "critic.adam.weight_decay"),
     "optimizer.grad_clip": ("actor.max_norm", "critic.max_norm"),
@@ -178,7 +179,6 @@ def _flags(spec: RunSpec, run_dir: Path, hardware: Hardware) -> dict[str, Any]:
     share = step // hardware.ranks
     fitting = launch.pass_tokens(spec, hardware) // policy.tokens
     micro = next(n for n in range(min(share, fitting), 0, -1) if share % n == 0)
-    betas = [spec.optimizer.beta1, spec.optimizer.beta2]
     flags: dict[str, Any] = {
         "train.agent_func_path": run_dir / AGENT_FILE,
         "data.prompt_dataset": run_dir / TRAIN_FILE,
@@ -187,8 +187,6 @@ def _flags(spec: RunSpec, run_dir: Path, hardware: Hardware) -> dict[str, Any]:
         "ckpt.path": run_dir / "checkpoints",
         "logger.tensorboard_dir": run_dir / "tensorboard",
         "algo.advantage.estimator": "gae" if algorithm.advantage == "gae" else "reinforce",
-        "actor.adam.betas": betas,
-        "critic.adam.betas": betas,
         "rollout.micro_batch_size": micro,
         "train.batch_size": step,
         "train.micro_batch_size": micro,

@@ -89,10 +89,7 @@ adapter = launch.Adapter("rl2", SUPPORTED_RL2, "rl2", compile_spec)
 def _check(spec: RunSpec, hardware: Hardware) -> None:
     """Refuse what RL2 would silently do differently."""
     algorithm, policy = spec.algorithm, spec.policy
-    torn = (
-        f"RL2 divides rows, not episodes; set it to 1 for policy.context={policy.context!r} with "
-        f"policy.thinking={policy.thinking!r}"
-    )
+    torn = f"RL2 divides rows, not episodes; set it to 1 for {policy.shown}"
     launch.refuse(
         spec,
         launch.token_mean(spec, "RL2"),
@@ -128,6 +125,7 @@ def _names(form: Form) -> dict[str, launch.Names]:
         actor, critic = "actor.optimizer", "critic.optimizer"
         checkpointing, split = "enable_gradient_checkpointing", "cp_size"
         others = {
+            "optimizer.betas": (f"+{actor}.betas", f"+{critic}.betas"),
             "optimizer.eps": (f"+{actor}.eps", f"+{critic}.eps"),
             "training.iterations": "trainer.total_steps",
         }
@@ -163,7 +161,7 @@ def _names(form: Form) -> dict[str, launch.Names]:
 
 def _keys(spec: RunSpec, run_dir: Path, form: Form, hardware: Hardware) -> dict[str, Any]:
     """Return RL2's keys whose values are not in the spec as they are."""
-    algorithm, policy, o = spec.algorithm, spec.policy, spec.optimizer
+    algorithm, policy = spec.algorithm, spec.policy
     fp32, known = spec.training.precision == "fp32", Keys.names(form)
     keys: dict[str, Any] = {
         known["train_path"]: run_dir / TRAIN_FILE,
@@ -196,7 +194,6 @@ def _keys(spec: RunSpec, run_dir: Path, form: Form, hardware: Hardware) -> dict[
                 f"{part}.dtype": "float32" if fp32 else "bfloat16",
                 f"{part}.scheduler.name": "constant",
                 f"{part}.scheduler.warmup_ratio": 0.0,
-                f"+{part}.optimizer.betas": [o.beta1, o.beta2],
             }
     if spec.eval:
         keys |= {"trainer.test_freq": spec.eval_every, "+gem.evaluate_from": 0}

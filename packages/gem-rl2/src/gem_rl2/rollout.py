@@ -18,10 +18,10 @@ from gem.errors import ConfigurationError, RolloutError
 from gem.packed import PackedTrajectory
 from gem.rollout import ChatFormat
 from gem.training.settings import check_episodes
+from gem.training.sglang import SglangSampler
 from gem.training.tasksets import DatasetRow
 from gem.trajectory import Trajectory
 from gem_rl2.dataset import read
-from gem_rl2.sampler import SglangSampler
 from gem_rl2.settings import Keys, Settings, budget
 
 StateDict = dict[str, list[Any]]

@@ -11,16 +11,12 @@ last one when it is started again.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import tomllib
-
-from gem.errors import ConfigurationError
 from gem.tables import json_or_text
 from gem.training.command import exit_status
 from gem.training.runspec import RunSpec
@@ -79,21 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("given", nargs="*", metavar="key=value", help="field of GRPOConfig")
     args = parser.parse_intermixed_args(argv)
     given = {key: json_or_text(text) for key, _, text in (a.partition("=") for a in args.given)}
-    return exit_status(lambda: train(read(args.spec), args.record, given))
-
-
-def read(path: Path) -> RunSpec:
-    """Read a RunSpec.
-
-    Raises:
-        ConfigurationError: The file cannot be read, or is no RunSpec.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-        data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"cannot read the spec {path}: {error}") from error
-    return RunSpec.from_mapping(data)
+    return exit_status(lambda: train(RunSpec.read(args.spec), args.record, given))
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from gem.errors import ConfigurationError
 from gem.packed import PackedTrajectory
 from gem.rollout.play import Sampler
 from gem.training.estimate import PerTurn, turn_advantages
+from gem.training.lockstep import Lockstep
 from gem.training.record import TrainedRow
 from gem.training.recording import rows_wanted
 from gem.training.rows import PlacedRow
@@ -36,7 +37,7 @@ from gem.training.tasksets import DatasetRow
 from gem.trajectory import Trajectory
 from gem_trl import TRAINER
 from gem_trl.record import of_iteration, recording
-from gem_trl.rollout import Rounds, columns, sampling_at, training_row
+from gem_trl.rollout import columns, sampling_at, training_row
 from gem_trl.settings import GemSettings, check_config, steps_per_iteration
 
 SEAMS = [
@@ -154,9 +155,9 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         sample = partial(
             self._generate_single_turn, images=None, multimodal_fields={}, num_generations=1
         )
-        rounds = Rounds(sample, frozenset(self.eos_token_ids), most)
+        engine = Lockstep(sample, frozenset(self.eos_token_ids), most)
         with sampling_at(self, rows[0].temperature):
-            self._mine = rounds.play([partial(self._episode, row) for row in rows])
+            self._mine = engine.play([partial(self._episode, row) for row in rows])
         everyone = gather_object([PackedTrajectory.of(trajectory) for trajectory in self._mine])
         if evaluation is None:
             check_episodes(everyone, self.gem.max_failed_fraction)

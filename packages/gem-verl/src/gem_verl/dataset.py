@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from torch.utils.data import Dataset
 
 from gem.training.preflight import check
-from gem.training.tasksets import Source, encode_task
+from gem.training.tasksets import Source, encode_task, task_at
 from gem_verl.settings import check_config
 
 logger = logging.getLogger(__name__)
@@ -69,12 +69,7 @@ class GemDataset(Dataset[dict[str, Any]]):
     def __getitem__(self, index: int) -> dict[str, Any]:
         if not 0 <= index < self._n:
             raise IndexError(f"row {index} of {self._n}")
-        place = index
-        for source in self.sources:
-            if place < len(source.tasks):
-                break
-            place -= len(source.tasks)
-        task = source.tasks[place]
+        source, task = task_at(self.sources, index)
         return {
             "raw_prompt": [{"role": "user", "content": task.env_id}],
             "index": index,

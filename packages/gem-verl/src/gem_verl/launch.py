@@ -66,10 +66,7 @@ def _check(spec: RunSpec, hardware: Hardware) -> None:
     """Refuse what verl would silently do differently."""
     tasks, parts = spec.training.tasks, spec.algorithm.minibatches
     uneven = f"verl cuts a batch between tasks; training.tasks={tasks} does not divide into so many"
-    torn = (
-        f"{_rows(spec)} makes a row per turn, and verl cuts minibatches through episodes; set it "
-        "to 1"
-    )
+    torn = f"verl divides rows, not episodes; set it to 1 for {spec.policy.shown}"
     launch.refuse(
         spec,
         ("algorithm.minibatches", tasks % parts > 0, uneven),
@@ -114,6 +111,7 @@ _NAMES: dict[str, launch.Names] = {
     "policy.model": (*_both("{model}.path"), "critic.model.tokenizer_path"),
     "policy.prompt_tokens": "data.max_prompt_length",
     "policy.response_tokens": "data.max_response_length",
+    "policy.tokens": f"{_ROLLOUT}.max_model_len",
     "sampling.temperature": f"{_ROLLOUT}.temperature",
     "sampling.top_p": f"{_ROLLOUT}.top_p",
     "sampling.top_k": f"{_ROLLOUT}.top_k",
@@ -126,6 +124,7 @@ _NAMES: dict[str, launch.Names] = {
     "algorithm.value_lr": "critic.optim.lr",
     "algorithm.value_clip": "critic.cliprange_value",
     "optimizer.lr": f"{_ACTOR}.optim.lr",
+    "optimizer.betas": _both("{part}.optim.betas"),
     "optimizer.eps": _both("+{part}.optim.override_optimizer_config.eps"),
     "optimizer.weight_decay": _both("{part}.optim.weight_decay"),
     "optimizer.grad_clip": _both("{part}.optim.clip_grad"),
@@ -188,15 +187,12 @@ def _run(spec: RunSpec, run_dir: Path, hardware: Hardware) -> dict[str, Any]:
 def _policy(spec: RunSpec) -> dict[str, Any]:
     """verl's settings of the networks, of their optimisers and losses and of the engine."""
     algorithm, tokens = spec.algorithm, spec.policy.tokens
-    betas = [spec.optimizer.beta1, spec.optimizer.beta2]
     settings = {
         "algorithm.adv_estimator": f"gem_{algorithm.advantage}",
         f"{_ACTOR}.ppo_mini_batch_size": _mini_batch(spec),
         f"{_ACTOR}.loss_agg_mode": _LOSSES[algorithm.loss_aggregation],
         f"{_ACTOR}.use_kl_loss": algorithm.kl_coef > 0,
-        f"{_ROLLOUT}.max_model_len": tokens,
         f"{_ROLLOUT}.max_num_batched_tokens": max(8192, tokens),
-        **dict.fromkeys(_both("{part}.optim.betas"), betas),
     }
     if spec.training.precision == "fp32":
         reference = ["actor_rollout_ref.ref.fsdp_config"] if algorithm.kl_coef else []
@@ -213,18 +209,12 @@ def _mini_batch(spec: RunSpec) -> int:
         return spec.training.tasks // spec.algorithm.minibatches
     if spec.policy.turns is None:
         raise ConfigurationError(
-            f"policy.turns: {_rows(spec)} makes a row per turn, and verl must know how many there "
-            "can be; set it to the environment's limit"
+            f"policy.turns: {spec.policy.shown} makes a row per turn, and verl must know how many "
+            "there can be; set it to the environment's limit"
         )
     # Rows are turns. verl fills batches up to a multiple of this: one that no batch exceeds
     # makes one update per batch out of them.
     return spec.training.tasks * spec.policy.turns
-
-
-def _rows(spec: RunSpec) -> str:
-    """Name the setting that decides how many rows an episode has."""
-    name = "context" if spec.policy.context != "chat" else "thinking"
-    return f"policy.{name}={getattr(spec.policy, name)!r}"
 
 
 def _override(key: str, value: Any) -> str:

@@ -15,11 +15,10 @@ only to record it.
 
 from __future__ import annotations
 
-import functools
-import json
 import logging
 import math
 import time
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
@@ -116,9 +115,9 @@ class GemAgentLoop(AgentLoopBase):  # type: ignore[misc]
         if temperature is not None:
             sampling_params = sampling_params | {"temperature": temperature}
         data = OmegaConf.to_container(OmegaConf.create(dict(self.apply_chat_template_kwargs)))
-        template = json.dumps({**data, **(settings.template_kwargs or {})})
-        texts = settings.system_prompt, template, settings.thinking
-        chat = _chat_format(self.tokenizer, *texts)
+        template = {**data, **(settings.template_kwargs or {})}
+        # verl makes a new loop for every episode.
+        chat = replace(settings, template_kwargs=template).shared_chat_format(self.tokenizer)
         numbers = (int(kwargs["global_steps"]), task.seed, int(kwargs["session_id"]))
         seed = None if settings.seed is None else (settings.seed, *numbers)
         sampler = _Sampler(self.server_manager, sampling_params, chat, seed)
@@ -127,7 +126,6 @@ class GemAgentLoop(AgentLoopBase):  # type: ignore[misc]
         trajectory = await settings.play(task, sampler, chat, budget, group=index)
         if trajectory.failure is not None:
             return trajectory, [self._output(kwargs, trajectory)]
-        trajectory.policy_version = sampler.versions(len(trajectory.turns))
         rows = trajectory.training_rows()
         if self.agent == "gem_turns":
             rows = [part for row in rows for part in split_turns(row)]
@@ -234,7 +232,6 @@ class _Sampler(EngineSampler):
         self._params = params | {"stop_token_ids": self.stop_ids}
         # One id for all turns: verl keeps an episode on the server that has its prefix cached.
         self._request_id = uuid4().hex
-        self._versions: list[list[int]] = []
         self.seconds = 0.0
         """Time spent waiting for the server."""
 
@@ -251,24 +248,8 @@ class _Sampler(EngineSampler):
         self.seconds += time.monotonic() - began
         if output.stop_reason in ("abort", "aborted"):
             raise RolloutError("the server aborted a request")
-        known = [output.extra_fields.get(f"{end}_global_steps") for end in ("min", "max")]
-        self._versions.append([int(version) for version in known if version is not None])
+        oldest, newest = (output.extra_fields.get(f"{end}_global_steps") for end in ("min", "max"))
+        version = None if None in (oldest, newest) else (int(oldest), int(newest))
         # verl says "completed" for a finished turn and for one that was cut.
         cut = len(output.token_ids) >= request.max_tokens
-        return self.sample(output.token_ids, output.log_probs, cut=cut)
-
-    def versions(self, turns: int) -> tuple[int, int] | None:
-        """Oldest and newest weights that sampled the last `turns` turns, if the server tells."""
-        known = [version for turn in self._versions[-turns:] for version in turn]
-        return (min(known), max(known)) if known else None
-
-
-@functools.lru_cache(maxsize=8)
-def _chat_format(
-    tokenizer: Any, system_prompt: str | None, template_kwargs: str, thinking: str
-) -> ChatFormat:
-    # verl makes a new loop for every episode; examining the template once is enough.
-    kwargs = json.loads(template_kwargs)
-    return ChatFormat(
-        tokenizer, system_prompt=system_prompt, template_kwargs=kwargs, thinking=thinking
-    )
+        return self.sample(output.token_ids, output.log_probs, cut=cut, version=version)

@@ -11,7 +11,7 @@ from typing import Any
 
 from gem.errors import ConfigurationError
 from gem.tables import setting
-from gem.training.settings import Refusal
+from gem.training.settings import Refusal, refuse_values
 from gem.training.settings import Settings as BaseSettings
 
 GEM_MODES = ("gem_sync", "gem_colocate_async")
@@ -60,8 +60,7 @@ def check_rows(config: Any, agent: str) -> None:
     """
     settings, mode = Settings.from_config(config), config.trainer.v1.trainer_mode
     if (agent == "gem_turns" or not settings.one_row) and mode not in GEM_MODES:
-        shown = f"context {settings.context!r} and thinking {settings.thinking!r}"
-        reason = f"agent loop {agent!r} with {shown} makes one training row per turn"
+        reason = f"agent loop {agent!r} with {settings.shown} makes one training row per turn"
         raise ConfigurationError(f"{reason}, which trainer_mode={mode} tears apart; {_SUGGESTION}")
 
 
@@ -75,10 +74,8 @@ def check_config(config: Any) -> Settings:
     from omegaconf import OmegaConf  # comes with verl, which compiling a command must not need
 
     settings = Settings.from_config(config)
-    for key, refused, reason in _refusals(config, settings):
-        if refused:
-            found = OmegaConf.select(config, key)
-            raise ConfigurationError(f"{key}: {reason}, got {found!r}")
+    found = list(_refusals(config, settings))
+    refuse_values({key: OmegaConf.select(config, key) for key, *_ in found}, found)
     check_rows(config, config.actor_rollout_ref.rollout.agent.default_agent_loop)
     return settings
 

@@ -12,10 +12,10 @@ This is the only module that touches TransferQueue.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import itertools
 import math
 import os
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -30,8 +30,9 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 
-from gem.errors import ConfigurationError, RolloutError
+from gem.errors import RolloutError
 from gem.packed import PackedTrajectory
+from gem.training.processes import claim
 from gem.training.ray import call_while_alive
 from gem.training.record import TrainedRow
 from gem.training.recording import RunRecording
@@ -82,30 +83,14 @@ def claim_sockets(job_id: str, folder: str = "/tmp") -> TextIO:
 
     verl sends weights to vLLM through sockets that it names by the number of the Ray job. Every new
     Ray cluster begins with the same number, and verl removes a socket that is in the way: two runs
-    at a time would load each other's weights, or wait for ever.
-
-    Returns:
-        What is to be kept open as long as the run goes on.
-
-    Raises:
-        ConfigurationError: Another run is there.
+    at a time would load each other's weights, or wait for ever. See `gem.training.processes.claim`.
     """
-    path = Path(folder) / f"gem-verl-{job_id}.lock"
-    if not path.exists():
-        path.touch()
-        path.chmod(0o644)
-    # Reading is enough for a lock, and all that is allowed on another user's file.
-    held = path.open()
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        held.close()
-        raise ConfigurationError(
-            f"another verl run on this machine, in a Ray cluster of its own, has Ray job {job_id}, "
-            "too, and verl would mix up the weights of the two; start one Ray cluster for both "
-            f"(ray start --head, RAY_ADDRESS=auto), or one run after the other (it holds {path})"
-        ) from error
-    return held
+    reason = (
+        f"another verl run on this machine, in a Ray cluster of its own, has Ray job {job_id}, "
+        "too, and verl would mix up the weights of the two; start one Ray cluster for both (ray "
+        "start --head, RAY_ADDRESS=auto), or one run after the other"
+    )
+    return claim(Path(folder) / f"gem-verl-{job_id}.lock", reason)
 
 
 class _GemTrainer(PPOTrainer):  # type: ignore[misc]
@@ -250,10 +235,8 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
         episodes, which = list(self._trajectories), self._recording.kept(self._trajectories)
         keys = [batch.keys[self._batch.episodes[i].rows[-1].place] for i in which]
         if keys:
-            data = tq.kv_batch_get(
-                keys=keys, partition_id=batch.partition_id, select_fields=[EPISODE]
-            )
-            for i, whole in zip(which, _column(data[EPISODE]), strict=True):
+            found = _column(_read(batch, EPISODE, keys=keys)[EPISODE])
+            for i, whole in zip(which, found, strict=True):
                 packed = PackedTrajectory.from_bytes(whole)
                 if packed.head != episodes[i].head:
                     raise RolloutError(f"TransferQueue has another episode of {episodes[i].task}")
@@ -270,26 +253,24 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
 
     def _val_metrics_update(
         self,
-        data_sources: list[str],
-        sample_uids: list[str],
-        reward_extra_infos_dict: dict[str, list[Any]],
+        names: list[str],
+        uids: list[str],
+        infos: dict[str, list[Any]],
         *args: Any,
         **named: Any,
     ) -> Any:
         """Record each validation set under its name and stop if too many of its episodes failed."""
-        if any(math.isnan(reward) for reward in reward_extra_infos_dict["reward"]):
+        if any(math.isnan(reward) for reward in infos["reward"]):
             raise RolloutError("an agent loop failed during validation; its error is in the log")
         played, self._evaluated = self._evaluated, {}
-        if sum(map(len, played.values())) != len(data_sources):
+        if sum(map(len, played.values())) != len(names):
             raise RolloutError("verl's validation has other episodes than agent loops played")
         for name, episodes in played.items():
             episodes.sort(key=lambda episode: episode.group)
             limit = self._settings.max_failed_fraction
             check_episodes(episodes, limit, batch=f"validation {name!r}")
             self._recording.write_evaluation(self.global_steps, name, episodes)
-        return super()._val_metrics_update(
-            data_sources, sample_uids, reward_extra_infos_dict, *args, **named
-        )
+        return super()._val_metrics_update(names, uids, infos, *args, **named)
 
 
 class GemTrainerSync(_GemTrainer, PPOTrainerSync):  # type: ignore[misc]
@@ -352,10 +333,9 @@ def grouped(
     return batch, trajectories
 
 
-def _read(batch: Any, *fields: str) -> Any:
-    return tq.kv_batch_get(
-        keys=batch.keys, partition_id=batch.partition_id, select_fields=list(fields)
-    )
+def _read(batch: Any, *fields: str, keys: Sequence[str] | None = None) -> Any:
+    rows = batch.keys if keys is None else keys
+    return tq.kv_batch_get(keys=rows, partition_id=batch.partition_id, select_fields=list(fields))
 
 
 def _write(batch: Any, values: Any) -> None:

@@ -67,8 +67,9 @@ class Sample:
     logprobs: list[float] | None
     """Log-probability of each id under the sampling policy, or None."""
     stop_reason: StopReason
-    version: int | None = None
-    """Version of the weights that sampled, if the engine reports one."""
+    version: int | tuple[int, int] | None = None
+    """Version of the weights that sampled, or the oldest and newest of several, if the engine
+    reports it."""
 
 
 Sampler: TypeAlias = Callable[[Request], Awaitable[Sample]]
@@ -174,7 +175,8 @@ class Episode:
             )
         )
         if sample.version is not None:
-            versions = (*(trajectory.policy_version or ()), sample.version)
+            sampled = sample.version if isinstance(sample.version, tuple) else (sample.version,)
+            versions = (*(trajectory.policy_version or ()), *sampled)
             trajectory.policy_version = min(versions), max(versions)
         self._observation = observation
         self._ids = [*self._asked.prompt_ids, *sample.token_ids]

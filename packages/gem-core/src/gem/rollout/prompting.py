@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from gem.rollout.context import check_context
@@ -44,6 +46,19 @@ class Prompting:
             thinking=self.thinking,
         )
 
+    def shared_chat_format(self, tokenizer: Any) -> ChatFormat:
+        """Return `chat_format`, the same object for the same tokenizer and settings.
+
+        Examining a template takes long, for callers that ask before every episode.
+        """
+        known = {each.name: getattr(self, each.name) for each in fields(Prompting)}
+        return _chat_format(tokenizer, json.dumps(known))
+
+    @property
+    def shown(self) -> str:
+        """What decides how many rows an episode has, for messages."""
+        return f"context {self.context!r} with thinking {self.thinking!r}"
+
     @property
     def one_row(self) -> bool:
         """Whether an episode is one growing sequence, not one of its own for every turn."""
@@ -63,3 +78,8 @@ class Prompting:
             (f"{prefix}context", self.context != "chat", f"{reason}: only 'chat' is possible"),
             (f"{prefix}thinking", self.thinking == "drop", f"{reason}: choose 'keep'"),
         ]
+
+
+@functools.lru_cache(maxsize=8)
+def _chat_format(tokenizer: Any, prompting: str) -> ChatFormat:
+    return Prompting(**json.loads(prompting)).chat_format(tokenizer)

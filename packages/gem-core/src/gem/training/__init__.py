@@ -5,8 +5,8 @@
 - `settings`, `tasksets`: how episodes are played, and tasks in a trainer's dataset.
 - `record`, `metrics`, `recording`: what a run leaves behind, and how an adapter writes it.
 - `checkpoints`: the states from which a run that stopped goes on.
-- `sampling`, `rounds`: what the samplers of all engines share; requests of many episodes in
-  batches.
+- `sampling`, `sglang`: what the samplers of all engines share; a server of SGLang's.
+- `rounds`, `lockstep`: requests of many episodes in batches, of those that are waiting or of all.
 - `estimate`: advantages of a batch by turn.
 - `rows`, `batches`: training rows in a trainer's tensors; optimiser steps and forward passes.
 - `doctor`, `preflight`: checks that this installation can run the experiment.

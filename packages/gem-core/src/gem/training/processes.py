@@ -4,10 +4,11 @@
 - `end_all`, `end_descendants`: end processes, in good order first; end all of one's own.
 - `adopt_orphans`: keep processes whose parent dies among one's own.
 - `end_group_after_me`: have the process group ended when this process is killed.
+- `claim`: one process of a machine at a time.
 - `end_descendants_with_me`, `stop_without`: what this process starts ends with it, and it stops
   when a part of that is gone.
 
-The functions need psutil, on which the adapters that call them depend.
+All functions but `claim` need psutil, on which the adapters that call them depend.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import fcntl
 import multiprocessing
 import multiprocessing.util  # registers its exit handler when it is imported
 import os
@@ -25,8 +27,9 @@ import threading
 import time
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
+from gem.errors import ConfigurationError
 from gem.training import guard
 
 if TYPE_CHECKING:
@@ -41,6 +44,29 @@ PATIENCE_S = 10.0
 """How long a server may go on without one of its parts: when it ends, its parts end first."""
 STOP_S = 15.0
 """How long this process has to stop by itself."""
+
+
+def claim(path: Path, reason: str) -> TextIO:
+    """Claim a file for as long as this process keeps what is returned; other users' count, too.
+
+    Args:
+        path: Need not exist.
+        reason: Why there can be one at a time, and what to do.
+
+    Raises:
+        ConfigurationError: Another process of this machine has claimed it.
+    """
+    if not path.exists():
+        path.touch()
+        path.chmod(0o644)
+    # Reading is enough for a lock, and all that is allowed on another user's file.
+    held = path.open(encoding="utf-8")
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        held.close()
+        raise ConfigurationError(f"{reason} (it holds {path})") from error
+    return held
 
 
 def alive(process: psutil.Process) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from gem.advantage import ADVANTAGES
@@ -110,6 +112,11 @@ class OptimizerPart:
     weight_decay: float = setting("decoupled weight decay", 0.0, least=0)
     grad_clip: float = setting("largest gradient norm", 1.0, above=0)
 
+    @property
+    def betas(self) -> list[float]:
+        """Decays of both moments."""
+        return [self.beta1, self.beta2]
+
 
 @dataclass(frozen=True)
 class TrainingPart:
@@ -160,6 +167,25 @@ class RunSpec:
             raise ConfigurationError("policy.lora_init: needs a policy.lora_rank above 0")
         check_names([part.name for part in spec.eval], "eval")
         return spec
+
+    @classmethod
+    def read(cls, path: Path) -> RunSpec:
+        """Read a `.toml` or `.json` file.
+
+        Raises:
+            ConfigurationError: It cannot be read or is no RunSpec; the message names the file.
+        """
+        import tomllib  # of Python 3.11
+
+        try:
+            text = path.read_text(encoding="utf-8")
+            data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"cannot read the spec {path}: {error}") from error
+        try:
+            return cls.from_mapping(data)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{path}: {error}") from error
 
     def to_mapping(self) -> dict[str, Any]:
         """Return a JSON-ready mapping that `from_mapping` reads back."""

@@ -53,7 +53,7 @@ class EngineSampler:
         logprobs: Iterable[float] | None,
         *,
         cut: bool,
-        version: int | None = None,
+        version: int | tuple[int, int] | None = None,
     ) -> Sample:
         """Return what the engine sampled.
 
@@ -62,7 +62,8 @@ class EngineSampler:
             logprobs: Their log-probabilities, if the engine reports them.
             cut: Whether the engine stopped at the most tokens of the turn. A turn whose last
                 allowed token is a stop token is complete all the same.
-            version: Number of updates that the weights have had, if it is known.
+            version: Number of updates that the weights have had, if it is known; oldest and newest
+                where they changed during the turn.
         """
         tokens = [int(token) for token in ids]
         complete = not cut or (bool(tokens) and tokens[-1] in self.stop_ids)

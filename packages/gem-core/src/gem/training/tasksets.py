@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -81,6 +81,20 @@ def parse_sources(texts: Sequence[str], key: str, *, unique: bool = True) -> lis
     if unique:
         check_names([source.name for source in found], key)
     return found
+
+
+def task_at(sources: Iterable[Source], row: int) -> tuple[Source, Task]:
+    """Return a task of sources that are played one after the other, and its source.
+
+    Raises:
+        IndexError: There are not so many.
+    """
+    left = row
+    for source in sources:
+        if 0 <= left < len(source.tasks):
+            return source, source.tasks[left]
+        left -= len(source.tasks)
+    raise IndexError(f"row {row} of {row - left}")
 
 
 def check_names(names: Sequence[str], key: str) -> None:

@@ -1,16 +1,20 @@
-"""SGLang as a sampler: token ids in, token ids and log-probabilities out."""
+"""SGLang's `/generate` as a sampler: token ids in, token ids and log-probabilities out.
+
+It needs aiohttp, on which the adapters that use it depend.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
-
-import aiohttp
+from typing import TYPE_CHECKING, Any
 
 from gem.errors import RolloutError
-from gem.rollout import Request, Sample
+from gem.rollout.play import Request, Sample
 from gem.training.sampling import EngineSampler, NoAnswerError, answered
+
+if TYPE_CHECKING:
+    import aiohttp
 
 UNAVAILABLE_S = 180.0
 """How long it is no failure that the router has no server (503).
@@ -76,13 +80,15 @@ class SglangSampler(EngineSampler):
         return sample
 
     async def _post(self, body: dict[str, Any]) -> Any:
+        import aiohttp
+
         try:
             async with self._session.post(self._url, json=body) as response:
                 if response.status < 400:
                     return await response.json(content_type=None)
                 problem = f"status {response.status}: {(await response.text())[:500]}"
         except asyncio.TimeoutError:
-            raise NoAnswerError("no answer within gem.request_timeout_s") from None
+            raise NoAnswerError(f"no answer within {self._session.timeout.total} s") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise NoAnswerError(f"{type(error).__name__}: {error}") from error
         if response.status < 500:
