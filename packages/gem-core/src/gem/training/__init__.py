@@ -4,7 +4,7 @@
 - `platforms`: what the machine adds to that command.
 - `settings`, `tasksets`: how episodes are played, and tasks in a trainer's dataset.
 - `record`, `metrics`, `recording`: what a run leaves behind, and how an adapter writes it.
-- `checkpoints`: the states from which a run that stopped goes on.
+- `checkpoints`, `resuming`: the states from which a run that stopped goes on, and whether it may.
 - `sampling`, `sglang`: what the samplers of all engines share; a server of SGLang's.
 - `rounds`, `lockstep`: requests of many episodes in batches, of those that are waiting or of all.
 - `estimate`: advantages of a batch by turn.

@@ -4,8 +4,9 @@
 - `metrics.jsonl`: a line per iteration and split:
   `{"iteration": int, "split": "train" | "eval:<name>", "time_s": float, <metric>: float, ...}`.
   Iterations count from 0; the metrics of a batch are those of the policy that sampled it.
-  `time_s` is seconds since the recorder was opened. `recorded_episodes` is there only where fewer
-  episodes are recorded than were played (`Settings.record`).
+  `time_s` is seconds since the recorder was opened; a resumed run counts on from the last line that
+  was kept. `recorded_episodes` is there only where fewer episodes are recorded than were played
+  (`Settings.record`).
 - `episodes.jsonl`: a line per episode:
   `{"iteration": int, "split": str, "advantages": [per turn], "rows": [...], "trajectory": {...},
   "fingerprint": str}`, where `rows` is what the trainer itself trains on (`TrainedRow`), if it was
@@ -33,6 +34,8 @@ from gem.packed import Played, unpacked
 from gem.trajectory import Trajectory
 
 RUN, METRICS, EPISODES = "run.json", "metrics.jsonl", "episodes.jsonl"
+REPLACED = ("metrics.replaced.jsonl", "episodes.replaced.jsonl")
+"""What resumed runs did again; see `Recorder.rewind`."""
 SCHEMA = 1
 """Version of the format. To be raised when a field is renamed, removed or means something else; a
 new field that may be missing needs no new version."""
@@ -137,8 +140,8 @@ class Recorder:
     def rewind(self, iteration: int, split: str = "train") -> None:
         """Set aside what an earlier process recorded from here on: a resumed run does it again.
 
-        Within an iteration evaluations come before training. The lines go to the ends of
-        `metrics.replaced.jsonl` and `episodes.replaced.jsonl`.
+        Within an iteration evaluations come before training. The lines go to the ends of the files
+        `REPLACED`. Time counts on from the last line that is kept.
 
         Args:
             iteration: Of the next line.
@@ -148,11 +151,16 @@ class Recorder:
             RecordError: A file is damaged or cannot be written; the record is as it was.
         """
         after = (iteration, split == "train")
-        for name in (METRICS, EPISODES):
+        spent = 0.0
+        for name, aside in zip((METRICS, EPISODES), REPLACED, strict=True):
             path = self.folder / name
-            partial, replaced = path.with_suffix(".partial"), path.with_suffix(".replaced.jsonl")
+            partial, replaced = path.with_suffix(".partial"), self.folder / aside
+            later = []
             try:
-                later = [(e["iteration"], e["split"] == "train") >= after for e in read_lines(path)]
+                for entry in read_lines(path):
+                    later.append((entry["iteration"], entry["split"] == "train") >= after)
+                    if not later[-1]:
+                        spent = entry.get("time_s", spent)
                 if not any(later):
                     continue
                 with path.open("rb") as old, partial.open("wb") as kept, replaced.open("ab") as end:
@@ -161,6 +169,7 @@ class Recorder:
                 partial.replace(path)
             except (OSError, ValueError, KeyError) as error:
                 raise RecordError(f"cannot rewind {path}: {error}") from error
+        self._began -= spent
 
 
 @dataclass(frozen=True)

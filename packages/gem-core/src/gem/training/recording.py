@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 
 from gem.packed import Played, Selection
 from gem.training.metrics import episode_metrics
-from gem.training.record import RUN, Recorder, TrainedRow
+from gem.training.record import RUN, Recorder, TrainedRow, read_run
+from gem.training.resuming import check_same
 from gem.trajectory import Failure
 
 T = TypeVar("T")
@@ -49,26 +50,26 @@ class RunRecording:
         *,
         record: str | None = None,
     ) -> None:
-        """Open the record, and write `run.json` unless a launcher has written it already.
+        """Open the record, and write `run.json` unless it is there already.
 
         Args:
             folder: Of the record; None computes metrics and writes nothing.
-            about: For `run.json`: `trainer`, `versions`, and `config` if it is known.
+            about: For `run.json`: `trainer`, `versions`, and `spec` or `config` if it is known.
             names: The trainer's metrics that are recorded. Metrics of a trainer that uses the
                 record's names need none.
             report: Called with iteration, split and metrics of all that is recorded.
             record: Which episodes are recorded (`Settings.record`); None: what `GEM_RECORD` says.
 
         Raises:
-            ConfigurationError: `GEM_RECORD` has a value that `record` cannot have.
+            ConfigurationError: `GEM_RECORD` has a value that `record` cannot have, or the folder
+                holds a record of another trainer, spec or version.
             RecordError: The folder cannot be created or written.
         """
         self.folder = None if folder is None else Path(folder)
         self._selection = Selection("metrics" if folder is None else record)
         self._recorder = None if folder is None else Recorder(folder)
-        # A launcher's run.json has more: the RunSpec and the parity.
-        if self._recorder is not None and not (self._recorder.folder / RUN).exists():
-            self._recorder.start(about)
+        if self._recorder is not None:
+            begin(self._recorder, about)
         self._names = dict(names or {})
         self._report = report
         self._begins = True
@@ -208,6 +209,30 @@ class RunRecording:
                     found[ours] = float(logged[name])
                     break
         return found
+
+
+def begin(recorder: Recorder, about: Mapping[str, Any]) -> None:
+    """Write `run.json`; where there is one, refuse to go on with another run.
+
+    Args:
+        recorder: Of the run.
+        about: See `RunRecording`.
+
+    Raises:
+        ConfigurationError: What the folder holds is of another trainer, spec or version.
+        RecordError: It cannot be written or read.
+    """
+    if not (recorder.folder / RUN).exists():
+        recorder.start(about)
+        return
+    earlier = read_run(recorder.folder)
+    # A launcher's run.json has more, and the launcher has compared it.
+    if "command" in earlier.meta or not earlier.metrics:
+        return
+    meta = {key: value for key, value in earlier.meta.items() if key in ("trainer", "spec")}
+    found = earlier.meta.get("versions", {})
+    known = {name: found[name] for name in about.get("versions", {}) if name in found}
+    check_same(recorder.folder, {**meta, "versions": known}, about)
 
 
 @dataclass(frozen=True)
