@@ -20,15 +20,18 @@ RECORDED = {
 """Names in the record, and in TRL's logs."""
 
 
+def about() -> dict[str, Any]:
+    """Return what `run.json` says of the trainer."""
+    return {"trainer": "trl", "versions": {"trl": check_trl(), "gem-trl": __version__}}
+
+
 def recording(folder: str | None, record: str | None) -> RunRecording:
     """Return the record of a run; see `Settings.record_dir` and `Settings.record`.
 
     Raises:
         RecordError: The folder cannot be created or written.
     """
-    versions = {"trl": check_trl(), "gem-trl": __version__}
-    about = {"trainer": "trl", "versions": versions}
-    return RunRecording(folder, about, RECORDED, record=record)
+    return RunRecording(folder, about(), RECORDED, record=record)
 
 
 def of_iteration(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -5,7 +5,7 @@
 
 SPEC is a RunSpec as TOML or JSON; the keys are fields of GRPOConfig that decide nothing about what
 is learned. The run leaves a record (`gem.training.record`) and checkpoints, and goes on from the
-last one when it is started again.
+last whole one when it is started again.
 """
 
 from __future__ import annotations
@@ -19,9 +19,12 @@ from typing import Any
 
 from gem.tables import json_or_text
 from gem.training.command import exit_status
+from gem.training.record import Recorder
+from gem.training.recording import begin
 from gem.training.runspec import RunSpec
 from gem_trl import adapters, check_trl
 from gem_trl.experiment import CHECKPOINTS, check_spec, gem_settings, grpo_config
+from gem_trl.record import about
 
 
 def train(spec: RunSpec, folder: Path, given: Mapping[str, Any]) -> None:
@@ -40,14 +43,14 @@ def train(spec: RunSpec, folder: Path, given: Mapping[str, Any]) -> None:
     """
     check_trl()
     check_spec(spec)
-    from transformers.trainer_utils import get_last_checkpoint
-
     from gem_trl.dataset import eval_datasets, task_dataset
     from gem_trl.trainer import GemGRPOTrainer
 
-    saved = folder / CHECKPOINTS
-    last = get_last_checkpoint(str(saved)) if saved.exists() else None
-    args = grpo_config(spec, folder, int(os.environ.get("WORLD_SIZE", "1")), given)
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    args = grpo_config(spec, folder, processes, given)
+    if os.environ.get("RANK", "0") == "0":
+        begin(Recorder(folder), {**about(), "spec": spec.to_mapping()})
+    last = last_checkpoint(folder / CHECKPOINTS, processes)
     # What was due at a checkpoint has been evaluated before it was saved.
     args.eval_on_start = args.eval_on_start and last is None
     trainer = GemGRPOTrainer(
@@ -63,6 +66,27 @@ def train(spec: RunSpec, folder: Path, given: Mapping[str, Any]) -> None:
         if last is None and trainer.accelerator.is_main_process:
             trainer.model.save_pretrained(folder / adapters.BEGINNING)
     trainer.train(resume_from_checkpoint=last)
+
+
+def last_checkpoint(saved: Path, processes: int) -> str | None:
+    """Return the last whole checkpoint in a folder; None if there is none.
+
+    Args:
+        saved: The folder.
+        processes: Number of those that train, each of which saves its random numbers.
+    """
+    whole: list[tuple[int, str]] = []
+    for path in saved.glob("checkpoint-*"):
+        try:
+            # What the Trainer writes last.
+            state = json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            state = {}
+        if state and len(list(path.glob("rng_state*.pth"))) == processes:
+            whole.append((state["global_step"], str(path)))
+        else:
+            print(f"{path} is half-written and is left out", file=sys.stderr)
+    return max(whole, default=(0, None))[1]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
