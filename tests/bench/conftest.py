@@ -67,9 +67,11 @@ class Adapter:
             raise ConfigurationError("algorithm.gamma: fake cannot discount")
         if spec.name == "old":
             raise UnsupportedVersionError("fake 0.3 is installed, gem-fake supports >=1")
+        every = str(hardware.checkpoint_every or 0)
+        iterations = str(spec.training.iterations)
         return Launch(
             argv=["missing-command"] if spec.name == "missing" else
-                 [sys.executable, __file__, spec.name, str(run_dir), str(spec.training.iterations)],
+                 [sys.executable, __file__, spec.name, str(run_dir), iterations, every],
             env={"FAKE": "a b", "PYTHONUNBUFFERED": "1"},
             unset=["CUDA_VISIBLE_DEVICES"],
             files={"conf/fake.yaml": "lr: 1\\n"},
@@ -81,7 +83,7 @@ class Adapter:
 
 adapter = Adapter()
 
-def main(mode, run_dir, iterations):
+def main(mode, run_dir, iterations, every):
     from gem.training.record import Recorder
 
     print("fake trainer starts", os.environ["FAKE"], "CUDA_VISIBLE_DEVICES" in os.environ)
@@ -96,12 +98,19 @@ def main(mode, run_dir, iterations):
     if mode == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     recorder = Recorder(run_dir)
+    saved = run_dir / "left.txt"
+    begin = int(saved.read_text()) if saved.exists() else 0
+    recorder.rewind(begin)
     LOST = {"failed_episodes": 3, "failed_sandbox": 2, "failed_environment": 1}
-    for i in range(int(iterations)):
+    for i in range(begin, int(iterations)):
         recorder.metrics(i, {"success_rate": i / 10, "return_mean": 0.5, "turns_mean": 3.0,
-                             "sampled_tokens": 100.0, "episodes": 2.0,
+                             "sampled_tokens": 100.0, "episodes": 2.0, "rollout_s": time.time(),
                              **({"grad_norm": 0.0, "return_std": 0.0} if mode == "idle" else {}),
                              **(LOST if mode == "lossy" else {})})
+        if int(every) and (i + 1) % int(every) == 0:
+            saved.write_text(str(i + 1))
+        if begin:
+            continue
         if i == 2 and mode == "crash":
             raise RuntimeError("worker 3 died: tensor shapes differ")
         if i == 2 and mode == "disk-full":

@@ -36,7 +36,7 @@ def test_an_installed_adapter_is_asked_in_this_process(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     compiled = compile_launch("fake", small_spec, run_dir=tmp_path / "out")
-    assert compiled.launch.argv[2:] == ["small", str(tmp_path / "out"), "6"]
+    assert compiled.launch.argv[2:] == ["small", str(tmp_path / "out"), "6", "0"]
     assert compiled.python == Path(sys.executable)
 
 

@@ -37,3 +37,13 @@ def test_of_a_progress_bar_the_last_state_is_shown(tmp_path: Path) -> None:
 def test_an_empty_or_missing_log_is_said_to_be_so(tmp_path: Path) -> None:
     assert "  | (the log is empty)" in said(tmp_path / "log", "")
     assert "cannot be read" in explain("it failed", tmp_path / "missing")
+
+
+def test_of_a_resumed_run_only_the_last_start_is_looked_at(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("ValueError: killed\n")
+    began = log.stat().st_size
+    with log.open("a") as file:
+        file.write("OSError: full\n" + "later\n" * 40)
+    lines = explain("it failed", log, after=began).splitlines()
+    assert "first exception in the log, line 2: OSError: full" in lines

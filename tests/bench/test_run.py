@@ -330,7 +330,7 @@ def test_a_daemon_that_hides_its_environment_is_known_by_descent(tmp_path: Path)
     pid_file = tmp_path / "pid"
     hide = f"setsid env -i sleep 600 & echo $! > {pid_file}; exec sleep 600"
     with (tmp_path / "log").open("wb") as log:
-        family = Family(["sh", "-c", hide], env=dict(os.environ), log=log)
+        family = Family(["sh", "-c", hide], env=dict(os.environ), log=log, run_id="hidden")
     wait_for(pid_file)
     daemon = int(pid_file.read_text())
     while daemon not in family.alive():  # noticed as a child ...

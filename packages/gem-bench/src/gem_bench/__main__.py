@@ -111,6 +111,7 @@ def _run(args: argparse.Namespace) -> int:
         hardware=hardware,
         python=args.python,
         overwrite=args.overwrite,
+        resume=args.resume,
         timeout_s=args.timeout,
         environment={} if args.record is None else {VARIABLE: args.record},
     )
@@ -255,7 +256,9 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--no-fit-check", action="store_true", help="start also what does not fit on the GPUs"
     )
-    _limit_arguments(p)
+    _limit_arguments(p).add_argument(
+        "--resume", action="store_true", help="go on with the run in the folder where it ended"
+    )
 
     p = _command(commands, "compare", _compare, "compare runs in a table")
     _runs_arguments(p)
@@ -368,11 +371,14 @@ def _trainer_arguments(parser: argparse.ArgumentParser, *, required: bool) -> No
     )
 
 
-def _limit_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+def _limit_arguments(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGroup:
+    """Add arguments; return the group of those that say what happens to a run in the folder."""
+    parser.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="end a run after that")
+    earlier = parser.add_mutually_exclusive_group()
+    earlier.add_argument(
         "--overwrite", action="store_true", help="replace a run that is in the folder"
     )
-    parser.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="end a run after that")
+    return earlier
 
 
 def _runs_arguments(parser: argparse.ArgumentParser) -> None:

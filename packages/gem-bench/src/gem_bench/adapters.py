@@ -26,7 +26,7 @@ from gem.training import launch
 from gem.training.hardware import Hardware, check_model
 from gem.training.launch import ENTRY_POINT_GROUP, Launch, find_adapter
 from gem.training.runspec import RunSpec
-from gem_bench.reference_setup import check_supported
+from gem_bench.reference_setup import CHECKPOINTS, check_supported
 
 VENVS = ".venvs"
 COMPILE_TIMEOUT_S = 300
@@ -196,6 +196,7 @@ class ReferenceAdapter:
         spec_file = run_dir / "spec.json"
         argv = [sys.executable, "-m", "gem_bench.reference"]
         argv += ["--spec", str(spec_file), "--record", str(run_dir)]
+        argv += ["--checkpoint-every", str(hardware.checkpoint_every or 0)]
         env = {}
         if hardware.cpu:
             argv += ["--device", "cpu"]
@@ -209,12 +210,14 @@ class ReferenceAdapter:
             env=env,
             files={spec_file.name: json.dumps(spec.to_mapping(), indent=2) + "\n"},
             parity=launch.parity(spec, _BY_DEFINITION, (), hardware, "reference"),
+            state=[CHECKPOINTS],
         )
 
 
 _BY_DEFINITION = {
     **dict.fromkeys(RunSpec.__dataclass_fields__, "by definition"),
     "hardware.device": "--device",
+    "hardware.checkpoint_every": "--checkpoint-every",
 }
 
 reference = ReferenceAdapter()

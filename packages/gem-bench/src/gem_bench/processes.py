@@ -13,7 +13,6 @@ import os
 import signal
 import subprocess
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,21 +38,24 @@ class Process:
 class Family:
     """A launcher and all processes that it started."""
 
-    def __init__(self, argv: Sequence[str], *, env: Mapping[str, str], log: BinaryIO) -> None:
+    def __init__(
+        self, argv: Sequence[str], *, env: Mapping[str, str], log: BinaryIO, run_id: str
+    ) -> None:
         """Start the launcher in its own session, without input.
 
         Args:
             argv: Command line.
             env: All environment variables.
             log: File for standard output and error.
+            run_id: Tells this family from others; the value of `MARKER`.
 
         Raises:
             OSError: The launcher cannot be started.
         """
-        self._marker = uuid.uuid4().hex
+        self._run_id = run_id
         # SPT_NOENV: programs that set their process title (Ray, vLLM) otherwise overwrite
         # /proc/<pid>/environ, and with it the marker.
-        marked = {**env, MARKER: self._marker, "SPT_NOENV": "1"}
+        marked = {**env, MARKER: run_id, "SPT_NOENV": "1"}
         self._known: set[Process] = set()
         self.launcher = subprocess.Popen(
             argv,
@@ -72,11 +74,7 @@ class Family:
     def alive(self) -> list[int]:
         """Return the pids of the family's running processes, the launcher included."""
         members = self._members()
-        return members + [
-            p.pid
-            for p in _processes()
-            if p.pid not in members and _has_in_environment(p.pid, f"{MARKER}={self._marker}")
-        ]
+        return members + [pid for pid in of_run(self._run_id) if pid not in members]
 
     def end(self, *, grace_s: float, hurry: Callable[[], bool] = lambda: False) -> int:
         """Terminate all processes: SIGTERM, then SIGKILL.
@@ -126,6 +124,19 @@ class Family:
 
     def _is_family(self, p: Process) -> bool:
         return self.launcher.pid in (p.pid, p.session) or p in self._known
+
+
+def of_run(run_id: str) -> list[int]:
+    """Return the pids of the running processes that have a run's marker; none without `/proc`."""
+    return [p.pid for p in _processes() if _has_in_environment(p.pid, f"{MARKER}={run_id}")]
+
+
+def name_of(pid: int) -> str:
+    """Return the name of a process; empty if it is gone or there is no `/proc`."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+    except OSError:
+        return ""
 
 
 def _processes() -> Iterator[Process]:

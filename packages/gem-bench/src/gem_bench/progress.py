@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -9,11 +10,10 @@ import shutil
 import statistics
 import sys
 import time
-from collections import Counter, deque
+from collections import deque
 from pathlib import Path
 from typing import Any, TextIO
 
-from gem.training.metrics import failed_by_cause
 from gem.training.record import METRICS
 
 _RECENT = 10
@@ -26,40 +26,51 @@ class Tail:
     """Reads the complete lines appended to a run's metrics file.
 
     A trainer that resumes from a checkpoint replaces the file by one without the iterations after
-    the checkpoint; the new file is read from its start.
+    the checkpoint; of the new file, the lines that were kept are not returned again.
     """
 
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / METRICS
         self._file: int | None = None
         self._offset = 0
+        self._known: list[int] = []
+        """A hash of each line that was read."""
 
     def read(self) -> list[dict[str, Any]]:
         """Return the lines added since the last call, without an incomplete last line."""
+        kept: list[int] = []
         try:
             with self._path.open("rb") as file:
                 number = os.fstat(file.fileno()).st_ino
                 if number != self._file:
                     self._file, self._offset = number, 0
+                    kept, self._known = self._known, []
                 file.seek(self._offset)
                 block = file.read()
         except FileNotFoundError:
             return []
         whole = block[: block.rfind(b"\n") + 1]
         self._offset += len(whole)
-        return [json.loads(line) for line in whole.splitlines() if line.strip()]
+        lines = [line for line in whole.splitlines() if line.strip()]
+        found = list(map(hash, lines))
+        self._known += found
+        same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(kept, found, strict=False))
+        return [json.loads(line) for line in lines[len(list(same)) :]]
 
 
 class Progress:
     """Turns metrics into one live line on a terminal, or into about a dozen lines in a log."""
 
-    def __init__(self, name: str, iterations: int, output: TextIO | None = None) -> None:
-        """Start at 0 iterations.
+    def __init__(
+        self, name: str, iterations: int, output: TextIO | None = None, *, done: int = 0
+    ) -> None:
+        """Start.
 
         Args:
             name: Shown first, such as the trainer's name.
             iterations: Number of iterations of the run.
             output: Where to write; standard error by default.
+            done: Iterations recorded before.
         """
         self._name = name
         self.iterations = iterations
@@ -69,17 +80,16 @@ class Progress:
         self._began = time.monotonic()
         self._recent: deque[dict[str, Any]] = deque(maxlen=_RECENT)
         self._shown = 0
-        self.done = 0
+        self.done = done
         """Iterations recorded so far."""
-        self.failed: Counter[str] = Counter()
-        """Episodes that failed so far, evaluations included, by cause."""
 
     def update(self, lines: list[dict[str, Any]]) -> None:
         """Process new lines of metrics and show the progress."""
         for line in lines:
-            self.failed.update(failed_by_cause([line]))
             if line["split"] != "train":
                 continue
+            if self._recent and line["iteration"] <= self._recent[-1]["iteration"]:
+                self._recent.clear()  # the trainer goes on from a checkpoint
             self._recent.append(line)
             self.done = line["iteration"] + 1
             if not self._live and (self.done % self._every == 0 or self.done == 1):
@@ -90,6 +100,11 @@ class Progress:
             # Padding overwrites the rest of a longer line.
             self._write(f"\r{text:<{self._shown}}")
             self._shown = len(text)
+
+    def say(self, text: str) -> None:
+        """Show a line that stays."""
+        line = f"{self._name}  {text}"
+        self._write(f"\r{line:<{self._shown}}\n" if self._live else f"{line}\n")
 
     def close(self) -> None:
         """End the live line and keep it on the screen."""

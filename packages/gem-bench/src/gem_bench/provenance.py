@@ -7,32 +7,48 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 _PACKAGES = ("gem-core", "gem-bench", "gem-cpu", "torch", "transformers", "vllm", "ray", "numpy")
-_ASK = (
-    "import importlib.metadata as m, json, platform, sys\n"
-    "found = {'python': platform.python_version()}\n"
-    "for name in sys.argv[1:]:\n"
-    "    try: found[name] = m.version(name)\n"
-    "    except m.PackageNotFoundError: pass\n"
-    "print(json.dumps(found))"
-)
+_ASK = """
+import importlib.metadata as m, json, platform, re, sys
+adapter, *names = sys.argv[1:]
+try:
+    for each in m.requires(adapter) or []:
+        name, rest = re.match('([A-Za-z0-9._-]+)([^;]*)', each).groups()
+        if set(rest) & set('<=>'):
+            names.append(name)
+except m.PackageNotFoundError:
+    pass
+found = {'python': platform.python_version()}
+for name in names:
+    try:
+        found[name] = m.version(name)
+    except m.PackageNotFoundError:
+        pass
+print(json.dumps(found))
+"""
 
 
-def versions(python: Path, extra: Sequence[str]) -> dict[str, str]:
+def versions(python: Path, trainer: str) -> dict[str, str]:
     """Return the versions of Python and of the packages that matter, where installed.
 
     Args:
         python: Interpreter of the Python environment to query.
-        extra: Further distributions, such as the trainer's.
+        trainer: Its adapter counts, and what that wants in certain versions: the trainer itself.
     """
-    names = dict.fromkeys([*_PACKAGES, *extra])
-    answer = _output([str(python), "-c", _ASK, *names])
+    adapter = f"gem-{trainer}"
+    names = dict.fromkeys([*_PACKAGES, trainer, adapter])
+    answer = _output([str(python), "-c", _ASK, adapter, *names])
     found: dict[str, str] = json.loads(answer) if answer else {}
     return found
+
+
+def decisive(found: dict[str, str]) -> dict[str, str]:
+    """Return those of the versions with which a run must go on: GEM's, the trainer's."""
+    others = {"python", *_PACKAGES}
+    return {n: v for n, v in found.items() if n.startswith("gem-") or n not in others}
 
 
 def git_commit() -> dict[str, Any] | None:

@@ -44,6 +44,7 @@ from gem.training.batches import chunks, minibatches
 from gem.training.runspec import AlgorithmPart, RunSpec, SamplingPart
 from gem.training.settings import check_episodes
 from gem.trajectory import Trajectory, turn_table
+from gem_bench.checkpoints import Checkpoints
 from gem_bench.lora import add_adapters
 from gem_bench.models import load_pretrained
 from gem_bench.reference_setup import check_positions, check_supported, open_record
@@ -326,6 +327,7 @@ def train(
     *,
     device: str = "auto",
     forward_tokens: int = 65_536,
+    checkpoints: Checkpoints | None = None,
     report: Callable[[int, str, Metrics], None] = lambda *_: None,
 ) -> Learner:
     """Run an experiment and record it; return the learner with the trained policy.
@@ -337,15 +339,18 @@ def train(
         device: `auto` (CUDA if there is one), `cpu`, `cuda` or `cuda:<n>`.
         forward_tokens: Most tokens, padding included, in one forward pass of an update. Limits
             memory; changes results by rounding only.
+        checkpoints: Of this run, which goes on from the last one; what the record has after it is
+            set aside. None saves none, and refuses a folder that holds a record.
         report: Called with iteration, split and metrics after each recorded batch.
 
     Raises:
         ConfigurationError: The spec asks for something this trainer does not do, or the model
             cannot be used (the message names the key), or `record` holds another run.
+        RecordError: The record or a checkpoint cannot be written or read.
         RolloutError: More episodes of a batch failed than `training.max_failed_fraction`.
     """
     check_supported(spec)
-    recording = open_record(spec, record)
+    recording = open_record(spec, record, again=checkpoints is not None)
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     tokenizer = load_pretrained(AutoTokenizer, spec.policy.model)
@@ -364,7 +369,8 @@ def train(
             metrics = recording.write_evaluation(iteration, part.name, episodes, metrics=seconds)
             report(iteration, f"eval:{part.name}", metrics)
 
-    for iteration in range(spec.training.iterations):
+    begin = checkpoints.restore(learner) if checkpoints else 0
+    for iteration in range(begin, spec.training.iterations):
         evaluate(iteration)
         tasks, key = spec.train_tasks(iteration), (iteration, 0)
         episodes, seconds = rollout(
@@ -379,6 +385,8 @@ def train(
         trained = partial(trained_rows, rows, episodes, advantage)
         recording.keep_batch(episodes, advantage, trained, metrics=seconds)
         report(iteration, "train", recording.write_iteration(iteration, metrics=metrics))
+        if checkpoints:
+            checkpoints.save(learner, iteration + 1)
     evaluate(spec.training.iterations)
     return learner
 

@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 from gem.blame import cause_of
 from gem.errors import GemError
 from gem.training.metrics import progress
+from gem_bench.checkpoints import Checkpoints
 from gem_bench.lora import merge
 from gem_bench.reference import train
 from gem_bench.reference_setup import read_spec
@@ -27,6 +28,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--record", type=Path, required=True, help="folder of the run's record")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:<n>")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 leaves torch's")
+    parser.add_argument(
+        "--checkpoint-every",
+        type=int,
+        metavar="N",
+        help="go on from the last checkpoint and save one every N iterations (0: none); by default "
+        "there are none, and a folder with a record is refused",
+    )
     parser.add_argument("--save", type=Path, help="folder for the trained model")
     args = parser.parse_args(argv)
     # Deterministic cuBLAS: otherwise the order of its sums may change from run to run.
@@ -35,7 +43,14 @@ def main(argv: list[str] | None = None) -> int:
         torch.set_num_threads(args.threads)
     try:
         spec = read_spec(args.spec)
-        learner = train(spec, args.record, device=args.device, report=_print_progress)
+        every = args.checkpoint_every
+        learner = train(
+            spec,
+            args.record,
+            device=args.device,
+            checkpoints=None if every is None else Checkpoints(args.record, spec, every),
+            report=_print_progress,
+        )
         if args.save is not None:
             merge(learner.policy)
             learner.policy.save_pretrained(args.save)

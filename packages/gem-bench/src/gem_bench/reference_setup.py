@@ -11,6 +11,9 @@ from gem.training.recording import RunRecording
 from gem.training.runspec import RunSpec
 from gem_bench.models import resolve_model
 
+CHECKPOINTS = "checkpoints"
+"""Folder of the checkpoints, in the record's."""
+
 
 def read_spec(path: Path) -> RunSpec:
     """Read a RunSpec from a `.toml` or `.json` file; resolve its model.
@@ -55,13 +58,18 @@ def check_positions(spec: RunSpec, positions: int | None) -> None:
         )
 
 
-def open_record(spec: RunSpec, folder: str | Path) -> RunRecording:
-    """Return the recording of a new run.
+def open_record(spec: RunSpec, folder: str | Path, *, again: bool = False) -> RunRecording:
+    """Return the recording of a run.
+
+    Args:
+        spec: The experiment.
+        folder: Of the record.
+        again: Whether the run may have a record already, which it goes on with.
 
     Raises:
         ConfigurationError: The folder holds the record of another run.
     """
-    if (Path(folder) / METRICS).exists():
+    if (Path(folder) / METRICS).exists() and not again:
         raise ConfigurationError(f"{folder} holds the record of another run; choose a new folder")
     about = {"trainer": "reference", "spec": spec.to_mapping(), "model": spec.policy.model}
     return RunRecording(folder, about)

@@ -2,7 +2,8 @@
 
 `run` resolves the model, compiles the command, starts it, shows its progress, and terminates all
 of its processes however the run ends. It writes `run.json`: the setup at the start, the outcome at
-the end. The trainer writes `metrics.jsonl` and `episodes.jsonl`.
+the end. The trainer writes `metrics.jsonl` and `episodes.jsonl`. A run that was killed goes on with
+the same command, which finds the trainer's last checkpoint in the folder (`gem_bench.resuming`).
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
@@ -22,8 +25,8 @@ from typing import Any, Literal
 from gem.errors import ConfigurationError, RecordError
 from gem.training.hardware import Hardware
 from gem.training.launch import Launch
-from gem.training.metrics import failures_text
-from gem.training.record import EPISODES, METRICS, RUN, Recorder
+from gem.training.metrics import failed_by_cause, failures_text
+from gem.training.record import EPISODES, METRICS, REPLACED, RUN, Recorder
 from gem.training.runspec import RunSpec
 from gem_bench.adapters import Compiled, check_environments, compile_launch
 from gem_bench.learning import nothing_learnt_in
@@ -31,7 +34,8 @@ from gem_bench.logs import explain
 from gem_bench.models import resolve_model
 from gem_bench.processes import Family
 from gem_bench.progress import Progress, Tail, clock
-from gem_bench.provenance import git_commit, machine, versions
+from gem_bench.provenance import decisive, git_commit, machine, versions
+from gem_bench.resuming import check_begun_alike, check_ended, earlier_run, goes_on
 
 LOG = "trainer.log"
 STATUSES = {"finished": 0, "failed": 1, "timeout": 124, "interrupted": 130}
@@ -62,6 +66,7 @@ def run(
     hardware: Hardware | None = None,
     python: Path | None = None,
     overwrite: bool = False,
+    resume: bool = False,
     timeout_s: float | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Outcome:
@@ -74,14 +79,30 @@ def run(
         hardware: What the run is given; by default one GPU of 80 GB.
         python: Interpreter of the trainer's environment; see `compile_launch`.
         overwrite: Remove an earlier record from the folder instead of refusing to use it.
+        resume: Go on with the run in the folder from its last checkpoint, or from iteration 0 if it
+            has none. One that is finished is left as it is.
         timeout_s: End the run after this many seconds.
         environment: Environment variables of the trainer, besides the launcher's.
 
     Raises:
         ConfigurationError: The run cannot be started with these arguments; nothing was started.
-        RecordError: The record cannot be written.
+        RecordError: The record cannot be written, or the one to go on with cannot be read.
     """
-    clear(run_dir, (RUN, METRICS, EPISODES), overwrite=overwrite)
+    given: dict[str, Any] = {
+        "trainer": trainer,
+        "spec": spec.to_mapping(),
+        "hardware": (hardware or Hardware()).to_mapping(),
+    }
+    earlier: dict[str, Any] = {}
+    if resume:
+        earlier = earlier_run(run_dir)
+        check_begun_alike(run_dir, earlier, given)
+        if earlier.get("status") == "finished":
+            done = int(earlier["iterations"])
+            return Outcome("finished", f"it was already, after {done} iterations", done)
+        check_ended(run_dir, earlier)
+    else:
+        clear(run_dir, (RUN, METRICS, EPISODES, *REPLACED), overwrite=overwrite)
     seconds: dict[str, float] = {}
     with _timed(seconds, "model"):
         resolved = resolve_model(spec.policy.model)
@@ -97,33 +118,37 @@ def run(
     compiled = replace(compiled, launch=replace(launch, env={**launch.env, **(environment or {})}))
     with _timed(seconds, "check"):
         check_environments(compiled, spec)
-    clear(run_dir, compiled.launch.state, overwrite=overwrite)
+    found = versions(compiled.python, trainer)
+    if resume:
+        decided = {"model": resolved, "versions": decisive(found)}
+        check_begun_alike(run_dir, earlier, decided)
+    else:
+        clear(run_dir, compiled.launch.state, overwrite=overwrite)
     recorder = Recorder(run_dir)
     _write_files(run_dir, compiled.launch)
+    started = datetime.now(timezone.utc).isoformat(timespec="seconds")
     meta: dict[str, Any] = {
-        "trainer": trainer,
+        **given,
         "status": "running",
-        "spec": spec.to_mapping(),
         "model": resolved,
-        "hardware": (hardware or Hardware()).to_mapping(),
         "command": compiled.launch.argv,
         "environment": compiled.launch.env,
         "unset": compiled.launch.unset,
         "parity": [asdict(each) for each in compiled.launch.parity],
-        "versions": versions(compiled.python, [trainer, f"gem-{trainer}"]),
+        "versions": found,
         "git": git_commit(),
         "machine": machine(),
-        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "run_id": earlier.get("run_id", uuid.uuid4().hex),
+        "started": earlier.get("started", started),
         "seconds": seconds,
     }
+    if resume:
+        meta["resumed"] = [*earlier.get("resumed", []), {"iteration": None, "started": started}]
     recorder.start(meta)
-    outcome = _supervise(
-        compiled,
-        Progress(trainer, spec.training.iterations, sys.stderr),
-        run_dir=run_dir,
-        timeout_s=timeout_s,
-        seconds=seconds,
-    )
+    outcome = _supervise(compiled, recorder, meta, timeout_s)
+    if outcome.status != "finished" and given["hardware"]["checkpoint_every"] is not None:
+        hint = "the same command with --resume goes on from its last checkpoint"
+        outcome = replace(outcome, message=f"{outcome.message}\n{hint}")
     ended = {
         "status": outcome.status,
         "iterations": outcome.iterations,
@@ -177,14 +202,12 @@ def _write_files(run_dir: Path, launch: Launch) -> None:
 
 
 def _supervise(
-    compiled: Compiled,
-    progress: Progress,
-    *,
-    run_dir: Path,
-    timeout_s: float | None,
-    seconds: dict[str, float],
+    compiled: Compiled, recorder: Recorder, meta: dict[str, Any], timeout_s: float | None
 ) -> Outcome:
-    """Start the command and wait until all of its processes have ended or been terminated."""
+    """Start the command and wait until all of its processes have ended or been terminated.
+
+    Of `meta`, which is in `run.json`, the seconds are filled in, and where a resumed run goes on.
+    """
     env = compiled.environment()
     program, *arguments = compiled.launch.argv
     found = shutil.which(program, path=env["PATH"])
@@ -192,24 +215,43 @@ def _supervise(
         raise ConfigurationError(
             f"the trainer's command {program!r} is not on the PATH of {compiled.python.parent}"
         )
-    log_path = run_dir / LOG
+    log_path = recorder.folder / LOG
+    seconds, resumed = meta["seconds"], meta.get("resumed")
     began = time.monotonic()
-    tail = Tail(run_dir)
+    tail = Tail(recorder.folder)
+    # Only a resumed run has any.
+    done = [line["iteration"] + 1 for line in tail.read() if line["split"] == "train"]
+    iterations = meta["spec"]["training"]["iterations"]
+    progress = Progress(meta["trainer"], iterations, sys.stderr, done=max(done, default=0))
     stop: Literal["interrupted", "timeout"] | None = None
+
+    def show() -> None:
+        lines = tail.read()
+        if lines and resumed and resumed[-1]["iteration"] is None:
+            resumed[-1]["iteration"] = lines[0]["iteration"]
+            progress.say(goes_on(lines[0]["iteration"], progress.done))
+            with contextlib.suppress(RecordError):  # whoever can write again does so at the end
+                recorder.start(meta)
+        progress.update(lines)
+        if any(line["split"] == "train" for line in lines):
+            seconds.setdefault("start_up", round(time.monotonic() - began, 2))
+
     with contextlib.ExitStack() as stack:
         try:
-            log = stack.enter_context(log_path.open("wb"))
+            log = stack.enter_context(log_path.open("ab" if resumed else "wb"))
+            if resumed:
+                log.write(f"\ngem-bench: resumed {resumed[-1]['started']}\n".encode())
+                log.flush()
+            log_began = log.tell()
             signals = stack.enter_context(_signals())
-            family = Family([found, *arguments], env=env, log=log)
+            family = Family([found, *arguments], env=env, log=log, run_id=meta["run_id"])
         except OSError as error:
             raise ConfigurationError(f"cannot start {found}: {error}") from error
         try:
             while family.launcher.poll() is None and stop is None:
                 time.sleep(_POLL_S)
                 family.note()
-                progress.update(tail.read())
-                if progress.done:
-                    seconds.setdefault("start_up", round(time.monotonic() - began, 2))
+                show()
                 if signals:
                     stop = "interrupted"
                 elif timeout_s is not None and time.monotonic() - began > timeout_s:
@@ -218,16 +260,17 @@ def _supervise(
             code = family.launcher.returncode
             # A second Ctrl-C skips the grace period.
             family.end(grace_s=_GRACE_S, hurry=lambda: len(signals) > 1)
-            progress.update(tail.read())
+            show()
             progress.close()
     seconds["command"] = round(time.monotonic() - began, 2)
     stages = ("model", "compile", "check", "command")
     seconds["total"] = round(sum(seconds.get(stage, 0.0) for stage in stages), 2)
     took = f"{progress.done} of {progress.iterations} iterations in {clock(seconds['command'])}"
-    outcome = _judge(code, stop, progress, took, log_path)
-    if not progress.failed:
+    explained = partial(explain, log=log_path, after=log_began)
+    outcome = _judge(code, stop, progress, took, log_path, explained)
+    failed = failed_by_cause(Tail(recorder.folder).read())
+    if not failed:
         return outcome
-    failed = dict(progress.failed.most_common())
     message = f"{outcome.message}\n{failures_text(failed)}; they count nowhere"
     return replace(outcome, message=message, failed_by_cause=failed)
 
@@ -238,17 +281,18 @@ def _judge(
     progress: Progress,
     took: str,
     log: Path,
+    explained: Callable[[str], str],
 ) -> Outcome:
     """Return the outcome of a run; `code` is None if the launcher had to be terminated."""
     if stop == "interrupted":
         return Outcome(stop, f"interrupted after {took}; its processes are ended", progress.done)
     if stop == "timeout":
-        return Outcome(stop, explain(f"out of time after {took}", log), progress.done)
+        return Outcome(stop, explained(f"out of time after {took}"), progress.done)
     if code:
-        return Outcome("failed", explain(f"{_exit(code)} after {took}", log), progress.done)
+        return Outcome("failed", explained(f"{_exit(code)} after {took}"), progress.done)
     if progress.done < progress.iterations:
         why = f"the trainer ended without an error, but recorded only {took}"
-        return Outcome("failed", explain(why, log), progress.done)
+        return Outcome("failed", explained(why), progress.done)
     learnt = nothing_learnt_in(log.parent)
     warning = f"\nwarning: {learnt}" if learnt else ""
     return Outcome("finished", f"{took}; log: {log}{warning}", progress.done)

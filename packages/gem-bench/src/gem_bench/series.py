@@ -104,9 +104,9 @@ class Run:
 
     @property
     def seconds(self) -> float | None:
-        """Wall time from the start of the launcher to its end."""
+        """Wall time from the start of the launcher to its end; of a resumed run, of its record."""
         known = self.record.meta.get("seconds", {}).get("command")
-        if known is not None:
+        if known is not None and "resumed" not in self.record.meta:
             return float(known)
         return self.curves[TRAIN].seconds[-1] if TRAIN in self.curves else None
 
