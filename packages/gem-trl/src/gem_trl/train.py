@@ -11,6 +11,7 @@ last whole one when it is started again.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -36,7 +37,7 @@ def train(spec: RunSpec, folder: Path, given: Mapping[str, Any]) -> None:
         given: See `gem_trl.experiment.grpo_config`.
 
     Raises:
-        ConfigurationError: TRL cannot do it.
+        ConfigurationError: TRL cannot do it, or the folder holds another run.
         RecordError: The record cannot be written.
         RolloutError: Too many episodes of a batch failed.
         UnsupportedVersionError: TRL is of an unsupported version.
