@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -295,6 +296,50 @@ def test_a_record_that_cannot_be_rewound_stays_as_it_is(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="cannot rewind"):
         recording.write_iteration(0)
     assert (tmp_path / METRICS).read_text() == '{"iteration": 0}\n'
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"trainer": "other"}, "trainer: 'mine' there, 'other' here"),
+        ({"versions": {"mine": "1.1"}}, "versions.mine: '1.0' there, '1.1' here"),
+        ({"spec": {"seed": 1}}, "spec.seed: 0 there, 1 here"),
+        ({"config": {"lr": 2.0, "log": "b"}}, "config.lr: 1.0 there, 2.0 here"),
+    ],
+)
+def test_a_run_does_not_go_on_with_the_record_of_another(
+    tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    about = {**ABOUT, "spec": {"seed": 0}, "config": {"lr": 1.0, "log": "a"}}
+    RunRecording(tmp_path, about)
+    # Nothing is recorded yet.
+    RunRecording(tmp_path, {**about, **changes}, free=["log"])
+    (tmp_path / METRICS).write_text('{"iteration": 0, "split": "train"}\n')
+    RunRecording(tmp_path, {**about, "config": {"lr": 1.0, "log": "c"}}, free=["log"])
+    with pytest.raises(ConfigurationError, match=re.escape(said)) as error:
+        RunRecording(tmp_path, {**about, **changes}, free=["log"])
+    assert "config.log" not in str(error.value)
+    assert "begin a run in another folder" in str(error.value)
+
+
+def test_configurations_are_compared_only_where_it_is_known_what_may_differ(tmp_path: Path) -> None:
+    RunRecording(tmp_path, {**ABOUT, "config": {"lr": 1.0}})
+    (tmp_path / METRICS).write_text('{"iteration": 0, "split": "train"}\n')
+    RunRecording(tmp_path, {**ABOUT, "config": {"lr": 2.0}})
+
+
+def test_time_counts_on_where_a_run_is_resumed(tmp_path: Path) -> None:
+    batch = list(golden_batch())
+    (tmp_path / METRICS).write_text(
+        "".join(
+            json.dumps({"iteration": i, "split": "train", "time_s": 100.0 * (i + 1)}) + "\n"
+            for i in range(3)
+        )
+    )
+    recording = RunRecording(tmp_path, ABOUT)
+    recording.keep_batch(batch)
+    recording.write_iteration(2)
+    assert [line["time_s"] // 100 for line in lines(tmp_path, METRICS)] == [1, 2, 2]
 
 
 def test_whoever_watches_sees_the_metrics_that_there_are() -> None:

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 from gem.blame import cause_of
 from gem.errors import GemError
-from gem.training.metrics import progress
+from gem.training.command import show
 from gem_bench.checkpoints import Checkpoints
 from gem_bench.lora import merge
 from gem_bench.reference import train
@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
             args.record,
             device=args.device,
             checkpoints=None if every is None else Checkpoints(args.record, spec, every),
-            report=_print_progress,
+            report=show,
         )
         if args.save is not None:
             merge(learner.policy)
@@ -60,7 +60,3 @@ def main(argv: list[str] | None = None) -> int:
         sys.stderr.write(f"{error}\n" if cause is None else f"{cause}: {error}\n")
         return 2
     return 0
-
-
-def _print_progress(iteration: int, split: str, metrics: dict[str, float]) -> None:
-    print(progress(iteration, split, metrics), flush=True)

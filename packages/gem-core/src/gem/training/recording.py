@@ -49,6 +49,7 @@ class RunRecording:
         report: Report = lambda *_: None,
         *,
         record: str | None = None,
+        free: Sequence[str] | None = None,
     ) -> None:
         """Open the record, and write `run.json` unless it is there already.
 
@@ -59,17 +60,18 @@ class RunRecording:
                 record's names need none.
             report: Called with iteration, split and metrics of all that is recorded.
             record: Which episodes are recorded (`Settings.record`); None: what `GEM_RECORD` says.
+            free: See `begin`.
 
         Raises:
             ConfigurationError: `GEM_RECORD` has a value that `record` cannot have, or the folder
-                holds a record of another trainer, spec or version.
+                holds another run's record.
             RecordError: The folder cannot be created or written.
         """
         self.folder = None if folder is None else Path(folder)
         self._selection = Selection("metrics" if folder is None else record)
         self._recorder = None if folder is None else Recorder(folder)
         if self._recorder is not None:
-            begin(self._recorder, about)
+            begin(self._recorder, about, free)
         self._names = dict(names or {})
         self._report = report
         self._begins = True
@@ -211,15 +213,17 @@ class RunRecording:
         return found
 
 
-def begin(recorder: Recorder, about: Mapping[str, Any]) -> None:
-    """Write `run.json`; where there is one, refuse to go on with another run.
+def begin(recorder: Recorder, about: Mapping[str, Any], free: Sequence[str] | None = None) -> None:
+    """Write `run.json`; where an earlier start has recorded something, refuse another run.
 
     Args:
         recorder: Of the run.
         about: See `RunRecording`.
+        free: Keys of `config` that may differ between two starts; None compares none of it.
 
     Raises:
-        ConfigurationError: What the folder holds is of another trainer, spec or version.
+        ConfigurationError: What the folder holds is of another trainer, spec, version or
+            configuration.
         RecordError: It cannot be written or read.
     """
     if not (recorder.folder / RUN).exists():
@@ -229,10 +233,11 @@ def begin(recorder: Recorder, about: Mapping[str, Any]) -> None:
     # A launcher's run.json has more, and the launcher has compared it.
     if "command" in earlier.meta or not earlier.metrics:
         return
-    meta = {key: value for key, value in earlier.meta.items() if key in ("trainer", "spec")}
+    compared = ("trainer", "spec", *(() if free is None else ("config",)))
+    before = {key: value for key, value in earlier.meta.items() if key in compared}
     found = earlier.meta.get("versions", {})
-    known = {name: found[name] for name in about.get("versions", {}) if name in found}
-    check_same(recorder.folder, {**meta, "versions": known}, about)
+    before["versions"] = {name: found[name] for name in about.get("versions", {}) if name in found}
+    check_same(recorder.folder, before, about, [f"config.{key}" for key in free or ()])
 
 
 @dataclass(frozen=True)
