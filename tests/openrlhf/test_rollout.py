@@ -8,6 +8,7 @@ import logging
 import math
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -222,10 +223,10 @@ def test_a_failed_evaluation_episode_has_no_reward_and_is_recorded(
 
 
 def test_turns_have_seeds_of_their_own(engine: Any) -> None:
-    def seeds(agent: GemAgentExecutor, times: int) -> list[int | None]:
+    def seeds(agent: GemAgentExecutor, times: int, row: DatasetRow = ROW) -> list[int | None]:
         e = engine(["a", "end"])
         for _ in range(times):
-            play(agent, e)
+            play(agent, e, row=row)
         return [params.seed for _, params in e.requests]
 
     found = seeds(executor(seed=0), 2)
@@ -233,6 +234,10 @@ def test_turns_have_seeds_of_their_own(engine: Any) -> None:
     assert found == seeds(executor(seed=0), 2)
     assert set(found).isdisjoint(seeds(executor(seed=1), 2))
     assert seeds(executor(), 1) == [None, None]
+    # Those of another row that holds the task do not depend on which rows were played before.
+    agent, other = executor(seed=0), replace(ROW, number=1)
+    assert set(found).isdisjoint(seeds(agent, 2, other))
+    assert seeds(agent, 2) == found
 
 
 def test_a_slow_environment_does_not_hold_up_the_engine(engine: Any, gate: threading.Event) -> None:

@@ -9,6 +9,8 @@
 #   MODEL=/path/to/tiny ./train_openrlhf.sh --cpu   the same training for real, without a GPU: a model
 #                                                   of a few hundred thousand weights, a few iterations
 #
+# Started again with the same OUT, it goes on from the last checkpoint; remove $OUT/checkpoints to begin anew.
+#
 # Needs: OpenRLHF 0.11 with vLLM, and pip install gem-core gem-openrlhf  (for --cpu also gem-cpu, see docs)
 # Check: python -m gem_openrlhf.doctor
 set -euo pipefail
@@ -68,6 +70,7 @@ run=(
   --ds.attn_implementation "$attention"
   --logger.tensorboard_dir "$out/tensorboard"
   --ckpt.output_dir "$out/model" --ckpt.path "$out/checkpoints" --ckpt.best_metric_key none
+  --ckpt.save_steps 20 --ckpt.max_num 2 --ckpt.load_enable  # 24 GB each
 )
 cluster=(--num-gpus "$gpus" --disable-usage-stats)
 
@@ -98,7 +101,11 @@ else
     --vllm.enable_prefix_caching              # a turn's prompt is the episode so far
     --actor.gradient_checkpointing_enable
   )
-  [[ $attention == sdpa ]] || run+=(--ds.packing_samples)
+  # Rows without padding, as many in a forward pass as fit: fp32 logits of 8,192 tokens are 5 GB.
+  [[ $attention == sdpa ]] || run+=(
+    --ds.packing_samples --train.dynamic_batch_enable
+    --rollout.max_tokens_per_gpu 8192 --train.max_tokens_per_gpu 8192
+  )
 fi
 
 # Seeded tasks as OpenRLHF's datasets.

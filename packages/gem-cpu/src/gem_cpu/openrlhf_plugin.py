@@ -3,7 +3,9 @@
 OpenRLHF has no platform abstraction and no plugin point, so `startup/sitecustomize.py` calls
 `install` in every process (see `startup_folder`); without `GEM_CPU=1` it is not called. Replaced:
 
-- `flash_attn`, imported at the top of a module that needs it for packing only: a stub that raises.
+- `flash_attn`, of which OpenRLHF takes only what packs rows: the same in plain PyTorch. The
+  attention itself, asked for with packed rows: PyTorch's, for which transformers keeps the rows
+  apart.
 - `torch.cuda.current_device`, `set_device`, `synchronize`, `empty_cache`, `current_stream`, and
   `torch.empty(device="cuda")`: return the CPU, or do nothing.
 - `init_device_mesh("cuda", ...)`: a mesh of CPUs.
@@ -71,10 +73,10 @@ def _replace_cuda() -> None:
     announce(
         "OpenRLHF runs on the CPU shims of gem-cpu",
         "CUDA, NCCL, CUDA IPC weight transfer, colocation, sleep and wake-up of the engine, flash "
-        "attention, sample packing, dynamic batching, FusedAdam, torch.compile, more than one "
-        "device",
+        "attention, FusedAdam, torch.compile, more than one node",
     )
     _stub_flash_attention()
+    after_import("transformers.modeling_utils", _plain_attention)
     import torch
     from torch.distributed import device_mesh
 
@@ -118,15 +120,19 @@ def _stub_flash_attention() -> None:
     if importlib.util.find_spec("flash_attn") is not None:
         return
 
-    def unavailable(*args: Any, **kwargs: Any) -> Any:
-        raise RuntimeError("there is no flash attention on CPU: leave out --ds.packing_samples")
+    def all_gather(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("there is no ring attention on CPU: leave out --ds.ring_attn_size")
 
-    names = ("index_first_axis", "pad_input", "rearrange", "unpad_input")
-    stubs = {
+    stubs: dict[str, dict[str, Any]] = {
         "flash_attn": {},
-        "flash_attn.bert_padding": dict.fromkeys(names, unavailable),
+        "flash_attn.bert_padding": {
+            "index_first_axis": lambda rows, indices: rows[indices],
+            "pad_input": _pad_input,
+            "rearrange": lambda rows, pattern: rows.flatten(0, 1),
+            "unpad_input": _unpad_input,
+        },
         "flash_attn.utils": {},
-        "flash_attn.utils.distributed": {"all_gather": unavailable},
+        "flash_attn.utils.distributed": {"all_gather": all_gather},
     }
     for name, members in stubs.items():
         module = ModuleType(name)
@@ -134,6 +140,33 @@ def _stub_flash_attention() -> None:
         module.__path__ = []
         module.__dict__.update(members)
         sys.modules[name] = module
+
+
+def _unpad_input(rows: Any, mask: Any) -> tuple[Any, Any, Any, int, Any]:
+    """Return the tokens `[tokens, ...]` of padded rows, and where they and the rows are."""
+    import torch
+
+    lengths = mask.sum(-1, dtype=torch.int32)
+    indices = mask.flatten().nonzero().flatten()
+    edges = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
+    return rows.flatten(0, 1)[indices], indices, edges, int(lengths.max()), lengths
+
+
+def _pad_input(tokens: Any, indices: Any, batch: int, length: int) -> Any:
+    """Return padded rows `[batch, length, ...]`; the inverse of `_unpad_input`."""
+    padded = tokens.new_zeros(batch * length, *tokens.shape[1:])
+    return padded.index_copy(0, indices, tokens).unflatten(0, (batch, length))
+
+
+def _plain_attention(module: ModuleType) -> None:
+    model: Any = module.PreTrainedModel
+    check = model._check_and_adjust_attn_implementation
+
+    def adjust(self: Any, implementation: Any, *args: Any, **kwargs: Any) -> Any:
+        flash = implementation == "flash_attention_2"
+        return check(self, "sdpa" if flash else implementation, *args, **kwargs)
+
+    model._check_and_adjust_attn_implementation = adjust
 
 
 def _gloo_weight_sync(module: ModuleType) -> None:

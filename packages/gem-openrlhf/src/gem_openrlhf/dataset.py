@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from gem.training.tasksets import DatasetRow
+from gem_openrlhf.resume import clear_leftovers
 from gem_openrlhf.settings import check_dataset, load_settings
 
 
@@ -32,6 +33,8 @@ def install(module: ModuleType) -> None:
         if settings is None:
             return train, evaluation, steps
         check_dataset(strategy.args, len(train.dataset))
+        # OpenRLHF loads models only when it knows the number of steps, which this returns.
+        clear_leftovers(strategy.args, settings)
         if settings.task_order == "file":
             workers = strategy.args.data.dataloader_num_workers
             train = strategy.setup_dataloader(

@@ -19,6 +19,7 @@ from gem_openrlhf.version import SUPPORTED_OPENRLHF, check_openrlhf
 
 MODELS = ("actor", "critic", "ref")
 AGENT_FILE, TRAIN_FILE, EVAL_FILE = "agent.py", "train.jsonl", "eval.jsonl"
+CHECKPOINTS = "checkpoints"
 
 FLAGS: dict[str, launch.Names] = {
     "name": "logger.wandb.run_name",
@@ -131,7 +132,7 @@ def compile_spec(spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> launch.
         platform,
         {worker.VARIABLE: worker.HOOK, "RAY_DEDUP_LOGS": "0"},
         files=_files(spec, run_dir),
-        state=[EVALUATED],
+        state=[EVALUATED, CHECKPOINTS],
         parity=launch.parity(spec, HOW, _departures(spec, hardware.cpu), hardware, "openrlhf"),
     )
 
@@ -184,7 +185,8 @@ def _flags(spec: RunSpec, run_dir: Path, hardware: Hardware) -> dict[str, Any]:
         "data.prompt_dataset": run_dir / TRAIN_FILE,
         "data.max_len": policy.tokens,
         "ckpt.output_dir": run_dir / "model",
-        "ckpt.path": run_dir / "checkpoints",
+        "ckpt.path": run_dir / CHECKPOINTS,
+        "ckpt.load_enable": hardware.checkpoint_every is not None,
         "logger.tensorboard_dir": run_dir / "tensorboard",
         "algo.advantage.estimator": "gae" if algorithm.advantage == "gae" else "reinforce",
         "rollout.micro_batch_size": micro,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from openrlhf.utils.agent import AgentExecutorBase
@@ -76,7 +76,7 @@ class GemAgentExecutor(AgentExecutorBase):  # type: ignore[misc]
             # OpenRLHF unpickles a tokenizer for every prompt; they are all the same.
             self._chat = settings.chat_format(hf_tokenizer)
         params = self._params(sampling_params, row)
-        sampler = _Sampler(llm_engine, params, self._chat.stop_ids, self._seed(row))
+        sampler = _Sampler(llm_engine, params, self._chat.stop_ids, self._seed(label, row))
         budget = settings.budget(max_length, sampling_params.max_tokens)
         trajectory = await settings.play(row.task, sampler, self._chat, budget)
         if row.evaluation is None:
@@ -91,15 +91,15 @@ class GemAgentExecutor(AgentExecutorBase):  # type: ignore[misc]
         kept = Played(label, PackedTrajectory.of(trajectory)) if installed() else label
         return {"prompt": prompt, "label": kept, **answer}
 
-    def _seed(self, row: DatasetRow) -> tuple[int, ...] | None:
+    def _seed(self, label: str, row: DatasetRow) -> tuple[int, ...] | None:
         """Return integers that decide the randomness of an episode; None leaves it to the engine.
 
-        Episodes of a task have different ones, also where several rows of the file hold the task.
+        They are those of the row and of its play: the same in every engine, and in a run that goes
+        on from a checkpoint.
         """
-        key = replace(row, number=0).encode()
-        play, self._plays[key] = self._plays[key], self._plays[key] + 1
+        play, self._plays[label] = self._plays[label], self._plays[label] + 1
         seed = self.settings.seed
-        return None if seed is None else (seed, row.task.seed, play)
+        return None if seed is None else (seed, row.task.seed, row.number, play)
 
     def _params(self, params: Any, row: DatasetRow) -> Any:
         """Return sampling parameters of this episode's own: OpenRLHF's are shared."""
