@@ -152,6 +152,7 @@ conformance: $(TRAINER_ENVS) ## Run reference and real trainers, compare them (l
 nightly: $(TRAINER_ENVS) ## What is slow and stable: rounding, small models made anew, defects built in, all of e2e
 	$(DEV) -m pytest -q -m "nightly or slow" tests/conformance/test_noise.py tests/cpu
 	$(DEV) -m pytest -q -m nightly tests/trl
+	$(OPENRLHF) -m pytest -q -m nightly tests/openrlhf
 	@set -e; for seed in 1 2 3 4 5; do GEM_PERTURB=$$seed $(MAKE) --no-print-directory conformance; done
 	$(MAKE) --no-print-directory conformance-breaks e2e e2e-tools e2e-openrlhf e2e-oat e2e-tinker e2e-rl2 e2e-trl
 compatibility: env-dev ## Write README's compatibility table; takes over what `make conformance` found last
@@ -172,7 +173,7 @@ example-verl: env-dev env-verl ## The example file of gem-verl on the CPU, two s
 	PATH="$(CURDIR)/.venvs/verl/bin:$$PATH" MODEL="$$($(DEV) -m gem_cpu.tiny_model)" \
 	  timeout 900 packages/gem-verl/examples/train_verl.sh --cpu trainer.total_training_steps=2
 e2e-openrlhf: env-dev env-openrlhf ## Real OpenRLHF in each way of using it, what stops it, and the example file
-	$(OPENRLHF) -m pytest -q tests/openrlhf -m slow
+	$(OPENRLHF) -m pytest -q tests/openrlhf -m "slow and not nightly"
 	PATH="$(CURDIR)/.venvs/openrlhf/bin:$$PATH" MODEL="$$($(DEV) -m gem_cpu.tiny_model)" OUT=$(CURDIR)/$(RUNS)/example-openrlhf \
 	  timeout 900 packages/gem-openrlhf/examples/train_openrlhf.sh --cpu
 e2e-oat: env-dev env-oat ## Real oat in each way of using it, two ranks, what stops it, and the example file
