@@ -153,6 +153,7 @@ nightly: $(TRAINER_ENVS) ## What is slow and stable: rounding, small models made
 	$(DEV) -m pytest -q -m "nightly or slow" tests/conformance/test_noise.py tests/cpu
 	$(DEV) -m pytest -q -m nightly tests/trl
 	$(OPENRLHF) -m pytest -q -m nightly tests/openrlhf
+	GEM_CPU=1 $(RL2) -m pytest -q -m nightly tests/rl2
 	@set -e; for seed in 1 2 3 4 5; do GEM_PERTURB=$$seed $(MAKE) --no-print-directory conformance; done
 	$(MAKE) --no-print-directory conformance-breaks e2e e2e-tools e2e-openrlhf e2e-oat e2e-tinker e2e-rl2 e2e-trl
 compatibility: env-dev ## Write README's compatibility table; takes over what `make conformance` found last

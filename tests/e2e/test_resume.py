@@ -54,6 +54,7 @@ class Case:
 TRAINERS = {
     "reference": Case(exact=True),
     "trl": Case(exact=True),
+    "oat": Case(exact=True),
     "openrlhf": Case(exact=False, close=("return_mean", "grad_norm")),
 }
 """docs/bench.md, "Crash and resume", says why a trainer is not exact."""

@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 import torch
 import wandb
+from tqdm import trange
 
 from gem.errors import ConfigurationError, UnsupportedVersionError
 from gem.testing.golden import golden_batch
 from gem.training import processes
+from gem.training.checkpoints import Checkpoint, Checkpoints
 from gem.training.record import read_run
 from gem.training.recording import RunRecording
 from gem_rl2 import hook, rollout, servers
@@ -213,12 +215,52 @@ def test_the_seam_computes_and_records(made: Any, world: Any, tmp_path: Path) ->
 def test_an_evaluation_is_recorded_after_the_weights_it_is_of(world: Any, tmp_path: Path) -> None:
     settings = world.settings(*KEYS, f"+gem.record_dir={tmp_path}")
     r = Rollouts(settings, world.keys(*KEYS))
-    record_logs(settings, world.RL2, r.evaluated)
+    record_logs(r, world.RL2)
     r.evaluated["same"] = golden_batch()
     wandb.log({"timing/rollout": 1.0}, step=4)
     [line] = read_run(tmp_path).metrics
     assert (line["iteration"], line["split"], line["episodes"]) == (4, "eval:same", 7.0)
     assert r.evaluated == {}
+
+
+@pytest.mark.usefixtures("_logged")
+def test_a_checkpoint_counts_once_the_record_has_all_before_it(world: Any, tmp_path: Path) -> None:
+    own = (f"+gem.record_dir={tmp_path}", f"trainer.save_dir={tmp_path / 'model'}")
+    given = (*KEYS, *own, "trainer.save_freq=2", "trainer.test_freq=4")
+    tmp_path.joinpath("model").mkdir()
+    recording = record_logs(Rollouts(world.settings(*given), world.keys(*given)), world.RL2)
+    listed = []
+    for step in range(1, 6):
+        for name in ("timing/rollout", "timing/update_rollout", "timing/rollout"):
+            if name == "timing/update_rollout" and step < 5:  # the last is of a resumed run
+                recording.keep_batch(golden_batch())
+            wandb.log({name: 0.1}, step=step)
+            last = Checkpoints(str(tmp_path / "model")).last
+            listed.append(last.iteration if last else 0)
+    assert listed == [0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 4, 4, 4, 4]
+
+
+def test_a_run_goes_on_from_the_last_whole_checkpoint(made: Any, tmp_path: Path) -> None:
+    given = ("trainer.load_ckpt_from=latest", f"trainer.save_dir={tmp_path}")
+    configs: list[Any] = []
+
+    class Made(Parts):
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.actor.model = torch.nn.Linear(1, 1)
+            configs.append(config)
+
+    made(*given, parts=Made)
+    Checkpoints(str(tmp_path)).add(Checkpoint(2, "step2"))
+    tmp_path.joinpath("step4").mkdir()  # half-written
+    made(*given, parts=Made)
+    found = [config.trainer.load_ckpt_from for config in configs]
+    assert found == [None, f"{tmp_path}/step2"]
+
+
+def test_a_resumed_run_makes_the_steps_that_are_left() -> None:
+    for initial, expected in ((0, [1, 2, 3, 4]), (3, [4]), (4, [])):
+        assert list(hook.steps_left(trange, 1, 5, initial=initial, disable=True)) == expected
 
 
 @pytest.fixture

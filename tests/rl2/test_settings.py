@@ -98,3 +98,14 @@ def test_filtering_without_groups_does_nothing_and_is_allowed(world: Any) -> Non
 
 def test_rl2s_own_estimators_keep_their_keys(world: Any) -> None:
     check(Settings(prompt_tokens=100), world.keys("adv.norm_var=true", "adv.global_norm=true"))
+
+
+def test_ranks_that_would_train_apart_are_refused(world: Any) -> None:
+    settings = Settings(prompt_tokens=100)
+    for ranks, copies, parallel in ((1, 1, 1), (2, 1, 1), (4, 2, 1), (2, 1, 2)):
+        keys = world.keys(f"actor.ddp_size={copies}", f"actor.tp_size={parallel}")
+        check(settings, keys, ranks)
+    for ranks, copies, parallel in ((2, 2, 1), (8, 4, 2)):
+        keys = world.keys(f"actor.ddp_size={copies}", f"actor.tp_size={parallel}")
+        with pytest.raises(ConfigurationError, match=f"actor.ddp_size: on {ranks} ranks .*got"):
+            check(settings, keys, ranks)

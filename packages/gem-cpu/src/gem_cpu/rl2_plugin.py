@@ -16,6 +16,7 @@ The folder `rl2_stand_ins` must be on `PYTHONPATH`, too: see `folders`.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -58,7 +59,7 @@ def _replace_cuda() -> None:
     import torch
     from torch import distributed
     from torch.distributed import device_mesh
-    from torch.distributed.fsdp import _init_utils
+    from torch.distributed.fsdp import _flat_param, _init_utils
 
     device = torch.device("cpu")
     torch.cuda.current_device = lambda: device  # type: ignore[assignment,return-value]
@@ -78,6 +79,8 @@ def _replace_cuda() -> None:
     distributed.init_device_mesh = init_device_mesh  # type: ignore[attr-defined]
     # FSDP's check that sync_module_states' parameters are on a GPU.
     _init_utils._check_module_states_for_sync_module_states = lambda module_states: None
+    # Here a tensor on the CPU is the one that FSDP frees once it has been moved there.
+    _flat_param.FlatParamHandle.to_cpu = contextlib.nullcontext  # type: ignore[assignment]
 
 
 def _believe_in_flash_attention(module: ModuleType) -> None:

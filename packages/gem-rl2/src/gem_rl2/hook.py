@@ -7,17 +7,22 @@ a section `gem` in the configuration everything stays RL2's own.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
 import torch
 import wandb
 from omegaconf import OmegaConf
+from torch.distributed.checkpoint.state_dict import _patch_optimizer_state_dict
 
 from gem.errors import ConfigurationError
 from gem.training import processes
+from gem.training.checkpoints import Checkpoints
 from gem.training.recording import RunRecording
 from gem.training.seams import Seam, check_seams
 from gem_rl2 import advantage, rollout, servers
@@ -28,13 +33,20 @@ from gem_rl2.settings import SECTION, Keys, Settings, check
 from gem_rl2.version import SUPPORTED_RL2, TRAINER
 
 _TRAINER_SEAMS = (Seam("PPOTrainer.__init__", "self, config"), Seam("PPOTrainer.train", "self"))
+_WORKERS: dict[Form, str] = {"release": "RL2.workers.base", "head": "RL2.workers.fsdp.base"}
 SEAMS: dict[Form, tuple[Seam, ...]] = {
     "release": (
         *_TRAINER_SEAMS,
         Seam("compute_advantages", "config, raw_tensor_dict, cu_seqs, step"),
         Seam("RL2.workers.rollout:Rollout.rollout", "self, data, train"),
+        Seam(f"{_WORKERS['release']}:clip_grad_norm_"),
     ),
-    "head": (*_TRAINER_SEAMS, Seam("compute_advantages", "config, tensor_dict, cu_seqs, step")),
+    "head": (
+        *_TRAINER_SEAMS,
+        Seam("compute_advantages", "config, tensor_dict, cu_seqs, step"),
+        Seam(f"{_WORKERS['head']}:clip_grad_norm_"),
+        Seam("trange"),
+    ),
 }
 """What is replaced in RL2, with its parameters."""
 
@@ -90,7 +102,12 @@ def _switched_on(config: Any, form: Form) -> Rollouts | None:
         return None
     plain: Any = OmegaConf.to_container(config, resolve=True)
     settings, keys = Settings.from_mapping(plain[SECTION] or {}), Keys.read(plain, form)
-    check(settings, keys)
+    check(settings, keys, int(os.environ.get("WORLD_SIZE", "1")))
+    if keys.checkpoint == "latest":
+        # RL2 takes the one with the highest number, whole or not.
+        last = Checkpoints(keys.save_dir).last
+        found = None if last is None else f"{keys.save_dir}/{last.state}"
+        keys, config.trainer.load_ckpt_from = replace(keys, checkpoint=found), found
     if settings.trainer_seed is not None:
         torch.manual_seed(settings.trainer_seed)
     return Rollouts(settings, keys)
@@ -104,10 +121,19 @@ def _evaluates_first(rollouts: Rollouts) -> bool:
 
 def _extend(trainer: Any, program: Any, rollouts: Rollouts, rl2: Installation) -> None:
     """Change the parts that RL2's trainer has made, and `compute_advantages` of its program."""
-    settings = rollouts.settings
-    for part in (trainer.actor, trainer.critic) if settings.adam else ():
-        if part is not None:
+    settings, keys = rollouts.settings, rollouts.keys
+    parts = [part for name in ("actor", "critic") if (part := getattr(trainer, name, None))]
+    for part in parts:
+        if settings.adam:
             set_adam(part.optimizer, settings)
+        if keys.save_freq or keys.checkpoint:
+            # RL2 saves the optimiser's tensors by number, where ranks overwrite one another, and
+            # loads none into an optimiser that has made no step.
+            _patch_optimizer_state_dict(part.model, optimizers=part.optimizer)
+    workers: Any = import_module(_WORKERS[rl2.form])
+    workers.clip_grad_norm_ = partial(clip_whole, parts)
+    if rl2.form == "head":
+        program.trange = partial(steps_left, program.trange)
     # HEAD's trainer has a read-only property of this name; there it is the rollout's, on rank 0.
     owner = trainer if rl2.form == "release" else trainer.rollout
     if settings.task_order == "file" and hasattr(owner, "train_dataloader"):
@@ -123,7 +149,7 @@ def _extend(trainer: Any, program: Any, rollouts: Rollouts, rl2: Installation) -
         trainer.rollout.rollout = partial(rollouts.release_rollout, trainer.rollout)
     else:
         trainer.rollout.env.generate = rollouts.generate
-    recording = record_logs(settings, rl2, rollouts.evaluated)
+    recording = record_logs(rollouts, rl2)
     program.compute_advantages = seam(program.compute_advantages, rollouts, recording)
 
 
@@ -163,6 +189,18 @@ def apply_kl(keys: Keys, tensor_dict: Any, step: int) -> None:
     wandb.log({"actor/old_ref_approx_kl": mean.item()}, step=step)
     if keys.kl_type == "reward":
         tensor_dict["rewards"] -= keys.kl_coef * kl
+
+
+def clip_whole(parts: Sequence[Any], parameters: Iterator[Any], max_norm: float) -> Any:
+    """Clip gradients to their norm over all shards; RL2 takes that of this rank's."""
+    first = next(parameters)
+    [model] = [part.model for part in parts if next(part.model.parameters()) is first]
+    return model.clip_grad_norm_(max_norm)
+
+
+def steps_left(trange: Any, start: int, stop: int, *, initial: int, **kwargs: Any) -> Any:
+    """Return the steps after `initial`, where a checkout counts from the first one again."""
+    return trange(start + initial, stop, initial=initial, total=stop - start, **kwargs)
 
 
 def in_order(loader: Any) -> Any:

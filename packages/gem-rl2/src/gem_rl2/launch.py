@@ -77,6 +77,7 @@ def compile_spec(spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> launch.
             **({} if hardware.logger == "wandb" else {"WANDB_MODE": "disabled"}),
         },
         files=_files(spec),
+        state=["model"],
         parity=launch.parity(
             spec, HOW | names, _departures(spec, rl2.form, hardware.cpu), hardware, "rl2"
         ),
@@ -172,6 +173,7 @@ def _keys(spec: RunSpec, run_dir: Path, form: Form, hardware: Hardware) -> dict[
         "actor.avg_level": "token",
         "actor.update_per_rollout": algorithm.minibatches * algorithm.epochs,
         "trainer.use_wandb": hardware.logger == "wandb",
+        "trainer.load_ckpt_from": "latest" if hardware.checkpoint_every else None,
         "trainer.project": "gem",
         "trainer.experiment_name": _word(spec.name),
         "trainer.save_dir": run_dir / "model",

@@ -10,10 +10,10 @@ from typing import Any
 
 import wandb
 
-from gem.packed import PackedTrajectory
+from gem.training.checkpoints import Checkpoint, Checkpoints
 from gem.training.recording import Names, RunRecording
 from gem_rl2.release import Installation
-from gem_rl2.settings import Settings
+from gem_rl2.rollout import Rollouts
 from gem_rl2.version import __version__
 
 RECORDED: Names = {
@@ -36,32 +36,36 @@ RECORDED: Names = {
 LAST, PLAYED = "timing/update_rollout", "timing/rollout"
 
 
-def record_logs(
-    settings: Settings, rl2: Installation, evaluated: dict[str, list[PackedTrajectory]]
-) -> RunRecording:
+def record_logs(rollouts: Rollouts, rl2: Installation) -> RunRecording:
     """Open the record, and have it written from what RL2 gives to `wandb.log`.
 
+    A checkpoint is listed once the record has all that was before it; RL2 saves it earlier.
+
     Args:
-        settings: With `record_dir` and `record`.
+        rollouts: Its evaluation episodes are taken out once they are written.
         rl2: What is installed.
-        evaluated: Evaluation episodes by name, which are taken out once they are written.
 
     Raises:
         RecordError: The folder cannot be used; later, from `wandb.log`, it cannot be written.
     """
     versions = {"rl2": str(rl2), "gem-rl2": __version__}
     about = {"trainer": "rl2", "versions": versions}
+    settings, keys, evaluated = rollouts.settings, rollouts.keys, rollouts.evaluated
     recording = RunRecording(settings.record_dir, about, RECORDED, record=settings.record)
-    log = wandb.log
+    log, checkpoints, trained = wandb.log, Checkpoints(keys.save_dir), 0
 
     def log_too(values: Any, *args: Any, step: int, **kwargs: Any) -> None:
+        nonlocal trained
         log(values, *args, step=step, **kwargs)
         recording.log(values)
-        if LAST in values:
-            recording.write_iteration(step - 1)
+        if LAST in values and recording.write_iteration(step - 1):
+            trained = step
         if PLAYED in values:
             for name in sorted(evaluated):
                 recording.write_evaluation(step, name, evaluated.pop(name), sort=True)
+        ends = PLAYED if keys.test_freq and step % keys.test_freq == 0 else LAST
+        if ends in values and step == trained and keys.save_freq and step % keys.save_freq == 0:
+            checkpoints.add(Checkpoint(step, f"step{step}"))
 
     wandb.log = log_too
     return recording

@@ -80,12 +80,16 @@ class Keys:
     test_freq: int | None = _key("trainer.test_freq")
     eval_only: bool | None = _key(None, "trainer.eval_only")
     checkpoint: str | None = _key("trainer.load_ckpt_from")
+    save_freq: int | None = _key("trainer.save_freq")
+    save_dir: str = _key("trainer.save_dir")
     estimator: str = _key("adv.estimator")
     gamma: float = _key("adv.gamma")
     lam: float = _key("adv.lamda")
     norm_var: bool = _key("adv.norm_var")
     global_norm: bool = _key("adv.global_norm")
     minibatches: int = _key("actor.update_per_rollout")
+    copies: int = _key("actor.ddp_size")
+    tensor_parallel: int = _key("actor.tp_size")
     kl_coef: float = _key("actor.kl.coef")
     kl_type: str | None = _key("actor.kl.type")
     kl_estimator: str = _key("actor.kl.reward_estimator")
@@ -139,6 +143,8 @@ _REASONS = {
     "it a file of its own (python -m gem_rl2.make_dataset --eval)",
     "minibatches": "it counts the optimiser steps of all passes and must be a multiple of "
     "gem.epochs={epochs}",
+    "copies": "on {ranks} ranks none shares its copy of the weights with another; then PyTorch's "
+    "FSDP adds up no gradients, and each rank trains weights of its own; set it to 1",
     "norm_var": _NOTHING,
     "global_norm": _NOTHING,
     "kl_type": "with actor.kl.coef={kl_coef} GEM's advantages go with reward (taken from the "
@@ -148,8 +154,13 @@ _REASONS = {
 fields."""
 
 
-def check(settings: Settings, keys: Keys) -> None:
+def check(settings: Settings, keys: Keys, ranks: int = 1) -> None:
     """Refuse keys that would train on something else than the section `gem` says.
+
+    Args:
+        settings: The section `gem`.
+        keys: RL2's.
+        ranks: Number of RL2's processes.
 
     Raises:
         ConfigurationError: The message names the key, why, what to choose instead, and its value.
@@ -163,11 +174,12 @@ def check(settings: Settings, keys: Keys) -> None:
         "partial_rollout": keys.partial_rollout,
         "test_path": head and not keys.test_path and not keys.eval_only,
         "minibatches": keys.minibatches % settings.epochs,
+        "copies": keys.copies > 1 and keys.copies * keys.tensor_parallel == ranks,
         "norm_var": name and keys.norm_var,
         "global_norm": name and keys.global_norm,
         "kl_type": name and keys.kl_coef and keys.kl_type not in ("reward", "loss"),
     }
-    values = {**vars(settings), **vars(keys), "adam": settings.adam}
+    values = {**vars(settings), **vars(keys), "adam": settings.adam, "ranks": ranks}
     names = {key: f"gem.{key}" for key in values} | Keys.names(keys.form)
     for key in filter(refused.get, refused):
         reason = _REASONS[key].format_map(values)
