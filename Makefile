@@ -109,7 +109,7 @@ new-adapter: ## Start the adapter of another trainer: make new-adapter NAME=x (d
 
 # Checks
 
-.PHONY: nightly compatibility compatibility-check docs docs-check check-envs lint types test test-all test-dev test-verl test-openrlhf conformance conformance-breaks e2e e2e-tools example-env e2e-openrlhf example-verl killed-verl test-oat e2e-oat test-tinker e2e-tinker test-rl2 e2e-rl2 test-trl e2e-trl test-roll e2e-roll
+.PHONY: nightly compatibility compatibility-check docs docs-check check-envs lint types test test-all test-dev test-verl test-openrlhf conformance conformance-breaks e2e e2e-resume e2e-tools example-env e2e-openrlhf example-verl killed-verl test-oat e2e-oat test-tinker e2e-tinker test-rl2 e2e-rl2 test-trl e2e-trl test-roll e2e-roll
 docs: env-dev ## Write the pages about environments (docs/envs) and public modules (docs/api)
 	$(DEV) tools/catalogue.py docs/envs
 	$(DEV) tools/api.py docs/api
@@ -155,7 +155,7 @@ nightly: $(TRAINER_ENVS) ## What is slow and stable: rounding, small models made
 	$(OPENRLHF) -m pytest -q -m nightly tests/openrlhf
 	GEM_CPU=1 $(RL2) -m pytest -q -m nightly tests/rl2
 	@set -e; for seed in 1 2 3 4 5; do GEM_PERTURB=$$seed $(MAKE) --no-print-directory conformance; done
-	$(MAKE) --no-print-directory conformance-breaks e2e e2e-tools e2e-openrlhf e2e-oat e2e-tinker e2e-rl2 e2e-trl
+	$(MAKE) --no-print-directory conformance-breaks e2e e2e-resume e2e-tools e2e-openrlhf e2e-oat e2e-tinker e2e-rl2 e2e-trl
 compatibility: env-dev ## Write README's compatibility table; takes over what `make conformance` found last
 	@$(DEV) tools/compatibility.py
 compatibility-check: env-dev ## The table is what the packages say and what conformance found
@@ -164,6 +164,8 @@ conformance-breaks: env-dev env-verl env-openrlhf env-oat env-rl2 ## Build one d
 	$(DEV) -m pytest -q tests/conformance -m breaks
 e2e-tools: env-dev env-verl ## Python, search and MCP through the reference and real verl, compared (L0 to L3)
 	$(DEV) -m pytest -q tests/e2e/test_tools.py
+e2e-resume: $(TRAINER_ENVS) ## Reference and real trainers, all of their processes killed, go on from a checkpoint
+	$(DEV) -m pytest -q tests/e2e/test_resume.py
 example-env: env-dev ## The package of docs/your-own-environment.md: install, check, play, train, replay
 	$(DEV) -m pytest -q tests/packages/test_example.py
 e2e: env-dev env-verl example-verl ## Real verl in each way of using it, a few steps each, and the example file
@@ -194,5 +196,6 @@ e2e-roll: env-dev env-roll ## Real ROLL (GEM_ROLL_HOME) in each way of using it,
 	  timeout 900 packages/gem-roll/examples/train_roll.sh --cpu
 e2e-trl: env-dev env-openrlhf ## Real TRL in each way of using it, several processes, what stops it, and the example file
 	$(DEV) -m pytest -q tests/trl -m "slow and not nightly"
+	$(DEV) -m pytest -q tests/e2e/test_resume.py -k "reference or trl"
 	MODEL="$$($(DEV) -m gem_cpu.tiny_model)" OUT=$(CURDIR)/$(RUNS)/example-trl OMP_NUM_THREADS=1 \
 	  timeout 900 $(DEV) packages/gem-trl/examples/train_trl.py --cpu

@@ -129,6 +129,35 @@ def test_a_folder_without_a_run_is_refused(
     assert "not allowed with argument" in err
 
 
+def test_a_run_of_the_trainers_own_command_is_not_gem_benchs(
+    call: Call, spec_file: WriteSpec, hardware: WriteHardware, tmp_path: Path
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "run.json").write_text('{"trainer": "fake", "versions": {}}')
+    code, err = call(spec_file(), tmp_path / "out", hardware(2), "--resume")
+    assert code == 2
+    assert "was not begun by gem-bench; start the trainer's own command again" in err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_run_whose_disk_was_full_goes_on_when_there_is_room(
+    call: Call, spec_file: WriteSpec, hardware: WriteHardware, tmp_path: Path
+) -> None:
+    spec, out = spec_file("disk-full"), tmp_path / "out"
+    code, err = call(spec, out, hardware(2))
+    assert code == 1
+    assert f"cannot write {out / 'run.json'}" in err
+    assert "the same command with --resume goes on from its last checkpoint" in err
+    code, err = call(spec, out, hardware(2), "--resume")
+    assert code == 2
+    assert f"cannot write {out / 'run.json'}" in err
+    assert iterations(out) == [0, 1, 2]
+    (out / "run.partial").unlink()
+    code, err = call(spec, out, hardware(2), "--resume")
+    assert code == 0, err
+    assert iterations(out) == list(range(6))
+
+
 def test_another_run_than_the_one_in_the_folder_is_refused_with_its_keys(
     call: Call, spec_file: WriteSpec, hardware: WriteHardware, tmp_path: Path
 ) -> None:

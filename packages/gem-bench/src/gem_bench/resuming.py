@@ -20,7 +20,7 @@ def earlier_run(run_dir: Path) -> dict[str, Any]:
     """Return the `run.json` of the run in a folder.
 
     Raises:
-        ConfigurationError: There is none.
+        ConfigurationError: There is none, or it is not of gem-bench.
         RecordError: It cannot be read.
     """
     if not (run_dir / RUN).exists():
@@ -28,7 +28,13 @@ def earlier_run(run_dir: Path) -> dict[str, Any]:
             f"--resume: {run_dir} holds no run of gem-bench ({RUN} is not there); leave --resume "
             "out to begin one"
         )
-    return read_run(run_dir).meta
+    found = read_run(run_dir).meta
+    if "command" not in found:
+        raise ConfigurationError(
+            f"--resume: the run in {run_dir} was not begun by gem-bench; start the trainer's own "
+            "command again"
+        )
+    return found
 
 
 def check_begun_alike(run_dir: Path, earlier: Mapping[str, Any], now: Mapping[str, Any]) -> None:

@@ -34,7 +34,8 @@ def append_lines(path: Path, lines: Iterable[str]) -> None:
                 raise
     except OSError as error:
         raise RecordError(
-            f"cannot write {path}: {error}; what was recorded before is intact"
+            f"cannot write {path}: {error}; what was recorded before is intact. When this can be "
+            "written again, the run can go on from its last checkpoint"
         ) from error
 
 
