@@ -5,6 +5,10 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import os
+import random
+import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -215,3 +219,28 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run_and_leaves_those_befor
     assert [path.name for path in (tmp_path / "checkpoints").glob("*.pt")] == [
         "iteration-000001.pt"
     ]
+
+
+def test_killed_again_and_again_by_sigkill_it_ends_as_if_it_had_not_been(
+    make_spec: MakeSpec, whole: Callable[[RunSpec], Path], tmp_path: Path
+) -> None:
+    spec = make_spec(training__iterations=5, algorithm__advantage="gae", eval=[GAME])
+    expected = record(whole(spec))
+    moments = random.Random(0)
+    begun, status = 0, -1
+    while status != 0:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                train(spec, tmp_path, every=1)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        begun += 1
+        if begun <= 12:  # then it may end
+            time.sleep(moments.uniform(0.05, 0.6))
+            os.kill(pid, signal.SIGKILL)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        assert status in (0, -signal.SIGKILL)
+    assert begun > 1
+    assert record(tmp_path) == expected
