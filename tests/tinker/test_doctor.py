@@ -6,6 +6,7 @@ import asyncio
 import importlib.metadata
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
@@ -115,32 +116,38 @@ def test_the_doctor_ends_with_the_first_problem(
 SUM, MEAN = [2.0, 2.0], [2.0 * 15 / 4, 2.0]
 
 
-@pytest.mark.parametrize(
-    ("norms", "stated", "found"),
-    [
-        (SUM, "auto", "skyrl_train"),
-        (MEAN, "auto", "skyrl_jax"),
-        (SUM, "hosted", "hosted"),
-        (MEAN, "skyrl_jax", "skyrl_jax"),
-        ([], "skyrl_train", "skyrl_train"),
-    ],
-)
-def test_a_server_s_way_of_adding_up_is_measured(
-    norms: list[float], stated: str, found: str
-) -> None:
-    assert server.judge(norms, stated) == found
+@pytest.mark.parametrize(("norms", "found"), [(SUM, "skyrl_train"), (MEAN, "skyrl_jax")])
+def test_a_server_s_way_of_adding_up_is_measured(norms: list[float], found: str) -> None:
+    assert server.judge(norms) == found
 
 
 @pytest.mark.parametrize(
-    ("norms", "stated", "message"),
+    ("norms", "message"),
     [
-        (MEAN, "hosted", "adds up like skyrl_jax"),
-        (SUM, "skyrl_jax", "adds up like skyrl_train"),
-        ([3.0, 2.0], "auto", "unknown way"),
-        ([0.0, 0.0], "auto", "unknown way"),
-        ([], "auto", "reports no gradient norm"),
+        ([3.0, 2.0], "unknown way"),
+        ([0.0, 0.0], "unknown way"),
+        ([], "reports no gradient norm"),
     ],
 )
-def test_another_way_than_stated_is_refused(norms: list[float], stated: str, message: str) -> None:
+def test_a_way_that_cannot_be_told_is_refused(norms: list[float], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        server.judge(norms, stated)
+        server.judge(norms)
+
+
+@pytest.mark.parametrize("stated", ["hosted", "skyrl_train", "skyrl_jax"])
+def test_a_way_that_is_stated_needs_no_training_client(
+    stated: str, listening: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def models(*_: Any) -> dict[str, int | None]:
+        return {"m": 8192}
+
+    def none(*_: Any, **__: Any) -> None:
+        raise AssertionError("a client was made")
+
+    monkeypatch.setenv("TINKER_BASE_URL", listening)
+    monkeypatch.setattr(server, "models", models)
+    monkeypatch.setattr(tinker, "ServiceClient", none)
+    asked = config(f"server={stated}")
+    assert asyncio.run(server.probe(asked)) == stated
+    with pytest.raises(ConfigurationError, match="the server has m, got 'another'"):
+        asyncio.run(server.probe(replace(asked, model="another")))

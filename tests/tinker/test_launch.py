@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
+import runpy
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import EXAMPLES, every_recipe, recipe_command
 from machines import eight
 
 from gem.errors import ConfigurationError, UnsupportedVersionError
@@ -75,6 +78,17 @@ def test_every_setting_reaches_the_run() -> None:
     assert limits == spec(policy={"turns": 3}).budget
 
 
+@every_recipe
+def test_a_direct_run_takes_every_recipe(recipe: Path, machine: str, tmp_path: Path) -> None:
+    assert config(recipe_command("tinker", recipe, machine, tmp_path)).iterations == 2
+
+
+def test_a_direct_run_takes_the_example() -> None:
+    example = runpy.run_path(str(EXAMPLES["tinker"]))
+    asked = argparse.Namespace(model="some/model", iterations=3, cpu=False)
+    assert example["settings"](asked).iterations == 3
+
+
 def test_iterations_play_the_tasks_of_the_spec() -> None:
     run, wanted = config(compiled(spec())), spec()
     tasks = run.train_tasks()
@@ -116,6 +130,29 @@ def test_parity_speaks_of_every_setting(cpu: bool) -> None:
     assert parity["seed"].status == "emulated"
     assert parity["policy.lora_init"].status == "unmatched"
     assert parity["optimizer.grad_clip"].status == ("matched" if cpu else "emulated")
+
+
+ADAM = {"beta1", "beta2", "eps", "weight_decay", "grad_clip"}
+
+
+@pytest.mark.parametrize(
+    ("server", "status", "ignored"),
+    [
+        (None, "emulated", ADAM),
+        ("hosted", "unmatched", set()),
+        ("skyrl_train", "unmatched", ADAM),
+        ("skyrl_jax", "unmatched", {"grad_clip"}),
+    ],
+)
+def test_parity_says_what_a_server_ignores_of_the_optimiser(
+    server: str | None, status: str, ignored: set[str]
+) -> None:
+    hardware = Hardware(native={"tinker": {"server": server} if server else {}})
+    made = find_adapter("tinker").compile(spec(), run_dir=Path("/runs/x"), hardware=hardware)
+    assert config(made).server == (server or "auto")
+    optimizer = [each for each in made.parity if each.name.startswith("optimizer.")]
+    found = {each.name: each.status for each in optimizer if each.status != "matched"}
+    assert found == {f"optimizer.{name}": status for name in ignored}
 
 
 @pytest.mark.parametrize(

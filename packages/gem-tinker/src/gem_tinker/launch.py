@@ -40,7 +40,7 @@ def compile_spec(spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> launch.
     settings = launch.with_native(settings, hardware, "tinker")
     texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in settings.items()}
     argv = ["python", "-m", "gem_tinker.train", *map("=".join, texts.items())]
-    parity = launch.parity(spec, _HOW, _departures(spec, hardware.cpu), hardware, "tinker")
+    parity = launch.parity(spec, _HOW, _departures(spec, hardware), hardware, "tinker")
     return launch.Launch.of(spec, argv, platform, state=[CHECKPOINTS], parity=parity)
 
 
@@ -91,7 +91,12 @@ _HOW: dict[str, launch.Names] = {
 }
 
 
-def _departures(spec: RunSpec, cpu: bool) -> Iterator[launch.Parity]:
+_ADAM = ("beta1", "beta2", "eps", "weight_decay", "grad_clip")
+_IGNORED: dict[str, tuple[str, ...]] = {"hosted": (), "skyrl_jax": ("grad_clip",)}
+"""What a server takes from its own configuration, by `Config.server`; SkyRL 0.4 on GPUs `_ADAM`."""
+
+
+def _departures(spec: RunSpec, hardware: Hardware) -> Iterator[launch.Parity]:
     yield from launch.departures(spec)
     sampling = spec.sampling
     if sampling.top_k > 1 or (sampling.top_p < 1 and sampling.top_k != 1):
@@ -100,10 +105,11 @@ def _departures(spec: RunSpec, cpu: bool) -> Iterator[launch.Parity]:
     if spec.policy.lora_init is None:
         how = "the server's own, from the same seed; another one than the reference's"
         yield launch.Parity("policy.lora_init", "unmatched", how)
-    if not cpu:
-        yield launch.Parity("training.precision", "unmatched", "the server decides")
-        how = "AdamParams.grad_clip_norm, which SkyRL 0.4 ignores (gem-cpu's server does not)"
-        yield launch.Parity("optimizer.grad_clip", "emulated", how)
-    elif spec.training.precision == "bf16":
-        how = "the server computes in the precision of the model's files"
+    if not hardware.cpu or spec.training.precision == "bf16":
+        how = "the server decides; gem-cpu's takes the precision of the model's files"
         yield launch.Parity("training.precision", "unmatched", how)
+    if not hardware.cpu:
+        server = hardware.native.get("tinker", {}).get("server", "auto")
+        sure, how = server != "auto", "AdamParams; SkyRL 0.4 ignores grad_clip, on GPUs all but lr"
+        for name in _IGNORED.get(server, _ADAM):
+            yield launch.Parity(f"optimizer.{name}", "unmatched" if sure else "emulated", how)

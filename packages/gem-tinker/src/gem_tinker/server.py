@@ -35,22 +35,25 @@ _RATIO_TOLERANCE = 0.02
 async def probe(config: Config) -> str:
     """Return how the server adds up its loss: `hosted`, `skyrl_train` or `skyrl_jax`.
 
+    What `config.server` says is taken as it is, without a training client.
+
     Raises:
         ConfigurationError: The server does not serve the model, the episodes are too long for it,
-            it does not know the loss, or it adds up otherwise than `config.server` says.
+            it does not know the loss, or it adds up in an unknown way.
         UnreachableError: The server does not answer.
     """
     url = await asyncio.to_thread(reach, config.base_url)
     hosted = url == DEFAULT_BASE_URL
     found = await models(config.base_url, config.request_timeout_s)
-    tokens, room = config.prompt_tokens + config.response_tokens, found.get(config.model)
-    too_long = room is not None and tokens > room
+    need, room = config.prompt_tokens + config.response_tokens, found.get(config.model) or math.inf
     refusals = (
         ("server", hosted and config.server not in ("auto", "hosted"), "this is the hosted one"),
         ("model", config.model not in found, f"the server has {', '.join(sorted(found))}"),
-        ("model", too_long, f"its context is {room} tokens, an episode's at most {tokens}"),
+        ("model", need > room, f"its context is {room} tokens, an episode's at most {need}"),
     )
     settings.refuse_values(vars(config), refusals)
+    if config.server != "auto":
+        return config.server
     # The hosted service takes no `weights` with these losses and its sum needs no proof.
     variants = [False] if hosted else [True, False]
     # As many as an update will have: servers that compile do so for every shape.
@@ -61,7 +64,7 @@ async def probe(config: Config) -> str:
         client = await answer(new_adapter(service, config), config)
         steps = [await update(client, [_datum(each)] * rows, config, 0.0) for each in variants]
     norms = [norm for _, norm in steps if norm is not None]
-    return "hosted" if hosted else judge(norms, config.server)
+    return "hosted" if hosted else judge(norms)
 
 
 def reach(base_url: str | None) -> str:
@@ -103,36 +106,30 @@ async def models(base_url: str | None, timeout_s: float) -> dict[str, int | None
     return {str(model.model_name): model.max_context_length for model in found.supported_models}
 
 
-def judge(norms: list[float], stated: str) -> str:
+def judge(norms: list[float]) -> str:
     """Tell how a server adds up from two gradient norms of the same datum.
 
     Args:
         norms: With `weights` 1 on sampled tokens, and without `weights`; empty if the server
             reports no gradient norms.
-        stated: What the configuration says.
 
     Raises:
-        ConfigurationError: It cannot be told, or is not what was stated.
+        ConfigurationError: It cannot be told.
     """
-    if not norms and stated == "auto":
+    if not norms:
         raise ConfigurationError(
             "server=auto: this server reports no gradient norm from which to tell how it adds up "
             "its loss; set server to skyrl_train (sum over tokens), skyrl_jax (mean over the "
             "tokens of a datum, then over datums) or hosted"
         )
-    if not norms:
-        return stated
-    ratio = norms[0] / norms[1] if norms[1] > 0 else math.nan
     ways = {"skyrl_train": 1.0, "skyrl_jax": (_PROMPT + _SAMPLED - 1) / _SAMPLED}
-    found = next((w for w in ways if math.isclose(ratio, ways[w], rel_tol=_RATIO_TOLERANCE)), None)
-    if found is None:
-        raise ConfigurationError(
-            f"server: it adds up its loss in an unknown way; gradients with and without weights "
-            f"have the norms {norms[0]:g} and {norms[1]:g}"
-        )
-    if stated not in ("auto", found) and (stated, found) != ("hosted", "skyrl_train"):
-        raise ConfigurationError(f"server={stated}: this one adds up like {found}")
-    return found if stated == "auto" else stated
+    for way, expected in ways.items():
+        if norms[0] > 0 and math.isclose(norms[0], expected * norms[1], rel_tol=_RATIO_TOLERANCE):
+            return way
+    raise ConfigurationError(
+        f"server=auto: this one adds up its loss in an unknown way; gradients with and without "
+        f"weights have the norms {norms[0]:g} and {norms[1]:g}"
+    )
 
 
 @contextmanager

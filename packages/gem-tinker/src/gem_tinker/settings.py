@@ -19,10 +19,6 @@ LOSSES = ("ppo", "importance_sampling", "cispo")
 AGGREGATIONS = ("token-mean", "row-mean-token-sum")
 """Values of `loss_aggregation`; see `gem_tinker.advantage.Objective`."""
 
-FREE: tuple[str, ...] = ("iterations", "save_every", "base_url", "server", "record", "record_dir")
-FREE += ("restarts", "retries", "sample_retries", "request_timeout_s", "step_timeout_s")
-"""Keys that may differ where a run goes on."""
-
 NO_CRITIC = "a Tinker server has no value head for a critic; choose rebn, grpo, rloo or reinforce"
 TEMPERATURE = "the server's losses take log-probabilities at temperature 1"
 """Why settings are refused."""
@@ -64,7 +60,7 @@ class Config(settings.Settings):
     weight_decay: float = setting("decoupled weight decay", 0.0)
     grad_clip: float = setting("largest gradient norm; 0 does not clip", 0.0, least=0)
     server: str = setting("how the server adds up its loss", "auto", choices=SERVERS)
-    """`auto` finds out; see `gem_tinker.advantage.Objective`."""
+    """`auto` finds out, with a training client of its own; see `gem_tinker.advantage.Objective`."""
     base_url: str | None = setting("address of the server", None)
     """By default `$TINKER_BASE_URL`, else the hosted service."""
     save_every: int = setting("iterations between checkpoints; 0 saves none", 10, least=0)

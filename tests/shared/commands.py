@@ -1,0 +1,101 @@
+"""Every recipe, and every package's example, as a trainer's command for one GPU and for eight."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tomllib
+from machines import SHIPPED
+
+from gem.training.launch import Launch, find_adapter
+from gem.training.runspec import RunSpec
+
+ROOT = Path(__file__).parents[2]
+RECIPES = sorted(ROOT.joinpath("recipes").glob("*.toml"))
+EXAMPLES = {
+    script.parents[1].name.removeprefix("gem-"): script
+    for script in ROOT.glob("packages/*/examples/train_*")
+}
+"""The file that shows how a trainer is used, by the trainer's name."""
+
+GPUS = {"1xh100": 1, "8xh100": 8}
+
+every_recipe = pytest.mark.parametrize(
+    ("recipe", "machine"),
+    [(recipe, machine) for recipe in RECIPES for machine in GPUS],
+    ids=lambda value: value.stem if isinstance(value, Path) else value,
+)
+"""Runs a test for every recipe on one GPU and on eight."""
+
+on_gpus = pytest.mark.parametrize("gpus", GPUS.values())
+"""Runs a test for one GPU and for eight."""
+
+
+def read_recipe(path: Path, trainer: str) -> RunSpec:
+    """Read a recipe as a trainer can take it."""
+    spec = RunSpec.from_mapping(tomllib.loads(path.read_text(encoding="utf-8")))
+    if trainer == "tinker":  # its servers train adapters only
+        spec = replace(spec, policy=replace(spec.policy, lora_rank=32))
+    return spec
+
+
+def recipe_command(trainer: str, recipe: Path, machine: str, folder: Path) -> Launch:
+    """Compile a recipe for a shipped machine; its files are written into the folder.
+
+    Of an experiment of hundreds of iterations two are left: rows of tasks are made for each.
+    """
+    spec = read_recipe(recipe, trainer)
+    spec = replace(spec, training=replace(spec.training, iterations=2))
+    launch = find_adapter(trainer).compile(spec, run_dir=folder, hardware=SHIPPED[machine])
+    for name, text in launch.files.items():
+        folder.joinpath(name).write_text(text, encoding="utf-8")
+    return launch
+
+
+_STUB = """#!{python}
+import json, os, pathlib, sys
+name, arguments = pathlib.Path(sys.argv[0]).name, sys.argv[1:]
+if {launcher!r} in [name, *arguments]:
+    pathlib.Path({seen!r}).write_text(json.dumps([name, *arguments]))
+elif name == "python":
+    os.execv(sys.executable, [sys.executable, *arguments])
+elif name == "nvidia-smi":
+    print("GPU\\n" * int(os.environ["GPUS"]))
+"""
+
+
+def example(
+    script: Path, launcher: str, gpus: int, folder: Path, arguments: Sequence[str] = ()
+) -> list[str]:
+    """Run the example of a package up to where it starts the trainer; return that command.
+
+    Args:
+        script: A shell script.
+        launcher: The program or module that the trainer is started with.
+        gpus: Number of GPUs that there seem to be.
+        folder: Of what the example writes.
+        arguments: Of the script.
+    """
+    seen, programs = folder / "command.json", folder / "bin"
+    programs.mkdir()
+    code = _STUB.format(python=sys.executable, launcher=launcher, seen=str(seen))
+    for name in ("python", "torchrun", "ray", "nvidia-smi"):
+        programs.joinpath(name).write_text(code)
+        programs.joinpath(name).chmod(stat.S_IRWXU)
+    environment: Mapping[str, str] = {
+        **{key: value for key, value in os.environ.items() if key != "MODEL"},
+        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+        "GPUS": str(gpus),
+        "OUT": str(folder),
+    }
+    subprocess.run([str(script), *arguments], env=environment, cwd=folder, check=True, timeout=120)
+    command: list[str] = json.loads(seen.read_text())
+    return command
