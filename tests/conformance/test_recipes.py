@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
-import tomllib
+from commands import RECIPES, read_recipe
 from machines import SHIPPED
 
 from gem.errors import ConfigurationError, MissingExtraError
 from gem.training.launch import ENTRY_POINT_GROUP, find_adapter
-from gem.training.runspec import RunSpec
 
-RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.toml"))
 ADAPTERS = sorted(entry.name for entry in entry_points(group=ENTRY_POINT_GROUP))
 
 
@@ -26,10 +23,7 @@ def test_a_recipe_compiles_for_a_trainer_on_shipped_hardware(
 ) -> None:
     # OpenRLHF's rows hold the first prompt, which says what tools there are.
     monkeypatch.setenv("SEARCH_URL", "http://127.0.0.1:9/retrieve")
-    spec = RunSpec.from_mapping(tomllib.loads(recipe.read_text(encoding="utf-8")))
-    if name == "tinker":  # its servers train adapters only
-        spec = replace(spec, policy=replace(spec.policy, lora_rank=32))
-    hardware = SHIPPED[machine]
+    spec, hardware = read_recipe(recipe, name), SHIPPED[machine]
     try:
         launch = find_adapter(name).compile(spec, run_dir=tmp_path, hardware=hardware)
     except MissingExtraError as error:

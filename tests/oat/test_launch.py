@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import EXAMPLES, GPUS, every_recipe, on_gpus, recipe_command
 from machines import eight
 
 from gem.errors import ConfigurationError
@@ -73,6 +75,30 @@ def test_oats_parser_takes_the_command(tmp_path: Path) -> None:
     assert args.bf16 is False
     assert args.gem_max_failed_fraction == 0.25
     assert args.gem_record_dir == str(tmp_path)
+
+
+@pytest.fixture
+def eight_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """oat's parser counts the GPUs."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
+
+
+@every_recipe
+@pytest.mark.usefixtures("eight_gpus")
+def test_oats_parser_takes_every_recipe(recipe: Path, machine: str, tmp_path: Path) -> None:
+    args = parsed(recipe_command("oat", recipe, machine, tmp_path))
+    assert (args.gpus, args.iterations) == (GPUS[machine], 2)
+
+
+@on_gpus
+@pytest.mark.usefixtures("eight_gpus")
+def test_oats_parser_takes_the_example(gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr("gem_oat.main", lambda argv: started.append(argv) or 0)
+    monkeypatch.setattr("sys.argv", ["train_oat.py", f"--gpus={gpus}"])
+    with pytest.raises(SystemExit):
+        runpy.run_path(str(EXAMPLES["oat"]), run_name="__main__")
+    assert parse(started[0]).learners == gpus
 
 
 def test_evaluations_keep_their_names_and_temperatures(tmp_path: Path) -> None:
@@ -173,8 +199,8 @@ def test_a_run_without_a_gpu_gets_the_shims_and_one_with_a_gpu_does_not(tmp_path
     assert "--vllm_sleep" in with_gpu.argv
 
 
-def test_hardware_reaches_oat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
+@pytest.mark.usefixtures("eight_gpus")
+def test_hardware_reaches_oat(tmp_path: Path) -> None:
     machine = eight({"oat": {"max_save_num": 2}})
     launch = adapter.compile(spec(), run_dir=tmp_path, hardware=machine)
     args = parsed(launch)

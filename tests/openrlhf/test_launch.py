@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import EXAMPLES, every_recipe, example, on_gpus, recipe_command
 from machines import eight
 
 from gem.errors import ConfigurationError
@@ -68,6 +69,28 @@ def test_openrlhf_understands_every_flag(
     assert args.algo.kl.use_loss and args.algo.kl.init_coef == 0.5
     assert args.data.max_len == 140
     assert (args.critic.model_name_or_path is None) == (name != "gae")
+
+
+@every_recipe
+def test_openrlhf_takes_every_recipe(
+    recipe: Path, machine: str, world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gem_openrlhf.settings import check_flags
+
+    # The first prompt, which a row holds, says what tools there are.
+    monkeypatch.setenv("SEARCH_URL", "http://127.0.0.1:9/retrieve")
+    launch = recipe_command("openrlhf", recipe, machine, tmp_path)
+    check_flags(world.parse(launch.argv[3:]), settings_of(launch.files["agent.py"], tmp_path))
+
+
+@on_gpus
+def test_openrlhf_takes_the_example(gpus: int, world: Any, tmp_path: Path) -> None:
+    from gem_openrlhf.settings import check_flags
+
+    command = example(EXAMPLES["openrlhf"], "openrlhf.cli.train_ppo_ray", gpus, tmp_path)
+    args = world.parse(command[3:])
+    check_flags(args, settings_of(tmp_path.joinpath("agent.py").read_text(), tmp_path))
+    assert (args.actor.num_gpus_per_node, args.vllm.num_engines) == (gpus, gpus)
 
 
 def test_the_agent_file_holds_what_has_no_flag(tmp_path: Path) -> None:
@@ -184,9 +207,6 @@ def test_hardware_reaches_openrlhf(name: str, world: Any, tmp_path: Path) -> Non
     # 24 episodes, four ranks: a forward pass of 4,096 tokens holds six of 140.
     assert args.train.micro_batch_size == args.rollout.micro_batch_size == 6
     assert (args.ckpt.save_steps, args.ckpt.max_num, args.ckpt.save_hf) == (7, 2, True)
-    # What a run goes on from is cleared before another one starts.
-    assert args.ckpt.load_enable
-    assert Path(args.ckpt.path).relative_to(tmp_path).name in launch.state
     parity = {each.name: each for each in launch.parity}
     assert parity["hardware.logger"].status == "unmatched"
     assert parity["ckpt.max_num"].status == "native"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import EXAMPLES, GPUS, every_recipe, example, on_gpus, recipe_command
 from machines import eight
 from omegaconf import OmegaConf
 
@@ -42,13 +44,13 @@ def spec(**tables: dict[str, Any]) -> RunSpec:
     return RunSpec.from_mapping({**SPEC, **changed})
 
 
-def configured(launch: Any, world: Any, *more: str) -> Any:
+def configured(argv: list[str], world: Any) -> Any:
     from hydra import compose, initialize_config_dir
 
     folder = world.RL2.folder / "trainer" / "config"
-    overrides = [word for word in launch.argv if "=" in word and not word.startswith("hydra.")]
+    overrides = [word for word in argv if "=" in word and not word.startswith("hydra.")]
     with initialize_config_dir(config_dir=str(folder), version_base=None):
-        found = compose(config_name="ppo", overrides=[*overrides, *more])
+        found = compose(config_name="ppo", overrides=overrides)
     OmegaConf.resolve(found)
     return OmegaConf.to_container(found)
 
@@ -60,7 +62,7 @@ def test_rl2_understands_every_key(name: str, cpu: bool, world: Any, tmp_path: P
     launch = adapter.compile(asked, run_dir=tmp_path, hardware=CPU if cpu else Hardware())
     assert launch.argv[0] == "torchrun"
     assert launch.argv[launch.argv.index("-m") + 1] == "RL2.trainer.ppo"
-    config = configured(launch, world)
+    config = configured(launch.argv, world)
     keys = Keys.read(config, world.RL2.form)
     settings = Settings.from_mapping(config["gem"])
     check(settings, keys)
@@ -87,17 +89,46 @@ def test_rl2_understands_every_key(name: str, cpu: bool, world: Any, tmp_path: P
     assert (server.get("device") == "cpu") == cpu
 
 
+def accepted(config: Any, world: Any, gpus: int) -> bool:
+    """Let this package, and RL2's and SGLang's own rules, examine a configuration."""
+    from sglang.srt.server_args import ServerArgs
+
+    keys = Keys.read(config, world.RL2.form)
+    check(Settings.from_mapping(config["gem"]), keys)
+    server = config["rollout"]["server_args"]
+    assert set(server) <= {field.name for field in fields(ServerArgs)}
+    assert gpus % server["tp_size"] == 0
+    return True
+
+
+@every_recipe
+def test_rl2_takes_every_recipe(
+    recipe: Path, machine: str, world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The first prompt, which a row holds, says what tools there are.
+    monkeypatch.setenv("SEARCH_URL", "http://127.0.0.1:9/retrieve")
+    launch = recipe_command("rl2", recipe, machine, tmp_path)
+    assert accepted(configured(launch.argv, world), world, GPUS[machine])
+
+
+@on_gpus
+def test_rl2_takes_the_example(gpus: int, world: Any, tmp_path: Path) -> None:
+    command = example(EXAMPLES["rl2"], "torchrun", gpus, tmp_path)
+    assert command[:4] == ["torchrun", "--standalone", "--nproc-per-node", str(gpus)]
+    assert accepted(configured(command, world), world, gpus)
+
+
 def test_a_text_with_quotes_survives_hydra(world: Any, tmp_path: Path) -> None:
     said = "say \"hi\", it's {easy}: [1, 2] = a\\b \\' ${name} $HOME\n\\"
     launch = adapter.compile(spec(policy={"system_prompt": said}), run_dir=tmp_path, hardware=CPU)
-    assert configured(launch, world)["gem"]["system_prompt"] == said
+    assert configured(launch.argv, world)["gem"]["system_prompt"] == said
 
 
 def test_what_the_chat_template_is_told_survives_hydra(world: Any, tmp_path: Path) -> None:
     told = {"enable_thinking": False, "effort": "it's low", "tools": ["a", {"b": None}]}
     policy = {"template_kwargs": told, "thinking": "drop"}
     launch = adapter.compile(spec(policy=policy), run_dir=tmp_path, hardware=CPU)
-    gem = configured(launch, world)["gem"]
+    gem = configured(launch.argv, world)["gem"]
     assert (gem["template_kwargs"], gem["thinking"]) == (told, "drop")
 
 
@@ -116,7 +147,7 @@ def test_evaluations_are_rows_with_names_and_temperatures(world: Any, tmp_path: 
     ]
     asked = RunSpec.from_mapping({**SPEC, "eval": evals})
     launch = adapter.compile(asked, run_dir=tmp_path, hardware=CPU)
-    assert configured(launch, world)["trainer"]["test_freq"] == 2
+    assert configured(launch.argv, world)["trainer"]["test_freq"] == 2
     rows = [read(json.loads(line)) for line in launch.files["eval.jsonl"].splitlines()]
     known = [(row.evaluation, row.temperature) for row in rows]
     assert known == [("a", 0.0)] * 2 + [("b", 0.5)] * 2
@@ -135,7 +166,7 @@ def test_one_evaluation_that_divides_the_run_is_matched(tmp_path: Path) -> None:
 
 def test_without_evaluation_none_is_made(world: Any, tmp_path: Path) -> None:
     launch = adapter.compile(spec(), run_dir=tmp_path, hardware=CPU)
-    assert configured(launch, world)["trainer"]["test_freq"] is None
+    assert configured(launch.argv, world)["trainer"]["test_freq"] is None
 
 
 def test_every_setting_has_a_parity_row(tmp_path: Path) -> None:
@@ -157,9 +188,9 @@ def test_precision_is_claimed_as_far_as_it_holds(world: Any, tmp_path: Path) -> 
 def test_a_forward_pass_is_limited_by_its_logits(world: Any, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"vocab_size": 1000000}')
     asked = spec(policy={"model": str(tmp_path)})
-    config = configured(adapter.compile(asked, run_dir=tmp_path, hardware=CPU), world)
+    config = configured(adapter.compile(asked, run_dir=tmp_path, hardware=CPU).argv, world)
     assert config["actor"]["max_length_per_device"] == 268
-    config = configured(adapter.compile(spec(), run_dir=tmp_path, hardware=CPU), world)
+    config = configured(adapter.compile(spec(), run_dir=tmp_path, hardware=CPU).argv, world)
     assert config["actor"]["max_length_per_device"] == 2048
 
 
@@ -196,7 +227,7 @@ def test_hardware_reaches_rl2(name: str, world: Any, tmp_path: Path) -> None:
     asked = spec(algorithm={"advantage": name})
     launch = adapter.compile(asked, run_dir=tmp_path, hardware=machine)
     assert launch.argv[:4] == ["torchrun", "--standalone", "--nproc-per-node", "8"]
-    config = configured(launch, world)
+    config = configured(launch.argv, world)
     keys = Keys.read(config, world.RL2.form)
     check(Settings.from_mapping(config["gem"]), keys)
     split = "cp_size" if world.HEAD else "sp_size"
@@ -208,6 +239,5 @@ def test_hardware_reaches_rl2(name: str, world: Any, tmp_path: Path) -> None:
     server = config["rollout"]["server_args"]
     assert (server["tp_size"], server["mem_fraction_static"]) == (2, 0.35)
     assert (config["trainer"]["save_freq"], config["trainer"]["use_wandb"]) == (7, True)
-    assert (config["trainer"]["load_ckpt_from"], launch.state) == ("latest", ["model"])
     assert config["actor"]["offload_optimizer"] and config["actor"]["ddp_size"] == 2
     assert "WANDB_MODE" not in launch.env

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from commands import GPUS, every_recipe, recipe_command
 
 from gem.errors import ConfigurationError, MissingExtraError
 from gem.tables import flatten
@@ -76,6 +77,14 @@ def test_the_command_is_rolls_own_launcher(compile: Compile, fake: Path) -> None
     assert (folder / options["--config_path"]).resolve() == (fake / "run").resolve()
     assert options["--config_name"] == "roll"
     assert str(fake) in launch.env["PYTHONPATH"].split(os.pathsep)
+
+
+@pytest.mark.usefixtures("fake")
+@every_recipe
+def test_every_recipe_is_a_configuration(recipe: Path, machine: str, tmp_path: Path) -> None:
+    """Which ROLL reads, of which one is compared where there is a checkout (below)."""
+    found = config(recipe_command("roll", recipe, machine, tmp_path))
+    assert (found["max_steps"], found["num_gpus_per_node"]) == (2, GPUS[machine])
 
 
 def test_every_setting_is_where_rolls_configuration_wants_it(compile: Compile) -> None:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import runpy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import EXAMPLES, GPUS, every_recipe, recipe_command
 from machines import eight
 
 from gem.errors import ConfigurationError, UnsupportedVersionError
 from gem.tables import flatten, json_or_text
 from gem.training.hardware import CPU, Hardware
 from gem.training.launch import Launch, find_adapter
-from gem.training.record import Recorder
-from gem.training.recording import begin
 from gem.training.runspec import RunSpec
 from gem_trl import experiment, train
 from gem_trl.settings import check_config
@@ -67,7 +67,7 @@ def configured(made: Launch, processes: int = 1) -> tuple[Any, Any]:
     assert made.argv[:3] == ["python", "-m", "gem_trl.train"]
     path, _, folder, *rest = made.argv[3:]
     given = {key: json_or_text(text) for key, _, text in (a.partition("=") for a in rest)}
-    run = RunSpec.read(Path(path))
+    run = train.read(Path(path))
     args = experiment.grpo_config(run, Path(folder), processes, given)
     settings = experiment.gem_settings(run, Path(folder))
     check_config(args, settings)
@@ -93,6 +93,55 @@ def test_every_setting_reaches_trl(tmp_path: Path) -> None:
     assert settings.record_dir == str(tmp_path)
     budget = settings.limits(settings.prompt_tokens, settings.response_tokens, 16)
     assert budget == spec().budget
+
+
+@pytest.fixture
+def bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There seems to be a GPU that computes in bf16."""
+    monkeypatch.setattr("transformers.training_args.is_torch_bf16_gpu_available", lambda: True)
+
+
+@pytest.fixture
+def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM seems to be installed."""
+    original = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: name == "vllm" or original(name, *a)
+    )
+
+
+@every_recipe
+@pytest.mark.usefixtures("vllm", "bf16")
+def test_trl_takes_every_recipe(
+    recipe: Path, machine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, gpus = recipe_command("trl", recipe, machine, tmp_path), GPUS[machine]
+    # Each of as many processes makes the configuration.
+    monkeypatch.setattr("transformers.TrainingArguments.world_size", gpus)
+    if gpus > 1:
+        assert made.argv[:4] == ["torchrun", "--standalone", "--nproc-per-node", str(gpus)]
+        made = replace(made, argv=["python", *made.argv[4:]])
+    args, _ = configured(made, processes=gpus)
+    assert args.use_vllm == args.bf16
+
+
+@pytest.mark.usefixtures("bf16")
+def test_trl_takes_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its fields are the same for any number of GPUs."""
+
+    class Trainer:
+        def __init__(self, args: Any, gem: Any, **others: Any) -> None:
+            check_config(args, gem)
+            trained.append(args)
+
+        def train(self) -> None:
+            pass
+
+    trained: list[Any] = []
+    monkeypatch.setattr("gem_trl.GemGRPOTrainer", Trainer)
+    monkeypatch.setenv("OUT", str(tmp_path))
+    runpy.run_path(str(EXAMPLES["trl"]))
+    assert trained[0].use_vllm
 
 
 @pytest.mark.parametrize("processes", [1, 2, 8])
@@ -248,48 +297,15 @@ def test_a_run_can_be_resumed_or_overwritten(tmp_path: Path) -> None:
     assert made.env["OMP_NUM_THREADS"] == "1" and "CUDA_VISIBLE_DEVICES" in made.unset
 
 
-def saved(folder: Path, step: int, state: str | None, *ranks: str) -> str:
-    path = folder / f"checkpoint-{step}"
-    path.mkdir(parents=True)
-    for name in ("model.safetensors", *ranks):
-        path.joinpath(name).touch()
-    if state is not None:
-        path.joinpath("trainer_state.json").write_text(state)
-    return str(path)
-
-
-@pytest.mark.parametrize(
-    ("state", "ranks"),
-    [
-        (None, ["rng_state_0.pth", "rng_state_1.pth"]),
-        ('{"global_step": 1', ["rng_state_0.pth", "rng_state_1.pth"]),
-        ("", ["rng_state_0.pth", "rng_state_1.pth"]),
-        ('{"global_step": 12}', ["rng_state_0.pth"]),
-    ],
-)
-def test_a_half_written_checkpoint_is_left_out_and_named(
-    state: str | None, ranks: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    both = ["rng_state_0.pth", "rng_state_1.pth"]
-    assert train.last_checkpoint(tmp_path / "none", 2) is None
-    saved(tmp_path, 3, '{"global_step": 3}', *both)
-    whole = saved(tmp_path, 9, '{"global_step": 9}', *both)
-    assert train.last_checkpoint(tmp_path, 2) == whole
-    assert capsys.readouterr().err == ""
-    half = saved(tmp_path, 12, state, *ranks)
-    assert train.last_checkpoint(tmp_path, 2) == whole
-    assert capsys.readouterr().err == f"{half} is half-written and is left out\n"
-
-
-def test_another_experiment_does_not_go_on_with_the_record_of_this_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path, given = tmp_path / "spec.json", spec()
-    begin(Recorder(tmp_path), {"trainer": "trl", "spec": given.to_mapping()})
-    (tmp_path / "metrics.jsonl").write_text('{"iteration": 0, "split": "train"}\n')
-    path.write_text(json.dumps(replace(given, seed=4).to_mapping()))
-    assert train.main([str(path), "--record", str(tmp_path), "use_cpu=true"]) == 2
-    assert "spec.seed: 3 there, 4 here" in capsys.readouterr().err
+def test_specs_are_toml_or_json(tmp_path: Path) -> None:
+    recipe = Path(__file__).parents[2] / "recipes" / "guess-easy.toml"
+    run = train.read(recipe)
+    path = tmp_path / "spec.json"
+    path.write_text(json.dumps(run.to_mapping()))
+    assert train.read(path) == run
+    path.write_text("[")
+    with pytest.raises(ConfigurationError, match=r"cannot read the spec .*spec\.json"):
+        train.read(path)
 
 
 def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

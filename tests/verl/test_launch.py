@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import EXAMPLES, every_recipe, example, on_gpus, recipe_command
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from machines import eight
 from omegaconf import OmegaConf
+from verl.trainer.ppo.utils import need_reference_policy
+from verl.utils.config import omega_conf_to_dataclass, validate_config
 
 from gem.errors import ConfigurationError, UnsupportedVersionError
 from gem.tables import flatten
@@ -55,8 +58,12 @@ def compiled(run: RunSpec, *, cpu: bool = True, hardware: Hardware | None = None
 
 
 def configured(compose: Any, run: RunSpec, **where: Any) -> Any:
+    """verl's configuration of a run."""
+    return composed(compose, compiled(run, **where).argv)
+
+
+def composed(compose: Any, argv: list[str]) -> Any:
     """verl's configuration as its launcher would get it; an unknown key raises."""
-    argv = compiled(run, **where).argv
     assert argv[:3] == ["python", "-m", "verl.trainer.main_ppo"]
     config = compose([arg for arg in argv[3:] if not arg.startswith("hydra.")])
     OmegaConf.resolve(config)
@@ -83,6 +90,32 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 def test_every_key_exists_in_verls_configuration(compose: Any, form: str, cpu: bool) -> None:
     check_config(configured(compose, FORMS[form], cpu=cpu))
+
+
+def accepted(config: Any, model: Path) -> bool:
+    """Let this package and verl itself examine a configuration; either raises what it refuses."""
+    check_config(config)
+    # verl reads the model's configuration, which is not downloaded.
+    config.actor_rollout_ref.model.path = str(model)
+    validate_config(config, need_reference_policy(config), bool(config.critic.enable))
+    for part in ("actor_rollout_ref.rollout", "actor_rollout_ref.model"):
+        omega_conf_to_dataclass(OmegaConf.select(config, part))
+    return True
+
+
+@every_recipe
+def test_verl_takes_every_recipe(
+    recipe: Path, machine: str, compose: Any, model: Path, tmp_path: Path
+) -> None:
+    command = recipe_command("verl", recipe, machine, tmp_path).argv
+    assert accepted(composed(compose, command), model)
+
+
+@on_gpus
+def test_verl_takes_the_example(gpus: int, compose: Any, model: Path, tmp_path: Path) -> None:
+    more = [f"trainer.n_gpus_per_node={gpus}"]
+    command = example(EXAMPLES["verl"], "verl.trainer.main_ppo", gpus, tmp_path, more)
+    assert accepted(composed(compose, command), model)
 
 
 def test_a_wrong_key_would_be_noticed(compose: Any) -> None:
@@ -170,13 +203,10 @@ def test_rows_per_turn_make_one_update(compose: Any) -> None:
         ({"algorithm": {"minibatches": 3}}, "algorithm.minibatches"),
         ({"policy": {"lora_rank": 8}}, "policy.lora_rank"),
         ({"policy": {"context": "concat"}}, "policy.turns"),
-        (
-            {"policy": {"thinking": "drop"}},
-            "policy.turns: context 'chat' with thinking 'drop' makes a row per",
-        ),
+        ({"policy": {"thinking": "drop"}}, "policy.turns: policy.thinking='drop' makes a row per"),
         (
             {"policy": {"context": "concat", "turns": 2}, "algorithm": {"minibatches": 2}},
-            "verl divides rows, not episodes",
+            "minibatches through episodes",
         ),
         (
             {
