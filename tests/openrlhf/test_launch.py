@@ -207,6 +207,9 @@ def test_hardware_reaches_openrlhf(name: str, world: Any, tmp_path: Path) -> Non
     # 24 episodes, four ranks: a forward pass of 4,096 tokens holds six of 140.
     assert args.train.micro_batch_size == args.rollout.micro_batch_size == 6
     assert (args.ckpt.save_steps, args.ckpt.max_num, args.ckpt.save_hf) == (7, 2, True)
+    # What a run goes on from is cleared before another one starts.
+    assert args.ckpt.load_enable
+    assert Path(args.ckpt.path).relative_to(tmp_path).name in launch.state
     parity = {each.name: each for each in launch.parity}
     assert parity["hardware.logger"].status == "unmatched"
     assert parity["ckpt.max_num"].status == "native"

@@ -239,5 +239,6 @@ def test_hardware_reaches_rl2(name: str, world: Any, tmp_path: Path) -> None:
     server = config["rollout"]["server_args"]
     assert (server["tp_size"], server["mem_fraction_static"]) == (2, 0.35)
     assert (config["trainer"]["save_freq"], config["trainer"]["use_wandb"]) == (7, True)
+    assert (config["trainer"]["load_ckpt_from"], launch.state) == ("latest", ["model"])
     assert config["actor"]["offload_optimizer"] and config["actor"]["ddp_size"] == 2
     assert "WANDB_MODE" not in launch.env

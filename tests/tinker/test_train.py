@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import tinker
 
-from gem.errors import RecordError, RolloutError
+from gem.errors import ConfigurationError, RecordError, RolloutError
 from gem.training.record import read_run
 from gem_tinker import train
 from gem_tinker.settings import read
@@ -111,6 +111,16 @@ def test_a_run_goes_on_from_its_last_checkpoint(service: Any, tmp_path: Path) ->
     assert [e.iteration for e in read_run(tmp_path).episodes()] == [
         k for k in range(4) for _ in "1234"
     ]
+
+
+def test_a_run_does_not_go_on_with_other_settings_but_may_be_longer(
+    service: Any, tmp_path: Path
+) -> None:
+    run(tmp_path, "iterations=2")
+    with pytest.raises(ConfigurationError, match=r"config.lr: .* there, 0.5 here"):
+        run(tmp_path, "lr=0.5")
+    run(tmp_path, "restarts=1")
+    assert [m["iteration"] for m in read_run(tmp_path).metrics] == [0, 1, 2, 3]
 
 
 def test_a_finished_run_trains_nothing(service: Any, tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from gem.errors import ConfigurationError, UnsupportedVersionError
 from gem.tables import flatten, json_or_text
 from gem.training.hardware import CPU, Hardware
 from gem.training.launch import Launch, find_adapter
+from gem.training.record import Recorder
+from gem.training.recording import begin
 from gem.training.runspec import RunSpec
 from gem_trl import experiment, train
 from gem_trl.settings import check_config
@@ -67,7 +69,7 @@ def configured(made: Launch, processes: int = 1) -> tuple[Any, Any]:
     assert made.argv[:3] == ["python", "-m", "gem_trl.train"]
     path, _, folder, *rest = made.argv[3:]
     given = {key: json_or_text(text) for key, _, text in (a.partition("=") for a in rest)}
-    run = train.read(Path(path))
+    run = RunSpec.read(Path(path))
     args = experiment.grpo_config(run, Path(folder), processes, given)
     settings = experiment.gem_settings(run, Path(folder))
     check_config(args, settings)
@@ -297,15 +299,48 @@ def test_a_run_can_be_resumed_or_overwritten(tmp_path: Path) -> None:
     assert made.env["OMP_NUM_THREADS"] == "1" and "CUDA_VISIBLE_DEVICES" in made.unset
 
 
-def test_specs_are_toml_or_json(tmp_path: Path) -> None:
-    recipe = Path(__file__).parents[2] / "recipes" / "guess-easy.toml"
-    run = train.read(recipe)
-    path = tmp_path / "spec.json"
-    path.write_text(json.dumps(run.to_mapping()))
-    assert train.read(path) == run
-    path.write_text("[")
-    with pytest.raises(ConfigurationError, match=r"cannot read the spec .*spec\.json"):
-        train.read(path)
+def saved(folder: Path, step: int, state: str | None, *ranks: str) -> str:
+    path = folder / f"checkpoint-{step}"
+    path.mkdir(parents=True)
+    for name in ("model.safetensors", *ranks):
+        path.joinpath(name).touch()
+    if state is not None:
+        path.joinpath("trainer_state.json").write_text(state)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("state", "ranks"),
+    [
+        (None, ["rng_state_0.pth", "rng_state_1.pth"]),
+        ('{"global_step": 1', ["rng_state_0.pth", "rng_state_1.pth"]),
+        ("", ["rng_state_0.pth", "rng_state_1.pth"]),
+        ('{"global_step": 12}', ["rng_state_0.pth"]),
+    ],
+)
+def test_a_half_written_checkpoint_is_left_out_and_named(
+    state: str | None, ranks: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both = ["rng_state_0.pth", "rng_state_1.pth"]
+    assert train.last_checkpoint(tmp_path / "none", 2) is None
+    saved(tmp_path, 3, '{"global_step": 3}', *both)
+    whole = saved(tmp_path, 9, '{"global_step": 9}', *both)
+    assert train.last_checkpoint(tmp_path, 2) == whole
+    assert capsys.readouterr().err == ""
+    half = saved(tmp_path, 12, state, *ranks)
+    assert train.last_checkpoint(tmp_path, 2) == whole
+    assert capsys.readouterr().err == f"{half} is half-written and is left out\n"
+
+
+def test_another_experiment_does_not_go_on_with_the_record_of_this_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, given = tmp_path / "spec.json", spec()
+    begin(Recorder(tmp_path), {"trainer": "trl", "spec": given.to_mapping()})
+    (tmp_path / "metrics.jsonl").write_text('{"iteration": 0, "split": "train"}\n')
+    path.write_text(json.dumps(replace(given, seed=4).to_mapping()))
+    assert train.main([str(path), "--record", str(tmp_path), "use_cpu=true"]) == 2
+    assert "spec.seed: 3 there, 4 here" in capsys.readouterr().err
 
 
 def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

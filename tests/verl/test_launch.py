@@ -203,10 +203,13 @@ def test_rows_per_turn_make_one_update(compose: Any) -> None:
         ({"algorithm": {"minibatches": 3}}, "algorithm.minibatches"),
         ({"policy": {"lora_rank": 8}}, "policy.lora_rank"),
         ({"policy": {"context": "concat"}}, "policy.turns"),
-        ({"policy": {"thinking": "drop"}}, "policy.turns: policy.thinking='drop' makes a row per"),
+        (
+            {"policy": {"thinking": "drop"}},
+            "policy.turns: context 'chat' with thinking 'drop' makes a row per",
+        ),
         (
             {"policy": {"context": "concat", "turns": 2}, "algorithm": {"minibatches": 2}},
-            "minibatches through episodes",
+            "verl divides rows, not episodes",
         ),
         (
             {

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -26,14 +26,13 @@ from gem.errors import RolloutError
 from gem.tasks import Task
 from gem.training import batches, command, sampling, settings
 from gem.training.checkpoints import Checkpoint, Checkpoints
-from gem.training.metrics import progress
 from gem.training.recording import Report, RunRecording
 from gem.trajectory import Trajectory
 from gem_tinker import __version__, check_tinker
 from gem_tinker.advantage import Objective, Row, batch_rows, to_datums, trained_rows
 from gem_tinker.rollout import Sampling, play_batch
 from gem_tinker.server import answer, new_adapter, probe, unanswered, update
-from gem_tinker.settings import Config, read
+from gem_tinker.settings import FREE, Config, read
 
 
 async def train(config: Config, report: Report = lambda *_: None) -> None:
@@ -44,8 +43,8 @@ async def train(config: Config, report: Report = lambda *_: None) -> None:
         report: Called with iteration, split and metrics of each batch and evaluation.
 
     Raises:
-        ConfigurationError: The server cannot do what is asked for, or the model has no usable
-            chat template.
+        ConfigurationError: The server cannot do what is asked for, the model has no usable chat
+            template, or the record is of another experiment (keys other than `FREE`) or version.
         RolloutError: Too many episodes failed, sampling is impossible, or training failed more
             than `restarts` times.
     """
@@ -53,12 +52,13 @@ async def train(config: Config, report: Report = lambda *_: None) -> None:
     objective = Objective(config.loss_aggregation, await probe(config))
     versions = {"tinker": tinker.__version__, "gem-tinker": __version__}
     about = {"trainer": "tinker", "versions": versions, "config": asdict(config)}
-    checkpoints = Checkpoints(config.record_dir)
+    folder = config.record_dir
+    checkpoints = Checkpoints(folder)
     with tinker.ServiceClient(base_url=config.base_url) as service:
 
         async def attempt() -> None:
             # What the last client trained after its checkpoint is lost, and recorded again.
-            recording = RunRecording(config.record_dir, about, report=report, record=config.record)
+            recording = RunRecording(folder, about, report=report, record=config.record, free=FREE)
             with unanswered():
                 await Run(config, objective, service, recording, checkpoints).train()
 
@@ -182,11 +182,6 @@ class Run:
         return metrics if norm is None else metrics | {"grad_norm": norm}
 
 
-def show(iteration: int, split: str, metrics: Mapping[str, float]) -> None:
-    """Print a line about a batch."""
-    print(progress(iteration, split, metrics), flush=True)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Train from the command line; exit status 2 and a message if it is impossible."""
     arguments = sys.argv[1:] if argv is None else list(argv)
@@ -194,7 +189,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(__doc__)
         return 0
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    return command.exit_status(lambda: asyncio.run(train(read(arguments), show)))
+    return command.exit_status(lambda: asyncio.run(train(read(arguments), command.show)))
 
 
 if __name__ == "__main__":
