@@ -232,10 +232,12 @@ def test_processes_of_a_killed_gem_bench_are_named_and_in_the_way_until_they_end
     process.communicate(timeout=60)
     pid = int((out / "hanging").read_text())
     assert of_run(read_run(out).meta["run_id"]) == [pid]
-    code, err = call(spec, out, given, "--resume")
-    assert code == 2
-    assert f"are still alive: {pid} (python" in err
-    assert f"kill -9 {pid}" in err
+    for option in ("--resume", "--overwrite"):
+        code, err = call(spec, out, given, option)
+        assert code == 2
+        assert f"are still alive: {pid} (python" in err
+        assert f"kill -9 {pid}" in err
+    assert iterations(out) == [0, 1, 2]
     os.kill(pid, signal.SIGKILL)
     while of_run(read_run(out).meta["run_id"]):
         assert time.monotonic() < deadline

@@ -26,7 +26,7 @@ from gem.errors import ConfigurationError, RecordError
 from gem.training.hardware import Hardware
 from gem.training.launch import Launch
 from gem.training.metrics import failed_by_cause, failures_text
-from gem.training.record import EPISODES, METRICS, REPLACED, RUN, Recorder
+from gem.training.record import EPISODES, METRICS, REPLACED, RUN, Recorder, read_run
 from gem.training.runspec import RunSpec
 from gem_bench.adapters import Compiled, check_environments, compile_launch
 from gem_bench.learning import nothing_learnt_in
@@ -102,6 +102,9 @@ def run(
             return Outcome("finished", f"it was already, after {done} iterations", done)
         check_ended(run_dir, earlier)
     else:
+        if overwrite:
+            with contextlib.suppress(RecordError):  # there is none, or it cannot be read
+                check_ended(run_dir, read_run(run_dir).meta)
         clear(run_dir, (RUN, METRICS, EPISODES, *REPLACED), overwrite=overwrite)
     seconds: dict[str, float] = {}
     with _timed(seconds, "model"):
