@@ -330,7 +330,7 @@ def learner_of() -> Callable[..., Any]:
     torch = pytest.importorskip("torch", reason="the reference trainer needs torch")
     from gem_bench import reference
 
-    def make(spec: RunSpec, forward_tokens: int = 65_536) -> Any:
-        return reference.Learner(spec, torch.device("cpu"), forward_tokens)
+    def make(spec: RunSpec, forward_tokens: int = 65_536, **options: bool) -> Any:
+        return reference.Learner(spec, torch.device("cpu"), forward_tokens, **options)
 
     return make

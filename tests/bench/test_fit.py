@@ -442,7 +442,7 @@ def test_a_run_that_does_not_fit_is_refused_unless_told_otherwise(
     asked = ["run", spec, "--to", "reference", "--out", "out", "--set", f"policy.model={model}"]
     assert main(asked) == 2
     said = capsys.readouterr().err
-    assert "does not fit: learn needs 7" in said
+    assert "does not fit: step needs 657" in said
     assert "--no-fit-check" in said
     assert not (tmp_path / "out").exists()
     taken(tmp_path)

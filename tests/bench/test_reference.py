@@ -156,12 +156,36 @@ def test_temperature_sharpens_the_distribution() -> None:
     torch.testing.assert_close(warped, probs**2 / (probs**2).sum())
 
 
+@pytest.mark.parametrize("recomputed", [False, True])
+def test_gradient_checkpointing_computes_layers_again_without_dropout(
+    recomputed: bool, make_spec: Callable[..., RunSpec], learner_of: Callable[..., Any]
+) -> None:
+    spec = make_spec(algorithm__advantage="gae")
+    learner = learner_of(spec, gradient_checkpointing=recomputed)
+    episodes = rollout(learner, spec, 2)
+    rows, zeros = training_rows(episodes), [[0.0] * len(t.turns) for t in episodes]
+    learner.values(rows, [len(t.turns) for t in episodes])
+    trunks = (learner.policy.model, learner.critic.trunk)
+    calls = [0, 0]
+    for number, trunk in enumerate(trunks):
+
+        def count(module: Any, *_: Any, number: int = number) -> None:
+            assert not module.training
+            calls[number] += 1
+
+        trunk.layers[-1].self_attn.register_forward_hook(count)
+    learner.update(rows, zeros, zeros)
+    assert calls == ([2, 2] if recomputed else [1, 1])
+    assert not any(m.training for trunk in trunks for m in trunk.modules())
+
+
 @pytest.mark.parametrize("aggregation", ["token-mean", "row-mean-token-sum"])
-@pytest.mark.parametrize("forward_tokens", [65_536, 300])
+@pytest.mark.parametrize(("forward_tokens", "recomputed"), [(65_536, False), (300, True)])
 @pytest.mark.parametrize("context", ["chat", "window:1"])
 def test_loss_and_gradient_equal_a_naive_implementation(
     aggregation: str,
     forward_tokens: int,
+    recomputed: bool,
     context: str,
     make_spec: Callable[..., RunSpec],
     learner_of: Callable[..., reference.Learner],
@@ -173,7 +197,7 @@ def test_loss_and_gradient_equal_a_naive_implementation(
         policy__context=context,
         policy__prompt_tokens=160,
     )
-    learner = learner_of(spec, forward_tokens)
+    learner = learner_of(spec, forward_tokens, gradient_checkpointing=recomputed)
     episodes = rollout(learner, spec, 4)
     advantage = [[0.3 * (k + 1) - i for k in range(len(t.turns))] for i, t in enumerate(episodes)]
 

@@ -197,6 +197,9 @@ class ReferenceAdapter:
         argv = [sys.executable, "-m", "gem_bench.reference"]
         argv += ["--spec", str(spec_file), "--record", str(run_dir)]
         argv += ["--checkpoint-every", str(hardware.checkpoint_every or 0)]
+        argv += ["--forward-tokens", str(launch.pass_tokens(spec, hardware))]
+        if hardware.learner.checkpointing:
+            argv.append("--gradient-checkpointing")
         env = {}
         if hardware.cpu:
             argv += ["--device", "cpu"]
@@ -218,6 +221,8 @@ _BY_DEFINITION = {
     **dict.fromkeys(RunSpec.__dataclass_fields__, "by definition"),
     "hardware.device": "--device",
     "hardware.checkpoint_every": "--checkpoint-every",
+    "hardware.learner.pass_tokens": "--forward-tokens",
+    "hardware.learner.checkpointing": "--gradient-checkpointing",
 }
 
 reference = ReferenceAdapter()

@@ -66,8 +66,6 @@ class Keeps:
     """Whether the engine leaves the memory while the learner works."""
     own_sampler: tuple[str, ...] = ()
     """Precisions in which the learner's weights sample, all episodes at once."""
-    fixed: bool = False
-    """Whether the learner takes no checkpointing, and 65,536 tokens a pass."""
     split_pass: bool = False
     """Whether the GPUs of `learner.sequence_parallel` share a pass, or each has one."""
     lora: bool = False
@@ -114,7 +112,6 @@ TRAINERS = {
         shared="none",
         while_sampling=("weights", "gradients", "optimizer"),
         own_sampler=("bf16", "fp32"),
-        fixed=True,
         logits=20,  # the entropy's, too
         lora=True,
         lacking=("nodes", "gpus_per_node", "engine.tensor_parallel", *_ROWS_AND_MATRICES),
@@ -235,7 +232,7 @@ def _states(
 def _tokens(keeps: Keeps, spec: RunSpec, hardware: Hardware) -> int:
     """Return the most tokens of a GPU's forward pass."""
     sequence, length = hardware.learner.sequence_parallel, spec.policy.tokens
-    most = max(65_536, length) if keeps.fixed else pass_tokens(spec, hardware)
+    most = pass_tokens(spec, hardware)
     if keeps.split_pass:
         most = -(-most // sequence)
     if not spec.policy.one_row:
@@ -251,7 +248,7 @@ def _passes(
     autocast = keeps.shared == "none" and element == 2
     arithmetic = "fp32" if element == 4 else "autocast" if autocast else "bf16"
     layer = shape.activations(arithmetic, hardware.learner.tensor_parallel)
-    if hardware.learner.checkpointing and not keeps.fixed:
+    if hardware.learner.checkpointing:
         # Inputs of all layers, and one layer computed again: arXiv 2205.05198, section 5.
         activations = shape.layers * shape.hidden * (4 if autocast else element) + layer
     else:

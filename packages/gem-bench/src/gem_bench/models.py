@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import itertools
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +63,24 @@ def load_pretrained(kind: Any, model: str, **options: Any) -> Any:
         return kind.from_pretrained(model, **options)
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"policy.model: cannot load {model!r}: {error}") from error
+
+
+@contextlib.contextmanager
+def recomputing(*models: Any) -> Iterator[None]:
+    """Meanwhile compute activations again in backward passes, in models that were told to.
+
+    transformers does so in training mode only. Only the layers are put into it, not their parts, so
+    that there is no dropout.
+    """
+    modules = itertools.chain.from_iterable(model.modules() for model in models)
+    layers = [each for each in modules if getattr(each, "gradient_checkpointing", False) is True]
+    for layer in layers:
+        layer.training = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.training = False
 
 
 def _check(folder: Path) -> None:

@@ -46,7 +46,7 @@ from gem.training.settings import check_episodes
 from gem.trajectory import Trajectory, turn_table
 from gem_bench.checkpoints import Checkpoints
 from gem_bench.lora import add_adapters
-from gem_bench.models import load_pretrained
+from gem_bench.models import load_pretrained, recomputing
 from gem_bench.reference_setup import check_positions, check_supported, open_record
 from gem_bench.rows import Row, pad, trained_rows, training_rows
 from gem_bench.sampler import CachedSampler
@@ -181,7 +181,14 @@ def value_loss(new: Tensor, old: Tensor, target: Tensor, clip: float) -> Tensor:
 class Learner:
     """Policy, critic if the advantage is `gae`, their optimisers; `update` is one training step."""
 
-    def __init__(self, spec: RunSpec, device: torch.device, forward_tokens: int) -> None:
+    def __init__(
+        self,
+        spec: RunSpec,
+        device: torch.device,
+        forward_tokens: int,
+        *,
+        gradient_checkpointing: bool = False,
+    ) -> None:
         """Load the models from `spec.policy.model`; see `train` for the arguments."""
         self.spec = spec
         self.device = device
@@ -197,6 +204,9 @@ class Learner:
         if spec.algorithm.advantage == "gae":
             self.critic = Critic(path, device)
             self.critic_optimizer = self._adamw(self.critic, spec.algorithm.value_lr)
+        if gradient_checkpointing:
+            for model in (self.policy, *([self.critic.trunk] if self.critic else [])):
+                model.gradient_checkpointing_enable({"use_reentrant": False})
 
     def _adamw(self, model: nn.Module, lr: float) -> torch.optim.AdamW:
         o, weights = self.spec.optimizer, [w for w in model.parameters() if w.requires_grad]
@@ -247,8 +257,8 @@ class Learner:
         if algorithm.epochs * len(batches) > 1:
             self._keep_old_logprobs(rows)
         steps = []
-        for _ in range(algorithm.epochs):
-            for batch in batches:
+        with recomputing(self.policy, *filter(None, [self.critic])):
+            for batch in batches * algorithm.epochs:
                 step = self._policy_step(batch, advantage)
                 if self.critic is not None:
                     step |= self._critic_step(self.critic, batch, target)
@@ -327,6 +337,7 @@ def train(
     *,
     device: str = "auto",
     forward_tokens: int = 65_536,
+    gradient_checkpointing: bool = False,
     checkpoints: Checkpoints | None = None,
     report: Callable[[int, str, Metrics], None] = lambda *_: None,
 ) -> Learner:
@@ -339,6 +350,7 @@ def train(
         device: `auto` (CUDA if there is one), `cpu`, `cuda` or `cuda:<n>`.
         forward_tokens: Most tokens, padding included, in one forward pass of an update. Limits
             memory; changes results by rounding only.
+        gradient_checkpointing: Compute activations again in the backward pass.
         checkpoints: Of this run, which goes on from the last one; what the record has after it is
             set aside. None saves none, and refuses a folder that holds a record.
         report: Called with iteration, split and metrics after each recorded batch.
@@ -354,7 +366,9 @@ def train(
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     tokenizer = load_pretrained(AutoTokenizer, spec.policy.model)
-    learner = Learner(spec, torch.device(device), forward_tokens)
+    learner = Learner(
+        spec, torch.device(device), forward_tokens, gradient_checkpointing=gradient_checkpointing
+    )
     chat = spec.policy.chat_format(tokenizer)
     check_positions(spec, getattr(learner.policy.config, "max_position_embeddings", None))
 

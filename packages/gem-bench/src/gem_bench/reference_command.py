@@ -35,6 +35,14 @@ def main(argv: list[str] | None = None) -> int:
         help="go on from the last checkpoint and save one every N iterations (0: none); by default "
         "there are none, and a folder with a record is refused",
     )
+    parser.add_argument(
+        "--forward-tokens", type=int, default=65_536, help="most tokens of a forward pass"
+    )
+    parser.add_argument(
+        "--gradient-checkpointing",
+        action="store_true",
+        help="compute activations again in the backward pass",
+    )
     parser.add_argument("--save", type=Path, help="folder for the trained model")
     args = parser.parse_args(argv)
     # Deterministic cuBLAS: otherwise the order of its sums may change from run to run.
@@ -48,6 +56,8 @@ def main(argv: list[str] | None = None) -> int:
             spec,
             args.record,
             device=args.device,
+            forward_tokens=args.forward_tokens,
+            gradient_checkpointing=args.gradient_checkpointing,
             checkpoints=None if every is None else Checkpoints(args.record, spec, every),
             report=show,
         )

@@ -16,9 +16,14 @@ class TokenTranscript:
     def __init__(self, chat: ChatFormat) -> None:
         self._chat = chat
         self._observations: list[Observation] = []
-        self._responses: list[list[int]] = []
         self._texts: list[str] = []
+        self._headers: list[str] = []
+        """The template's text before each response."""
         self._starts: list[int] = []
+        self._body_end = 0
+        """Where the last response ends, without the token that closes it."""
+        self._closed = False
+        self._drift: list[Drift] = []
         self.ids: list[int] = []
         """Prompt, responses and bridges so far."""
 
@@ -35,9 +40,21 @@ class TokenTranscript:
             response_ids: Exactly as sampled.
             text: Result of `ChatFormat.decode` for them, if known.
         """
-        self._texts.append(self._chat.decode(response_ids) if text is None else text)
-        self._starts.append(len(self.ids))
-        self._responses.append(list(response_ids))
+        # Compared at once, not all at the end, where it would hold up other episodes for long.
+        chat, start = self._chat, len(self.ids)
+        text = chat.decode(response_ids) if text is None else text
+        self._closed = chat.is_closed(response_ids)
+        body = list(response_ids[:-1] if self._closed else response_ids)
+        fresh = chat.encode_text(text)
+        if fresh != body:
+            pairs = zip(body, fresh, strict=False)
+            same = next((i for i, (a, b) in enumerate(pairs) if a != b), len(body))
+            place = start + min(same, len(fresh))
+            self._drift.append(Drift("tokens", len(self._texts), place))
+        self._headers.append(chat.spell(self.ids[self._body_end :]))
+        self._texts.append(text)
+        self._starts.append(start)
+        self._body_end = start + len(body)
         self.ids.extend(response_ids)
 
     def observe(self, observation: Observation) -> list[int]:
@@ -48,10 +65,9 @@ class TokenTranscript:
         Raises:
             RolloutError: No response was appended since the last observation.
         """
-        if len(self._responses) != len(self._observations):
+        if len(self._texts) != len(self._observations):
             raise RolloutError("TokenTranscript.observe: a response must come first")
-        closed = self._chat.is_closed(self._responses[-1])
-        ids = self._chat.bridge(observation, closed=closed)
+        ids = self._chat.bridge(observation, closed=self._closed)
         self._observations.append(observation)
         self.ids.extend(ids)
         return ids
@@ -59,19 +75,12 @@ class TokenTranscript:
     def drift(self) -> list[Drift]:
         """Return every turn where re-rendering or re-encoding would have changed the ids.
 
-        Encodes each response once and renders the conversation once: linear in its length.
+        Renders the conversation once: linear in its length.
         """
-        chat, texts, found = self._chat, self._texts, list[Drift]()
-        for turn, text in enumerate(texts):
-            body, fresh = self._body(turn), chat.encode_text(text)
-            if fresh != body:
-                pairs = zip(body, fresh, strict=False)
-                same = next((i for i, (a, b) in enumerate(pairs) if a != b), len(body))
-                found.append(Drift("tokens", turn, self._starts[turn] + min(same, len(fresh))))
-        rendered = chat.render(self._observations[: len(texts)], texts[:-1])
+        texts, found = self._texts, list(self._drift)
+        rendered = self._chat.render(self._observations[: len(texts)], texts[:-1])
         position = 0
-        for turn, text in enumerate(texts):
-            header = self._text_before(turn)
+        for turn, (header, text) in enumerate(zip(self._headers, texts, strict=True)):
             place = rendered.find(header, position)
             if place != position:
                 blamed = max(turn - 1, 0)
@@ -82,12 +91,3 @@ class TokenTranscript:
             if rendered.startswith(text, position):
                 position += len(text)
         return sorted(found, key=lambda d: (d.turn, d.position))
-
-    def _body(self, turn: int) -> list[int]:
-        ids = self._responses[turn]
-        return ids[:-1] if self._chat.is_closed(ids) else ids
-
-    def _text_before(self, turn: int) -> str:
-        """Return the template's text between the previous response's content and this response."""
-        begin = 0 if turn == 0 else self._starts[turn - 1] + len(self._body(turn - 1))
-        return self._chat.spell(self.ids[begin : self._starts[turn]])

@@ -1,0 +1,271 @@
+"""The share of an 8xH100 node's time that is lost to us, with engines of realistic speed.
+
+python benchmarks/scale.py [--quick] [--drivers NAME...] [--baseline REVISION] [--plot FILE]
+
+Engines are simulated (`scale_node.Engines`: how fast, and after which public measurements), all
+else is the real code (`scale_drivers`), in the environments under .venvs: the event loop, threads,
+tokenizer and environments of each adapter. Time is simulated, too: what computes takes the CPU time
+that it takes here, what waits takes none (`scale_node`). Episodes have 20 turns of 192 sampled
+tokens; environments take 1 ms of CPU (`compute`), 200 ms (`wait`), or 10 s in one of a hundred
+steps (`rare`). Where a trainer plays in several processes (loops), one of them is run, with its
+share of episodes and engines.
+
+- lost: of the time in which engines sampled a sequence or had room for one more, summed over these
+  sequences, the share in which there was room and an episode in our hands: its turn was sampled,
+  or its environment had answered, or it was about to begin, and our code had not yet passed it on.
+- longer: how much longer the iteration takes than with a driver that takes no time.
+- CPU: our CPU time of a turn, without the environment's. busy: share of the time in which the
+  process computes, environments included.
+- lag: from the end of a turn in the engine until our code goes on.
+- MB: peak of memory above what the process takes before, with all episodes at its end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from scale_node import Engines, Work
+
+from gem_bench.plot import COLORS, DASHES, tick_label, ticks
+
+ROOT = Path(__file__).parents[1]
+LOOPS = {"rollout": 1, "verl": 8, "openrlhf": 8, "oat": 8, "rl2": 1, "tinker": 1}
+"""Processes that play on a node: verl's agent-loop workers (its default), OpenRLHF's and oat's
+engines, RL2's first rank, Tinker's client."""
+NODE = Engines()
+ENVIRONMENTS = ("compute", "wait", "rare")
+CHAT = (
+    "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
+    "{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
+)
+CONCURRENCY = (128, 256, 512, 1024, 2048, 4096, 8192)
+PLOT_TURNS = 5
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 720, 380, 56, 16, 112, 52
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is measured in one process of several that are alike."""
+
+    driver: str
+    loops: int
+    episodes: int
+    """Of all processes together."""
+    environment: str = "wait"
+    turns: int = 20
+    speed: float = 1.0
+    """Of the engines."""
+
+    def text(self) -> str:
+        """Return the case as `scale_drivers` reads it."""
+        node = Engines(number=NODE.number // self.loops, speed=self.speed)
+        work = Work(self.episodes // self.loops, self.turns, environment=self.environment)
+        return json.dumps({"engines": asdict(node), "work": asdict(work)})
+
+
+def write_texts(folder: Path) -> None:
+    """Write what everybody says, words as frequent as in a language (Zipf), and a tokenizer."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    words = (files("gem") / "data" / "words_large.txt").read_text(encoding="utf-8").split()
+    ranks = list(accumulate(1 / (rank + 3) for rank in range(len(words))))
+    text = " ".join(random.Random(0).choices(words, cum_weights=ranks, k=60_000))
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=4000,
+        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator([text], trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|im_end|>")
+    tokenizer.chat_template = CHAT
+    tokenizer.save_pretrained(folder)
+    (folder / "text").write_text(text, encoding="utf-8")
+
+
+def interpreter(driver: str) -> Path:
+    """Return the Python of a trainer's environment, beside the one that runs this."""
+    if driver == "rollout":
+        return Path(sys.executable)
+    return Path(sys.prefix).parent / driver / "bin" / "python"
+
+
+def measured(cases: Sequence[Case], texts: Path, tree: Path = ROOT) -> Iterator[dict[str, Any]]:
+    """Measure cases of one driver in one process.
+
+    Args:
+        cases: The cases.
+        texts: Folder that `write_texts` filled.
+        tree: Where the packages are.
+
+    Raises:
+        subprocess.CalledProcessError: The process failed.
+    """
+    driver = cases[0].driver
+    packages = ["core", "cpu"] if driver == "rollout" else ["core", "cpu", driver]
+    paths = [tree / "packages" / f"gem-{name}" / "src" for name in packages]
+    shims = paths[1] / "gem_cpu"
+    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
+    if driver not in ("rollout", "tinker"):
+        paths += [shims / "startup", shims / "rl2_stand_ins"]
+        environment |= {"GEM_CPU": "1", "DS_ACCELERATOR": "cpu"}
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, paths))
+    command = [str(interpreter(driver)), str(ROOT / "benchmarks" / "scale_drivers.py"), driver]
+    command += [str(texts), *(case.text() for case in cases)]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("{"):
+                yield json.loads(line)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
+
+
+def revision(name: str, folder: Path) -> Path:
+    """Write the packages of a revision to a folder."""
+    command = ["git", "-C", str(ROOT), "archive", name, "packages"]
+    packed = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        archive.extractall(folder, filter="data")
+    return folder
+
+
+def show(case: Case, found: dict[str, Any], which: str) -> None:
+    """Print a row."""
+    print(
+        f"{case.driver + which:18}{case.loops:6}{case.episodes:10,} {case.environment:12}"
+        f"{100 * found['lost']:7.2f}%{100 * found['longer']:8.2f}%{found['cpu_ms']:9.3f}"
+        f"{100 * found['busy']:7.1f}%{found['lag_p50_ms']:9.2f}{found['lag_p99_ms']:9.1f}"
+        f"{found['mb']:9,.0f}{found['turns_s'] * case.loops:9.0f}",
+        flush=True,
+    )
+
+
+def table(groups: Sequence[Sequence[Case]], texts: Path, trees: dict[str, Path]) -> None:
+    """Measure and print one table; cases of a group have the same driver."""
+    head = ("", "loops", "episodes", "environment", "lost", "longer", "CPU ms", "busy")
+    head += ("lag p50", "p99 ms", "MB", "turns/s")
+    print("{:18}{:>6}{:>10} {:12}{:>8}{:>9}{:>9}{:>8}{:>9}{:>9}{:>9}{:>9}".format(*head))
+    for cases in groups:
+        if not interpreter(cases[0].driver).exists():
+            print(f"{cases[0].driver:18} has no environment ({interpreter(cases[0].driver)})")
+            continue
+        for which, tree in trees.items():
+            rows = measured(cases, texts, tree)
+            for case, found in zip(cases, rows, strict=True):
+                show(case, found, which)
+
+
+def draw(lines: dict[str, list[tuple[int, float]]]) -> str:
+    """Return an SVG plot of the share that is lost (%) over the number of episodes."""
+    xs = [x for points in lines.values() for x, _ in points]
+    low, high = math.log2(min(xs)), math.log2(max(xs))
+    ys = ticks(0.0, max(y for points in lines.values() for _, y in points))
+
+    def px(x: float) -> float:
+        return _LEFT + (math.log2(x) - low) / (high - low) * (_WIDTH - _LEFT - _RIGHT)
+
+    def py(y: float) -> float:
+        return _HEIGHT - _BOTTOM - y / ys[-1] * (_HEIGHT - _BOTTOM - _TOP)
+
+    def text(x: float, y: float, words: str, anchor: str = "start", kind: str = "tick") -> str:
+        return f'<text class="{kind}" x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}">{words}</text>'
+
+    out = [text(0, 14, "Share of the engines' time that is lost to us, %", kind="name")]
+    for y in ys:
+        out.append(text(_LEFT - 8, py(y) + 4, tick_label(y, ys[1] - ys[0]), "end"))
+        line = f'x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{py(y):.1f}" y2="{py(y):.1f}"'
+        out.append(f'<line class="grid" {line}/>')
+    out += [text(px(x), _HEIGHT - _BOTTOM + 18, f"{x:,}", "middle") for x in sorted(set(xs))]
+    out.append(text((_LEFT + _WIDTH) / 2, _HEIGHT - 12, "episodes at once", "middle"))
+    style = []
+    for index, (name, points) in enumerate(lines.items()):
+        at = f"{' '.join(f'{px(x):.1f},{py(y):.1f}' for x, y in points)}"
+        y = 38 + 18 * index
+        out.append(f'<line class="g{index}" x1="0" x2="26" y1="{y - 4}" y2="{y - 4}"/>')
+        out += [text(34, y, name), f'<polyline class="g{index}" points="{at}"/>']
+        rule = f"fill:none;stroke-width:2.6;stroke-dasharray:{DASHES[index]};stroke:"
+        dark = f"@media(prefers-color-scheme:dark){{.g{index}{{stroke:{COLORS[index][1]}}}}}"
+        style.append(f".g{index}{{{rule}{COLORS[index][0]}}}{dark}")
+    common = (
+        ".paper{fill:#fff}.name{fill:#1c2430;font-weight:600}.tick{fill:#5b6675}.grid{stroke:#e3e7ed}"
+        "@media(prefers-color-scheme:dark){.paper{fill:#0f141b}.name{fill:#e6ebf2}"
+        ".tick{fill:#9aa6b5}.grid{stroke:#26303d}}"
+    )
+    box = f'width="{_WIDTH + 28}" height="{_HEIGHT + 28}"'
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" {box} viewBox="-14 -14 {_WIDTH + 28} '
+        f'{_HEIGHT + 28}" role="img" font-family="system-ui, sans-serif" font-size="12.5">'
+        f"<title>Share of engine time lost over episodes at once</title>"
+        f"<style>{common}{''.join(style)}</style>"
+        f'<rect class="paper" x="-14" y="-14" {box}/>{"".join(out)}</svg>\n'
+    )
+
+
+def curves(texts: Path) -> dict[str, list[tuple[int, float]]]:
+    """Measure the share that is lost (%) over the number of episodes; print it, too."""
+    lines = {}
+    for speed in (1.0, 8.0):
+        for loops in (1, 8):
+            cases = [Case("rollout", loops, n, turns=PLOT_TURNS, speed=speed) for n in CONCURRENCY]
+            lost = [100 * found["lost"] for found in measured(cases, texts)]
+            name = "one event loop" if loops == 1 else f"{loops} event loops"
+            name += ", Qwen3-8B on 8xH100" if speed == 1 else f", engines {speed:g} times as fast"
+            lines[name] = list(zip(CONCURRENCY, lost, strict=True))
+            print(f"{name:44}", *(f"{n:,}: {y:.2f}%" for n, y in lines[name]), flush=True)
+    return lines
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="a few episodes, in seconds")
+    parser.add_argument("--drivers", nargs="+", choices=LOOPS, default=list(LOOPS))
+    parser.add_argument("--baseline", help="a git revision whose packages are measured, too")
+    parser.add_argument("--plot", type=Path, help="also measure and draw share over concurrency")
+    args = parser.parse_args()
+    if args.quick:
+        groups = [[Case("rollout", 1, 16, each, turns=3) for each in ENVIRONMENTS]]
+    else:
+        groups = [
+            [Case(driver, LOOPS[driver], 1024, each) for each in ENVIRONMENTS]
+            for driver in args.drivers
+        ]
+        if "rollout" in args.drivers:
+            more = [Case("rollout", 8, 8192, each) for each in ENVIRONMENTS]
+            groups.insert(1, [*more, Case("rollout", 1, 8192)])
+    with tempfile.TemporaryDirectory() as folder:
+        texts = Path(folder) / "texts"
+        write_texts(texts)
+        trees = {"": ROOT}
+        if args.baseline:
+            before = revision(args.baseline, Path(folder) / "baseline")
+            trees = {" before": before, " now": ROOT}
+        table(groups, texts, trees)
+        if args.plot:
+            args.plot.write_text(draw(curves(texts)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
