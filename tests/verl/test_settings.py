@@ -22,6 +22,20 @@ def test_these_trainer_modes_work(compose: Any, mode: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "given",
+    [
+        *(f"algorithm.adv_estimator=gem_{name}" for name in ("grpo", "rloo", "reinforce")),
+        "trainer.v1.separate_async.parameter_sync_step=1",
+    ],
+)
+def test_parts_of_a_batch_are_enough_where_nothing_is_normalised_over_all_of_it(
+    compose: Any, given: str
+) -> None:
+    mode = "trainer.v1.trainer_mode=separate_async"
+    assert check_config(compose([*BASE, mode, given])) == Settings()
+
+
+@pytest.mark.parametrize(
     ("overrides", "reason"),
     [
         (["trainer.v1.trainer_mode=separate_async"], "parts of a batch"),

@@ -18,8 +18,8 @@ from gem.trajectory import Trajectory
 from gem_verl.rollout import EPISODE
 from gem_verl.trainer import GemTrainerSync, grouped
 
-Line = tuple[str, bool, dict[str, Any], int]
-"""Key, whether it is padding, extra fields and index of a row."""
+Line = tuple[str, dict[str, Any], int]
+"""Key, extra fields and index of a row."""
 
 
 def lines(uid: str, session: int, index: int, trajectory: Trajectory) -> list[Line]:
@@ -34,19 +34,17 @@ def lines(uid: str, session: int, index: int, trajectory: Trajectory) -> list[Li
         if number == len(spans) - 1:
             packed = PackedTrajectory.of(trajectory)
             known["episode"], extra["whole"] = packed.head, packed.data
-        found.append((f"{uid}_{session}_{number}", False, extra, index))
+        found.append((f"{uid}_{session}_{number}", extra, index))
     return found
 
 
 @pytest.fixture
 def batch() -> list[Line]:
-    """Two episodes of one task and one of another, the latter failed; a row of padding."""
+    """Two episodes of one task and one of another, the latter failed."""
     one, two = [t for t in golden_turn_rows() if t.valid][:2]
     [failed] = [t for t in golden_batch() if not t.valid]
-    padding: Line = ("pad7_0_0", True, {}, 0)
     return [
         *lines("task_b", 1, 3, two),
-        padding,
         *lines("task_a", 0, 8, failed),
         *lines("task_b", 0, 3, replace(one, group=3)),
     ]
@@ -56,7 +54,7 @@ def test_rows_become_episodes_in_an_order_that_does_not_depend_on_their_arrival(
     batch: list[Line],
 ) -> None:
     seen = []
-    for arrived in (batch, batch[::-1], [*batch[4:], *batch[:4]]):
+    for arrived in (batch, batch[::-1], [*batch[3:], *batch[:3]]):
         found, trajectories = grouped(*map(list, zip(*arrived, strict=True)))
         keys = [[arrived[row.place][0] for row in episode.rows] for episode in found.episodes]
         spans = [[row.spans for row in episode.rows] for episode in found.episodes]
@@ -75,7 +73,7 @@ def test_rows_become_episodes_in_an_order_that_does_not_depend_on_their_arrival(
 
 def test_a_broken_agent_loop_stops_the_run(batch: list[Line]) -> None:
     known = {"spans": [], "failed": "ConnectionError: engine died", "broken": True}
-    broken: Line = ("task_c_0_0", False, {"gem": known, "reward_extra_info": {}}, 9)
+    broken: Line = ("task_c_0_0", {"gem": known, "reward_extra_info": {}}, 9)
     with pytest.raises(RolloutError, match="agent loop failed: ConnectionError"):
         grouped(*map(list, zip(*[*batch, broken], strict=True)))
 
@@ -106,7 +104,7 @@ def queue(batch: list[Line]) -> Queue:
     return Queue(
         {
             key: {EPISODE: extra.get("whole"), "extra_fields": extra, "data_source": "same"}
-            for key, _, extra, _ in batch
+            for key, extra, _ in batch
         }
     )
 
@@ -148,10 +146,9 @@ def test_another_order_of_the_rows_is_noticed(
 def test_validation_episodes_are_taken_before_verl_removes_them(
     batch: list[Line], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    played = [line for line in batch if not line[1]]
-    stored = queue(played)
+    stored = queue(batch)
     monkeypatch.setattr("gem_verl.trainer.tq", stored)
-    made = trainer(played)
+    made = trainer(batch)
     made._keep_evaluated(SimpleNamespace(keys=list(stored.rows), partition_id="val"))
     [(name, episodes)] = made._evaluated.items()
     assert name == "same"

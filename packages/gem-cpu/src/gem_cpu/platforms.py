@@ -49,17 +49,22 @@ def verl(spec: RunSpec, run_dir: Path, hardware: Hardware) -> Platform:
         f"{rollout}.free_cache_engine": False,
         f"+{rollout}.enable_sleep_mode": False,
         f"{rollout}.checkpoint_engine.update_weights_bucket_megabytes": 16,
-        f"{rollout}.agent.num_workers": 1,
+        f"{rollout}.agent.num_workers": hardware.gpus,
         f"{rollout}.max_num_seqs": min(spec.episodes, 256),
         "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
-        # A Ray cluster of the run's own, with GPU slots, which verl takes for its accelerators.
-        f"+{ray}.address": "local",
-        f"{ray}.num_cpus": 9 + hardware.gpus,
-        f"+{ray}.num_gpus": hardware.gpus,
-        f"+{ray}.object_store_memory": 500_000_000,
-        f"+{ray}.include_dashboard": False,
-        f"+{ray}._temp_dir": socket_folder(run_dir),
     }
+    unset = [_CUDA]
+    if hardware.nodes == 1:
+        unset.append("RAY_ADDRESS")
+        settings |= {
+            # A Ray cluster of the run's own, with GPU slots, which verl takes for its accelerators.
+            f"+{ray}.address": "local",
+            f"{ray}.num_cpus": 7 + 3 * hardware.gpus,
+            f"+{ray}.num_gpus": hardware.gpus,
+            f"+{ray}.object_store_memory": 500_000_000,
+            f"+{ray}.include_dashboard": False,
+            f"+{ray}._temp_dir": socket_folder(run_dir),
+        }
     if spec.algorithm.kl_coef:
         settings["actor_rollout_ref.ref.fsdp_config.use_torch_compile"] = False
     if spec.algorithm.advantage == "gae":
@@ -67,13 +72,14 @@ def verl(spec: RunSpec, run_dir: Path, hardware: Hardware) -> Platform:
     env = {
         **_COMMON,
         **_NO_COMPILER,
+        **_LOOPBACK,
         **_VLLM,
         **_RAY,
         "VERL_PLATFORM": "cpu",
         "VERL_ENGINE_DEVICE": "cuda",  # selects verl's FSDP engine; nothing touches CUDA
         "TORCH_EXTENSIONS_DIR": str(run_dir / "torch_extensions"),
     }
-    return Platform(settings, env, unset=[_CUDA, "RAY_ADDRESS"])
+    return Platform(settings, env, unset=unset)
 
 
 def openrlhf(spec: RunSpec, run_dir: Path, hardware: Hardware) -> Platform:

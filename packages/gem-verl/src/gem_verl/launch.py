@@ -56,6 +56,7 @@ def compile_spec(spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> launch.
         platform,
         {"HYDRA_FULL_ERROR": "1", "RAY_DEDUP_LOGS": "0"},
         parity=launch.parity(spec, _NAMES | _HOW, _departures(spec), hardware, "verl"),
+        state=[_CHECKPOINTS],
     )
 
 
@@ -76,6 +77,9 @@ def _check(spec: RunSpec, hardware: Hardware) -> None:
     launch.check_hardware(spec, hardware, {"learner.tensor_parallel": "that is Megatron's"})
 
 
+_CHECKPOINTS = "checkpoints"
+"""Folder in that of the run. verl goes on from what is there (`trainer.resume_mode=auto`)."""
+
 _ALWAYS: dict[str, Any] = {
     "data.custom_cls.path": "pkg://gem_verl.dataset",
     "data.custom_cls.name": "GemDataset",
@@ -93,7 +97,6 @@ _ALWAYS: dict[str, Any] = {
     "reward.num_workers": 1,  # rewards come from environments
     "trainer.v1.trainer_mode": "gem_sync",
     "trainer.total_epochs": 1,
-    "trainer.resume_mode": "disable",
     "trainer.project_name": "gem",
     "critic.enable": True,
     "critic.loss_agg_mode": "token-mean",  # of one token per turn: a mean over turns
@@ -179,7 +182,7 @@ def _run(spec: RunSpec, run_dir: Path, hardware: Hardware) -> dict[str, Any]:
         "trainer.test_freq": spec.eval_every or -1,
         "trainer.logger": ["console", *filter(None, [hardware.logger])],
         "+gem.record_dir": str(run_dir),
-        "trainer.default_local_dir": str(run_dir / "checkpoints"),
+        "trainer.default_local_dir": str(run_dir / _CHECKPOINTS),
         "hydra.run.dir": str(run_dir / "hydra"),
     }
 

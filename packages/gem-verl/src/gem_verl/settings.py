@@ -17,11 +17,10 @@ from gem.training.settings import Settings as BaseSettings
 GEM_MODES = ("gem_sync", "gem_colocate_async")
 """Values of `trainer.v1.trainer_mode` that `gem_verl.trainer` registers."""
 
-MODES = ("sync", "colocate_async", *GEM_MODES)
+MODES = ("sync", "colocate_async", "separate_async", *GEM_MODES)
 """Values of `trainer.v1.trainer_mode` that work with GEM rollouts."""
 
 _ROLLOUT = "actor_rollout_ref.rollout"
-_UNSUITABLE = {"separate_async": "it computes advantages and their statistics on parts of a batch"}
 _SUGGESTION = "set trainer.v1.trainer_mode=gem_sync"
 
 
@@ -85,8 +84,7 @@ def _refusals(config: Any, settings: Settings) -> Iterator[Refusal]:
     rollout, ours = config.actor_rollout_ref.rollout, mode in GEM_MODES
     legacy = "verl's legacy trainer replaces the rewards of turns by one number per episode"
     yield "trainer.use_v1", not config.trainer.use_v1, f"{legacy}; leave it at True"
-    unsuitable = _UNSUITABLE.get(mode, "it is not known to gem-verl")
-    others = f"{unsuitable}; choose one of {', '.join(MODES)}"
+    others = f"it is not known to gem-verl; choose one of {', '.join(MODES)}"
     yield "trainer.v1.trainer_mode", mode not in MODES, others
     silent = f"trainer_mode={mode} cannot record; {_SUGGESTION}"
     yield "gem.record_dir", settings.record_dir is not None and not ours, silent
@@ -97,6 +95,10 @@ def _refusals(config: Any, settings: Settings) -> Iterator[Refusal]:
     critic = f"it needs the critic's values: {_SUGGESTION} and critic.enable=True"
     without = estimator == "gem_gae" and not (ours and config.critic.enable)
     yield "algorithm.adv_estimator", without, critic
+    cut = mode == "separate_async" and config.trainer.v1.separate_async.parameter_sync_step > 1
+    parts = "it is normalised over a batch, and trainer_mode=separate_async has parts of a batch"
+    parts += "; set trainer.v1.separate_async.parameter_sync_step=1, or choose gem_grpo"
+    yield "algorithm.adv_estimator", cut and estimator == "gem_rebn", parts
     filtered = algorithm.get("filter_groups") or {}
     zeros = "it takes a failed episode for one of reward 0; leave it at False"
     yield "algorithm.filter_groups.enable", bool(filtered.get("enable")), zeros
@@ -105,7 +107,7 @@ def _refusals(config: Any, settings: Settings) -> Iterator[Refusal]:
     lost = "episodes do not say to which experts tokens were routed; leave it at False"
     yield f"{_ROLLOUT}.enable_rollout_routing_replay", rollout.enable_rollout_routing_replay, lost
     empty = f"the servers of trainer_mode={mode} answer without; leave it at True"
-    unknown = "colocate_async" in mode and not rollout.calculate_log_probs
+    unknown = "_async" in mode and not rollout.calculate_log_probs
     yield f"{_ROLLOUT}.calculate_log_probs", unknown, empty
     longest = rollout.prompt_length + rollout.response_length
     short = rollout.max_model_len is not None and rollout.max_model_len < longest

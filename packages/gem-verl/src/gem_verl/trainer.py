@@ -29,6 +29,7 @@ from tensordict import TensorDict
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.trainer.ppo.v1.trainer_colocate_async import PPOTrainerColocateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils.debug import marked_timer
 
 from gem.errors import RolloutError
 from gem.packed import PackedTrajectory
@@ -47,6 +48,7 @@ from gem_verl.settings import check_config
 SEAMS = (
     Seam("fit", "self, agent_loop_manager"),
     Seam("_build_replay_buffer", "self"),
+    Seam("_save_checkpoint", "self"),
     Seam("_balance_batch", "self, batch, metrics, logging_prefix, keep_minibatch"),
     Seam("_compute_advantage", "self, batch, metrics"),
     Seam("_update_critic", "self, batch, metrics"),
@@ -111,10 +113,14 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
         """Without tokens, which stay in TransferQueue."""
         self._evaluated: dict[str, list[PackedTrajectory]] = {}
         self._lost: list[Failure] = []
+        self._checkpoint_due = False
         super().__init__(config)
 
     def fit(self, agent_loop_manager: Any) -> None:
         """Train, as long as agent loops, rollout servers and the queue live; verl would wait."""
+        trainer = self.config.trainer
+        if self.global_steps and trainer.resume_mode == "auto" and not trainer.val_only:
+            trainer.val_before_train = False  # what was due before the checkpoint has been done
         actors = list(agent_loop_manager.agent_loop_workers)
         for replica in self.llm_server_manager.get_replicas():
             actors.extend(replica.servers)
@@ -146,20 +152,19 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
                 self._evaluated.setdefault(name, []).append(packed)
 
     def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **named: Any) -> Any:
-        """Fill up and order the batch, and find out which rows belong together."""
-        batch = super()._balance_batch(batch, metrics, *args, **named)
+        """Find out which rows belong together; verl fills the batch up and divides it over ranks."""
         data = _read(batch, "extra_fields", "index")
-        padding = [bool(tag.get("is_padding", False)) for tag in batch.tags]
         self._batch, self._trajectories = grouped(
-            batch.keys, padding, _column(data["extra_fields"]), _column(data["index"])
+            batch.keys, _column(data["extra_fields"]), _column(data["index"])
         )
-        if self.resource_pool_manager.get_n_gpus() == 1:
-            # Nothing to balance: the same order in every run makes the same sums.
-            rows = self._rows()
-            padded = [place for place, filler in enumerate(padding) if filler]
-            batch.reorder([*(row.place for row in rows), *padded])
-            for place, row in enumerate(rows):
-                row.place = place
+        rows = self._rows()
+        # The same order in every run: ranks get the same rows and make the same sums.
+        batch.reorder([row.place for row in rows])
+        keys = list(batch.keys)
+        batch = super()._balance_batch(batch, metrics, *args, **named)
+        places = {key: place for place, key in enumerate(batch.keys)}
+        for key, row in zip(keys, rows, strict=True):
+            row.place = places[key]
         for episode in self._batch.episodes:
             if not episode.valid:
                 # verl leaves rows with this tag out of its statistics.
@@ -211,6 +216,10 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
         finally:
             _write(batch, masks)
 
+    def _save_checkpoint(self) -> None:
+        """Leave it to `_compute_metrics`: what led to a checkpoint is recorded before."""
+        self._checkpoint_due = True
+
     def _compute_metrics(
         self, batch: Any, metrics: dict[str, Any], timing_raw: Any, global_steps: int, epoch: int
     ) -> None:
@@ -225,6 +234,10 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
         update_s = sum(timing_raw.get(name, 0.0) for name in _UPDATE_TIMES)
         # Step k of verl trains on what k - 1 updates have made.
         self._recording.write_iteration(global_steps - 1, metrics, metrics={"update_s": update_s})
+        if self._checkpoint_due:
+            with marked_timer("timing_s/save_checkpoint", metrics):
+                super()._save_checkpoint()
+            self._checkpoint_due = False
 
     def _whole(self, batch: Any) -> list[PackedTrajectory]:
         """Return the episodes of a batch; those that are recorded with their tokens.
@@ -293,13 +306,12 @@ register_trainer("gem_colocate_async")(GemTrainerColocateAsync)
 
 
 def grouped(
-    keys: list[str], padding: list[bool], extra_fields: list[Any], index: list[Any]
+    keys: list[str], extra_fields: list[Any], index: list[Any]
 ) -> tuple[Batch, list[PackedTrajectory]]:
     """Collect rows into episodes, in an order that does not depend on which arrived first.
 
     Args:
         keys: `<prompt id>_<session>_<number within the episode>` of each row.
-        padding: Whether verl filled up the batch with this row.
         extra_fields: Those of our agent loops.
         index: Row of the dataset.
 
@@ -316,7 +328,7 @@ def grouped(
 
     batch, trajectories = Batch([]), []
     groups: dict[str, int] = {}
-    played = sorted((place for place, filler in enumerate(padding) if not filler), key=order)
+    played = sorted(range(len(keys)), key=order)
     for (_, _, uid), places in itertools.groupby(played, lambda place: order(place)[:3]):
         rows = []
         for place in places:
