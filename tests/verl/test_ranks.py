@@ -151,7 +151,9 @@ def cluster(compile: Compile, tmp_path: Path) -> Iterator[str]:
 
     with pytest.MonkeyPatch.context() as patch:
         # Processes get their environment from the node.
-        for name, value in compile(tmp_path / "any", 2, 2).env.items():
+        launch = compile(tmp_path / "nodes", 2, 2)
+        tmp_path.joinpath("nodes", "flaky.py").write_text(launch.files["flaky.py"])
+        for name, value in launch.env.items():
             patch.setenv(name, value)
         patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         given = {"num_cpus": 10, "num_gpus": 1, "object_store_memory": 300_000_000}

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from gem.errors import ConfigurationError, RolloutError
 from gem.packed import PackedTrajectory
@@ -154,3 +155,30 @@ def test_validation_episodes_are_taken_before_verl_removes_them(
     assert name == "same"
     assert sorted(e.valid for e in episodes) == [False, True, True]
     assert all(episode.unpack().turns for episode in episodes)
+
+
+def test_an_iteration_is_recorded_before_its_checkpoint_is_written(
+    batch: list[Line], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """verl asks for it earlier: a run killed between the two would lose an iteration."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("gem_verl.trainer.tq", queue(batch))
+    recorded: list[int] = []
+
+    def save(self: Any) -> None:
+        recorded.append(len(Path("record/metrics.jsonl").read_text().splitlines()))
+
+    monkeypatch.setattr(PPOTrainer, "_compute_metrics", lambda *_: None)
+    monkeypatch.setattr(PPOTrainer, "_save_checkpoint", save)
+    made = trainer(batch, record="metrics")
+    made._batch.advantages = [[0.0] * len(e.rewards) for e in made._batch.episodes]
+    made._lost, made._checkpoint_due = [], False
+    meta = SimpleNamespace(keys=[key for key, *_ in batch], partition_id="train")
+    for step in (1, 2, 3):
+        if step == 2:
+            made._save_checkpoint()
+            assert recorded == []
+        metrics: dict[str, Any] = {}
+        made._compute_metrics(meta, metrics, {}, step, 0)
+        assert ("timing_s/save_checkpoint" in metrics) == (step == 2)
+    assert recorded == [2]

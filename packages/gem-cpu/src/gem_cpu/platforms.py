@@ -53,11 +53,10 @@ def verl(spec: RunSpec, run_dir: Path, hardware: Hardware) -> Platform:
         f"{rollout}.max_num_seqs": min(spec.episodes, 256),
         "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
     }
-    unset = [_CUDA]
-    if hardware.nodes == 1:
-        unset.append("RAY_ADDRESS")
+    one = hardware.nodes == 1
+    if one:
+        # A Ray cluster of the run's own, with GPU slots, which verl takes for its accelerators.
         settings |= {
-            # A Ray cluster of the run's own, with GPU slots, which verl takes for its accelerators.
             f"+{ray}.address": "local",
             f"{ray}.num_cpus": 7 + 3 * hardware.gpus,
             f"+{ray}.num_gpus": hardware.gpus,
@@ -72,14 +71,14 @@ def verl(spec: RunSpec, run_dir: Path, hardware: Hardware) -> Platform:
     env = {
         **_COMMON,
         **_NO_COMPILER,
-        **_LOOPBACK,
+        **(_LOOPBACK if one else {}),
         **_VLLM,
         **_RAY,
         "VERL_PLATFORM": "cpu",
         "VERL_ENGINE_DEVICE": "cuda",  # selects verl's FSDP engine; nothing touches CUDA
         "TORCH_EXTENSIONS_DIR": str(run_dir / "torch_extensions"),
     }
-    return Platform(settings, env, unset=unset)
+    return Platform(settings, env, unset=[_CUDA, "RAY_ADDRESS"] if one else [_CUDA])
 
 
 def openrlhf(spec: RunSpec, run_dir: Path, hardware: Hardware) -> Platform:

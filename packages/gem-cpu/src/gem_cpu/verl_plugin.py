@@ -22,7 +22,7 @@ def install() -> None:
     announce(
         "verl runs on the CPU platform of gem-cpu",
         "CUDA, NCCL, CUDA IPC weight transfer, sleep and wake-up of the engine, flash attention, "
-        "remove_padding, CUDA graphs, torch.compile, more than one device",
+        "remove_padding, CUDA graphs, torch.compile, tensor and sequence parallelism",
     )
     from gem_cpu import verl_platform
 

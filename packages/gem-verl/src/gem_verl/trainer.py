@@ -152,7 +152,7 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
                 self._evaluated.setdefault(name, []).append(packed)
 
     def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **named: Any) -> Any:
-        """Find out which rows belong together; verl fills the batch up and divides it over ranks."""
+        """Find out which rows belong together; verl fills up the batch and divides it by ranks."""
         data = _read(batch, "extra_fields", "index")
         self._batch, self._trajectories = grouped(
             batch.keys, _column(data["extra_fields"]), _column(data["index"])
