@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from gem.testing.golden import golden_batch, golden_turn_rows
 from gem.training.recording import RunRecording
 from gem.trajectory import Trajectory
 from gem_verl.rollout import EPISODE
+from gem_verl.settings import Settings
 from gem_verl.trainer import GemTrainerSync, grouped
 
 Line = tuple[str, dict[str, Any], int]
@@ -157,7 +159,7 @@ def test_validation_episodes_are_taken_before_verl_removes_them(
     assert all(episode.unpack().turns for episode in episodes)
 
 
-def test_an_iteration_is_recorded_before_its_checkpoint_is_written(
+def test_an_iteration_and_then_its_evaluation_are_recorded_before_its_checkpoint_is_written(
     batch: list[Line], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """verl asks for it earlier: a run killed between the two would lose an iteration."""
@@ -173,12 +175,21 @@ def test_an_iteration_is_recorded_before_its_checkpoint_is_written(
     made = trainer(batch, record="metrics")
     made._batch.advantages = [[0.0] * len(e.rewards) for e in made._batch.episodes]
     made._lost, made._checkpoint_due = [], False
+    made._settings = Settings(max_failed_fraction=1.0)
+    monkeypatch.setattr(PPOTrainer, "_val_metrics_update", lambda *_: None)
     meta = SimpleNamespace(keys=[key for key, *_ in batch], partition_id="train")
     for step in (1, 2, 3):
+        made.global_steps = step
         if step == 2:
             made._save_checkpoint()
+            made._evaluated = {"same": list(made._trajectories)}
+            made._val_metrics_update(["same"] * 3, [], {"reward": [0.0]})
             assert recorded == []
         metrics: dict[str, Any] = {}
         made._compute_metrics(meta, metrics, {}, step, 0)
         assert ("timing_s/save_checkpoint" in metrics) == (step == 2)
-    assert recorded == [2]
+    assert recorded == [3]
+    lines = [json.loads(line) for line in Path("record/metrics.jsonl").read_text().splitlines()]
+    assert [(line["iteration"], line["split"]) for line in lines] == [
+        *((0, "train"), (1, "train"), (2, "eval:same"), (2, "train"))
+    ]

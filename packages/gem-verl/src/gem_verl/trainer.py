@@ -234,6 +234,7 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
         update_s = sum(timing_raw.get(name, 0.0) for name in _UPDATE_TIMES)
         # Step k of verl trains on what k - 1 updates have made.
         self._recording.write_iteration(global_steps - 1, metrics, metrics={"update_s": update_s})
+        self._record_evaluations()
         if self._checkpoint_due:
             with marked_timer("timing_s/save_checkpoint", metrics):
                 super()._save_checkpoint()
@@ -272,18 +273,26 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
         *args: Any,
         **named: Any,
     ) -> Any:
-        """Record each validation set under its name and stop if too many of its episodes failed."""
+        """Record each validation set under its name and stop if too many of its episodes failed.
+
+        Those after an iteration are recorded after it (`_compute_metrics`), as elsewhere.
+        """
         if any(math.isnan(reward) for reward in infos["reward"]):
             raise RolloutError("an agent loop failed during validation; its error is in the log")
-        played, self._evaluated = self._evaluated, {}
-        if sum(map(len, played.values())) != len(names):
+        if sum(map(len, self._evaluated.values())) != len(names):
             raise RolloutError("verl's validation has other episodes than agent loops played")
-        for name, episodes in played.items():
+        for name, episodes in self._evaluated.items():
             episodes.sort(key=lambda episode: episode.group)
             limit = self._settings.max_failed_fraction
             check_episodes(episodes, limit, batch=f"validation {name!r}")
-            self._recording.write_evaluation(self.global_steps, name, episodes)
+        if not self._batch.episodes:
+            self._record_evaluations()
         return super()._val_metrics_update(names, uids, infos, *args, **named)
+
+    def _record_evaluations(self) -> None:
+        played, self._evaluated = self._evaluated, {}
+        for name, episodes in played.items():
+            self._recording.write_evaluation(self.global_steps, name, episodes)
 
 
 class GemTrainerSync(_GemTrainer, PPOTrainerSync):  # type: ignore[misc]
