@@ -152,6 +152,7 @@ conformance: $(TRAINER_ENVS) ## Run reference and real trainers, compare them (l
 nightly: $(TRAINER_ENVS) ## What is slow and stable: rounding, small models made anew, defects built in, all of e2e
 	$(DEV) -m pytest -q -m "nightly or slow" tests/conformance/test_noise.py tests/cpu
 	$(DEV) -m pytest -q -m nightly tests/trl
+	$(VERL) -m pytest -q -m nightly tests/verl
 	$(OPENRLHF) -m pytest -q -m nightly tests/openrlhf
 	GEM_CPU=1 $(RL2) -m pytest -q -m nightly tests/rl2
 	@set -e; for seed in 1 2 3 4 5; do GEM_PERTURB=$$seed $(MAKE) --no-print-directory conformance; done
@@ -169,7 +170,7 @@ e2e-resume: $(TRAINER_ENVS) ## Reference and real trainers, all of their process
 example-env: env-dev ## The package of docs/your-own-environment.md: install, check, play, train, replay
 	$(DEV) -m pytest -q tests/packages/test_example.py
 e2e: env-dev env-verl example-verl ## Real verl in each way of using it, a few steps each, and the example file
-	$(VERL) -m pytest -q tests/verl -m slow
+	$(VERL) -m pytest -q tests/verl -m "slow and not nightly"
 killed-verl: env-dev env-verl ## Real verl whose vLLM engine is killed: the run ends and says so (part of e2e)
 	$(VERL) -m pytest -q tests/verl -m slow -k EngineCore
 example-verl: env-dev env-verl ## The example file of gem-verl on the CPU, two steps

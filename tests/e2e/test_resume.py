@@ -54,6 +54,7 @@ class Case:
 TRAINERS = {
     "reference": Case(exact=True),
     "trl": Case(exact=True),
+    "verl": Case(exact=True),
     "oat": Case(exact=True),
     "openrlhf": Case(exact=False, close=("return_mean", "grad_norm")),
 }
