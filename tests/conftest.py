@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -27,6 +28,8 @@ with contextlib.suppress(ImportError):  # not every trainer's environment has it
     )
     settings.load_profile("gem")
 
+FOUND = Path(os.environ.get("RUNS", Path(__file__).parents[1] / "runs")) / "conformance"
+
 CHATML = (
     "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
     "{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
@@ -42,6 +45,25 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.write_line(f"seen on: {arithmetic()}")
         if seed := os.environ.get("GEM_PERTURB"):
             terminalreporter.write_line(f"weights perturbed with seed {seed}")
+
+
+@pytest.fixture(scope="session")
+def keep() -> Callable[[str, str], None]:
+    """Note what was seen of an adapter, for `tools/compatibility.py`: a file with the date.
+
+    To be called when it was seen, and only then: `keep("verl", "L0 to L3")`. What follows the
+    adapter's name is said of the result: `keep("trl with vLLM", "L0 to L3")`.
+    """
+    from arithmetic import arithmetic
+
+    def write(name: str, holds: str) -> None:
+        adapter, _, how = name.partition(" ")
+        path = FOUND / adapter / f"{holds} {how}".strip()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        today = datetime.datetime.now(datetime.timezone.utc).date()
+        path.write_text(f"{today}\n{arithmetic()}\n")
+
+    return write
 
 
 @pytest.fixture(scope="session")

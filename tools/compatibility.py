@@ -4,8 +4,8 @@
     python tools/compatibility.py --check     is the table what the packages and CI say? (exit 1)
 
 Ranges come from the packages' `pyproject.toml`, tested versions from gem-cpu's requirements, and
-what holds from the files in `runs/conformance`, which the conformance tests leave. It is kept in
-`docs/conformance.json`. With `--check`, results that are there (in CI: of this very run) must be
+what holds from the files in `runs/conformance`, which the tests of real trainers leave. It is kept
+in `docs/conformance.json`. With `--check`, results that are there (in CI: of this very run) must be
 those that were kept.
 """
 
@@ -16,6 +16,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,10 @@ KEPT = ROOT / "docs" / "conformance.json"
 FOUND = Path(os.environ.get("RUNS", ROOT / "runs")) / "conformance"
 REQUIREMENTS = ROOT / "packages" / "gem-cpu" / "src" / "gem_cpu" / "requirements"
 BEGIN, END = "<!-- compatibility: written by make compatibility -->", "<!-- /compatibility -->"
+
+
+SEEN = ("two ranks", "killed and resumed", "on a GPU")
+"""What is a column of its own, with the date; no conformance to a level."""
 
 
 @dataclass(frozen=True)
@@ -97,20 +102,23 @@ _PIN = re.compile(r"([A-Za-z0-9_.-]+)==([^\s;]+)")
 
 
 def result(folder: Path) -> dict[str, str]:
-    """Return what the conformance tests found of a trainer, and when."""
-    files = sorted(folder.iterdir())
-    seen = [path.read_text(encoding="utf-8").splitlines() for path in files]
-    date, *where = min(seen)
-    return {"holds": ", ".join(path.name for path in files), "date": date, "on": " ".join(where)}
+    """Return what was seen of a trainer, and when."""
+    lines = {path.name: path.read_text("utf-8").splitlines() for path in sorted(folder.iterdir())}
+    found = {name: lines.pop(name)[0] for name in SEEN if name in lines}
+    if lines:
+        date, *where = min(lines.values())
+        found |= {"holds": ", ".join(lines), "date": date, "on": " ".join(where)}
+    return found
 
 
 def table(results: dict[str, Any]) -> str:
     """Return the table in Markdown."""
     lines = [
-        "| trainer | package | supported | tested on a CPU | holds | last seen |",
-        "|---|---|---|---|---|---|",
+        f"| trainer | package | supported | tested on a CPU | holds | seen | {' | '.join(SEEN)} |",
+        f"|{'---|' * (6 + len(SEEN))}",
         f"| {REFERENCE.title} | `gem-bench` | {supported('gem-bench', REFERENCE)} "
-        f"| {tested('dev', REFERENCE)} | the definition the others are compared with | |",
+        f"| {tested('dev', REFERENCE)} | the definition the others are compared with | "
+        f"| one process {_seen(results.get('reference', {}), SEEN[1:])}",
     ]
     for name, row in TRAINERS.items():
         if not (ROOT / "packages" / f"gem-{name}").exists():
@@ -119,9 +127,13 @@ def table(results: dict[str, Any]) -> str:
         lines.append(
             f"| [{row.title}](docs/{name}.md) | `gem-{name}` "
             f"| {supported(f'gem-{name}', row)} | {tested(row.environment or name, row)} "
-            f"| {found.get('holds', 'not tested')} | {found.get('date', '')} |"
+            f"| {found.get('holds', 'not tested')} | {found.get('date', '')} {_seen(found, SEEN)}"
         )
     return "\n".join(lines)
+
+
+def _seen(found: Mapping[str, str], columns: Sequence[str]) -> str:
+    return "".join(f"| {found.get(name, 'not yet')} " for name in columns) + "|"
 
 
 def main() -> int:
@@ -134,10 +146,11 @@ def main() -> int:
     wrong = []
     if check:
         for name, fresh in found.items():
-            if fresh["holds"] != (known := kept.get(name, {}).get("holds")):
+            if fresh.get("holds") not in (None, known := kept.get(name, {}).get("holds")):
                 wrong.append(f"{name}: found {fresh['holds']!r}, {KEPT.name} says {known!r}")
     else:
-        kept |= found
+        for name, fresh in found.items():
+            kept[name] = {**kept.get(name, {}), **fresh}
         KEPT.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     readme = README.read_text(encoding="utf-8")
     before, rest = readme.split(BEGIN)

@@ -1,4 +1,4 @@
-"""Running recipes with real trainers, and keeping what was found.
+"""Running recipes with real trainers.
 
 `GEM_PERTURB=<seed>` lets every run begin with weights that differ from the shipped ones by no more
 than rounding: what holds with one seed and not with another depends on the machine.
@@ -6,20 +6,17 @@ than rounding: what holds with one seed and not with another depends on the mach
 
 from __future__ import annotations
 
-import datetime
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from arithmetic import arithmetic
 from locks import one_at_a_time
 
 from gem.training.hardware import CPU
 
 ROOT = Path(__file__).parents[2]
-FOUND = Path(os.environ.get("RUNS", ROOT / "runs")) / "conformance"
 TIMEOUT_S = 900
 PERTURBED = os.environ.get("GEM_PERTURB", "")
 WITH_VLLM = {"trl with vLLM": ROOT / ".venvs" / "openrlhf" / "bin" / "python"}
@@ -69,24 +66,6 @@ def run(begin_with: str) -> Callable[..., Path]:
         return folder
 
     return start
-
-
-@pytest.fixture(scope="session")
-def keep() -> Callable[[str, str], None]:
-    """Note what holds for an adapter, for `tools/compatibility.py`: a file with the date.
-
-    To be called when it was seen, and only then: `keep("verl", "L0 to L3")`. What follows the
-    adapter's name is said of the result: `keep("trl with vLLM", "L0 to L3")`.
-    """
-
-    def write(name: str, holds: str) -> None:
-        adapter, _, how = name.partition(" ")
-        path = FOUND / adapter / f"{holds} {how}".strip()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        today = datetime.datetime.now(datetime.timezone.utc).date()
-        path.write_text(f"{today}\n{arithmetic()}\n")
-
-    return write
 
 
 @pytest.fixture(scope="session")

@@ -112,6 +112,7 @@ def kill(process: subprocess.Popen[str], folder: Path) -> None:
 class Resumed:
     """Two runs of one trainer."""
 
+    trainer: str
     case: Case
     whole: Path
     folder: Path
@@ -136,7 +137,12 @@ def resumed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     kill(process, folder)
     before = recorded(folder)
     return Resumed(
-        TRAINERS[trainer], whole, folder, before, finish(start(trainer, folder, "--resume"))
+        trainer,
+        TRAINERS[trainer],
+        whole,
+        folder,
+        before,
+        finish(start(trainer, folder, "--resume")),
     )
 
 
@@ -167,7 +173,9 @@ def test_no_iteration_is_recorded_twice_or_lost(resumed: Resumed) -> None:
     assert times == sorted(times)
 
 
-def test_it_ends_as_if_it_had_not_been_killed(resumed: Resumed) -> None:
+def test_it_ends_as_if_it_had_not_been_killed(
+    resumed: Resumed, keep: Callable[[str, str], None]
+) -> None:
     run, whole = read_run(resumed.folder), read_run(resumed.whole)
     if resumed.case.exact:
         assert without_times(run.metrics) == without_times(whole.metrics)
@@ -178,3 +186,4 @@ def test_it_ends_as_if_it_had_not_been_killed(resumed: Resumed) -> None:
         assert [line[name] for line in run.metrics] == pytest.approx(expected, rel=1e-5)
     # A run that learns nothing goes on alike without its weights.
     assert len({line["return_mean"] for line in whole.metrics}) > 3
+    keep(resumed.trainer, "killed and resumed")

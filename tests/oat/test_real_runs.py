@@ -172,7 +172,9 @@ def with_code(folder: Path, code: str, devices: int = 1) -> dict[str, str]:
     return {"PYTHONPATH": str(folder), "GEM_CPU_DEVICES": str(devices)}
 
 
-def test_two_ranks_make_the_updates_of_one(start: Callable[..., Training], tmp_path: Path) -> None:
+def test_two_ranks_make_the_updates_of_one(
+    start: Callable[..., Training], tmp_path: Path, keep: Callable[[str, str], None]
+) -> None:
     """Batch statistics and denominators are global; where they are not, it is noticed."""
     one = start("one", with_code(tmp_path / "code1", UNEVEN), **RANKS)
     assert one.ended() == 0, one.log[-3000:]
@@ -199,6 +201,7 @@ def test_two_ranks_make_the_updates_of_one(start: Callable[..., Training], tmp_p
     different = updates(broken)[0]
     assert different["return_mean"] == wanted[0]["return_mean"]
     assert different["grad_norm"] != pytest.approx(wanted[0]["grad_norm"], rel=1e-2)
+    keep("oat", "two ranks")
 
 
 def test_a_critic_a_penalty_and_evaluations(start: Callable[..., Training]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -121,9 +122,12 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
     return train(tmp_path_factory.mktemp("alone") / "run", 1)
 
 
-def test_two_ranks_train_as_one_does(alone: RunRecord, tmp_path: Path) -> None:
+def test_two_ranks_train_as_one_does(
+    alone: RunRecord, tmp_path: Path, keep: Callable[[str, str], None]
+) -> None:
     """Rows are of different lengths on every rank."""
     check_equal(alone, train(tmp_path / "run", 2))
+    keep("openrlhf", "two ranks")
 
 
 def test_so_do_two_with_dynamic_batches(alone: RunRecord, tmp_path: Path) -> None:

@@ -69,7 +69,9 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(file)
 
 
-def test_two_ranks_make_the_updates_of_one(compiled: Callable[..., Launch], tmp_path: Path) -> None:
+def test_two_ranks_make_the_updates_of_one(
+    compiled: Callable[..., Launch], tmp_path: Path, keep: Callable[[str, str], None]
+) -> None:
     """Both have a part of the weights and of the rows, and an engine."""
     folders = [tmp_path / "one", tmp_path / "two"]
     wanted, found = (
@@ -84,3 +86,4 @@ def test_two_ranks_make_the_updates_of_one(compiled: Callable[..., Launch], tmp_
     ours, theirs = map(weights, folders)
     for name, tensor in ours.items():
         torch.testing.assert_close(theirs[name], tensor, rtol=0, atol=1e-5)
+    keep("rl2", "two ranks")

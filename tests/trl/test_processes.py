@@ -11,7 +11,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -112,10 +112,13 @@ def check_equal(alone: Path, other: Path) -> None:
             assert b[name] == pytest.approx(a[name], rel=1e-4, abs=1e-6)
 
 
-def test_two_processes_train_as_one_does(spec: dict[str, Any], alone: Path, tmp_path: Path) -> None:
+def test_two_processes_train_as_one_does(
+    spec: dict[str, Any], alone: Path, tmp_path: Path, keep: Callable[[str, str], None]
+) -> None:
     done = run(tmp_path / "run", spec, 2)
     assert done.returncode == 0, done.stderr[-4000:]
     check_equal(alone, tmp_path / "run")
+    keep("trl", "two ranks")
 
 
 @pytest.mark.parametrize("processes", [2, 3])
