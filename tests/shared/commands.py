@@ -7,7 +7,6 @@ import os
 import stat
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -72,9 +71,7 @@ elif name == "nvidia-smi":
 """
 
 
-def example(
-    script: Path, launcher: str, gpus: int, folder: Path, arguments: Sequence[str] = ()
-) -> list[str]:
+def example(script: Path, launcher: str, gpus: int, folder: Path) -> list[str]:
     """Run the example of a package up to where it starts the trainer; return that command.
 
     Args:
@@ -82,7 +79,6 @@ def example(
         launcher: The program or module that the trainer is started with.
         gpus: Number of GPUs that there seem to be.
         folder: Of what the example writes.
-        arguments: Of the script.
     """
     seen, programs = folder / "command.json", folder / "bin"
     programs.mkdir()
@@ -90,12 +86,12 @@ def example(
     for name in ("python", "torchrun", "ray", "nvidia-smi"):
         programs.joinpath(name).write_text(code)
         programs.joinpath(name).chmod(stat.S_IRWXU)
-    environment: Mapping[str, str] = {
+    environment = {
         **{key: value for key, value in os.environ.items() if key != "MODEL"},
         "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
         "GPUS": str(gpus),
         "OUT": str(folder),
     }
-    subprocess.run([str(script), *arguments], env=environment, cwd=folder, check=True, timeout=120)
+    subprocess.run([str(script)], env=environment, cwd=folder, check=True, timeout=120)
     command: list[str] = json.loads(seen.read_text())
     return command

@@ -113,9 +113,10 @@ def test_verl_takes_every_recipe(
 
 @on_gpus
 def test_verl_takes_the_example(gpus: int, compose: Any, model: Path, tmp_path: Path) -> None:
-    more = [f"trainer.n_gpus_per_node={gpus}"]
-    command = example(EXAMPLES["verl"], "verl.trainer.main_ppo", gpus, tmp_path, more)
-    assert accepted(composed(compose, command), model)
+    command = example(EXAMPLES["verl"], "verl.trainer.main_ppo", gpus, tmp_path)
+    config = composed(compose, command)
+    assert config.trainer.n_gpus_per_node == gpus
+    assert accepted(config, model)
 
 
 def test_a_wrong_key_would_be_noticed(compose: Any) -> None:

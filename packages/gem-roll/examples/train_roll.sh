@@ -12,6 +12,7 @@ set -euo pipefail
 : "${GEM_ROLL_HOME:?the path of a checkout of ROLL is needed: docs/roll.md}"
 
 out=${OUT:-$PWD/runs/train_roll}
+attention=sdpa
 mkdir -p "$out"
 export PYTHONPATH=$GEM_ROLL_HOME${PYTHONPATH:+:$PYTHONPATH}
 
@@ -32,6 +33,7 @@ else
   steps=200 tasks=128 prompt=1024 response=4096 turn=512 evaluate=20 lr=1.0e-6 short=bf16 long=bfloat16 rows=2
   train_on='list(range(0,8))' sample_on='list(range(0,8))' sharded=8   # ROLL gives the GPUs to one at a time
   engine='{gpu_memory_utilization: 0.6, load_format: auto}'
+  ! python -c 'import flash_attn' 2>/dev/null || attention=fa2
 fi
 
 # ROLL's configuration. Two dotted paths switch GEM on: pipeline_cls and env_manager_cls.
@@ -64,7 +66,7 @@ ppo_epochs: 1
 max_grad_norm: 1.0
 
 actor_train:
-  model_args: {attn_implementation: sdpa, dtype: $short}
+  model_args: {attn_implementation: $attention, dtype: $short}
   training_args:
     learning_rate: $lr
     weight_decay: 0

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Train an LLM agent in a GEM environment with verl, on verl's own launcher.
 #
-#   ./train_verl.sh                            one GPU of 80 GB or more: Qwen3-1.7B-Base
-#   ./train_verl.sh trainer.n_gpus_per_node=8  any further setting of verl wins over those below
+#   ./train_verl.sh                            all GPUs of this node, of 80 GB: Qwen3-1.7B-Base
+#   GPUS=4 ./train_verl.sh                     four of them
+#   ./train_verl.sh trainer.nnodes=2           any further setting of verl wins over those below
 #   MODEL=/path/to/tiny ./train_verl.sh --cpu  the same training for real, without a GPU: a model
 #                                              of a few hundred thousand weights, a few iterations
 #
@@ -17,6 +18,13 @@ if [[ "${1:-}" == "--cpu" ]]; then
 fi
 model=${MODEL:-Qwen/Qwen3-1.7B-Base}
 env=${ENV:-game:GuessTheNumber-v0}
+gpus=1
+attention=sdpa
+if ! $cpu; then
+  gpus=${GPUS:-$(nvidia-smi --list-gpus 2>/dev/null | grep -c . || true)}
+  [[ $gpus -gt 0 ]] || { echo "no GPU is found: set GPUS, or run with --cpu" >&2; exit 2; }
+  ! python -c 'import flash_attn' 2>/dev/null || attention=flash_attention_2
+fi
 
 # What GEM adds: where episodes come from, who plays them, how turns become advantages.
 gem=(
@@ -37,7 +45,7 @@ gem=(
 run=(
   data.train_batch_size=128 data.max_prompt_length=1024 data.max_response_length=4096
   actor_rollout_ref.model.path="$model"
-  +actor_rollout_ref.model.override_config.attn_implementation=sdpa  # flash_attention_2 if installed
+  +actor_rollout_ref.model.override_config.attn_implementation="$attention"
   actor_rollout_ref.model.use_remove_padding=True                    # rows are packed, not padded
   actor_rollout_ref.model.enable_gradient_checkpointing=True
   actor_rollout_ref.actor.strategy=fsdp2
@@ -51,7 +59,7 @@ run=(
   actor_rollout_ref.rollout.gpu_memory_utilization=0.5
   actor_rollout_ref.rollout.max_model_len=5120
   actor_rollout_ref.rollout.val_kwargs.temperature=0
-  trainer.n_gpus_per_node=1 trainer.nnodes=1
+  trainer.n_gpus_per_node="$gpus" trainer.nnodes=1
   trainer.total_training_steps=200 trainer.test_freq=20 trainer.save_freq=50
   trainer.project_name=gem trainer.experiment_name=train_verl 'trainer.logger=[console]'
 )

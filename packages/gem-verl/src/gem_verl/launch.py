@@ -84,7 +84,7 @@ _ALWAYS: dict[str, Any] = {
     "data.custom_cls.path": "pkg://gem_verl.dataset",
     "data.custom_cls.name": "GemDataset",
     "data.shuffle": False,
-    "data.dataloader_num_workers": 0,
+    "data.dataloader_num_workers": 0,  # rows are made in a moment
     f"{_ACTOR}.shuffle": False,
     f"{_ACTOR}.use_dynamic_bsz": True,
     # No second clip of bad actions, which the plain surrogate does not have.
