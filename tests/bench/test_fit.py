@@ -417,6 +417,29 @@ def test_the_table_in_the_documentation_is_what_the_command_prints(
     assert shown == capsys.readouterr().out
 
 
+def verdicts() -> str:
+    """The published recipes on one GPU and on eight in every trainer, as the page shows them."""
+    lines = [f"| recipe | GPUs | {' | '.join(TRAINERS)} |", f"|---|---|{'---|' * len(TRAINERS)}"]
+    for recipe in (path for path in RECIPES if path.stem.startswith("published-")):
+        spec, shape = spec_for(recipe)
+        for machine in ("1xh100", "8xh100"):
+            cells = [recipe.stem.removeprefix("published-"), machine[0]]
+            for trainer in TRAINERS:
+                hardware = load_hardware(SHIPPED / f"{machine}.toml", trainer)
+                found = estimate(trainer, spec, hardware, shape)
+                helps = [key for key, _, _ in advise(trainer, spec, hardware, shape)]
+                most = f"{found.most / GB:.0f}"
+                cells.append(f"**{most}** ({', '.join(helps)})" if found.shortage else most)
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def test_the_page_has_every_published_recipe_in_every_trainer() -> None:
+    text = RECIPES[0].parents[1].joinpath("docs", "bench.md").read_text(encoding="utf-8")
+    shown = text.partition("<!-- verdicts")[2].partition("\n")[2].partition("\n\n")[0]
+    assert shown + "\n" == verdicts()
+
+
 def test_what_cannot_be_estimated_is_said(files: Files, capsys: pytest.CaptureFixture[str]) -> None:
     spec, config = files("Qwen3-1.7B")
     assert main(["fit", spec, "--to", "verl"]) == 2
