@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 import gem
 from gem.core import Step
 from gem.envs.games.guess_the_number import GuessTheNumber
+from gem.errors import ConfigurationError
 from gem.rollout import ChatFormat, play_batch
 from gem.tasks import Task
 from gem.training.runspec import RunSpec, SamplingPart
@@ -231,6 +233,54 @@ def test_loss_and_gradient_equal_a_naive_implementation(
     value = (-sum(flat) - 0.01 * entropy) / denominator
     assert metrics["loss"] == pytest.approx(value, rel=1e-4)
     assert metrics["clip_fraction"] == 0
+
+
+@pytest.mark.parametrize("minibatches", [1, 2])
+def test_a_correction_weighs_each_token_by_its_truncated_ratio(
+    minibatches: int,
+    make_spec: Callable[..., RunSpec],
+    learner_of: Callable[..., reference.Learner],
+) -> None:
+    """Greedy samples, drawn with probability 1, are less likely to the policy by known factors."""
+    most = 0.7
+    spec = make_spec(
+        algorithm__tis_clip=most, algorithm__minibatches=minibatches, sampling__top_k=1
+    )
+    learner = learner_of(spec)
+    episodes = rollout(learner, spec, 4)
+    assert {p for t in episodes for turn in t.turns for p in turn.logprobs or [math.nan]} == {0.0}
+    advantage = [[1.0 + k for k in range(len(t.turns))] for t in episodes]
+    naive = learner_of(spec).policy
+    terms = []
+    for episode, trajectory in enumerate(episodes):
+        [row] = trajectory.training_rows()
+        with torch.no_grad():
+            ids = torch.tensor([row.prompt_ids + row.response_ids])
+            logprobs = naive(input_ids=ids).logits[0].log_softmax(-1)
+        per_token = row.spread(advantage[episode])
+        for i, sampled in enumerate(row.mask):
+            if sampled:
+                p = logprobs[len(row.prompt_ids) + i - 1][row.response_ids[i]].exp().item()
+                terms.append((episode, -per_token[i] * min(p, most), p))
+    assert {p > most for *_, p in terms} == {True, False}
+    if minibatches > 1:  # the loss of the second step has another policy's ratios
+        learner.optimizer.param_groups[0]["lr"] = 0.0
+    halves = [[x for e, x, _ in terms if e * minibatches // 4 == k] for k in range(minibatches)]
+    expected = sum(sum(half) / len(half) for half in halves) / minibatches
+    metrics = learner.update(training_rows(episodes), advantage, advantage)
+    assert metrics["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_correction_needs_the_samplers_log_probabilities(
+    make_spec: Callable[..., RunSpec], learner_of: Callable[..., reference.Learner]
+) -> None:
+    spec = make_spec(algorithm__tis_clip=2.0)
+    learner = learner_of(spec)
+    episodes = rollout(learner, spec, 1)
+    episodes[0].turns = [replace(turn, logprobs=None) for turn in episodes[0].turns]
+    zeros = [[0.0] * len(t.turns) for t in episodes]
+    with pytest.raises(ConfigurationError, match=r"algorithm\.tis_clip"):
+        learner.update(training_rows(episodes), zeros, zeros)
 
 
 def spread(trajectory: Trajectory, per_turn: list[float]) -> list[float]:

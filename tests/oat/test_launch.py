@@ -72,6 +72,7 @@ def test_oats_parser_takes_the_command(tmp_path: Path) -> None:
     assert (args.learning_rate, args.adam_beta_1, args.adam_beta_2) == (1e-3, 0.9, 0.99)
     assert (args.lr_scheduler, args.lr_warmup_ratio) == ("constant", 0)
     assert (args.gem_seed, args.seed, args.tis_c, args.beta) == (3, 3, None, 0)
+    assert parsed(compiled(tmp_path, algorithm={"tis_clip": 2.5})).tis_c == 2.5
     assert args.bf16 is False
     assert args.gem_max_failed_fraction == 0.25
     assert args.gem_record_dir == str(tmp_path)
@@ -179,6 +180,7 @@ def test_departures_are_admitted(tables: dict[str, Any], name: str, tmp_path: Pa
     ("tables", "name"),
     [
         ({"algorithm": {"minibatches": 3}}, "algorithm.minibatches"),
+        ({"algorithm": {"tis_clip": 2}, "sampling": {"top_k": 9}}, "algorithm.tis_clip: oat's"),
         ({"algorithm": {"entropy_coef": 0.1}}, "algorithm.entropy_coef"),
         ({"optimizer": {"eps": 1e-6}}, "optimizer.eps"),
         ({"policy": {"lora_rank": 8}}, "policy.lora_rank"),

@@ -93,6 +93,18 @@ def test_openrlhf_takes_the_example(gpus: int, world: Any, tmp_path: Path) -> No
     assert (args.actor.num_gpus_per_node, args.vllm.num_engines) == (gpus, gpus)
 
 
+def test_a_correction_is_openrlhfs_of_tokens_clipped_from_above(world: Any, tmp_path: Path) -> None:
+    def parsed(**algorithm: Any) -> Any:
+        launch = adapter.compile(spec(algorithm=algorithm), run_dir=tmp_path, hardware=CPU)
+        return world.parse(launch.argv[3:]).algo.advantage
+
+    found = parsed(tis_clip=2.5)
+    assert (found.is_correction_level, found.is_correction_mode) == ("token", "clip")
+    # OpenRLHF puts a lower bound of 0 before a single threshold.
+    assert (found.is_correction_gating, found.is_correction_threshold[-1]) == ("ratio", 2.5)
+    assert parsed().is_correction_level == "off"
+
+
 def test_the_agent_file_holds_what_has_no_flag(tmp_path: Path) -> None:
     launch = adapter.compile(
         spec(

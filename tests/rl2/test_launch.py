@@ -118,6 +118,13 @@ def test_rl2_takes_the_example(gpus: int, world: Any, tmp_path: Path) -> None:
     assert accepted(configured(command, world), world, gpus)
 
 
+def test_a_correction_is_rl2s_where_that_is_the_same(world: Any, tmp_path: Path) -> None:
+    for clip, wanted in ((2.5, 2.5), (None, 0.0)):
+        asked = spec(algorithm={"tis_clip": clip}, sampling={"top_p": 1.0, "top_k": -1})
+        launch = adapter.compile(asked, run_dir=tmp_path, hardware=CPU)
+        assert configured(launch.argv, world)["actor"]["tis_coef"] == wanted
+
+
 def test_a_text_with_quotes_survives_hydra(world: Any, tmp_path: Path) -> None:
     said = "say \"hi\", it's {easy}: [1, 2] = a\\b \\' ${name} $HOME\n\\"
     launch = adapter.compile(spec(policy={"system_prompt": said}), run_dir=tmp_path, hardware=CPU)
@@ -210,6 +217,11 @@ def test_the_checkout_is_put_on_the_path(world: Any, tmp_path: Path) -> None:
             "divides rows, not episodes",
         ),
         ({"policy": {"lora_rank": 8}}, "policy.lora_rank"),
+        ({"algorithm": {"tis_clip": 2}}, "algorithm.tis_clip"),
+        (
+            {"algorithm": {"tis_clip": 2, "epochs": 2}, "sampling": {"top_p": 1.0, "top_k": -1}},
+            "algorithm.tis_clip: .* one optimiser step",
+        ),
     ],
 )
 def test_what_rl2_cannot_do_is_refused(tables: dict[str, Any], key: str, tmp_path: Path) -> None:

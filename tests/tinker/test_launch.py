@@ -164,6 +164,7 @@ def test_parity_says_what_a_server_ignores_of_the_optimiser(
         ({"algorithm": {"advantage": "gae"}}, "algorithm.advantage: .* value head"),
         ({"algorithm": {"kl_coef": 0.1}}, "algorithm.kl_coef"),
         ({"algorithm": {"entropy_coef": 0.1}}, "algorithm.entropy_coef"),
+        ({"algorithm": {"tis_clip": 2.0}}, "algorithm.tis_clip: .* no such weight"),
         ({"sampling": {"temperature": 0.8}}, "sampling.temperature"),
         ({"eval": [{"name": "a", "id": "x"}, {"name": "a", "id": "y"}]}, "two evaluations"),
     ],

@@ -205,6 +205,7 @@ def test_parity_has_every_setting(tmp_path: Path) -> None:
             {"policy": {"lora_rank": 8, "lora_init": "a"}, "algorithm": {"kl_coef": 0.1}},
             r"algorithm\.kl_coef: with an adapter to begin with",
         ),
+        ({"algorithm": {"tis_clip": 2.0}}, r"algorithm\.tis_clip: .* its own model does"),
         ({"training": {"group_size": 1}}, r"grpo compares .* training\.group_size must be"),
         ({"algorithm": {"minibatches": 5}}, r"algorithm\.minibatches: 32 episodes"),
         (
@@ -291,6 +292,18 @@ def test_on_a_cpu_vllm_samples_where_it_is_installed(
     assert {"use_vllm=true", "vllm_max_model_length=296"} <= set(made.argv)
     # In the precision of the run, by the shim of gem-cpu.
     assert (made.env["GEM_CPU"], made.env["GEM_CPU_DTYPE"]) == ("1", "float32")
+
+
+def test_a_correction_is_trls_of_tokens_truncated_from_above(tmp_path: Path) -> None:
+    corrected = spec(algorithm={"tis_clip": 2.5})
+    args = experiment.grpo_config(corrected, tmp_path, 1, {"use_vllm": True, "use_cpu": True})
+    assert args.vllm_importance_sampling_correction
+    assert args.vllm_importance_sampling_mode == "token_truncate"
+    assert (args.vllm_importance_sampling_clip_min, args.vllm_importance_sampling_clip_max) == (
+        None,
+        2.5,
+    )
+    check_config(args, experiment.gem_settings(corrected, tmp_path))
 
 
 def test_a_run_can_be_resumed_or_overwritten(tmp_path: Path) -> None:

@@ -75,6 +75,7 @@ FORMS = {
     "gae": spec(algorithm={"advantage": "gae", "lam": 0.95}),
     "kl": spec(algorithm={"kl_coef": 0.01}),
     "bf16": spec(training={"precision": "bf16"}),
+    "correction": spec(algorithm={"tis_clip": 2.5}),
     "concat": spec(policy={"context": "concat", "turns": 4}),
     "minibatches": spec(algorithm={"minibatches": 2, "epochs": 2}),
     "eval": spec(
@@ -165,6 +166,13 @@ def test_the_learning_problem_arrives(compose: Any) -> None:
     assert config.gem.turn_tokens == 16
     assert config.gem.max_failed_fraction == 0.25
     assert config.gem.record_dir == "/runs/a b"
+
+
+def test_a_correction_is_verls_of_tokens_truncated_from_above(compose: Any) -> None:
+    found = configured(compose, FORMS["correction"]).algorithm.rollout_correction
+    assert (found.rollout_is, found.rollout_is_threshold) == ("token", 2.5)
+    assert not (found.rollout_is_batch_normalize or found.bypass_mode or found.rollout_rs)
+    assert configured(compose, spec()).algorithm.rollout_correction.rollout_is is None
 
 
 def test_iteration_k_trains_on_the_specs_tasks(compose: Any) -> None:

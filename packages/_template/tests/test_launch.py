@@ -43,6 +43,7 @@ def test_every_setting_has_a_parity(spec: RunSpec, tmp_path: Path) -> None:
         ("algorithm.minibatches", 2),
         ("algorithm.kl_coef", 0.1),
         ("algorithm.entropy_coef", 0.1),
+        ("algorithm.tis_clip", 2.0),
         ("algorithm.loss_aggregation", "row-mean-token-sum"),
         ("optimizer.weight_decay", 0.1),
         ("policy.lora_rank", 8),

@@ -87,6 +87,7 @@ def _check(spec: RunSpec, hardware: Hardware) -> None:
         spec,
         launch.all_weights(spec),
         launch.token_mean(spec, "fake-trainer"),
+        launch.no_correction(spec, "fake-trainer weighs all tokens alike"),
         ("algorithm.advantage", algorithm.advantage == "gae", "fake-trainer has no critic"),
         ("algorithm.epochs", algorithm.epochs > 1, once),
         ("algorithm.minibatches", algorithm.minibatches > 1, once),

@@ -16,7 +16,8 @@ Where it differs from common implementations of PPO and GRPO:
 - Minibatches are not shuffled: consecutive whole episodes in the order played, in every epoch.
 - The denominator of a loss counts the whole minibatch; cutting it into forward passes only rounds.
 - Ratios compare the trainer's own log-probabilities with those before the batch's first update, at
-  the sampling temperature, before top-k and top-p. The sampler's are recorded, not used.
+  the sampling temperature, before top-k and top-p. The sampler's are used by `algorithm.tis_clip`
+  only.
 - The critic is a second transformer, which begins with the policy's weights and a zero head. It
   reads the last prompt token of each turn and has an optimiser of its own.
 - No dropout, no KL penalty, a constant learning rate. bf16 is autocast: weights stay fp32.
@@ -150,6 +151,15 @@ def policy_loss(new: Tensor, old: Tensor, advantage: Tensor, clip: float) -> Ten
     """
     ratio = (new - old).exp()
     return torch.max(-advantage * ratio, -advantage * ratio.clamp(1 - clip, 1 + clip))
+
+
+def sampler_correction(old: Tensor, sampler: Tensor, most: float) -> Tensor:
+    """Return the truncated importance weight of each token, `min(exp(old - sampler), most)`.
+
+    `old` is the log-probability before the batch's first update, `sampler` that which the token was
+    drawn with (Yao et al., 2025, https://fengyao.notion.site/off-policy-rl).
+    """
+    return (old - sampler).exp().clamp(max=most)
 
 
 class Critic(nn.Module):
@@ -290,6 +300,9 @@ class Learner:
             known = [row.old_logprobs for row in chunk if row.old_logprobs is not None]
             old = torch.cat(known) if known else new.detach()
             surrogate = policy_loss(new, old, a, algorithm.clip)
+            if algorithm.tis_clip is not None:
+                drawn = torch.tensor([p for row in chunk for p in row.drawn], device=self.device)
+                surrogate = surrogate * sampler_correction(old, drawn, algorithm.tis_clip)
             part = (surrogate - algorithm.entropy_coef * h).sum() / denominator
             torch.autograd.backward(part)
             loss += part.item()

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gem.errors import ConfigurationError
 from gem.training.record import TrainedRow
 from gem.trajectory import TrainingRow, Trajectory
 
@@ -37,6 +38,21 @@ class Row:
     """Log-probabilities before the first update, `[sampled tokens]`; None: the current ones."""
     old_values: Tensor | None = None
     """The critic's values before the first update, `[turns]`."""
+
+    @property
+    def drawn(self) -> list[float]:
+        """The sampler's log-probability of each sampled token.
+
+        Raises:
+            ConfigurationError: It is not known.
+        """
+        if self.tokens.logprobs is None:
+            raise ConfigurationError(
+                "algorithm.tis_clip: an episode has no log-probabilities of its sampler; leave it "
+                "out"
+            )
+        start = len(self.tokens.prompt_ids)
+        return [self.tokens.logprobs[position - start] for position in self.sampled]
 
 
 def training_rows(trajectories: Sequence[Trajectory]) -> list[Row]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from gem.training import launch, platforms
 from gem.training.hardware import Hardware
-from gem.training.runspec import RunSpec
+from gem.training.runspec import RunSpec, SamplingPart
 from gem.training.settings import Settings
 from gem_oat import SUPPORTED_OAT, check_oat
 
@@ -45,12 +45,14 @@ def _check(spec: RunSpec, hardware: Hardware) -> None:
     """Refuse what oat would silently do differently."""
     no_bonus = "oat's loss has no entropy bonus; set it to 0"
     no_flag = f"oat's optimiser has no flag for it; set it to {EPS:g}"
+    raw = "oat's engine reports log-probabilities at temperature 1, before top-k and top-p"
     launch.refuse(
         spec,
         launch.whole_minibatches(spec),
         launch.all_weights(spec),
         ("algorithm.entropy_coef", spec.algorithm.entropy_coef != 0, no_bonus),
         ("optimizer.eps", spec.optimizer.eps != EPS, no_flag),
+        launch.no_correction(spec, raw, spec.sampling != SamplingPart()),
     )
     launch.check_hardware(spec, hardware, _LACKING)
 
@@ -79,6 +81,7 @@ _NAMES: dict[str, launch.Names] = {
     "algorithm.epochs": "num_ppo_epochs",
     "algorithm.loss_aggregation": "gem_loss_aggregation",
     "algorithm.kl_coef": "beta",
+    "algorithm.tis_clip": "tis_c",
     "algorithm.value_lr": "critic_learning_rate",
     "algorithm.value_clip": "cliprange_value",
     "optimizer.lr": "learning_rate",

@@ -35,6 +35,7 @@ FLAGS: dict[str, launch.Names] = {
     "algorithm.kl_coef": "algo.kl.init_coef",
     # Weight 0 leaves the loss alone and logs the entropy.
     "algorithm.entropy_coef": "actor.entropy_coef",
+    "algorithm.tis_clip": "algo.advantage.is_correction_threshold",
     "algorithm.value_lr": "critic.adam.lr",
     "algorithm.value_clip": "critic.value_clip",
     "optimizer.lr": "actor.adam.lr",
@@ -194,6 +195,9 @@ def _flags(spec: RunSpec, run_dir: Path, hardware: Hardware) -> dict[str, Any]:
         "train.micro_batch_size": micro,
         "ds.packing_samples": launch.attention(spec, hardware) == "flash_attention_2",
     }
+    if algorithm.tis_clip is not None:
+        correction = "algo.advantage.is_correction"
+        flags |= {f"{correction}_level": "token", f"{correction}_mode": "clip"}
     if algorithm.kl_coef:
         flags |= {"algo.kl.use_loss": True, "algo.kl.estimator": "k3"}
     if spec.eval:

@@ -91,8 +91,15 @@ def _check(spec: RunSpec, hardware: Hardware) -> None:
     """Refuse what RL2 would silently do differently."""
     algorithm, policy = spec.algorithm, spec.policy
     torn = f"RL2 divides rows, not episodes; set it to 1 for {policy.shown}"
+    sampling, once = spec.sampling, algorithm.epochs * algorithm.minibatches == 1
+    whole = once and not algorithm.kl_coef and sampling.top_k == -1 and sampling.top_p == 1
+    weighed = (
+        "RL2 weighs with the latest probabilities, SGLang's being those before top-k and top-p: "
+        "that is the same for one optimiser step without a KL penalty, of unrestricted samples"
+    )
     launch.refuse(
         spec,
+        launch.no_correction(spec, weighed, not whole),
         launch.token_mean(spec, "RL2"),
         launch.whole_minibatches(spec),
         ("algorithm.minibatches", algorithm.minibatches > 1 and not policy.one_row, torn),
@@ -142,6 +149,7 @@ def _names(form: Form) -> dict[str, launch.Names]:
         "algorithm.lam": "adv.lamda",
         "algorithm.clip": "actor.clip",
         "algorithm.entropy_coef": "actor.entropy.coef",
+        "algorithm.tis_clip": "actor.tis_coef",
         "algorithm.value_lr": f"{critic}.lr",
         "algorithm.value_clip": "critic.clip",
         "optimizer.lr": f"{actor}.lr",

@@ -33,6 +33,7 @@ HOW: dict[str, launch.Names] = {
     **launch.SHARED_GPUS,
     "env": "custom_envs.train",
     "eval": "custom_envs.eval:<name>, eval_steps",
+    "algorithm.tis_clip": "train_infer_correction is off",
     "optimizer": "fixed in ROLL's strategies; lr_scheduler_type=constant",
 }
 """How settings, or all of a table, reach ROLL that the template does not name."""
@@ -58,6 +59,7 @@ def compile_spec(spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> launch.
     launch.refuse(
         spec,
         launch.all_weights(spec),
+        launch.no_correction(spec, "ROLL's train_infer_correction is not compiled"),
         launch.whole_minibatches(spec),
         *spec.policy.several_rows(ONE_ROW, "policy."),
         ("optimizer.eps", spec.optimizer.eps != 1e-8, "ROLL's AdamW has 1e-8, and no key"),

@@ -63,6 +63,7 @@ def _check(spec: RunSpec) -> None:
         ("algorithm.kl_coef", algorithm.kl_coef != 0, terms),
         ("algorithm.entropy_coef", algorithm.entropy_coef != 0, terms),
         ("sampling.temperature", spec.sampling.temperature != 1, TEMPERATURE),
+        launch.no_correction(spec, "the server's losses have no such weight"),
     )
 
 
@@ -85,6 +86,7 @@ _HOW: dict[str, launch.Names] = {
     "algorithm.loss_aggregation": "a factor in the advantages of each datum",
     "algorithm.kl_coef": "no penalty",
     "algorithm.entropy_coef": "no bonus",
+    "algorithm.tis_clip": "no weights",
     "optimizer": "AdamParams",
     "hardware.device": "a server of the run's own on this machine, or $TINKER_BASE_URL",
     "training.precision": "of the model's files, on gem-cpu's server",

@@ -18,6 +18,7 @@ CHECKPOINTS = "checkpoints"
 """Folder of the checkpoints, in the record's."""
 
 PEFT = "low-rank adapters are PEFT's: pip install 'gem-trl[peft]'"
+OWN = "TRL corrects what vLLM samples, and here its own model does"
 BASE = "with an adapter to begin with, TRL's penalty is to the model without it; set it to 0"
 
 FIELDS: dict[str, launch.Names] = {
@@ -29,6 +30,7 @@ FIELDS: dict[str, launch.Names] = {
     "algorithm.epochs": "num_iterations",
     "algorithm.kl_coef": "beta",
     "algorithm.entropy_coef": "entropy_coef",
+    "algorithm.tis_clip": "vllm_importance_sampling_clip_max",
     "optimizer.lr": "learning_rate",
     "optimizer.beta1": "adam_beta1",
     "optimizer.beta2": "adam_beta2",
@@ -64,7 +66,9 @@ def check_spec(spec: RunSpec) -> None:
 
 def gem_settings(spec: RunSpec, folder: Path) -> GemSettings:
     """Return the trainer's settings of an experiment with its record in a folder."""
-    return GemSettings(record_dir=str(folder), **launch.copied(spec, SETTINGS))
+    corrected = spec.algorithm.tis_clip is not None
+    copied = launch.copied(spec, SETTINGS)
+    return GemSettings(record_dir=str(folder), importance_sampling=corrected, **copied)
 
 
 def grpo_config(spec: RunSpec, folder: Path, processes: int, given: Mapping[str, Any]) -> Any:
@@ -83,6 +87,7 @@ def grpo_config(spec: RunSpec, folder: Path, processes: int, given: Mapping[str,
     """
     from trl import GRPOConfig
 
+    launch.refuse(spec, launch.no_correction(spec, OWN, not given.get("use_vllm")))
     most = launch.pass_tokens(spec, Hardware()) // spec.policy.tokens
     values = {
         "output_dir": str(folder / CHECKPOINTS),
@@ -135,7 +140,8 @@ def _decided(spec: RunSpec, processes: int, most: int) -> dict[str, Any]:
         "shuffle_dataset": False,
         "disable_dropout": True,
         "use_bias_correction_kl": False,
-        "vllm_importance_sampling_correction": False,
+        "vllm_importance_sampling_correction": spec.algorithm.tis_clip is not None,
+        "vllm_importance_sampling_mode": "token_truncate",
         "logging_steps": 1,
     }
     if spec.eval:

@@ -15,7 +15,7 @@ from gem.training.platforms import Platform
 from gem.training.runspec import RunSpec
 from gem_trl import SUPPORTED_TRL, check_trl
 from gem_trl.adapters import BEGINNING
-from gem_trl.experiment import CHECKPOINTS, FIELDS, SETTINGS, check_spec, optimiser_steps
+from gem_trl.experiment import CHECKPOINTS, FIELDS, OWN, SETTINGS, check_spec, optimiser_steps
 
 SPEC_FILE = "spec.json"
 
@@ -73,6 +73,7 @@ def compile_spec(spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> Launch:
     path = run_dir / SPEC_FILE
     settings = {**platform.settings, **_settings(spec, hardware)}
     settings = launch.with_native(settings, hardware, "trl")
+    launch.refuse(spec, launch.no_correction(spec, OWN, not settings.get("use_vllm")))
     given = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
     start = ["python"]
     if hardware.gpus > 1:
@@ -123,5 +124,6 @@ def _departures(spec: RunSpec) -> Iterator[Parity]:
     if spec.policy.lora_rank and spec.policy.lora_init is None:
         how = f"PEFT's, of the reference's distribution but another one; kept in {BEGINNING}/"
         yield Parity("policy.lora_init", "unmatched", how)
-    correction = "vllm_importance_sampling_correction"
-    yield Parity(correction, "matched", "off, although on by default in TRL where vLLM samples")
+    if spec.algorithm.tis_clip is None:
+        how = "off, although on by default in TRL where vLLM samples"
+        yield Parity("vllm_importance_sampling_correction", "matched", how)

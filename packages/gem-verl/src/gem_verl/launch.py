@@ -18,6 +18,7 @@ from gem_verl.settings import Settings
 
 _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"
+_CORRECTION = "algorithm.rollout_correction"
 
 
 def _both(name: str) -> tuple[str, str]:
@@ -124,6 +125,7 @@ _NAMES: dict[str, launch.Names] = {
     "algorithm.epochs": f"{_ACTOR}.ppo_epochs",
     "algorithm.kl_coef": f"{_ACTOR}.kl_loss_coef",
     "algorithm.entropy_coef": f"{_ACTOR}.entropy_coeff",
+    "algorithm.tis_clip": f"{_CORRECTION}.rollout_is_threshold",
     "algorithm.value_lr": "critic.optim.lr",
     "algorithm.value_clip": "critic.cliprange_value",
     "optimizer.lr": f"{_ACTOR}.optim.lr",
@@ -197,6 +199,8 @@ def _policy(spec: RunSpec) -> dict[str, Any]:
         f"{_ACTOR}.use_kl_loss": algorithm.kl_coef > 0,
         f"{_ROLLOUT}.max_num_batched_tokens": max(8192, tokens),
     }
+    if algorithm.tis_clip is not None:
+        settings[f"{_CORRECTION}.rollout_is"] = "token"
     if spec.training.precision == "fp32":
         reference = ["actor_rollout_ref.ref.fsdp_config"] if algorithm.kl_coef else []
         settings[f"{_ROLLOUT}.dtype"] = "float32"

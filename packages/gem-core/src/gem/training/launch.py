@@ -205,6 +205,12 @@ def all_weights(spec: RunSpec) -> Refusal:
     return "policy.lora_rank", spec.policy.lora_rank > 0, "all weights are trained; set it to 0"
 
 
+def no_correction(spec: RunSpec, reason: str, lacking: bool = True) -> Refusal:
+    """Refuse truncated importance sampling where it is `lacking`; see `refuse`."""
+    wanted = spec.algorithm.tis_clip is not None
+    return "algorithm.tis_clip", wanted and lacking, f"{reason}; leave it out"
+
+
 def check_hardware(spec: RunSpec, hardware: Hardware, lacking: Mapping[str, str]) -> None:
     """Refuse what a trainer cannot do whose engines and learner share all GPUs.
 

@@ -96,6 +96,11 @@ class AlgorithmPart:
     )
     kl_coef: float = setting("weight of the KL penalty to the initial policy", 0.0, least=0)
     entropy_coef: float = setting("weight of the entropy bonus", 0.0, least=0)
+    tis_clip: float | None = setting(
+        "most weight of a token in truncated importance sampling; by default there is none",
+        None,
+        above=0,
+    )
     value_lr: float = setting("critic's learning rate (`gae` only)", 1e-3, above=0)
     value_clip: float = setting("clip range of the critic's prediction", 0.2, above=0)
 
