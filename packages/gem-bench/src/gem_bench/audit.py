@@ -21,8 +21,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -32,11 +31,10 @@ from gem.errors import ConfigurationError
 from gem.testing.conformance import Finding
 from gem.training.batches import chunks
 from gem.training.record import RunRecord
-from gem.training.runspec import RunSpec
-from gem.trajectory import Trajectory
 from gem_bench.conformance import LOSS_FLOOR, RELATIVE
 from gem_bench.noise import perturb
-from gem_bench.reference import Learner, token_statistics, turn_advantages
+from gem_bench.reference import Learner, turn_advantages
+from gem_bench.replay import batches, check_complete, experiment, logprobs, recorded
 from gem_bench.rows import Row, pad, training_rows
 
 TELLING = 1e-4
@@ -115,42 +113,26 @@ def audit(
         ConfigurationError: The record has no spec, lacks episodes, or has a part that cannot be
             replayed.
     """
-    if "spec" not in run.meta:
-        raise ConfigurationError(f"{run.folder} holds no experiment (run.json has no spec)")
-    spec = RunSpec.from_mapping(run.meta["spec"])
-    if spec.algorithm.advantage == "gae" or spec.algorithm.kl_coef:
-        raise ConfigurationError(
-            "a run with a critic or a KL penalty depends on more than its episodes and cannot be "
-            "replayed"
-        )
+    spec = experiment(run, lora_init)
     if spec.training.precision != "fp32":
         raise ConfigurationError(
             f"training.precision: {spec.training.precision} hides what an audit looks for; audit "
-            "the same experiment in fp32"
+            "the same experiment in fp32 (`python -m gem_bench.gap` shows what bf16 does)"
         )
-    own = run.meta.get("trainer") == "reference"
-    adapter = lora_init or spec.policy.lora_init
-    if spec.policy.lora_rank and not own and (adapter is None or not Path(adapter).is_dir()):
-        raise ConfigurationError(
-            "policy.lora_rank: the run began with a random adapter of its trainer's; name the "
-            "folder that holds it (lora_init)"
-        )
-    path = str(run.meta.get("model") or spec.policy.model)
-    spec = replace(spec, policy=replace(spec.policy, model=path, lora_init=adapter))
     place = torch.device(device)
     learner = Learner(spec, place, forward_tokens)
     second = Learner(spec, place, max(forward_tokens // 20, 1))
     perturb(second.policy.parameters(), seed=0)
     logprob_noise, grad_noise = FLOOR, 0.0
-    chat = spec.policy.chat_format(AutoTokenizer.from_pretrained(path))
+    chat = spec.policy.chat_format(AutoTokenizer.from_pretrained(spec.policy.model))
     metrics = {m["iteration"]: m for m in run.metrics if m["split"] == "train"}
-    _check_complete(run, min(metrics, default=0))
-    for iteration, episodes in _batches(run):
-        _check_complete(run, iteration)
+    check_complete(run, min(metrics, default=0))
+    for iteration, episodes in batches(run):
+        check_complete(run, iteration)
         known = metrics.get(iteration, {})
         rows = [row for row in training_rows(episodes) if row.sampled]
         moments = _moments(learner, rows, sorted(chat.stop_ids), spec.sampling.temperature)
-        again = _logprobs(second, rows, spec.sampling.temperature)
+        again, drawn = logprobs(second, rows), recorded(rows)
         logprob_noise = max(logprob_noise, float((again - moments.logprob).abs().max()))
         turns = turn_advantages(spec.algorithm, episodes)
         replayed = learner.update(rows, *turns)
@@ -162,7 +144,7 @@ def audit(
             iteration,
             (known.get("loss"), replayed["loss"]),
             (known.get("grad_norm"), replayed["grad_norm"]),
-            _difference(episodes, rows, moments.logprob),
+            None if drawn is None else float((drawn - moments.logprob.cpu()).abs().max()),
             logprob_noise,
             grad_noise,
             _z(-moments.logprob - moments.entropy, moments.variance) if whole else None,
@@ -246,30 +228,6 @@ def _number(value: float | None, width: int, digits: int) -> str:
     return f"{'-':>{width}}" if value is None else f"{value:{width}.{digits}f}"
 
 
-def _check_complete(run: RunRecord, last: int) -> None:
-    """Raise `ConfigurationError` if training episodes up to an iteration are not recorded."""
-    if missing := run.missing("train", range(last + 1)):
-        raise ConfigurationError(
-            f"{run.folder} lacks {missing:,} training episodes up to iteration {last}, and an "
-            "audit replays all: record them with `gem-bench run --record all`"
-        )
-
-
-def _batches(run: RunRecord) -> Iterator[tuple[int, list[Trajectory]]]:
-    """Yield the training episodes of each iteration, in order."""
-    batch: list[Trajectory] = []
-    current = 0
-    for episode in run.episodes():
-        if episode.split != "train":
-            continue
-        if episode.iteration != current:
-            yield current, batch
-            batch, current = [], episode.iteration
-        batch.append(episode.trajectory)
-    if batch:
-        yield current, batch
-
-
 @torch.no_grad()
 def _moments(
     learner: Learner, rows: Sequence[Row], stop_ids: list[int], temperature: float
@@ -298,32 +256,6 @@ def _moments(
         )
     names = _Moments.__dataclass_fields__
     return _Moments(**{n: torch.cat([getattr(part, n) for part in parts]) for n in names})
-
-
-@torch.no_grad()
-def _logprobs(learner: Learner, rows: Sequence[Row], temperature: float) -> Tensor:
-    """Return the log-probability of every sampled token, in the order of `_moments`."""
-    parts = []
-    for chunk in chunks(rows, learner.forward_tokens):
-        with learner.autocast():
-            logprob, _ = token_statistics(learner.policy, chunk, temperature)
-        parts.append(logprob.double())
-    return torch.cat(parts)
-
-
-def _difference(
-    episodes: Sequence[Trajectory], rows: Sequence[Row], replayed: Tensor
-) -> float | None:
-    """Return the largest difference between recorded and replayed log-probabilities."""
-    recorded: list[float] = []
-    for row in rows:
-        for turn in dict.fromkeys(row.turn):
-            logprobs = episodes[row.episode].turns[turn].logprobs
-            if logprobs is None:
-                return None
-            recorded += logprobs
-    difference = torch.tensor(recorded, dtype=torch.float64) - replayed.cpu()
-    return float(difference.abs().max())
 
 
 def _z(excess: Tensor, variance: Tensor) -> float:

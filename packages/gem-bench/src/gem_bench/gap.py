@@ -1,0 +1,153 @@
+"""How far the trainer's log-probabilities of the sampled tokens are from the sampler's.
+
+    python -m gem_bench.gap RUN... [--iterations N] [--lora-init DIR] [--device DEVICE]
+
+The sampler's are in the record (`episodes.jsonl`). The trainer's are not, and are computed again:
+the reference trainer takes the recorded episodes, in the precision of the run, iteration by
+iteration, and makes the update that the trainer made. The table has, for every iteration,
+
+- the mean and the largest `|gap|`, `gap = trainer - sampler`, over all sampled tokens,
+- `own max`, the largest one in the trainer's own metrics (`logprob_difference_max`), if it has any,
+- the mean of `ratio = exp(gap)`, which is 1 for equal distributions,
+- `kl`, the mean of `ratio - 1 - gap`: estimator k3 of the divergence of the trainer's distribution
+  from the sampler's (http://joschu.net/blog/kl-approx.html),
+- loss and gradient norm, recorded and replayed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from gem.errors import ConfigurationError
+from gem.training.command import exit_status
+from gem.training.record import RunRecord, read_run
+from gem_bench.reference import Learner, turn_advantages
+from gem_bench.replay import batches, check_complete, experiment, logprobs, recorded
+from gem_bench.rows import training_rows
+
+
+@dataclass(frozen=True)
+class Gap:
+    """One iteration of a run; `gap` is the trainer's log-probability less the sampler's."""
+
+    iteration: int
+    tokens: int
+    """Sampled tokens of all episodes."""
+    mean: float
+    """Mean of `|gap|`."""
+    largest: float
+    """Largest `|gap|`."""
+    own: float | None
+    """Largest `|gap|` that the trainer itself found, or of probabilities, as it defines it."""
+    ratio: float
+    """Mean of `exp(gap)`."""
+    kl: float
+    """Mean of `exp(gap) - 1 - gap`."""
+    loss: tuple[float | None, float]
+    """Recorded, replayed."""
+    grad_norm: tuple[float | None, float]
+    """Recorded, replayed."""
+
+
+def gaps(
+    run: RunRecord,
+    *,
+    lora_init: str | None = None,
+    device: str = "cpu",
+    forward_tokens: int = 65_536,
+) -> Iterator[Gap]:
+    """Replay the iterations of a run that began with its model's original weights.
+
+    Args:
+        run: A record with the spec and all training episodes.
+        lora_init: See `gem_bench.replay.experiment`.
+        device: Torch device.
+        forward_tokens: Most tokens, padding included, in one forward pass.
+
+    Raises:
+        ConfigurationError: The record lacks something, has a part that cannot be replayed, or its
+            samples are not drawn from all tokens.
+    """
+    spec = experiment(run, lora_init)
+    if spec.sampling.top_k != -1 or spec.sampling.top_p != 1:
+        raise ConfigurationError(
+            "sampling.top_k, sampling.top_p: engines report other log-probabilities where they "
+            "leave tokens out; measure a run without"
+        )
+    learner = Learner(spec, torch.device(device), forward_tokens)
+    metrics = {m["iteration"]: m for m in run.metrics if m["split"] == "train"}
+    for iteration, episodes in batches(run):
+        check_complete(run, iteration)
+        known = metrics.get(iteration, {})
+        rows = [row for row in training_rows(episodes) if row.sampled]
+        drawn = recorded(rows)
+        if drawn is None:
+            raise ConfigurationError(f"{run.folder} has no log-probabilities of its sampler")
+        gap = logprobs(learner, rows).cpu() - drawn
+        replayed = learner.update(rows, *turn_advantages(spec.algorithm, episodes))
+        yield Gap(
+            iteration,
+            len(gap),
+            mean=float(gap.abs().mean()),
+            largest=float(gap.abs().max()),
+            own=known.get("logprob_difference_max"),
+            ratio=float(gap.exp().mean()),
+            kl=float((gap.exp() - 1 - gap).mean()),
+            loss=(known.get("loss"), replayed["loss"]),
+            grad_norm=(known.get("grad_norm"), replayed["grad_norm"]),
+        )
+
+
+def table(found: Iterable[tuple[str, Gap]]) -> Iterator[str]:
+    """Yield the lines of a Markdown table of runs, by name, and their iterations."""
+    yield (
+        "| run | iteration | tokens | mean abs. gap | largest | own max | mean ratio | KL (k3) "
+        "| loss, replayed | gradient norm, replayed |"
+    )
+    yield "|" + "---|" * 10
+    for name, gap in found:
+        cells = [
+            *(name, gap.iteration, gap.tokens, f"{gap.mean:.2g}", f"{gap.largest:.2g}"),
+            *("" if gap.own is None else f"{gap.own:.2g}", f"{gap.ratio:.5f}", f"{gap.kl:.2g}"),
+            *(", ".join(map(_number, pair)) for pair in (gap.loss, gap.grad_norm)),
+        ]
+        yield f"| {' | '.join(map(str, cells))} |"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print the table of the runs that are named; exit status 2 and a message if one has none."""
+    parser = argparse.ArgumentParser(
+        prog="python -m gem_bench.gap", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a record")
+    parser.add_argument("--iterations", type=int, default=2, help="how many of each run")
+    parser.add_argument("--lora-init", help="folder of the adapter that the runs began with")
+    parser.add_argument("--device", default="cpu", help="torch device of the replay")
+    args = parser.parse_args(argv)
+
+    def found() -> Iterator[tuple[str, Gap]]:
+        for folder in args.runs:
+            replay = gaps(read_run(folder), lora_init=args.lora_init, device=args.device)
+            for gap in itertools.islice(replay, args.iterations):
+                yield folder.name, gap
+
+    def write() -> None:
+        for line in table(found()):
+            print(line, flush=True)
+
+    return exit_status(write)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""Replaying the record of a run: what `audit` and `gap` take from it for the reference trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from gem.errors import ConfigurationError
+from gem.training.batches import chunks
+from gem.training.record import RunRecord
+from gem.training.runspec import RunSpec
+from gem.trajectory import Trajectory
+from gem_bench.reference import Learner, token_statistics
+from gem_bench.rows import Row
+
+
+def experiment(run: RunRecord, lora_init: str | None = None) -> RunSpec:
+    """Return the experiment of a run, with the folder of the model that it began with.
+
+    Args:
+        run: A record.
+        lora_init: Folder of the run's initial adapter (`policy.lora_rank`), if it differs from the
+            reference's.
+
+    Raises:
+        ConfigurationError: The record has no spec, or has a part that cannot be replayed.
+    """
+    if "spec" not in run.meta:
+        raise ConfigurationError(f"{run.folder} holds no experiment (run.json has no spec)")
+    spec = RunSpec.from_mapping(run.meta["spec"])
+    if spec.algorithm.advantage == "gae" or spec.algorithm.kl_coef:
+        raise ConfigurationError(
+            "a run with a critic or a KL penalty depends on more than its episodes and cannot be "
+            "replayed"
+        )
+    own = run.meta.get("trainer") == "reference"
+    adapter = lora_init or spec.policy.lora_init
+    if spec.policy.lora_rank and not own and (adapter is None or not Path(adapter).is_dir()):
+        raise ConfigurationError(
+            "policy.lora_rank: the run began with a random adapter of its trainer's; name the "
+            "folder that holds it (lora_init)"
+        )
+    path = str(run.meta.get("model") or spec.policy.model)
+    return replace(spec, policy=replace(spec.policy, model=path, lora_init=adapter))
+
+
+def check_complete(run: RunRecord, last: int) -> None:
+    """Raise `ConfigurationError` if training episodes up to an iteration are not recorded."""
+    if missing := run.missing("train", range(last + 1)):
+        raise ConfigurationError(
+            f"{run.folder} lacks {missing:,} training episodes up to iteration {last}, and a "
+            "replay needs all: record them with `gem-bench run --record all`"
+        )
+
+
+def batches(run: RunRecord) -> Iterator[tuple[int, list[Trajectory]]]:
+    """Yield the training episodes of each iteration, in order."""
+    batch: list[Trajectory] = []
+    current = 0
+    for episode in run.episodes():
+        if episode.split != "train":
+            continue
+        if episode.iteration != current:
+            yield current, batch
+            batch, current = [], episode.iteration
+        batch.append(episode.trajectory)
+    if batch:
+        yield current, batch
+
+
+@torch.no_grad()
+def logprobs(learner: Learner, rows: Sequence[Row]) -> Tensor:
+    """Return the learner's log-probability of every sampled token, `[sampled tokens of all rows]`.
+
+    In float64, at the sampling temperature, before top-k and top-p.
+    """
+    parts = []
+    for chunk in chunks(rows, learner.forward_tokens):
+        with learner.autocast():
+            logprob, _ = token_statistics(learner.policy, chunk, learner.spec.sampling.temperature)
+        parts.append(logprob.double())
+    return torch.cat(parts)
+
+
+def recorded(rows: Sequence[Row]) -> Tensor | None:
+    """Return the sampler's log-probability of every sampled token, in the order of `logprobs`.
+
+    None if an episode has none.
+    """
+    if any(row.tokens.logprobs is None for row in rows):
+        return None
+    return torch.tensor([p for row in rows for p in row.drawn], dtype=torch.float64)

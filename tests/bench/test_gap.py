@@ -1,0 +1,96 @@
+"""The gap between a sampler's log-probabilities and the trainer's is measured as it is."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gem.training.record import EPISODES, RUN, read_run
+from gem.training.runspec import RunSpec
+
+pytest.importorskip("torch", reason="the reference trainer needs torch")
+pytest.importorskip("transformers", reason="the reference trainer needs it")
+tiny_model = pytest.importorskip("gem_cpu.tiny_model", reason="makes the model to train")
+
+from gem_bench import reference  # noqa: E402
+from gem_bench.gap import gaps, main  # noqa: E402
+
+
+def trained(folder: Path, **tables: dict[str, Any]) -> Path:
+    """Train with the reference for two iterations of eight episodes."""
+    model = str(tiny_model.ensure())
+    data: dict[str, Any] = {
+        "name": "test",
+        "env": {
+            "id": "game:GuessTheNumber-v0-easy",
+            "params": {"hint": "range", "prompt": "short", "soft_reward": True},
+        },
+        "policy": {
+            "model": model,
+            **{"prompt_tokens": 40, "response_tokens": 128, "turn_tokens": 8},
+        },
+        "algorithm": {"advantage": "rebn", "gamma": 0.9},
+        "optimizer": {"lr": 1e-3},
+        "training": {"iterations": 2, "tasks": 4, "group_size": 2},
+        **tables,
+    }
+    spec = RunSpec.from_mapping(data)
+    reference.train(spec, folder, device="cpu")
+    (folder / RUN).write_text(json.dumps({"spec": spec.to_mapping(), "model": model}))
+    return folder
+
+
+def shift(folder: Path, by: float) -> None:
+    """Let the record say that the sampler's log-probabilities were others."""
+    path = folder / EPISODES
+    episodes = [json.loads(line) for line in path.read_text().splitlines()]
+    for episode in episodes:
+        for turn in episode["trajectory"]["turns"]:
+            turn["logprobs"] = [p + by for p in turn["logprobs"]]
+    path.write_text("".join(f"{json.dumps(episode)}\n" for episode in episodes))
+
+
+def test_without_another_engine_there_is_no_gap_and_the_update_is_the_same(tmp_path: Path) -> None:
+    found = list(gaps(read_run(trained(tmp_path / "run"))))
+    assert [gap.iteration for gap in found] == [0, 1]
+    for gap in found:
+        assert gap.mean <= gap.largest < 1e-4 and abs(gap.ratio - 1) < 1e-5 and abs(gap.kl) < 1e-8
+        assert gap.loss[0] == pytest.approx(gap.loss[1], abs=1e-6)
+        assert gap.grad_norm[0] == pytest.approx(gap.grad_norm[1], rel=1e-4)
+        assert gap.own is None
+
+
+def test_a_sampler_that_is_too_sure_is_told_by_every_number(tmp_path: Path) -> None:
+    folder = trained(tmp_path / "run")
+    shift(folder, 0.1)
+    for gap in gaps(read_run(folder)):
+        assert gap.mean == pytest.approx(0.1, abs=1e-4)
+        assert gap.largest == pytest.approx(0.1, abs=1e-3)
+        assert gap.ratio == pytest.approx(math.exp(-0.1), abs=1e-4)
+        assert gap.kl == pytest.approx(math.exp(-0.1) - 1 + 0.1, abs=1e-5)
+
+
+def test_bf16_has_a_gap_that_fp32_has_not(tmp_path: Path) -> None:
+    part = {"iterations": 1, "tasks": 4, "group_size": 2, "precision": "bf16"}
+    [gap] = gaps(read_run(trained(tmp_path / "run", training=part)))
+    assert 1e-5 < gap.mean < 0.05
+
+
+def test_the_command_prints_a_line_an_iteration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = trained(tmp_path / "some run")
+    assert main([str(folder), "--iterations", "1"]) == 0
+    head, rule, line = capsys.readouterr().out.splitlines()
+    assert line.startswith("| some run | 0 | ")
+    assert head.count("|") == rule.count("|") == line.count("|")
+
+
+def test_greedy_samples_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = trained(tmp_path / "run", sampling={"top_k": 1})
+    assert main([str(folder)]) == 2
+    assert "sampling.top_k" in capsys.readouterr().err
