@@ -3,12 +3,12 @@
     python benchmarks/gpu/run.py TRAINER [--model DIR] [--iterations N] [--hardware FILE]
                                  [--python PYTHON] [--set KEY=VALUE] [--out DIR] [--smoke]
 
-Runs `recipes/smollm2-guess.toml`, sampled and in bf16, as `gem-bench run` does, and prints peak
-memory, tokens per second of rollout and update, the share of each stage in an iteration's time,
-prefix-cache hits where the engine's log tells, levels L0 to L2, and the gap between the sampler's
-log-probabilities and the trainer's (`gem_bench.gap`). L0 and L1 compare the trainer's rows of the
-first batch with those of `gem.advantage`, L2 loss and gradient norm of the first update with what
-the reference makes of the same episodes.
+Runs `recipes/smollm2-guess.toml` with longer episodes, sampled and in bf16, as `gem-bench run`
+does, and prints peak memory, tokens per second of rollout and update, the share of each stage in an
+iteration's time, prefix-cache hits where the engine's log tells, levels L0 to L2, and the gap
+between the sampler's log-probabilities and the trainer's (`gem_bench.gap`). L0 and L1 compare the
+trainer's rows of the first batch with those of `gem.advantage`, L2 loss and gradient norm of the
+first update with what the reference makes of the same episodes.
 
 `--smoke` does the same on the CPU with the tiny model; its speeds mean nothing.
 """
@@ -50,6 +50,14 @@ ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "recipes" / "smollm2-guess.toml"
 TRAINERS = ("reference", "trl", "verl", "openrlhf", "oat", "rl2")
 SAMPLED = ("training.precision=bf16", "sampling.top_k=-1")
+AT_SIZE = (
+    *("training.tasks=16", "training.group_size=4"),
+    "env.params={ hint = 'range', format_error_ends = false }",
+    *("policy.prompt_tokens=512", "policy.response_tokens=3584", "policy.turn_tokens=512"),
+)
+"""64 episodes of four to nine turns."""
+PASS_TOKENS = 16_384
+"""Of the replay, and of a trainer whose hardware does not say."""
 TINY = (
     *("policy.model=tiny", "env.params={ hint = 'range', prompt = 'short', soft_reward = true }"),
     *("policy.prompt_tokens=40", "policy.response_tokens=128", "policy.turn_tokens=8"),
@@ -169,13 +177,15 @@ def measure(args: argparse.Namespace, out: Path) -> bool:
     Raises:
         GemError: The run cannot be started or replayed, or did not finish.
     """
-    changes = [*SAMPLED, *(TINY if args.smoke else ()), *args.set]
+    changes = [*SAMPLED, *(TINY if args.smoke else AT_SIZE), *args.set]
     changes += [f"training.iterations={args.iterations}"]
     changes += [f"policy.model={args.model}"] if args.model else []
     spec = load_spec(RECIPE, changes)
     gpu = not args.smoke
     native = NATIVE.get(args.trainer, ())
     hardware = load_hardware(args.hardware if gpu else "cpu", args.trainer, native)
+    pass_tokens = hardware.learner.pass_tokens or PASS_TOKENS
+    hardware = replace(hardware, learner=replace(hardware.learner, pass_tokens=pass_tokens))
     marker = uuid.uuid4().hex
     memory = Memory(gpu, marker)
     environment = {"GEM_RECORD_ROWS": "1", VARIABLE: "all", _MARK: marker}
@@ -202,7 +212,8 @@ def measure(args: argparse.Namespace, out: Path) -> bool:
         print(line)
     log = out / LOG
     print("prefix cache:", prefix_hits(log.read_text(errors="replace") if log.exists() else ""))
-    found = list(gaps(record, device="cuda" if gpu else "cpu"))
+    device = "cuda" if gpu else "cpu"
+    found = list(gaps(record, device=device, forward_tokens=pass_tokens))
     print("", *gap_table((args.trainer, gap) for gap in found), sep="\n")
     results = levels(record, spec, found[0])
     print("", level_table(results), sep="\n", flush=True)

@@ -29,6 +29,9 @@ def test_a_recipe_compiles_for_a_trainer_on_shipped_hardware(
     except MissingExtraError as error:
         pytest.skip(f"the trainer lives in another environment: {error}")
     except ConfigurationError as error:
+        if f"{spec.episodes} episodes do not divide among" in str(error):
+            assert spec.episodes < hardware.gpus  # made for a machine without a GPU
+            return
         # Trainers that are started on every node by hand, and one that is one process.
         assert str(error).startswith("hardware."), error
         assert hardware.nodes > 1 or (name == "reference" and hardware.gpus > 1)
