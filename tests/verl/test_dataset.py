@@ -89,6 +89,6 @@ def test_shuffling_is_said_aloud(compose: Any, caplog: pytest.LogCaptureFixture)
 
 
 def test_a_run_that_cannot_work_ends_when_the_dataset_is_made(compose: Any) -> None:
-    config = compose([*DATA, "trainer.v1.trainer_mode=separate_async"])
-    with pytest.raises(ConfigurationError, match="separate_async"):
+    config = compose([*DATA, "trainer.use_v1=False"])
+    with pytest.raises(ConfigurationError, match="legacy trainer"):
         GemDataset(f"gem:{GAME}?n=2", config=config.data)
