@@ -182,7 +182,7 @@ def test_budgets_come_from_verls_own_lengths(compose: Any, tokenizer: Any, serve
     assert first("data.max_response_length=200") == 200
     assert first("data.max_response_length=200", "+gem.turn_tokens=16") == 16
     [row] = World(compose, tokenizer, ["data.max_prompt_length=2"]).play(server(["end"]))
-    assert "prompt_tokens allows 2" in row.extra_fields["gem"]["failed"]
+    assert "prompt_tokens allows 2" in str(transcript(row).failure)
 
 
 def test_the_server_is_told_where_messages_end(world: World, server: Any, tokenizer: Any) -> None:
@@ -216,7 +216,7 @@ def test_rows_per_turn_are_refused_where_episodes_would_be_torn_apart(
     world = World(compose, tokenizer, ["trainer.v1.trainer_mode=sync"])
     [row] = world.play(server(["end"]), "gem_turns")
     assert math.isnan(row.token_rewards[0])
-    assert "gem_sync" in row.extra_fields["gem"]["failed"]
+    assert "gem_sync" in row.extra_fields["gem"]["error"]
 
 
 def test_a_crashing_environment_voids_its_episode(world: World, server: Any) -> None:
@@ -225,7 +225,7 @@ def test_a_crashing_environment_voids_its_episode(world: World, server: Any) -> 
     assert len(s.requests) == 4  # two attempts
     assert row.response_mask == [0]
     assert row.token_rewards == [0.0]
-    assert "sandbox gone" in row.extra_fields["gem"]["failed"]
+    assert "sandbox gone" in str(transcript(row).failure)
     assert row.extra_fields["reward_extra_info"]["acc"] is None
     assert not transcript(row).valid
 
@@ -239,7 +239,7 @@ def test_an_error_of_the_server_is_never_a_missing_row(
 
     with caplog.at_level(logging.ERROR):
         [row] = world.play(Dead())
-    assert row.extra_fields["gem"]["broken"]
+    assert row.extra_fields["gem"]["error"] == "ConnectionError: engine died"
     assert math.isnan(row.reward_score)
     assert "engine died" in caplog.text
 

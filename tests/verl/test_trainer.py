@@ -29,10 +29,9 @@ def lines(uid: str, session: int, index: int, trajectory: Trajectory) -> list[Li
     """The rows of an episode as our agent loops store them."""
     rows = trajectory.training_rows()
     spans = [[(s.turn, s.start, s.end) for s in row.spans] for row in rows] or [[]]
-    failed = None if trajectory.failure is None else str(trajectory.failure)
     found = []
     for number, of_row in enumerate(spans):
-        known: dict[str, Any] = {"spans": of_row, "failed": failed, "broken": False}
+        known: dict[str, Any] = {"spans": of_row, "error": None}
         extra = {"gem": known, "reward_extra_info": {}, "whole": b""}
         if number == len(spans) - 1:
             packed = PackedTrajectory.of(trajectory)
@@ -75,7 +74,7 @@ def test_rows_become_episodes_in_an_order_that_does_not_depend_on_their_arrival(
 
 
 def test_a_broken_agent_loop_stops_the_run(batch: list[Line]) -> None:
-    known = {"spans": [], "failed": "ConnectionError: engine died", "broken": True}
+    known = {"spans": [], "error": "ConnectionError: engine died"}
     broken: Line = ("task_c_0_0", {"gem": known, "reward_extra_info": {}}, 9)
     with pytest.raises(RolloutError, match="agent loop failed: ConnectionError"):
         grouped(*map(list, zip(*[*batch, broken], strict=True)))

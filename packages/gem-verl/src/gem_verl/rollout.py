@@ -152,9 +152,6 @@ class GemAgentLoop(AgentLoopBase):  # type: ignore[misc]
             error: Why the agent loop failed.
             seconds: Time that the episode waited for the server.
         """
-        broken, failed = trajectory is None, error
-        if trajectory is not None and trajectory.failure is not None:
-            failed = str(trajectory.failure)
         rewards = [] if trajectory is None or row is None else trajectory.rewards
         eos = self.tokenizer.eos_token_id
         row = row or TrainingRow([eos] * (VOID_TOKENS - 1), [], [], [], [])
@@ -163,7 +160,7 @@ class GemAgentLoop(AgentLoopBase):  # type: ignore[misc]
         if not response:
             # verl's rows hold at least one response token; nothing is trained on this one.
             response, mask, logprobs = [eos], [0], [0.0]
-            token_rewards = [math.nan if broken else row.reward_left(rewards)]
+            token_rewards = [math.nan if error else row.reward_left(rewards)]
         if not self.rollout_config.calculate_log_probs:
             logprobs = None  # All rows of a batch must have the same fields.
         elif logprobs is None:
@@ -177,7 +174,7 @@ class GemAgentLoop(AgentLoopBase):  # type: ignore[misc]
             response_ids=response,
             response_mask=mask,
             response_logprobs=logprobs,
-            reward_score=math.nan if broken else sum(rewards),
+            reward_score=math.nan if error else sum(rewards),
             token_rewards=token_rewards,
             num_turns=len(rewards),
             metrics=AgentLoopMetrics(generate_sequences=seconds),
@@ -188,8 +185,7 @@ class GemAgentLoop(AgentLoopBase):  # type: ignore[misc]
                 "tool_rewards": [],
                 "gem": {
                     "spans": [(span.turn, span.start, span.end) for span in row.spans],
-                    "failed": failed,
-                    "broken": broken,
+                    "error": error,
                 },
             },
         )

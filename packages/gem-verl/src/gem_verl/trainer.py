@@ -180,8 +180,7 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
     def _check_complete(self) -> None:
         """Stop if episodes are missing or too many failed."""
         config = self.config
-        expected = config.data.train_batch_size // self.parameter_sync_step
-        expected *= config.actor_rollout_ref.rollout.n
+        expected = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
         missing = max(expected - len(self._trajectories), 0)
         lost = Failure("engine", "never arrived; verl's log has the reason", attempts=1)
         self._lost = [lost] * missing
@@ -295,6 +294,11 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
             self._recording.write_evaluation(self.global_steps, name, episodes)
 
 
+for _base in (PPOTrainerSync, PPOTrainerColocateAsync):
+    check_seams(TRAINER, SEAMS, owner=_base)
+
+
+@register_trainer("gem_sync")
 class GemTrainerSync(_GemTrainer, PPOTrainerSync):  # type: ignore[misc]
     """`trainer.v1.trainer_mode=gem_sync`."""
 
@@ -302,16 +306,11 @@ class GemTrainerSync(_GemTrainer, PPOTrainerSync):  # type: ignore[misc]
     trainer_mode = property(lambda self: "sync", lambda self, value: None)
 
 
+@register_trainer("gem_colocate_async")
 class GemTrainerColocateAsync(_GemTrainer, PPOTrainerColocateAsync):  # type: ignore[misc]
     """`trainer.v1.trainer_mode=gem_colocate_async`."""
 
     trainer_mode = property(lambda self: "colocate_async", lambda self, value: None)
-
-
-for _base in (PPOTrainerSync, PPOTrainerColocateAsync):
-    check_seams(TRAINER, SEAMS, owner=_base)
-register_trainer("gem_sync")(GemTrainerSync)
-register_trainer("gem_colocate_async")(GemTrainerColocateAsync)
 
 
 def grouped(
@@ -342,8 +341,8 @@ def grouped(
         rows = []
         for place in places:
             known = extra_fields[place]["gem"]
-            if known["broken"]:
-                raise RolloutError(f"an agent loop failed: {known['failed']}")
+            if known["error"]:
+                raise RolloutError(f"an agent loop failed: {known['error']}")
             rows.append(Row(place, [TurnSpan(*span) for span in known["spans"]]))
         # The last row of an episode has its numbers.
         trajectory = PackedTrajectory.from_bytes(extra_fields[rows[-1].place]["gem"]["episode"])
