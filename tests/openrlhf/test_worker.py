@@ -25,6 +25,7 @@ for name in ("RemoteExperienceMaker", "TensorboardLogger", "prepare_datasets"):
     print(getattr(ppo_trainer, name).__module__)
 print(ppo_trainer_async.prepare_datasets.__module__)
 print(ppo_trainer.BasePPOTrainer.broadcast_to_vllm.__module__)
+print(ppo_trainer.DeepspeedStrategy.get_ds_train_config.__module__)
 """
 
 
@@ -43,12 +44,13 @@ def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_worker_uses_our_classes_once_it_imports_openrlhf() -> None:
     done = python(IN_A_WORKER)
-    assert done.stdout.split()[-5:] == [
+    assert done.stdout.split()[-6:] == [
         "gem_openrlhf.advantage",
         "gem_openrlhf.logs",
         "gem_openrlhf.dataset",
         "gem_openrlhf.dataset",
         "gem_openrlhf.engines",
+        "gem_openrlhf.passes",
     ], done.stderr
 
 

@@ -101,7 +101,6 @@ SHARED_GPUS = Platform(
         "ds.enable_sleep": True,
         "vllm.enable_prefix_caching": True,
         "vllm.gpu_memory_utilization": 0.4,
-        "vllm.sync_backend": "nccl",
     }
 )
 """Models and engines on the same GPUs, one after the other."""

@@ -57,9 +57,7 @@ def _mark_whole(folders: list[Path]) -> None:
         for later in folder.iterdir():
             if _step(later.name) > _step(tag):
                 shutil.rmtree(later)
-        partial = folder / f"{LATEST}.partial"
-        partial.write_text(tag, encoding="utf-8")
-        partial.replace(folder / LATEST)
+        (folder / LATEST).write_text(tag, encoding="utf-8")
         logger.warning("the run goes on from the checkpoint %s", folder / tag)
 
 

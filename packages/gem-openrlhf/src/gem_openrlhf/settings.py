@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -48,8 +48,7 @@ class Settings(DatasetSettings):
 
     def given(self) -> dict[str, Any]:
         """Return the settings that have another value than by default."""
-        values = [(field, getattr(self, field.name)) for field in fields(self)]
-        return {field.name: value for field, value in values if value != field.default}
+        return {k: value for k, value in vars(self).items() if value != getattr(Settings, k)}
 
     def needs_hook(self) -> list[str]:
         """Return the settings that work only with the worker hook."""

@@ -47,6 +47,9 @@ SEAMS = {
         Seam("openrlhf.utils.logging_utils:TensorboardLogger.log_train", _LOGGED),
         Seam("openrlhf.utils.logging_utils:TensorboardLogger.log_eval", _LOGGED),
     ],
+    "gem_openrlhf.passes": [
+        Seam("openrlhf.utils.deepspeed.deepspeed:DeepspeedStrategy.get_ds_train_config")
+    ],
 }
 """Modules of this package, whose `install` replaces names in a module of OpenRLHF, and these."""
 
