@@ -275,6 +275,18 @@ def test_other_hardware_is_said_and_no_difference_of_the_experiment(tmp_path: Pa
     assert "no difference of the experiment (gpus_per_node: 1, 8)" in note
 
 
+def test_the_wall_time_of_a_resumed_run_is_its_records_not_that_of_the_last_start(
+    tmp_path: Path,
+) -> None:
+    resumed = {"resumed": [{"iteration": 1}]}
+    for name, entries in (("whole", {}), ("resumed", resumed)):
+        folder = write(tmp_path / name, [0.5], meta={"seconds": {"command": 7.0}, **entries})
+        line = json.loads((folder / "metrics.jsonl").read_text())
+        (folder / "metrics.jsonl").write_text(json.dumps(line | {"time_s": 100.0}) + "\n")
+    [group] = load_runs([tmp_path / "whole", tmp_path / "resumed"])
+    assert [run.seconds for run in group.runs] == [7.0, 100.0]
+
+
 def test_native_settings_make_another_experiment(tmp_path: Path) -> None:
     given = {"native": {"verl": {"actor.x": 2}, "oat": {"y": 1}}}
     folders = [

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from locks import one_at_a_time
 from processes import marked, settles
 
 from gem.training.record import METRICS, RUN, read_run
@@ -125,9 +126,14 @@ class Resumed:
 @pytest.fixture(scope="session", params=TRAINERS)
 def resumed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Resumed:
     """Run a trainer twice: without an interruption, and killed and resumed."""
-    trainer = request.param
-    whole = tmp_path_factory.mktemp(trainer) / "whole"
-    folder = whole.parent / "resumed"
+    trainer: str = request.param
+    with one_at_a_time(trainer):
+        return run_twice(trainer, tmp_path_factory.mktemp(trainer))
+
+
+def run_twice(trainer: str, parent: Path) -> Resumed:
+    """See `resumed`."""
+    whole, folder = parent / "whole", parent / "resumed"
     finish(start(trainer, whole))
     process = start(trainer, folder)
     deadline = time.monotonic() + TIMEOUT_S
@@ -148,8 +154,7 @@ def resumed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 def without_times(metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Metrics but for those that say how long something took."""
-    timed: Callable[[str], bool] = lambda name: name.endswith("_s")  # noqa: E731
-    return [{k: v for k, v in line.items() if not timed(k)} for line in metrics]
+    return [{k: v for k, v in line.items() if not k.endswith("_s")} for line in metrics]
 
 
 def test_a_killed_run_goes_on_from_its_checkpoint(resumed: Resumed) -> None:
