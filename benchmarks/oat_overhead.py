@@ -6,10 +6,10 @@
 
 Everything that is neither oat's sampling nor its training is timed (CPU time) on the recorded
 episodes of a real run and compared with the time that its shortest iteration took, as if nothing of
-it happened while the engine samples: the actor (chat format, environments, rounds) in the second of
-two iterations, with an engine that answers at once with the recorded tokens, and rows, advantages
-and the record. The baseline of the second table is PyTorch's `DistributedSampler`, which oat uses
-by itself, of the third an environment without delay.
+it happened while the engine samples: the actor (chat format, environments, requests) in the second
+of two iterations, with an engine that answers at once with the recorded tokens, and rows,
+advantages and the record. The baseline of the second table is PyTorch's `DistributedSampler`, which
+oat uses by itself, of the third an environment without delay.
 """
 
 from __future__ import annotations
@@ -46,18 +46,46 @@ EPISODES, DELAY_S, SAMPLING_S, REPEATS = 64, 0.2, 0.02, 5
 BATCH = 128
 
 
-def answered(prompt: Any, output: Any) -> Any:
-    """vLLM's `RequestOutput`, as far as it is read."""
-    return SimpleNamespace(prompt_token_ids=prompt["prompt_token_ids"], outputs=[output])
+class Engine:
+    """vLLM's engine, as far as it is called: answers all requests in the next step."""
+
+    def __init__(self) -> None:
+        self.llm_engine = self
+        self._asked: list[Any] = []
+
+    def add_request(self, request_id: str, prompt: Any, params: Any) -> None:
+        self._asked.append(
+            SimpleNamespace(
+                request_id=request_id,
+                finished=True,
+                prompt_token_ids=prompt["prompt_token_ids"],
+                outputs=[self.answer(params)],
+            )
+        )
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self._asked)
+
+    def abort_request(self, request_ids: list[str]) -> None:
+        self._asked = []
+
+    def step(self) -> list[Any]:
+        answered, self._asked = self._asked, []
+        return answered
+
+    def answer(self, params: Any) -> Any:
+        """Return vLLM's `CompletionOutput`, as far as it is read."""
+        raise NotImplementedError
 
 
-class RecordedLLM:
+class RecordedLLM(Engine):
     """Answers at once with the tokens that were sampled in recorded episodes.
 
     Which turn is asked for is told by its seed (`Args.gem_seed`).
     """
 
     def __init__(self, episodes: Sequence[EpisodeRecord]) -> None:
+        super().__init__()
         self._turns: dict[int, Any] = {}
         copies: Counter[int] = Counter()
         for episode in episodes:
@@ -71,22 +99,24 @@ class RecordedLLM:
                 )
             copies[task] += 1
 
-    def generate(self, prompts: Any, sampling_params: Any, use_tqdm: bool) -> list[Any]:
-        pairs = zip(prompts, sampling_params, strict=True)
-        return [answered(prompt, self._turns[params.seed]) for prompt, params in pairs]
+    def answer(self, params: Any) -> Any:
+        return self._turns[params.seed]
 
 
-class SteadyLLM:
-    """Takes the same time for every call."""
+class SteadyLLM(Engine):
+    """Takes the same time for every step."""
 
     def __init__(self, answer: list[int]) -> None:
-        self._answer = answer
+        super().__init__()
+        known = [{token: SimpleNamespace(logprob=-1.0)} for token in answer]
+        self._answer = SimpleNamespace(token_ids=answer, logprobs=known, finish_reason="stop")
 
-    def generate(self, prompts: Any, sampling_params: Any, use_tqdm: bool) -> list[Any]:
+    def step(self) -> list[Any]:
         time.sleep(SAMPLING_S)
-        known = [{token: SimpleNamespace(logprob=-1.0)} for token in self._answer]
-        output = SimpleNamespace(token_ids=self._answer, logprobs=known, finish_reason="stop")
-        return [answered(prompt, output) for prompt in prompts]
+        return super().step()
+
+    def answer(self, params: Any) -> Any:
+        return self._answer
 
 
 class Echo(Env):
@@ -215,7 +245,7 @@ def hidden(tokenizer: Any) -> None:
     given = flags(EPISODES, 1, 300, 3000, 64)
     answer = [*tokenizer.encode("x"), tokenizer.eos_token_id]
     numbers = [str(i) for i in range(EPISODES)]
-    print(f"\n{EPISODES} episodes of three turns, {SAMPLING_S * 1000:.0f} ms a call of the engine")
+    print(f"\n{EPISODES} episodes of three turns, {SAMPLING_S * 1000:.0f} ms a step of the engine")
     for delay in (0.0, DELAY_S):
         tasks = [encode_task(Task("bench:OatEcho", i, {"delay_s": delay})) for i in range(EPISODES)]
         playing = actor(SteadyLLM(answer), tokenizer, given)

@@ -33,25 +33,42 @@ class ScriptedLLM:
     def __init__(self, tokenizer: Any, texts: Sequence[str]) -> None:
         self.tokenizer = tokenizer
         self.texts = list(texts)
-        self.calls: list[int] = []
+        self.prompts: list[list[int]] = []
         self.params: list[Any] = []
+        self.running: dict[str, Any] = {}
+        self.llm_engine: Any = self
 
-    def generate(self, prompts: Any, sampling_params: Any, use_tqdm: bool) -> list[Any]:
-        self.calls.append(len(prompts))
-        out = []
-        for prompt, params in zip(prompts, sampling_params, strict=True):
-            text = self.texts[len(self.params) % len(self.texts)]
-            self.params.append(params)
-            ids = [*self.tokenizer.encode(text), self.tokenizer.eos_token_id]
-            cut = len(ids) > params.max_tokens
-            ids = ids[: params.max_tokens]
-            known = [{token: SimpleNamespace(logprob=-0.5 - i)} for i, token in enumerate(ids)]
-            reason = "length" if cut else "stop"
-            answer = SimpleNamespace(token_ids=ids, logprobs=known, finish_reason=reason)
-            out.append(
-                SimpleNamespace(prompt_token_ids=prompt["prompt_token_ids"], outputs=[answer])
-            )
-        return out
+    def add_request(self, request_id: str, prompt: Any, params: Any) -> None:
+        text = self.texts[len(self.params) % len(self.texts)]
+        self.prompts.append(prompt["prompt_token_ids"])
+        self.params.append(params)
+        ids = [*self.tokenizer.encode(text), self.tokenizer.eos_token_id]
+        cut = len(ids) > params.max_tokens
+        ids = ids[: params.max_tokens]
+        known = [{token: SimpleNamespace(logprob=-0.5 - i)} for i, token in enumerate(ids)]
+        reason = "length" if cut else "stop"
+        self.running[request_id] = SimpleNamespace(
+            request_id=request_id,
+            finished=True,
+            prompt_token_ids=prompt["prompt_token_ids"],
+            outputs=[SimpleNamespace(token_ids=ids, logprobs=known, finish_reason=reason)],
+        )
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self.running)
+
+    def abort_request(self, request_ids: list[str]) -> None:
+        for request in request_ids:
+            self.running.pop(request, None)
+
+    def step(self) -> list[Any]:
+        """Finish all requests that `finishes` allows to."""
+        done = [name for name, output in self.running.items() if self.finishes(output)]
+        return [self.running.pop(name) for name in done]
+
+    def finishes(self, output: Any) -> bool:
+        """Whether this is the last step of a request."""
+        return True
 
 
 @pytest.fixture

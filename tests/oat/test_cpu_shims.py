@@ -17,6 +17,7 @@ if os.environ.get("GEM_CPU") != "1":
 
 import courier
 import vllm
+from vllm.sampling_params import SamplingParams
 
 from gem_cpu import oat_plasma
 
@@ -104,26 +105,71 @@ def prompts(n: int) -> list[dict[str, list[int]]]:
     return [{"prompt_token_ids": list(range(20, 25 + 3 * i))} for i in range(n)]
 
 
+def generate(llm: Any, asked: Any, sampling: Any) -> list[Any]:
+    """Outputs of prompts that come together, in order; `sampling` for each, or one for all."""
+    engine, found = llm.llm_engine, {}
+    each = sampling if isinstance(sampling, list) else [sampling] * len(asked)
+    for number, (prompt, params) in enumerate(zip(asked, each, strict=True)):
+        engine.add_request(str(number), prompt, params)
+    while engine.has_unfinished_requests():
+        found.update({output.request_id: output for output in engine.step()})
+    return [found[str(number)] for number in range(len(asked))]
+
+
 def answers(llm: Any, asked: Any, **params: Any) -> list[list[int]]:
-    sampling = vllm.SamplingParams(**{"max_tokens": 8, "logprobs": 1, **params})
-    return [list(o.outputs[0].token_ids) for o in llm.generate(asked, sampling)]
+    sampling = SamplingParams(**{"max_tokens": 8, "logprobs": 1, **params})
+    return [list(o.outputs[0].token_ids) for o in generate(llm, asked, sampling)]
 
 
 def test_a_batch_is_sampled_as_its_prompts_alone(llm: Any) -> None:
     together = answers(llm, prompts(5), top_k=1)
     assert together == [answers(llm, [p], top_k=1)[0] for p in prompts(5)]
-    seeded = [vllm.SamplingParams(max_tokens=8, seed=i) for i in range(5)]
-    batch = [o.outputs[0].token_ids for o in llm.generate(prompts(5), seeded)]
+    seeded = [SamplingParams(max_tokens=8, seed=i) for i in range(5)]
+    batch = [o.outputs[0].token_ids for o in generate(llm, prompts(5), seeded)]
     alone = [
-        llm.generate([p], [s])[0].outputs[0].token_ids
+        generate(llm, [p], s)[0].outputs[0].token_ids
         for p, s in zip(prompts(5), seeded, strict=True)
     ]
     assert batch == alone
 
 
+@pytest.mark.parametrize("gap", [1, 3])
+def test_requests_that_come_and_go_are_sampled_as_alone(llm: Any, gap: int) -> None:
+    engine = llm.llm_engine
+    asked = [prompts(5)[i] for i in (0, 4, 1, 3, 2)]
+    seeded = [SamplingParams(max_tokens=3 + i, seed=i, logprobs=1) for i in range(5)]
+    found = {}
+    for number, (prompt, params) in enumerate(zip(asked, seeded, strict=True)):
+        engine.add_request(str(number), prompt, params)
+        for _ in range(gap):
+            found.update({output.request_id: output for output in engine.step()})
+    while engine.has_unfinished_requests():
+        found.update({output.request_id: output for output in engine.step()})
+    for number, (prompt, params) in enumerate(zip(asked, seeded, strict=True)):
+        [alone] = generate(llm, [prompt], params)
+        [one], [other] = found[str(number)].outputs, alone.outputs
+        assert one.token_ids == other.token_ids
+        for token, mine, theirs in zip(one.token_ids, one.logprobs, other.logprobs, strict=True):
+            assert mine[token].logprob == pytest.approx(theirs[token].logprob, abs=1e-5)
+
+
+def test_an_aborted_request_is_forgotten(llm: Any) -> None:
+    engine = llm.llm_engine
+    [wanted] = answers(llm, prompts(1), top_k=1)
+    for number, prompt in enumerate(prompts(3)):
+        engine.add_request(str(number), prompt, SamplingParams(max_tokens=8, top_k=1))
+        engine.step()
+    engine.add_request("3", *prompts(1), SamplingParams())
+    engine.abort_request(["1", "2", "3"])
+    found = []
+    while engine.has_unfinished_requests():
+        found += engine.step()
+    assert [(each.request_id, each.outputs[0].token_ids) for each in found] == [("0", wanted)]
+
+
 def test_logprobs_are_the_models_own(llm: Any) -> None:
-    [output] = llm.generate(
-        prompts(1), vllm.SamplingParams(max_tokens=8, logprobs=1, temperature=0.5, seed=1)
+    [output] = generate(
+        llm, prompts(1), SamplingParams(max_tokens=8, logprobs=1, temperature=0.5, seed=1)
     )
     ids = output.prompt_token_ids + output.outputs[0].token_ids
     with torch.no_grad():
@@ -137,8 +183,8 @@ def test_logprobs_are_the_models_own(llm: Any) -> None:
 
 def test_sampling_follows_the_distribution(llm: Any) -> None:
     [prompt] = prompts(1)
-    many = [vllm.SamplingParams(max_tokens=1, seed=i, top_k=3) for i in range(600)]
-    drawn = [o.outputs[0].token_ids[0] for o in llm.generate([prompt] * 600, many)]
+    many = [SamplingParams(max_tokens=1, seed=i, top_k=3) for i in range(600)]
+    drawn = [o.outputs[0].token_ids[0] for o in generate(llm, [prompt] * 600, many)]
     with torch.no_grad():
         logits = llm._model(torch.tensor([prompt["prompt_token_ids"]])).logits[0, -1]
     best = logits.topk(3)
@@ -147,17 +193,17 @@ def test_sampling_follows_the_distribution(llm: Any) -> None:
     for token, p in zip(best.indices.tolist(), wanted.tolist(), strict=True):
         # Five standard deviations.
         assert abs(drawn.count(token) / 600 - p) < 5 * (p * (1 - p) / 600) ** 0.5
-    nucleus = [vllm.SamplingParams(max_tokens=1, seed=i, top_p=1e-6) for i in range(20)]
-    likeliest = {o.outputs[0].token_ids[0] for o in llm.generate([prompt] * 20, nucleus)}
+    nucleus = [SamplingParams(max_tokens=1, seed=i, top_p=1e-6) for i in range(20)]
+    likeliest = {o.outputs[0].token_ids[0] for o in generate(llm, [prompt] * 20, nucleus)}
     assert likeliest == {int(logits.argmax())}
 
 
 def test_a_turn_ends_at_a_stop_token_or_at_its_limit(llm: Any) -> None:
     [free] = answers(llm, prompts(1), top_k=1)
-    [cut] = llm.generate(prompts(1), vllm.SamplingParams(max_tokens=3, top_k=1))
+    [cut] = generate(llm, prompts(1), SamplingParams(max_tokens=3, top_k=1))
     assert (cut.outputs[0].token_ids, cut.outputs[0].finish_reason) == (free[:3], "length")
-    [stopped] = llm.generate(
-        prompts(1), vllm.SamplingParams(max_tokens=8, top_k=1, stop_token_ids=[free[1]])
+    [stopped] = generate(
+        llm, prompts(1), SamplingParams(max_tokens=8, top_k=1, stop_token_ids=[free[1]])
     )
     first = free.index(free[1])
     assert stopped.outputs[0].token_ids == free[: first + 1]

@@ -58,7 +58,6 @@ def test_an_iteration_has_every_task_as_often_as_num_samples(
     assert [t.task.seed for t in found] == [0, 0, 1, 1, 2, 2, 3, 3]
     assert [t.group for t in found] == [0, 0, 1, 1, 2, 2, 3, 3]
     assert all(t.valid for t in found)
-    assert engine.calls[0] == 8  # one call for all
 
 
 def test_rows_hold_exactly_what_was_sampled(actor: Any, llm: Any, tokenizer: Any) -> None:
@@ -171,40 +170,67 @@ def test_environments_step_side_by_side(actor: Any, llm: Any) -> None:
     assert all(t.valid for t in found)
 
 
+class Turns(Env):
+    """As many turns as the seed says; the first prompt is that number."""
+
+    def reset(self, seed: int | None = None, **options: Any) -> Any:
+        self.left = int(seed or 0)
+        return f"<{seed}>", {}
+
+    def step(self, action: str) -> Any:
+        self.left -= 1
+        return "on", 1.0, self.left == 0, False, {"success": True}
+
+    def sample_random_action(self) -> str:
+        return "x"
+
+
+gem.register("test:OatTurns", Turns)
+
+
+def test_the_next_turn_is_sampled_while_another_episodes_turn_still_is(
+    actor: Any, llm: Any, tokenizer: Any
+) -> None:
+    engine = llm(["x"])
+    [one] = tokenizer.encode("1")
+
+    def finishes(output: Any) -> bool:
+        # That of the episode of one turn ends after all others have been asked for.
+        return one not in output.prompt_token_ids or len(engine.prompts) == 1 + 3
+
+    engine.finishes = finishes
+    jobs = [encode_task(Task("test:OatTurns", turns, {})) for turns in (1, 3)]
+    found = actor(engine).step(jobs, None, ["0", "1"])
+    assert [len(packed.unpack().turns) for packed in found] == [1, 3]
+
+
 def test_an_engine_that_raises_stops_the_actor(
     actor: Any, llm: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     engine = llm(["x"])
-    engine.generate = lambda *args, **kwargs: (_ for _ in ()).throw(RuntimeError("engine is dead"))
+    engine.step = lambda: (_ for _ in ()).throw(RuntimeError("engine is dead"))
     with pytest.raises(RuntimeError, match="engine is dead"):
         actor(engine).step(tasks(2), None, ["0", "1"])
     assert "engine is dead" in capsys.readouterr().err
 
 
-def test_another_prompt_than_was_asked_for_is_an_error(actor: Any, llm: Any) -> None:
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda output: output.prompt_token_ids.pop(0), "another prompt"),
+        (lambda output: setattr(output.outputs[0], "finish_reason", "abort"), "'abort'"),
+    ],
+)
+def test_an_answer_to_another_question_or_none_is_an_error(
+    change: Callable[[Any], Any], message: str, actor: Any, llm: Any
+) -> None:
     engine = llm(["x"])
-    generate = engine.generate
 
-    def shifted(prompts: Any, **kwargs: Any) -> Any:
-        outputs = generate(prompts, **kwargs)
-        for output in outputs:
-            output.prompt_token_ids = output.prompt_token_ids[1:]
-        return outputs
+    def finishes(output: Any) -> bool:
+        output.prompt_token_ids = list(output.prompt_token_ids)
+        change(output)
+        return True
 
-    engine.generate = shifted
-    with pytest.raises(RolloutError, match="another prompt"):
-        actor(engine).step(tasks(1), None, ["0"])
-
-
-def test_an_aborted_request_is_an_error(actor: Any, llm: Any) -> None:
-    engine = llm(["x"])
-    generate = engine.generate
-
-    def aborted(prompts: Any, **kwargs: Any) -> Any:
-        outputs = generate(prompts, **kwargs)
-        outputs[0].outputs[0].finish_reason = "abort"
-        return outputs
-
-    engine.generate = aborted
-    with pytest.raises(RolloutError, match="'abort'"):
+    engine.finishes = finishes
+    with pytest.raises(RolloutError, match=message):
         actor(engine).step(tasks(1), None, ["0"])

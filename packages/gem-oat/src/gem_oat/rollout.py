@@ -1,4 +1,4 @@
-"""oat's actor: its vLLM samples, `gem.rollout` plays."""
+"""oat's actor: its vLLM samples step by step, `gem.rollout` plays."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
-import vllm
 from oat.algorithms.ppo import PPOActor
+from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from gem.packed import PackedTrajectory
-from gem.training import rounds, status_files, tasksets
+from gem.training import status_files, stepped, tasksets
 from gem_oat import compat
 from gem_oat.settings import Args
 
@@ -19,7 +19,7 @@ compat.install()
 
 
 class Actor(PPOActor):  # type: ignore[misc]
-    """Plays the tasks that a learner sends; all of its episodes share every call of the engine."""
+    """Plays the tasks that a learner sends, all at the same time."""
 
     args: Args
 
@@ -85,21 +85,18 @@ class Actor(PPOActor):  # type: ignore[misc]
         """Play episodes at the same time; `jobs` are tasks, each with its copy and group."""
         gem, budget = self.args.gem, self.args.budget(evaluation=evaluation)
         sampling = self.args.sampling(evaluation=evaluation)
-        engine = rounds.Rounds(self._generate)
+        sampling |= {"logprobs": 1, "output_kind": RequestOutputKind.FINAL_ONLY}
+        engine = stepped.SteppedEngine(self.llm.llm_engine)
 
         async def one(text: str, copy: int, group: int) -> PackedTrajectory:
             task, temperature = tasksets.decode_task(text)
             own = {} if temperature is None else {"temperature": temperature}
-            params = partial(vllm.SamplingParams, logprobs=1, **sampling | own)
+            params = partial(SamplingParams, **sampling | own)
             seed = None if gem.seed is None else (gem.seed, *key, task.seed, copy)
-            sampler = rounds.RoundsSampler(engine, params, self._chat.stop_ids, seed)
+            sampler = stepped.SteppedSampler(engine, params, self._chat.stop_ids, seed)
             played = await gem.play(task, sampler, self._chat, budget, group=group)
             return PackedTrajectory.of(played)
 
         with status_files.reported(f"actor {self.actor_id}"):
             episodes = asyncio.run(engine.run([one(*job) for job in jobs]))
             return self.ipc_client.serialize_ipc(episodes)
-
-    def _generate(self, prompts: list[list[int]], params: list[Any]) -> Sequence[Any]:
-        texts = [{"prompt_token_ids": ids} for ids in prompts]
-        return list(self.llm.generate(texts, sampling_params=params, use_tqdm=False))

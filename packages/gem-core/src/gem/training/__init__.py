@@ -6,7 +6,7 @@
 - `record`, `metrics`, `recording`: what a run leaves behind, and how an adapter writes it.
 - `checkpoints`, `resuming`: the states from which a run that stopped goes on, and whether it may.
 - `sampling`, `sglang`: what the samplers of all engines share; a server of SGLang's.
-- `rounds`, `lockstep`: requests of many episodes in batches, of those that are waiting or of all.
+- `stepped`, `lockstep`: an engine that is stepped in this process; requests in batches of all.
 - `estimate`: advantages of a batch by turn.
 - `rows`, `batches`: training rows in a trainer's tensors; optimiser steps and forward passes.
 - `doctor`, `preflight`: checks that this installation can run the experiment.

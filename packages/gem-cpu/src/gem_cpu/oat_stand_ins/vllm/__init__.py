@@ -1,8 +1,9 @@
 """Stand-in for vLLM: the part that oat uses, with `transformers` on the CPU.
 
-The prompts of one call are one left-padded batch, with a key-value cache for the call.
-Log-probabilities are the model's, before temperature and filters, as vLLM's default. Weights arrive
-through the same worker extension (`worker_extension_cls`) as in vLLM.
+Requests are sampled continuously: whatever there is in a step is one left-padded batch with a
+key-value cache, which new requests join and finished ones leave. Log-probabilities are the
+model's, before temperature and filters, as vLLM's default. Weights arrive through the same worker
+extension (`worker_extension_cls`) as in vLLM.
 """
 
 from __future__ import annotations
@@ -10,28 +11,17 @@ from __future__ import annotations
 import importlib
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+
+from vllm.sampling_params import SamplingParams
 
 __version__ = "0.8.4+gem.cpu"
-
-
-@dataclass
-class SamplingParams:
-    """How a request is sampled; vLLM's names and defaults."""
-
-    n: int = 1
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = -1
-    max_tokens: int = 16
-    logprobs: int | None = None
-    seed: int | None = None
-    stop_token_ids: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -55,8 +45,10 @@ class CompletionOutput:
 class RequestOutput:
     """The responses to a prompt."""
 
+    request_id: str
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
+    finished: bool = True
 
 
 class LLM:
@@ -76,10 +68,9 @@ class LLM:
         precision = getattr(torch, dtype)
         self._tokenizer: Any = AutoTokenizer.from_pretrained(model)
         self._model: Any = AutoModelForCausalLM.from_pretrained(model, dtype=precision).eval()
-        self._max_model_len = max_model_len or self._model.config.max_position_embeddings
-        self._random = random.Random(seed)
+        longest = max_model_len or self._model.config.max_position_embeddings
+        self.llm_engine = LLMEngine(self._model, self._tokenizer, longest, random.Random(seed))
         self._worker = _worker(worker_extension_cls, self._model, precision)
-        self.llm_engine = SimpleNamespace(reset_prefix_cache=lambda: None)
 
     def get_tokenizer(self) -> Any:
         """The model's tokenizer."""
@@ -95,69 +86,141 @@ class LLM:
     def wake_up(self) -> None:
         """Nothing to load."""
 
-    def generate(
-        self,
-        prompts: Sequence[dict[str, list[int]]],
-        sampling_params: SamplingParams | Sequence[SamplingParams],
-        **options: Any,
-    ) -> list[RequestOutput]:
-        """Sample one response to each prompt.
+
+class LLMEngine:
+    """Samples a token of every request in each step; requests may come and go between steps."""
+
+    def __init__(self, model: Any, tokenizer: Any, longest: int, rng: random.Random) -> None:
+        self._model = model
+        self._tokenizer = tokenizer
+        self._longest = longest
+        self._random = rng
+        self._new: list[_Row] = []
+        self._running: _Batch | None = None
+
+    def add_request(
+        self, request_id: str, prompt: dict[str, list[int]], params: SamplingParams
+    ) -> None:
+        """Take a request, which the next step begins to sample.
 
         Args:
-            prompts: `{"prompt_token_ids": ids}` each.
-            sampling_params: For each prompt, or for all.
+            request_id: Name of the request.
+            prompt: `{"prompt_token_ids": ids}`.
+            params: How it is sampled.
 
         Raises:
-            ValueError: A prompt does not fit into the model's length.
+            ValueError: The prompt does not fit into the model's length.
         """
-        ids = [list(prompt["prompt_token_ids"]) for prompt in prompts]
-        if isinstance(sampling_params, SamplingParams):
-            sampling_params = [sampling_params] * len(ids)
-        for prompt in ids:
-            if len(prompt) >= self._max_model_len:
-                raise ValueError(
-                    f"the prompt has {len(prompt)} tokens, max_model_len is {self._max_model_len}"
-                )
-        rows = [
-            _Row(prompt, params, self._rng(params), self._room(prompt, params), self._stops(params))
-            for prompt, params in zip(ids, sampling_params, strict=True)
-        ]
-        self._decode(rows)
-        return [row.output(self._tokenizer) for row in rows]
+        ids = list(prompt["prompt_token_ids"])
+        room = self._longest - len(ids)
+        if room <= 0:
+            raise ValueError(f"the prompt has {len(ids)} tokens, max_model_len is {self._longest}")
+        rng = self._random if params.seed is None else random.Random(params.seed)
+        stops = frozenset([self._tokenizer.eos_token_id, *params.stop_token_ids])
+        self._new.append(_Row(request_id, ids, params, rng, min(params.max_tokens, room), stops))
 
-    def _rng(self, params: SamplingParams) -> random.Random:
-        return self._random if params.seed is None else random.Random(params.seed)
+    def has_unfinished_requests(self) -> bool:
+        """Whether there is something to sample."""
+        return bool(self._new) or self._running is not None
 
-    def _room(self, prompt: Sequence[int], params: SamplingParams) -> int:
-        return min(params.max_tokens, self._max_model_len - len(prompt))
+    def abort_request(self, request_ids: list[str]) -> None:
+        """Forget requests."""
+        self._new = [row for row in self._new if row.request_id not in request_ids]
+        if self._running is not None:
+            left = [row.request_id not in request_ids for row in self._running.rows]
+            self._running = self._running.kept(left)
 
-    def _stops(self, params: SamplingParams) -> frozenset[int]:
-        return frozenset([self._tokenizer.eos_token_id, *params.stop_token_ids])
+    def step(self) -> list[RequestOutput]:
+        """Sample a token of every request; return those that are finished."""
+        batches = [] if self._running is None else [self._running]
+        if self._new:
+            batches.append(_Batch.of(self._new))
+            self._new = []
+        for batch in batches:
+            batch.advance(self._model)
+        rows = [row for batch in batches for row in batch.rows]
+        going = [batch.kept([not row.finished for row in batch.rows]) for batch in batches]
+        self._running = _joined([batch for batch in going if batch is not None])
+        return [row.output(self._tokenizer) for row in rows if row.finished]
 
-    @torch.no_grad()
-    def _decode(self, rows: Sequence[_Row]) -> None:
+    def reset_prefix_cache(self) -> None:
+        """Nothing is kept of requests that are finished."""
+
+
+@dataclass
+class _Batch:
+    """Requests that are sampled together, padded on the left to the same length."""
+
+    rows: list[_Row]
+    ids: Tensor
+    """What is fed next, `[rows, tokens]`: the prompts, later the last token of each row."""
+    mask: Tensor
+    """1 for all tokens of a row, those of `ids` included, 0 for padding, `[rows, length]`."""
+    cache: Any
+    """Keys and values of the tokens before `ids`, `[rows, heads, length - tokens, size]`."""
+
+    @classmethod
+    def of(cls, rows: list[_Row]) -> _Batch:
+        """Return a batch of which nothing has been fed yet."""
         from transformers import DynamicCache
 
         width = max(len(row.prompt) for row in rows)
         ids = torch.tensor([[0] * (width - len(row.prompt)) + row.prompt for row in rows])
         mask = torch.tensor([[0] * (width - len(r.prompt)) + [1] * len(r.prompt) for r in rows])
-        cache = DynamicCache()
-        while True:
-            positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-            logits = self._model(
-                input_ids=ids,
-                attention_mask=mask,
-                position_ids=positions,
-                past_key_values=cache,
-                use_cache=True,
-                logits_to_keep=1,
-            ).logits[:, -1]
-            tokens = _draw(logits.float(), rows)
-            if all(row.finished for row in rows):
-                return
-            ids = torch.tensor(tokens)[:, None]
-            alive = torch.tensor([[int(not row.finished)] for row in rows])
-            mask = torch.cat([mask, alive], 1)
+        return cls(rows, ids, mask, DynamicCache())
+
+    @torch.no_grad()
+    def advance(self, model: Any) -> None:
+        """Sample a token of every row."""
+        positions = (self.mask.cumsum(1) - 1).clamp(min=0)[:, -self.ids.shape[1] :]
+        logits = model(
+            input_ids=self.ids,
+            attention_mask=self.mask,
+            position_ids=positions,
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits[:, -1]
+        self.ids = torch.tensor(_draw(logits.float(), self.rows))[:, None]
+        self.mask = pad(self.mask, (0, 1), value=1)
+
+    def kept(self, left: Sequence[bool]) -> _Batch | None:
+        """Return the batch with some of its rows; None without any."""
+        if all(left):
+            return self
+        places = [place for place, stays in enumerate(left) if stays]
+        if not places:
+            return None
+        self.cache.batch_select_indices(torch.tensor(places))
+        rows = [self.rows[place] for place in places]
+        return _Batch(rows, self.ids[places], self.mask[places], self.cache)
+
+
+def _joined(batches: Sequence[_Batch]) -> _Batch | None:
+    """Make one batch of batches that have been fed all but one token; None of none."""
+    from transformers import DynamicCache
+
+    if len(batches) < 2:
+        return batches[0] if batches else None
+    longest = max(int(batch.mask.sum(1).max()) for batch in batches)
+
+    def padded(values: Tensor, length: int) -> Tensor:
+        """Pad or cut `values[rows, heads, tokens, size]` on the left."""
+        return pad(values, (0, 0, length - values.shape[2], 0))
+
+    layers = zip(*(batch.cache.layers for batch in batches), strict=True)
+    cache = DynamicCache(
+        [
+            tuple(
+                torch.cat([padded(getattr(each, name), longest - 1) for each in layer])
+                for name in ("keys", "values")
+            )
+            for layer in layers
+        ]
+    )
+    masks = [pad(batch.mask, (longest - batch.mask.shape[1], 0)) for batch in batches]
+    ids = torch.cat([batch.ids for batch in batches])
+    return _Batch([row for each in batches for row in each.rows], ids, torch.cat(masks), cache)
 
 
 class _Row:
@@ -165,12 +228,14 @@ class _Row:
 
     def __init__(
         self,
+        request_id: str,
         prompt: list[int],
         params: SamplingParams,
         rng: random.Random,
         room: int,
         stops: frozenset[int],
     ) -> None:
+        self.request_id = request_id
         self.prompt = prompt
         self.params = params
         self.rng = rng
@@ -193,16 +258,15 @@ class _Row:
             known = [{token: Logprob(logprob)} for token, logprob in pairs]
         text = tokenizer.decode(self.token_ids, skip_special_tokens=True)
         reason = "stop" if stopped else "length"
-        return RequestOutput(self.prompt, [CompletionOutput(text, self.token_ids, known, reason)])
+        answer = CompletionOutput(text, self.token_ids, known, reason)
+        return RequestOutput(self.request_id, self.prompt, [answer])
 
 
 def _draw(logits: Tensor, rows: Sequence[_Row]) -> list[int]:
-    """Append one token to every unfinished row; return what to feed, `[rows]`."""
+    """Append one token to every row; return the tokens, `[rows]`."""
     known = logits.log_softmax(-1)
     tokens = logits.argmax(-1).tolist()
     for i, row in enumerate(rows):
-        if row.finished:
-            continue
         params = row.params
         if params.temperature > 0 and params.top_k != 1:
             tokens[i] = _sample(logits[i], params, row.rng.random())
