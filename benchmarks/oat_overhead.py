@@ -9,12 +9,13 @@ episodes of a real run and compared with the time that its shortest iteration to
 it happened while the engine samples: the actor (chat format, environments, requests) in the second
 of two iterations, with an engine that answers at once with the recorded tokens, and rows,
 advantages and the record. The baseline of the second table is PyTorch's `DistributedSampler`, which
-oat uses by itself, of the third an environment without delay.
+oat uses by itself, of the third an environment without delay, of the last line the longest episode.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import sys
 import tempfile
 import time
@@ -36,6 +37,7 @@ from gem.seeding import stream
 from gem.tasks import Task, TaskSet
 from gem.training.record import EpisodeRecord, RunRecord, read_run
 from gem.training.recording import RunRecording
+from gem.training.stepped import SteppedEngine
 from gem.training.tasksets import encode_task
 from gem_oat.advantage import give_advantages, make_rows
 from gem_oat.data import Batches
@@ -258,6 +260,47 @@ def hidden(tokenizer: Any) -> None:
         )
 
 
+class LongTurns(Engine):
+    """Takes a step for every token of a turn, and 2 ms for a step; parameters are tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._left: dict[str, int] = {}
+        self.steps = 0
+
+    def add_request(self, request_id: str, prompt: Any, params: int) -> None:
+        self._left[request_id] = params
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self._left)
+
+    def step(self) -> list[Any]:
+        time.sleep(0.002)
+        self.steps += 1
+        self._left = {name: left - 1 for name, left in self._left.items()}
+        ended = [name for name, left in self._left.items() if left == 0]
+        for name in ended:
+            del self._left[name]
+        return [SimpleNamespace(request_id=name, finished=True) for name in ended]
+
+
+def continuous() -> None:
+    draws = [stream(episode) for episode in range(BATCH)]
+    lengths = [[min(400, max(5, int(r.lognormvariate(3.5, 0.9)))) for _ in range(8)] for r in draws]
+    llm = LongTurns()
+    engine = SteppedEngine(llm)
+
+    async def episode(turns: Sequence[int]) -> None:
+        for tokens in turns:
+            await engine.sample([1], tokens)
+
+    asyncio.run(engine.run([episode(turns) for turns in lengths]))
+    least, most, longest = min(map(min, lengths)), max(map(max, lengths)), max(map(sum, lengths))
+    in_step = sum(map(max, zip(*lengths, strict=True)))
+    print(f"\n{BATCH} episodes of eight turns of {least} to {most} tokens: {llm.steps} steps")
+    print(f"  the longest episode alone: {longest}; turn by turn in step: {in_step}")
+
+
 def timed(function: Callable[[], Any]) -> float:
     began = time.process_time()
     function()
@@ -274,6 +317,7 @@ def main() -> int:
     overhead(run, tokenizer)
     memory()
     hidden(tokenizer)
+    continuous()
     return 0
 
 
