@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 
 from gem.errors import GemError
 from gem.packed import VARIABLE
@@ -59,7 +60,8 @@ AT_SIZE = (
 PASS_TOKENS = 16_384
 """Of the replay, and of a trainer whose hardware does not say."""
 TINY = (
-    *("policy.model=tiny", "env.params={ hint = 'range', prompt = 'short', soft_reward = true }"),
+    *("policy.model=tiny", "env.id=game:GuessTheNumber-v0-easy"),
+    "env.params={ hint = 'range', prompt = 'short', soft_reward = true }",
     *("policy.prompt_tokens=40", "policy.response_tokens=128", "policy.turn_tokens=8"),
 )
 NATIVE = {"verl": ("actor_rollout_ref.rollout.disable_log_stats=false",)}
@@ -168,7 +170,8 @@ def _update(gap: Gap, most: float) -> Level:
         apart.append(math.inf if found is None else abs(found - expected))
         if apart[-1] > max(most * abs(expected), LOSS_FLOOR):
             findings.append(Finding("L2", f"{name} of iteration {gap.iteration}", expected, found))
-    return Level("L2", "gradient norm and loss of the first update", findings, max(apart))
+    without = "" if gap.grad_norm[1] else "the update has no gradient"
+    return Level("L2", "gradient norm and loss of the first update", findings, max(apart), without)
 
 
 def measure(args: argparse.Namespace, out: Path) -> bool:
@@ -232,6 +235,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="folder of the record; by default a temporary one")
     parser.add_argument("--smoke", action="store_true", help="on the CPU, small")
     args = parser.parse_args()
+    transformers.utils.logging.disable_progress_bar()
     args.iterations = args.iterations or (2 if args.smoke else 20)
     os.chdir(ROOT)
     if args.smoke:
