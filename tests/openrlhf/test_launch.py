@@ -105,6 +105,26 @@ def test_a_correction_is_openrlhfs_of_tokens_clipped_from_above(world: Any, tmp_
     assert parsed().is_correction_level == "off"
 
 
+def test_openrlhfs_weights_are_truncated_ratios_of_each_token(world: Any, tmp_path: Path) -> None:
+    """What `gem_bench.reference.sampler_correction` computes."""
+    import torch
+    from openrlhf.models.loss import PolicyLoss
+
+    launch = adapter.compile(spec(algorithm={"tis_clip": 2.5}), run_dir=tmp_path, hardware=CPU)
+    asked = world.parse(launch.argv[3:])
+    flags = vars(asked.algo.advantage)
+    names = [f"is_correction_{name}" for name in ("level", "mode", "gating", "threshold")]
+    threshold = [0.0, *flags["is_correction_threshold"]][-2:]  # as its launcher does
+    loss = PolicyLoss(**{**{name: flags[name] for name in names}, names[-1]: threshold})
+    old = torch.tensor([[-3.0, -1.0, -0.5, -2.0], [-0.1, -4.0, -1.0, -9.0]])
+    sampler = torch.tensor([[-1.0, -3.0, -0.5, -2.5], [-0.1, -0.5, -5.0, -1.0]])
+    mask = torch.tensor([[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 0.0]])
+    advantages = torch.tensor([[1.0, -2.0, 3.0, 0.5], [-1.0, 2.0, 0.25, 7.0]])
+    found, *_ = loss(old, old, advantages, action_mask=mask, rollout_log_probs=sampler)
+    weights = (old - sampler).exp().clamp(max=2.5)
+    torch.testing.assert_close(found, -(advantages * weights * mask).sum() / mask.sum())
+
+
 def test_the_agent_file_holds_what_has_no_flag(tmp_path: Path) -> None:
     launch = adapter.compile(
         spec(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from commands import EXAMPLES, every_recipe, example, on_gpus, recipe_command
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import assume, given
@@ -173,6 +174,34 @@ def test_a_correction_is_verls_of_tokens_truncated_from_above(compose: Any) -> N
     assert (found.rollout_is, found.rollout_is_threshold) == ("token", 2.5)
     assert not (found.rollout_is_batch_normalize or found.bypass_mode or found.rollout_rs)
     assert configured(compose, spec()).algorithm.rollout_correction.rollout_is is None
+
+
+def test_verls_weights_are_truncated_ratios_of_each_token(compose: Any) -> None:
+    """What `gem_bench.reference.sampler_correction` computes."""
+    from verl.trainer.ppo.core_algos import get_policy_loss_fn
+    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
+
+    config = configured(compose, FORMS["correction"])
+    asked = config.algorithm.rollout_correction
+    old = torch.tensor([[-3.0, -1.0, -0.5, -2.0], [-0.1, -4.0, -1.0, -9.0]])
+    sampler = torch.tensor([[-1.0, -3.0, -0.5, -2.5], [-0.1, -0.5, -5.0, -1.0]])
+    mask = torch.tensor([[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 0.0]])
+    weights, _ = compute_rollout_correction_weights(
+        old - sampler, mask, asked.rollout_is, asked.rollout_is_threshold
+    )
+    expected = (old - sampler).exp().clamp(max=2.5)
+    torch.testing.assert_close(weights, expected * mask)
+    advantages = torch.tensor([[1.0, -2.0, 3.0, 0.5], [-1.0, 2.0, 0.25, 7.0]])
+    loss, _ = get_policy_loss_fn("vanilla")(
+        old_log_prob=old,
+        log_prob=old,
+        advantages=advantages,
+        response_mask=mask,
+        loss_agg_mode="token-mean",
+        config=omega_conf_to_dataclass(config.actor_rollout_ref.actor),
+        rollout_is_weights=weights,
+    )
+    torch.testing.assert_close(loss, -(advantages * expected * mask).sum() / mask.sum())
 
 
 def test_iteration_k_trains_on_the_specs_tasks(compose: Any) -> None:
