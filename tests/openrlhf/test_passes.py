@@ -1,4 +1,4 @@
-"""Two forward passes of one step in real DeepSpeed, as OpenRLHF's dynamic batches make them."""
+"""Dynamic batches: packed rows, and two forward passes of one step in real DeepSpeed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,3 +56,24 @@ def test_both_count_in_the_gradient(hook: str, norm: float) -> None:
     )
     assert done.returncode == 0, done.stderr[-4000:]
     assert float(done.stdout.split()[-1]) == pytest.approx(norm)
+
+
+def test_packed_rows_have_the_gradients_of_padded_ones(model: Path) -> None:
+    """Rows of different lengths, one of them as short as a failed episode's."""
+    import torch
+    from openrlhf.models import Actor
+
+    ids = torch.arange(4 * 9).reshape(4, 9) + 10
+    mask = torch.tensor([[1] * n + [0] * (9 - n) for n in (9, 5, 2, 7)])
+
+    def trained(packed: bool) -> tuple[Any, list[Any]]:
+        attention = "flash_attention_2" if packed else "sdpa"
+        actor = Actor(str(model), attn_implementation=attention, packing_samples=packed)
+        actor.model.float()
+        logprobs = actor(ids, mask[:, 1:], attention_mask=mask)
+        logprobs.square().sum().backward()
+        return logprobs.detach(), [weight.grad for weight in actor.model.parameters()]
+
+    (padded, expected), (packed, found) = trained(False), trained(True)
+    torch.testing.assert_close(packed, padded)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
