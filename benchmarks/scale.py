@@ -81,7 +81,6 @@ class Case:
 def write_texts(folder: Path) -> None:
     """Write what everybody says, words as frequent as in a language (Zipf), and a tokenizer."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
 
     words = (files("gem") / "data" / "words_large.txt").read_text(encoding="utf-8").split()
     ranks = list(accumulate(1 / (rank + 3) for rank in range(len(words))))
@@ -96,9 +95,9 @@ def write_texts(folder: Path) -> None:
         show_progress=False,
     )
     bpe.train_from_iterator([text], trainer)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|im_end|>")
-    tokenizer.chat_template = CHAT
-    tokenizer.save_pretrained(folder)
+    folder.mkdir()
+    bpe.save(str(folder / "tokenizer.json"))
+    (folder / "chat_template").write_text(CHAT, encoding="utf-8")
     (folder / "text").write_text(text, encoding="utf-8")
 
 
@@ -126,7 +125,7 @@ def measured(cases: Sequence[Case], texts: Path, tree: Path = ROOT) -> Iterator[
     shims = paths[1] / "gem_cpu"
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
     if driver not in ("rollout", "tinker"):
-        paths += [shims / "startup", shims / "rl2_stand_ins"]
+        paths += [shims / "startup", *([shims / "rl2_stand_ins"] if driver == "rl2" else [])]
         environment |= {"GEM_CPU": "1", "DS_ACCELERATOR": "cpu"}
     environment["PYTHONPATH"] = os.pathsep.join(map(str, paths))
     command = [str(interpreter(driver)), str(ROOT / "benchmarks" / "scale_drivers.py"), driver]

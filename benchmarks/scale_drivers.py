@@ -12,6 +12,7 @@ import contextlib
 import gc
 import importlib.util
 import json
+import logging
 import sys
 import time
 import warnings
@@ -71,6 +72,7 @@ class Bench:
         """Play all episodes in one event loop."""
 
         async def all_of_them() -> list[Any]:
+            self.world.start()
             return list(await asyncio.gather(*map(one, range(len(self.tasks)))))
 
         return asyncio.run(all_of_them())
@@ -252,9 +254,9 @@ def oat(bench: Bench) -> list[Any]:
     actor.llm = SimpleNamespace(llm_engine=SteppedEngine(bench.world))
     actor._chat = ChatFormat(bench.tokenizer)
     actor.ipc_client = SimpleNamespace(serialize_ipc=lambda episodes: episodes)
-    episodes: list[Any] = actor.step(
-        [encode_task(task) for task in bench.tasks], None, [str(i) for i in range(n)]
-    )
+    tasks, numbers = [encode_task(task) for task in bench.tasks], [str(i) for i in range(n)]
+    bench.world.start()
+    episodes: list[Any] = actor.step(tasks, None, numbers)
     return episodes
 
 
@@ -331,9 +333,9 @@ def tinker(bench: Bench) -> list[Any]:
     words = ["model=m", f"train=gem:{ENV}", f"prompt_tokens={PROMPT_TOKENS}"]
     words += [f"response_tokens={bench.response_tokens}", f"turn_tokens={bench.turn_tokens}"]
     chat = ChatFormat(bench.tokenizer)
-    played: list[Any] = asyncio.run(
-        play_batch(SimpleNamespace(sample=sample), chat, read(words), bench.tasks, Sampling())
-    )
+    config, client = read(words), SimpleNamespace(sample=sample)
+    bench.world.start()
+    played: list[Any] = asyncio.run(play_batch(client, chat, config, bench.tasks, Sampling()))
     return played
 
 
@@ -417,11 +419,15 @@ def measure(driver: str, engines: Engines, work: Work, texts: Texts) -> dict[str
 def main() -> None:
     """Measure what the command line says, as JSON: a driver, a folder of texts, and cases."""
     driver, folder, *cases = sys.argv[1:]
+    logging.disable(logging.WARNING)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from transformers import AutoTokenizer
+        from transformers import PreTrainedTokenizerFast
 
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer = PreTrainedTokenizerFast(
+            tokenizer_file=str(Path(folder) / "tokenizer.json"), eos_token="<|im_end|>"
+        )
+        tokenizer.chat_template = (Path(folder) / "chat_template").read_text(encoding="utf-8")
         texts = Texts(tokenizer, (Path(folder) / "text").read_text(encoding="utf-8"))
         register(ENV, Paced)
         for case in cases:

@@ -138,15 +138,17 @@ class World:
     which it entered, and everything that is due has happened.
     """
 
+    used: float
+    """Seconds, summed over sequences, in which they were sampled."""
+    lost: float
+    """Seconds, summed over the sequences that engines had room for, in which the driver had an
+    episode for them."""
+
     def __init__(self, engines: Engines, work: Work, texts: Texts | None = None) -> None:
         self.work = work
         self.texts = texts
-        self.time = 0.0
         self.held = work.episodes
         """Episodes that neither an engine nor an environment works on, and that are not over."""
-        self.used = self.lost = 0.0
-        """Seconds, summed over the sequences that engines hold or could hold at once: in which one
-        is sampled; in which there is room, and the driver has an episode that needs it."""
         self.answers = 0
         self.lags: list[float] = []
         """Seconds from the end of each turn until the code that waits for it goes on."""
@@ -167,7 +169,11 @@ class World:
         self._known: dict[tuple[int, ...], list[int]] = {}
         self._lock = threading.RLock()
         self._depth = 0
-        self._left_out = self._jumped = 0.0
+        self.start()
+
+    def start(self) -> None:
+        """Begin the iteration, before anything was sampled."""
+        self.time = self.used = self.lost = self._left_out = self._jumped = 0.0
         self._began = time.process_time()
 
     def now(self) -> float:
