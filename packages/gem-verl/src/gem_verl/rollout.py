@@ -19,7 +19,7 @@ import logging
 import math
 import time
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 from uuid import uuid4
 
 import torch
@@ -82,6 +82,8 @@ class GemAgentLoop(AgentLoopBase):  # type: ignore[misc]
     """Plays one episode of the row's task."""
 
     agent = "gem"
+    _known: ClassVar[tuple[Any, str, Settings]] = (None, "", Settings())
+    """The configuration that was read last, the agent that it suits, and its settings."""
 
     async def run(
         self, sampling_params: dict[str, Any], **kwargs: Any
@@ -104,19 +106,23 @@ class GemAgentLoop(AgentLoopBase):  # type: ignore[misc]
 
     @property
     def _settings(self) -> Settings:
-        return Settings.from_config(self.config)
+        # verl makes a new loop for every episode, and reading takes as long as a few turns.
+        config, agent, settings = GemAgentLoop._known
+        if config is not self.config or agent != self.agent:
+            check_rows(self.config, self.agent)
+            settings = Settings.from_config(self.config)
+            GemAgentLoop._known = self.config, self.agent, settings
+        return settings
 
     async def _play(
         self, sampling_params: dict[str, Any], kwargs: dict[str, Any]
     ) -> tuple[Trajectory, list[GemAgentLoopOutput]]:
         settings = self._settings
-        check_rows(self.config, self.agent)
         task, temperature = decode_task(kwargs["gem_task"])
         if temperature is not None:
             sampling_params = sampling_params | {"temperature": temperature}
         data = OmegaConf.to_container(OmegaConf.create(dict(self.apply_chat_template_kwargs)))
         template = {**data, **(settings.template_kwargs or {})}
-        # verl makes a new loop for every episode.
         chat = replace(settings, template_kwargs=template).shared_chat_format(self.tokenizer)
         numbers = (int(kwargs["global_steps"]), task.seed, int(kwargs["session_id"]))
         seed = None if settings.seed is None else (settings.seed, *numbers)
