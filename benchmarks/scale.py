@@ -1,6 +1,7 @@
 """The share of an 8xH100 node's time that is lost to us, with engines of realistic speed.
 
-python benchmarks/scale.py [--quick] [--drivers NAME...] [--baseline REVISION] [--plot FILE]
+python benchmarks/scale.py [--quick | --full] [--drivers NAME...] [--environments NAME...]
+                           [--baseline REVISION] [--plot FILE]
 
 Engines are simulated (`scale_node.Engines`: how fast, and after which public measurements), all
 else is the real code (`scale_drivers`), in the environments under .venvs: the event loop, threads,
@@ -53,8 +54,8 @@ CHAT = (
     "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
     "{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
 )
-CONCURRENCY = (128, 256, 512, 1024, 2048, 4096, 8192)
-PLOT_TURNS = 5
+CONCURRENCY = (128, 512, 1024, 2048, 4096)
+PLOT_TURNS = 4
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 720, 380, 56, 16, 112, 52
 
 
@@ -240,20 +241,23 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="a few episodes, in seconds")
+    parser.add_argument("--full", action="store_true", help="all environments in all adapters")
     parser.add_argument("--drivers", nargs="+", choices=LOOPS, default=list(LOOPS))
+    parser.add_argument("--environments", nargs="+", choices=ENVIRONMENTS, default=ENVIRONMENTS)
     parser.add_argument("--baseline", help="a git revision whose packages are measured, too")
     parser.add_argument("--plot", type=Path, help="also measure and draw share over concurrency")
     args = parser.parse_args()
-    if args.quick:
-        groups = [[Case("rollout", 1, 16, each, turns=3) for each in ENVIRONMENTS]]
-    else:
-        groups = [
-            [Case(driver, LOOPS[driver], 1024, each) for each in ENVIRONMENTS]
-            for driver in args.drivers
-        ]
-        if "rollout" in args.drivers:
-            more = [Case("rollout", 8, 8192, each) for each in ENVIRONMENTS]
-            groups.insert(1, [*more, Case("rollout", 1, 8192)])
+    groups = []
+    for driver in ["rollout"] if args.quick else args.drivers:
+        n, turns = (16, 3) if args.quick else (1024, 20)
+        loops, chosen = LOOPS[driver], args.environments
+        if driver != "rollout" and not args.full:
+            chosen = [each for each in chosen if each == "wait"]
+        groups.append([Case(driver, loops, n, each, turns) for each in chosen])
+        if driver == "rollout" and not args.quick:
+            groups.append([Case(driver, 8, 8 * n, each, turns) for each in chosen])
+            if args.full:
+                groups[-1].append(Case(driver, loops, 8 * n, "wait", turns))
     with tempfile.TemporaryDirectory() as folder:
         texts = Path(folder) / "texts"
         write_texts(texts)

@@ -114,7 +114,6 @@ class Episode:
         self._context = make_context(self._context_name, self._chat)
         self._observation = observation
         self._row_length = 0
-        self._ids: list[int] = []
         with boundary("template"):
             ids, fresh = self._context.start(observation)
         if len(ids) > self._budget.prompt_tokens:
@@ -179,7 +178,6 @@ class Episode:
             versions = (*(trajectory.policy_version or ()), *sampled)
             trajectory.policy_version = min(versions), max(versions)
         self._observation = observation
-        self._ids = [*self._asked.prompt_ids, *sample.token_ids]
         self._row_length += len(sample.token_ids)
         if terminated or truncated:
             self._finish("terminated" if terminated else "truncated")
@@ -204,7 +202,9 @@ class Episode:
         self._row_length = 0 if fresh else self._row_length + len(ids)
         self.request = Request(
             episode=self._index,
-            prompt_ids=list(ids) if fresh else [*self._ids, *ids],
+            prompt_ids=list(ids)
+            if fresh
+            else [*self._asked.prompt_ids, *self._sample.token_ids, *ids],
             new_ids=ids,
             fresh=fresh,
             max_tokens=min(

@@ -65,11 +65,11 @@ class EngineSampler:
             version: Number of updates that the weights have had, if it is known; oldest and newest
                 where they changed during the turn.
         """
-        tokens = [int(token) for token in ids]
+        tokens = list(map(int, ids))
         complete = not cut or (bool(tokens) and tokens[-1] in self.stop_ids)
         return Sample(
             token_ids=tokens,
-            logprobs=None if logprobs is None else [float(p) for p in logprobs],
+            logprobs=None if logprobs is None else list(map(float, logprobs)),
             stop_reason="stop" if complete else "length",
             version=version,
         )
