@@ -57,6 +57,7 @@ TRAINERS = {
     "trl": Case(exact=True),
     "verl": Case(exact=True),
     "oat": Case(exact=True),
+    "rl2": Case(exact=False, close=("return_mean", "sampled_tokens", "grad_norm")),
     "openrlhf": Case(exact=False, close=("return_mean", "grad_norm")),
 }
 """docs/bench.md, "Crash and resume", says why a trainer is not exact."""
