@@ -1,4 +1,4 @@
-"""What gem-openrlhf adds to an iteration of OpenRLHF, and whether slow environments are hidden.
+"""What gem-openrlhf adds to an iteration of OpenRLHF.
 
     gem-bench run recipes/guess-easy.toml --to openrlhf --cpu --out runs/openrlhf
     PYTHONPATH=packages/gem-cpu/src/gem_cpu/startup GEM_CPU=1 \\
@@ -7,8 +7,7 @@
 Everything that is neither OpenRLHF's sampling nor its training is timed (CPU time) on the recorded
 episodes of a real run and compared with the time that its shortest iteration took, as if nothing of
 it happened while the engine samples: the executor (chat format, environments, rows) with an engine
-that answers at once with the recorded tokens, and the experience maker with its record. The
-baseline of the second table is an environment without delay.
+that answers at once with the recorded tokens, and the experience maker with its record.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
-from itertools import repeat
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -29,8 +27,6 @@ from typing import Any
 from transformers import AutoTokenizer
 from vllm import SamplingParams
 
-from gem import Env, register
-from gem.core import Step
 from gem.tasks import Task
 from gem.training.record import EpisodeRecord, RunRecord, read_run
 from gem.training.tasksets import DatasetRow
@@ -38,7 +34,7 @@ from gem_openrlhf import worker
 from gem_openrlhf.rollout import GemAgentExecutor
 from gem_openrlhf.settings import Settings
 
-EPISODES, DELAY_S, SAMPLING_S, REPEATS = 64, 0.2, 0.02, 5
+REPEATS = 5
 
 
 class RecordedEngine:
@@ -54,35 +50,6 @@ class RecordedEngine:
         output = SimpleNamespace(
             token_ids=turn.response_ids, logprobs=known, finish_reason=turn.stop_reason
         )
-        return SimpleNamespace(outputs=[output])
-
-
-class Echo(Env):
-    """Three turns, each of which takes a while."""
-
-    def __init__(self, delay_s: float) -> None:
-        self.delay_s = delay_s
-
-    def reset(self, seed: int | None = None, **options: Any) -> tuple[str, dict[str, Any]]:
-        super().reset(seed=seed)
-        self._turn = 0
-        return f"start {seed}", {}
-
-    def step(self, action: str) -> Step:
-        time.sleep(self.delay_s)
-        self._turn += 1
-        return "go on", 0.0, self._turn == 3, False, {}
-
-
-class SteadyEngine:
-    """Takes the same time for every turn, as many at once as wanted."""
-
-    def __init__(self, answer: list[int]) -> None:
-        self._answer = answer
-
-    async def generate(self, prompt_token_ids: list[int], sampling_params: Any) -> Any:
-        await asyncio.sleep(SAMPLING_S)
-        output = SimpleNamespace(token_ids=self._answer, logprobs=None, finish_reason="stop")
         return SimpleNamespace(outputs=[output])
 
 
@@ -155,25 +122,8 @@ def timed(function: Callable[[], object]) -> float:
     return time.process_time() - began
 
 
-def hidden(tokenizer: Any) -> None:
-    register("bench:Echo-v0", Echo)
-    answer = [*tokenizer.encode("x"), tokenizer.eos_token_id]
-    agent = executor(Settings(prompt_tokens=128))
-    print(
-        f"\n{EPISODES} episodes of 3 turns at once, {SAMPLING_S * 1000:.0f} ms of sampling a turn"
-    )
-    for delay_s in (0.0, DELAY_S):
-        tasks = [Task("bench:Echo-v0", seed, {"delay_s": delay_s}) for seed in range(EPISODES)]
-        asyncio.run(play(agent, tasks, repeat(SteadyEngine(answer)), tokenizer))
-        began = time.perf_counter()
-        asyncio.run(play(agent, tasks, repeat(SteadyEngine(answer)), tokenizer))
-        took = time.perf_counter() - began
-        alone = EPISODES * 3 * (delay_s + SAMPLING_S)
-        print(f"  env {delay_s * 1000:4.0f} ms: {took:6.2f} s; one after the other {alone:6.1f} s")
-
-
 def main() -> int:
-    """Print both tables."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("run", type=Path, help="folder of a run of OpenRLHF by gem-bench")
     run = read_run(parser.parse_args().run)
@@ -187,7 +137,6 @@ def main() -> int:
     worker.setup()
     importlib.import_module("openrlhf.trainer.ppo_trainer")
     overhead(run, world, tokenizer)
-    hidden(tokenizer)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""What gem-rl2 adds to an iteration of RL2, and whether slow environments are hidden.
+"""What gem-rl2 adds to an iteration of RL2.
 
     gem-bench run recipes/guess-easy.toml --to rl2 --cpu --out runs/rl2
     PYTHONPATH=$(python -c 'from gem_cpu.rl2_plugin import folders; print(folders())') GEM_CPU=1 \\
@@ -7,8 +7,7 @@
 Everything that is neither SGLang's sampling nor RL2's training is timed (CPU time) on the recorded
 episodes of a real run and compared with the time that its shortest iteration took, as if nothing of
 it happened while SGLang samples: episodes (chat format, environments, rows) with answers that are
-there at once, without the HTTP that RL2 does, too; the advantage seam, and the record. The baseline
-of the second table is an environment without delay.
+there at once, without the HTTP that RL2 does, too; the advantage seam, and the record.
 """
 
 from __future__ import annotations
@@ -25,8 +24,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gem import Env, register
-from gem.core import Step
 from gem.tasks import Task
 from gem.training.record import EpisodeRecord, RunRecord, read_run
 from gem.training.recording import RunRecording
@@ -37,24 +34,7 @@ from gem_rl2 import advantage, rollout
 from gem_rl2.record import RECORDED
 from gem_rl2.rollout import Rollouts, state_dicts
 
-EPISODES, DELAY_S, SAMPLING_S, REPEATS = 64, 0.2, 0.02, 5
-
-
-class Echo(Env):
-    """Three turns, each of which takes a while."""
-
-    def __init__(self, delay_s: float) -> None:
-        self.delay_s = delay_s
-
-    def reset(self, seed: int | None = None, **options: Any) -> tuple[str, dict[str, Any]]:
-        super().reset(seed=seed)
-        self._turn = 0
-        return f"start {seed}", {}
-
-    def step(self, action: str) -> Step:
-        time.sleep(self.delay_s)
-        self._turn += 1
-        return "go on", 0.0, self._turn == 3, False, {}
+REPEATS = 5
 
 
 def answer(ids: list[int], logprobs: list[float], reason: str) -> dict[str, Any]:
@@ -73,14 +53,6 @@ def recorded(episode: EpisodeRecord) -> type[SglangSampler]:
             return answer(turn.response_ids, turn.logprobs or [], turn.stop_reason)
 
     return Recorded
-
-
-class Steady(SglangSampler):
-    """Takes the same time for every turn, as many at once as wanted."""
-
-    async def _post(self, body: dict[str, Any]) -> Any:
-        await asyncio.sleep(SAMPLING_S)
-        return answer(self.stop_ids[:1], [0.0], "stop")
 
 
 async def play(
@@ -144,22 +116,6 @@ def overhead(run: RunRecord, world: Any, tokenizer: Any) -> None:
         print(f"  {name:26} {seconds * 1000:8.1f} ms  {100 * seconds / step_s:5.2f} %")
 
 
-def slow_environments(world: Any, tokenizer: Any) -> None:
-    print(f"{EPISODES} episodes of three turns, {SAMPLING_S * 1000:.0f} ms of sampling each")
-    keys = ("+gem.advantage=rebn", "+gem.prompt_tokens=100")
-    for delay in (0.0, DELAY_S):
-        tasks = [Task("bench:Echo-v0", i, {"delay_s": delay}) for i in range(EPISODES)]
-        rollouts = Rollouts(world.settings(*keys), world.keys(*keys))
-        began = time.perf_counter()
-        asyncio.run(play(rollouts, tasks, [Steady] * EPISODES, tokenizer))
-        seconds = time.perf_counter() - began
-        alone = EPISODES * 3 * (delay + SAMPLING_S)
-        print(
-            f"  environment {delay * 1000:4.0f} ms: {seconds:6.2f} s together, "
-            f"{alone:6.1f} s one after the other"
-        )
-
-
 def timed(function: Callable[[], object]) -> float:
     """CPU time of a call in seconds."""
     began = time.process_time()
@@ -179,12 +135,11 @@ def helpers() -> Any:
 
 
 def main() -> None:
-    """Print both tables."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("run", type=Path, help="record of a run of RL2")
     run = read_run(parser.parse_args().run)
     rl2_plugin.install()
-    register("bench:Echo-v0", Echo)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from transformers import AutoTokenizer
@@ -192,7 +147,6 @@ def main() -> None:
         importlib.import_module("RL2.datasets")
     tokenizer = AutoTokenizer.from_pretrained(run.meta["model"])
     overhead(run, helpers(), tokenizer)
-    slow_environments(helpers(), tokenizer)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The share of an 8xH100 node's time that is lost to us, with engines of realistic speed.
 
 python benchmarks/scale.py [--quick | --full] [--drivers NAME...] [--environments NAME...]
-                           [--baseline REVISION] [--plot FILE]
+                           [--turns N] [--baseline REVISION] [--plot FILE]
 
 Engines are simulated (`scale_node.Engines`: how fast, and after which public measurements), all
 else is the real code (`scale_drivers`), in the environments under .venvs: the event loop, threads,
@@ -54,8 +54,8 @@ CHAT = (
     "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
     "{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"
 )
-CONCURRENCY = (128, 512, 1024, 2048, 4096)
-PLOT_TURNS = 4
+CURVES = {1: (128, 256, 512, 1024, 2048), 8: (1024, 2048, 4096, 8192)}
+"""Numbers of episodes in the plot, by number of event loops."""
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 720, 380, 56, 16, 112, 52
 
 
@@ -221,17 +221,17 @@ def draw(lines: dict[str, list[tuple[int, float]]]) -> str:
     )
 
 
-def curves(texts: Path) -> dict[str, list[tuple[int, float]]]:
+def curves(texts: Path, turns: int) -> dict[str, list[tuple[int, float]]]:
     """Measure the share that is lost (%) over the number of episodes; print it, too."""
     lines = {}
     for speed in (1.0, 8.0):
-        for loops in (1, 8):
-            cases = [Case("rollout", loops, n, turns=PLOT_TURNS, speed=speed) for n in CONCURRENCY]
+        for loops, numbers in CURVES.items():
+            cases = [Case("rollout", loops, n, turns=turns, speed=speed) for n in numbers]
             lost = [100 * found["lost"] for found in measured(cases, texts)]
             name = "one event loop" if loops == 1 else f"{loops} event loops"
             name += ", Qwen3-8B on 8xH100" if speed == 1 else f", engines {speed:g} times as fast"
-            lines[name] = list(zip(CONCURRENCY, lost, strict=True))
-            print(f"{name:44}", *(f"{n:,}: {y:.2f}%" for n, y in lines[name]), flush=True)
+            lines[name] = list(zip(numbers, lost, strict=True))
+            print(f"{name:40}", *(f"{n:,}: {y:.2f}%" for n, y in lines[name]), flush=True)
     return lines
 
 
@@ -244,12 +244,13 @@ def main() -> None:
     parser.add_argument("--full", action="store_true", help="all environments in all adapters")
     parser.add_argument("--drivers", nargs="+", choices=LOOPS, default=list(LOOPS))
     parser.add_argument("--environments", nargs="+", choices=ENVIRONMENTS, default=ENVIRONMENTS)
+    parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--baseline", help="a git revision whose packages are measured, too")
     parser.add_argument("--plot", type=Path, help="also measure and draw share over concurrency")
     args = parser.parse_args()
     groups = []
     for driver in ["rollout"] if args.quick else args.drivers:
-        n, turns = (16, 3) if args.quick else (1024, 20)
+        n, turns = (16, 3) if args.quick else (1024, args.turns)
         loops, chosen = LOOPS[driver], args.environments
         if driver != "rollout" and not args.full:
             chosen = [each for each in chosen if each == "wait"]
@@ -267,7 +268,7 @@ def main() -> None:
             trees = {" before": before, " now": ROOT}
         table(groups, texts, trees)
         if args.plot:
-            args.plot.write_text(draw(curves(texts)), encoding="utf-8")
+            args.plot.write_text(draw(curves(texts, args.turns)), encoding="utf-8")
 
 
 if __name__ == "__main__":
