@@ -325,7 +325,9 @@ def tinker(bench: Bench) -> list[Any]:
     from gem_tinker.settings import read
 
     async def sample(prompt: Any, num_samples: int, sampling_params: Any) -> Any:
-        answer = await bench.world.generate(prompt.to_ints())
+        with bench.world:
+            ids = prompt.to_ints()
+        answer = await bench.world.generate(ids)
         return SimpleNamespace(
             sequences=[SimpleNamespace(tokens=answer.ids, logprobs=answer.logprobs)]
         )
