@@ -51,7 +51,7 @@ Compile = Callable[..., Launch]
 def compile() -> Compile:
     """Compile a few iterations, of which the second has an episode that fails.
 
-    `compile(folder, ranks, nodes=1, **policy)`.
+    `compile(folder, ranks, nodes=1)`.
     """
     from gem_cpu import tiny_model
 
@@ -63,12 +63,10 @@ def compile() -> Compile:
     source = FLAKY.format(env=spec["env"]["id"], failing=failing)
     data = {**spec, "env": {**spec["env"], "id": "test:Flaky-v0"}}
 
-    def make(folder: Path, ranks: int, nodes: int = 1, **policy: Any) -> Launch:
+    def make(folder: Path, ranks: int, nodes: int = 1) -> Launch:
         folder.mkdir()
         launch = adapter.compile(
-            RunSpec.from_mapping({**data, "policy": {**data["policy"], **policy}}),
-            run_dir=folder,
-            hardware=hardware(ranks, nodes),
+            RunSpec.from_mapping(data), run_dir=folder, hardware=hardware(ranks, nodes)
         )
         path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
         env = {"GEM_RECORD_ROWS": "1", "VERL_USE_EXTERNAL_MODULES": "flaky", "PYTHONPATH": path}
@@ -81,8 +79,8 @@ def hardware(ranks: int, nodes: int) -> Hardware:
     return replace(CPU, nodes=nodes, gpus_per_node=ranks // nodes, checkpoint_every=STEPS)
 
 
-def train(*launches: tuple[Launch, Path]) -> None:
-    """Train side by side, to the end."""
+def train(*launches: tuple[Any, ...]) -> None:
+    """Train side by side, to the end: launch, folder and overrides of each run."""
     with ExitStack() as stack:
         runs = [(stack.enter_context(started(*each)), each[1]) for each in launches]
         for process, folder in runs:
@@ -139,11 +137,14 @@ def test_two_ranks_train_as_one_does(compile: Compile, alone: Path, tmp_path: Pa
 
 
 @pytest.mark.nightly
-def test_so_do_two_beside_it_with_rows_of_turns(compile: Compile, tmp_path: Path) -> None:
+def test_so_do_two_beside_it_with_a_row_per_turn(compile: Compile, tmp_path: Path) -> None:
     """Games end after different numbers of turns: verl fills up the rows of both ranks."""
     folders = tmp_path / "one", tmp_path / "two"
-    policy = {"context": "window:1", "turns": 4}
-    train(*((compile(folder, n, **policy), folder) for n, folder in enumerate(folders, 1)))
+    rows = (
+        "actor_rollout_ref.rollout.agent.default_agent_loop=gem_turns",
+        f"actor_rollout_ref.actor.ppo_mini_batch_size={TASKS * 4}",
+    )
+    train(*((compile(folder, n), folder, *rows) for n, folder in enumerate(folders, 1)))
     check_equal(*folders)
 
 
