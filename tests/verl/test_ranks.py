@@ -24,7 +24,7 @@ from gem.training.record import EpisodeRecord, read_run
 from gem.training.runspec import RunSpec
 from gem_verl.launch import adapter
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 ROOT = Path(__file__).parents[2]
 STEPS = 3
@@ -136,7 +136,6 @@ def test_two_ranks_train_as_one_does(compile: Compile, alone: Path, tmp_path: Pa
     check_equal(alone, folder)
 
 
-@pytest.mark.nightly
 def test_so_do_two_beside_it_with_a_row_per_turn(compile: Compile, tmp_path: Path) -> None:
     """Games end after different numbers of turns: verl fills up the rows of both ranks."""
     folders = tmp_path / "one", tmp_path / "two"
@@ -181,7 +180,6 @@ def add_node(nodes: Any, **extra: Any) -> None:
                 raise
 
 
-@pytest.mark.nightly
 def test_so_do_two_nodes(compile: Compile, alone: Path, tmp_path: Path, cluster: str) -> None:
     folder = tmp_path / "run"
     launch = compile(folder, 2, 2)
