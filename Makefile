@@ -14,6 +14,8 @@ BENCH := $(DEV) -m gem_bench
 RUNS ?= runs
 MODEL ?= tiny
 SEEDS ?= 0
+# Seeds of the perturbed weights with which nightly repeats conformance.
+PERTURBATIONS ?= 1 2
 # ROLL is a checkout that GEM_ROLL_HOME names (docs/roll.md).
 TRAINERS ?= reference trl verl openrlhf oat rl2 $(if $(GEM_ROLL_HOME),roll)
 LORA_TRAINERS ?= reference trl tinker
@@ -155,7 +157,7 @@ nightly: $(TRAINER_ENVS) real-model ## What is slow and stable: rounding, small 
 	$(VERL) -m pytest -q -m nightly tests/verl
 	$(OPENRLHF) -m pytest -q -m nightly tests/openrlhf
 	GEM_CPU=1 $(RL2) -m pytest -q -m nightly tests/rl2
-	@set -e; for seed in 1 2 3 4 5; do GEM_PERTURB=$$seed $(MAKE) --no-print-directory conformance; done
+	@set -e; for seed in $(PERTURBATIONS); do GEM_PERTURB=$$seed $(MAKE) --no-print-directory conformance; done
 	$(MAKE) --no-print-directory conformance-breaks e2e e2e-resume e2e-tools e2e-openrlhf e2e-oat e2e-tinker e2e-rl2 e2e-trl
 compatibility: env-dev ## Write README's compatibility table; takes over what `make conformance` found last
 	@$(DEV) tools/compatibility.py
