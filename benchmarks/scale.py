@@ -42,7 +42,7 @@ from typing import Any
 
 from scale_node import Engines, Work
 
-from gem_bench.plot import COLORS, DASHES, tick_label, ticks
+from gem_bench.plot import COLORS, DASHES
 
 ROOT = Path(__file__).parents[1]
 LOOPS = {"rollout": 1, "verl": 8, "openrlhf": 8, "oat": 8, "rl2": 1, "tinker": 1}
@@ -176,23 +176,25 @@ def table(groups: Sequence[Sequence[Case]], texts: Path, trees: dict[str, Path])
 
 
 def draw(lines: dict[str, list[tuple[int, float]]]) -> str:
-    """Return an SVG plot of the share that is lost (%) over the number of episodes."""
+    """Return an SVG plot of the share that is lost (%, above 0) over the number of episodes."""
     xs = [x for points in lines.values() for x, _ in points]
     low, high = math.log2(min(xs)), math.log2(max(xs))
-    ys = ticks(0.0, max(y for points in lines.values() for _, y in points))
+    shares = [y for points in lines.values() for _, y in points]
+    least, most = math.floor(math.log10(min(shares))), math.ceil(math.log10(max(shares)))
 
     def px(x: float) -> float:
         return _LEFT + (math.log2(x) - low) / (high - low) * (_WIDTH - _LEFT - _RIGHT)
 
     def py(y: float) -> float:
-        return _HEIGHT - _BOTTOM - y / ys[-1] * (_HEIGHT - _BOTTOM - _TOP)
+        part = (math.log10(y) - least) / (most - least)
+        return _HEIGHT - _BOTTOM - part * (_HEIGHT - _BOTTOM - _TOP)
 
     def text(x: float, y: float, words: str, anchor: str = "start", kind: str = "tick") -> str:
         return f'<text class="{kind}" x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}">{words}</text>'
 
     out = [text(0, 14, "Share of the engines' time that is lost to us, %", kind="name")]
-    for y in ys:
-        out.append(text(_LEFT - 8, py(y) + 4, tick_label(y, ys[1] - ys[0]), "end"))
+    for y in (10.0**power for power in range(least, most + 1)):
+        out.append(text(_LEFT - 8, py(y) + 4, f"{y:g}", "end"))
         line = f'x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{py(y):.1f}" y2="{py(y):.1f}"'
         out.append(f'<line class="grid" {line}/>')
     out += [text(px(x), _HEIGHT - _BOTTOM + 18, f"{x:,}", "middle") for x in sorted(set(xs))]
