@@ -148,9 +148,8 @@ class GemExperienceMaker(RemoteExperienceMaker):  # type: ignore[misc]
         None where they are not of the same distribution: unless OpenRLHF asks for the sampling
         distribution's, vLLM reports those at temperature 1, before any candidate is left out.
         """
-        args = self.args
         processed = experiences[0].rollout_log_probs is not None
-        if not (settings.top_k == -1 if processed else args.rollout.temperature == 1.0):
+        if not (settings.top_k == -1 if processed else self.args.rollout.temperature == 1.0):
             return None
         largest = 0.0
         for experience in experiences:

@@ -11,11 +11,6 @@ from typing import Any
 from gem_openrlhf.record import EVALUATED
 from gem_openrlhf.settings import Settings
 
-WHOLE = "metric.json"
-"""What OpenRLHF leaves in a checkpoint once all ranks of a model have saved it."""
-LATEST = "latest"
-"""DeepSpeed's marker of the checkpoint to load, one a model. Rank 0 writes it when it has saved."""
-
 logger = logging.getLogger(__name__)
 
 
@@ -42,10 +37,13 @@ def clear_leftovers(args: Any, settings: Settings) -> None:
 def _mark_whole(folders: list[Path]) -> None:
     """Let the models' markers name the last checkpoint that all of them have.
 
+    DeepSpeed loads the one that `latest` names, which its rank 0 writes when it has saved its own
+    part; OpenRLHF leaves `metric.json` in a checkpoint once all ranks of the model have.
+
     Later ones are removed: saving them again would go on in what is there. Without a whole one the
     folders are renamed: OpenRLHF would take them for checkpoints.
     """
-    found = [{file.parent.name for file in folder.glob(f"*/{WHOLE}")} for folder in folders]
+    found = [{file.parent.name for file in folder.glob("*/metric.json")} for folder in folders]
     tag = max(set.intersection(*found), key=_step, default=None)
     for folder in filter(Path.exists, folders):
         if tag is None:
@@ -57,7 +55,7 @@ def _mark_whole(folders: list[Path]) -> None:
         for later in folder.iterdir():
             if _step(later.name) > _step(tag):
                 shutil.rmtree(later)
-        (folder / LATEST).write_text(tag, encoding="utf-8")
+        (folder / "latest").write_text(tag, encoding="utf-8")
         logger.warning("the run goes on from the checkpoint %s", folder / tag)
 
 

@@ -167,8 +167,7 @@ def check_dataset(args: Any, tasks: int) -> None:
 def _check_advantage(args: Any, name: str) -> None:
     flags = args.algo.advantage
     check_estimator(name, "--algo.advantage.estimator", flags.estimator)
-    samples = args.rollout.n_samples_per_prompt
-    check_group_size(name, "--rollout.n_samples_per_prompt", samples)
+    check_group_size(name, "--rollout.n_samples_per_prompt", args.rollout.n_samples_per_prompt)
     if flags.no_std_norm and name != "grpo":
         raise ConfigurationError(
             f"--algo.advantage.no_std_norm means nothing to gem.advantage={name!r}; it works with "
