@@ -14,7 +14,7 @@ import pytest
 
 from gem.errors import ConfigurationError
 from gem.training.record import Recorder
-from gem_bench.plot import COLORS, DASHES, drawing, interpolate, plot, tick_label, ticks
+from gem_bench.plot import COLORS, DASHES, dashes, drawing, interpolate, plot, tick_label, ticks
 from gem_bench.report import report
 from gem_bench.series import load_runs
 from gem_bench.tokens import find_tokenizer, token_bytes
@@ -268,3 +268,8 @@ def test_a_hub_model_is_looked_up_in_the_cache(
     assert find_tokenizer("Qwen/Qwen3-1.7B-Base") is None
     (folder / "tokenizer.json").write_text("{}")
     assert find_tokenizer("Qwen/Qwen3-1.7B-Base") == folder
+
+
+def test_no_group_is_drawn_like_another() -> None:
+    drawn = {(COLORS[i % len(COLORS)], dashes(i)) for i in range(64)}
+    assert len(drawn) == 64

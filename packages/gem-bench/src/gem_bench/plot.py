@@ -39,6 +39,8 @@ RATES = (
     "drift_rate",
     "length_stop_rate",
 )
+
+
 _POINTS = 120
 """Number of x positions at which runs are averaged if their iterations differ in tokens or time."""
 
@@ -48,6 +50,11 @@ _LEGEND_ROW, _LEGEND_GAP = 22, 22
 _LEFT, _TOP, _BOTTOM = 44, 30, 44
 _CAPTION = 20
 """Space inside a panel for tick labels, name and axis name."""
+
+
+def dashes(group: int) -> str:
+    """Return the dash pattern of a group: none is drawn like another of 64."""
+    return DASHES[(group + group // len(COLORS)) % len(DASHES)]
 
 
 @dataclass(frozen=True)
@@ -243,8 +250,7 @@ def _caption(groups: Sequence[Group], window: int) -> str:
 
 def _style(groups: int) -> str:
     light = "".join(
-        f".g{i}{{--c:{COLORS[i % len(COLORS)][0]};--d:{DASHES[i % len(DASHES)]}}}"
-        for i in range(groups)
+        f".g{i}{{--c:{COLORS[i % len(COLORS)][0]};--d:{dashes(i)}}}" for i in range(groups)
     )
     dark = "".join(f".g{i}{{--c:{COLORS[i % len(COLORS)][1]}}}" for i in range(groups))
     return (

@@ -17,7 +17,7 @@ from typing import Any
 from gem.training.record import EpisodeRecord
 from gem_bench import sections
 from gem_bench.compare import compare
-from gem_bench.plot import COLORS, DASHES, RATES, plot
+from gem_bench.plot import COLORS, RATES, dashes, plot
 from gem_bench.series import METRICS, TRAIN, X_AXES, Curve, Group, Run
 from gem_bench.stats import t_quantile
 from gem_bench.tokens import find_tokenizer, token_bytes
@@ -191,7 +191,7 @@ def _group(group: Group, index: int) -> dict[str, Any]:
     return {
         "label": group.label,
         "color": COLORS[index % len(COLORS)],
-        "dash": DASHES[index % len(DASHES)],
+        "dash": dashes(index),
         "gamma": group.settings.get("algorithm.gamma", 1.0),
         "runs": [
             {
