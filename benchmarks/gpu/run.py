@@ -131,13 +131,13 @@ def cost(record: RunRecord) -> Iterator[str]:
         whole = metrics.get("step_s") or sum(known.values())
         return {**known, "other": max(whole - sum(known.values()), 0.0)}
 
-    def median(values: Sequence[float]) -> str:
-        return f"{statistics.median(values):,.0f}" if values else "not recorded"
+    def median(values: Sequence[float], what: str) -> str:
+        return f"{statistics.median(values):,.0f} {what}/s" if values else "not recorded"
 
     rollout = [m["sampled_tokens"] / m["rollout_s"] for m in counted if m.get("rollout_s")]
     update = [lengths[m["iteration"]] / m["update_s"] for m in counted if m.get("update_s")]
-    yield f"rollout: {median(rollout)} sampled tokens/s"
-    yield f"update: {median(update)} tokens/s, prompts and environment tokens included"
+    yield f"rollout: {median(rollout, 'sampled tokens')}"
+    yield f"update: {median(update, 'tokens')}"
     spent = [seconds(m) for m in counted]
     whole = sum(sum(each.values()) for each in spent) or math.nan
     shares = {stage: sum(s.get(stage, 0.0) for s in spent) / whole for stage in (*STAGES, "other")}

@@ -44,13 +44,13 @@ def trained(folder: Path, **tables: dict[str, Any]) -> Path:
     return folder
 
 
-def shift(folder: Path, by: float) -> None:
-    """Let the record say that the sampler's log-probabilities were others."""
+def shift(folder: Path, by: float | None) -> None:
+    """Let the record say that the sampler's log-probabilities were others, or not known."""
     path = folder / EPISODES
     episodes = [json.loads(line) for line in path.read_text().splitlines()]
     for episode in episodes:
         for turn in episode["trajectory"]["turns"]:
-            turn["logprobs"] = [p + by for p in turn["logprobs"]]
+            turn["logprobs"] = None if by is None else [p + by for p in turn["logprobs"]]
     path.write_text("".join(f"{json.dumps(episode)}\n" for episode in episodes))
 
 
@@ -58,6 +58,7 @@ def test_without_another_engine_there_is_no_gap_and_the_update_is_the_same(tmp_p
     found = list(gaps(read_run(trained(tmp_path / "run"))))
     assert [gap.iteration for gap in found] == [0, 1]
     for gap in found:
+        assert None not in (gap.mean, gap.largest, gap.ratio, gap.kl)
         assert gap.mean <= gap.largest < 1e-4 and abs(gap.ratio - 1) < 1e-5 and abs(gap.kl) < 1e-8
         assert gap.loss[0] == pytest.approx(gap.loss[1], abs=1e-6)
         assert gap.grad_norm[0] == pytest.approx(gap.grad_norm[1], rel=1e-4)
@@ -72,6 +73,18 @@ def test_a_sampler_that_is_too_sure_is_told_by_every_number(tmp_path: Path) -> N
         assert gap.largest == pytest.approx(0.1, abs=1e-3)
         assert gap.ratio == pytest.approx(math.exp(-0.1), abs=1e-4)
         assert gap.kl == pytest.approx(math.exp(-0.1) - 1 + 0.1, abs=1e-5)
+
+
+def test_without_a_samplers_log_probabilities_the_update_is_compared_all_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = trained(tmp_path / "run")
+    shift(folder, None)
+    [first, _] = gaps(read_run(folder))
+    assert (first.mean, first.largest, first.ratio, first.kl) == (None,) * 4
+    assert first.grad_norm[0] == pytest.approx(first.grad_norm[1], rel=1e-4)
+    assert main([str(folder)]) == 0
+    assert "| - | - | - | - | - |" in capsys.readouterr().out
 
 
 def test_bf16_has_a_gap_that_fp32_has_not(tmp_path: Path) -> None:

@@ -35,20 +35,23 @@ from gem_bench.rows import training_rows
 
 @dataclass(frozen=True)
 class Gap:
-    """One iteration of a run; `gap` is the trainer's log-probability less the sampler's."""
+    """One iteration of a run; `gap` is the trainer's log-probability less the sampler's.
+
+    What is said of it is None where the trainer records none of its sampler.
+    """
 
     iteration: int
     tokens: int
     """Sampled tokens of all episodes."""
-    mean: float
+    mean: float | None
     """Mean of `|gap|`."""
-    largest: float
+    largest: float | None
     """Largest `|gap|`."""
     own: float | None
     """Largest `|gap|` that the trainer itself found, or of probabilities, as it defines it."""
-    ratio: float
+    ratio: float | None
     """Mean of `exp(gap)`."""
-    kl: float
+    kl: float | None
     """Mean of `exp(gap) - 1 - gap`."""
     loss: tuple[float | None, float]
     """Recorded, replayed."""
@@ -88,18 +91,16 @@ def gaps(
         known = metrics.get(iteration, {})
         rows = [row for row in training_rows(episodes) if row.sampled]
         drawn = recorded(rows)
-        if drawn is None:
-            raise ConfigurationError(f"{run.folder} has no log-probabilities of its sampler")
-        gap = logprobs(learner, rows).cpu() - drawn
+        gap = None if drawn is None else logprobs(learner, rows).cpu() - drawn
         replayed = learner.update(rows, *turn_advantages(spec.algorithm, episodes))
         yield Gap(
             iteration,
-            len(gap),
-            mean=float(gap.abs().mean()),
-            largest=float(gap.abs().max()),
+            sum(len(row.sampled) for row in rows),
+            mean=None if gap is None else float(gap.abs().mean()),
+            largest=None if gap is None else float(gap.abs().max()),
             own=known.get("logprob_difference_max"),
-            ratio=float(gap.exp().mean()),
-            kl=float((gap.exp() - 1 - gap).mean()),
+            ratio=None if gap is None else float(gap.exp().mean()),
+            kl=None if gap is None else float((gap.exp() - 1 - gap).mean()),
             loss=(known.get("loss"), replayed["loss"]),
             grad_norm=(known.get("grad_norm"), replayed["grad_norm"]),
         )
@@ -114,8 +115,8 @@ def table(found: Iterable[tuple[str, Gap]]) -> Iterator[str]:
     yield "|" + "---|" * 10
     for name, gap in found:
         cells = [
-            *(name, gap.iteration, gap.tokens, f"{gap.mean:.2g}", f"{gap.largest:.2g}"),
-            *("" if gap.own is None else f"{gap.own:.2g}", f"{gap.ratio:.5f}", f"{gap.kl:.2g}"),
+            *(name, gap.iteration, gap.tokens),
+            *map(_number, (gap.mean, gap.largest, gap.own, gap.ratio, gap.kl)),
             *(", ".join(map(_number, pair)) for pair in (gap.loss, gap.grad_norm)),
         ]
         yield f"| {' | '.join(map(str, cells))} |"
