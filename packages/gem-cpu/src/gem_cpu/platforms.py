@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gem.training.hardware import Hardware
+from gem.training.hardware import Hardware, model_config
 from gem.training.platforms import Platform, digest, python_path, socket_folder
 from gem.training.runspec import RunSpec
 
@@ -39,6 +39,9 @@ _MOST_SEQUENCES = 64
 def verl(spec: RunSpec, run_dir: Path, hardware: Hardware) -> Platform:
     """Return verl's settings and environment variables on CPU."""
     rollout, ray = "actor_rollout_ref.rollout", "ray_kwargs.ray_init"
+    # A bucket must hold the largest weight, which is that of the embeddings, in fp32.
+    model = model_config(spec.policy.model)
+    largest = 4 * int(model.get("vocab_size", 0)) * int(model.get("hidden_size", 0))
     settings: dict[str, Any] = {
         "trainer.device": "cpu",
         "actor_rollout_ref.actor.fsdp_config.use_torch_compile": False,
@@ -48,7 +51,9 @@ def verl(spec: RunSpec, run_dir: Path, hardware: Hardware) -> Platform:
         f"{rollout}.enable_chunked_prefill": False,
         f"{rollout}.free_cache_engine": False,
         f"+{rollout}.enable_sleep_mode": False,
-        f"{rollout}.checkpoint_engine.update_weights_bucket_megabytes": 16,
+        f"{rollout}.checkpoint_engine.update_weights_bucket_megabytes": max(
+            16, 1 + (largest >> 20)
+        ),
         f"{rollout}.agent.num_workers": hardware.gpus,
         f"{rollout}.max_num_seqs": min(spec.episodes, 256),
         "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
