@@ -149,8 +149,9 @@ def rl2(
     if form == "release":
         server["log_level"] = "warning"
     settings = {f"+rollout.server_args.{key}": value for key, value in server.items()}
-    # Offloading saves GPU memory: useless here.
-    settings |= {"actor.offload_model": False, "actor.offload_optimizer": False}
+    # Offloading saves GPU memory: useless here. But only so do ranks after the first get a model
+    # from the release, whose way to make an empty one transformers refuses.
+    settings |= {"actor.offload_model": hardware.gpus > 1, "actor.offload_optimizer": False}
     env = {
         **_COMMON,
         **_NO_COMPILER,
