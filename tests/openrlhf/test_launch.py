@@ -106,7 +106,7 @@ def test_a_correction_is_openrlhfs_of_tokens_clipped_from_above(world: Any, tmp_
 
 
 def test_openrlhfs_weights_are_truncated_ratios_of_each_token(world: Any, tmp_path: Path) -> None:
-    """What `gem_bench.reference.sampler_correction` computes."""
+    """What `gem.training.losses.sampler_correction` computes."""
     import torch
     from openrlhf.models.loss import PolicyLoss
 

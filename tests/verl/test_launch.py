@@ -177,7 +177,7 @@ def test_a_correction_is_verls_of_tokens_truncated_from_above(compose: Any) -> N
 
 
 def test_verls_weights_are_truncated_ratios_of_each_token(compose: Any) -> None:
-    """What `gem_bench.reference.sampler_correction` computes."""
+    """What `gem.training.losses.sampler_correction` computes."""
     from verl.trainer.ppo.core_algos import get_policy_loss_fn
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
 

@@ -4,8 +4,8 @@
 
 Multi-turn policy gradients on one device, in order of execution: play episodes (`rollout`), cut
 them into training rows (`gem_bench.rows`), give every turn an advantage (`turn_advantages`), the
-losses, the optimiser steps (`Learner`), the loop (`train`). Exactness comes before speed: the
-default is fp32, and on a CPU the same spec gives bitwise the same metrics.
+losses (`gem.training.losses`), the steps (`Learner`), the loop (`train`). Exactness comes before
+speed: the default is fp32, and on a CPU the same spec gives bitwise the same metrics.
 
 Where it differs from common implementations of PPO and GRPO:
 
@@ -42,6 +42,7 @@ from gem.rollout import ChatFormat, play_batch
 from gem.seeding import stream
 from gem.tasks import Task
 from gem.training.batches import chunks, minibatches
+from gem.training.losses import policy_loss, sampler_correction, value_loss
 from gem.training.runspec import AlgorithmPart, RunSpec, SamplingPart
 from gem.training.settings import check_episodes
 from gem.trajectory import Trajectory, turn_table
@@ -143,25 +144,6 @@ def token_statistics(model: Any, rows: Sequence[Row], temperature: float) -> tup
     return chosen, -(logprobs.exp() * logprobs).sum(-1)
 
 
-def policy_loss(new: Tensor, old: Tensor, advantage: Tensor, clip: float) -> Tensor:
-    """Return the clipped surrogate of each token (PPO, arXiv 1707.06347, eq. 7), to be minimised.
-
-    `max(-A * ratio, -A * clamp(ratio, 1 - clip, 1 + clip))` with `ratio = exp(new - old)`. At
-    `new == old` its gradient is that of REINFORCE, `-A * grad(new)`.
-    """
-    ratio = (new - old).exp()
-    return torch.max(-advantage * ratio, -advantage * ratio.clamp(1 - clip, 1 + clip))
-
-
-def sampler_correction(old: Tensor, sampler: Tensor, most: float) -> Tensor:
-    """Return the truncated importance weight of each token, `min(exp(old - sampler), most)`.
-
-    `old` is the log-probability before the batch's first update, `sampler` that which the token was
-    drawn with (Yao et al., 2025, https://fengyao.notion.site/off-policy-rl).
-    """
-    return (old - sampler).exp().clamp(max=most)
-
-
 class Critic(nn.Module):
     """A transformer of its own with a linear head, read where the policy is about to act."""
 
@@ -180,12 +162,6 @@ class Critic(nn.Module):
         hidden = self.trunk(**batch, use_cache=False).last_hidden_state[row, position]
         value: Tensor = self.head(hidden.float())[:, 0]
         return value
-
-
-def value_loss(new: Tensor, old: Tensor, target: Tensor, clip: float) -> Tensor:
-    """Return the clipped squared error of each turn's value, as in the original PPO code."""
-    clipped = old + (new - old).clamp(-clip, clip)
-    return 0.5 * torch.max((new - target) ** 2, (clipped - target) ** 2)
 
 
 class Learner:

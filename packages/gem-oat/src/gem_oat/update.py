@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from gem.training.batches import chunks
+from gem.training.losses import kl_penalty, policy_loss, sampler_correction, value_loss
 from gem.trajectory import TrainingRow
 from gem_oat.advantage import Row
-from gem_oat.loss import kl_penalty, policy_loss, sampler_correction, value_loss
 
 ChunkLoss = Callable[[list[Row]], tuple[Tensor, list[Tensor]]]
 """Returns the part of a loss that is about some rows, and numbers that are added up over chunks."""

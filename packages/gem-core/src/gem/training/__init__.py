@@ -7,7 +7,7 @@
 - `checkpoints`, `resuming`: the states from which a run that stopped goes on, and whether it may.
 - `sampling`, `sglang`: what the samplers of all engines share; a server of SGLang's.
 - `stepped`, `lockstep`: an engine that is stepped in this process; requests in batches of all.
-- `estimate`: advantages of a batch by turn.
+- `estimate`, `losses`: advantages of a batch by turn; losses of tokens and turns.
 - `rows`, `batches`: training rows in a trainer's tensors; optimiser steps and forward passes.
 - `doctor`, `preflight`: checks that this installation can run the experiment.
 - `command`: exit statuses of commands.
