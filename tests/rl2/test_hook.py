@@ -22,7 +22,7 @@ from gem.training import processes
 from gem.training.checkpoints import Checkpoint, Checkpoints
 from gem.training.record import read_run
 from gem.training.recording import RunRecording
-from gem_rl2 import hook, rollout, servers
+from gem_rl2 import hook, rollout
 from gem_rl2.record import record_logs
 from gem_rl2.rollout import Rollouts
 
@@ -76,7 +76,7 @@ def test_only_the_trainer_is_replaced_before_it_is_made() -> None:
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves this process's exit and signals alone."""
     monkeypatch.setattr(processes, "end_descendants_with_me", lambda: None)
-    monkeypatch.setattr(servers, "watch", lambda: None)
+    monkeypatch.setattr(processes, "end_with_servers", lambda *_: None)
     monkeypatch.setattr(wandb, "log", wandb.log)
 
 

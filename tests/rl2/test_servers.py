@@ -64,7 +64,6 @@ def test_servers_end_with_the_process_that_started_them(
 LOST = """
 import multiprocessing, os, subprocess, sys, time
 from gem.training import processes
-from gem_rl2 import servers
 
 def server():
     part = subprocess.Popen(["sglang-part", "600"], executable="{part}")
@@ -80,7 +79,7 @@ if __name__ == "__main__":
         time.sleep(0.05)
         below = processes.children_of(recursive=True)
         parts = [each for each in below if processes.name_of(each) == "sglang-part"]
-    servers.watch()
+    processes.end_with_servers("sglang", "gem-rl2: a process of SGLang has ended")
     [part] = parts
     print(part.pid, flush=True)
     {then}

@@ -25,7 +25,7 @@ from gem.training import processes
 from gem.training.checkpoints import Checkpoints
 from gem.training.recording import RunRecording
 from gem.training.seams import Seam, check_seams
-from gem_rl2 import advantage, rollout, servers
+from gem_rl2 import advantage, rollout
 from gem_rl2.record import record_logs
 from gem_rl2.release import Form, Installation, check_rl2
 from gem_rl2.rollout import Rollouts
@@ -73,7 +73,7 @@ def install(program: ModuleType) -> None:
             processes.end_descendants_with_me()
             rollouts = _switched_on(config, rl2.form)
             super().__init__(config)
-            servers.watch()
+            processes.end_with_servers("sglang", "gem-rl2: a process of SGLang has ended")
             self._evaluates_first = rollouts is not None and _evaluates_first(rollouts)
             if rollouts is not None:
                 _extend(self, program, rollouts, rl2)

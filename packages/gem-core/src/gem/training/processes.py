@@ -5,7 +5,7 @@
 - `adopt_orphans`: keep processes whose parent dies among one's own.
 - `end_group_after_me`: have the process group ended when this process is killed.
 - `claim`: one process of a machine at a time.
-- `end_descendants_with_me`, `stop_without`: what this process starts ends with it, and it stops
+- `end_descendants_with_me`, `end_with_servers`: what this process starts ends with it, and it stops
   when a part of that is gone.
 
 All functions but `claim` need psutil, on which the adapters that call them depend.
@@ -182,15 +182,29 @@ def _end_descendants(guard: subprocess.Popen[bytes]) -> None:
     guard.wait()
 
 
-def stop_without(parts: Mapping[psutil.Process, psutil.Process], message: str) -> None:
-    """Stop this process when a part of one of its servers is gone; to be called in a thread.
+def end_with_servers(part: str, message: str) -> None:
+    """Stop this process when a part of one of its servers is gone; called when they are there.
 
-    A server without a part may go on listening and answer nothing.
+    A server is a child, its parts are processes below. Without one of them it may go on listening
+    and answer nothing.
 
     Args:
-        parts: Each part and its server, which may end as a whole.
+        part: How the names of parts begin.
         message: Says that a part is gone; goes to standard error, with the ids of the processes.
     """
+    parts = {
+        each: server
+        for server in children_of()
+        for each in children_of(server, recursive=True)
+        if name_of(each).startswith(part)
+    }
+    if parts:
+        stop = threading.Thread(target=_end_without, args=(parts, message), name="gem-servers")
+        stop.daemon = True
+        stop.start()
+
+
+def _end_without(parts: Mapping[psutil.Process, psutil.Process], message: str) -> None:
     missing_since: float | None = None
     while missing_since is None or time.monotonic() - missing_since < PATIENCE_S:
         time.sleep(POLL_S)
