@@ -100,8 +100,7 @@ _IGNORED: dict[str, tuple[str, ...]] = {"hosted": (), "skyrl_jax": ("grad_clip",
 
 def _departures(spec: RunSpec, hardware: Hardware) -> Iterator[launch.Parity]:
     yield from launch.departures(spec)
-    sampling = spec.sampling
-    if sampling.top_k > 1 or (sampling.top_p < 1 and sampling.top_k != 1):
+    if spec.sampling.top_k > 1 or (spec.sampling.top_p < 1 and spec.sampling.top_k != 1):
         how = "ratios are to the sampler's log-probabilities, not to recomputed ones"
         yield launch.Parity("algorithm.clip", "emulated", how)
     if spec.policy.lora_init is None:
