@@ -198,7 +198,7 @@ e2e-tinker: env-dev env-tinker ## A real Tinker server: both styles, resume, sta
 	$(TINKER) -m pytest -q tests/tinker -m slow
 	MODEL="$$($(DEV) -m gem_cpu.tiny_model)" timeout 900 $(TINKER) packages/gem-tinker/examples/train_tinker.py --cpu
 e2e-rl2: env-dev env-rl2 ## Real RL2 in each way of using it, what stops it, and the example file
-	GEM_CPU=1 $(RL2) -m pytest -q tests/rl2 -m slow
+	GEM_CPU=1 $(RL2) -m pytest -q tests/rl2 -m "slow and not nightly"
 	PATH="$(CURDIR)/.venvs/rl2/bin:$$PATH" MODEL="$$($(DEV) -m gem_cpu.tiny_model)" OUT=$(CURDIR)/$(RUNS)/example-rl2 \
 	  timeout 900 packages/gem-rl2/examples/train_rl2.sh --cpu
 e2e-roll: env-dev env-roll ## Real ROLL (GEM_ROLL_HOME) in each way of using it, what stops it, and the example file

@@ -17,7 +17,7 @@ from gem.training.launch import Launch
 from gem.training.record import RunRecord
 from gem_rl2.launch import adapter
 
-pytestmark = pytest.mark.nightly
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 UNEVEN = """
 from gem import register
