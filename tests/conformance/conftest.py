@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +42,21 @@ def run(begin_with: str) -> Callable[..., Path]:
 
     The first word of `trainer` names the adapter.
 
-    `run(trainer, folder, recipe, *settings, **environment)`; settings are `key=value`.
+    `run(trainer, folder, recipe, *settings, executor=..., **environment)`; settings are
+    `key=value`, `executor` is where environments run.
     """
 
     from gem_bench.conformance_run import run_with_rows
     from gem_bench.runspec import load_spec
 
-    def start(trainer: str, folder: Path, recipe: str, *settings: str, **environment: str) -> Path:
+    def start(
+        trainer: str,
+        folder: Path,
+        recipe: str,
+        *settings: str,
+        executor: str | None = None,
+        **environment: str,
+    ) -> Path:
         path = ROOT / "recipes" / f"{recipe}.toml"
         spec = load_spec(path, [f"policy.model={begin_with}", *settings])
         with one_at_a_time(trainer), pytest.MonkeyPatch.context() as patch:
@@ -58,7 +67,7 @@ def run(begin_with: str) -> Callable[..., Path]:
                 spec,
                 trainer=trainer.split()[0],
                 run_dir=folder,
-                hardware=CPU,
+                hardware=replace(CPU, executor=executor),
                 timeout_s=TIMEOUT_S,
                 python=WITH_VLLM.get(trainer),
             )

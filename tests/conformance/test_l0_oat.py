@@ -14,11 +14,13 @@ if importlib.util.find_spec("oat") is None:
 
 import torch
 
+from gem.packed import PackedTrajectory
 from gem.testing.conformance import L0Suite, Rows, critic, difference
 from gem.testing.golden import golden_batch
+from gem.training.rows import placed_rows
 from gem.training.runspec import AlgorithmPart
 from gem.trajectory import Trajectory
-from gem_oat.advantage import Gather, give_advantages, make_rows, trained_rows
+from gem_oat.advantage import Gather, Row, give_advantages, trained_rows
 
 RANKS = {1: (0, 8), 2: (0, 4, 8), 3: (0, 2, 3, 8)}
 """Where a batch of eight episodes is cut."""
@@ -28,7 +30,7 @@ def on_ranks(batch: list[Trajectory], algorithm: AlgorithmPart, cuts: Sequence[i
     """The rows of a batch of which every rank has a part, in order."""
     bounds = list(itertools.pairwise(cuts))
     parts = [batch[a:b] for a, b in bounds]
-    rows = [make_rows(part) for part in parts]
+    rows = [placed_rows(part, Row) for part in parts]
     for (first, _), mine in zip(bounds, rows, strict=True):
         for row in mine:
             values = [critic(first + row.episode, span.turn) for span in row.spans]
@@ -36,7 +38,7 @@ def on_ranks(batch: list[Trajectory], algorithm: AlgorithmPart, cuts: Sequence[i
 
     def give(rank: int, gather: Gather) -> None:
         give_advantages(
-            parts[rank],
+            [PackedTrajectory.of(trajectory) for trajectory in parts[rank]],
             rows[rank],
             algorithm.advantage,
             gamma=algorithm.gamma,

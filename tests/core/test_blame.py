@@ -15,8 +15,8 @@ from gem.blame import CAUSES, boundary, cause_of, reached
 from gem.core import Env
 from gem.envs.math import MathEnv
 from gem.errors import ConfigurationError, UnreachableError
+from gem.executors.held import EnvFailedError, env_failure
 from gem.grading.code import grade
-from gem.rollout.environment import EnvFailedError, env_failure
 from gem.sandbox import Executor, Limits, Result
 from gem.tools import Tool, ToolCall, ToolResult
 from gem.wrappers import wrap

@@ -7,12 +7,14 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import gem
+import gem.errors
 from gem.__main__ import main
 from gem.tasks import Task
 from gem.testing.playing import oracle_policy, play, recorded
@@ -393,3 +395,23 @@ def test_the_module_runs_and_survives_a_reader_that_stops() -> None:
     with process.stderr:
         assert process.stderr.read() == b""
     assert process.wait(timeout=60) == 0
+
+
+def test_installed_packages_add_commands_that_get_the_words_after_theirs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = EntryPoint("greet", f"{__name__}:unused", "gem.commands")
+    monkeypatch.setattr("gem.__main__.entry_points", lambda group: [entry])
+
+    def greet(words: list[str]) -> int:
+        if not words:
+            raise gem.errors.ConfigurationError("greet needs a name")
+        print("hello", *words)
+        return 3
+
+    monkeypatch.setattr(EntryPoint, "load", lambda self: greet)
+    assert run("greet", "--to", "all", capsys=capsys) == (3, "hello --to all\n", "")
+    assert run("greet", capsys=capsys) == (2, "", "error: greet needs a name\n")
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "greet" in capsys.readouterr().out

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from gem.core import Env
-from gem.rollout.environment import STEP_TIMEOUT_S, EnvFailedError, ThreadedEnv
+from gem.executors.asynchronous import AsyncEnv
+from gem.executors.held import STEP_TIMEOUT_S, EnvFailedError
 
 # Much more than a call that does not wait takes on a busy machine.
 LIMIT_S = 1.0
@@ -61,7 +62,7 @@ def gate() -> Iterator[Gate]:
     gate.opened.set()
 
 
-async def visit(env: ThreadedEnv) -> None:
+async def visit(env: AsyncEnv) -> None:
     try:
         await env.reset(0)
         await env.step("x")
@@ -73,7 +74,7 @@ async def visit(env: ThreadedEnv) -> None:
 def test_what_exceeds_its_limit_is_closed_when_it_returns(waits: str, gate: Gate) -> None:
     log: list[str] = []
     with pytest.raises(EnvFailedError, match="time limit of 1 s"):
-        asyncio.run(visit(ThreadedEnv(lambda: Gated(waits, gate, log), LIMIT_S)))
+        asyncio.run(visit(AsyncEnv(lambda: Gated(waits, gate, log), LIMIT_S)))
     assert log[-1] == waits
     assert not gate.env_closed.wait(0.1)
     gate.opened.set()
@@ -91,7 +92,7 @@ def test_a_time_out_of_the_environments_own_is_not_taken_for_the_limit(
             raise TimeoutError("the web site does not answer")
 
     with pytest.raises(EnvFailedError, match="TimeoutError: the web site does not answer"):
-        asyncio.run(visit(ThreadedEnv(lambda: Remote("nothing", gate, []))))
+        asyncio.run(visit(AsyncEnv(lambda: Remote("nothing", gate, []))))
 
 
 def test_what_failed_is_closed(gate: Gate) -> None:
@@ -100,7 +101,7 @@ def test_what_failed_is_closed(gate: Gate) -> None:
             raise OSError("sandbox gone")
 
     async def left_alone() -> None:
-        env = ThreadedEnv(lambda: Broken("nothing", gate, []))
+        env = AsyncEnv(lambda: Broken("nothing", gate, []))
         await env.reset(0)
         with pytest.raises(EnvFailedError, match="sandbox gone"):
             await env.step("x")
@@ -113,7 +114,7 @@ def test_what_is_cancelled_is_closed_when_it_returns(gate: Gate) -> None:
     log: list[str] = []
 
     async def cancelled() -> None:
-        task = asyncio.ensure_future(visit(ThreadedEnv(lambda: Gated("step", gate, log))))
+        task = asyncio.ensure_future(visit(AsyncEnv(lambda: Gated("step", gate, log))))
         for _ in range(6000):
             if "step" in log:
                 break
@@ -131,7 +132,7 @@ def test_what_is_cancelled_is_closed_when_it_returns(gate: Gate) -> None:
 
 def test_what_is_closed_twice_is_closed_once(gate: Gate) -> None:
     log: list[str] = []
-    env = ThreadedEnv(lambda: Gated("nothing", gate, log))
+    env = AsyncEnv(lambda: Gated("nothing", gate, log))
     asyncio.run(visit(env))
     env.close()
     assert gate.env_closed.wait(60)

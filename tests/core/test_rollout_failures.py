@@ -294,20 +294,6 @@ def test_the_rest_of_a_batch_goes_on_without_an_environment_that_hangs(
     wait_until(lambda: sorted(closed) == [0, 1, 2, 3])
 
 
-def test_without_a_limit_the_environments_of_a_batch_run_in_the_callers_thread(
-    small_tokenizer: Any,
-) -> None:
-    threads = set()
-
-    class Noting(Echo):
-        def step(self, action: str) -> Any:
-            threads.add(threading.get_ident())
-            return super().step(action)
-
-    drive("batch", small_tokenizer, lambda task: Noting(), step_timeout_s=None)
-    assert threads == {threading.get_ident()}
-
-
 def test_slow_environments_do_not_block_the_event_loop(small_tokenizer: Any) -> None:
     """32 episodes meet inside `step` at once: possible only if none of them blocks the loop."""
     everyone = threading.Barrier(32, timeout=60)

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 import pytest
 
-from gem.rollout.threads import CallTimeoutError, EnvThreads, one_by_one
+from gem.executors.threads import CallTimeoutError, EnvThreads
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def gate() -> Iterator[threading.Event]:
 
 def test_an_environment_that_hangs_does_not_keep_the_process_alive() -> None:
     code = (
-        "import threading\nfrom gem.rollout.threads import EnvThreads\n"
+        "import threading\nfrom gem.executors.threads import EnvThreads\n"
         "EnvThreads().start(threading.Event().wait)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], timeout=60, check=False)
@@ -99,7 +99,7 @@ def test_event_loops_share_threads_and_get_their_own_results() -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 def test_a_forked_process_starts_threads_of_its_own() -> None:
     code = (
-        "import asyncio, os\nfrom gem.rollout.threads import env_threads\n"
+        "import asyncio, os\nfrom gem.executors.threads import env_threads\n"
         "run = lambda: asyncio.run(asyncio.wait_for(env_threads().run(int), 20))\n"
         "run()\nchild = os.fork()\nrun()\n"
         "if child: assert os.waitpid(child, 0)[1] == 0\n"
@@ -201,35 +201,26 @@ def test_a_call_for_which_no_thread_is_left_is_given_up(
     asyncio.run(go())
 
 
-def test_a_series_of_calls_leaves_behind_the_one_that_hangs(gate: threading.Event) -> None:
-    def fail() -> None:
-        raise LookupError("not there")
+def test_calls_that_nobody_waits_for_have_results_limits_and_errors(gate: threading.Event) -> None:
+    pool, found, all_found = EnvThreads(), dict[str, object](), threading.Event()
 
-    calls: list[Callable[[], object]] = [int, gate.wait, fail, lambda: "last"]
-    first, hanging, failed, last = one_by_one(calls, 1.0)
-    assert (first, last) == (0, "last")
-    assert isinstance(hanging, CallTimeoutError)
-    assert isinstance(failed, LookupError)
+    def take(results: list[tuple[str, object]]) -> None:
+        found.update(results)
+        if len(found) == 4:
+            all_found.set()
 
-
-def test_a_series_of_calls_changes_threads_once() -> None:
-    threads = one_by_one([threading.get_ident] * 50, 60)
-    assert len(set(threads)) == 1
-    assert threads[0] != threading.get_ident()
-    assert one_by_one([threading.get_ident], None) == [threading.get_ident()]
-    assert one_by_one([], 60) == []
-
-
-@pytest.mark.parametrize("limit", [60, None])
-def test_what_is_no_error_ends_a_series(limit: float | None) -> None:
-    made = list[int]()
-
-    def leave() -> None:
+    def leave() -> NoReturn:
         raise SystemExit(3)
 
-    with pytest.raises(SystemExit):
-        one_by_one([lambda: made.append(1), leave, lambda: made.append(2)], limit)
-    assert made == [1]
+    pool.submit(int, take, "quick", 60)
+    pool.submit(gate.wait, take, "hanging", 0.1)
+    pool.submit(leave, take, "leaving")
+    pool.submit(lambda: 1 / 0, take, "failing", 60)
+    assert all_found.wait(60)
+    assert found["quick"] == 0
+    assert isinstance(found["hanging"], CallTimeoutError)
+    assert isinstance(found["leaving"], SystemExit)
+    assert isinstance(found["failing"], ZeroDivisionError)
 
 
 class Later(EnvThreads):

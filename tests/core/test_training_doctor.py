@@ -30,6 +30,13 @@ def test_the_version_of_a_supported_trainer_is_returned() -> None:
     assert pytest_.describe() == f"pytest {version('pytest')} (supported: >=7), gem-x 1"
 
 
+def test_a_record_says_the_trainer_and_the_versions_of_both() -> None:
+    versions = {"pytest": version("pytest"), "gem-x": "1"}
+    pytest_ = requirement("pytest", ">=7")
+    assert pytest_.about() == {"trainer": "x", "versions": versions}
+    assert pytest_.about(config={"a": 1})["config"] == {"a": 1}
+
+
 def test_an_unsupported_trainer_is_named_with_both_versions() -> None:
     found = version("pytest")
     with pytest.raises(UnsupportedVersionError) as error:

@@ -42,6 +42,7 @@ def test_shipped_hardware_says_what_its_name_says() -> None:
     ("data", "message"),
     [
         ({"gpus": 8}, "unknown key 'gpus'"),
+        ({"executor": "processes"}, "unknown executor 'processes'; known: thread, process"),
         ({"engine": {"tensor_paralel": 2}}, "did you mean engine.tensor_parallel"),
         ({"gpus_per_node": 8, "engine": {"tensor_parallel": 3}}, r"engine.tensor_parallel: 8 GPUs"),
         ({"engine": {"tensor_parallel": 2}}, "engine.tensor_parallel: 1 GPUs do not divide"),

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from gem.training.imports import after_import
+from gem.training.imports import after_import, lazy
 
 
 @pytest.fixture
@@ -74,3 +74,19 @@ def test_what_else_is_asked_of_a_loader_the_modules_own_one_answers(module: str)
 def test_an_awaited_module_can_be_run_as_a_program(module: str) -> None:
     after_import(module, lambda imported: None)
     assert runpy.run_module(module)["seen"] == 1
+
+
+def test_a_lazy_package_imports_a_module_when_a_name_of_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"lazy_{tmp_path.name}".replace("-", "_")
+    folder = tmp_path / name
+    folder.mkdir()
+    folder.joinpath("__init__.py").write_text("")
+    folder.joinpath("heavy.py").write_text("Trainer = 'made'\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    get = lazy(name, {"Trainer": "heavy"})
+    with pytest.raises(AttributeError, match=f"module '{name}' has no attribute 'Treiner'"):
+        get("Treiner")
+    assert f"{name}.heavy" not in sys.modules
+    assert get("Trainer") == "made"

@@ -20,6 +20,7 @@ from gem.training.launch import (
     bf16_only,
     copied,
     departures,
+    executor_variable,
     hydra_value,
     namesakes,
     parity,
@@ -122,6 +123,7 @@ def test_departures_that_several_trainers_share_are_yielded_where_they_apply() -
 
 def test_settings_of_the_same_name_are_found_but_for_seed_and_environment() -> None:
     assert namesakes(Settings, "gem.{}") == {
+        "hardware.executor": "gem.executor",
         "policy.turn_tokens": "gem.turn_tokens",
         "policy.turns": "gem.turns",
         "policy.context": "gem.context",
@@ -136,6 +138,10 @@ def test_settings_of_the_same_name_are_found_but_for_seed_and_environment() -> N
         "thinking": "keep",
         "max_failed_fraction": 0.1,
     }
+    elsewhere = Hardware.from_mapping({"executor": "process:8"})
+    assert copied(spec(), namesakes(Settings), elsewhere)["executor"] == "process:8"
+    assert executor_variable(elsewhere) == {"GEM_EXECUTOR": "process:8"}
+    assert executor_variable(Hardware()) == {}
 
 
 def test_copied_settings_have_the_specs_values_and_their_names_are_the_parity() -> None:

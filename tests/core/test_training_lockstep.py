@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from gem.errors import ConfigurationError, RolloutError
 from gem.rollout import Request, Sample
+from gem.rollout.collect import Player
 from gem.rollout.play import Sampler
-from gem.training.lockstep import Episode, Lockstep
+from gem.training.lockstep import Lockstep
 
 STOP = frozenset({2, 7})
 
@@ -25,7 +26,7 @@ def request(prompt: list[int], most: int = 8) -> Request:
     return Request(episode=0, prompt_ids=prompt, new_ids=prompt, fresh=True, max_tokens=most)
 
 
-def asking(*requests: Request) -> Episode[list[Sample]]:
+def asking(*requests: Request) -> Player[list[Sample]]:
     """An episode that asks for a turn after the other."""
 
     async def play(sampler: Sampler) -> list[Sample]:
@@ -70,7 +71,7 @@ def test_a_round_has_the_prompts_of_all_open_episodes_in_their_order() -> None:
         seen.append((threading.get_ident(), prompts))
         return [[2]] * len(prompts), None
 
-    def episode(number: int, turns: int) -> Episode[int]:
+    def episode(number: int, turns: int) -> Player[int]:
         async def play(sampler: Sampler) -> int:
             for turn in range(turns):
                 await asyncio.sleep(0.01 * (3 - number))

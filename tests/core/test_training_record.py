@@ -37,7 +37,7 @@ def test_a_record_reads_back(tmp_path: Path) -> None:
     row = TrainedRow([3, 4], [5, 6], [1, 0], [0.5, 0.0], [1.0, 0.0])
     recorder.episodes(0, batch, advantages, rows=[[row]] * len(batch))
     recorder.metrics(1, {"success_rate": 0.5}, split="eval:easy")
-    recorder.episodes(1, batch[:1], split="eval:easy")
+    recorder.episodes(1, batch[:1], split="eval:easy", notes=[{"sample": 2}])
     run = read_run(tmp_path / "a" / "run")
     assert run.meta == {"name": "x"}
     assert [(m["iteration"], m["split"], m["success_rate"]) for m in run.metrics] == [
@@ -51,6 +51,7 @@ def test_a_record_reads_back(tmp_path: Path) -> None:
     assert episodes[0].advantages == [0.5, 0.5, 0.5]
     assert episodes[0].rows == [row]
     assert episodes[-1].advantages is episodes[-1].rows is None
+    assert [e.notes for e in episodes] == [{}] * len(batch) + [{"sample": 2}]
 
 
 def test_a_line_cut_off_by_a_crash_loses_only_itself(tmp_path: Path) -> None:

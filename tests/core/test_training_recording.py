@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from gem.errors import ConfigurationError, RecordError
+from gem.errors import ConfigurationError, RecordError, RolloutError
 from gem.packed import PackedTrajectory
 from gem.testing.golden import golden_batch
-from gem.training.metrics import episode_metrics, progress
+from gem.training.metrics import episode_metrics, progress, update_metrics
 from gem.training.record import EPISODES, METRICS, RUN, SCHEMA, TrainedRow, read_run
 from gem.training.recording import Names, RunRecording, rows_wanted
 from gem.trajectory import Failure, Trajectory
@@ -214,15 +214,45 @@ def test_an_evaluation_has_a_split_of_its_name(tmp_path: Path) -> None:
     assert [line["split"] for line in lines(tmp_path)] == ["eval:easy", "train"]
 
 
-@pytest.mark.parametrize(("sort", "seeds"), [(False, [3, 1, 2]), (True, [1, 2, 3])])
-def test_an_evaluation_is_sorted_by_the_tasks_seeds_on_demand(
-    tmp_path: Path, sort: bool, seeds: list[int]
-) -> None:
-    played = golden_batch()[0]
-    batch = [replace(played, task=replace(played.task, seed=seed)) for seed in (3, 1, 2)]
-    RunRecording(tmp_path, ABOUT).write_evaluation(0, "x", batch, sort=sort)
-    assert [e.trajectory.task.seed for e in read_run(tmp_path).episodes()] == seeds
-    assert [t.task.seed for t in batch] == [3, 1, 2]
+def test_an_evaluation_is_written_in_the_order_that_it_is_given_in(tmp_path: Path) -> None:
+    RunRecording(tmp_path, ABOUT).write_evaluation(0, "x", of_tasks((0, 3), (0, 1), (0, 2)))
+    assert [e.trajectory.task.seed for e in read_run(tmp_path).episodes()] == [3, 1, 2]
+
+
+def of_tasks(*tasks: tuple[int, int]) -> list[Trajectory]:
+    """An episode of each group and seed."""
+    [played, *_] = golden_batch()
+    return [
+        replace(played, group=group, task=replace(played.task, seed=seed)) for group, seed in tasks
+    ]
+
+
+def test_kept_evaluations_are_written_once_in_the_order_of_their_tasks(tmp_path: Path) -> None:
+    recording = RunRecording(tmp_path, ABOUT)
+    recording.keep_evaluated("b", of_tasks((1, 5), (0, 9)))
+    recording.keep_evaluated("a", of_tasks((0, 2), (0, 1)))
+    recording.keep_evaluated("b", of_tasks((1, 4)))
+    assert lines(tmp_path) == []
+    recording.write_evaluated(3)
+    recording.write_evaluated(4)
+    episodes = read_run(tmp_path).episodes()
+    assert [(e.split, e.trajectory.group, e.trajectory.task.seed) for e in episodes] == [
+        *(("eval:b", 0, 9), ("eval:b", 1, 4), ("eval:b", 1, 5)),
+        *(("eval:a", 0, 1), ("eval:a", 0, 2)),
+    ]
+    written = [(line["iteration"], line["split"], line["episodes"]) for line in lines(tmp_path)]
+    assert written == [(3, "eval:b", 3.0), (3, "eval:a", 2.0)]
+
+
+def test_too_many_failures_in_a_kept_evaluation_stop_the_run() -> None:
+    recording = RunRecording(None, ABOUT)
+    recording.keep_evaluated("fine", of_tasks((0, 1)))
+    recording.check_evaluated(0.0)
+    void = replace(*of_tasks((0, 2)), failure=Failure("tool", "the search is down", 2))
+    recording.keep_evaluated("broken", [*of_tasks((0, 1)), void])
+    recording.check_evaluated(0.5)
+    with pytest.raises(RolloutError, match="1 of 2 episodes of evaluation 'broken' failed.*search"):
+        recording.check_evaluated(0.4)
 
 
 def test_without_a_folder_metrics_are_computed_and_nothing_is_written(
@@ -400,3 +430,14 @@ def test_an_episode_that_cannot_be_decoded_leaves_the_record_as_it_was(tmp_path:
     with pytest.raises(ConfigurationError, match="only the numbers are there"):
         recording.write_evaluation(0, "same", packed)
     assert lines(tmp_path, EPISODES) == []
+
+
+def test_updates_are_summarised_by_means_and_the_first_passs_largest_difference() -> None:
+    names = ("loss", "logprob_difference_max", "kl")
+    steps = [
+        dict(zip(names, values, strict=False))
+        for values in ((1.0, 0.25, 0.5), (2.0, 0.75, 0.5), (3.0, 4.0), (6.0, 8.0, 0.5))
+    ]
+    assert update_metrics(steps, 2) == {"loss": 3.0, "logprob_difference_max": 0.75}
+    assert update_metrics(steps[:1]) == steps[0]
+    assert update_metrics([]) == {}

@@ -9,7 +9,7 @@ import pytest
 
 from gem.errors import RolloutError
 from gem.testing.golden import golden_batch, golden_turn_rows
-from gem.training.rows import PlacedEpisode, PlacedRow, split_turns
+from gem.training.rows import PlacedEpisode, PlacedRow, placed_rows, split_turns, write_all
 from gem.trajectory import Trajectory
 
 EPISODES = [t for t in (*golden_batch(), *golden_turn_rows()) if t.valid]
@@ -40,6 +40,22 @@ def test_what_is_written_by_turn_is_on_the_sampled_tokens(trajectory: Trajectory
         assert np.isnan(tensor[row.place, : start - 1]).all()
         assert np.isnan(tensor[row.place, len(row.tokens.ids) - 1 :]).all()
     assert np.isnan(tensor[0]).all()
+
+
+def test_the_values_of_a_batch_are_written_as_those_of_its_episodes() -> None:
+    batch = golden_turn_rows()
+    rows = placed_rows(batch, PlacedRow)
+    episodes = [
+        PlacedEpisode(trajectory, [row for row in rows if row.episode == number])
+        for number, trajectory in enumerate(batch)
+    ]
+    per_turn = [[100.0 * e + k for k in range(len(t.turns))] for e, t in enumerate(batch, 1)]
+    shape = len(rows), max(len(row.tokens.ids) for row in rows)
+    wanted = np.zeros(shape)
+    for episode, of_turns in zip(episodes, per_turn, strict=True):
+        episode.write(wanted, of_turns)
+    assert len({*wanted.flat}) > len(batch)
+    assert np.array_equal(write_all(np.zeros(shape), episodes, per_turn), wanted)
 
 
 @pytest.mark.parametrize("trajectory", EPISODES, ids=lambda t: str(t.task.seed))

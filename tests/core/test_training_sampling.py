@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from gem.errors import RolloutError
+from gem.rollout.collect import together
 from gem.training import sampling
-from gem.training.sampling import EngineSampler, NoAnswerError, answered, together
+from gem.training.sampling import EngineSampler, NoAnswerError, answered
 
 STOP = frozenset({7, 2})
 

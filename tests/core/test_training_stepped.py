@@ -202,7 +202,9 @@ def sampled(answer: Callable[[list[int]], Answer]) -> tuple[list[Sample], list[d
         return True
 
     engine = SteppedEngine(Scripted(finished, answer))
-    sampler = SteppedSampler(engine, partial(dict, top_k=3), frozenset([9, 2]), (1, 2))
+    sampler = SteppedSampler(
+        frozenset([9, 2]), (1, 2), engine=engine, params=partial(dict, top_k=3)
+    )
 
     async def episode() -> list[Sample]:
         first = Request(0, [5, 6], [5, 6], True, 8)

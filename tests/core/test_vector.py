@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import gem
+import gem.executors.recipe
 from gem.blame import boundary
 from gem.core import Env, Wrapper
 from gem.errors import (
@@ -363,7 +364,7 @@ def test_environments_made_before_one_that_cannot_be_made_are_closed(
 ) -> None:
     monkeypatch.setattr(Counted, "made", 0)
     monkeypatch.setattr(Counted, "closings", 0)
-    monkeypatch.setattr(gem.vector, "make", lambda id, **kwargs: Counted())
+    monkeypatch.setattr(gem.executors.recipe, "make", lambda id, **kwargs: Counted())
     with pytest.raises(ConfigurationError, match="no room for a third one"):
         make_vec("test:Counted-v0", num_envs=3) if by_id else SyncVectorEnv([Counted] * 3)
     assert (Counted.made, Counted.closings) == (2, 2)
@@ -408,6 +409,17 @@ def test_a_failure_in_a_vector_is_blamed_on_what_failed() -> None:
         (lambda: make_vec("game:Guess"), UnknownEnvError, "did you mean"),
         (lambda: make_vec(EASY, size=3), UnknownParameterError, "'size'"),
         (lambda: SyncVectorEnv([]), ConfigurationError, "at least one environment"),
+        (lambda: make_vec(EASY, num_workers=2), ConfigurationError, "'sync' has no workers"),
+        (
+            lambda: make_vec(EASY, num_workers=2, vectorization_mode="thread"),
+            ConfigurationError,
+            "'thread' has no workers",
+        ),
+        (
+            lambda: make_vec(EASY, vectorization_mode="async"),
+            ConfigurationError,
+            "unknown executor 'async'; known: thread",
+        ),
     ],
 )
 def test_wrong_arguments_are_named(call: Any, error: type[Exception], message: str) -> None:

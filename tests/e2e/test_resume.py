@@ -59,6 +59,7 @@ TRAINERS = {
     "oat": Case(exact=False, close=("return_mean", "sampled_tokens", "grad_norm")),
     "rl2": Case(exact=False, close=("return_mean", "sampled_tokens", "grad_norm")),
     "openrlhf": Case(exact=False, close=("return_mean", "grad_norm")),
+    "tinker": Case(exact=True, settings=("policy.lora_rank=8", "optimizer.lr=1e-2")),
 }
 """docs/bench.md, "Crash and resume", says why a trainer is not exact."""
 

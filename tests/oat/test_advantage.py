@@ -12,9 +12,11 @@ import torch
 
 from gem.advantage import ADVANTAGES, advantages
 from gem.errors import RolloutError
+from gem.packed import PackedTrajectory
 from gem.testing.golden import golden_batch, golden_turn_rows
+from gem.training.rows import placed_rows
 from gem.trajectory import Failure, Trajectory, turn_table
-from gem_oat.advantage import Gather, Row, give_advantages, make_rows, trained_rows
+from gem_oat.advantage import Gather, Row, give_advantages, trained_rows
 
 GAMMA, LAM = 0.9, 0.8
 
@@ -27,7 +29,7 @@ def divided(batch: Sequence[Trajectory], name: str, cuts: Sequence[int]) -> list
     """Rows of a batch that lies on several ranks, `cuts` its boundaries; numbered as a whole."""
     bounds = list(itertools.pairwise(cuts))
     parts = [list(batch[a:b]) for a, b in bounds]
-    rows = [make_rows(part) for part in parts]
+    rows = [placed_rows(part, Row) for part in parts]
     if name == "gae":
         for (first, _), part in zip(bounds, rows, strict=True):
             for row in part:
@@ -54,7 +56,7 @@ def given(
     batch: Sequence[Trajectory], rows: Sequence[Row], name: str, gather: Gather, rank: int
 ) -> None:
     give_advantages(
-        batch,
+        [PackedTrajectory.of(trajectory) for trajectory in batch],
         rows,
         name,
         gamma=GAMMA,
@@ -80,7 +82,7 @@ def test_a_batch_has_the_same_advantages_on_any_number_of_ranks(
 
 def test_statistics_of_a_rank_alone_would_be_others() -> None:
     whole = divided(golden_batch(), "rebn", (0, 8))
-    alone = make_rows(golden_batch()[:4])
+    alone = placed_rows(golden_batch()[:4], Row)
     given(golden_batch()[:4], alone, "rebn", lambda mine: [mine], 0)
     assert not torch.equal(whole[0].advantages, alone[0].advantages)
 
@@ -98,7 +100,7 @@ def test_the_critics_targets_are_gems(batch: Any) -> None:
 
 
 def test_a_state_is_the_last_token_before_its_turn() -> None:
-    for row in make_rows(golden_batch()):
+    for row in placed_rows(golden_batch(), Row):
         for position, span in zip(row.places, row.spans, strict=True):
             if span.end > span.start:
                 assert row.mask[position] == 1  # the next token is the turn's first
@@ -109,14 +111,15 @@ def test_a_state_is_the_last_token_before_its_turn() -> None:
 
 def test_failed_episodes_have_no_rows() -> None:
     batch = golden_batch()
-    assert {row.episode for row in make_rows(batch)} == {
+    assert {row.episode for row in placed_rows(batch, Row)} == {
         e for e, trajectory in enumerate(batch) if trajectory.valid
     }
 
 
 def test_failures_on_any_rank_stop_all_of_them_with_the_reason() -> None:
     batch = golden_batch()
-    void = replace(batch[0], failure=Failure("environment", "the sandbox burns", 2))
+    failed = replace(batch[0], failure=Failure("environment", "the sandbox burns", 2))
+    void = PackedTrajectory.of(failed)
     with pytest.raises(RolloutError, match="2 of 2 episodes .* environment 2 .the sandbox burns"):
         give_advantages([void, void], [], "rebn", gamma=1, lam=1, max_failed_fraction=0.1)
 

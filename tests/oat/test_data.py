@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from gem.tasks import Task, TaskSet
-from gem.training.tasksets import decode_task
+from gem.training.tasksets import DatasetRow
 from gem.trajectory import Failure, Trajectory
 from gem_oat.data import Batches, Collector
 
@@ -24,18 +24,20 @@ def test_ranks_share_each_batch_as_neighbours(
     shares = [Batches(tasks, batch, ranks, rank) for rank in range(ranks)]
     assert all(len(share) == iterations for share in shares)
     for k, parts in enumerate(zip(*(DataLoader(s, batch_size=None) for s in shares), strict=True)):
-        assert all(len(references) == per_rank for _, _, references in parts)
-        together = [int(number) for _, _, references in parts for number in references]
-        assert together == list(range(k * batch, (k + 1) * batch))
+        assert all(references == [str(k)] * per_rank for _, _, references in parts)
+        rows = [DatasetRow.decode(prompt) for _, prompts, _ in parts for prompt in prompts]
+        assert [row.task.seed for row in rows] == list(range(k * batch, (k + 1) * batch))
+        assert [row.number for row in rows] == list(range(batch))
 
 
 def test_a_task_travels_as_oats_prompt() -> None:
     batches = Batches(TaskSet("game:GuessTheNumber-v0", 100, seed=7), 4, 2, 1)
     [_, batch] = itertools.islice(DataLoader(batches, batch_size=None), 2)
     formatted, prompts, references = batch
-    tasks = [decode_task(prompt)[0] for prompt in prompts]
-    assert [task.env_id for task in tasks] == ["game:GuessTheNumber-v0"] * 2
-    assert ([task.seed for task in tasks], references) == ([13, 14], ["6", "7"])
+    rows = [DatasetRow.decode(prompt) for prompt in prompts]
+    assert [row.task.env_id for row in rows] == ["game:GuessTheNumber-v0"] * 2
+    assert [(row.task.seed, row.number) for row in rows] == [(13, 2), (14, 3)]
+    assert references == ["1", "1"]
     assert formatted == ["", ""]
 
 

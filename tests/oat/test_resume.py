@@ -11,6 +11,7 @@ import pytest
 
 from gem.tasks import TaskSet
 from gem.training.checkpoints import Checkpoint, Checkpoints
+from gem.training.tasksets import DatasetRow
 from gem_oat import learner
 from gem_oat.data import Batches
 
@@ -68,8 +69,9 @@ def test_a_run_goes_on_where_all_ranks_had_saved_all_engines(tmp_path: Path) -> 
         ("load", "critic's", "critic", "step_00003"),
         ("sync",),
     ]
-    numbers = [entry[2] for entry in run.prompts_dataloader]
-    assert (run.skipped, len(numbers), numbers[0]) == (3, 7, ["12", "13", "14", "15"])
+    _, prompts, references = zip(*run.prompts_dataloader, strict=True)
+    assert (run.skipped, len(references), references[0]) == (3, 7, ["3"] * 4)
+    assert [DatasetRow.decode(text).task.seed for text in prompts[0]] == [12, 13, 14, 15]
 
 
 def test_an_older_checkpoint_stays_until_the_next_is_whole(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from gem.core import Env
 from gem.errors import RolloutError
 from gem.rollout import ChatFormat
 from gem.tasks import Task
-from gem.training.tasksets import encode_task
+from gem.training.tasksets import DatasetRow
 from gem.trajectory import Trajectory
 from gem_oat.rollout import Actor
 from gem_oat.settings import parse
@@ -46,7 +46,7 @@ def tasks(
     **params: Any,
 ) -> list[str]:
     short = {"prompt": "short", **params}
-    return [encode_task(Task(env, seed, short), temperature) for seed in range(n)]
+    return [DatasetRow(Task(env, seed, short), temperature, seed).encode() for seed in range(n)]
 
 
 def test_an_iteration_has_every_task_as_often_as_num_samples(
@@ -54,14 +54,14 @@ def test_an_iteration_has_every_task_as_often_as_num_samples(
 ) -> None:
     engine = llm(["<1>", "<2>", "<3>"])
     playing = actor(engine, num_samples=2, train_batch_size=8)
-    found: list[Trajectory] = playing.step(tasks(4, hint="range"), None, ["8", "9", "10", "11"])
+    found: list[Trajectory] = playing.step(tasks(4, hint="range"), None, ["2"] * 4)
     assert [t.task.seed for t in found] == [0, 0, 1, 1, 2, 2, 3, 3]
     assert [t.group for t in found] == [0, 0, 1, 1, 2, 2, 3, 3]
     assert all(t.valid for t in found)
 
 
 def test_rows_hold_exactly_what_was_sampled(actor: Any, llm: Any, tokenizer: Any) -> None:
-    found = actor(llm(["<9>"])).step(tasks(2), None, ["0", "1"])
+    found = actor(llm(["<9>"])).step(tasks(2), None, ["0"] * 2)
     for trajectory in [packed.unpack() for packed in found]:
         for turn in trajectory.turns:
             assert turn.response_ids == [*tokenizer.encode("<9>"), tokenizer.eos_token_id]
@@ -74,8 +74,7 @@ def test_rows_hold_exactly_what_was_sampled(actor: Any, llm: Any, tokenizer: Any
 def test_seeds_depend_on_run_iteration_task_copy_and_turn(actor: Any, llm: Any) -> None:
     def seeds(iteration: int, **flags: Any) -> list[int | None]:
         engine = llm(["<1>"])
-        numbers = [str(4 * iteration), str(4 * iteration + 1)]
-        actor(engine, **{"gem_seed": 5, **flags}).step(tasks(2), None, numbers)
+        actor(engine, **{"gem_seed": 5, **flags}).step(tasks(2), None, [str(iteration)] * 2)
         return sorted(p.seed for p in engine.params) if flags.get("gem_seed", 5) else engine.params
 
     assert seeds(0) == seeds(0)
@@ -83,7 +82,7 @@ def test_seeds_depend_on_run_iteration_task_copy_and_turn(actor: Any, llm: Any) 
     assert not set(seeds(0)) & set(seeds(1))
     assert not set(seeds(0)) & set(seeds(0, gem_seed=6))
     engine = llm(["<1>"])
-    actor(engine).step(tasks(2), None, ["0", "1"])
+    actor(engine).step(tasks(2), None, ["0"] * 2)
     assert {p.seed for p in engine.params} == {None}
 
 
@@ -145,14 +144,14 @@ def own_meeting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def breaking(n: int, **params: Any) -> list[str]:
-    return [encode_task(Task("test:OatBreaking", seed, params)) for seed in range(n)]
+    rows = [DatasetRow(Task("test:OatBreaking", seed, params)) for seed in range(n)]
+    return [row.encode() for row in rows]
 
 
 @pytest.mark.parametrize("how", ["raise", "hang"])
 def test_a_broken_environment_fails_its_own_episode_only(how: str, actor: Any, llm: Any) -> None:
     playing = actor(llm(["x"]), gem_step_timeout_s=0.5)
-    numbers = [str(i) for i in range(4)]
-    found = playing.step(breaking(4, how=how, only=2), None, numbers)
+    found = playing.step(breaking(4, how=how, only=2), None, ["0"] * 4)
     assert [t.valid for t in found] == [True, True, False, True]
     assert found[2].failure.attempts == 2
 
@@ -163,9 +162,8 @@ def test_a_prompt_that_is_too_long_is_a_failed_episode(actor: Any, llm: Any) -> 
 
 
 def test_environments_step_side_by_side(actor: Any, llm: Any) -> None:
-    numbers = [str(i) for i in range(16)]
     found = actor(llm(["x"]), rollout_batch_size=16, train_batch_size=16, max_train=16).step(
-        breaking(16, how="meet"), None, numbers
+        breaking(16, how="meet"), None, ["0"] * 16
     )
     assert all(t.valid for t in found)
 
@@ -199,8 +197,8 @@ def test_the_next_turn_is_sampled_while_another_episodes_turn_still_is(
         return one not in output.prompt_token_ids or len(engine.prompts) == 1 + 3
 
     engine.finishes = finishes
-    jobs = [encode_task(Task("test:OatTurns", turns, {})) for turns in (1, 3)]
-    found = actor(engine).step(jobs, None, ["0", "1"])
+    jobs = [DatasetRow(Task("test:OatTurns", turns, {})).encode() for turns in (1, 3)]
+    found = actor(engine).step(jobs, None, ["0"] * 2)
     assert [len(packed.unpack().turns) for packed in found] == [1, 3]
 
 
@@ -210,7 +208,7 @@ def test_an_engine_that_raises_stops_the_actor(
     engine = llm(["x"])
     engine.step = lambda: (_ for _ in ()).throw(RuntimeError("engine is dead"))
     with pytest.raises(RuntimeError, match="engine is dead"):
-        actor(engine).step(tasks(2), None, ["0", "1"])
+        actor(engine).step(tasks(2), None, ["0"] * 2)
     assert "engine is dead" in capsys.readouterr().err
 
 

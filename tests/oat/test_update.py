@@ -12,8 +12,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from gem.packed import PackedTrajectory
 from gem.testing.golden import golden_batch, golden_turn_rows
-from gem_oat.advantage import Row, give_advantages, make_rows
+from gem.training.rows import placed_rows
+from gem_oat.advantage import Row, give_advantages
 from gem_oat.update import Updater
 
 VOCAB = 32
@@ -48,6 +50,9 @@ class Engine:
 
     def backward(self, loss: Tensor) -> None:
         (loss / self.gradient_accumulation_steps() / self.ranks).backward()
+
+    def step(self) -> None:
+        """Leave the gradients as they are."""
 
     def get_global_grad_norm(self) -> float:
         return 0.0
@@ -97,9 +102,6 @@ def learner(
         chosen = known.gather(2, input_ids[:, 1:, None])[..., 0]
         return chosen, -(known.exp() * known).sum(-1)
 
-    def backward(loss: Tensor, model: Any, optimizer: Any) -> None:
-        getattr(model, "model", model).backward(loss)
-
     return SimpleNamespace(
         model=SimpleNamespace(model=policy),
         ref_model=SimpleNamespace(model=reference),
@@ -108,17 +110,9 @@ def learner(
             **{**FLAGS, **flags},
             gem=SimpleNamespace(forward_tokens=forward_tokens, loss_aggregation=aggregation),
         ),
-        optimizer=None,
         scheduler=SimpleNamespace(get_last_lr=lambda: [1e-3]),
-        critic_optimizer=None,
-        critic_scheduler=None,
         get_batch_logps=logprobs,
-        strategy=SimpleNamespace(
-            world_size=ranks,
-            backward=backward,
-            optimizer_step=lambda *_: None,
-            all_reduce=all_reduce,
-        ),
+        strategy=SimpleNamespace(world_size=ranks, all_reduce=all_reduce),
     )
 
 
@@ -162,12 +156,13 @@ class Ranks:
 
 def golden_rows(turns: bool = False) -> list[Row]:
     batch = golden_turn_rows() if turns else golden_batch()
-    rows = make_rows(batch)
+    rows = placed_rows(batch, Row)
     torch.manual_seed(0)
     for row in rows:
         row.sampler = -torch.rand(len(row.mask)) * row.mask
         row.values = torch.rand(len(row.spans))
-    give_advantages(batch, rows, "gae", gamma=0.9, lam=0.8, max_failed_fraction=1)
+    packed = [PackedTrajectory.of(trajectory) for trajectory in batch]
+    give_advantages(packed, rows, "gae", gamma=0.9, lam=0.8, max_failed_fraction=1)
     return rows
 
 

@@ -35,6 +35,7 @@ def eight(native: dict[str, Any] | None = None, **tables: Any) -> Hardware:
         {
             "gpus_per_node": 8,
             "checkpoint_every": 7,
+            "executor": "process:8",
             "logger": "wandb",
             "engine": engine,
             "learner": learner,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import time
-from collections.abc import Awaitable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -68,11 +68,13 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 class Answer:
     """A future of the SDK: may be awaited, and is an error if it was given one."""
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: Any, known: Callable[[], object] = lambda: None) -> None:
         self.value = value
+        self.known = known
 
     def __await__(self) -> Generator[Any, None, Any]:
         yield from asyncio.sleep(0).__await__()
+        self.known()
         if isinstance(self.value, BaseException):
             raise self.value
         return self.value
@@ -132,10 +134,12 @@ class FakeTraining:
             }
             for datum in data
         ]
-        return self._answer(tinker.ForwardBackwardOutput("scalar", outputs, {"loss:sum": 0.5}))
+        output = tinker.ForwardBackwardOutput("scalar", outputs, {"loss:sum": 0.5})
+        return Answer(self.poison or output, lambda: self.service.order.append("gradient"))
 
     def optim_step(self, params: Any) -> Awaitable[Any]:
         self.service.steps.append(params)
+        self.service.order.append("step")
         self.updates += 1
         return self._answer(tinker.OptimStepResponse(metrics={"grad_norm": 2.0}))
 
@@ -176,6 +180,8 @@ class FakeService:
     trained: list[Any] = field(default_factory=list)
     """`(updates before, datums, loss, its settings)`"""
     steps: list[Any] = field(default_factory=list)
+    order: list[str] = field(default_factory=list)
+    """`gradient` when the client knows one, `step` when it asks for one."""
     states: dict[str, int] = field(default_factory=dict)
     clients: list[Any] = field(default_factory=list)
     """What training clients were made from."""

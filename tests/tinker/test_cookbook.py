@@ -20,7 +20,7 @@ from tinker_cookbook.rl.data_processing import trajectory_to_data
 from tinker_cookbook.rl.rollouts import do_group_rollout
 
 from gem.errors import ConfigurationError, RolloutError
-from gem.rollout.environment import EnvFailedError
+from gem.executors.held import EnvFailedError
 from gem.tasks import Task
 from gem_tinker import cookbook, cookbook_train
 from gem_tinker.cookbook import GemDatasetBuilder, GemGroupBuilder, LeaveOut, Played

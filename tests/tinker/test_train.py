@@ -52,6 +52,16 @@ def test_the_optimiser_gets_what_was_configured(service: Any) -> None:
     assert service.clients[0][1]["rank"] == 4
 
 
+@pytest.mark.parametrize(("url", "waits"), [("http://localhost:8000", True), (None, False)])
+def test_a_server_of_ones_own_makes_a_step_after_its_gradient(
+    service: Any, url: str | None, waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TINKER_BASE_URL", raising=False)
+    run(None, "iterations=2", *([] if url is None else [f"base_url={url}"]))
+    expected = ["gradient", "step"] if waits else ["step", "gradient"]
+    assert service.order == expected * 2
+
+
 def test_stale_weights_are_noticed(service: Any) -> None:
     service.stale = True
     with pytest.raises(RolloutError, match="disagree by 0.25.*other weights"):

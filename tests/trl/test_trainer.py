@@ -192,7 +192,7 @@ def test_episodes_that_fill_up_an_evaluation_count_once(make_trainer: Make) -> N
     rows = trainer.train_dataset.to_list()[:3]
     trainer._generate_single_turn = lambda prompts, **_: ([[2]] * len(prompts), None)
     trainer.play([row["prompt"] for row in [*rows, rows[0], rows[1]]])
-    [played] = trainer._evaluated.values()
+    [played] = trainer._recording.evaluated.values()
     assert [t.group for t in trainer._once(played)] == [0, 1, 2]
 
 

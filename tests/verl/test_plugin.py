@@ -93,7 +93,7 @@ def test_the_plugin_warns_of_an_unsupported_verl(installed: Any) -> None:
 def test_a_hook_that_cannot_be_imported_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugin, "FAILED", {})
     with pytest.warns(plugin.GemVerlWarning, match="gem_verl.nothing.*No module named"):
-        plugin.load_hook("gem_verl.nothing")
+        plugin.load_hook("gem_verl.nothing", plugin)
     assert set(plugin.FAILED) == {"gem_verl.nothing"}
 
 

@@ -128,12 +128,15 @@ def check_equal(alone: Path, other: Path) -> None:
         assert torch.allclose(found[name], weight, rtol=0, atol=2e-5), name
 
 
-def test_two_ranks_train_as_one_does(compile: Compile, alone: Path, tmp_path: Path) -> None:
+def test_two_ranks_train_as_one_does(
+    compile: Compile, alone: Path, tmp_path: Path, keep: Callable[[str, str], None]
+) -> None:
     folder = tmp_path / "run"
     train((compile(folder, 2), folder))
     for name in ("WorkerDict", "vLLMHttpServer", "AgentLoopWorkerTQ"):
         assert len(set(re.findall(rf"\({name} pid=(\d+)\)", log(folder)))) == 2
     check_equal(alone, folder)
+    keep("verl", "two ranks")
 
 
 def test_so_do_two_beside_it_with_a_row_per_turn(compile: Compile, tmp_path: Path) -> None:

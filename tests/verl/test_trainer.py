@@ -97,7 +97,6 @@ def trainer(batch: list[Line], **recording: Any) -> Any:
     made: Any = object.__new__(GemTrainerSync)
     made._batch, made._trajectories = grouped(*map(list, zip(*batch, strict=True)))
     made._recording = RunRecording(None if not recording else "record", {}, **recording)
-    made._evaluated = {}
     return made
 
 
@@ -152,7 +151,7 @@ def test_validation_episodes_are_taken_before_verl_removes_them(
     monkeypatch.setattr("gem_verl.trainer.tq", stored)
     made = trainer(batch)
     made._keep_evaluated(SimpleNamespace(keys=list(stored.rows), partition_id="val"))
-    [(name, episodes)] = made._evaluated.items()
+    [(name, episodes)] = made._recording.evaluated.items()
     assert name == "same"
     assert sorted(e.valid for e in episodes) == [False, True, True]
     assert all(episode.unpack().turns for episode in episodes)
@@ -181,7 +180,7 @@ def test_an_iteration_and_then_its_evaluation_are_recorded_before_its_checkpoint
         made.global_steps = step
         if step == 2:
             made._save_checkpoint()
-            made._evaluated = {"same": list(made._trajectories)}
+            made._recording.keep_evaluated("same", made._trajectories)
             made._val_metrics_update(["same"] * 3, [], {"reward": [0.0]})
             assert recorded == []
         metrics: dict[str, Any] = {}

@@ -30,7 +30,7 @@ def changed(spec: RunSpec, key: str, value: Any) -> RunSpec:
 def test_every_setting_has_a_parity(spec: RunSpec, tmp_path: Path) -> None:
     made = adapter.compile(spec, run_dir=tmp_path, hardware=CPU)
     names = {each.name for each in made.parity}
-    assert names == {*flatten(spec.to_mapping()), "hardware.device"}
+    assert names == {*flatten(spec.to_mapping()), "hardware.device", "hardware.executor"}
     config = json.loads(made.files[CONFIG])
     assert (config["gamma"], config["gem"]["advantage"]) == (0.9, "reinforce")
 

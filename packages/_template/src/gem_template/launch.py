@@ -101,7 +101,7 @@ def _check(spec: RunSpec, hardware: Hardware) -> None:
 
 
 def _files(spec: RunSpec, run_dir: Path, hardware: Hardware) -> dict[str, str]:
-    gem = {**launch.copied(spec, GEM), "record_dir": str(run_dir)}
+    gem = {**launch.copied(spec, GEM, hardware), "record_dir": str(run_dir)}
     config: dict[str, Any] = {
         "trainer": "gem_template.trainer:GemTrainer",
         "data": str(run_dir / TRAIN),

@@ -23,7 +23,7 @@ from gem.trajectory import Trajectory
 from gem_template.rollout import play_rows, trainer_row
 from gem_template.seams import SEAMS
 from gem_template.settings import Settings
-from gem_template.version import TRAINER, __version__
+from gem_template.version import TRAINER
 
 RECORDED: Names = {
     "loss": "train/loss",
@@ -43,13 +43,11 @@ class GemTrainer(fake_trainer.Trainer):  # type: ignore[misc]
             ConfigurationError: The configuration is wrong; the message names the key.
             UnsupportedVersionError: The trainer is of an unsupported version, or not what it was.
         """
-        found = TRAINER.check()
+        about = TRAINER.about()
         check_seams(TRAINER, SEAMS)
         self.settings = Settings.read({**fake_trainer.DEFAULTS, **config})
         super().__init__(config)
         self.chat = self.settings.chat_format(self.tokenizer)
-        versions = {"fake-trainer": found, "gem-template": __version__}
-        about = {"trainer": "template", "versions": versions}
         self.recording = RunRecording(
             self.settings.record_dir, about, RECORDED, record=self.settings.record
         )

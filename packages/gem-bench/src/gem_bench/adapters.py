@@ -200,7 +200,7 @@ class ReferenceAdapter:
         argv += ["--forward-tokens", str(launch.pass_tokens(spec, hardware))]
         if hardware.learner.checkpointing:
             argv.append("--gradient-checkpointing")
-        env = {}
+        env = launch.executor_variable(hardware)
         if hardware.cpu:
             argv += ["--device", "cpu"]
             # One thread is fastest for the small models that a CPU can train, above all beside
@@ -220,6 +220,7 @@ class ReferenceAdapter:
 _BY_DEFINITION = {
     **dict.fromkeys(RunSpec.__dataclass_fields__, "by definition"),
     "hardware.device": "--device",
+    "hardware.executor": "GEM_EXECUTOR",
     "hardware.checkpoint_every": "--checkpoint-every",
     "hardware.learner.pass_tokens": "--forward-tokens",
     "hardware.learner.checkpointing": "--gradient-checkpointing",

@@ -2,7 +2,8 @@
 
 `W x` becomes `W x + (alpha / rank) B A x` in every attention and MLP projection; embeddings,
 output head and norms are unchanged. Projections of the same input (query, key and value; gate and
-up) share A, as on SkyRL's Tinker server. A is initialised randomly, B with zeros.
+up) share A, as Qwen3's do on SkyRL's Tinker server, unless the adapter that they begin with has
+another one for each. A is initialised randomly, B with zeros.
 """
 
 from __future__ import annotations
@@ -70,14 +71,15 @@ def add_adapters(model: nn.Module, policy: PolicyPart, seed: int) -> None:
             if not linear:
                 continue
             found = True
-            size = next(iter(linear.values())).in_features
+            first = next(iter(linear.values()))
+            size = first.in_features
             bound = size**-0.5
             start = torch.rand(policy.lora_rank, size, generator=generator) * 2 * bound - bound
             a = nn.Parameter(start)
             for name, layer in linear.items():
                 adapted = Adapted(layer, a, policy.lora_alpha / policy.lora_rank)
                 if given is not None:
-                    _load(adapted, given, f"{path}.{name}", first=name == next(iter(linear)))
+                    _load(adapted, given, f"{path}.{name}", first=layer is first)
                 setattr(parent, name, adapted)
     if not found:
         raise ConfigurationError(
@@ -108,18 +110,20 @@ def _read(folder: Path) -> dict[str, Tensor]:
 
 
 def _load(adapted: Adapted, given: dict[str, Tensor], name: str, *, first: bool) -> None:
-    """Move the factors of one layer from `given` into the layer."""
-    for factor, key in ((adapted.lora_a, "lora_A"), (adapted.lora_b, "lora_B")):
-        value = given.pop(f"{name}.{key}.weight", None)
+    """Move the factors of one layer from `given` into the layer.
+
+    The first of a group has the group's A; another has it, too, or one of its own.
+    """
+    a, b = adapted.lora_a, adapted.lora_b
+    found = {key: given.pop(f"{name}.{key}.weight", None) for key in ("lora_A", "lora_B")}
+    for factor, (key, value) in zip((a, b), found.items(), strict=True):
         if value is None or value.shape != factor.shape:
             shape = None if value is None else tuple(value.shape)
             raise ConfigurationError(
                 f"policy.lora_init: {name}.{key} must have the shape {tuple(factor.shape)}, "
                 f"found {shape}"
             )
-        if factor is adapted.lora_a and not first and not torch.equal(factor.data, value):
-            raise ConfigurationError(
-                f"policy.lora_init: {name}.{key} differs from that of the layers beside it, with "
-                "which it must be shared"
-            )
-        factor.data.copy_(value)
+        if factor is a and not first and not torch.equal(a.data, value.to(a)):
+            adapted.lora_a = nn.Parameter(value.to(a))
+        else:
+            factor.data.copy_(value)

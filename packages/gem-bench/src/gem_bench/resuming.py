@@ -12,7 +12,7 @@ from gem.training.resuming import check_same
 from gem_bench.processes import name_of, of_run
 from gem_bench.provenance import decisive
 
-_FREE = ("hardware.logger",)
+_FREE = ("hardware.logger", "hardware.executor")
 """What may differ: where a trainer logs."""
 
 

@@ -79,6 +79,46 @@ def over_tasks(outcomes: Sequence[Sequence[float]]) -> Estimate:
     return Estimate(rate, max(0.0, centre - half), min(1.0, centre + half), "tasks", len(tasks))
 
 
+def mean_over_tasks(outcomes: Sequence[Sequence[float]]) -> Estimate:
+    """Student's t interval of a mean of any values, such as returns, clustered by task.
+
+    Every task has the same weight, whatever its number of episodes.
+
+    Args:
+        outcomes: A value of each episode, `[task][episode]`; a task without episodes does not
+            count. With one task there is no interval.
+
+    Raises:
+        ValueError: There is no episode.
+    """
+    means = [statistics.fmean(task) for task in outcomes if len(task)]
+    if not means:
+        raise ValueError("a mean needs at least one episode")
+    return _t_interval(means, "tasks")
+
+
+def mean_of_estimates(parts: Sequence[Estimate]) -> Estimate:
+    """Interval of the mean of several independent estimates, each with the same weight.
+
+    From the intervals of the parts, which need not be symmetric: Zou and Donner 2008, Statistics in
+    Medicine 27, 1693-1702 (MOVER). If one has no interval, the mean has none.
+
+    Args:
+        parts: At least one; a single one is returned as it is.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    mean, n = statistics.fmean(part.mean for part in parts), sum(part.n for part in parts)
+    below = above = 0.0
+    for part in parts:
+        if part.low is None or part.high is None:
+            return Estimate(mean, None, None, "none", n)
+        below += (part.mean - part.low) ** 2
+        above += (part.high - part.mean) ** 2
+    low, high = (math.sqrt(each) / len(parts) for each in (below, above))
+    return Estimate(mean, mean - low, mean + high, parts[0].method, n)
+
+
 def difference_of_runs(a: Mapping[Key, float], b: Mapping[Key, float]) -> Estimate:
     """Interval of the mean of `a` minus that of `b`, each over runs.
 
@@ -110,6 +150,42 @@ def difference_of_tasks(
     if both:
         return _t_interval([ours[key] - theirs[key] for key in both], "paired tasks")
     return _welch(list(ours.values()), list(theirs.values()), "unpaired tasks")
+
+
+def difference_of_success(
+    a: Mapping[Key, Sequence[float]], b: Mapping[Key, Sequence[float]]
+) -> Estimate:
+    """Interval of the mean success of one run minus that of another, paired over common tasks.
+
+    The difference is the mean gain minus the mean loss of a task, each with a score interval
+    (`over_tasks`) and joined with their correlation (Zou and Donner 2008, as in
+    `mean_of_estimates`). So runs that agree on every task have an interval, too: few tasks say
+    little, which Student's t would not show.
+
+    Args:
+        a: Success of the episodes of each task, within [0, 1], at least one episode per task.
+        b: Likewise.
+
+    Raises:
+        ValueError: No task is in both.
+    """
+    changes = [statistics.fmean(a[key]) - statistics.fmean(b[key]) for key in a if key in b]
+    up = [max(change, 0.0) for change in changes]
+    down = [max(-change, 0.0) for change in changes]
+    gain, loss = (over_tasks([[each] for each in side]) for side in (up, down))
+    mean, n = gain.mean - loss.mean, len(changes)
+    if gain.low is None or gain.high is None or loss.low is None or loss.high is None:
+        return Estimate(mean, None, None, "none", n)
+    together = 0.0
+    if len(set(up)) > 1 and len(set(down)) > 1:
+        together = statistics.correlation(up, down)
+
+    def width(ours: float, theirs: float) -> float:
+        return math.sqrt(ours**2 + theirs**2 - 2 * together * ours * theirs)
+
+    low = mean - width(gain.mean - gain.low, loss.high - loss.mean)
+    high = mean + width(gain.high - gain.mean, loss.mean - loss.low)
+    return Estimate(mean, max(-1.0, low), min(1.0, high), "paired tasks", n)
 
 
 def _t_interval(values: Sequence[float], method: Method) -> Estimate:

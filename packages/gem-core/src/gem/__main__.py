@@ -1,4 +1,4 @@
-"""The command line: list, describe, play and check environments, replay episodes, search."""
+"""The command line: list, describe, play, check and serve environments, replay episodes, search."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatch
+from importlib.metadata import entry_points
 from typing import Any
 
 from gem.contract import shown, succeeded
@@ -27,11 +28,21 @@ _EXAMPLES = """examples:
   python -m gem check --all --json report.json
   python -m gem replay runs/demo/verl --verify
   python -m gem doctor --audit bwrap
+  python -m gem serve --port 8000 --ids 'game:*'
 """
+
+
+COMMANDS = "gem.commands"
+"""Entry-point group of further commands: functions that take the arguments after the command's name
+and return the exit status. They are imported when they are called."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return the exit status: 0 fine, 1 failed or no match, 2 misuse."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    further = {entry.name: entry for entry in entry_points(group=COMMANDS)}
+    if words and words[0] in further:
+        return guarded(lambda: further[words[0]].load()(words[1:]))
     parser = argparse.ArgumentParser(
         prog="python -m gem",
         description=__doc__,
@@ -66,14 +77,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     add = _command(commands, "check", "gem.testing.cli:check", about)
     add("ids", nargs="*", metavar="id", help="environment ids")
     add("--all", action="store_true", help="check every registered id")
-    add("--episodes", type=_number(int, 1), default=32, help="per policy (default: 32)")
+    add("--episodes", type=at_least(int, 1), default=32, help="per policy (default: 32)")
     about = "CPU seconds per policy; slow environments play fewer episodes (default: 0.25)"
-    add("--cpu-s", type=_number(float, 0), default=0.25, metavar="S", help=about)
+    add("--cpu-s", type=at_least(float, 0), default=0.25, metavar="S", help=about)
     about = "most that an episode may pay (default: 1)"
     add("--max-return", type=float, default=1.0, metavar="R", help=about)
     about = "run this check alone; repeatable"
     add("--only", action="append", default=[], metavar="CHECK", help=about)
-    add("--jobs", type=_number(int, 1), default=1, metavar="N", help="processes")
+    add("--jobs", type=at_least(int, 1), default=1, metavar="N", help="processes")
     add("--json", metavar="FILE", help="also write the reports to FILE")
     _add_param(add)
 
@@ -89,16 +100,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     about = "attack these executors (default: all that isolate) and print what came of it"
     add("--audit", nargs="*", metavar="EXECUTOR", help=about)
 
+    _add_serve(commands)
     _add_search(commands)
 
-    arguments = parser.parse_args(argv)
+    for name, entry in sorted(further.items()):
+        package = entry.value.partition(".")[0].replace("_", "-")
+        commands.add_parser(name, help=f"of the package {package}", add_help=False)
+
+    arguments = parser.parse_args(words)
+
+    def run() -> int:
+        if "param" in arguments:
+            arguments.param = _params(arguments.param)
+        run = arguments.run
+        status: int = (imported(run) if isinstance(run, str) else run)(arguments)
+        return status
+
+    return guarded(run)
+
+
+def guarded(run: Callable[[], int]) -> int:
+    """Run a command; return its exit status, or 2 after the message of an error, 130 after Ctrl-C.
+
+    Warnings are printed without their place, and a closed pipe is no error.
+    """
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
-            if "param" in arguments:
-                arguments.param = _params(arguments.param)
-            run = arguments.run
-            status: int = (imported(run) if isinstance(run, str) else run)(arguments)
+            status = run()
         sys.stdout.flush()
     except (GemError, OSError) as error:
         if isinstance(error, BrokenPipeError):
@@ -136,6 +165,34 @@ def _command(
     return added.add_argument
 
 
+def _add_serve(commands: Any) -> None:
+    about = "serve environments over HTTP and WebSocket, for remote: ids and OpenEnv's clients"
+    add = _command(commands, "serve", "gem.serving.cli:serve", about)
+    add("--host", default="127.0.0.1", help="default: this machine only")
+    add("--port", type=int, default=8000, help="0: a free one (default: 8000)")
+    add("--token", help="that clients must send; GEM_SERVE_TOKEN is not seen in the process list")
+    about = "ids to offer, such as 'game:*' (default: all)"
+    add("--ids", nargs="+", default=[], metavar="PATTERN", help=about)
+    about = "tools that clients may add to an environment at this server (default: none)"
+    add("--tools", nargs="+", default=[], metavar="TOOL", help=about)
+    about = "clients may set parameters; these can name files, programs and addresses"
+    add("--allow-parameters", action="store_true", help=about)
+    about = "where environments run: thread, process[:workers], ray[:workers] (default: thread)"
+    add("--executor", default="thread", metavar="NAME", help=about)
+    about = "environments at a time (default: 1024)"
+    add("--max-envs", type=int, default=1024, metavar="N", help=about)
+    about = "environments of one client address (default: 0, no limit)"
+    add("--max-envs-per-client", type=int, default=0, metavar="N", help=about)
+    about = "end sessions without a message for so long (default: 1800)"
+    add("--session-timeout-s", type=float, default=1800.0, metavar="S", help=about)
+    about = "limit of one reset or step (default: 600)"
+    add("--step-timeout-s", type=float, default=600.0, metavar="S", help=about)
+    about = "after SIGTERM, running episodes have so long to end (default: 60)"
+    add("--drain-timeout-s", type=float, default=60.0, metavar="S", help=about)
+    about = "size of an action as UTF-8 (default: 1048576)"
+    add("--max-action-bytes", type=int, default=1 << 20, metavar="N", help=about)
+
+
 def _add_search(commands: Any) -> None:
     searcher = commands.add_parser("search", help="build, try or serve a search index")
     actions = searcher.add_subparsers(dest="action", required=True, metavar="ACTION")
@@ -151,7 +208,7 @@ def _add_search(commands: Any) -> None:
     add = _command(actions, "query", "gem.tools.search_cli:query", "print what an index finds")
     add("index", metavar="INDEX", help=index)
     add("query", metavar="QUERY")
-    add("--topk", type=_number(int, 1), default=3)
+    add("--topk", type=at_least(int, 1), default=3)
 
     add = _command(actions, "serve", "gem.tools.search_cli:serve", "answer search tools over HTTP")
     add("index", metavar="INDEX", help=index)
@@ -169,7 +226,7 @@ def _add_param(add: Callable[..., Any]) -> None:
     )
 
 
-def _number(kind: type[float], least: int) -> Callable[[str], float]:
+def at_least(kind: type[float], least: float) -> Callable[[str], float]:
     """Return a function that parses a finite number from `least` on; `int` is a kind, too."""
 
     def number(text: str) -> float:

@@ -112,6 +112,16 @@ def plain(value: Any) -> Any:
     return value
 
 
+def scalars(info: Info) -> dict[str, Any]:
+    """Return the entries of an info that JSON can represent; NumPy scalars become Python's."""
+    kept: dict[str, Any] = {}
+    for key, value in info.items():
+        value = plain(value)
+        if isinstance(key, str) and (value is None or isinstance(value, bool | int | float | str)):
+            kept[key] = value
+    return kept
+
+
 def _check_info(info: Any, call: str) -> None:
     if not isinstance(info, dict):
         raise ContractError(f"{call}() must return a dict as info, got {_shown(info)}")

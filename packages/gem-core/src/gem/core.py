@@ -95,6 +95,9 @@ class Env:
     oracle_success: float = 1.0
     """Share of starts that `oracle_action` wins; below 1 only where chance or the turn limit
     decides, which the environment's docstring then explains."""
+    replayable: bool = True
+    """Whether the same seed and actions give the same episode anywhere, at any time. Executors
+    play the actions again when the process of an environment ends."""
     _apart: ClassVar[tuple[str, ...]] = ("spec",)
     """Attributes that are not state: `snapshot` leaves them out, `restore` keeps them."""
 
@@ -104,7 +107,7 @@ class Env:
         Args:
             seed: Base seed; None draws one from the operating system at the first `reset`.
         """
-        self._base_seed = _checked_seed(seed)
+        self._base_seed = checked_seed(seed)
         self._episode = -1
         self._rng: random.Random | None = None
         self._action_rng: random.Random | None = None
@@ -134,6 +137,10 @@ class Env:
             raise ResetNeededError(f"{type(self).__name__}: call reset() before anything else")
         return self._base_seed, self._episode
 
+    def seek(self, base_seed: int, episode: int) -> None:
+        """Make the next `reset` without a seed begin the episode with this `episode_key`."""
+        self._base_seed, self._episode = checked_seed(base_seed), episode - 1
+
     def reset(self, seed: int | None = None, **options: Any) -> tuple[Observation, Info]:
         """Begin an episode.
 
@@ -148,7 +155,7 @@ class Env:
             (instructions, board, request); info holds diagnostics that it must not need.
         """
         if seed is not None:
-            self._base_seed = _checked_seed(seed)
+            self._base_seed = checked_seed(seed)
             self._episode = 0
         else:
             if self._base_seed is None:
@@ -293,6 +300,11 @@ class Wrapper(Env):
         return self.env.oracle_success
 
     @property
+    def replayable(self) -> bool:  # type: ignore[override]
+        """The inner environment's."""
+        return self.env.replayable
+
+    @property
     def rng(self) -> random.Random:
         """The inner environment's random stream."""
         return self.env.rng
@@ -306,6 +318,10 @@ class Wrapper(Env):
     def episode_key(self) -> tuple[int, int]:
         """The inner environment's `(base seed, episode index)`."""
         return self.env.episode_key
+
+    def seek(self, base_seed: int, episode: int) -> None:
+        """Choose the inner environment's next episode."""
+        self.env.seek(base_seed, episode)
 
     def reset(self, seed: int | None = None, **options: Any) -> tuple[Observation, Info]:
         """Reset the inner environment; every option is passed on."""
@@ -401,7 +417,12 @@ def known_options(env: Env, options: Mapping[str, Any], *known: str) -> dict[str
     return given
 
 
-def _checked_seed(seed: int | None) -> int | None:
+def checked_seed(seed: int | None) -> int | None:
+    """Return a seed as Python's own integer, or None.
+
+    Raises:
+        ConfigurationError: It is neither.
+    """
     if seed is None:
         return None
     try:

@@ -42,6 +42,14 @@ class UnreachableError(GemError, ConnectionError):
     """A server, hub or worker that an environment needs does not respond; the message names it."""
 
 
+class ServerFullError(UnreachableError):
+    """A server takes no further session for now; the message says which limit it has reached."""
+
+
+class RemoteError(GemError, RuntimeError):
+    """An environment on a server raised; the message is the server's."""
+
+
 class ContractError(GemError, ValueError):
     """An environment returned something that the contract forbids; the message says what."""
 

@@ -49,7 +49,6 @@ NAMES: dict[str, str] = {
     "gem.ObservationWrapper": "gem.Wrapper; what a policy is shown: gem.rollout.context",
     "gem.core.EnvWrapper": "gem.Wrapper",
     "gem.core.ObservationWrapper": "gem.Wrapper; what a policy is shown: gem.rollout.context",
-    "gem.vector.AsyncVectorEnv": "gem.vector.SyncVectorEnv; gem.rollout.play runs many at once",
     "gem.wrappers.get_wrapper_fns": "gem.make(id, wrappers=[...])",
     "gem.wrappers.WRAPPER_FACTORY": "gem.wrappers.WRAPPERS",
 }

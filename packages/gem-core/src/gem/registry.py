@@ -20,6 +20,12 @@ from gem.errors import ConfigurationError, UnknownEnvError
 ENTRY_POINT_GROUP = "gem.envs"
 
 
+_CLIENTS = {
+    "remote": "gem.serving.remote:RemoteEnv",
+    "openenv": "gem.serving.openenv:OpenEnvEnv",
+}
+"""Environments whose id has a server's address after this prefix and a colon."""
+
 _registry: dict[str, EnvSpec] = {}
 _registered_by_hand: set[str] = set()
 _loaded: set[Callable[[], None]] = set()
@@ -71,6 +77,9 @@ def list_envs(prefix: str = "") -> list[str]:
 def spec(id: str | Mapping[str, Any]) -> EnvSpec:
     """Return the spec of an id, or the one that `EnvSpec.to_dict` wrote.
 
+    The environment of `remote:http://host:port/<id>`, on a server of `python -m gem serve`, and
+    that of `openenv:http://host:port`, of any OpenEnv server, need no registration.
+
     Raises:
         ConfigurationError: A mapping is not what `EnvSpec.to_dict` writes.
         UnknownEnvError: The id is not registered; the message suggests the nearest ones.
@@ -82,10 +91,12 @@ def spec(id: str | Mapping[str, Any]) -> EnvSpec:
             raise ConfigurationError(f"not the spec of an environment: {id!r:.200}") from error
         return replace(spec(name), kwargs=kwargs, wrappers=wrappers)
     _load()
-    try:
+    if id in _registry:
         return _registry[id]
-    except KeyError:
-        raise UnknownEnvError(_unknown_message(id)) from None
+    prefix, _, address = id.partition(":")
+    if prefix in _CLIENTS:
+        return EnvSpec(id, _CLIENTS[prefix], {"address": address})
+    raise UnknownEnvError(_unknown_message(id))
 
 
 def _unknown_message(id: str) -> str:

@@ -7,10 +7,10 @@ See docs/oat.md.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gem.training.doctor import Requirement
+from gem.training.imports import lazy
 
 if TYPE_CHECKING:
     from gem_oat.__main__ import main
@@ -41,11 +41,5 @@ __all__ = [
     "main",
 ]
 
-_LAZY = {"Actor": "rollout", "Args": "settings", "Learner": "learner", "main": "__main__"}
-
-
-def __getattr__(name: str) -> Any:
-    # Needs oat, which takes seconds to import and which the compiler of commands must not need.
-    if name in _LAZY:
-        return getattr(import_module(f"gem_oat.{_LAZY[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+_PLACES = {"Actor": "rollout", "Args": "settings", "Learner": "learner", "main": "__main__"}
+__getattr__ = lazy(__name__, _PLACES)

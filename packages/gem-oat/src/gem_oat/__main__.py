@@ -9,6 +9,7 @@ from typing import Any
 from gem.errors import GemError
 from gem.training.seams import check_seams
 from gem_oat import TRAINER
+from gem_oat.seams import SEAMS
 
 
 def main(argv: Sequence[str] | None = None, *, learner: Any = None, actor: Any = None) -> int:
@@ -21,7 +22,6 @@ def main(argv: Sequence[str] | None = None, *, learner: Any = None, actor: Any =
     """
     try:
         TRAINER.check()
-        from gem_oat.seams import SEAMS
         from gem_oat.settings import parse
 
         args = parse(sys.argv[1:] if argv is None else argv)

@@ -7,18 +7,17 @@ of the whole batch, and groups may lie anywhere. The maths is `gem.advantage`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gem.packed import PackedRow, Played
+from gem.packed import PackedRow, PackedTrajectory, Played
 from gem.training import estimate, settings
 from gem.training.record import TrainedRow
-from gem.training.rows import PlacedRow, placed_rows
-from gem.trajectory import Failure, TrainingRow
+from gem.training.rows import PlacedRow
+from gem.trajectory import TrainingRow
 
 Gather = Callable[[Any], list[Any]]
 """Hands an object to all ranks; returns those of all ranks, in their order."""
@@ -52,36 +51,9 @@ class Row(PlacedRow):
         self.old: Tensor | None = None
         """Log-probabilities before the first update, `[tokens - 1]`; None: the current ones."""
 
-    def give(self, advantage: Sequence[float], target: Sequence[float]) -> None:
-        """Take over the advantage and the critic's target of each turn of the episode."""
-        self.advantages = torch.from_numpy(self.padded(self.tokens.spread(advantage)))
-        self.targets = torch.tensor([target[span.turn] for span in self.spans])
-
-
-def make_rows(trajectories: Iterable[Played]) -> list[Row]:
-    """Return the rows of all episodes that count, in the order played."""
-    return placed_rows(trajectories, Row)
-
-
-@dataclass(frozen=True)
-class Turns:
-    """What other ranks must know of an episode."""
-
-    rewards: list[float]
-    group: int
-    failure: Failure | None
-    """Why the episode is void; None: it is not."""
-    values: list[float]
-    """The critic's, of each turn; without a critic 0."""
-
-    @property
-    def valid(self) -> bool:
-        """Whether the episode is not void."""
-        return self.failure is None
-
 
 def give_advantages(
-    trajectories: Sequence[Played],
+    trajectories: Sequence[PackedTrajectory],
     rows: Sequence[Row],
     name: str,
     *,
@@ -95,7 +67,7 @@ def give_advantages(
 
     Args:
         trajectories: The episodes of this rank; `group` is a number within the whole batch.
-        rows: Theirs, from `make_rows`; with the critic's values if `name` is `gae`.
+        rows: Theirs (`placed_rows`), with the critic's values if `name` is `gae`.
         name: Estimator of `gem.advantage`.
         gamma: Discount per turn.
         lam: GAE's lambda per turn.
@@ -106,19 +78,21 @@ def give_advantages(
     Raises:
         RolloutError: Too many episodes failed, on all ranks together.
     """
-    mine = [Turns(t.rewards, t.group, t.failure, [0.0] * len(t.rewards)) for t in trajectories]
+    values = [[0.0] * len(trajectory.rewards) for trajectory in trajectories]
     for row in rows:
         for span, value in zip(row.spans, row.values.tolist(), strict=True):
-            mine[row.episode].values[span.turn] = value
-    parts: list[list[Turns]] = gather(mine)
-    batch = [turns for part in parts for turns in part]
+            values[row.episode][span.turn] = value
+    parts = gather([(t.head, each) for t, each in zip(trajectories, values, strict=True)])
+    batch = [PackedTrajectory.from_bytes(head) for part in parts for head, _ in part]
     settings.check_episodes(batch, max_failed_fraction)
-    values = [turns.values for turns in batch]
+    values = [each for part in parts for _, each in part]
     per_turn, targets = estimate.turn_advantages(name, batch, gamma=gamma, lam=lam, values=values)
-    first = sum(len(part) for part in parts[:rank])
+    first = sum(map(len, parts[:rank]))
     for row in rows:
-        row.give(per_turn[first + row.episode], targets[first + row.episode])
-    return per_turn[first : first + len(mine)]
+        at = first + row.episode
+        row.advantages = torch.from_numpy(row.padded(row.tokens.spread(per_turn[at])))
+        row.targets = torch.tensor([targets[at][span.turn] for span in row.spans])
+    return per_turn[first : first + len(trajectories)]
 
 
 def trained_rows(trajectories: Sequence[Played], rows: Sequence[Row]) -> list[list[TrainedRow]]:

@@ -10,7 +10,8 @@ from torch.utils.data import Dataset
 
 from gem.packed import PackedTrajectory
 from gem.tasks import TaskSet
-from gem.training import metrics, tasksets
+from gem.training import metrics
+from gem.training.tasksets import DatasetRow
 
 SHOWN = ("episodes", "failed_episodes", "return_mean", "success_rate", "turns_mean", "rollout_s")
 """Metrics of the rollout that oat shows."""
@@ -19,9 +20,9 @@ SHOWN = ("episodes", "failed_episodes", "return_mean", "success_rate", "turns_me
 class Batches(Dataset[tuple[list[str], list[str], list[str]]]):
     """The tasks of one rank, an entry an iteration: of each batch a run of neighbours.
 
-    An entry is what oat takes for `(formatted prompts, prompts, references)`: nothing, the tasks,
-    and their numbers in the run. Nothing grows with the number of tasks, as do the samplers of
-    PyTorch that oat uses.
+    An entry is what oat takes for `(formatted prompts, prompts, references)`: nothing, the tasks
+    with their places in the batch, and the number of the iteration. Nothing grows with the number
+    of tasks, as do the samplers of PyTorch that oat uses.
     """
 
     def __init__(self, tasks: TaskSet, batch: int, ranks: int, rank: int) -> None:
@@ -32,9 +33,9 @@ class Batches(Dataset[tuple[list[str], list[str], list[str]]]):
         return len(self._tasks) // self._batch
 
     def __getitem__(self, iteration: int) -> tuple[list[str], list[str], list[str]]:
-        numbers = [iteration * self._batch + place for place in self._share]
-        texts = [tasksets.encode_task(self._tasks[number]) for number in numbers]
-        return [""] * len(numbers), texts, [str(number) for number in numbers]
+        tasks, first = self._tasks, iteration * self._batch
+        rows = [DatasetRow(tasks[first + place], number=place) for place in self._share]
+        return [""] * len(rows), [row.encode() for row in rows], [str(iteration)] * len(rows)
 
 
 class Collector(MultiTurnFeedbackCollector):  # type: ignore[misc]

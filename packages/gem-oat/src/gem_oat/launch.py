@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from itertools import starmap
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,6 @@ from gem.training.hardware import Hardware
 from gem.training.runspec import RunSpec, SamplingPart
 from gem.training.settings import Settings
 from gem_oat import SUPPORTED_OAT, check_oat
-
-EPS = 1e-8
-"""Of oat's optimiser, which has no flag for it."""
 
 
 def compile_spec(spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> launch.Launch:
@@ -30,11 +26,11 @@ def compile_spec(spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> launch.
     _check(spec, hardware)
     platform = platforms.of("oat", spec, run_dir, hardware, _SHARED_GPUS)
     flags = _computed(spec, run_dir, hardware) | platform.settings
-    flags |= launch.copied(spec, _NAMES, hardware)
-    flags = launch.with_native(flags, hardware, "oat")
+    flags = launch.with_native(flags | launch.copied(spec, _NAMES, hardware), hardware, "oat")
     argv = ["python", "-m", "gem_oat", *starmap(_argument, flags.items())]
     how = launch.ALL_WEIGHTS | launch.SHARED_GPUS | _NAMES | _HOW
-    parity = launch.parity(spec, how, _departures(spec), hardware, "oat")
+    departures = launch.departures(spec, bf16=_BF16, undecayed="biases and norms")
+    parity = launch.parity(spec, how, departures, hardware, "oat")
     return launch.Launch.of(spec, argv, platform, parity=parity, state=["oat/checkpoints"])
 
 
@@ -44,19 +40,19 @@ adapter = launch.Adapter("oat", SUPPORTED_OAT, "oat", compile_spec)
 def _check(spec: RunSpec, hardware: Hardware) -> None:
     """Refuse what oat would silently do differently."""
     no_bonus = "oat's loss has no entropy bonus; set it to 0"
-    no_flag = f"oat's optimiser has no flag for it; set it to {EPS:g}"
     raw = "oat's engine reports log-probabilities at temperature 1, before top-k and top-p"
     launch.refuse(
         spec,
         launch.whole_minibatches(spec),
         launch.all_weights(spec),
         ("algorithm.entropy_coef", spec.algorithm.entropy_coef != 0, no_bonus),
-        ("optimizer.eps", spec.optimizer.eps != EPS, no_flag),
+        ("optimizer.eps", spec.optimizer.eps != 1e-8, "oat's optimiser has 1e-8, and no flag"),
         launch.no_correction(spec, raw, spec.sampling != SamplingPart()),
     )
     launch.check_hardware(spec, hardware, _LACKING)
 
 
+_BF16 = "bf16 weights and gradients, fp32 in the optimiser"
 _LACKING = {
     "nodes": "groups of nodes are started by hand (--group_rank, --master_addr)",
     "engine.tensor_parallel": "oat has an engine on each GPU",
@@ -154,8 +150,3 @@ def _argument(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return f"--{name}" if value else f"--no-{name}"
     return f"--{name}={json.dumps(value) if isinstance(value, dict) else value}"
-
-
-def _departures(spec: RunSpec) -> Iterator[launch.Parity]:
-    bf16 = "bf16 weights and gradients, fp32 in the optimiser"
-    return launch.departures(spec, bf16=bf16, undecayed="biases and norms")

@@ -10,13 +10,15 @@ from typing import Any
 
 import torch.distributed as dist
 from oat.algorithms.ppo_multiturn import PPOMultiTurnLearner
-from oat.utils.ipc import PlasmaShmClient
 from torch.utils.data import DataLoader, Subset
 
 from gem.packed import PackedTrajectory
-from gem.training import batches, recording, status_files, tasksets
+from gem.training import batches, recording, status_files
 from gem.training.checkpoints import Checkpoint, Checkpoints
-from gem_oat import __version__, advantage, check_oat, compat, data
+from gem.training.metrics import update_metrics
+from gem.training.rows import placed_rows
+from gem.training.tasksets import DatasetRow, Source
+from gem_oat import TRAINER, advantage, compat, data
 from gem_oat.settings import Args, shown
 from gem_oat.update import Updater
 
@@ -38,14 +40,12 @@ class Learner(PPOMultiTurnLearner):  # type: ignore[misc]
 
     def _init(self, args: Args, actors: list[Any]) -> None:
         super()._init(args, actors)
-        self.ipc = PlasmaShmClient(self.ipc_server)
-        self.collector = data.Collector(args, actors, self.ipc)
+        self.collector: Any = data.Collector(args, actors, self.collector.ipc_client)
         self.updater = Updater(self)
         self.sources = args.sources()
         self.evaluated: tuple[int, dict[str, float]] = (-1, {})
-        versions = {"oat-llm": check_oat(), "gem-oat": __version__}
-        about = {"trainer": "oat", "versions": versions, "config": shown(args)}
         folder = args.gem.record_dir if self.strategy.is_rank_0() else None
+        about = TRAINER.about(config=shown(args))
         self.recording = recording.RunRecording(folder, about, record=args.gem.record)
         self.skipped, self.due = 0, range(0)
         if args.gem.resume:
@@ -56,9 +56,8 @@ class Learner(PPOMultiTurnLearner):  # type: ignore[misc]
     def _resume(self) -> None:
         """Go on from the last whole checkpoint below `--save_path`, if there is one."""
         self.saved = Path(self.args.save_path, "checkpoints")
-        self.engines = {"policy": self.model.model}
-        if self.critic is not None:
-            self.engines["critic"] = self.critic
+        engines = {"policy": self.model.model, "critic": self.critic}
+        self.engines = {name: engine for name, engine in engines.items() if engine is not None}
         self.checkpoints = Checkpoints(str(self.saved) if self.strategy.is_rank_0() else None)
         last = _all_gather(self.checkpoints.last)[0]
         self.strategy.print(f"last checkpoint in {self.saved}: {last}")
@@ -97,7 +96,7 @@ class Learner(PPOMultiTurnLearner):  # type: ignore[misc]
         rollout_s = self.actor_info["actor/rollout_s"]
         self.began = began - rollout_s
         self.query_step += len(data_list)
-        self.rows: list[advantage.Row] = advantage.make_rows(data_list)
+        self.rows = placed_rows(data_list, advantage.Row)
         if self.critic is not None:
             self.updater.values(self.rows)
         per_turn = advantage.give_advantages(
@@ -121,24 +120,19 @@ class Learner(PPOMultiTurnLearner):  # type: ignore[misc]
         """Train on the rows; return oat's training metrics, the same on all ranks."""
         args, began = self.args, time.perf_counter()
         self.model.train()
-        steps = []
+        steps, parts = [], batches.minibatches(self.rows, args.minibatches)
         if args.num_ppo_epochs * args.minibatches > 1:
             self.updater.remember(self.rows)
-        for _ in range(args.num_ppo_epochs):
-            for rows in batches.minibatches(self.rows, args.minibatches):
-                step = self.updater.policy_step(rows)
-                if self.critic is not None:
-                    step |= self.updater.critic_step(rows)
-                if step:
-                    steps.append(step)
+        for rows in parts * args.num_ppo_epochs:
+            step = self.updater.policy_step(rows)
+            if self.critic is not None:
+                step |= self.updater.critic_step(rows)
+            if step:
+                steps.append(step)
         self.rows = []
         self.policy_sgd_step += len(steps)
         self.global_step += 1
-        names = steps[0] if steps else {}
-        metrics = {name: sum(s[name] for s in steps) / len(steps) for name in names}
-        if steps:
-            largest = max(step["logprob_difference_max"] for step in steps[: args.minibatches])
-            metrics["logprob_difference_max"] = largest
+        metrics = update_metrics(steps, args.minibatches)
         metrics["update_s"] = self.gradient_update_elapse = time.perf_counter() - began
         return {f"train/{name}": value for name, value in metrics.items()}
 
@@ -161,9 +155,8 @@ class Learner(PPOMultiTurnLearner):  # type: ignore[misc]
     def evaluate(self, dataloader: Any, steps: int) -> dict[str, float]:
         """Play the evaluation episodes on all actors; return the metrics on every rank."""
         updates = min(steps, self.args.iterations)
-        if self.skipped:  # evaluated before the checkpoint
-            return {}
-        if not self.sources or updates == self.evaluated[0]:
+        # What a resumed run would evaluate first was evaluated before the checkpoint.
+        if self.skipped or not self.sources or updates == self.evaluated[0]:
             return self.evaluated[1]
         self._pre_evaluate()
         metrics: dict[str, float] = {}
@@ -179,16 +172,17 @@ class Learner(PPOMultiTurnLearner):  # type: ignore[misc]
         self.evaluated = (updates, metrics)
         return metrics
 
-    def _play(self, source: tasksets.Source, number: int, updates: int) -> list[PackedTrajectory]:
-        texts = [tasksets.encode_task(task, source.temperature) for task in source.tasks]
-        n = len(self.actors)
+    def _play(self, source: Source, number: int, updates: int) -> list[PackedTrajectory]:
+        rows = [DatasetRow(task, source.temperature, n) for n, task in enumerate(source.tasks)]
+        texts, n = [row.encode() for row in rows], len(self.actors)
         cuts = [texts[len(texts) * i // n : len(texts) * (i + 1) // n] for i in range(n)]
         futures = [
             actor.futures.play_evaluation(cut, number, updates)
             for actor, cut in zip(self.actors, cuts, strict=True)
             if cut
         ]
-        return [t for future in futures for t in self.ipc.deserialize_ipc(future.result())]
+        read = self.collector.ipc_client.deserialize_ipc
+        return [trajectory for future in futures for trajectory in read(future.result())]
 
 
 def _all_gather(mine: Any) -> list[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,8 @@ from oat.algorithms.ppo import PPOActor
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from gem.packed import PackedTrajectory
-from gem.training import status_files, stepped, tasksets
+from gem.training import status_files, stepped
+from gem.training.tasksets import DatasetRow
 from gem_oat import compat
 from gem_oat.settings import Args
 
@@ -48,55 +49,49 @@ class Actor(PPOActor):  # type: ignore[misc]
         """Play training episodes.
 
         Args:
-            prompts: Tasks, from `gem.training.tasksets.encode_task`.
+            prompts: Tasks, from `gem.training.tasksets.DatasetRow.encode`.
             formatted_prompts: Not used.
-            references: The number of each task within the run.
+            references: The number of the iteration, for each task.
 
         Returns:
             A handle of oat's for `--num_samples` trajectories of each task, in order.
         """
-        size = self.args.rollout_batch_size
-        numbers = [int(number) for number in references]
-        jobs = [
-            (text, copy, number % size)
-            for text, number in zip(prompts, numbers, strict=True)
-            for copy in range(self.args.num_samples)
-        ]
-        return self._play(jobs, (0, min(numbers, default=0) // size))
+        return self._play(prompts, (0, int(references[0])), self.args.num_samples)
 
     def play_evaluation(self, tasks: Sequence[str], number: int, updates: int) -> Any:
         """Play evaluation episodes.
 
         Args:
-            tasks: From `gem.training.tasksets.encode_task`, with a temperature if it is to take
-                the place of `--eval_temperature`.
+            tasks: From `gem.training.tasksets.DatasetRow.encode`, with a temperature if it is to
+                take the place of `--eval_temperature`.
             number: Of the evaluation among all.
             updates: Iterations that the policy has been trained for.
 
         Returns:
             A handle of oat's for one trajectory of each task, in order.
         """
-        jobs = [(text, 0, group) for group, text in enumerate(tasks)]
-        return self._play(jobs, (1 + number, updates), evaluation=True)
+        return self._play(tasks, (1 + number, updates), evaluation=True)
 
     def _play(
-        self, jobs: Iterable[tuple[str, int, int]], key: tuple[int, int], evaluation: bool = False
+        self, tasks: Sequence[str], key: tuple[int, int], copies: int = 1, evaluation: bool = False
     ) -> Any:
-        """Play episodes at the same time; `jobs` are tasks, each with its copy and group."""
-        gem, budget = self.args.gem, self.args.budget(evaluation=evaluation)
-        sampling = self.args.sampling(evaluation=evaluation)
+        """Play `copies` episodes of each task at the same time; `key` is a part of their seeds."""
+        args, prefix = self.args, "eval_" if evaluation else ""
+        gem, budget = args.gem, args.budget(evaluation=evaluation)
+        names = ("temperature", "top_p", "top_k")
+        sampling = {name: getattr(args, prefix + name) for name in names}
         sampling |= {"logprobs": 1, "output_kind": RequestOutputKind.FINAL_ONLY}
-        engine = stepped.SteppedEngine(self.llm.llm_engine)
+        engine, stop_ids = stepped.SteppedEngine(self.llm.llm_engine), self._chat.stop_ids
 
-        async def one(text: str, copy: int, group: int) -> PackedTrajectory:
-            task, temperature = tasksets.decode_task(text)
-            own = {} if temperature is None else {"temperature": temperature}
+        async def one(row: DatasetRow, copy: int) -> PackedTrajectory:
+            own = {} if row.temperature is None else {"temperature": row.temperature}
             params = partial(SamplingParams, **sampling | own)
-            seed = None if gem.seed is None else (gem.seed, *key, task.seed, copy)
-            sampler = stepped.SteppedSampler(engine, params, self._chat.stop_ids, seed)
-            played = await gem.play(task, sampler, self._chat, budget, group=group)
+            seed = None if gem.seed is None else (gem.seed, *key, row.task.seed, copy)
+            sampler = stepped.SteppedSampler(stop_ids, seed, engine=engine, params=params)
+            played = await gem.play(row.task, sampler, self._chat, budget, group=row.number)
             return PackedTrajectory.of(played)
 
         with status_files.reported(f"actor {self.actor_id}"):
-            episodes = asyncio.run(engine.run([one(*job) for job in jobs]))
-            return self.ipc_client.serialize_ipc(episodes)
+            rows = map(DatasetRow.decode, tasks)
+            played = engine.run([one(row, copy) for row in rows for copy in range(copies)])
+            return self.ipc_client.serialize_ipc(asyncio.run(played))

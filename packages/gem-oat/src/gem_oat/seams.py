@@ -25,7 +25,7 @@ SEAMS = (
     Seam(f"{_LEARNER}.eval_and_log", "self, train_info, eval, save"),
     called(
         f"{_LEARNER}.get_batch_logps",
-        "self, *, model, input_ids, att_mask, temperature, compute_entropy",
+        "self, model, input_ids, att_mask, temperature, *, compute_entropy",
     ),
     Seam(f"{_COLLECTOR}.get_metrics", "self, actor_time, feedback_data"),
     called(f"{_LEARNER}.sync_params_to_actors", "self"),

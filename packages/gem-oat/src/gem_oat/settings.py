@@ -6,7 +6,6 @@ import math
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, make_dataclass, replace
-from itertools import chain
 from typing import Any, get_type_hints
 
 import tyro
@@ -122,42 +121,29 @@ class Args(_flags()):  # type: ignore[misc]
         room = self.max_model_len - self.prompt_max_length
         return Budget(min(turn, room), room, self.prompt_max_length, self.gem.turns)
 
-    def sampling(self, *, evaluation: bool = False) -> dict[str, Any]:
-        """How a turn is sampled: `temperature`, `top_p`, `top_k`."""
-        prefix = "eval_" if evaluation else ""
-        return {key: getattr(self, prefix + key) for key in ("temperature", "top_p", "top_k")}
 
-
-REFUSED: dict[str, str] = {
-    "whiten_adv": "--gem_advantage rebn normalises once, over all turns of all ranks",
-    "whiten_rewards": "--gem_advantage rebn normalises once, over all turns of all ranks",
+_REASONS = {
+    "asynchronous sync_params_every": "every batch is sampled by the policy that it trains",
+    "max_sgd_steps buffer_clear_every": "every batch is trained on once, and as a whole",
+    "num_prompt_epoch max_queries": "--max_train says how many tasks are trained on",
+    "max_epochs": "--num_ppo_epochs is the number of passes over a batch",
+    "reinforce_update": "oat 0.2 divides by zero; one optimiser step a batch is REINFORCE's",
+    "train_batch_size_per_device": "--gem_forward_tokens decides how many rows are one forward",
+    "num_gpus_per_actor": "oat's multi-turn learner knows actors of one GPU only",
+    "whiten_adv whiten_rewards": "--gem_advantage rebn normalises once, over turns of all ranks",
+    "oracle non_stop_penalty non_stop_fixed_reward": "rewards are the environment's",
     "reward_scale": "scale rewards in the environment (gem.wrappers)",
     "kl_penalty_coef": "a KL penalty is a term of the loss here: --beta",
-    "non_stop_penalty": "rewards are the environment's",
-    "non_stop_fixed_reward": "rewards are the environment's",
-    "reinforce_update": "oat 0.2 divides by zero; one optimiser step a batch is REINFORCE's",
     "ignore_no_eos": "every sampled token is trained on",
-    "asynchronous": "every batch is sampled by the policy that it trains",
-    "sync_params_every": "every batch is sampled by the policy that it trains",
-    "num_gpus_per_actor": "oat's multi-turn learner knows actors of one GPU only",
-    "train_batch_size_per_device": "--gem_forward_tokens decides how many rows are one forward",
-    "num_prompt_epoch": "--max_train says how many tasks are trained on; seeds never repeat",
-    "max_sgd_steps": "a batch is trained on as a whole",
-    "max_queries": "--max_train says how many tasks are trained on",
-    "max_epochs": "--num_ppo_epochs is the number of passes over a batch",
-    "buffer_clear_every": "every batch is trained on once",
-    "eval_n": "an evaluation plays every task once; name more seeds in --gem_eval",
     "apply_chat_template": "the model's chat template is always applied",
     "prompt_data": "--gem_tasks names what is trained on",
-    "eval_data": "--gem_eval names what is evaluated on",
-    "oracle": "rewards are the environment's",
-    "online_evaluation": "--gem_eval names what is evaluated on",
-    "best_of_n_eval": "--gem_eval names what is evaluated on",
-    "dump_all_buffer": "--gem_record_dir keeps the episodes",
-    "dump_replay_every": "--gem_record_dir keeps the episodes",
+    "eval_data online_evaluation best_of_n_eval": "--gem_eval names what is evaluated on",
+    "eval_n": "an evaluation plays every task once; name more seeds in --gem_eval",
+    "dump_all_buffer dump_replay_every": "--gem_record_dir keeps the episodes",
     "resume_dir": "oat begins with the first batch again; --gem_resume goes on",
     "launch_type": "Launchpad's processes are the only kind that oat works with",
 }
+REFUSED = {name: reason for names, reason in _REASONS.items() for name in names.split()}
 """Flags of oat that must keep their defaults, and why."""
 
 
@@ -174,7 +160,8 @@ def parse(argv: Sequence[str]) -> Args:
         # oat has text fields whose default is none.
         warnings.filterwarnings("ignore", message="The field .* is annotated with type")
         args = tyro.cli(Args, args=list(argv), prog="python -m gem_oat")
-    check(args)
+    args.sources()
+    refuse_values(vars(args), _refusals(args), "--")
     args.algo = "PPO"
     args.rollout_batch_size_per_device = args.rollout_batch_size // args.learners
     # From these two and the number of tasks oat counts the optimiser steps that its learning rate
@@ -186,25 +173,17 @@ def parse(argv: Sequence[str]) -> Args:
     return prepared
 
 
-def check(args: Args) -> None:
-    """Refuse flags that would train on something else than they say.
-
-    Raises:
-        ConfigurationError: The message names the flag, what is wrong with it, and its value.
-    """
-    args.sources()
-    found = chain(_unlike_default(args), _lengths(args), _batches(args), _algorithm(args))
-    refuse_values(vars(args), found, "--")
-
-
-def _unlike_default(args: Args) -> Iterator[Refusal]:
+def _refusals(args: Args) -> Iterator[Refusal]:
+    """Yield flags that would train on something else than they say."""
     defaults = {field.name: field.default for field in fields(Args)}
     for name, reason in REFUSED.items():
         default = defaults[name]
         yield name, getattr(args, name) != default, f"{reason}; leave it at {default!r}"
+    yield from _sizes(args)
+    yield from _algorithm(args)
 
 
-def _lengths(args: Args) -> Iterator[Refusal]:
+def _sizes(args: Args) -> Iterator[Refusal]:
     longest = args.max_model_len
     needed = "it must be the longest episode in tokens, first prompt included"
     yield "max_model_len", longest is None, needed
@@ -214,9 +193,6 @@ def _lengths(args: Args) -> Iterator[Refusal]:
     yield "save_steps", args.gem.resume and args.save_steps < 1, never
     args.budget()
     args.budget(evaluation=True)
-
-
-def _batches(args: Args) -> Iterator[Refusal]:
     size, ranks, step = args.rollout_batch_size, args.learners, args.train_batch_size
     yield "num_samples", args.num_samples < 1, "must be above 0"
     yield "rollout_batch_size", size % ranks > 0, f"tasks do not divide over {ranks} learners"

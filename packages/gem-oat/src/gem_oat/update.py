@@ -77,8 +77,7 @@ class Updater:
                 per_token = per_token + args.beta * kl
             return (per_token * mask).sum() / denominator, [(x * mask).sum() for x in counted]
 
-        engine, optimizer, scheduler = learner.model.model, learner.optimizer, learner.scheduler
-        norm, sums = self._step(loss, rows, engine, optimizer, scheduler)
+        norm, sums = self._step(loss, rows, learner.model.model)
         surrogate, entropy, outside, *kl = sums
         [difference] = self._reduce([max(differences)], "max")
         metrics = {
@@ -106,8 +105,7 @@ class Updater:
             part: Tensor = args.vf_coef * each.sum() / turns
             return part, [part.detach()]
 
-        optimizer, scheduler = learner.critic_optimizer, learner.critic_scheduler
-        norm, [value] = self._step(loss, rows, learner.critic, optimizer, scheduler)
+        norm, [value] = self._step(loss, rows, learner.critic)
         return {"value_loss": value, "value_grad_norm": norm}
 
     def _reduce(self, numbers: list[float], op: str) -> list[float]:
@@ -123,35 +121,32 @@ class Updater:
         empty = Row(-1, TrainingRow([0], [0], [0], [0.0], []), -1)
         return work + [[empty]] * (int(most) - len(work))
 
-    def _step(
-        self, loss: ChunkLoss, rows: Sequence[Row], engine: Any, optimizer: Any, scheduler: Any
-    ) -> tuple[float, list[float]]:
+    def _step(self, loss: ChunkLoss, rows: Sequence[Row], engine: Any) -> tuple[float, list[float]]:
         """Make an optimiser step on the sum of the loss over chunks of rows.
+
+        `engine` is DeepSpeed's, which has the model, its optimiser and its scheduler.
 
         Returns:
             Gradient norm before clipping, of all ranks (NaN where DeepSpeed does not say: ZeRO-0);
             the numbers that the loss counts, added up over chunks and ranks.
         """
-        strategy = self.learner.strategy
         work, counted = self._in_step(rows), []
         for number, chunk in enumerate(work, 1):
             part, numbers = loss(chunk)
             counted.append([float(each) for each in numbers])
             engine.set_gradient_accumulation_boundary(number == len(work))
             # DeepSpeed takes the mean over ranks and over a fixed number of passes; this is a sum.
-            factor = strategy.world_size * engine.gradient_accumulation_steps()
-            strategy.backward(part * factor, engine, optimizer)
-            strategy.optimizer_step(optimizer, engine, scheduler)
+            factor = self.learner.strategy.world_size * engine.gradient_accumulation_steps()
+            engine.backward(part * factor)
+            engine.step()
         norm = engine.get_global_grad_norm()
         sums = self._reduce([sum(column) for column in zip(*counted, strict=True)], "sum")
         return math.nan if norm is None else float(norm), sums
 
     def _logprobs(self, model: Any, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
         """Log-probability and entropy of every token but the first, `[rows, tokens - 1]`."""
-        ids, attention = self._inputs(rows)
-        how = {"temperature": self.args.temperature, "compute_entropy": True}
         logprobs, entropy = self.learner.get_batch_logps(
-            model=model, input_ids=ids, att_mask=attention, **how
+            model, *self._inputs(rows), self.args.temperature, compute_entropy=True
         )
         return logprobs.float(), entropy.detach().float()
 

@@ -13,8 +13,9 @@ See docs/openrlhf.md.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from gem.training.imports import lazy
 from gem_openrlhf.settings import Settings
 from gem_openrlhf.version import SUPPORTED_OPENRLHF, TRAINER, __version__, check_openrlhf
 
@@ -30,11 +31,5 @@ __all__ = [
     "check_openrlhf",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    # Needs OpenRLHF, which hooks and dataset tools must not import.
-    if name == "GemAgentExecutor":
-        from gem_openrlhf.rollout import GemAgentExecutor
-
-        return GemAgentExecutor
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# Needs OpenRLHF, which hooks and dataset tools must not import.
+__getattr__ = lazy(__name__, {"GemAgentExecutor": "rollout"})

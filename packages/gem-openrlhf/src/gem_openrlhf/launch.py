@@ -131,7 +131,7 @@ def compile_spec(spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> launch.
         ["python", "-m", "openrlhf.cli.train_ppo_ray", *_arguments(flags)],
         platform,
         {worker.VARIABLE: worker.HOOK, "RAY_DEDUP_LOGS": "0"},
-        files=_files(spec, run_dir),
+        files=_files(spec, run_dir, hardware),
         state=[EVALUATED, CHECKPOINTS],
         parity=launch.parity(spec, HOW, _departures(spec, hardware.cpu), hardware, "openrlhf"),
     )
@@ -152,9 +152,9 @@ def _check(spec: RunSpec, hardware: Hardware) -> None:
     launch.check_hardware(spec, hardware, {})
 
 
-def _files(spec: RunSpec, run_dir: Path) -> dict[str, str]:
+def _files(spec: RunSpec, run_dir: Path, hardware: Hardware) -> dict[str, str]:
     files = {
-        AGENT_FILE: _agent_file(spec, run_dir),
+        AGENT_FILE: _agent_file(spec, run_dir, hardware),
         TRAIN_FILE: dataset_text(line, [spec.task_set.uri], evaluation=False),
     }
     if spec.eval:
@@ -163,8 +163,9 @@ def _files(spec: RunSpec, run_dir: Path) -> dict[str, str]:
     return files
 
 
-def _agent_file(spec: RunSpec, run_dir: Path) -> str:
-    settings = Settings(task_order="file", record_dir=str(run_dir), **launch.copied(spec, AGENT))
+def _agent_file(spec: RunSpec, run_dir: Path, hardware: Hardware) -> str:
+    given = launch.copied(spec, AGENT, hardware)
+    settings = Settings(task_order="file", record_dir=str(run_dir), **given)
     lines = [f"        {name}={value!r},\n" for name, value in settings.given().items()]
     return (
         "from gem_openrlhf import GemAgentExecutor, Settings\n\n\n"

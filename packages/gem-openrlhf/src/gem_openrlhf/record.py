@@ -15,7 +15,7 @@ from pathlib import Path
 from gem.packed import PackedTrajectory
 from gem.training.recording import RunRecording
 from gem.trajectory import Trajectory
-from gem_openrlhf.version import __version__, check_openrlhf
+from gem_openrlhf.version import TRAINER
 
 RECORDED = {
     "loss": "policy_loss",
@@ -41,9 +41,7 @@ EVALUATED = "evaluated"
 @functools.cache
 def recording(folder: str | None, record: str | None) -> RunRecording:
     """Return the record of this process's run; see `Settings.record_dir` and `Settings.record`."""
-    versions = {"openrlhf": check_openrlhf(), "gem-openrlhf": __version__}
-    about = {"trainer": "openrlhf", "versions": versions}
-    return RunRecording(folder, about, RECORDED, record=record)
+    return RunRecording(folder, TRAINER.about(), RECORDED, record=record)
 
 
 def write_evaluated(record: RunRecording, step: int) -> None:
@@ -58,13 +56,11 @@ def write_evaluated(record: RunRecording, step: int) -> None:
     """
     if record.folder is None:
         return
-    played: dict[str, list[PackedTrajectory]] = {}
     for file in sorted((record.folder / EVALUATED).glob("*.jsonl")):
         for name, text in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
-            played.setdefault(name, []).append(PackedTrajectory.from_text(text))
+            record.keep_evaluated(name, [PackedTrajectory.from_text(text)])
         file.unlink()
-    for name, trajectories in played.items():
-        record.write_evaluation(step, name, trajectories, sort=True)
+    record.write_evaluated(step)
 
 
 def keep_evaluated(folder: str, name: str, trajectory: Trajectory) -> None:

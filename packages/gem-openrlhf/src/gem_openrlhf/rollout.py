@@ -75,8 +75,8 @@ class GemAgentExecutor(AgentExecutorBase):  # type: ignore[misc]
         if self._chat is None:
             # OpenRLHF unpickles a tokenizer for every prompt; they are all the same.
             self._chat = settings.chat_format(hf_tokenizer)
-        params = self._params(sampling_params, row)
-        sampler = _Sampler(llm_engine, params, self._chat.stop_ids, self._seed(label, row))
+        seed, params = self._seed(label, row), self._params(sampling_params, row)
+        sampler = _Sampler(self._chat.stop_ids, seed, engine=llm_engine, params=params)
         budget = settings.budget(max_length, sampling_params.max_tokens)
         trajectory = await settings.play(row.task, sampler, self._chat, budget)
         if row.evaluation is None:
@@ -150,17 +150,10 @@ class GemAgentExecutor(AgentExecutorBase):  # type: ignore[misc]
 class _Sampler(EngineSampler):
     """OpenRLHF's vLLM actor as a sampler of one episode."""
 
-    def __init__(
-        self, engine: Any, params: Any, stop_ids: frozenset[int], seed: tuple[int, ...] | None
-    ) -> None:
-        super().__init__(stop_ids, seed)
-        self._engine = engine
-        self._params = params
-
     async def __call__(self, request: Request) -> Sample:
         """Sample one turn."""
-        params = copy(self._params)
+        params = copy(self.params)
         params.max_tokens = request.max_tokens
         params.stop_token_ids = self.stop_ids
         params.seed = self.turn_seed()
-        return self.vllm_sample(await self._engine.generate(request.prompt_ids, params))
+        return self.vllm_sample(await self.engine.generate(request.prompt_ids, params))

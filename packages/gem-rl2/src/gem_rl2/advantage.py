@@ -18,7 +18,7 @@ from gem.errors import RolloutError
 from gem.packed import PackedTrajectory
 from gem.training.estimate import PerTurn, adjusted_rewards, turn_advantages
 from gem.training.record import TrainedRow
-from gem.training.rows import PlacedEpisode, PlacedRow
+from gem.training.rows import PlacedEpisode, PlacedRow, write_all
 from gem.training.settings import check_episodes
 from gem_rl2.rollout import TAG
 from gem_rl2.settings import Keys, Settings
@@ -111,17 +111,10 @@ def compute(
     per_turn, targets = turn_advantages(
         name, trajectories, gamma=keys.gamma, lam=keys.lam, rewards=rewards, values=values
     )
-    batch["advantages"] = _on_tokens(batch, episodes, per_turn)
+    batch["advantages"] = write_all(torch.zeros(batch["states"].shape), episodes, per_turn)
     if values is not None:
-        batch["returns"] = _on_tokens(batch, episodes, targets)
+        batch["returns"] = write_all(torch.zeros(batch["states"].shape), episodes, targets)
     return per_turn
-
-
-def _on_tokens(batch: Tensors, episodes: Sequence[PlacedEpisode], per_turn: PerTurn) -> Tensor:
-    tokens = torch.zeros(batch["states"].shape)
-    for episode, of_turns in zip(episodes, per_turn, strict=True):
-        episode.write(tokens, of_turns)
-    return tokens
 
 
 def engine_metrics(batch: Tensors) -> dict[str, float]:

@@ -62,7 +62,8 @@ def record_logs(rollouts: Rollouts, rl2: Installation) -> RunRecording:
             trained = step
         if PLAYED in values:
             for name in sorted(evaluated):
-                recording.write_evaluation(step, name, evaluated.pop(name), sort=True)
+                recording.keep_evaluated(name, evaluated.pop(name))
+            recording.write_evaluated(step)
         ends = PLAYED if keys.test_freq and step % keys.test_freq == 0 else LAST
         if ends in values and step == trained and keys.save_freq and step % keys.save_freq == 0:
             checkpoints.add(Checkpoint(step, f"step{step}"))

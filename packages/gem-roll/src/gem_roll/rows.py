@@ -18,7 +18,7 @@ from gem.errors import RolloutError
 from gem.packed import PackedTrajectory
 from gem.training.estimate import PerTurn, turn_advantages
 from gem.training.record import TrainedRow
-from gem.training.rows import PlacedEpisode, PlacedRow
+from gem.training.rows import PlacedEpisode, PlacedRow, write_all
 from gem.training.settings import check_episodes
 from gem.trajectory import TrainingRow, Trajectory
 from gem_roll.settings import GemSettings
@@ -125,19 +125,12 @@ def compute(
     name = settings.advantage
     values = [e.at_turns(data.batch["values"]) for e in episodes] if name == "gae" else None
     per_turn, targets = turn_advantages(name, trajectories, gamma=gamma, lam=lam, values=values)
-    advantages = _on_tokens(mask, episodes, per_turn)
+    advantages = write_all(torch.zeros(mask.shape), episodes, per_turn)
     data.batch["advantages"] = advantages
     data.batch["raw_advantages"] = advantages.clone()
-    data.batch["returns"] = _on_tokens(mask, episodes, targets)
+    data.batch["returns"] = write_all(torch.zeros(mask.shape), episodes, targets)
     data.batch["token_level_rewards"] = data.batch["token_level_rewards"].float() * mask
     return per_turn
-
-
-def _on_tokens(mask: Tensor, episodes: Sequence[PlacedEpisode], per_turn: PerTurn) -> Tensor:
-    filled = torch.zeros(mask.shape)
-    for episode, of_turns in zip(episodes, per_turn, strict=True):
-        episode.write(filled, of_turns)
-    return filled
 
 
 def engine_metrics(data: Any) -> dict[str, float]:

@@ -28,10 +28,11 @@ from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 from gem.errors import ConfigurationError
-from gem.rollout import Budget, ChatFormat, Episode, Prompting, Sample
-from gem.rollout.environment import STEP_TIMEOUT_S, EnvFailedError, ThreadedEnv
+from gem.executors.asynchronous import AsyncEnv
+from gem.executors.held import STEP_TIMEOUT_S, EnvFailedError
+from gem.rollout import Budget, ChatFormat, Episode, Prompting, Sample, together
 from gem.tasks import Task, TaskSet
-from gem.training import sampling, settings
+from gem.training import settings
 from gem.trajectory import Failure, Trajectory
 
 
@@ -42,7 +43,7 @@ class GemEnv(rl.Env):  # type: ignore[misc]
         self.task = task
         self.dataset = dataset
         self.episode = dataset.episode(task, group)
-        self._env = ThreadedEnv(task.make, dataset.step_timeout_s)
+        self._env = AsyncEnv(task, dataset.step_timeout_s, dataset.executor)
 
     async def initial_observation(self) -> tuple[tinker.ModelInput, list[int]]:
         """Reset the environment.
@@ -125,7 +126,7 @@ class LeaveOut(rollout_strategy.RolloutStrategy):  # type: ignore[misc]
     ) -> rollout_strategy.RolloutResult:
         """Play the episodes of a group."""
         envs = await env_group_builder.make_envs()
-        played = await sampling.together([self._play(policy, env) for env in envs])
+        played = await together([self._play(policy, env) for env in envs])
         good = {env: t for env, t in zip(envs, played, strict=True) if isinstance(t, Played)}
         errors = [t for t in played if isinstance(t, rl.RolloutError)]
         if not good:
@@ -235,6 +236,7 @@ class GemDatasetBuilder(rl.RLDatasetBuilder):  # type: ignore[misc]
     template_kwargs: Mapping[str, Any] | None = None
     thinking: str = "keep"
     step_timeout_s: float | None = STEP_TIMEOUT_S
+    executor: str | None = None
 
     async def __call__(self) -> tuple[rl.RLDataset, rl.RLDataset | None]:
         """Return the training set, and the test set if there is one.

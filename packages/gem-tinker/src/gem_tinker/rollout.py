@@ -8,9 +8,9 @@ from typing import Any
 
 import tinker
 
-from gem.rollout import ChatFormat, Request, Sample
+from gem.rollout import ChatFormat, Request, Sample, together
 from gem.tasks import Task
-from gem.training.sampling import EngineSampler, answered, together
+from gem.training.sampling import EngineSampler, answered
 from gem.trajectory import Trajectory
 from gem_tinker.server import answer, unanswered
 from gem_tinker.settings import Config

@@ -206,18 +206,19 @@ async def update(
     """
     clips = {"clip_low_threshold": 1 - config.clip, "clip_high_threshold": 1 + config.clip}
     clipped = None if config.loss_fn == "importance_sampling" else clips
-    # Both are sent before either is waited for: the server needs no round trip in between.
-    gradient = client.forward_backward(datums, config.loss_fn, clipped)
+    asked = client.forward_backward(datums, config.loss_fn, clipped)
+    gradient = asyncio.ensure_future(answer(asked, config))
+    # The hosted service numbers requests and needs no round trip in between. SkyRL takes them as
+    # they arrive: a step that overtakes its gradient would be one of zero.
+    if resolve_base_url(config.base_url) != DEFAULT_BASE_URL:
+        await gradient
     adam = tinker.AdamParams(
         learning_rate=lr,
-        beta1=config.beta1,
-        beta2=config.beta2,
-        eps=config.eps,
-        weight_decay=config.weight_decay,
         grad_clip_norm=config.grad_clip,
+        **{name: getattr(config, name) for name in ("beta1", "beta2", "eps", "weight_decay")},
     )
     step = client.optim_step(adam)
-    output = await answer(gradient, config)
+    output = await gradient
     metrics = (await answer(step, config)).metrics or {}
     norms = [float(value) for name, value in metrics.items() if name.endswith(GRAD_NORM)]
     return output, norms[0] if norms else None

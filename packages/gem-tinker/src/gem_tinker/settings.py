@@ -20,7 +20,7 @@ AGGREGATIONS = ("token-mean", "row-mean-token-sum")
 """Values of `loss_aggregation`; see `gem_tinker.advantage.Objective`."""
 
 FREE: tuple[str, ...] = ("iterations", "save_every", "base_url", "server", "record", "record_dir")
-FREE += ("restarts", "retries", "sample_retries", "request_timeout_s", "step_timeout_s")
+FREE += ("restarts", "executor", "retries", "sample_retries", "request_timeout_s", "step_timeout_s")
 """Keys that may differ where a run goes on."""
 
 NO_CRITIC = "a Tinker server has no value head for a critic; choose rebn, grpo, rloo or reinforce"

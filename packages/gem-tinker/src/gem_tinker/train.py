@@ -26,9 +26,10 @@ from gem.errors import RolloutError
 from gem.tasks import Task
 from gem.training import batches, command, sampling, settings
 from gem.training.checkpoints import Checkpoint, Checkpoints
+from gem.training.metrics import update_metrics
 from gem.training.recording import Report, RunRecording
 from gem.trajectory import Trajectory
-from gem_tinker import __version__, check_tinker
+from gem_tinker import TRAINER, check_tinker
 from gem_tinker.advantage import Objective, Row, batch_rows, to_datums, trained_rows
 from gem_tinker.rollout import Sampling, play_batch
 from gem_tinker.server import answer, new_adapter, probe, unanswered, update
@@ -50,8 +51,7 @@ async def train(config: Config, report: Report = lambda *_: None) -> None:
     """
     check_tinker()
     objective = Objective(config.loss_aggregation, await probe(config))
-    versions = {"tinker": tinker.__version__, "gem-tinker": __version__}
-    about = {"trainer": "tinker", "versions": versions, "config": asdict(config)}
+    about = TRAINER.about(config=asdict(config))
     folder = config.record_dir
     checkpoints = Checkpoints(folder)
     with tinker.ServiceClient(base_url=config.base_url) as service:
@@ -148,11 +148,8 @@ class Run:
         """Train on a batch; return means over its updates."""
         parts = [part for part in batches.minibatches(rows, self.config.minibatches) if part]
         steps = [await self._step(part) for part in parts * self.config.epochs]
-        names = set.intersection(*(set(step) for step in steps))
-        metrics = {name: float(np.mean([step[name] for step in steps])) for name in names}
-        # Only the first update sees the weights that sampled.
-        stale = metrics["logprob_difference_max"] = steps[0]["logprob_difference_max"]
-        limit = self.config.logprob_tolerance
+        metrics = update_metrics(steps)
+        stale, limit = metrics["logprob_difference_max"], self.config.logprob_tolerance
         if limit is not None and not stale <= limit:
             raise RolloutError(
                 f"sampler and trainer disagree by {stale:g} on a token's log-probability, more "

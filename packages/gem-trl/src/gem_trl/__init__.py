@@ -17,10 +17,8 @@ See docs/trl.md.
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
-
 from gem.training.doctor import Requirement
+from gem.training.imports import lazy
 
 __version__ = "0.1.0"
 
@@ -35,17 +33,12 @@ check_trl = TRAINER.check
 """Returns the version of the installed TRL, or raises what `Requirement.check` raises."""
 
 _PLACES = {
-    "GemGRPOTrainer": "gem_trl.trainer",
-    "GemSettings": "gem_trl.settings",
-    "eval_datasets": "gem_trl.dataset",
-    "task_dataset": "gem_trl.dataset",
+    "GemGRPOTrainer": "trainer",
+    "GemSettings": "settings",
+    "eval_datasets": "dataset",
+    "task_dataset": "dataset",
 }
 
 __all__ = ["SUPPORTED_TRL", "TRAINER", "__version__", "check_trl", *_PLACES]
 
-
-def __getattr__(name: str) -> Any:
-    # Importing TRL takes seconds; what compiles a command or checks versions goes without.
-    if name in _PLACES:
-        return getattr(importlib.import_module(_PLACES[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy(__name__, _PLACES)

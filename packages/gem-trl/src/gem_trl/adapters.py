@@ -1,7 +1,8 @@
 """Low-rank adapters of an experiment (`policy.lora_rank`), by PEFT and as the reference has them.
 
 `W x` becomes `W x + (alpha / rank) B A x` in every attention and MLP projection. Projections of the
-same input share A, which PEFT does not do by itself.
+same input share A, which PEFT does not do by itself, unless the adapter that they begin with has
+another one for each.
 """
 
 from __future__ import annotations
@@ -34,30 +35,38 @@ def begin(model: Any, folder: str | None) -> None:
 
     Args:
         model: A `PeftModel` that `lora_config` describes.
-        folder: Of the adapter, in PEFT's format; None begins with PEFT's random one.
+        folder: Of the adapter, in PEFT's format; None begins with PEFT's random one. Projections
+            that have different factors A there keep them.
 
     Raises:
-        ConfigurationError: The adapter cannot be read, or is of other projections, of another rank
-            or has factors that are not shared.
+        ConfigurationError: The adapter cannot be read, or is of other projections or of another
+            rank.
     """
-    for parent in model.get_base_model().modules():
-        for names in SHARING:
-            layers = [getattr(parent, name) for name in names if hasattr(parent, name)]
-            for layer in layers[1:]:
-                layer.lora_A = layers[0].lora_A
-    if folder is None:
-        return
     import peft
 
+    given: dict[str, Any] = {}
+    if folder is not None:
+        try:
+            given = peft.load_peft_weights(folder, device="cpu")
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"policy.lora_init: cannot load {folder}: {error}") from error
+    for path, parent in list(model.named_modules()):
+        for names in SHARING:
+            there = [name for name in names if hasattr(parent, name)]
+            layers = [getattr(parent, name) for name in there]
+            factors = [given.get(f"{path}.{name}.lora_A.weight") for name in there]
+            for layer, factor in zip(layers[1:], factors[1:], strict=True):
+                if factor is None or factors[0] is None or factor.equal(factors[0]):
+                    layer.lora_A = layers[0].lora_A
+    if folder is None:
+        return
     try:
-        given = peft.load_peft_weights(folder, device="cpu")
         peft.set_peft_model_state_dict(model, given)
-    except (OSError, ValueError, RuntimeError) as error:
+    except RuntimeError as error:
         raise ConfigurationError(f"policy.lora_init: cannot load {folder}: {error}") from error
     found = peft.get_peft_model_state_dict(model)
     equal = (name in given and factor.cpu().equal(given[name]) for name, factor in found.items())
     if len(given) != len(found) or not all(equal):
         raise ConfigurationError(
-            f"policy.lora_init: the factors in {folder} are of other projections, or not shared by "
-            "those of the same input"
+            f"policy.lora_init: the adapter in {folder} is not of these projections and this rank"
         )

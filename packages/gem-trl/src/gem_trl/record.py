@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gem.training.recording import RunRecording
-from gem_trl import __version__, check_trl
+from gem_trl import TRAINER
 
 RECORDED = {
     "loss": "loss",
@@ -20,18 +20,13 @@ RECORDED = {
 """Names in the record, and in TRL's logs."""
 
 
-def about() -> dict[str, Any]:
-    """Return what `run.json` says of the trainer."""
-    return {"trainer": "trl", "versions": {"trl": check_trl(), "gem-trl": __version__}}
-
-
 def recording(folder: str | None, record: str | None) -> RunRecording:
     """Return the record of a run; see `Settings.record_dir` and `Settings.record`.
 
     Raises:
         RecordError: The folder cannot be created or written.
     """
-    return RunRecording(folder, about(), RECORDED, record=record)
+    return RunRecording(folder, TRAINER.about(), RECORDED, record=record)
 
 
 def of_iteration(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:

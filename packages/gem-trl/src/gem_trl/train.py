@@ -23,9 +23,8 @@ from gem.training.command import exit_status
 from gem.training.record import Recorder
 from gem.training.recording import begin
 from gem.training.runspec import RunSpec
-from gem_trl import adapters, check_trl
+from gem_trl import TRAINER, adapters, check_trl
 from gem_trl.experiment import CHECKPOINTS, check_spec, gem_settings, grpo_config
-from gem_trl.record import about
 
 
 def train(spec: RunSpec, folder: Path, given: Mapping[str, Any]) -> None:
@@ -50,7 +49,7 @@ def train(spec: RunSpec, folder: Path, given: Mapping[str, Any]) -> None:
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     args = grpo_config(spec, folder, processes, given)
     if os.environ.get("RANK", "0") == "0":
-        begin(Recorder(folder), {**about(), "spec": spec.to_mapping()})
+        begin(Recorder(folder), TRAINER.about(spec=spec.to_mapping()))
     last = last_checkpoint(folder / CHECKPOINTS, processes)
     # What was due at a checkpoint has been evaluated before it was saved.
     args.eval_on_start = args.eval_on_start and last is None

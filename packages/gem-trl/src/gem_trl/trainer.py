@@ -24,7 +24,7 @@ from accelerate.utils import gather_object
 from trl import GRPOConfig, GRPOTrainer
 
 from gem.errors import ConfigurationError
-from gem.packed import PackedTrajectory
+from gem.packed import PackedTrajectory, Played
 from gem.rollout.play import Sampler
 from gem.training.estimate import PerTurn, turn_advantages
 from gem.training.lockstep import Lockstep
@@ -117,7 +117,6 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         """The last episodes of this process, one a row of TRL's tensors."""
         self._batch: tuple[list[PackedTrajectory], PerTurn, dict[str, float]]
         """The last training episodes of all processes, their advantages, and metrics."""
-        self._evaluated: dict[str, list[PackedTrajectory]] = {}
 
     def _stop_at_turn_end(self) -> None:
         """A chat template may close a message with another token than the model's eos."""
@@ -165,7 +164,7 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             per_turn, _ = turn_advantages(self.gem.advantage, everyone, gamma=self.gem.gamma)
             self._batch = everyone, per_turn, {"rollout_s": time.perf_counter() - began}
         else:
-            self._evaluated.setdefault(evaluation, []).extend(everyone)
+            self._recording.keep_evaluated(evaluation, everyone)
         return columns(self._mine, min(self._chat.stop_ids))
 
     async def _episode(self, row: DatasetRow, sampler: Sampler) -> Trajectory:
@@ -247,18 +246,17 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         """
         super().log(logs, start_time)
         iterations, left = divmod(self.state.global_step, steps_per_iteration(self.args))
-        evaluated, self._evaluated = self._evaluated, {}
-        for name, everyone in evaluated.items():
-            played = self._once(everyone)
-            check_episodes(played, self.gem.max_failed_fraction, batch=f"evaluation {name!r}")
-            self._recording.write_evaluation(iterations, name, played, sort=True)
+        evaluated = self._recording.evaluated
+        evaluated.update({name: self._once(played) for name, played in evaluated.items()})
+        self._recording.check_evaluated(self.gem.max_failed_fraction)
+        self._recording.write_evaluated(iterations)
         if "loss" in logs:
             self._steps.append(logs)
             if left == 0:
                 self._recording.write_iteration(iterations - 1, of_iteration(self._steps))
                 self._steps = []
 
-    def _once(self, played: Sequence[PackedTrajectory]) -> list[PackedTrajectory]:
+    def _once(self, played: Sequence[Played]) -> list[Played]:
         """Leave out the episodes with which accelerate fills up an evaluation's last batch."""
         seen: Counter[int] = Counter()
         kept = []

@@ -23,7 +23,7 @@ from verl.trainer.ppo.core_algos import register_adv_est
 from gem.advantage import ADVANTAGES
 from gem.errors import ConfigurationError, RolloutError
 from gem.training.estimate import PerTurn, adjusted_rewards, turn_advantages
-from gem.training.rows import at_turns, over_turns, write
+from gem.training.rows import at_turns, over_turns, write_all
 from gem.training.settings import check_failures
 from gem.trajectory import TurnSpan
 
@@ -110,8 +110,7 @@ def estimate(
     if batch is None:
         batch = Batch(episodes_by_mask(token_level_rewards, response_mask, index))
         check_failures([episode.valid for episode in batch.episodes])
-    episodes, like = batch.episodes, token_level_rewards
-    rewards = values = None
+    episodes, rewards, values = batch.episodes, None, None
     if name == "gae":
         if batch.values is None:
             raise ConfigurationError("gem_gae needs trainer_mode=gem_sync and critic.enable=True")
@@ -129,7 +128,8 @@ def estimate(
         rewards=rewards,
         values=values,
     )
-    return spread(episodes, batch.advantages, like), spread(episodes, targets, like)
+    advantages = write_all(torch.zeros_like(token_level_rewards), episodes, batch.advantages)
+    return advantages, write_all(torch.zeros_like(token_level_rewards), episodes, targets)
 
 
 def episodes_by_mask(rewards: Tensor, mask: Tensor, index: Any) -> list[Episode]:
@@ -159,14 +159,6 @@ def episodes_by_mask(rewards: Tensor, mask: Tensor, index: Any) -> list[Episode]
         group = groups.setdefault(uid, len(groups))
         found.append(Episode(group, [Row(row, spans)], per_turn, valid=bool(spans)))
     return found
-
-
-def spread(episodes: list[Episode], per_turn: PerTurn, like: Tensor) -> Tensor:
-    """Put each turn's value on its sampled tokens, 0 elsewhere, `[rows, response]`."""
-    out = torch.zeros_like(like)
-    for episode, of_turn in zip(episodes, per_turn, strict=True):
-        write(out, episode.rows, of_turn)
-    return out
 
 
 ESTIMATORS = {

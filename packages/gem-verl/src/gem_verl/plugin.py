@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import importlib
 import warnings
+from functools import partial
+from types import ModuleType
 
-from gem.training.imports import Then, after_import
+from gem.training.imports import after_import
 from gem_verl import check_verl
 
 HOOKS = {
@@ -31,16 +33,17 @@ class GemVerlWarning(UserWarning):
     """GEM is not, or only partly, available in this verl process."""
 
 
-def load_hook(hook: str) -> None:
-    """Import one of our modules; if that fails, say so and remember the reason."""
+def load_hook(hook: str, module: ModuleType) -> None:
+    """Import one of our modules; if that fails, say so and remember the reason.
+
+    Args:
+        hook: Its name.
+        module: verl's, which has just been imported.
+    """
     try:
         importlib.import_module(hook)
     except Exception as error:
         _report({hook: f"{type(error).__name__}: {error}"})
-
-
-def _loads(hook: str) -> Then:
-    return lambda module: load_hook(hook)
 
 
 def load() -> None:
@@ -51,7 +54,7 @@ def load() -> None:
         _report(dict.fromkeys(HOOKS.values(), str(error)))
         return
     for module, hook in HOOKS.items():
-        after_import(module, _loads(hook))
+        after_import(module, partial(load_hook, hook))
 
 
 def _report(reasons: dict[str, str]) -> None:

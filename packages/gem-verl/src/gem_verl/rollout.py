@@ -19,6 +19,7 @@ import logging
 import math
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 from uuid import uuid4
 
@@ -33,7 +34,7 @@ from verl.experimental.agent_loop.agent_loop import (
 
 from gem.errors import RolloutError
 from gem.packed import PackedTrajectory
-from gem.rollout import ChatFormat, Request, Sample
+from gem.rollout import Request, Sample
 from gem.training.metrics import episode_metrics
 from gem.training.rows import split_turns
 from gem.training.sampling import EngineSampler
@@ -126,7 +127,9 @@ class GemAgentLoop(AgentLoopBase):  # type: ignore[misc]
         chat = replace(settings, template_kwargs=template).shared_chat_format(self.tokenizer)
         numbers = (int(kwargs["global_steps"]), task.seed, int(kwargs["session_id"]))
         seed = None if settings.seed is None else (settings.seed, *numbers)
-        sampler = _Sampler(self.server_manager, sampling_params, chat, seed)
+        # One id for all turns: verl keeps an episode on the server that has its prefix cached.
+        engine = partial(self.server_manager.generate, request_id=uuid4().hex)
+        sampler = _Sampler(chat.stop_ids, seed, engine=engine, params=sampling_params)
         limits, index = self.rollout_config, int(kwargs["index"])
         budget = settings.limits(limits.prompt_length, limits.response_length)
         trajectory = await settings.play(task, sampler, chat, budget, group=index)
@@ -224,29 +227,20 @@ class GemTurnsAgentLoop(GemAgentLoop):
 
 
 class _Sampler(EngineSampler):
-    """verl's server client as a sampler of one episode."""
+    """`generate` of verl's server client as a sampler of one episode."""
 
-    def __init__(
-        self, server: Any, params: dict[str, Any], chat: ChatFormat, seed: tuple[int, ...] | None
-    ) -> None:
-        super().__init__(chat.stop_ids, seed)
-        self._server = server
-        self._params = params | {"stop_token_ids": self.stop_ids}
-        # One id for all turns: verl keeps an episode on the server that has its prefix cached.
-        self._request_id = uuid4().hex
-        self.seconds = 0.0
-        """Time spent waiting for the server."""
+    seconds = 0.0
+    """Time spent waiting for the server."""
 
     async def __call__(self, request: Request) -> Sample:
         """Sample one turn."""
-        params = self._params | {"max_tokens": request.max_tokens}
+        own = {"stop_token_ids": self.stop_ids, "max_tokens": request.max_tokens}
+        params = self.params | own
         seed = self.turn_seed()
         if seed is not None:
             params["seed"] = seed
         began = time.monotonic()
-        output = await self._server.generate(
-            request_id=self._request_id, prompt_ids=request.prompt_ids, sampling_params=params
-        )
+        output = await self.engine(prompt_ids=request.prompt_ids, sampling_params=params)
         self.seconds += time.monotonic() - began
         if output.stop_reason in ("abort", "aborted"):
             raise RolloutError("the server aborted a request")

@@ -23,7 +23,6 @@ from typing import Any, TextIO
 import ray
 import torch
 import transfer_queue as tq
-import verl
 from omegaconf import OmegaConf
 from tensordict import TensorDict
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
@@ -40,7 +39,7 @@ from gem.training.recording import RunRecording
 from gem.training.seams import Seam, check_seams
 from gem.training.settings import check_episodes
 from gem.trajectory import Failure, TurnSpan
-from gem_verl import TRAINER, __version__
+from gem_verl import TRAINER
 from gem_verl.advantage import Batch, Episode, Row, given
 from gem_verl.rollout import EPISODE
 from gem_verl.settings import check_config
@@ -99,19 +98,14 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
     """What both modes add to verl's trainers."""
 
     def __init__(self, config: Any) -> None:
-        self._settings = check_config(config)
+        settings = self._settings = check_config(config)
         if config.actor_rollout_ref.rollout.name == "vllm" and os.environ.get("GEM_CPU") != "1":
             self._sockets = claim_sockets(ray.get_runtime_context().get_job_id())
-        versions = {"verl": verl.__version__, "gem-verl": __version__}
-        shown = OmegaConf.to_container(config, resolve=True)
-        about = {"trainer": "verl", "versions": versions, "config": shown}
-        self._recording = RunRecording(
-            self._settings.record_dir, about, RECORDED, record=self._settings.record
-        )
+        about = TRAINER.about(config=OmegaConf.to_container(config, resolve=True))
+        self._recording = RunRecording(settings.record_dir, about, RECORDED, record=settings.record)
         self._batch = Batch([])
         self._trajectories: list[PackedTrajectory] = []
         """Without tokens, which stay in TransferQueue."""
-        self._evaluated: dict[str, list[PackedTrajectory]] = {}
         self._lost: list[Failure] = []
         self._checkpoint_due = False
         super().__init__(config)
@@ -148,8 +142,7 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
         columns = (_column(data[name]) for name in ("data_source", "extra_fields", EPISODE))
         for name, known, whole in zip(*columns, strict=True):
             if head := known["gem"].get("episode"):
-                packed = PackedTrajectory.from_bytes(whole or head)
-                self._evaluated.setdefault(name, []).append(packed)
+                self._recording.keep_evaluated(name, [PackedTrajectory.from_bytes(whole or head)])
 
     def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **named: Any) -> Any:
         """Find out which rows belong together; verl fills up the batch and divides it by ranks."""
@@ -233,7 +226,7 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
         update_s = sum(timing_raw.get(name, 0.0) for name in _UPDATE_TIMES)
         # Step k of verl trains on what k - 1 updates have made.
         self._recording.write_iteration(global_steps - 1, metrics, metrics={"update_s": update_s})
-        self._record_evaluations()
+        self._recording.write_evaluated(self.global_steps)
         if self._checkpoint_due:
             with marked_timer("timing_s/save_checkpoint", metrics):
                 super()._save_checkpoint()
@@ -265,12 +258,7 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
         return [[rows[row.place] for row in episode.rows] for episode in self._batch.episodes]
 
     def _val_metrics_update(
-        self,
-        names: list[str],
-        uids: list[str],
-        infos: dict[str, list[Any]],
-        *args: Any,
-        **named: Any,
+        self, names: list[str], uids: Any, infos: Any, *args: Any, **named: Any
     ) -> Any:
         """Record each validation set under its name and stop if too many of its episodes failed.
 
@@ -278,20 +266,12 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
         """
         if any(math.isnan(reward) for reward in infos["reward"]):
             raise RolloutError("an agent loop failed during validation; its error is in the log")
-        if sum(map(len, self._evaluated.values())) != len(names):
+        if sum(map(len, self._recording.evaluated.values())) != len(names):
             raise RolloutError("verl's validation has other episodes than agent loops played")
-        for name, episodes in self._evaluated.items():
-            episodes.sort(key=lambda episode: episode.group)
-            limit = self._settings.max_failed_fraction
-            check_episodes(episodes, limit, batch=f"validation {name!r}")
+        self._recording.check_evaluated(self._settings.max_failed_fraction)
         if not self._batch.episodes:
-            self._record_evaluations()
+            self._recording.write_evaluated(self.global_steps)
         return super()._val_metrics_update(names, uids, infos, *args, **named)
-
-    def _record_evaluations(self) -> None:
-        played, self._evaluated = self._evaluated, {}
-        for name, episodes in played.items():
-            self._recording.write_evaluation(self.global_steps, name, episodes)
 
 
 for _base in (PPOTrainerSync, PPOTrainerColocateAsync):

@@ -3,7 +3,7 @@
 Adapters call `play` or `play_batch`; neither imports a trainer.
 """
 
-from gem.rollout.collect import BatchSampler, play_batch
+from gem.rollout.collect import BatchSampler, play_batch, together
 from gem.rollout.context import Context, make_context
 from gem.rollout.play import Budget, Episode, Request, Sample, Sampler, play
 from gem.rollout.prompting import Prompting
@@ -24,4 +24,5 @@ __all__ = [
     "make_context",
     "play",
     "play_batch",
+    "together",
 ]

@@ -1,20 +1,22 @@
-"""The synchronous driver: plays many episodes in lockstep with a sampler of whole batches.
+"""Many episodes with a sampler of whole batches: `play_batch`, and `Rounds` that it is made of.
 
-See `gem.rollout.play` for the asynchronous driver of one episode.
+See `gem.rollout.play` for the driver of one episode.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
-from typing import TypeAlias, TypeVar
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
 
 from gem.blame import boundary
-from gem.core import Env, Info, Observation, Step
+from gem.core import Env
 from gem.errors import ConfigurationError, RolloutError
-from gem.rollout.environment import STEP_TIMEOUT_S, EnvFailedError, HeldEnv, env_failure
-from gem.rollout.play import Budget, Episode, Request, Sample
-from gem.rollout.threads import one_by_one
+from gem.executors.base import Executor
+from gem.executors.held import STEP_TIMEOUT_S
+from gem.rollout.play import Budget, Request, Sample, Sampler, play
 from gem.rollout.tokens import ChatFormat
 from gem.tasks import Task
 from gem.trajectory import Trajectory
@@ -23,6 +25,8 @@ T = TypeVar("T")
 
 BatchSampler: TypeAlias = Callable[[list[Request]], list[Sample]]
 """Samples one response per request, in order."""
+Player: TypeAlias = Callable[[Sampler], Coroutine[Any, Any, T]]
+"""Plays an episode with a sampler of its own."""
 
 
 def play_batch(
@@ -33,130 +37,151 @@ def play_batch(
     budget: Budget,
     context: str = "chat",
     groups: Sequence[int] | None = None,
-    make_env: Callable[[Task], Env] = Task.make,
+    make_env: Callable[[Task], Env] | None = None,
     retries: int = 1,
     step_timeout_s: float | None = STEP_TIMEOUT_S,
+    executor: str | Executor | None = None,
 ) -> list[Trajectory]:
     """Play one episode per task in lockstep; finished episodes leave the batch.
 
-    Environments run one after the other, in a thread other than the caller's. If one raises,
-    breaks its contract or exceeds `step_timeout_s`, its episode starts over with a new
-    environment, up to `retries` times; then the episode has a `Failure`. The others go on.
+    Environments run at the same time, none in the caller's thread. If one raises, breaks its
+    contract or exceeds `step_timeout_s`, its episode starts over with a new environment, up to
+    `retries` times; then the episode has a `Failure`. The others go on.
 
     Args:
         tasks: The episodes to play.
-        sampler: Called once per round with the requests of all unfinished episodes. After a
-            restart an episode's request is `fresh` again. The caller gets what the sampler raises.
+        sampler: Called in the calling thread, once per round, with the requests of all unfinished
+            episodes. After a restart an episode's request is `fresh` again. The caller gets what
+            the sampler raises.
         chat: The model's chat format.
         budget: Token and turn limits.
         context: What the policy is shown.
         groups: Group of each task; by default each is its own.
-        make_env: Makes the environment of a task.
+        make_env: Makes the environment of a task, in a thread of this process; by default the
+            executor makes it.
         retries: Further attempts after an environment failed.
         step_timeout_s: Limit of one `reset`, with the making of the environment, or one `step`,
-            in seconds; the thread of an environment that hangs cannot be ended and stays behind.
-            None for no limit; then environments run in the calling thread.
+            in seconds, None for no limit; the thread of an environment that hangs cannot be ended
+            and stays behind.
+        executor: Where environments run: an executor or its name, see
+            `gem.executors.named.shared_executor`.
 
     Returns:
         One trajectory per task, in order.
 
     Raises:
         RolloutError: The sampler did not answer every request.
-        ConfigurationError: A task names an unknown environment or parameter, or the chat template
-            cannot show an observation.
+        ConfigurationError: A task names an unknown environment or parameter, the chat template
+            cannot show an observation, or the executor is unknown or cannot run an environment.
     """
     if groups is not None and len(groups) != len(tasks):
         raise ConfigurationError(f"{len(groups)} groups for {len(tasks)} tasks")
-    players = [
-        _Player(
-            Episode(
-                task,
-                chat,
-                context=context,
-                budget=budget,
-                group=index if groups is None else groups[index],
-                index=index,
-            ),
-            functools.partial(make_env, task),
-            retries,
-            step_timeout_s,
+
+    def player(number: int, task: Task) -> Player[Trajectory]:
+        return lambda ask: play(
+            task,
+            ask,
+            chat,
+            budget=budget,
+            context=context,
+            group=number if groups is None else groups[number],
+            index=number,
+            make_env=make_env,
+            retries=retries,
+            step_timeout_s=step_timeout_s,
+            executor=executor,
         )
-        for index, task in enumerate(tasks)
-    ]
+
+    return Rounds(sampler).play([player(*numbered) for numbered in enumerate(tasks)])
+
+
+class Rounds:
+    """Plays episodes; whenever all that are open ask for a turn, the sampler answers a round.
+
+    Which requests meet in a round depends on the episodes only, so that a sampler with one
+    generator for all of them samples the same in every run. The sampler is called in the calling
+    thread, with the requests in the order of the episodes.
+    """
+
+    def __init__(self, sampler: BatchSampler) -> None:
+        """Prepare for a batch of episodes.
+
+        Args:
+            sampler: Answers a round.
+        """
+        self._sampler = sampler
+        self._asking: dict[int, tuple[Request, asyncio.Future[Sample]]] = {}
+        self._open = 0
+
+    def play(self, episodes: Sequence[Player[T]]) -> list[T]:
+        """Run episodes to their ends and return their results in order.
+
+        Raises:
+            RolloutError: The sampler returned another number of samples than there were requests.
+            Exception: The first one that an episode or the sampler raised; the other episodes are
+                cancelled.
+        """
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run(self._play(episodes))
+        with ThreadPoolExecutor(1) as thread:  # of a notebook, where a loop runs in this one
+            return thread.submit(asyncio.run, self._play(episodes)).result()
+
+    async def _play(self, episodes: Sequence[Player[T]]) -> list[T]:
+        self._open, self._changed = len(episodes), asyncio.Event()
+        numbered = [self._counted(n, episode) for n, episode in enumerate(episodes)]
+        task = asyncio.create_task(together(numbered))
+        task.add_done_callback(lambda _: self._changed.set())
+        try:
+            while not await self._are_over(task):
+                # All open episodes ask: while the sampler keeps this loop, none has work to do.
+                asking = [self._asking.pop(number) for number in sorted(self._asking)]
+                samples = self._round([request for request, _ in asking])
+                for (_, future), sample in zip(asking, samples, strict=True):
+                    future.set_result(sample)
+            return task.result()
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+    def _round(self, requests: list[Request]) -> list[Sample]:
+        """Sample a turn for each request."""
+        with boundary("engine"):
+            samples = self._sampler(requests)
+            if len(samples) != len(requests):
+                raise RolloutError(f"sampler answered {len(samples)} of {len(requests)} requests")
+        return samples
+
+    async def _are_over(self, task: asyncio.Task[Any]) -> bool:
+        """Return whether the episodes are over, as soon as all that are open ask for a turn."""
+        while not task.done() and not 0 < self._open == len(self._asking):
+            await self._changed.wait()
+            self._changed.clear()
+        return task.done()
+
+    async def _counted(self, number: int, episode: Player[T]) -> T:
+        try:
+            return await episode(partial(self._sample, number))
+        finally:
+            self._open -= 1
+            self._changed.set()
+
+    async def _sample(self, number: int, request: Request) -> Sample:
+        future: asyncio.Future[Sample] = asyncio.get_running_loop().create_future()
+        self._asking[number] = request, future
+        self._changed.set()
+        return await future
+
+
+async def together(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run coroutines at the same time and return their results in order.
+
+    The first exception cancels the others and is raised.
+    """
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
-        _begin(players, step_timeout_s)
-        while open_players := [p for p in players if p.episode.request is not None]:
-            requests = [p.episode.request for p in open_players if p.episode.request is not None]
-            with boundary("engine"):
-                samples = sampler(requests)
-                if len(samples) != len(requests):
-                    raise RolloutError(
-                        f"sampler answered {len(samples)} of {len(requests)} requests"
-                    )
-            calls = [
-                functools.partial(player.env.step, player.episode.receive(sample))
-                for player, sample in zip(open_players, samples, strict=True)
-            ]
-            results = one_by_one(calls, step_timeout_s)
-            failed = [
-                player
-                for player, result in zip(open_players, results, strict=True)
-                if not player.advanced(result)
-            ]
-            _begin(failed, step_timeout_s)
-            for player in open_players:
-                if player.episode.request is None:
-                    player.env.close(wait=True)
+        return list(await asyncio.gather(*tasks))
     finally:
-        for player in players:
-            player.env.close(wait=True)
-    return [player.episode.trajectory for player in players]
-
-
-def _begin(players: Sequence[_Player], timeout_s: float | None) -> None:
-    """Reset each player in a new environment; retry failed resets while attempts are left."""
-    while players := [p for p in players if p.renew()]:
-        calls = [functools.partial(p.env.reset, p.episode.trajectory.task.seed) for p in players]
-        players = [
-            player
-            for player, result in zip(players, one_by_one(calls, timeout_s), strict=True)
-            if not player.begun(result)
-        ]
-
-
-class _Player:
-    """An episode, its current environment and its failed attempts."""
-
-    def __init__(
-        self, episode: Episode, make_env: Callable[[], Env], retries: int, timeout_s: float | None
-    ) -> None:
-        self.episode = episode
-        self.env = HeldEnv(make_env)
-        self._make_env = make_env
-        self._attempts = retries + 1
-        self._timeout_s = timeout_s
-        self._failures: list[EnvFailedError] = []
-
-    def renew(self) -> bool:
-        """Replace the environment; if no attempt is left, fail the episode and return False."""
-        self.env.close(wait=True)
-        if len(self._failures) == self._attempts:
-            self.episode.fail(self._failures[-1].failure(len(self._failures)))
-            return False
-        self.env = HeldEnv(self._make_env)
-        return True
-
-    def begun(self, result: tuple[Observation, Info] | Exception) -> bool:
-        """Pass the result of `reset` to the episode; return False if `reset` raised."""
-        return self._passed_on(result, lambda start: self.episode.begin(*start))
-
-    def advanced(self, result: Step | Exception) -> bool:
-        """Pass the result of `step` to the episode; return False if `step` raised."""
-        return self._passed_on(result, self.episode.advance)
-
-    def _passed_on(self, result: T | Exception, receive: Callable[[T], None]) -> bool:
-        if isinstance(result, Exception):
-            self._failures.append(env_failure(result, self._timeout_s))
-            return False
-        receive(result)
-        return True
+        for task in tasks:
+            task.cancel()

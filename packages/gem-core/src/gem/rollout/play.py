@@ -5,17 +5,19 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from functools import partial
+from typing import TypeAlias
 
 from gem.blame import boundary
-from gem.contract import plain
+from gem.contract import scalars
 from gem.core import Env, Info, Observation, Step
 from gem.errors import ConfigurationError, RolloutError
+from gem.executors.asynchronous import AsyncEnv
+from gem.executors.base import Executor
+from gem.executors.held import STEP_TIMEOUT_S, EnvFailedError
 from gem.rollout.context import make_context
-from gem.rollout.environment import STEP_TIMEOUT_S, EnvFailedError, ThreadedEnv
 from gem.rollout.tokens import ChatFormat
 from gem.tasks import Task
 from gem.trajectory import EpisodeEnd, Failure, StopReason, Trajectory, Turn
@@ -170,7 +172,7 @@ class Episode:
                 terminated=terminated,
                 truncated=truncated,
                 stop_reason=sample.stop_reason,
-                info=_scalars(info),
+                info=scalars(info),
             )
         )
         if sample.version is not None:
@@ -227,15 +229,17 @@ async def play(
     budget: Budget,
     context: str = "chat",
     group: int = 0,
-    make_env: Callable[[Task], Env] = Task.make,
+    index: int = 0,
+    make_env: Callable[[Task], Env] | None = None,
     retries: int = 1,
     step_timeout_s: float | None = STEP_TIMEOUT_S,
+    executor: str | Executor | None = None,
 ) -> Trajectory:
     """Play one episode with an asynchronous sampler.
 
-    The environment runs in a thread, so that a slow one never blocks the event loop. If it raises,
-    breaks its contract or exceeds `step_timeout_s`, the episode starts over with a new
-    environment, up to `retries` times; then it is returned with a `Failure`.
+    The environment runs in a thread or elsewhere, so that a slow one never blocks the event loop.
+    If it raises, breaks its contract or exceeds `step_timeout_s`, the episode starts over with a
+    new environment, up to `retries` times; then it is returned with a `Failure`.
 
     Args:
         task: The episode to play.
@@ -244,20 +248,25 @@ async def play(
         budget: Token and turn limits.
         context: Name of a context, see `gem.rollout.context`.
         group: Stored in the trajectory (GRPO).
-        make_env: Makes the environment of a task.
+        index: Number of the episode, for its requests.
+        make_env: Makes the environment of a task, in a thread of this process; by default the
+            executor makes it.
         retries: Further attempts after an environment failed.
         step_timeout_s: Limit of one `reset`, with the making of the environment, or one `step`,
             in seconds; None for no limit. The thread of an environment that hangs cannot be ended
             and stays behind.
+        executor: Where the environment runs: an executor or its name, see
+            `gem.executors.named.shared_executor`.
 
     Raises:
-        ConfigurationError: The task names an unknown environment or parameter, or the chat template
-            cannot show an observation.
+        ConfigurationError: The task names an unknown environment or parameter, the chat template
+            cannot show an observation, or the executor is unknown or cannot run the environment.
     """
-    episode = Episode(task, chat, context=context, budget=budget, group=group)
+    source = task if make_env is None else partial(make_env, task)
+    episode = Episode(task, chat, context=context, budget=budget, group=group, index=index)
     failed: EnvFailedError | None = None
     for _ in range(retries + 1):
-        env = ThreadedEnv(functools.partial(make_env, task), step_timeout_s)
+        env = AsyncEnv(source, step_timeout_s, executor)
         try:
             episode.begin(*await env.reset(task.seed))
             while episode.request is not None:
@@ -268,17 +277,7 @@ async def play(
         except EnvFailedError as error:
             failed = error
         finally:
-            env.close()
+            await env.aclose()
     if failed is not None:
         episode.fail(failed.failure(retries + 1))
     return episode.trajectory
-
-
-def _scalars(info: Info) -> dict[str, Any]:
-    """Return the entries of an info that JSON can represent; NumPy scalars become Python's."""
-    kept: dict[str, Any] = {}
-    for key, value in info.items():
-        value = plain(value)
-        if isinstance(key, str) and (value is None or isinstance(value, bool | int | float | str)):
-            kept[key] = value
-    return kept

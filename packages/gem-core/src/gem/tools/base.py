@@ -76,6 +76,9 @@ class Tool(ABC):
     """Value of `info["tool_type"]` when this tool handled a step."""
     live: ClassVar[frozenset[str]] = frozenset()
     """Names of attributes that cannot be copied."""
+    replayable: ClassVar[bool] = True
+    """Whether the same calls give the same results in every episode; not where a tool reaches
+    outside."""
 
     @property
     def names(self) -> tuple[str, ...]:

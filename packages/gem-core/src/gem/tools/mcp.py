@@ -43,6 +43,7 @@ class MCPTool(Tool):
 
     tool_type: ClassVar[str] = "mcp"
     live: ClassVar[frozenset[str]] = frozenset({"_connections"})
+    replayable: ClassVar[bool] = False
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from types import MappingProxyType, ModuleType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from gem.errors import GemError, MissingExtraError, UnsupportedVersionError
 
@@ -66,6 +66,20 @@ class Requirement:
             UnsupportedVersionError: As `check` does.
         """
         return f"{self.distribution} {self.check()} (supported: {self.supported}), {self.by}"
+
+    def about(self, **others: Any) -> dict[str, Any]:
+        """Return what a run's record says of the trainer: its name and the versions.
+
+        Args:
+            **others: What else is known of the run; see `gem.training.recording.RunRecording`.
+
+        Raises:
+            MissingExtraError: As `check` does.
+            UnsupportedVersionError: As `check` does.
+        """
+        adapter, version = self.by.split()
+        versions = {self.distribution: self.check(), adapter: version}
+        return {"trainer": adapter.removeprefix("gem-"), "versions": versions, **others}
 
 
 class ProblemError(Exception):

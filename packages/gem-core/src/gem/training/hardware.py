@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gem.errors import ConfigurationError
+from gem.executors.named import check_name
 from gem.tables import build, setting
 from gem.training.runspec import RunSpec
 
@@ -56,6 +57,11 @@ class Hardware:
     gpu_memory_gb: float = setting("memory of a GPU", 80.0, above=0)
     engine: EnginePart = field(default_factory=EnginePart)
     learner: LearnerPart = field(default_factory=LearnerPart)
+    executor: str | None = setting(
+        "where environments run: `thread` (default), `process:8`, `ray:64`, `remote:<address>`",
+        None,
+        check=check_name,
+    )
     checkpoint_every: int | None = setting("iterations between checkpoints", None, least=1)
     logger: str | None = setting(
         "where the trainer logs, besides the record", None, choices=("wandb",)

@@ -1,13 +1,16 @@
-"""Import hook: runs a function right after a module is imported, without importing it now.
+"""What an adapter does about imports: of the trainer's modules, and of its own.
 
-For trainers without a plugin point: an adapter must replace a part of the trainer in every process
-that uses this part, without making other processes import the trainer.
+- `after_import`: runs a function right after a module is imported, without importing it now. For
+  trainers without a plugin point: an adapter must replace a part of the trainer in every process
+  that uses this part, without making other processes import the trainer.
+- `lazy`: a package's names whose modules need the trainer.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -30,6 +33,24 @@ def after_import(name: str, then: Then) -> None:
         watcher = _Watcher()
         sys.meta_path.insert(0, watcher)
     watcher.waiting.setdefault(name, []).append(then)
+
+
+def lazy(package: str, places: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return the `__getattr__` of a package that imports modules when they are asked for.
+
+    Trainers take seconds to import: what compiles a command or checks versions goes without.
+
+    Args:
+        package: Its name.
+        places: The module in the package of each name.
+    """
+
+    def get(name: str) -> Any:
+        if name in places:
+            return getattr(import_module(f"{package}.{places[name]}"), name)
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    return get
 
 
 class _Watcher(MetaPathFinder):

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_type_hints
 
 from gem.errors import ConfigurationError
+from gem.executors.named import VARIABLE
 from gem.tables import flatten
 from gem.training.command import exit_status
 from gem.training.hardware import CPU, Hardware, model_config
@@ -73,13 +74,18 @@ ALL_WEIGHTS = {
 def namesakes(settings: type[Any], form: str = "{}") -> dict[str, Names]:
     """Return the settings of a spec that an adapter has under the same name, for `copied`.
 
+    Of the hardware it is the executor of environments.
+
     Args:
         settings: The adapter's own settings, a dataclass. `seed` and the environment are not
             looked at.
         form: What the trainer calls the adapter's setting `{}`, such as `+gem.{}`.
     """
     known = {each.name for each in fields(settings)}
-    return {
+    executor: dict[str, Names] = {}
+    if "executor" in known:
+        executor["hardware.executor"] = form.format("executor")
+    return executor | {
         f"{table}.{each.name}": form.format(each.name)
         for table, part in get_type_hints(RunSpec).items()
         if is_dataclass(part) and table != "env"
@@ -150,6 +156,11 @@ def parity(
     native = hardware.native.get(trainer, {}) if hardware else {}
     given = [Parity(name, "native", json.dumps(value)) for name, value in native.items()]
     return [*found, *left.values(), *given]
+
+
+def executor_variable(hardware: Hardware) -> dict[str, str]:
+    """Return the environment of a program that is told by it where environments run."""
+    return {} if hardware.executor is None else {VARIABLE: hardware.executor}
 
 
 def with_native(settings: Mapping[str, Any], hardware: Hardware, trainer: str) -> dict[str, Any]:

@@ -10,7 +10,8 @@
 - `episodes.jsonl`: a line per episode:
   `{"iteration": int, "split": str, "advantages": [per turn], "rows": [...], "trajectory": {...},
   "fingerprint": str}`, where `rows` is what the trainer itself trains on (`TrainedRow`), if it was
-  asked to show it. `python -m gem replay` plays the episodes again.
+  asked to show it. Evaluations add `"notes"`, what else is known of the episode. `python -m gem
+  replay` plays the episodes again.
 
 `run.json` and every episode have `schema`, the version of this format (`SCHEMA`; none means 0).
 Older records stay readable, newer ones are refused. Lines are written whole, so a run that dies
@@ -23,7 +24,7 @@ import json
 import math
 import time
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,7 @@ class Recorder:
         advantages: Sequence[Sequence[float]] | None = None,
         split: str = "train",
         rows: Sequence[Sequence[TrainedRow]] | None = None,
+        notes: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
         """Append episodes.
 
@@ -116,6 +118,7 @@ class Recorder:
             advantages: Advantage of each turn, `advantages[episode][turn]`.
             split: `train` or `eval:<name>`.
             rows: What the trainer trains on, `rows[episode][row]`.
+            notes: What else is known of each episode, JSON values.
 
         Raises:
             RecordError: They cannot be written; earlier lines stay readable.
@@ -131,6 +134,8 @@ class Recorder:
                 "trajectory": trajectory.to_dict(),
                 "fingerprint": str(trajectory.fingerprint),
             }
+            if notes is not None:
+                entry["notes"] = dict(notes[index])
             return json.dumps(entry, separators=(",", ":"))
 
         # One after the other: a batch need not fit into memory as text.
@@ -183,6 +188,8 @@ class EpisodeRecord:
     trajectory: Trajectory
     fingerprint: Fingerprint | None = None
     """Taken when the episode was recorded; None in older records."""
+    notes: dict[str, Any] = field(default_factory=dict)
+    """What else is known of the episode."""
 
 
 @dataclass(frozen=True)
@@ -274,6 +281,7 @@ def read_episodes(
                 rows=None if rows is None else [TrainedRow(**row) for row in rows],
                 trajectory=Trajectory.from_dict(line["trajectory"]),
                 fingerprint=None if taken is None else Fingerprint.parse(taken),
+                notes=line.get("notes", {}),
             )
         except (AttributeError, KeyError, TypeError, ConfigurationError) as error:
             what = f"lacks {error}" if isinstance(error, KeyError) else f"is no episode: {error}"

@@ -3,13 +3,14 @@
 An iteration comes in parts: the rollout's episodes and their advantages are kept
 (`RunRecording.keep_batch`) until the trainer's own metrics of the update are known
 (`RunRecording.write_iteration`). An evaluation is written at once
-(`RunRecording.write_evaluation`).
+(`RunRecording.write_evaluation`); or, where its episodes come in parts, they are kept
+(`RunRecording.keep_evaluated`) until they are written (`RunRecording.write_evaluated`).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ from gem.packed import Played, Selection
 from gem.training.metrics import episode_metrics
 from gem.training.record import RUN, Recorder, TrainedRow, read_run
 from gem.training.resuming import check_same
+from gem.training.settings import check_episodes
 from gem.trajectory import Failure
 
 T = TypeVar("T")
@@ -77,6 +79,8 @@ class RunRecording:
         self._begins = True
         self._logged: dict[str, Any] = {}
         self._batch: _Batch | None = None
+        self.evaluated: dict[str, list[Played]] = {}
+        """Episodes of evaluations that are not written yet, by name."""
 
     def keep_batch(
         self,
@@ -151,7 +155,6 @@ class RunRecording:
         trajectories: Sequence[Played],
         *,
         metrics: Mapping[str, float] | None = None,
-        sort: bool = False,
     ) -> dict[str, float]:
         """Write an evaluation.
 
@@ -160,8 +163,6 @@ class RunRecording:
             name: Of the evaluation; the record's split is `eval:<name>`.
             trajectories: Its episodes.
             metrics: Further ones, under the record's names.
-            sort: Sort the episodes by the seeds of their tasks: for trainers that return them in
-                the order in which they ended.
 
         Returns:
             The metrics as written.
@@ -169,11 +170,37 @@ class RunRecording:
         Raises:
             RecordError: It cannot be written.
         """
-        if sort:
-            trajectories = sorted(trajectories, key=lambda trajectory: trajectory.task.seed)
         found = _measured(episode_metrics(trajectories), metrics)
         self._write(iteration, f"eval:{name}", found, self._part(found, trajectories))
         return found
+
+    def keep_evaluated(self, name: str, trajectories: Iterable[Played]) -> None:
+        """Keep episodes of an evaluation until `write_evaluated`, besides those kept before."""
+        self.evaluated.setdefault(name, []).extend(trajectories)
+
+    def check_evaluated(self, limit: float) -> None:
+        """Raise `RolloutError` if too many episodes of a kept evaluation failed.
+
+        Args:
+            limit: Largest share of failed episodes with which training goes on.
+        """
+        for name, trajectories in self.evaluated.items():
+            check_episodes(trajectories, limit, batch=f"evaluation {name!r}")
+
+    def write_evaluated(self, iteration: int) -> None:
+        """Write the kept evaluations, with their episodes in the order of their tasks.
+
+        Trainers hand over the episodes in the order in which they ended, or in any other.
+
+        Args:
+            iteration: Number of iterations that the policy has been trained for.
+
+        Raises:
+            RecordError: They cannot be written.
+        """
+        for name, trajectories in self.evaluated.items():
+            self.write_evaluation(iteration, name, sorted(trajectories, key=_place))
+        self.evaluated.clear()
 
     def _part(
         self,
@@ -248,6 +275,10 @@ class _Batch:
     trajectories: Sequence[Played]
     advantages: Sequence[Sequence[float]] | None = None
     rows: Rows | None = None
+
+
+def _place(trajectory: Played) -> tuple[int, int]:
+    return trajectory.group, trajectory.task.seed
 
 
 def _picked(column: Sequence[T] | None, which: Sequence[int]) -> list[T] | None:

@@ -1,7 +1,7 @@
 """Training rows inside a trainer's tensors: write, read and sum values by turn; check the tokens.
 
 - `write`, `at_turns`, `over_turns`: values of an episode's turns, in rows of tensors
-  `[rows, columns]`, torch's or numpy's.
+  `[rows, columns]`, torch's or numpy's; `write_all`: those of a batch.
 - `split_turns`: a row for each turn of a row.
 - `PlacedRow`: a training row in tensors that have a column for every token but the first: column c
   is about token c + 1. Adapters that make such tensors themselves extend it.
@@ -23,6 +23,7 @@ from gem.packed import PackedRow, Played
 from gem.training.record import TrainedRow
 from gem.trajectory import TrainingRow, TurnSpan
 
+T = TypeVar("T")
 RowT = TypeVar("RowT", bound="PlacedRow")
 
 
@@ -42,6 +43,14 @@ class HasTurns(Protocol):
         """The turns of this row."""
 
 
+class HasRows(Protocol):
+    """An episode of a batch; `PlacedEpisode`, or what an adapter knows of one."""
+
+    @property
+    def rows(self) -> Sequence[HasTurns]:
+        """The rows of tensors that it is spread over."""
+
+
 def write(target: Any, rows: Iterable[HasTurns], per_turn: Sequence[float]) -> None:
     """Put each turn's value on its sampled tokens; all other entries stay.
 
@@ -53,6 +62,22 @@ def write(target: Any, rows: Iterable[HasTurns], per_turn: Sequence[float]) -> N
     for row in rows:
         for span in row.spans:
             target[row.place, row.first + span.start : row.first + span.end] = per_turn[span.turn]
+
+
+def write_all(target: T, episodes: Iterable[HasRows], per_turn: Iterable[Sequence[float]]) -> T:
+    """Put the values of a batch's turns on their sampled tokens; see `write`.
+
+    Args:
+        target: Tensor `[rows, columns]`.
+        episodes: The batch.
+        per_turn: A value for each turn, `[episode][turn]`.
+
+    Returns:
+        The tensor.
+    """
+    for episode, of_turns in zip(episodes, per_turn, strict=True):
+        write(target, episode.rows, of_turns)
+    return target
 
 
 def at_turns(source: Any, rows: Iterable[HasTurns], turns: int) -> list[float]:

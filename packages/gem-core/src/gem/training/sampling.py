@@ -1,8 +1,8 @@
 """An inference engine as the sampler of one episode: what the samplers of all adapters share.
 
-An adapter's sampler extends `EngineSampler`; its `__call__` asks the engine with the seed of the
-turn and returns `sample(...)`. `answered` repeats a request that may fail for a while, `together`
-runs several at the same time.
+An adapter's sampler extends `EngineSampler`; its `__call__` asks `engine` with `params` and the
+seed of the turn, and returns `sample(...)`. `answered` repeats a request that may fail for a while,
+`together` runs several at the same time.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from gem.errors import RolloutError
@@ -29,14 +29,25 @@ MOST_DELAY_S = 10.0
 class EngineSampler:
     """Seeds the turns of an episode, and tells a complete turn from one that was cut off."""
 
-    def __init__(self, stop_ids: frozenset[int], seed: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        stop_ids: frozenset[int],
+        seed: Sequence[int] | None = None,
+        *,
+        engine: Any = None,
+        params: Any = None,
+    ) -> None:
         """Prepare for an episode.
 
         Args:
             stop_ids: Tokens at which a turn ends. Base models end a text with another token than
                 the chat template ends a message with: engines must be given all of them.
             seed: Integers that decide the randomness of the episode; None leaves it to the engine.
+            engine: What the subclass asks for a turn.
+            params: Sampling parameters, of the subclass's own kind, that all turns have.
         """
+        self.engine = engine
+        self.params = params
         self.stop_ids = sorted(stop_ids)
         self.turns = 0
         """Seeds drawn so far, one for every turn that was asked for."""
@@ -134,16 +145,3 @@ async def answered(ask: Callable[[], Awaitable[T]], engine: str, retries: int) -
             logger.warning("%s: %s; trying again in %g s", engine, error, delay)
         await asyncio.sleep(delay)
         delay = min(2 * delay, MOST_DELAY_S)
-
-
-async def together(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run coroutines at the same time and return their results in order.
-
-    The first exception cancels the others and is raised.
-    """
-    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()

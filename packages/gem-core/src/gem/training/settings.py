@@ -17,8 +17,9 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from gem import tables
 from gem.advantage import ADVANTAGES
 from gem.errors import ConfigurationError, RolloutError
+from gem.executors.held import STEP_TIMEOUT_S
+from gem.executors.named import check_name
 from gem.packed import check_record
-from gem.rollout.environment import STEP_TIMEOUT_S
 from gem.rollout.play import Budget, Sampler, play
 from gem.rollout.prompting import Prompting
 from gem.rollout.tokens import ChatFormat
@@ -62,6 +63,12 @@ class Settings(Prompting):
         "limit of one environment reset or step in seconds; None for no limit",
         STEP_TIMEOUT_S,
         above=0,
+    )
+    executor: str | None = setting(
+        "where environments run: `thread`, `process:8`, `ray:64`, `remote:<address>`; by default "
+        "what GEM_EXECUTOR says, else `thread`",
+        None,
+        check=check_name,
     )
     seed: int | None = setting(
         "if set, every sampled turn has its own seed, so that the order of requests has no effect",
@@ -142,6 +149,7 @@ class Settings(Prompting):
             group=group,
             retries=self.retries,
             step_timeout_s=self.step_timeout_s,
+            executor=self.executor,
         )
         if trajectory.failure is not None:
             logger.warning("episode of %s is void: %s", task, trajectory.failure)

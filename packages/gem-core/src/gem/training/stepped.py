@@ -13,15 +13,16 @@ the same all the same; one with a generator for all of them does not.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 from uuid import uuid4
 
 from gem.errors import RolloutError
+from gem.rollout.collect import together
 from gem.rollout.play import Request, Sample
-from gem.training.sampling import EngineSampler, together
+from gem.training.sampling import EngineSampler
 
 T = TypeVar("T")
 
@@ -116,27 +117,12 @@ class SteppedEngine:
 
 
 class SteppedSampler(EngineSampler):
-    """An engine that is stepped as the sampler of one episode."""
+    """An engine that is stepped as the sampler of one episode.
 
-    def __init__(
-        self,
-        engine: SteppedEngine,
-        params: Callable[..., Any],
-        stop_ids: frozenset[int],
-        seed: Sequence[int] | None = None,
-    ) -> None:
-        """Prepare for an episode.
-
-        Args:
-            engine: Returns `RequestOutput`s of one completion, with log-probabilities.
-            params: Makes the sampling parameters of a turn, of `max_tokens`, `seed` and
-                `stop_token_ids`.
-            stop_ids: See `EngineSampler`.
-            seed: See `EngineSampler`.
-        """
-        super().__init__(stop_ids, seed)
-        self._engine = engine
-        self._params = params
+    `engine` is a `SteppedEngine` that returns `RequestOutput`s of one completion, with
+    log-probabilities; `params` makes the sampling parameters of a turn, of `max_tokens`, `seed` and
+    `stop_token_ids`.
+    """
 
     async def __call__(self, request: Request) -> Sample:
         """Sample one turn.
@@ -144,10 +130,10 @@ class SteppedSampler(EngineSampler):
         Raises:
             RolloutError: vLLM aborted the request, left it out, or sampled from another prompt.
         """
-        params = self._params(
+        params = self.params(
             max_tokens=request.max_tokens, seed=self.turn_seed(), stop_token_ids=self.stop_ids
         )
-        answer = await self._engine.sample(request.prompt_ids, params)
+        answer = await self.engine.sample(request.prompt_ids, params)
         if list(answer.prompt_token_ids) != request.prompt_ids:
             raise RolloutError("the engine sampled from another prompt than it was given")
         return self.vllm_sample(answer)

@@ -1,19 +1,21 @@
-"""Several environments stepped together: `make_vec` and the synchronous vector environment."""
+"""Several environments stepped together: `make_vec` makes a `VectorEnv`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from typing import Any
 
 from gem.core import WrapperLike
 from gem.errors import ConfigurationError
-from gem.making import make
+from gem.executors.held import STEP_TIMEOUT_S
+from gem.executors.named import make_executor
+from gem.executors.recipe import Recipe
 from gem.moved import missing
-from gem.vector.sync import AutoresetMode, SyncVectorEnv
-from gem.wrappers import wrap
+from gem.vector.asynchronous import AsyncVectorEnv
+from gem.vector.base import AutoresetMode, VectorEnv
+from gem.vector.sync import SyncVectorEnv
 
-__all__ = ["AutoresetMode", "SyncVectorEnv", "make_vec"]
+__all__ = ["AsyncVectorEnv", "AutoresetMode", "SyncVectorEnv", "VectorEnv", "make_vec"]
 
 
 def make_vec(
@@ -24,8 +26,11 @@ def make_vec(
     vec_kwargs: Sequence[Mapping[str, Any]] | None = None,
     autoreset: AutoresetMode | str = AutoresetMode.SAME_STEP,
     seed: int | None = None,
+    vectorization_mode: str = "sync",
+    num_workers: int | None = None,
+    step_timeout_s: float | None = STEP_TIMEOUT_S,
     **kwargs: Any,
-) -> SyncVectorEnv:
+) -> VectorEnv:
     """Make several environments that are stepped together.
 
     Args:
@@ -36,6 +41,13 @@ def make_vec(
         autoreset: What happens when an episode ends, see `AutoresetMode`.
         seed: Environment `i` plays the episodes of `gem.seeding.env_seed(seed, i)`, whatever the
             number of environments. An environment whose own parameters have a `seed` keeps it.
+        vectorization_mode: Where they run: `sync` one after the other in the calling thread;
+            `thread`, `process` in other processes of this machine, `ray` in actors of a Ray
+            cluster, or `remote:http://host:port` at a server (`python -m gem serve`), as an
+            `AsyncVectorEnv`.
+        num_workers: Most processes or actors; one for each core by default.
+        step_timeout_s: Limit of one `reset` or `step` in seconds, None for no limit; `sync` has
+            none.
         **kwargs: Parameters of all environments.
 
     Raises:
@@ -57,15 +69,17 @@ def make_vec(
             f"vec_kwargs needs one mapping per environment: {len(ids)}, got {len(own)}"
         )
     seeded = [i for i, each in enumerate(own) if "seed" in each]
-    with ExitStack() as made:
-        envs = []
-        for id, each in zip(ids, own, strict=True):
-            env = make(id, **{**kwargs, **each})
-            made.callback(env.close)
-            envs.append(wrap(env, wrappers) if wrappers else env)
-        vector = SyncVectorEnv(envs, autoreset=autoreset, seed=seed, keep_seed=seeded)
-        made.pop_all()
-    return vector
+    options: Any = {"autoreset": autoreset, "seed": seed, "keep_seed": seeded}
+    recipes = [Recipe(id, {**kwargs, **each}, wrappers) for id, each in zip(ids, own, strict=True)]
+    if vectorization_mode == "sync":
+        if num_workers is not None:
+            raise ConfigurationError("num_workers: the mode 'sync' has no workers")
+        return SyncVectorEnv([recipe.make for recipe in recipes], **options)
+    if vectorization_mode not in ("process", "ray") and num_workers is not None:
+        raise ConfigurationError(f"num_workers: the mode {vectorization_mode!r} has no workers")
+    name = vectorization_mode if num_workers is None else f"{vectorization_mode}:{num_workers}"
+    executor = make_executor(name)
+    return AsyncVectorEnv(recipes, executor, step_timeout_s=step_timeout_s, **options)
 
 
 def __getattr__(name: str) -> Any:

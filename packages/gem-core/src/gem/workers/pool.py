@@ -28,6 +28,9 @@ _START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from gem.work
 _START_TIMEOUT_S = 120.0
 """Limit of the start of a worker, with the import of the target; no part of a call's own limit."""
 
+shared_by = 1
+"""Number of processes like this one that run such pools beside each other."""
+
 # Cap on a poll's timeout, which is a 32-bit number of milliseconds.
 _LONGEST_POLL_S = 2_000_000.0
 
@@ -69,7 +72,8 @@ class WorkerPool:
         Args:
             target: The function to call, as `module:name`; its arguments and return value must be
                 JSON. A function `warm_up` in that module is called once in each warm parent.
-            workers: Most workers at a time; None: half the cores, at least 2, at most 8.
+            workers: Most workers at a time; None: half the cores, at least 2, at most 8, divided by
+                the number of processes that share them (`shared_by`).
             memory_mb: Limit on each worker's address space, where the platform has one; None: no
                 limit.
             environment: Environment variables of the workers, added to those of this process.
@@ -78,7 +82,7 @@ class WorkerPool:
             ConfigurationError: A value is not allowed.
         """
         if workers is None:
-            workers = min(8, max(2, (os.cpu_count() or 1) // 2))
+            workers = max(1, min(8, max(2, (os.cpu_count() or 1) // 2)) // shared_by)
         if workers < 1:
             raise ConfigurationError(f"workers must be at least 1, got {workers!r}")
         if ":" not in target:

@@ -34,7 +34,7 @@ def serve(target: str, memory_mb: str) -> None:
         _send(answers, {"error": f"{type(error).__name__}: {error}"})
         return
     if memory_mb:
-        _limit("AS", int(memory_mb) * 1024 * 1024)
+        limit("AS", int(memory_mb) * 1024 * 1024)
     if not hasattr(os, "fork"):
         _answer(function, answers, None)
         return
@@ -57,7 +57,7 @@ def _answer(function: Callable[..., Any], answers: Any, ended: int | None) -> No
         # If this process dies after this message, the caller reports a crash.
         _send(answers, {"taken": os.getpid()})
         # So that a call ends even if the caller has died and cannot kill it.
-        _limit("CPU", int(time.process_time() + timeout_s) + 2)
+        limit("CPU", int(time.process_time() + timeout_s) + 2)
         try:
             answer = {"value": function(*arguments)}
             json.dumps(answer)
@@ -75,7 +75,8 @@ def _send(stream: Any, message: dict[str, Any]) -> None:
             data = data[stream.write(data) :]
 
 
-def _limit(name: str, most: int) -> None:
+def limit(name: str, most: int) -> None:
+    """Set the soft limit of this process's resource `RLIMIT_<name>`, where there is one."""
     try:
         import resource
 

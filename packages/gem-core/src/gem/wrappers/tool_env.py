@@ -116,6 +116,11 @@ class ToolEnv(Wrapper):
         self._running = False
         self._asked = ""
 
+    @property
+    def replayable(self) -> bool:  # type: ignore[override]
+        """Whether environment and tools are."""
+        return self.env.replayable and all(tool.replayable for tool in self.tools)
+
     def reset(self, seed: int | None = None, **options: Any) -> tuple[Observation, Info]:
         """Begin an episode; the tools' instructions follow the environment's observation.
 

@@ -1,27 +1,28 @@
-"""Calls environments in threads: time limits, failures, and closing each environment once.
-
-Used by the drivers `play` and `collect`; the threads are those of `gem.rollout.threads`.
-"""
+"""One environment that several threads call: closed once, never while a call runs; its failures."""
 
 from __future__ import annotations
 
 import functools
 import logging
 import threading
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, TypeAlias, TypeVar
 
 from gem.blame import Cause, cause_of
 from gem.contract import check_reset, check_step
 from gem.core import Env, Info, Observation, Step
-from gem.errors import MisuseError
-from gem.rollout.threads import CallTimeoutError, env_threads
+from gem.errors import MisuseError, ResetNeededError
+from gem.executors.threads import CallTimeoutError, env_threads
 from gem.trajectory import Failure
 
 T = TypeVar("T")
 
 STEP_TIMEOUT_S = 600.0
 """Default limit of one `reset` or `step`: generous for environments, short for a hanging run."""
+
+EpisodeKey: TypeAlias = tuple[int, int]
+NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 
 logger = logging.getLogger(__name__)
 
@@ -72,32 +73,66 @@ def close_env(env: Env) -> None:
         logger.warning("closing %r failed", env, exc_info=True)
 
 
+def _close(env: Env | None, after: Iterable[Callable[[], None]]) -> None:
+    if env is not None:
+        close_env(env)
+    for each in after:
+        each()
+
+
 class HeldEnv:
     """Owns one environment; closes it once, and never while a call to it runs.
 
     Any thread may call it. It checks what `reset` and `step` return (`gem.contract`).
     """
 
-    def __init__(self, make: Callable[[], Env]) -> None:
-        """Store the factory; `reset` makes the environment.
+    def __init__(
+        self,
+        make: Callable[[], Env],
+        after: EpisodeKey | None = None,
+        closed: Callable[[], None] | None = None,
+    ) -> None:
+        """Store the factory; `load` or `reset` makes the environment.
 
         Args:
             make: Makes the environment.
+            after: Its first `reset` without a seed begins the episode after this one.
+            closed: Called once, in any thread, when the environment is closed.
         """
         self._make = make
+        self._after = after
+        self._was_closed = closed
         # Reentrant: garbage collection may close an abandoned environment at any point, even here.
         self._lock = threading.RLock()
         self._env: Env | None = None
         self._running = self._closed = False
 
-    def reset(self, seed: int) -> tuple[Observation, Info]:
-        """Make the environment and reset it.
+    def load(self) -> Env:
+        """Make the environment, unless it is made already, and return it.
+
+        Raises:
+            Exception: Whatever making it raised.
+        """
+        return self._alone(self._load)
+
+    def run(self, function: Callable[[Env], T]) -> T:
+        """Return what a function of the environment returns; make the environment if necessary.
+
+        Raises:
+            Exception: Whatever it raised.
+        """
+        return self._alone(lambda: function(self._load()))
+
+    def reset(
+        self, seed: int | None, options: Mapping[str, Any] = NO_OPTIONS
+    ) -> tuple[Observation, Info]:
+        """Make the environment, if necessary, and reset it.
 
         Raises:
             ContractError: The environment did not return `(observation, info)`.
             Exception: Whatever the environment raised.
         """
-        return self._alone(self._reset, seed)
+        return self._alone(self._reset, seed, options)
 
     def step(self, action: str) -> Step:
         """Step the environment.
@@ -108,25 +143,42 @@ class HeldEnv:
         """
         return self._alone(self._step, action)
 
-    def close(self, *, wait: bool = False) -> None:
+    @property
+    def is_running(self) -> bool:
+        """Whether a call runs."""
+        return self._running
+
+    @property
+    def episode_key(self) -> EpisodeKey | None:
+        """Key of the episode, None if there is none; see `gem.Env.episode_key`."""
+        try:
+            return None if self._env is None else self._env.episode_key
+        except ResetNeededError:
+            return None
+
+    def close(self, *, wait: bool = False, done: Callable[[], None] | None = None) -> None:
         """Close the environment, or have the running call close it when it returns.
 
         Args:
             wait: Close it in the calling thread, if no call runs. By default another thread
                 closes it and this method returns at once.
+            done: Called when it is closed, in any thread; at once if a call runs.
         """
         with self._lock:
             self._closed = True
-            if not self._running:
-                self._release(wait)
+            running = self._running
+            if not running:
+                self._release(wait, done)
+        if running and done is not None:
+            done()
 
-    def _alone(self, function: Callable[..., T], argument: object) -> T:
+    def _alone(self, function: Callable[..., T], *arguments: object) -> T:
         with self._lock:
             if self._closed:
                 raise RuntimeError("the environment is closed")
             self._running = True
         try:
-            return function(argument)
+            return function(*arguments)
         finally:
             self._returned()
 
@@ -134,70 +186,30 @@ class HeldEnv:
         with self._lock:
             self._running = False
             if self._closed:
-                self._release(wait=False)
+                self._release(wait=False, done=None)
 
-    def _reset(self, seed: int) -> tuple[Observation, Info]:
-        # Stored before `reset`, so that it is closed even if `reset` raises.
-        self._env = self._make()
-        return check_reset(self._env.reset(seed=seed))
+    def _load(self) -> Env:
+        if self._env is None:
+            self._env = self._make()
+            if self._after is not None:
+                base, episode = self._after
+                self._env.seek(base, episode + 1)
+        return self._env
+
+    def _reset(self, seed: int | None, options: Mapping[str, Any]) -> tuple[Observation, Info]:
+        return check_reset(self._load().reset(seed=seed, **options))
 
     def _step(self, action: str) -> Step:
-        assert self._env is not None
+        if self._env is None:
+            raise ResetNeededError("the episode has not begun; call reset()")
         return check_step(self._env.step(action))
 
-    def _release(self, wait: bool) -> None:
+    def _release(self, wait: bool, done: Callable[[], None] | None) -> None:
         env, self._env = self._env, None
+        closed, self._was_closed = self._was_closed, None
+        close = functools.partial(_close, env, [each for each in (closed, done) if each])
         # Most environments do not override `close`: no thread is needed.
-        if env is None or getattr(type(env), "close", None) is Env.close:
-            return
-        if wait:
-            close_env(env)
+        if wait or env is None or getattr(type(env), "close", None) is Env.close:
+            close()
         else:
-            env_threads().start(functools.partial(close_env, env))
-
-
-class ThreadedEnv:
-    """Calls one environment in threads, for an event loop, with a time limit.
-
-    An environment that failed is closed. A call that exceeds the limit goes on in its thread, which
-    cannot be ended; the environment is closed when the call returns.
-    """
-
-    def __init__(self, make: Callable[[], Env], timeout_s: float | None = STEP_TIMEOUT_S) -> None:
-        """Store the factory; `reset` makes the environment.
-
-        Args:
-            make: Makes the environment, in a thread.
-            timeout_s: Limit of one `make` and `reset`, or of one `step`, in seconds; None for no
-                limit.
-        """
-        self._held = HeldEnv(make)
-        self._timeout_s = timeout_s
-
-    async def reset(self, seed: int) -> tuple[Observation, Info]:
-        """Make the environment and reset it.
-
-        Raises:
-            EnvFailedError: The environment raised, broke its contract or exceeded the limit.
-            ConfigurationError: The environment or one of its parameters is unknown.
-        """
-        return await self._call(self._held.reset, seed)
-
-    async def step(self, action: str) -> Step:
-        """Step the environment.
-
-        Raises:
-            EnvFailedError: The environment raised, broke its contract or exceeded the limit.
-        """
-        return await self._call(self._held.step, action)
-
-    def close(self) -> None:
-        """Close the environment in a thread, after any running call; return at once."""
-        self._held.close()
-
-    async def _call(self, function: Callable[..., T], argument: object) -> T:
-        try:
-            return await env_threads().run(function, argument, timeout_s=self._timeout_s)
-        except Exception as error:
-            self.close()
-            raise env_failure(error, self._timeout_s) from error
+            env_threads().start(close)
