@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = (
-    "gem-core", "gem-bench", "gem-cpu",
+    "gem-core", "gem-bench", "gem-eval", "gem-cpu",
     "gem-verl", "gem-openrlhf", "gem-tinker", "gem-oat", "gem-rl2", "gem-trl", "gem-roll",
 )  # fmt: skip
 # Packages come over a network.
@@ -116,6 +116,14 @@ def test_importing_gem_loads_nothing_but_the_standard_library(
 def test_gem_bench_installs_with_gem_core_alone(wheels: dict[str, Path], empty: Path) -> None:
     install(empty, wheels["gem-core"], wheels["gem-bench"])
     assert "usage: gem-bench" in checked(empty, "-m", "gem_bench", "--help")
+
+
+def test_gem_eval_adds_a_command_to_gem(wheels: dict[str, Path], empty: Path) -> None:
+    install(empty, wheels["gem-core"], wheels["gem-bench"], wheels["gem-eval"])
+    assert "of the package gem-eval" in checked(empty, "-m", "gem", "--help")
+    out = empty.parent / "out"
+    evaluate = [empty, "-m", "gem", "eval", "game:GuessTheNumber-v0-easy", "--model", "oracle"]
+    assert "1.000" in checked(*evaluate, "--out", out)
 
 
 def test_gem_cpu_installs_with_gem_core_alone(wheels: dict[str, Path], empty: Path) -> None:

@@ -1,0 +1,122 @@
+"""Many environments on one connection: the server's side of `gem.executors.remote`."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gem.core import Env
+from gem.errors import ConfigurationError, UnreachableError
+from gem.executors.host import EnvHost
+from gem.executors.recipe import Recipe
+from gem.serving.offers import Refusal
+from gem.serving.sessions import STOPS, Hub, in_loop
+
+
+class Batch:
+    """The environments of one connection, within the limits of the hub.
+
+    Attributes:
+        ended: Set to `(reason, message)` when the server ends the connection.
+        open: Number of environments that are not closed.
+    """
+
+    def __init__(self, hub: Hub, client: str, send: Callable[[bytes], None]) -> None:
+        """Begin without environments.
+
+        Args:
+            hub: Says what may be opened.
+            client: Address of the client.
+            send: Is given frames of answers, in any thread.
+
+        Raises:
+            Refusal: The server is draining.
+        """
+        if hub.draining:
+            raise Refusal(503, "SESSION_ERROR", STOPS, UnreachableError(STOPS))
+        self._hub = hub
+        self._client = client
+        self._loop = asyncio.get_running_loop()
+        self._send = send
+        limits = hub.limits
+        self._host = EnvHost(
+            self._answer, self._admit, limits.max_action_bytes, limits.step_timeout_s
+        )
+        self.ended: asyncio.Future[tuple[str, str]] = self._loop.create_future()
+        self.open = 0
+        self._used = time.monotonic()
+        hub.batches.add(self)
+
+    def receive(self, frame: bytes | str) -> None:
+        """Begin what a frame of requests asks for.
+
+        Raises:
+            Refusal: It is no frame.
+        """
+        self._used = time.monotonic()
+        try:
+            self._host.receive(frame)
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+            message = f"not a frame of requests: {type(error).__name__}: {error}"
+            raise Refusal(400, "INVALID_JSON", message) from error
+
+    def end(self, reason: str, message: str) -> None:
+        """Ask whoever speaks to the client to end the connection; see `ended`."""
+        if not self.ended.done():
+            self.ended.set_result((reason, message))
+
+    def expire(self, now: float, limit_s: float) -> None:
+        """End the connection if it had no message for a while and no environment works."""
+        if not self._host.calls and now - self._used > limit_s:
+            self.end("idle", f"the connection had no message for {limit_s:g} s")
+
+    def drain(self) -> None:
+        """Begin no further episode; end the connection if none runs."""
+        self._host.stops = STOPS
+        self._end_if_drained()
+
+    def close(self) -> None:
+        """Free the connection now, and its environments when the calls that run return."""
+        self._hub.batches.discard(self)
+        self._host.close(wait_s=0)
+        self._hub.closed()
+
+    def _answer(self, frame: bytes) -> None:
+        self._send(frame)
+        if self._host.stops is not None:
+            in_loop(self._loop, self._end_if_drained)
+
+    def _end_if_drained(self) -> None:
+        if not self._host.is_playing and not self._host.calls:
+            self.end("drained", STOPS)
+
+    def _admit(
+        self, recipe: Mapping[str, Any]
+    ) -> tuple[Callable[[], Env], Callable[[], None] | None]:
+        """Return what makes an environment and what notes its end; or what raises a refusal."""
+        try:
+            params = dict(recipe["params"])
+            tools = params.pop("tools", [])
+            tools = [tools] if isinstance(tools, str) else list(tools)
+            if recipe["wrappers"]:
+                message = "a server adds no wrappers; add tools, or wrap the environment here"
+                raise Refusal(400, "VALIDATION_ERROR", message, ConfigurationError(message))
+            self._hub.offer.check_parameters(params, tools)
+            self._hub.take(recipe["id"], self._client)
+        except Refusal as refusal:
+            return functools.partial(_raise, refusal.error), None
+        self.open += 1
+        released = functools.partial(in_loop, self._loop, self._released)
+        made = Recipe(recipe["id"], {**params, "tools": tools})
+        return self._hub.maker(made), released
+
+    def _released(self) -> None:
+        self.open -= 1
+        self._hub.released(self._client)
+
+
+def _raise(error: Exception) -> Env:
+    raise error
