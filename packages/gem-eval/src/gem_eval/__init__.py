@@ -1,0 +1,10 @@
+"""Evaluates models in GEM environments: `gem eval`.
+
+`tasks` says what is played, `client` asks a server, `players` are models and scripted policies,
+`episode` plays one episode, `runner` all of them into a record that can be continued, `numbers`
+computes what the record says, `comparison` compares two and judges one, `tables` shows them.
+"""
+
+from __future__ import annotations
+
+__version__ = "0.1.0"

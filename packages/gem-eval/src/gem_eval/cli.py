@@ -1,0 +1,336 @@
+"""`gem eval`: plays an evaluation, or reads what one has recorded, and prints the table."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from gem import version
+from gem.__main__ import at_least
+from gem.errors import ConfigurationError
+from gem.executors.named import NAMES, check_name
+from gem.tables import json_or_text
+from gem.training.record import EpisodeRecord
+from gem_eval import __version__
+from gem_eval.client import ChatClient, checked_url
+from gem_eval.comparison import compare, judge
+from gem_eval.episode import Played
+from gem_eval.numbers import read_summary
+from gem_eval.players import ModelPlayer, Player, ScriptedPlayer, SilentPlayer
+from gem_eval.runner import Limits, TooManyFailedError, evaluate
+from gem_eval.scripted import POLICIES
+from gem_eval.spending import Prices, Spending, SpentError
+from gem_eval.tables import FORMATS, of_comparison, of_summary
+from gem_eval.tasks import parse_tasks
+
+OPENAI = "openai:"
+_OPENAI_URL = "https://api.openai.com/v1"
+_EXAMPLES = """examples:
+  gem eval suite:smoke --model oracle
+  gem eval game:Sudoku-v0-easy eval:MATH500 --model openai:qwen3 --url http://localhost:8000/v1
+  gem eval 'gem:game:Wordle-v0?n=64&seed=1000' --model openai:qwen3 --url ... --samples 4
+  gem eval report evals/qwen3 --format markdown
+  gem eval compare evals/qwen3 evals/qwen3-tuned
+  gem eval gate evals/qwen3-tuned --against evals/qwen3 --max-drop 0.02
+"""
+_SILENT = "noop"
+_PROGRESS_S = 1.0
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; return 0, 1 if there is no result, or a gate's `Verdict`.
+
+    Raises:
+        GemError: It cannot be run; the message says why.
+        KeyboardInterrupt: It was interrupted; the record can be continued.
+    """
+    if argv and argv[0] in _READERS:
+        return _READERS[argv[0]](argv[1:])
+    args = _parser().parse_args(argv)
+    folder = args.out or Path("evals", re.sub(r"[^\w.-]+", "-", args.model.removeprefix(OPENAI)))
+    parts = parse_tasks(args.tasks, episodes=args.episodes, seed=args.seed)
+    check_name(args.executor)
+    player, around, model = _model(args)
+    settings = {
+        "tasks": [part.tasks.uri for part in parts],
+        "samples": args.samples,
+        "turns": args.turns,
+        **model,
+    }
+    about = {
+        "trainer": args.model,
+        "settings": settings,
+        "versions": {"gem-core": version.__version__, "gem-eval": __version__},
+        "parts": [part.split for part in parts],
+    }
+    if args.max_cost is not None and args.price is None:
+        raise ConfigurationError("--max-cost needs the prices of tokens: --price in=0.4,out=1.6")
+    prices = Prices.parse(args.price) if args.price is not None else None
+    spending = None if prices is None else Spending(prices, args.max_cost)
+    progress = _Progress(sum(len(part.tasks) for part in parts) * args.samples)
+
+    def watch(played: Played) -> None:
+        progress.played(played)
+        if spending is not None:
+            spending.add(played.notes)
+
+    def earlier(record: EpisodeRecord) -> None:
+        if spending is not None:
+            spending.add(record.notes.get("calls", []))
+
+    try:
+        evaluate(
+            folder,
+            parts,
+            player,
+            about=about,
+            samples=args.samples,
+            turns=args.turns,
+            resume=args.resume,
+            limits=Limits(
+                args.concurrency, args.max_failed, args.retries, args.step_timeout_s, args.executor
+            ),
+            watch=watch,
+            around=around,
+            earlier=earlier,
+        )
+    except (TooManyFailedError, SpentError) as error:
+        progress.end()
+        _say(f"error: {error}\n{folder} has the others; --resume plays what is missing")
+        return 1
+    except KeyboardInterrupt:
+        progress.end()
+        _say(f"{folder} has what was played; --resume plays the rest")
+        raise
+    progress.end()
+    print(FORMATS[args.format](of_summary(read_summary(folder))))
+    if spending is not None:
+        _say(f"cost: {spending.spent:.4g}")
+    _say(f"every episode: {folder}")
+    return 0
+
+
+def _report(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="gem eval report", description="Print recorded results.")
+    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
+    _add_format(parser)
+    args = parser.parse_args(argv)
+    show = FORMATS[args.format]
+    print("\n\n".join(show(of_summary(read_summary(folder))) for folder in args.folders))
+    return 0
+
+
+def _compare(argv: Sequence[str]) -> int:
+    about = "Compare two evaluations task by task: what the second has more than the first."
+    parser = argparse.ArgumentParser(prog="gem eval compare", description=about)
+    parser.add_argument("first", type=Path, metavar="FIRST")
+    parser.add_argument("second", type=Path, metavar="SECOND")
+    _add_format(parser)
+    args = parser.parse_args(argv)
+    table = of_comparison(args.first, args.second, compare(args.first, args.second))
+    print(FORMATS[args.format](table))
+    return 0
+
+
+def _gate(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="gem eval gate",
+        description="Decide whether an evaluation is good enough.",
+        epilog="exit status: 0 passed, 1 worse, 2 usage, 3 no verdict (too few tasks, or void)",
+    )
+    add = parser.add_argument
+    add("folder", type=Path, metavar="FOLDER")
+    about = "overall success that it must have"
+    add("--min", type=at_least(float, 0), metavar="RATE", help=about)
+    about = "an evaluation of the same tasks that it must not fall behind"
+    add("--against", type=Path, metavar="FOLDER", help=about)
+    about = "by how much it may fall behind (0)"
+    add("--max-drop", type=at_least(float, 0), default=0.0, metavar="RATE", help=about)
+    about = "largest share of void episodes with which there is a verdict (0.1)"
+    add("--max-failed", type=at_least(float, 0), default=0.1, metavar="SHARE", help=about)
+    args = parser.parse_args(argv)
+    verdict, reason = judge(
+        args.folder,
+        least=args.min,
+        against=args.against,
+        max_drop=args.max_drop,
+        max_failed=args.max_failed,
+    )
+    print(f"{verdict.name.lower()}: {reason}")
+    return verdict.value
+
+
+_READERS = {"report": _report, "compare": _compare, "gate": _gate}
+
+
+def _add_format(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--format", choices=sorted(FORMATS), default="text", help="of the table")
+
+
+def _model(
+    args: argparse.Namespace,
+) -> tuple[Player, Callable[[], contextlib.AbstractAsyncContextManager[object]], dict[str, Any]]:
+    """Return the player, what is entered while it plays, and the settings that it is known by."""
+    if args.model in (*POLICIES, _SILENT) and args.samples > 1:
+        raise ConfigurationError(
+            f"--model {args.model} plays a task the same way every time: use --episodes, "
+            "not --samples"
+        )
+    if args.model in POLICIES:
+        return ScriptedPlayer(args.model), contextlib.nullcontext, {"model": args.model}
+    if args.model == _SILENT:
+        return SilentPlayer(), contextlib.nullcontext, {"model": args.model}
+    name = args.model.removeprefix(OPENAI)
+    if not args.model.startswith(OPENAI) or not name:
+        raise ConfigurationError(
+            f"--model must be {', '.join(POLICIES)}, {_SILENT} or {OPENAI}NAME, got {args.model!r}"
+        )
+    url = checked_url(args.url or _OPENAI_URL)
+    key = os.environ.get(args.key_env)
+    if key is None and args.url is None:
+        raise ConfigurationError(
+            f"{_OPENAI_URL} needs a key in the environment variable {args.key_env}; a server of "
+            "your own is named by --url http://localhost:8000/v1"
+        )
+    sampling = {
+        "temperature": args.temperature,
+        "top_p": args.top_p,
+        "max_tokens": args.max_tokens,
+        **_params(args.param),
+    }
+    sampling = {field: value for field, value in sampling.items() if value is not None}
+    client = ChatClient(
+        url,
+        name,
+        key=key,
+        sampling=sampling,
+        concurrency=args.concurrency,
+        retries=args.call_retries,
+        timeout_s=args.timeout_s,
+    )
+
+    @contextlib.asynccontextmanager
+    async def connected() -> AsyncIterator[None]:
+        async with client:
+            await client.check()
+            yield
+
+    known = {"model": args.model, "url": url, "sampling": sampling, "system": args.system}
+    return ModelPlayer(client, args.system), connected, known
+
+
+def _params(pairs: Sequence[str]) -> dict[str, Any]:
+    found = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not name or not equals or name in ("model", "messages", "stream", "n"):
+            raise ConfigurationError(
+                f"--param needs NAME=VALUE, where NAME is a field of the request other than "
+                f"model, messages, stream and n; got {pair!r}"
+            )
+        found[name] = json_or_text(value)
+    return found
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gem eval",
+        description="Evaluate a model, or the environment's own policies as floor and ceiling.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("tasks", nargs="+", metavar="TASKS", help="environment ids, task URIs, suite:smoke")
+    add("--model", required=True, help="oracle, random, noop, or openai:NAME of a server")
+    add("--url", help=f"of the server's API, such as http://localhost:8000/v1 ({_OPENAI_URL})")
+    about = "environment variable with the server's key (OPENAI_API_KEY)"
+    add("--key-env", default="OPENAI_API_KEY", metavar="NAME", help=about)
+    add("--out", type=Path, metavar="DIR", help="folder of the record (evals/<model>)")
+    add("--resume", action="store_true", help="play what the record lacks")
+    _add_format(parser)
+
+    group = parser.add_argument_group("what is played")
+    add = group.add_argument
+    about = "tasks of each environment whose URI has no n (32)"
+    add("--episodes", type=at_least(int, 1), default=32, metavar="N", help=about)
+    add("--samples", type=at_least(int, 1), default=1, metavar="K", help="episodes a task (1)")
+    about = "first seed of environments whose URI has none (0)"
+    add("--seed", type=at_least(int, 0), default=0, metavar="S", help=about)
+    about = "most turns, besides the environment's own limit"
+    add("--turns", type=at_least(int, 1), metavar="N", help=about)
+
+    group = parser.add_argument_group("how the model is asked")
+    add = group.add_argument
+    add("--temperature", type=at_least(float, 0), metavar="T", help="default: the server's")
+    add("--top-p", type=at_least(float, 0), metavar="P", help="default: the server's")
+    about = "most tokens of a reply (1024; --param max_tokens=null leaves it to the server)"
+    add("--max-tokens", type=at_least(int, 1), default=1024, metavar="N", help=about)
+    about = "any other field of the request; VALUE is JSON or else text, null leaves it out"
+    add("--param", action="append", default=[], metavar="NAME=VALUE", help=about)
+    add("--system", metavar="TEXT", help="system message")
+
+    group = parser.add_argument_group("how it is run; may differ when it is continued")
+    add = group.add_argument
+    about = "most episodes, and calls to the server, at a time (16)"
+    add("--concurrency", type=at_least(int, 1), default=16, metavar="N", help=about)
+    add("--executor", default="thread", help=f"where environments run: {NAMES} (thread)")
+    about = "further attempts of a call that the server failed (8)"
+    add("--call-retries", type=at_least(int, 0), default=8, metavar="N", help=about)
+    about = "limit of one attempt of a call (600)"
+    add("--timeout-s", type=at_least(float, 0.001), default=600.0, metavar="S", help=about)
+    about = "further attempts of an episode whose environment failed (1)"
+    add("--retries", type=at_least(int, 0), default=1, metavar="N", help=about)
+    about = "limit of one reset or step of an environment (600)"
+    add("--step-timeout-s", type=at_least(float, 0.001), default=600.0, metavar="S", help=about)
+    about = "largest share of failed episodes; above it there is no result (0.1)"
+    add("--max-failed", type=at_least(float, 0), default=0.1, metavar="SHARE", help=about)
+    about = "of a million tokens: in=0.4,out=1.6 or in=0.4,cached=0.1,out=1.6"
+    add("--price", metavar="PRICES", help=about)
+    about = "end when so much is spent, with what was spent before --resume; needs --price"
+    add("--max-cost", type=at_least(float, 0), metavar="COST", help=about)
+    return parser
+
+
+class _Progress:
+    """A line on the terminal about the episodes so far; nothing where there is no terminal."""
+
+    def __init__(self, episodes: int) -> None:
+        self._all = episodes
+        self._began = self._shown = time.monotonic()
+        self._played = self._valid = self._won = self._tokens = 0
+        self._visible = sys.stderr.isatty()
+
+    def played(self, played: Played) -> None:
+        """Count an episode."""
+        self._played += 1
+        self._valid += played.trajectory.valid
+        self._won += played.trajectory.success
+        self._tokens += sum(note.get("reply_tokens", 0) for note in played.notes)
+        now = time.monotonic()
+        if self._visible and now - self._shown >= _PROGRESS_S:
+            self._shown = now
+            spent = now - self._began
+            left = spent / self._played * (self._all - self._played)
+            success = f"{self._won / self._valid:.3f}" if self._valid else "-"
+            sys.stderr.write(
+                f"\r{self._played}/{self._all} episodes  success {success}  "
+                f"failed {self._played - self._valid}  {self._tokens / spent:.0f} tokens/s  "
+                f"at most {left:.0f} s left \x1b[K"
+            )
+            sys.stderr.flush()
+
+    def end(self) -> None:
+        """Remove the line."""
+        if self._visible:
+            sys.stderr.write("\r\x1b[K")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)

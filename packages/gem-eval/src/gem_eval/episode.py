@@ -1,0 +1,132 @@
+"""Plays one episode by text: what the environment says goes to a player, its replies come back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from gem.contract import scalars
+from gem.core import Observation
+from gem.errors import ConfigurationError
+from gem.executors.asynchronous import AsyncEnv
+from gem.executors.base import Executor
+from gem.executors.held import STEP_TIMEOUT_S, EnvFailedError
+from gem.tasks import Task
+from gem.trajectory import EpisodeEnd, Failure, Trajectory, Turn
+from gem_eval.client import ContextOverflowError, Message, ServerError
+from gem_eval.players import Player
+from gem_eval.scripted import ACTION
+
+
+@dataclass(frozen=True)
+class Played:
+    """An episode, and what is known of the calls to the model."""
+
+    trajectory: Trajectory
+    """Its turns have no token ids."""
+    notes: list[dict[str, Any]] = field(default_factory=list)
+    """`Reply.note` of each turn; of a void episode, of all turns of all attempts."""
+
+
+async def play(
+    task: Task,
+    player: Player,
+    *,
+    group: int = 0,
+    turns: int | None = None,
+    retries: int = 1,
+    step_timeout_s: float | None = STEP_TIMEOUT_S,
+    executor: str | Executor | None = None,
+) -> Played:
+    """Play an episode.
+
+    If the environment raises, breaks its contract or exceeds its time limit, the episode starts
+    over with a new environment, up to `retries` times; then it has a `Failure`. A server that
+    fails for good is a `Failure` with the cause `engine`, a first prompt that the model's context
+    cannot hold one with the cause `budget`. A later overflow of the context is an end of the
+    episode, `token_budget`.
+
+    Args:
+        task: The episode.
+        player: Replies.
+        group: Stored in the trajectory.
+        turns: Most turns, besides the environment's own limit.
+        retries: Further attempts after an environment failed.
+        step_timeout_s: Limit of one `reset`, with the making of the environment, or one `step`, in
+            seconds; None for no limit.
+        executor: Where the environment runs, see `gem.executors.named.shared_executor`.
+
+    Raises:
+        ConfigurationError: The environment or a parameter is unknown, it shows images, or the
+            server refuses the request.
+    """
+    failure = Failure("environment", "not played", 0)
+    lost: list[dict[str, Any]] = []
+    for attempt in range(1, retries + 2):
+        env = AsyncEnv(player.prepared(task), step_timeout_s, executor)
+        played = Played(Trajectory(task, group=group))
+        try:
+            await _play(played, env, player, turns)
+            return played
+        except EnvFailedError as error:
+            failure = error.failure(attempt)
+        except ServerError as error:
+            failure = Failure("engine", str(error), attempt)
+            break
+        except ContextOverflowError as error:
+            failure = Failure("budget", f"the first prompt is too long: {error}", attempt)
+            break
+        finally:
+            await env.aclose()
+            lost += played.notes
+    return Played(Trajectory(task, group=group, end="failed", failure=failure), lost)
+
+
+async def _play(played: Played, env: AsyncEnv, player: Player, most: int | None) -> None:
+    trajectory = played.trajectory
+    observation, _ = await env.reset(trajectory.task.seed)
+    messages: list[Message] = []
+    end: EpisodeEnd | None = None
+    while end is None:
+        messages.append({"role": "user", "content": _text(observation, trajectory.task)})
+        try:
+            reply = await player.reply(messages)
+        except ContextOverflowError:
+            if not trajectory.turns:
+                raise
+            end = "token_budget"
+            break
+        shown = observation
+        observation, reward, terminated, truncated, info = await env.step(reply.text)
+        text = info.pop(ACTION, reply.text)
+        messages.append({"role": "assistant", "content": text})
+        trajectory.turns.append(
+            Turn(
+                observation=shown,
+                context_ids=[],
+                fresh=True,
+                response_ids=[],
+                logprobs=None,
+                text=text,
+                reward=reward,
+                terminated=terminated,
+                truncated=truncated,
+                stop_reason=reply.stop_reason,
+                info=scalars(info),
+            )
+        )
+        played.notes.append(reply.note)
+        if terminated or truncated:
+            end = "terminated" if terminated else "truncated"
+        elif most is not None and len(trajectory.turns) >= most:
+            end = "turn_budget"
+    trajectory.end = end
+    trajectory.final_observation = observation
+
+
+def _text(observation: Observation, task: Task) -> str:
+    if isinstance(observation, str):
+        return observation
+    if any(part.get("type") != "text" for part in observation):
+        raise ConfigurationError(f"{task.env_id} shows images; models are asked by text only")
+    return "".join(part.get("text", "") for part in observation)

@@ -1,0 +1,244 @@
+"""What a record says: success and return with intervals, pass@k and pass^k, turns, tokens.
+
+Episodes of one task succeed or fail together, so all intervals are over tasks
+(`gem_bench.stats`). The overall result is the mean over environments, each with the same weight.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gem.training.record import EpisodeRecord, read_run
+from gem_bench.stats import Estimate, mean_of_estimates, mean_over_tasks, over_tasks
+from gem_eval.runner import note_of
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What counts of an episode."""
+
+    seed: int
+    sample: int
+    success: float
+    total: float
+    """Undiscounted return."""
+    turns: int
+    end: str
+    format_error: bool
+    empty: int
+    """Turns with an empty reply."""
+    cut: int
+    """Turns cut by a token limit."""
+    refused: int
+    """Turns that a content filter ended."""
+    prompt_tokens: int | None
+    reply_tokens: int | None
+    failure: str | None
+    """Cause of the failure of a void episode, which has no other result."""
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """The result in one environment, or overall."""
+
+    name: str
+    tasks: int
+    """With a valid episode."""
+    episodes: int
+    """Valid ones."""
+    failed: Mapping[str, int]
+    """Void episodes by cause."""
+    success: Estimate | None
+    """None without a valid episode, as all that follows."""
+    total: Estimate | None
+    """Undiscounted return."""
+    pass_at: Mapping[int, Estimate]
+    """Probability that one of k samples succeeds, by k."""
+    pass_all: Mapping[int, Estimate]
+    """pass^k: probability that all of k samples succeed, by k."""
+    few_samples: Mapping[int, int]
+    """Tasks left out of both, as they have fewer than k valid samples, by k."""
+    turns: float | None
+    """Mean per episode, as the next two."""
+    prompt_tokens: float | None
+    """None if the server did not say it, as for the next."""
+    reply_tokens: float | None
+    format_errors: float | None
+    """Share of episodes with a format error."""
+    ends: Mapping[str, int]
+    """Valid episodes by their end."""
+    empty_replies: int
+    """Turns, as the next two."""
+    cut_replies: int
+    filtered_replies: int
+    bounds: tuple[float, float] | None
+    """Success if all void episodes had failed or succeeded; None if there is none."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The result of an evaluation."""
+
+    folder: Path
+    model: str
+    parts: list[Numbers]
+    overall: Numbers | None
+    """None if an environment has no valid episode."""
+
+
+def read_summary(folder: Path) -> Summary:
+    """Compute the numbers of a record, also of one that is not complete.
+
+    Raises:
+        RecordError: The folder holds no record, or a damaged one.
+    """
+    parts = [numbers(*part) for part in read_outcomes(folder).items()]
+    model = read_run(folder).meta.get("trainer", folder.name)
+    return Summary(folder, str(model), parts, overall(parts))
+
+
+def read_outcomes(folder: Path) -> dict[str, list[Outcome]]:
+    """Read what counts of a record's episodes, by environment, in the order of the evaluation.
+
+    Raises:
+        RecordError: The folder holds no record, or a damaged one.
+    """
+    run = read_run(folder)
+    splits: dict[str, list[Outcome]] = {split: [] for split in run.meta.get("parts", [])}
+    for record in run.episodes():
+        splits.setdefault(record.split, []).append(_outcome(record))
+    return {split.removeprefix("eval:"): outcomes for split, outcomes in splits.items()}
+
+
+def numbers(name: str, outcomes: Sequence[Outcome]) -> Numbers:
+    """Compute the numbers of one environment."""
+    valid = [each for each in outcomes if each.failure is None]
+    failed = Counter(each.failure for each in outcomes if each.failure is not None)
+    by_task: dict[int, list[Outcome]] = defaultdict(list)
+    for each in valid:
+        by_task[each.seed].append(each)
+    tasks = list(by_task.values())
+    counts = [(len(task), sum(each.success > 0 for each in task)) for task in tasks]
+    ks = _ks(max((n for n, _ in counts), default=1))
+    enough = {k: [(n, c) for n, c in counts if n >= k] for k in ks}
+    return Numbers(
+        name=name,
+        tasks=len(tasks),
+        episodes=len(valid),
+        failed=dict(failed.most_common()),
+        success=over_tasks([[e.success for e in task] for task in tasks]) if valid else None,
+        total=mean_over_tasks([[e.total for e in task] for task in tasks]) if valid else None,
+        pass_at={k: over_tasks([[pass_at(k, n, c)] for n, c in enough[k]]) for k in ks},
+        pass_all={k: over_tasks([[pass_all(k, n, c)] for n, c in enough[k]]) for k in ks},
+        few_samples={k: len(counts) - len(enough[k]) for k in ks if len(counts) > len(enough[k])},
+        turns=_mean(each.turns for each in valid),
+        prompt_tokens=_mean(each.prompt_tokens for each in valid),
+        reply_tokens=_mean(each.reply_tokens for each in valid),
+        format_errors=_mean(each.format_error for each in valid),
+        ends=dict(Counter(each.end for each in valid).most_common()),
+        empty_replies=sum(each.empty for each in valid),
+        cut_replies=sum(each.cut for each in valid),
+        filtered_replies=sum(each.refused for each in valid),
+        bounds=_bounds(valid, failed.total()),
+    )
+
+
+def overall(parts: Sequence[Numbers]) -> Numbers | None:
+    """Return the mean over environments; None if one of them has no valid episode."""
+    success = [part.success for part in parts if part.success is not None]
+    total = [part.total for part in parts if part.total is not None]
+    if not parts or len(success) < len(parts):
+        return None
+    ks = [k for k in parts[0].pass_at if all(k in part.pass_at for part in parts)]
+    bounds = [part.bounds or (part.success.mean,) * 2 for part in parts if part.success]
+    return Numbers(
+        name="overall",
+        tasks=sum(part.tasks for part in parts),
+        episodes=sum(part.episodes for part in parts),
+        failed=_added(part.failed for part in parts),
+        success=mean_of_estimates(success),
+        total=mean_of_estimates(total),
+        pass_at={k: mean_of_estimates([part.pass_at[k] for part in parts]) for k in ks},
+        pass_all={k: mean_of_estimates([part.pass_all[k] for part in parts]) for k in ks},
+        few_samples={
+            k: sum(part.few_samples.get(k, 0) for part in parts)
+            for k in ks
+            if any(k in part.few_samples for part in parts)
+        },
+        turns=_mean(part.turns for part in parts),
+        prompt_tokens=_mean(part.prompt_tokens for part in parts),
+        reply_tokens=_mean(part.reply_tokens for part in parts),
+        format_errors=_mean(part.format_errors for part in parts),
+        ends=_added(part.ends for part in parts),
+        empty_replies=sum(part.empty_replies for part in parts),
+        cut_replies=sum(part.cut_replies for part in parts),
+        filtered_replies=sum(part.filtered_replies for part in parts),
+        bounds=(statistics.fmean(low for low, _ in bounds), statistics.fmean(h for _, h in bounds))
+        if any(part.bounds for part in parts)
+        else None,
+    )
+
+
+def pass_at(k: int, n: int, c: int) -> float:
+    """Estimate without bias how probably one of k samples succeeds, from c successes of n samples.
+
+    Chen et al. 2021, arXiv 2107.03374, equation 1.
+    """
+    return 1 - math.comb(n - c, k) / math.comb(n, k)
+
+
+def pass_all(k: int, n: int, c: int) -> float:
+    """Estimate without bias how probably all of k samples succeed, from c successes of n samples.
+
+    pass^k of Yao et al. 2024, arXiv 2406.12045, section 5.
+    """
+    return math.comb(c, k) / math.comb(n, k)
+
+
+def _outcome(record: EpisodeRecord) -> Outcome:
+    trajectory = record.trajectory
+    calls = record.notes.get("calls", [])
+    return Outcome(
+        seed=trajectory.task.seed,
+        sample=record.notes.get("sample", 0),
+        success=float(trajectory.success),
+        total=trajectory.total_reward,
+        turns=len(trajectory.turns),
+        end=trajectory.end,
+        format_error=trajectory.format_error,
+        empty=sum(not turn.text for turn in trajectory.turns),
+        cut=trajectory.length_stops,
+        refused=sum(call.get("finish_reason") == "content_filter" for call in calls),
+        prompt_tokens=note_of(record, "prompt_tokens"),
+        reply_tokens=note_of(record, "reply_tokens"),
+        failure=None if trajectory.failure is None else trajectory.failure.cause,
+    )
+
+
+def _ks(n: int) -> list[int]:
+    """Return 2, 4, 8, ... up to n, and n; nothing for one sample."""
+    return sorted({2**i for i in range(1, n.bit_length()) if 2**i <= n} | {n} - {1})
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
+def _bounds(valid: Sequence[Outcome], void: int) -> tuple[float, float] | None:
+    if not void:
+        return None
+    won, n = sum(each.success for each in valid), len(valid) + void
+    return won / n, (won + void) / n
+
+
+def _added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    found: Counter[str] = Counter()
+    for each in counts:
+        found.update(each)
+    return dict(found.most_common())

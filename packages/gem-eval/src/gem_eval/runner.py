@@ -1,0 +1,244 @@
+"""Plays an evaluation into a record, which a later call continues.
+
+The record is that of training (`gem.training.record`): `run.json` has the settings,
+`episodes.jsonl` a line per episode, written when it ends, `metrics.jsonl` a line per environment,
+written at the end. An episode is known by its split, seed and sample; whatever stops an evaluation,
+the next one plays only what is missing or failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gem.errors import ConfigurationError, GemError, RecordError
+from gem.executors.base import Executor
+from gem.executors.held import STEP_TIMEOUT_S
+from gem.training.metrics import episode_metrics
+from gem.training.record import (
+    EPISODES,
+    METRICS,
+    REPLACED,
+    RUN,
+    EpisodeRecord,
+    Recorder,
+    read_episodes,
+    read_run,
+)
+from gem.training.resuming import check_same
+from gem_eval.episode import Played, play
+from gem_eval.players import Player
+from gem_eval.tasks import Part, Play, plays
+
+KIND = "evaluation"
+LOCK = "lock"
+
+
+class TooManyFailedError(GemError):
+    """More episodes failed than allowed: there is no result."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What bounds an evaluation, and may differ when it is continued."""
+
+    concurrency: int = 16
+    """Most episodes at a time."""
+    max_failed: float = 0.1
+    """Largest share of failed episodes."""
+    retries: int = 1
+    """Further attempts of an episode whose environment failed."""
+    step_timeout_s: float | None = STEP_TIMEOUT_S
+    """Limit of a call to an environment, in seconds."""
+    executor: str | Executor | None = None
+    """Where environments run, see `gem.executors.named.shared_executor`."""
+
+
+Watch = Callable[[Played], None]
+"""Called with each episode that ended."""
+
+
+def evaluate(
+    folder: Path,
+    parts: Sequence[Part],
+    player: Player,
+    *,
+    about: dict[str, Any],
+    samples: int = 1,
+    turns: int | None = None,
+    resume: bool = False,
+    limits: Limits | None = None,
+    watch: Watch = lambda _: None,
+    around: Callable[[], contextlib.AbstractAsyncContextManager[object]] = contextlib.nullcontext,
+    earlier: Callable[[EpisodeRecord], None] = lambda _: None,
+) -> None:
+    """Play all episodes that the record lacks.
+
+    Args:
+        folder: Of the record.
+        parts: What is played, in this order, whatever the concurrency.
+        player: Replies.
+        about: For `run.json`: `settings` and `versions`, which a continued evaluation must share,
+            and whatever else is to be kept.
+        samples: Episodes of each task.
+        turns: Most turns of an episode, besides the environment's own limit.
+        resume: Continue what the folder holds.
+        limits: What bounds the evaluation.
+        watch: Called with each episode that ended; what it raises ends the evaluation.
+        around: Made and entered in the event loop while episodes are played.
+        earlier: Called with each episode that the folder has already, likewise.
+
+    Raises:
+        ConfigurationError: The folder holds an evaluation and `resume` is not set, or one with
+            other settings; another process uses the folder; the model's server refuses requests.
+        TooManyFailedError: More episodes failed than `limits` allow; the record has the others.
+        RecordError: The record cannot be read or written.
+    """
+    limits = limits or Limits()
+    with _alone(folder):
+        _begin(folder, about, resume)
+        recorder = Recorder(folder)
+        done = _kept(folder, earlier)
+        wanted = plays(parts, samples)
+        _check_known(folder, done, wanted)
+        missing = [each for each in wanted if each.key not in done]
+        allowed = limits.max_failed * len(wanted)
+        (folder / METRICS).unlink(missing_ok=True)
+        asyncio.run(_play_all(missing, recorder, player, turns, limits, allowed, watch, around))
+        _write_metrics(recorder, parts)
+
+
+def note_of(record: EpisodeRecord, name: str) -> int | None:
+    """Return the sum of a number over the calls of an episode; None if no call has it."""
+    found = [call[name] for call in record.notes.get("calls", []) if name in call]
+    return sum(found) if found else None
+
+
+async def _play_all(
+    missing: Sequence[Play],
+    recorder: Recorder,
+    player: Player,
+    turns: int | None,
+    limits: Limits,
+    allowed: float,
+    watch: Watch,
+    around: Callable[[], contextlib.AbstractAsyncContextManager[object]],
+) -> None:
+    waiting = iter(missing)
+    failed = 0
+
+    async def work() -> None:
+        nonlocal failed
+        # All workers take from one iterator: episodes begin in its order.
+        for each in waiting:
+            played = await play(
+                each.task,
+                player,
+                group=each.group,
+                turns=turns,
+                retries=limits.retries,
+                step_timeout_s=limits.step_timeout_s,
+                executor=limits.executor,
+            )
+            trajectory = played.trajectory
+            notes = {"sample": each.sample, "calls": played.notes}
+            recorder.episodes(0, [trajectory], split=each.part.split, notes=[notes])
+            watch(played)
+            if trajectory.failure is not None:
+                failed += 1
+                if failed > allowed:
+                    raise TooManyFailedError(
+                        f"{failed} episodes failed, more than --max-failed allows "
+                        f"({allowed:g}); the last one: {trajectory.failure}"
+                    )
+
+    async with around():
+        workers = [
+            asyncio.create_task(work()) for _ in range(min(limits.concurrency, len(missing)))
+        ]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Create the folder and keep other processes from writing into it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / LOCK).open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigurationError(
+                    f"another evaluation is being written to {folder}; give this one another --out"
+                ) from None
+            yield
+    except RecordError:
+        raise
+    except OSError as error:
+        raise RecordError(f"cannot use the record folder {folder}: {error}") from error
+
+
+def _begin(folder: Path, about: dict[str, Any], resume: bool) -> None:
+    if not any((folder / name).exists() for name in (RUN, METRICS, EPISODES)):
+        Recorder(folder).start({"kind": KIND, **about})
+        return
+    if not resume:
+        raise ConfigurationError(
+            f"{folder} holds a run already; --resume continues it, --out names another folder"
+        )
+    meta = read_run(folder).meta
+    if meta.get("kind") != KIND:
+        raise ConfigurationError(f"{folder} holds the record of a training run, not an evaluation")
+    compared = ("settings", "versions")
+    check_same(folder, *({key: each.get(key, {}) for key in compared} for each in (meta, about)))
+
+
+def _kept(folder: Path, earlier: Callable[[EpisodeRecord], None]) -> set[tuple[str, int, int]]:
+    """Return the keys of the valid episodes; set aside the failed ones, which are played again."""
+    path, aside = folder / EPISODES, folder / REPLACED[1]
+    keys: set[tuple[str, int, int]] = set()
+    failed = set()
+    for number, record in enumerate(read_episodes(path)):
+        earlier(record)
+        if record.trajectory.valid:
+            keys.add((record.split, record.trajectory.task.seed, record.notes.get("sample", 0)))
+        else:
+            failed.add(number)
+    if failed:
+        partial = path.with_suffix(".partial")
+        with path.open("rb") as old, partial.open("wb") as kept, aside.open("ab") as end:
+            for number, line in enumerate(old):
+                (end if number in failed else kept).write(line)
+        partial.replace(path)
+    return keys
+
+
+def _check_known(folder: Path, done: set[tuple[str, int, int]], wanted: Sequence[Play]) -> None:
+    unknown = done - {each.key for each in wanted}
+    if unknown:
+        raise RecordError(f"{folder / EPISODES} has episodes of other tasks: {min(unknown)}")
+
+
+def _write_metrics(recorder: Recorder, parts: Sequence[Part]) -> None:
+    for part in parts:
+        records = list(read_episodes(recorder.folder / EPISODES, part.split))
+        metrics = episode_metrics([record.trajectory for record in records])
+        tokens = [note_of(record, "reply_tokens") for record in records if record.trajectory.valid]
+        known = [each for each in tokens if each is not None]
+        # The turns have no tokens; the server may have counted them.
+        for name in ("sampled_tokens", "tokens_per_episode"):
+            metrics.pop(name, None)
+        if known:
+            metrics["sampled_tokens"] = float(sum(known))
+            metrics["tokens_per_episode"] = sum(known) / len(known)
+        recorder.metrics(0, metrics, part.split)

@@ -1,0 +1,124 @@
+"""What is evaluated: task sets from environment ids, task URIs and suites."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from pathlib import Path
+from urllib.parse import parse_qsl
+
+import tomllib
+
+from gem.errors import ConfigurationError
+from gem.tasks import URI_SCHEME, Task, TaskSet
+
+SUITE = "suite:"
+
+
+@dataclass(frozen=True)
+class Part:
+    """The tasks of one environment; the unit of the table."""
+
+    name: str
+    """Environment id with its parameters, as in a task URI."""
+    tasks: TaskSet
+
+    @property
+    def split(self) -> str:
+        """Of its episodes in the record."""
+        return f"eval:{self.name}"
+
+
+@dataclass(frozen=True)
+class Play:
+    """One episode that is to be played."""
+
+    part: Part
+    task: Task
+    group: int
+    """Number of the task among all tasks; its samples share it."""
+    sample: int
+    """Number of the episode among those of its task, from 0."""
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """Split, seed and sample: what identifies the episode in the record."""
+        return self.part.split, self.task.seed, self.sample
+
+
+def parse_tasks(texts: Sequence[str], *, episodes: int, seed: int) -> list[Part]:
+    """Return the parts of an evaluation, in the order given.
+
+    Args:
+        texts: Environment ids, task URIs (`gem:<id>?n=32&seed=0&<parameter>=<value>`), or suites:
+            `suite:smoke`, `suite:<file>.toml`, which has a list `tasks` of ids and URIs.
+        episodes: Tasks of an environment whose URI has no `n`.
+        seed: First seed where the URI has no `seed`.
+
+    Raises:
+        ConfigurationError: A text is none of these, or two of them have a task in common.
+    """
+    flat = [each for text in texts for each in (_suite(text) if _is_suite(text) else [text])]
+    parts: list[Part] = []
+    for text in flat:
+        uri = text if text.startswith(URI_SCHEME) else f"{URI_SCHEME}{text}"
+        tasks = TaskSet.parse(uri)
+        given = {name for name, _ in parse_qsl(uri.partition("?")[2], keep_blank_values=True)}
+        tasks = replace(
+            tasks,
+            n=tasks.n if "n" in given else episodes,
+            seed=tasks.seed if "seed" in given else seed,
+        )
+        part = Part(_name(tasks), tasks)
+        if any(part.name == other.name for other in parts):
+            raise ConfigurationError(
+                f"{part.name} is there twice; one task set has all seeds of an environment"
+            )
+        parts.append(part)
+    return parts
+
+
+def plays(parts: Sequence[Part], samples: int) -> list[Play]:
+    """Return all episodes in the order in which they begin: part by part, task by task."""
+    tasks = [(part, task) for part in parts for task in part.tasks]
+    return [
+        Play(part, task, group, sample)
+        for group, (part, task) in enumerate(tasks)
+        for sample in range(samples)
+    ]
+
+
+def _is_suite(text: str) -> bool:
+    return text.startswith(SUITE)
+
+
+def _suite(text: str) -> list[str]:
+    name = text.removeprefix(SUITE)
+    folder = files("gem_eval").joinpath("suites")
+    own = sorted(each.name.removesuffix(".toml") for each in folder.iterdir())
+    if name in own:
+        source = folder.joinpath(f"{name}.toml").read_text(encoding="utf-8")
+    elif name.endswith(".toml"):
+        try:
+            source = Path(name).read_text(encoding="utf-8")
+        except OSError as error:
+            raise ConfigurationError(f"suite {name!r} cannot be read: {error}") from error
+    else:
+        raise ConfigurationError(
+            f"unknown suite {name!r}; known: {', '.join(own)}, or the path of a .toml file"
+        )
+    try:
+        tasks = tomllib.loads(source).get("tasks")
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"suite {name!r} is no TOML: {error}") from error
+    if not isinstance(tasks, list) or not tasks or not all(isinstance(t, str) for t in tasks):
+        raise ConfigurationError(f"suite {name!r} needs a list `tasks` of ids and task URIs")
+    return tasks
+
+
+def _name(tasks: TaskSet) -> str:
+    """Return the URI without scheme, number and seed."""
+    env_id, _, query = tasks.uri.removeprefix(URI_SCHEME).partition("?")
+    params = [each for each in query.split("&") if not each.startswith(("n=", "seed="))]
+    return f"{env_id}?{'&'.join(params)}" if params else env_id

@@ -1,0 +1,141 @@
+"""Two evaluations task by task: intervals, tests, flips, and the verdict of a gate."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from gem.errors import ConfigurationError
+from gem.tasks import Task
+from gem.training.record import Recorder
+from gem.trajectory import Failure, Trajectory, Turn
+from gem_bench.stats import difference_of_success
+from gem_eval.cli import main
+from gem_eval.comparison import Verdict, compare, judge, sign_test
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Write a record: `write(name, {environment: [success of each task, None for void]})`."""
+
+    def record(name: str, results: dict[str, Sequence[float | None]]) -> Path:
+        recorder = Recorder(tmp_path / name)
+        recorder.start({"kind": "evaluation", "trainer": name})
+        for env_id, successes in results.items():
+            for seed, success in enumerate(successes):
+                task = Task(env_id, seed)
+                if success is None:
+                    failure = Failure("engine", "gone", 1)
+                    episode = Trajectory(task, end="failed", failure=failure)
+                else:
+                    info = {"success": bool(success)}
+                    turn = Turn("o", [], True, [], None, "a", success, True, False, "stop", info)
+                    episode = Trajectory(task, [turn])
+                notes = [{"sample": 0, "calls": [{}]}]
+                recorder.episodes(0, [episode], split=f"eval:{env_id}", notes=notes)
+        return tmp_path / name
+
+    return record
+
+
+def test_flips_are_listed_and_tested_over_common_tasks_only(write: Write) -> None:
+    first = write("a", {"x": [0, 0, 0, 1, 1, None, 0], "only": [1]})
+    second = write("b", {"x": [1, 1, 0, 0, 1, 1]})
+    found = compare(first, second)
+    (part,) = found.parts
+    assert (part.gained, part.lost, part.success.n, part.unpaired) == ([0, 1], [3], 5, 2)
+    assert part.success.mean == pytest.approx(0.2)
+    assert part.p == sign_test(2, 1) == 1.0
+    assert found.missing == ["only"]
+
+
+@pytest.mark.parametrize(("gained", "lost", "p"), [(0, 0, 1), (5, 0, 0.0625), (9, 1, 0.021484375)])
+def test_the_sign_test_is_exact(gained: int, lost: int, p: float) -> None:
+    assert sign_test(gained, lost) == sign_test(lost, gained) == p
+
+
+def test_p_values_are_corrected_for_the_number_of_environments(write: Write) -> None:
+    zeros, wins = [0.0] * 8, [1.0] * 8
+    first = write("a", {"x": zeros, "y": zeros, "z": zeros})
+    second = write("b", {"x": wins, "y": [1.0] * 6 + [0.0] * 2, "z": zeros})
+    p = [part.p for part in compare(first, second).parts]
+    assert p == [3 * sign_test(8, 0), 2 * sign_test(6, 0), 1.0]
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(0.5, 0.5), (0.6, 0.5), (0.95, 0.9), (1.0, 1.0)])
+def test_the_interval_of_a_difference_covers_it_as_often_as_it_says(
+    ours: float, theirs: float
+) -> None:
+    rng = random.Random(0)
+    covered, times = 0, 600
+    for _ in range(times):
+        luck = [rng.random() for _ in range(60)]
+        a, b = (
+            {
+                i: [float((u if rng.random() < 0.7 else rng.random()) < rate)]
+                for i, u in enumerate(luck)
+            }
+            for rate in (ours, theirs)
+        )
+        found = difference_of_success(a, b)
+        assert found.low is not None and found.high is not None
+        covered += found.low <= ours - theirs <= found.high
+    assert covered / times >= 0.93
+
+
+def test_a_planted_difference_of_ten_points_is_found() -> None:
+    rng = random.Random(1)
+    found = 0
+    for _ in range(50):
+        b = {i: [float(rng.random() < 0.5)] for i in range(400)}
+        a = {i: [max(v[0], float(rng.random() < 0.2))] for i, v in b.items()}
+        low = difference_of_success(a, b).low
+        found += low is not None and low > 0
+    assert found >= 48
+
+
+def test_runs_that_agree_on_a_few_tasks_are_not_known_to_be_equal() -> None:
+    same = {i: [1.0] for i in range(6)}
+    found = difference_of_success(same, same)
+    assert found.low is not None and found.high is not None
+    assert found.low < -0.2 and found.high > 0.2
+
+
+def test_a_gate_passes_refuses_or_has_no_verdict(write: Write) -> None:
+    good, bad = [1.0] * 90 + [0.0] * 10, [1.0] * 50 + [0.0] * 50
+    a, b = write("a", {"x": good}), write("b", {"x": bad})
+    few = write("few", {"x": [1.0, 1.0, 0.0]})
+    void = write("void", {"x": [*bad, *[None] * 20]})
+    assert judge(a, least=0.8)[0] is Verdict.PASSED
+    assert judge(b, least=0.8)[0] is Verdict.WORSE
+    assert judge(few, least=0.8)[0] is Verdict.UNDECIDED
+    assert judge(void, least=0.1)[0] is Verdict.UNDECIDED
+    assert judge(a, against=b)[0] is Verdict.PASSED
+    assert judge(b, against=a, max_drop=0.1)[0] is Verdict.WORSE
+    assert judge(a, against=a)[0] is Verdict.UNDECIDED
+    assert judge(a, against=a, max_drop=0.05)[0] is Verdict.PASSED
+    with pytest.raises(ConfigurationError, match="only one of the two has y"):
+        judge(a, against=write("c", {"x": good, "y": good}))
+    with pytest.raises(ConfigurationError, match="--min or --against"):
+        judge(a)
+
+
+def test_the_commands_print_and_return_what_they_found(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a = write("a", {"x": [1.0] * 40, "y": [0.0] * 40})
+    b = write("b", {"x": [1.0] * 40, "y": [1.0] * 4 + [0.0] * 36})
+    assert main(["compare", str(a), str(b)]) == 0
+    printed = capsys.readouterr().out
+    assert "y: gained the seeds 0, 1, 2, 3" in printed
+    assert main(["compare", str(a), str(b), "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["overall"]["mean"] == pytest.approx(0.05)
+    assert main(["gate", str(b), "--against", str(a), "--max-drop", "0.2"]) == 0
+    assert main(["gate", str(b), "--min", "0.9"]) == 1
+    assert "worse: success 0.550" in capsys.readouterr().out

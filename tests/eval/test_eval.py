@@ -1,0 +1,513 @@
+"""`gem eval`: what it plays and records, what it says of wrong servers and settings."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
+from email.utils import format_datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chat_server import Answer, Stub, refused, said
+
+import gem
+from gem.__main__ import guarded
+from gem.__main__ import main as gem_main
+from gem.core import Env
+from gem.training.record import EPISODES, read_episodes, read_run
+from gem_eval.cli import main
+from gem_eval.numbers import read_summary
+
+GUESS = "game:GuessTheNumber-v0-easy"
+Run = Callable[..., int]
+
+
+class Crashing(Env):
+    """Raises in every third episode."""
+
+    def reset(self, seed: int | None = None, **options: Any) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed)
+        return "say something", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        if self.episode_key[0] % 3 == 0:
+            raise RuntimeError("the board is gone")
+        return "", 1.0, True, False, {}
+
+    def sample_random_action(self) -> str:
+        return "x"
+
+
+@pytest.fixture
+def crashing(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr("gem.registry._registry", dict(gem.registry._registry))
+    gem.register("test:Crashing", Crashing)
+    return "test:Crashing"
+
+
+@pytest.fixture
+def server() -> Iterator[Stub]:
+    stub = Stub()
+    yield stub
+    stub.close()
+
+
+@pytest.fixture
+def evaluate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run the command as `gem eval` does, in a folder `run`; return its exit status."""
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: object, model: str = "openai:m") -> int:
+        return guarded(lambda: main([*map(str, words), "--model", model, "--out", "run"]))
+
+    return run
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses between attempts, which are not made."""
+    made: list[float] = []
+    sleep = asyncio.sleep
+
+    async def note(seconds: float) -> None:
+        made.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr("gem_eval.client.asyncio.sleep", note)
+    return made
+
+
+def ask(server: Stub, *words: object) -> list[object]:
+    return [GUESS, "--url", server.url, "--episodes", 6, *words]
+
+
+def episodes(folder: Path) -> dict[tuple[str, int, int], Any]:
+    """The valid episodes of a record by key; each is there once."""
+    found: dict[tuple[str, int, int], Any] = {}
+    for record in read_episodes(folder / EPISODES):
+        key = (record.split, record.trajectory.task.seed, record.notes["sample"])
+        assert key not in found
+        if record.trajectory.valid:
+            found[key] = record.trajectory
+    return found
+
+
+def first_then(answer: Answer, first: int = 1) -> Callable[[int, Any], Answer | None]:
+    return lambda number, body: answer if number <= first else None
+
+
+# What is played
+
+
+def test_the_oracle_wins_everywhere_and_its_record_replays(
+    evaluate: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert evaluate("suite:smoke", "--format", "json", model="oracle") == 0
+    data = json.loads(capsys.readouterr().out)
+    assert [part["success"]["mean"] for part in data["environments"]] == [1.0] * 6
+    assert data["overall"]["success"]["high"] == 1.0
+    assert 0.85 < data["overall"]["success"]["low"] < 0.95
+    assert gem_main(["replay", "run", "--verify"]) == 0
+    assert "96 of 96 episodes" in capsys.readouterr().out
+
+
+def test_a_model_is_asked_with_the_conversation_and_what_was_set(
+    evaluate: Run, server: Stub
+) -> None:
+    words = ("--temperature", 0.5, "--max-tokens", 7, "--param", "min_p=0.1", "--system", "Play.")
+    assert evaluate(*ask(server, *words)) == 0
+    fields = {k: v for k, v in server.requests[0].items() if k != "messages"}
+    assert fields == {"model": "m", "temperature": 0.5, "max_tokens": 7, "min_p": 0.1}
+    longest = max((request["messages"] for request in server.requests), key=len)
+    assert [m["role"] for m in longest[:4]] == ["system", "user", "assistant", "user"]
+    assert longest[2]["content"].startswith("\\boxed{")
+
+
+def test_numbers_and_episodes_do_not_depend_on_concurrency_or_executor(
+    server: Stub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = []
+    for concurrency, executor in (("1", "thread"), ("8", "thread"), ("8", "process:1")):
+        out = tmp_path / f"{concurrency}-{executor[0]}"
+        words = [*map(str, ask(server)), "--model", "openai:m", "--out", str(out)]
+        words += ["--concurrency", concurrency, "--executor", executor, "--format", "json"]
+        assert main(words) == 0
+        found.append((json.loads(capsys.readouterr().out), episodes(out)))
+    assert found[0] == found[1] == found[2]
+
+
+def test_calls_are_made_side_by_side_up_to_the_concurrency(evaluate: Run, server: Stub) -> None:
+    server.answer = lambda number, body: time.sleep(0.2)
+    assert evaluate(*ask(server, "--concurrency", 3)) == 0
+    assert server.most_running == 3
+
+
+def test_samples_give_pass_at_k_and_pass_all_k(evaluate: Run, server: Stub, tmp_path: Path) -> None:
+    assert evaluate(*ask(server, "--samples", 3)) == 0
+    part = read_summary(tmp_path / "run").parts[0]
+    assert (part.tasks, part.episodes, sorted(part.pass_at)) == (6, 18, [2, 3])
+    # The rule answers all samples of a task alike.
+    assert part.success is not None
+    assert part.pass_at[3].mean == part.pass_all[3].mean == pytest.approx(part.success.mean)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        said("\\boxed{5}", reasoning_content="perhaps \\boxed{1}"),
+        said("\\boxed{5}", reasoning="perhaps \\boxed{1}"),
+        said("<think>perhaps \\boxed{1}</think>\n\n\\boxed{5}"),
+    ],
+    ids=["reasoning_content", "reasoning", "in the text"],
+)
+def test_reasoning_is_recorded_and_nobody_else_sees_it(
+    evaluate: Run, server: Stub, tmp_path: Path, reply: Answer
+) -> None:
+    server.answer = lambda number, body: reply
+    assert evaluate(*ask(server)) == 0
+    for record in read_episodes(tmp_path / "run" / EPISODES):
+        assert {turn.text for turn in record.trajectory.turns} == {"\\boxed{5}"}
+        assert record.notes["calls"][0]["reasoning"] == "perhaps \\boxed{1}"
+    assert "perhaps" not in json.dumps(server.requests)
+
+
+def test_saying_nothing_is_a_floor(evaluate: Run, tmp_path: Path) -> None:
+    assert evaluate(GUESS, "--episodes", 4, model="noop") == 0
+    part = read_summary(tmp_path / "run").parts[0]
+    assert part.success is not None
+    assert (part.success.mean, part.format_errors) == (0.0, 1.0)
+
+
+def test_an_evaluation_ends_when_it_has_cost_what_it_may(
+    evaluate: Run, server: Stub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # A call has 10 tokens in and 5 out: it costs 3.
+    words = ask(server, "--concurrency", 1, "--price", "in=100000,out=400000")
+    assert evaluate(*words, "--max-cost", 12) == 1
+    assert "is spent, --max-cost allows 12" in capsys.readouterr().err
+    assert 0 < len(episodes(tmp_path / "run")) < 6
+    asked = len(server.requests)
+    assert evaluate(*words, "--max-cost", 12, "--resume") == 1
+    assert len(server.requests) == asked
+    assert evaluate(*words, "--max-cost", 1000, "--resume") == 0
+    assert f"cost: {3 * len(server.requests):g}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("price", ["", "in=1", "in=1,out=x", "in=1,out=2,tax=3", "in=-1,out=2"])
+def test_prices_that_are_none_are_refused(evaluate: Run, server: Stub, price: str) -> None:
+    assert evaluate(*ask(server, "--price", price)) == 2
+    assert evaluate(*ask(server, "--max-cost", 1)) == 2
+    assert server.requests == []
+
+
+# What goes wrong
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (refused(401, "Incorrect API key provided: sk-secret"), "401: Incorrect API key"),
+        (refused(404, "The model `m` does not exist."), "404: The model `m`"),
+        (refused(400, "Unsupported value: 'temperature'"), "--param"),
+        (Answer("", 302, {"Location": "http://127.0.0.1:1/"}), "302"),
+    ],
+    ids=["401", "404", "400", "302"],
+)
+def test_a_refused_request_ends_the_evaluation_with_the_servers_words(
+    evaluate: Run,
+    server: Stub,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    answer: Answer,
+    says: str,
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    server.answer = lambda number, body: answer
+    assert evaluate(*ask(server, "--concurrency", 1)) == 2
+    said_so = capsys.readouterr().err
+    assert says in said_so
+    assert "sk-secret" not in said_so
+    assert len(server.requests) == 1
+    assert server.keys == ["Bearer sk-secret"]
+
+
+def test_a_key_is_in_no_file(
+    evaluate: Run, server: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINE", "sk-secret")
+    server.answer = first_then(refused(500, "sk-secret is tired"))
+    assert evaluate(*ask(server, "--key-env", "MINE")) == 0
+    assert all("sk-secret" not in path.read_text() for path in (tmp_path / "run").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("answer", "least", "most"),
+    [
+        (refused(429, "slow down", Retry_After="7"), 7, 7),
+        (
+            refused(
+                503,
+                "loading",
+                Retry_After=format_datetime(datetime.now(timezone.utc) + timedelta(days=1)),
+            ),
+            600,
+            600,
+        ),
+        (refused(429, "slow down", Retry_After="soon"), 0, 0.5),
+        (refused(500, "oops"), 0, 0.5),
+        (Answer("{not json"), 0, 0.5),
+        (Answer('{"choices": []}'), 0, 0.5),
+        (Answer('{"error": {"message": "upstream"}}'), 0, 0.5),
+        (Answer('{"choices": [{"message"', cut=True), 0, 0.5),
+        (Answer("<html>gateway</html>", 502), 0, 0.5),
+    ],
+    ids=["429", "503 date", "429 soon", "500", "no json", "no choices", "error", "cut off", "502"],
+)
+def test_what_passes_is_asked_again_after_a_pause(
+    evaluate: Run,
+    server: Stub,
+    tmp_path: Path,
+    pauses: list[float],
+    answer: Answer,
+    least: float,
+    most: float,
+) -> None:
+    server.answer = first_then(answer)
+    assert evaluate(*ask(server, "--concurrency", 1)) == 0
+    assert len(pauses) == 1
+    assert least <= pauses[0] <= most
+    assert len(episodes(tmp_path / "run")) == 6
+    first = next(read_episodes(tmp_path / "run" / EPISODES))
+    assert first.notes["calls"][0]["retries"] == 1
+
+
+def test_an_attempt_has_a_time_limit(evaluate: Run, server: Stub, pauses: list[float]) -> None:
+    server.answer = lambda number, body: time.sleep(6) if number == 1 else None
+    assert evaluate(*ask(server, "--timeout-s", 2)) == 0
+    assert len(pauses) == 1
+
+
+def test_without_a_server_the_evaluation_does_not_begin(
+    evaluate: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert evaluate(GUESS, "--url", "http://127.0.0.1:9/v1") == 2
+    assert "no server answers at http://127.0.0.1:9/v1" in capsys.readouterr().err
+    assert not (tmp_path / "run" / EPISODES).exists()
+
+
+def test_a_server_that_dies_fails_the_run_and_is_no_zero(
+    evaluate: Run,
+    server: Stub,
+    tmp_path: Path,
+    pauses: list[float],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    server.answer = lambda number, body: None if number <= 5 else refused(500, "out of memory")
+    assert evaluate(*ask(server, "--concurrency", 1)) == 1
+    assert "engine" in (said_so := capsys.readouterr().err)
+    assert "out of memory" in said_so
+    before = episodes(tmp_path / "run")
+    records = list(read_episodes(tmp_path / "run" / EPISODES))
+    assert sum(len(record.notes["calls"]) for record in records) == 5
+    server.answer = lambda number, body: None
+    assert evaluate(*ask(server, "--resume")) == 0
+    after = episodes(tmp_path / "run")
+    assert len(after) == 6
+    assert before.items() <= after.items()
+    assert read_summary(tmp_path / "run").parts[0].failed == {}
+
+
+def test_a_context_that_overflows_ends_the_episode_and_the_table_says_so(
+    evaluate: Run, server: Stub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    long = refused(400, "This model's maximum context length is 20 tokens. However, ...")
+
+    def answer(number: int, body: dict[str, Any]) -> Answer:
+        return long if len(body["messages"]) > 3 else said("\\boxed{11}")
+
+    server.answer = answer
+    assert evaluate(*ask(server)) == 0
+    played = episodes(tmp_path / "run").values()
+    assert {(each.end, len(each.turns), each.success) for each in played} == {
+        ("token_budget", 2, False)
+    }
+    assert "the context overflowed in 6 episodes" in capsys.readouterr().out
+
+
+def test_a_first_prompt_that_is_too_long_is_no_zero(
+    evaluate: Run, server: Stub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.answer = lambda number, body: refused(400, "context_length_exceeded")
+    assert evaluate(*ask(server)) == 1
+    assert "budget: the first prompt is too long" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["", None])
+def test_an_empty_reply_is_played_and_counted(
+    evaluate: Run, server: Stub, tmp_path: Path, text: str | None
+) -> None:
+    server.answer = lambda number, body: said(text, "length", reasoning="hm")
+    assert evaluate(*ask(server)) == 0
+    part = read_summary(tmp_path / "run").parts[0]
+    assert part.success is not None
+    assert (part.success.mean, part.format_errors) == (0.0, 1.0)
+    assert part.empty_replies == part.cut_replies == len(server.requests)
+
+
+def test_an_environment_that_raises_is_tried_again_then_counted_apart(
+    evaluate: Run, crashing: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (crashing, "--episodes", 9)
+    assert evaluate(*words, "--max-failed", 0.2, model="random") == 1
+    assert "the board is gone" in capsys.readouterr().err
+    assert evaluate(*words, "--max-failed", 0.5, "--resume", model="random") == 0
+    part = read_summary(tmp_path / "run").parts[0]
+    assert part.success is not None
+    assert (part.success.mean, part.episodes, part.failed) == (1.0, 6, {"environment": 3})
+    assert part.bounds == pytest.approx((6 / 9, 1.0))
+    assert "success is between 0.667 and 1.000" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("game:Nothing",), "game:Nothing"),
+        ((GUESS, f"gem:{GUESS}?n=4"), "twice"),
+        (("suite:none",), "known: smoke"),
+        ((GUESS, "--samples", "2"), "--episodes"),
+        ((GUESS, "--executor", "cloud"), "unknown executor"),
+        ((f"gem:{GUESS}?hint=nonsense",), "hint"),
+    ],
+)
+def test_a_wrong_setting_is_refused(
+    evaluate: Run, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], says: str
+) -> None:
+    assert evaluate(*words, model="random") == 2
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--url", "localhost:8000"),
+        ("--url", "http://me:secret@localhost:8000/v1"),
+        ("--url", "http://localhost/v1", "--param", "messages=[]"),
+        (),
+    ],
+)
+def test_a_model_that_cannot_be_asked_is_refused(evaluate: Run, words: tuple[str, ...]) -> None:
+    assert evaluate(GUESS, *words) == 2
+
+
+# Going on
+
+
+def test_a_record_is_only_continued_if_asked_for_and_with_the_same_settings(
+    evaluate: Run, server: Stub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert evaluate(*ask(server)) == 0
+    asked = len(server.requests)
+    assert evaluate(*ask(server)) == 2
+    assert "--resume" in capsys.readouterr().err
+    assert evaluate(*ask(server, "--temperature", 0.5, "--resume")) == 2
+    assert "settings.sampling.temperature: nothing there, 0.5 here" in capsys.readouterr().err
+    assert evaluate(*ask(server, "--resume", "--concurrency", 2)) == 0
+    assert len(server.requests) == asked
+
+
+def test_two_evaluations_cannot_share_a_folder(evaluate: Run, server: Stub, tmp_path: Path) -> None:
+    server.answer = lambda number, body: time.sleep(0.2)
+    words = [*map(str, ask(server)), "--model", "openai:m", "--out", "run"]
+    other = subprocess.Popen([sys.executable, "-m", "gem_eval", *words], cwd=tmp_path)
+    try:
+        wait_for(lambda: len(server.requests) > 0)
+        assert evaluate(*ask(server, "--resume")) == 2
+    finally:
+        assert other.wait(60) == 0
+    assert len(episodes(tmp_path / "run")) == 6
+
+
+def test_ctrl_c_leaves_a_record_that_can_be_continued(
+    evaluate: Run, server: Stub, tmp_path: Path
+) -> None:
+    gate = threading.Event()
+
+    def answer(number: int, body: Any) -> None:
+        if number > 8:  # the first episodes have at most four turns
+            assert gate.wait(60)
+
+    server.answer = answer
+    words = [*map(str, ask(server, "--concurrency", 1)), "--model", "openai:m", "--out", "run"]
+    other = subprocess.Popen(
+        [sys.executable, "-m", "gem_eval", *words], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    )
+    wait_for(lambda: (tmp_path / "run" / EPISODES).exists())
+    other.send_signal(signal.SIGINT)
+    assert "--resume plays the rest" in other.communicate(timeout=60)[1]
+    gate.set()
+    assert other.returncode == 130
+    before = episodes(tmp_path / "run")
+    assert 0 < len(before) < 6
+    assert evaluate(*ask(server, "--resume")) == 0
+    assert before.items() <= episodes(tmp_path / "run").items()
+
+
+@pytest.mark.parametrize(("model", "tasks"), [("openai:m", 20), ("oracle", 800)])
+def test_killed_at_any_moment_and_continued_it_ends_as_one_that_was_not(
+    server: Stub, tmp_path: Path, model: str, tasks: int
+) -> None:
+    server.answer = lambda number, body: time.sleep(0.02)
+    url = ("--url", server.url) if model == "openai:m" else ()
+    words = [GUESS, "game:Mastermind-v0-easy", "--model", model, *url, "--concurrency", "4"]
+    command = [sys.executable, "-m", "gem_eval", *words, "--episodes", str(tasks), "--out"]
+    subprocess.run([*command, "whole"], cwd=tmp_path, check=True)
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+
+    def recorded() -> int:
+        path = killed / EPISODES
+        return path.read_bytes().count(b"\n") if path.exists() else 0
+
+    rng = random.Random(tasks)
+    for kill in range(4):
+        most = recorded() + rng.randint(1, tasks // 4)
+        process = subprocess.Popen([*command, "killed", "--resume"], cwd=tmp_path)
+        wait_for(lambda: recorded() >= most)
+        time.sleep(rng.uniform(0, 0.02))
+        process.kill()
+        assert process.wait() == -signal.SIGKILL, f"it had ended before kill {kill}"
+    subprocess.run([*command, "killed", "--resume"], cwd=tmp_path, check=True)
+    assert episodes(killed) == episodes(whole)
+    ours, theirs = read_summary(killed), read_summary(whole)
+    assert (ours.parts, ours.overall) == (theirs.parts, theirs.overall)
+    metrics = [
+        [{**line, "time_s": 0} for line in read_run(each).metrics] for each in (killed, whole)
+    ]
+    assert metrics[0] == metrics[1]
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    ends = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < ends
+        time.sleep(0.002)
+
+
+def test_the_report_prints_what_was_recorded(
+    evaluate: Run, server: Stub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert evaluate(*ask(server)) == 0
+    printed = capsys.readouterr().out
+    assert main(["report", "run"]) == 0
+    assert capsys.readouterr().out == printed
+    assert re.search(r"^game:GuessTheNumber-v0-easy +6 +6 +0 ", printed, re.MULTILINE)
