@@ -11,6 +11,7 @@ TINKER := .venvs/tinker/bin/python
 RL2 := .venvs/rl2/bin/python
 ROLL := .venvs/roll/bin/python
 BENCH := $(DEV) -m gem_bench
+PYTEST := -m pytest -q $(PYTEST_FLAGS)
 RUNS ?= runs
 MODEL ?= tiny
 SEEDS ?= 0
@@ -111,7 +112,7 @@ new-adapter: ## Start the adapter of another trainer: make new-adapter NAME=x (d
 
 # Checks
 
-.PHONY: nightly compatibility compatibility-check docs docs-check check-envs lint types test test-all test-dev test-verl test-openrlhf conformance conformance-breaks e2e e2e-resume e2e-tools example-env e2e-openrlhf example-verl killed-verl test-oat e2e-oat test-tinker e2e-tinker test-rl2 e2e-rl2 test-trl e2e-trl test-roll e2e-roll
+.PHONY: nightly compatibility compatibility-check docs docs-check check-envs lint types test test-all test-dev test-verl test-openrlhf conformance conformance-breaks e2e e2e-resume e2e-tools e2e-openenv example-env e2e-openrlhf example-verl killed-verl test-oat e2e-oat test-tinker e2e-tinker test-rl2 e2e-rl2 test-trl e2e-trl test-roll e2e-roll
 docs: env-dev ## Write the pages about environments (docs/envs) and public modules (docs/api)
 	$(DEV) tools/catalogue.py docs/envs
 	$(DEV) tools/api.py docs/api
@@ -127,38 +128,39 @@ lint: env-dev ## Style and formatting
 types: env-dev ## Static types of all packages
 	$(DEV) -m mypy packages/gem-core/src packages/gem-bench/src packages/gem-cpu/src packages/gem-verl/src \
 	  packages/gem-openrlhf/src packages/gem-oat/src packages/gem-tinker/src packages/gem-rl2/src \
-	  packages/gem-trl/src packages/gem-roll/src packages/_template/src tests/conformance/breaks.py
+	  packages/gem-trl/src packages/gem-roll/src packages/gem-eval/src packages/_template/src tests/conformance/breaks.py
 test: test-dev test-trl ## Unit, property and installation tests, of TRL conformance L0
 test-all: test test-verl test-openrlhf test-oat test-tinker test-rl2 test-roll ## The same of all trainers
 test-dev: env-dev
-	$(DEV) -m pytest -q --timeout 1200 -n $(WORKERS) --dist worksteal -m "not slow" tests/core tests/bench tests/cpu tests/packages
+	$(DEV) $(PYTEST) --timeout 1200 -n $(WORKERS) --dist worksteal -m "not slow" tests/core tests/bench tests/eval tests/cpu tests/packages
 test-trl: env-dev
-	$(DEV) -m pytest -q --timeout 1200 -m "not slow" tests/trl tests/conformance
+	$(DEV) $(PYTEST) --timeout 1200 -m "not slow" tests/trl tests/conformance
 test-verl: env-verl
-	GEM_CPU=1 $(VERL) -m pytest -q --timeout 1200 -m "not slow" tests/verl tests/conformance
+	GEM_CPU=1 $(VERL) $(PYTEST) --timeout 1200 -m "not slow" tests/verl tests/conformance
 test-openrlhf: env-openrlhf
-	GEM_CPU=1 DS_ACCELERATOR=cpu $(OPENRLHF) -m pytest -q --timeout 1200 -m "not slow" tests/openrlhf tests/conformance
+	GEM_CPU=1 DS_ACCELERATOR=cpu $(OPENRLHF) $(PYTEST) --timeout 1200 -m "not slow" tests/openrlhf tests/conformance
 test-oat: env-oat
-	GEM_CPU=1 DS_ACCELERATOR=cpu $(OAT) -m pytest -q --timeout 1200 -m "not slow" tests/oat tests/conformance
+	GEM_CPU=1 DS_ACCELERATOR=cpu $(OAT) $(PYTEST) --timeout 1200 -m "not slow" tests/oat tests/conformance
 test-tinker: env-tinker
-	$(TINKER) -m pytest -q --timeout 1200 -m "not slow" tests/tinker tests/conformance
+	$(TINKER) $(PYTEST) --timeout 1200 -m "not slow" tests/tinker tests/conformance
 test-rl2: env-rl2
-	GEM_CPU=1 $(RL2) -m pytest -q --timeout 1200 -m "not slow" tests/rl2 tests/conformance
+	GEM_CPU=1 $(RL2) $(PYTEST) --timeout 1200 -m "not slow" tests/rl2 tests/conformance
 # Without a checkout of ROLL: what needs none, in the development environment.
 test-roll: $(if $(GEM_ROLL_HOME),env-roll,env-dev)
-	GEM_CPU=1 $(if $(GEM_ROLL_HOME),$(ROLL),$(DEV)) -m pytest -q -rs --timeout 1200 -m "not slow" tests/roll \
+	GEM_CPU=1 $(if $(GEM_ROLL_HOME),$(ROLL),$(DEV)) $(PYTEST) -rs --timeout 1200 -m "not slow" tests/roll \
 	  tests/conformance/test_l0_roll.py
 # GEM_PERTURB=<seed> begins all runs with weights that differ from the shipped ones by rounding.
 conformance: $(TRAINER_ENVS) ## Run reference and real trainers, compare them (levels L1 to L3)
-	$(DEV) -m pytest -q -n 2 --dist loadfile tests/conformance -m "slow and not breaks and not nightly"
+	$(DEV) $(PYTEST) -n 2 --dist loadfile tests/conformance -m "slow and not breaks and not nightly"
 nightly: $(TRAINER_ENVS) real-model ## What is slow and stable: rounding, small models made anew, defects built in, all of e2e
-	$(DEV) -m pytest -q -m "nightly or slow" tests/conformance/test_noise.py tests/conformance/test_correction.py tests/cpu
-	$(DEV) -m pytest -q -m nightly tests/trl
-	$(VERL) -m pytest -q -m nightly tests/verl
-	$(OPENRLHF) -m pytest -q -m nightly tests/openrlhf
-	GEM_CPU=1 $(RL2) -m pytest -q -m nightly tests/rl2
+	$(DEV) $(PYTEST) -m "nightly or slow" tests/conformance/test_noise.py tests/conformance/test_correction.py \
+	  tests/conformance/test_executors.py tests/cpu
+	$(DEV) $(PYTEST) -m nightly tests/trl
+	$(VERL) $(PYTEST) -m nightly tests/verl tests/core/test_executors_ray.py
+	$(OPENRLHF) $(PYTEST) -m nightly tests/openrlhf
+	GEM_CPU=1 $(RL2) $(PYTEST) -m nightly tests/rl2
 	@set -e; for seed in $(PERTURBATIONS); do GEM_PERTURB=$$seed $(MAKE) --no-print-directory conformance; done
-	$(MAKE) --no-print-directory conformance-breaks e2e e2e-resume e2e-tools e2e-openrlhf e2e-oat e2e-tinker e2e-rl2 e2e-trl
+	$(MAKE) --no-print-directory conformance-breaks e2e e2e-resume e2e-tools e2e-openenv e2e-openrlhf e2e-oat e2e-tinker e2e-rl2 e2e-trl
 compatibility: env-dev ## Write README's compatibility table; takes over what `make conformance` found last
 	@$(DEV) tools/compatibility.py
 compatibility-check: env-dev ## The table is what the packages say and what conformance found
@@ -171,43 +173,45 @@ $(SMOLLM2_PACKAGES):
 .PHONY: real-model
 real-model: $(TRAINER_ENVS) $(SMOLLM2_PACKAGES) ## A real language model (SmolLM2-135M) in all trainers: levels in fp32, log-probabilities in bf16
 	GEM_REAL_MODEL="$$(PYTHONPATH=$(SMOLLM2_PACKAGES) $(DEV) -m gem_cpu.smollm2)" \
-	  $(DEV) -m pytest -q -rP --tb=short tests/conformance/test_real_model.py
+	  $(DEV) $(PYTEST) -rP --tb=short tests/conformance/test_real_model.py
 conformance-breaks: env-dev env-verl env-openrlhf env-oat env-rl2 ## Build one defect after the other into real trainers; each must be noticed
-	$(DEV) -m pytest -q tests/conformance -m breaks
+	$(DEV) $(PYTEST) tests/conformance -m breaks
 e2e-tools: env-dev env-verl ## Python, search and MCP through the reference and real verl, compared (L0 to L3)
-	$(DEV) -m pytest -q tests/e2e/test_tools.py
+	$(DEV) $(PYTEST) tests/e2e/test_tools.py
 e2e-resume: $(TRAINER_ENVS) ## Reference and real trainers, all of their processes killed, go on from a checkpoint
-	$(DEV) -m pytest -q tests/e2e/test_resume.py
+	$(DEV) $(PYTEST) tests/e2e/test_resume.py
+e2e-openenv: env-dev ## OpenEnv's own client, server and validation against ours
+	$(DEV) $(PYTEST) tests/packages/test_openenv.py
 example-env: env-dev ## The package of docs/your-own-environment.md: install, check, play, train, replay
-	$(DEV) -m pytest -q tests/packages/test_example.py
+	$(DEV) $(PYTEST) tests/packages/test_example.py
 e2e: env-dev env-verl example-verl ## Real verl in each way of using it, a few steps each, and the example file
-	$(VERL) -m pytest -q tests/verl -m "slow and not nightly"
+	$(VERL) $(PYTEST) tests/verl -m "slow and not nightly"
 killed-verl: env-dev env-verl ## Real verl whose vLLM engine is killed: the run ends and says so (part of e2e)
-	$(VERL) -m pytest -q tests/verl -m slow -k EngineCore
+	$(VERL) $(PYTEST) tests/verl -m slow -k EngineCore
 example-verl: env-dev env-verl ## The example file of gem-verl on the CPU, two steps
 	PATH="$(CURDIR)/.venvs/verl/bin:$$PATH" MODEL="$$($(DEV) -m gem_cpu.tiny_model)" \
 	  timeout 900 packages/gem-verl/examples/train_verl.sh --cpu trainer.total_training_steps=2
 e2e-openrlhf: env-dev env-openrlhf ## Real OpenRLHF in each way of using it, what stops it, and the example file
-	$(OPENRLHF) -m pytest -q tests/openrlhf -m "slow and not nightly"
+	$(OPENRLHF) $(PYTEST) tests/openrlhf -m "slow and not nightly"
 	PATH="$(CURDIR)/.venvs/openrlhf/bin:$$PATH" MODEL="$$($(DEV) -m gem_cpu.tiny_model)" OUT=$(CURDIR)/$(RUNS)/example-openrlhf \
 	  timeout 900 packages/gem-openrlhf/examples/train_openrlhf.sh --cpu
 e2e-oat: env-dev env-oat ## Real oat in each way of using it, two ranks, what stops it, and the example file
-	GEM_CPU=1 DS_ACCELERATOR=cpu $(OAT) -m pytest -q tests/oat -m slow
+	GEM_CPU=1 DS_ACCELERATOR=cpu $(OAT) $(PYTEST) tests/oat -m slow
 	MODEL="$$($(DEV) -m gem_cpu.tiny_model)" timeout 900 $(OAT) packages/gem-oat/examples/train_oat.py --cpu
 e2e-tinker: env-dev env-tinker ## A real Tinker server: both styles, resume, stale weights, a server that dies; the example file
-	$(TINKER) -m pytest -q tests/tinker -m slow
+	$(TINKER) $(PYTEST) tests/tinker -m slow
 	MODEL="$$($(DEV) -m gem_cpu.tiny_model)" timeout 900 $(TINKER) packages/gem-tinker/examples/train_tinker.py --cpu
 e2e-rl2: env-dev env-rl2 ## Real RL2 in each way of using it, what stops it, and the example file
-	GEM_CPU=1 $(RL2) -m pytest -q tests/rl2 -m "slow and not nightly"
+	GEM_CPU=1 $(RL2) $(PYTEST) tests/rl2 -m "slow and not nightly"
 	PATH="$(CURDIR)/.venvs/rl2/bin:$$PATH" MODEL="$$($(DEV) -m gem_cpu.tiny_model)" OUT=$(CURDIR)/$(RUNS)/example-rl2 \
 	  timeout 900 packages/gem-rl2/examples/train_rl2.sh --cpu
 e2e-roll: env-dev env-roll ## Real ROLL (GEM_ROLL_HOME) in each way of using it, what stops it, and the example file
 	@test -n "$(GEM_ROLL_HOME)" || { echo "GEM_ROLL_HOME names no checkout of ROLL: docs/roll.md"; exit 1; }
-	GEM_CPU=1 $(ROLL) -m pytest -q tests/roll -m slow
+	GEM_CPU=1 $(ROLL) $(PYTEST) tests/roll -m slow
 	PATH="$(CURDIR)/.venvs/roll/bin:$$PATH" MODEL="$$($(DEV) -m gem_cpu.tiny_model)" OUT=$(CURDIR)/$(RUNS)/example-roll \
 	  timeout 900 packages/gem-roll/examples/train_roll.sh --cpu
 e2e-trl: env-dev env-openrlhf ## Real TRL in each way of using it, several processes, what stops it, and the example file
-	$(DEV) -m pytest -q tests/trl -m "slow and not nightly"
-	$(DEV) -m pytest -q tests/e2e/test_resume.py -k "reference or trl"
+	$(DEV) $(PYTEST) tests/trl -m "slow and not nightly"
+	$(DEV) $(PYTEST) tests/e2e/test_resume.py -k "reference or trl"
 	MODEL="$$($(DEV) -m gem_cpu.tiny_model)" OUT=$(CURDIR)/$(RUNS)/example-trl OMP_NUM_THREADS=1 \
 	  timeout 900 $(DEV) packages/gem-trl/examples/train_trl.py --cpu
