@@ -32,14 +32,16 @@ from transformers import AutoTokenizer
 
 from gem import Env, register
 from gem.core import Step
+from gem.packed import PackedTrajectory
 from gem.rollout import ChatFormat
 from gem.seeding import stream
 from gem.tasks import Task, TaskSet
 from gem.training.record import EpisodeRecord, RunRecord, read_run
 from gem.training.recording import RunRecording
+from gem.training.rows import placed_rows
 from gem.training.stepped import SteppedEngine
-from gem.training.tasksets import encode_task
-from gem_oat.advantage import give_advantages, make_rows
+from gem.training.tasksets import DatasetRow
+from gem_oat.advantage import Row, give_advantages
 from gem_oat.data import Batches
 from gem_oat.rollout import Actor
 from gem_oat.settings import parse
@@ -173,8 +175,9 @@ def overhead(run: RunRecord, tokenizer: Any) -> None:
 
     def play(playing: Any, recorded: Sequence[EpisodeRecord]) -> None:
         playing.llm = RecordedLLM(recorded)
-        tasks = [encode_task(e.trajectory.task) for e in recorded[::copies]]
-        spent.append(timed(lambda: playing.step(tasks, None, [str(i) for i in range(len(tasks))])))
+        rows = (DatasetRow(e.trajectory.task, number=n) for n, e in enumerate(recorded[::copies]))
+        tasks = [row.encode() for row in rows]
+        spent.append(timed(lambda: playing.step(tasks, None, ["0"] * len(tasks))))
 
     spent: list[float] = []
     for _ in range(REPEATS):
@@ -183,13 +186,13 @@ def overhead(run: RunRecord, tokenizer: Any) -> None:
         play(playing, before)
         play(playing, episodes)
     actor_s = min(spent[1::2])
-    batch = [e.trajectory for e in episodes]
+    batch = [PackedTrajectory.of(e.trajectory) for e in episodes]
 
     folder = tempfile.TemporaryDirectory()
     recording = RunRecording(folder.name, {"trainer": "oat"})
 
     def learner() -> None:
-        rows = make_rows(batch)
+        rows = placed_rows(batch, Row)
         per_turn = give_advantages(
             batch,
             rows,
@@ -246,13 +249,14 @@ def hidden(tokenizer: Any) -> None:
     register("bench:OatEcho", Echo)
     given = flags(EPISODES, 1, 300, 3000, 64)
     answer = [*tokenizer.encode("x"), tokenizer.eos_token_id]
-    numbers = [str(i) for i in range(EPISODES)]
     print(f"\n{EPISODES} episodes of three turns, {SAMPLING_S * 1000:.0f} ms a step of the engine")
     for delay in (0.0, DELAY_S):
-        tasks = [encode_task(Task("bench:OatEcho", i, {"delay_s": delay})) for i in range(EPISODES)]
+        params = {"delay_s": delay}
+        rows = [DatasetRow(Task("bench:OatEcho", i, params), number=i) for i in range(EPISODES)]
+        tasks = [row.encode() for row in rows]
         playing = actor(SteadyLLM(answer), tokenizer, given)
         began = time.perf_counter()
-        playing.step(tasks, None, numbers)
+        playing.step(tasks, None, ["0"] * EPISODES)
         seconds = time.perf_counter() - began
         alone = EPISODES * 3 * (delay + SAMPLING_S)
         print(

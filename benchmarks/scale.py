@@ -26,7 +26,6 @@ from __future__ import annotations
 import argparse
 import io
 import json
-import math
 import os
 import random
 import subprocess
@@ -40,9 +39,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from drawing import draw
 from scale_node import Engines, Work
-
-from gem_bench.plot import COLORS, DASHES
 
 ROOT = Path(__file__).parents[1]
 LOOPS = {"rollout": 1, "verl": 8, "openrlhf": 8, "oat": 8, "rl2": 1, "tinker": 1}
@@ -56,7 +54,6 @@ CHAT = (
 )
 CURVES = {1: (128, 256, 512, 1024, 2048), 8: (1024, 2048, 4096, 8192)}
 """Numbers of episodes in the plot, by number of event loops."""
-_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 720, 380, 56, 16, 112, 52
 
 
 @dataclass(frozen=True)
@@ -175,54 +172,6 @@ def table(groups: Sequence[Sequence[Case]], texts: Path, trees: dict[str, Path])
                 show(case, found, which)
 
 
-def draw(lines: dict[str, list[tuple[int, float]]]) -> str:
-    """Return an SVG plot of the share that is lost (%, above 0) over the number of episodes."""
-    xs = [x for points in lines.values() for x, _ in points]
-    low, high = math.log2(min(xs)), math.log2(max(xs))
-    shares = [y for points in lines.values() for _, y in points]
-    least, most = math.floor(math.log10(min(shares))), math.ceil(math.log10(max(shares)))
-
-    def px(x: float) -> float:
-        return _LEFT + (math.log2(x) - low) / (high - low) * (_WIDTH - _LEFT - _RIGHT)
-
-    def py(y: float) -> float:
-        part = (math.log10(y) - least) / (most - least)
-        return _HEIGHT - _BOTTOM - part * (_HEIGHT - _BOTTOM - _TOP)
-
-    def text(x: float, y: float, words: str, anchor: str = "start", kind: str = "tick") -> str:
-        return f'<text class="{kind}" x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}">{words}</text>'
-
-    out = [text(0, 14, "Share of the engines' time that is lost to us, %", kind="name")]
-    for y in (10.0**power for power in range(least, most + 1)):
-        out.append(text(_LEFT - 8, py(y) + 4, f"{y:g}", "end"))
-        line = f'x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{py(y):.1f}" y2="{py(y):.1f}"'
-        out.append(f'<line class="grid" {line}/>')
-    out += [text(px(x), _HEIGHT - _BOTTOM + 18, f"{x:,}", "middle") for x in sorted(set(xs))]
-    out.append(text((_LEFT + _WIDTH) / 2, _HEIGHT - 12, "episodes at once", "middle"))
-    style = []
-    for index, (name, points) in enumerate(lines.items()):
-        at = f"{' '.join(f'{px(x):.1f},{py(y):.1f}' for x, y in points)}"
-        y = 38 + 18 * index
-        out.append(f'<line class="g{index}" x1="0" x2="26" y1="{y - 4}" y2="{y - 4}"/>')
-        out += [text(34, y, name), f'<polyline class="g{index}" points="{at}"/>']
-        rule = f"fill:none;stroke-width:2.6;stroke-dasharray:{DASHES[index]};stroke:"
-        dark = f"@media(prefers-color-scheme:dark){{.g{index}{{stroke:{COLORS[index][1]}}}}}"
-        style.append(f".g{index}{{{rule}{COLORS[index][0]}}}{dark}")
-    common = (
-        ".paper{fill:#fff}.name{fill:#1c2430;font-weight:600}.tick{fill:#5b6675}.grid{stroke:#e3e7ed}"
-        "@media(prefers-color-scheme:dark){.paper{fill:#0f141b}.name{fill:#e6ebf2}"
-        ".tick{fill:#9aa6b5}.grid{stroke:#26303d}}"
-    )
-    box = f'width="{_WIDTH + 28}" height="{_HEIGHT + 28}"'
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" {box} viewBox="-14 -14 {_WIDTH + 28} '
-        f'{_HEIGHT + 28}" role="img" font-family="system-ui, sans-serif" font-size="12.5">'
-        f"<title>Share of engine time lost over episodes at once</title>"
-        f"<style>{common}{''.join(style)}</style>"
-        f'<rect class="paper" x="-14" y="-14" {box}/>{"".join(out)}</svg>\n'
-    )
-
-
 def curves(texts: Path, turns: int) -> dict[str, list[tuple[int, float]]]:
     """Measure the share that is lost (%) over the number of episodes; print it, too."""
     lines = {}
@@ -270,7 +219,9 @@ def main() -> None:
             trees = {" before": before, " now": ROOT}
         table(groups, texts, trees)
         if args.plot:
-            args.plot.write_text(draw(curves(texts, args.turns)), encoding="utf-8")
+            title = "Share of the engines' time that is lost to us, %"
+            plot = draw(title, "episodes at once", curves(texts, args.turns))
+            args.plot.write_text(plot, encoding="utf-8")
 
 
 if __name__ == "__main__":

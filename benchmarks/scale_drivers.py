@@ -25,9 +25,9 @@ from scale_node import Engines, Policy, Texts, Work, World, shortest, wait_s
 
 from gem import Env, register
 from gem.core import Step
+from gem.executors.threads import EnvThreads
 from gem.packed import PackedTrajectory
 from gem.rollout import Budget, ChatFormat, Request, Sample, play
-from gem.rollout.threads import EnvThreads
 from gem.tasks import Task
 from gem.training.tasksets import DatasetRow, encode_task
 
@@ -254,9 +254,9 @@ def oat(bench: Bench) -> list[Any]:
     actor.llm = SimpleNamespace(llm_engine=SteppedEngine(bench.world))
     actor._chat = ChatFormat(bench.tokenizer)
     actor.ipc_client = SimpleNamespace(serialize_ipc=lambda episodes: episodes)
-    tasks, numbers = [encode_task(task) for task in bench.tasks], [str(i) for i in range(n)]
+    tasks = [DatasetRow(task, number=i).encode() for i, task in enumerate(bench.tasks)]
     bench.world.start()
-    episodes: list[Any] = actor.step(tasks, None, numbers)
+    episodes: list[Any] = actor.step(tasks, None, ["0"] * n)
     return episodes
 
 

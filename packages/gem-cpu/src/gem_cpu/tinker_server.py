@@ -83,7 +83,8 @@ class Server:
         command += ["--checkpoints-base", str(state / "checkpoints")]
         # Short timeouts free a dead client's adapter before the next client needs it.
         command += ["--session-timeout-sec", "60", "--session-cleanup-interval-sec", "5"]
-        with self.log.open("wb") as log:
+        # A run that goes on has its folder's log, too.
+        with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 command,
                 env=_server_environment(options),

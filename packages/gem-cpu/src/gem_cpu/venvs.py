@@ -65,7 +65,10 @@ class Spec:
 
 SPECS = {
     "dev": Spec(
-        ("gem-core", "gem-bench", "gem-cpu", "gem-roll", "gem-verl", "gem-tinker", "gem-trl"),
+        (
+            *("gem-core", "gem-bench", "gem-eval", "gem-cpu"),
+            *("gem-roll", "gem-verl", "gem-tinker", "gem-trl"),
+        ),
         ((3, 11),),
     ),
     "verl": Spec(("gem-core", "gem-verl", "gem-cpu"), ((3, 11),)),
