@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import re
 import signal
@@ -463,30 +464,111 @@ def test_ctrl_c_leaves_a_record_that_can_be_continued(
     assert before.items() <= episodes(tmp_path / "run").items()
 
 
-@pytest.mark.parametrize(("model", "tasks"), [("openai:m", 20), ("oracle", 800)])
+def test_a_record_is_extended_by_samples_tasks_and_environments(
+    evaluate: Run, server: Stub, tmp_path: Path
+) -> None:
+    url = ("--url", server.url)
+    assert evaluate(GUESS, *url, "--episodes", 3) == 0
+    first, asked = episodes(tmp_path / "run"), len(server.requests)
+    more = ("game:Mastermind-v0-easy", GUESS, *url, "--episodes", 5, "--samples", 2)
+    assert evaluate(*more, "--resume") == 0
+    extended = episodes(tmp_path / "run")
+    assert first.items() <= extended.items()
+    both = sum(len(each.turns) for each in extended.values())
+    assert len(server.requests) == both
+    assert both - sum(len(each.turns) for each in first.values()) == len(server.requests) - asked
+    (tmp_path / "run").rename(tmp_path / "extended")
+    assert evaluate(*more) == 0
+    assert episodes(tmp_path / "run") == extended
+    ours, theirs = (read_summary(tmp_path / name) for name in ("extended", "run"))
+    assert (ours.parts, ours.overall) == (theirs.parts, theirs.overall)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ((GUESS, "--episodes", 3, "--samples", 1), "settings.samples: 2 there, 1 here"),
+        ((GUESS, "--episodes", 2, "--samples", 3), "settings.tasks.0: 'gem:"),
+        ((GUESS, "--episodes", 9, "--samples", 2, "--seed", 1), "settings.tasks.0: 'gem:"),
+        (("game:Sudoku-v0-easy", "--episodes", 3, "--samples", 2), "settings.tasks.0: 'gem:"),
+    ],
+    ids=["fewer samples", "fewer tasks", "other seeds", "another environment"],
+)
+def test_a_record_is_not_continued_with_less(
+    evaluate: Run,
+    server: Stub,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    words: tuple[object, ...],
+    says: str,
+) -> None:
+    url = ("--url", server.url)
+    assert evaluate(GUESS, *url, "--episodes", 3, "--samples", 2) == 0
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    assert evaluate(*words, *url, "--resume") == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("  ")]
+    assert len(lines) == 1
+    assert says in lines[0]
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+
+
+FORKS = """
+import os, sys
+from gem_eval.cli import main
+for line in sys.stdin:
+    child = os.fork()
+    if not child:
+        os._exit(main(line.split()))
+    print(child, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@pytest.mark.parametrize(("model", "tasks"), [("openai:m", 24), ("oracle", 800)])
 def test_killed_at_any_moment_and_continued_it_ends_as_one_that_was_not(
     server: Stub, tmp_path: Path, model: str, tasks: int
 ) -> None:
-    server.answer = lambda number, body: time.sleep(0.02)
-    url = ("--url", server.url) if model == "openai:m" else ()
-    words = [GUESS, "game:Mastermind-v0-easy", "--model", model, *url, "--concurrency", "4"]
-    command = [sys.executable, "-m", "gem_eval", *words, "--episodes", str(tasks), "--out"]
-    subprocess.run([*command, "whole"], cwd=tmp_path, check=True)
+    server.answer = lambda number, body: time.sleep(0.01)
+    url = f"--url {server.url}" if model == "openai:m" else ""
+    words = f"{GUESS} game:Mastermind-v0-easy --model {model} {url} --episodes {tasks}"
+    words += " --concurrency 4 --resume --out"
+    # A process that has imported everything forks one for each evaluation.
+    forks = subprocess.Popen(
+        [sys.executable, "-c", FORKS],
+        cwd=tmp_path,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        bufsize=1,
+    )
+    assert forks.stdin is not None
+    assert forks.stdout is not None
+    status = iter(line for line in forks.stdout if line.strip().lstrip("-").isdecimal())
     whole, killed = tmp_path / "whole", tmp_path / "killed"
+
+    def begin(folder: Path) -> int:
+        forks.stdin.write(f"{words} {folder}\n")
+        return int(next(status))
 
     def recorded() -> int:
         path = killed / EPISODES
         return path.read_bytes().count(b"\n") if path.exists() else 0
 
     rng = random.Random(tasks)
-    for kill in range(4):
-        most = recorded() + rng.randint(1, tasks // 4)
-        process = subprocess.Popen([*command, "killed", "--resume"], cwd=tmp_path)
-        wait_for(lambda: recorded() >= most)
-        time.sleep(rng.uniform(0, 0.02))
-        process.kill()
-        assert process.wait() == -signal.SIGKILL, f"it had ended before kill {kill}"
-    subprocess.run([*command, "killed", "--resume"], cwd=tmp_path, check=True)
+    with forks:
+        begin(whole)
+        assert int(next(status)) == 0
+        for kill in range(20):
+            # Nothing more: while it starts. A few more: while it plays and writes.
+            most = recorded() + rng.choice([0, 1, 2, tasks // 20])
+            child = begin(killed)
+            wait_for(lambda: recorded() >= most)
+            time.sleep(rng.uniform(0, 0.05))
+            os.kill(child, signal.SIGKILL)
+            assert int(next(status)) == -signal.SIGKILL, f"it had ended before kill {kill}"
+        begin(killed)
+        assert int(next(status)) == 0
+        forks.stdin.close()
     assert episodes(killed) == episodes(whole)
     ours, theirs = read_summary(killed), read_summary(whole)
     assert (ours.parts, ours.overall) == (theirs.parts, theirs.overall)

@@ -253,7 +253,11 @@ def _parser() -> argparse.ArgumentParser:
     about = "environment variable with the server's key (OPENAI_API_KEY)"
     add("--key-env", default="OPENAI_API_KEY", metavar="NAME", help=about)
     add("--out", type=Path, metavar="DIR", help="folder of the record (evals/<model>)")
-    add("--resume", action="store_true", help="play what the record lacks")
+    add(
+        "--resume",
+        action="store_true",
+        help="play what the record lacks, also of more samples or tasks",
+    )
     _add_format(parser)
 
     group = parser.add_argument_group("what is played")

@@ -33,7 +33,7 @@ from gem.training.record import (
 from gem.training.resuming import check_same
 from gem_eval.episode import Played, play
 from gem_eval.players import Player
-from gem_eval.tasks import Part, Play, plays
+from gem_eval.tasks import Part, Play, covers, plays
 
 KIND = "evaluation"
 LOCK = "lock"
@@ -87,7 +87,8 @@ def evaluate(
             and whatever else is to be kept.
         samples: Episodes of each task.
         turns: Most turns of an episode, besides the environment's own limit.
-        resume: Continue what the folder holds.
+        resume: Continue what the folder holds; with more samples, more tasks of an environment
+            from the same first seed, or further environments the record is extended.
         limits: What bounds the evaluation.
         watch: Called with each episode that ended; what it raises ends the evaluation.
         around: Made and entered in the event loop while episodes are played.
@@ -199,8 +200,25 @@ def _begin(folder: Path, about: dict[str, Any], resume: bool) -> None:
     meta = read_run(folder).meta
     if meta.get("kind") != KIND:
         raise ConfigurationError(f"{folder} holds the record of a training run, not an evaluation")
-    compared = ("settings", "versions")
-    check_same(folder, *({key: each.get(key, {}) for key in compared} for each in (meta, about)))
+    before, now = meta.get("settings", {}), about.get("settings", {})
+    compared = {**now, **{key: before[key] for key in _extended(before, now)}}
+    check_same(
+        folder,
+        {"settings": before, "versions": meta.get("versions", {})},
+        {"settings": compared, "versions": about.get("versions", {})},
+    )
+    if compared != now:
+        Recorder(folder).start({**meta, **about})
+
+
+def _extended(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Return the settings that ask for all of the earlier episodes and possibly for more."""
+    found = []
+    if before.get("samples", 1) <= now.get("samples", 1):
+        found.append("samples")
+    if covers(now.get("tasks", []), before.get("tasks", [])):
+        found.append("tasks")
+    return [key for key in found if key in before]
 
 
 def _kept(folder: Path, earlier: Callable[[EpisodeRecord], None]) -> set[tuple[str, int, int]]:

@@ -37,7 +37,7 @@ class Play:
     part: Part
     task: Task
     group: int
-    """Number of the task among all tasks; its samples share it."""
+    """Number of the task among those of its part; its samples share it."""
     sample: int
     """Number of the episode among those of its task, from 0."""
 
@@ -81,12 +81,22 @@ def parse_tasks(texts: Sequence[str], *, episodes: int, seed: int) -> list[Part]
 
 def plays(parts: Sequence[Part], samples: int) -> list[Play]:
     """Return all episodes in the order in which they begin: part by part, task by task."""
-    tasks = [(part, task) for part in parts for task in part.tasks]
     return [
         Play(part, task, group, sample)
-        for group, (part, task) in enumerate(tasks)
+        for part in parts
+        for group, task in enumerate(part.tasks)
         for sample in range(samples)
     ]
+
+
+def covers(uris: Sequence[str], others: Sequence[str]) -> bool:
+    """Whether task sets have all tasks of other ones, with the same first seeds."""
+    sets = {_name(tasks): tasks for tasks in map(TaskSet.parse, uris)}
+    for other in map(TaskSet.parse, others):
+        found = sets.get(_name(other))
+        if found is None or found.seed != other.seed or found.n < other.n:
+            return False
+    return True
 
 
 def _is_suite(text: str) -> bool:
