@@ -1,6 +1,6 @@
 """Evaluates models in GEM environments: `gem eval`.
 
-`tasks` says what is played, `client` asks a server, `players` are models and scripted policies,
+`tasks` says what is played, `server` and `client` ask a model, `players` are models and policies,
 `episode` plays one episode, `runner` all of them into a record that can be continued, `numbers`
 computes what the record says, `comparison` compares two and judges one, `tables` shows them.
 """

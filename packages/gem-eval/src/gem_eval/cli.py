@@ -8,7 +8,8 @@ import os
 import re
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,14 @@ from gem.executors.named import NAMES, check_name
 from gem.tables import json_or_text
 from gem.training.record import EpisodeRecord
 from gem_eval import __version__
-from gem_eval.client import ChatClient, checked_url
+from gem_eval.client import ChatClient
 from gem_eval.comparison import compare, judge
-from gem_eval.episode import Played
+from gem_eval.episode import Played, Plays, play
 from gem_eval.numbers import read_summary
-from gem_eval.players import ModelPlayer, Player, ScriptedPlayer, SilentPlayer
+from gem_eval.players import ModelPlayer, ScriptedPlayer, SilentPlayer
 from gem_eval.runner import Limits, TooManyFailedError, evaluate
 from gem_eval.scripted import POLICIES
+from gem_eval.server import Server
 from gem_eval.spending import Prices, Spending, SpentError
 from gem_eval.tables import FORMATS, of_comparison, of_summary
 from gem_eval.tasks import parse_tasks
@@ -57,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
     folder = args.out or Path("evals", re.sub(r"[^\w.-]+", "-", args.model.removeprefix(OPENAI)))
     parts = parse_tasks(args.tasks, episodes=args.episodes, seed=args.seed)
     check_name(args.executor)
-    player, around, model = _model(args)
+    plays, around, model = _model(args)
     settings = {
         "tasks": [part.tasks.uri for part in parts],
         "samples": args.samples,
@@ -89,7 +91,7 @@ def main(argv: Sequence[str]) -> int:
         evaluate(
             folder,
             parts,
-            player,
+            plays,
             about=about,
             samples=args.samples,
             turns=args.turns,
@@ -176,23 +178,26 @@ def _add_format(parser: argparse.ArgumentParser) -> None:
 
 def _model(
     args: argparse.Namespace,
-) -> tuple[Player, Callable[[], contextlib.AbstractAsyncContextManager[object]], dict[str, Any]]:
-    """Return the player, what is entered while it plays, and the settings that it is known by."""
+) -> tuple[Plays, Callable[[], contextlib.AbstractAsyncContextManager[object]], dict[str, Any]]:
+    """Return what plays, what is entered while it plays, and the settings that it is known by."""
     if args.model in (*POLICIES, _SILENT) and args.samples > 1:
         raise ConfigurationError(
             f"--model {args.model} plays a task the same way every time: use --episodes, "
             "not --samples"
         )
     if args.model in POLICIES:
-        return ScriptedPlayer(args.model), contextlib.nullcontext, {"model": args.model}
+        return (
+            partial(play, player=ScriptedPlayer(args.model)),
+            contextlib.nullcontext,
+            {"model": args.model},
+        )
     if args.model == _SILENT:
-        return SilentPlayer(), contextlib.nullcontext, {"model": args.model}
+        return partial(play, player=SilentPlayer()), contextlib.nullcontext, {"model": args.model}
     name = args.model.removeprefix(OPENAI)
     if not args.model.startswith(OPENAI) or not name:
         raise ConfigurationError(
             f"--model must be {', '.join(POLICIES)}, {_SILENT} or {OPENAI}NAME, got {args.model!r}"
         )
-    url = checked_url(args.url or _OPENAI_URL)
     key = os.environ.get(args.key_env)
     if key is None and args.url is None:
         raise ConfigurationError(
@@ -206,24 +211,19 @@ def _model(
         **_params(args.param),
     }
     sampling = {field: value for field, value in sampling.items() if value is not None}
-    client = ChatClient(
-        url,
+    server = Server(
+        args.url or _OPENAI_URL,
         name,
         key=key,
-        sampling=sampling,
         concurrency=args.concurrency,
         retries=args.call_retries,
         timeout_s=args.timeout_s,
     )
 
-    @contextlib.asynccontextmanager
-    async def connected() -> AsyncIterator[None]:
-        async with client:
-            await client.check()
-            yield
-
-    known = {"model": args.model, "url": url, "sampling": sampling, "system": args.system}
-    return ModelPlayer(client, args.system), connected, known
+    server.served()
+    known = {"model": args.model, "url": server.url, "sampling": sampling, "system": args.system}
+    player = ModelPlayer(ChatClient(server, sampling), args.system)
+    return partial(play, player=player), lambda: server, known
 
 
 def _params(pairs: Sequence[str]) -> dict[str, Any]:

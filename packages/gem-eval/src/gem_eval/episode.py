@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from gem.contract import scalars
 from gem.core import Observation
@@ -13,9 +13,11 @@ from gem.executors.base import Executor
 from gem.executors.held import STEP_TIMEOUT_S, EnvFailedError
 from gem.tasks import Task
 from gem.trajectory import EpisodeEnd, Failure, Trajectory, Turn
-from gem_eval.client import ContextOverflowError, Message, ServerError
+from gem_eval.client import Message
 from gem_eval.players import Player
 from gem_eval.scripted import ACTION
+from gem_eval.server import ContextOverflowError, ServerError
+from gem_eval.tasks import Play
 
 
 @dataclass(frozen=True)
@@ -28,11 +30,25 @@ class Played:
     """`Reply.note` of each turn; of a void episode, of all turns of all attempts."""
 
 
+class Plays(Protocol):
+    """Plays an episode, as `play` with a player does."""
+
+    async def __call__(
+        self,
+        each: Play,
+        *,
+        turns: int | None = None,
+        retries: int = 1,
+        step_timeout_s: float | None = STEP_TIMEOUT_S,
+        executor: str | Executor | None = None,
+    ) -> Played:
+        """See `play`."""
+
+
 async def play(
-    task: Task,
+    each: Play,
     player: Player,
     *,
-    group: int = 0,
     turns: int | None = None,
     retries: int = 1,
     step_timeout_s: float | None = STEP_TIMEOUT_S,
@@ -47,9 +63,8 @@ async def play(
     episode, `token_budget`.
 
     Args:
-        task: The episode.
+        each: The episode.
         player: Replies.
-        group: Stored in the trajectory.
         turns: Most turns, besides the environment's own limit.
         retries: Further attempts after an environment failed.
         step_timeout_s: Limit of one `reset`, with the making of the environment, or one `step`, in
@@ -63,8 +78,8 @@ async def play(
     failure = Failure("environment", "not played", 0)
     lost: list[dict[str, Any]] = []
     for attempt in range(1, retries + 2):
-        env = AsyncEnv(player.prepared(task), step_timeout_s, executor)
-        played = Played(Trajectory(task, group=group))
+        env = AsyncEnv(player.prepared(each.task), step_timeout_s, executor)
+        played = Played(Trajectory(each.task, group=each.group))
         try:
             await _play(played, env, player, turns)
             return played
@@ -79,7 +94,7 @@ async def play(
         finally:
             await env.aclose()
             lost += played.notes
-    return Played(Trajectory(task, group=group, end="failed", failure=failure), lost)
+    return Played(Trajectory(each.task, group=each.group, end="failed", failure=failure), lost)
 
 
 async def _play(played: Played, env: AsyncEnv, player: Player, most: int | None) -> None:

@@ -20,7 +20,7 @@ class Player(Protocol):
         """Return the reply to a conversation.
 
         Raises:
-            ContextOverflowError, ServerError, ConfigurationError: See `gem_eval.client`.
+            ContextOverflowError, ServerError, ConfigurationError: See `gem_eval.server`.
         """
 
 

@@ -31,8 +31,7 @@ from gem.training.record import (
     read_run,
 )
 from gem.training.resuming import check_same
-from gem_eval.episode import Played, play
-from gem_eval.players import Player
+from gem_eval.episode import Played, Plays
 from gem_eval.tasks import Part, Play, covers, plays
 
 KIND = "evaluation"
@@ -66,7 +65,7 @@ Watch = Callable[[Played], None]
 def evaluate(
     folder: Path,
     parts: Sequence[Part],
-    player: Player,
+    play: Plays,
     *,
     about: dict[str, Any],
     samples: int = 1,
@@ -82,7 +81,7 @@ def evaluate(
     Args:
         folder: Of the record.
         parts: What is played, in this order, whatever the concurrency.
-        player: Replies.
+        play: Plays an episode.
         about: For `run.json`: `settings` and `versions`, which a continued evaluation must share,
             and whatever else is to be kept.
         samples: Episodes of each task.
@@ -110,7 +109,7 @@ def evaluate(
         missing = [each for each in wanted if each.key not in done]
         allowed = limits.max_failed * len(wanted)
         (folder / METRICS).unlink(missing_ok=True)
-        asyncio.run(_play_all(missing, recorder, player, turns, limits, allowed, watch, around))
+        asyncio.run(_play_all(missing, recorder, play, turns, limits, allowed, watch, around))
         _write_metrics(recorder, parts)
 
 
@@ -123,7 +122,7 @@ def note_of(record: EpisodeRecord, name: str) -> int | None:
 async def _play_all(
     missing: Sequence[Play],
     recorder: Recorder,
-    player: Player,
+    play: Plays,
     turns: int | None,
     limits: Limits,
     allowed: float,
@@ -138,9 +137,7 @@ async def _play_all(
         # All workers take from one iterator: episodes begin in its order.
         for each in waiting:
             played = await play(
-                each.task,
-                player,
-                group=each.group,
+                each,
                 turns=turns,
                 retries=limits.retries,
                 step_timeout_s=limits.step_timeout_s,

@@ -6,14 +6,14 @@ import asyncio
 
 import pytest
 
-from gem_eval.client import Limiter
+from gem_eval.server import Limiter
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time; its only entry may be changed."""
     now = [100.0]
-    monkeypatch.setattr("gem_eval.client.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("gem_eval.server.time.monotonic", lambda: now[0])
     return now
 
 
