@@ -19,7 +19,7 @@ from gem.errors import ConfigurationError
 from gem.executors.named import NAMES, check_name
 from gem.tables import json_or_text
 from gem.training.record import EpisodeRecord
-from gem_eval import __version__
+from gem_eval import __version__, regrade
 from gem_eval.client import ChatClient
 from gem_eval.comparison import compare, judge
 from gem_eval.episode import Played, Plays, play
@@ -41,6 +41,7 @@ _EXAMPLES = """examples:
   gem eval report evals/qwen3 --format markdown
   gem eval compare evals/qwen3 evals/qwen3-tuned
   gem eval gate evals/qwen3-tuned --against evals/qwen3 --max-drop 0.02
+  gem eval regrade evals/qwen3
 """
 _SILENT = "noop"
 _PROGRESS_S = 1.0
@@ -169,7 +170,7 @@ def _gate(argv: Sequence[str]) -> int:
     return verdict.value
 
 
-_READERS = {"report": _report, "compare": _compare, "gate": _gate}
+_READERS = {"report": _report, "compare": _compare, "gate": _gate, "regrade": regrade.main}
 
 
 def _add_format(parser: argparse.ArgumentParser) -> None:

@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from gem.errors import ConfigurationError, GemError, RecordError
 from gem.executors.base import Executor
@@ -33,6 +33,8 @@ from gem.training.record import (
 from gem.training.resuming import check_same
 from gem_eval.episode import Played, Plays
 from gem_eval.tasks import Part, Play, covers, plays
+
+T = TypeVar("T")
 
 KIND = "evaluation"
 LOCK = "lock"
@@ -100,7 +102,7 @@ def evaluate(
         RecordError: The record cannot be read or written.
     """
     limits = limits or Limits()
-    with _alone(folder):
+    with alone(folder):
         _begin(folder, about, resume)
         recorder = Recorder(folder)
         done = _kept(folder, earlier)
@@ -110,7 +112,7 @@ def evaluate(
         allowed = limits.max_failed * len(wanted)
         (folder / METRICS).unlink(missing_ok=True)
         asyncio.run(_play_all(missing, recorder, play, turns, limits, allowed, watch, around))
-        _write_metrics(recorder, parts)
+        write_metrics(recorder, [part.split for part in parts])
 
 
 def note_of(record: EpisodeRecord, name: str) -> int | None:
@@ -129,46 +131,58 @@ async def _play_all(
     watch: Watch,
     around: Callable[[], contextlib.AbstractAsyncContextManager[object]],
 ) -> None:
-    waiting = iter(missing)
     failed = 0
 
-    async def work() -> None:
+    async def one(each: Play) -> None:
         nonlocal failed
-        # All workers take from one iterator: episodes begin in its order.
-        for each in waiting:
-            played = await play(
-                each,
-                turns=turns,
-                retries=limits.retries,
-                step_timeout_s=limits.step_timeout_s,
-                executor=limits.executor,
-            )
-            trajectory = played.trajectory
-            notes = {"sample": each.sample, "calls": played.notes}
-            recorder.episodes(0, [trajectory], split=each.part.split, notes=[notes])
-            watch(played)
-            if trajectory.failure is not None:
-                failed += 1
-                if failed > allowed:
-                    raise TooManyFailedError(
-                        f"{failed} episodes failed, more than --max-failed allows "
-                        f"({allowed:g}); the last one: {trajectory.failure}"
-                    )
+        played = await play(
+            each,
+            turns=turns,
+            retries=limits.retries,
+            step_timeout_s=limits.step_timeout_s,
+            executor=limits.executor,
+        )
+        trajectory = played.trajectory
+        notes = {"sample": each.sample, "calls": played.notes}
+        recorder.episodes(0, [trajectory], split=each.part.split, notes=[notes])
+        watch(played)
+        if trajectory.failure is not None:
+            failed += 1
+            if failed > allowed:
+                raise TooManyFailedError(
+                    f"{failed} episodes failed, more than --max-failed allows "
+                    f"({allowed:g}); the last one: {trajectory.failure}"
+                )
 
     async with around():
-        workers = [
-            asyncio.create_task(work()) for _ in range(min(limits.concurrency, len(missing)))
-        ]
-        try:
-            await asyncio.gather(*workers)
-        finally:
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
+        await side_by_side(missing, min(limits.concurrency, len(missing)), one)
+
+
+async def side_by_side(
+    items: Iterable[T], most: int, function: Callable[[T], Awaitable[None]]
+) -> None:
+    """Call a function with each item, at most `most` at a time; they begin in order.
+
+    The first exception cancels the others.
+    """
+    waiting = iter(items)
+
+    async def work() -> None:
+        # All workers take from one iterator.
+        for each in waiting:
+            await function(each)
+
+    workers = [asyncio.create_task(work()) for _ in range(most)]
+    try:
+        await asyncio.gather(*workers)
+    finally:
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def alone(folder: Path) -> Iterator[None]:
     """Create the folder and keep other processes from writing into it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -186,8 +200,13 @@ def _alone(folder: Path) -> Iterator[None]:
         raise RecordError(f"cannot use the record folder {folder}: {error}") from error
 
 
+def holds_run(folder: Path) -> bool:
+    """Whether a folder holds a record, or a part of one."""
+    return any((folder / name).exists() for name in (RUN, METRICS, EPISODES))
+
+
 def _begin(folder: Path, about: dict[str, Any], resume: bool) -> None:
-    if not any((folder / name).exists() for name in (RUN, METRICS, EPISODES)):
+    if not holds_run(folder):
         Recorder(folder).start({"kind": KIND, **about})
         return
     if not resume:
@@ -244,9 +263,10 @@ def _check_known(folder: Path, done: set[tuple[str, int, int]], wanted: Sequence
         raise RecordError(f"{folder / EPISODES} has episodes of other tasks: {min(unknown)}")
 
 
-def _write_metrics(recorder: Recorder, parts: Sequence[Part]) -> None:
-    for part in parts:
-        records = list(read_episodes(recorder.folder / EPISODES, part.split))
+def write_metrics(recorder: Recorder, splits: Iterable[str]) -> None:
+    """Write a line of metrics for each environment, by the splits of the record."""
+    for split in splits:
+        records = list(read_episodes(recorder.folder / EPISODES, split))
         metrics = episode_metrics([record.trajectory for record in records])
         tokens = [note_of(record, "reply_tokens") for record in records if record.trajectory.valid]
         known = [each for each in tokens if each is not None]
@@ -256,4 +276,4 @@ def _write_metrics(recorder: Recorder, parts: Sequence[Part]) -> None:
         if known:
             metrics["sampled_tokens"] = float(sum(known))
             metrics["tokens_per_episode"] = sum(known) / len(known)
-        recorder.metrics(0, metrics, part.split)
+        recorder.metrics(0, metrics, split)
