@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -124,6 +125,59 @@ def test_a_gate_passes_refuses_or_has_no_verdict(write: Write) -> None:
         judge(a, against=write("c", {"x": good, "y": good}))
     with pytest.raises(ConfigurationError, match="--min or --against"):
         judge(a)
+
+
+def test_void_episodes_of_one_environment_alone_leave_no_verdict(write: Write) -> None:
+    folder = write("a", {"x": [1.0] * 90, "y": [1.0, None, None]})
+    verdict, reason = judge(folder, least=0.1)
+    assert verdict is Verdict.UNDECIDED
+    assert reason.startswith("2 of 3 episodes of y")
+    assert judge(write("none", {"x": [None]}), least=0.1)[0] is Verdict.UNDECIDED
+
+
+def test_junit_tells_a_worse_result_from_void_episodes(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, bad = write("a", {"x": [1.0] * 60, "y": [1.0] * 60}), write("b", {"x": [0.0] * 60})
+    void = write("c", {"x": [1.0] * 60, "y\x1b": [1.0] * 60 + [None] * 30})
+
+    def found(*words: object) -> tuple[int, dict[str, list[str]], dict[str, str]]:
+        status = main([*map(str, words), "--format", "junit"])
+        (suite, *_) = ElementTree.fromstring(capsys.readouterr().out)
+        counts = {name: suite.attrib[name] for name in ("tests", "failures", "errors")}
+        tags = ("failure", "error")
+        cases = {
+            case.attrib["name"]: [child.tag for child in case if child.tag in tags]
+            for case in suite
+        }
+        return status, cases, counts
+
+    nothing: list[str] = []
+    assert found("report", good)[1] == {"x": nothing, "y": nothing}
+    assert found("report", void)[1] == {"x": nothing, "y?": ["error"]}
+    assert found("report", void, "--max-failed", 0.5)[1] == {"x": nothing, "y?": nothing}
+    assert found("gate", good, "--min", 0.8)[:2] == (0, {"x": nothing, "y": nothing, "gate": []})
+    counts = {"tests": "2", "failures": "1", "errors": "0"}
+    assert found("gate", bad, "--min", 0.8) == (1, {"x": [], "gate": ["failure"]}, counts)
+    counts = {"tests": "3", "failures": "0", "errors": "2"}
+    assert found("gate", void, "--min", 0.1) == (
+        3,
+        {"x": nothing, "y?": ["error"], "gate": ["error"]},
+        counts,
+    )
+
+
+def test_a_gate_shows_its_table_in_markdown_and_its_numbers_in_json(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = write("a", {"x": [1.0] * 60}), write("b", {"x": [0.0] * 60})
+    assert main(["gate", str(b), "--min", "0.5", "--format", "markdown"]) == 1
+    printed = capsys.readouterr().out
+    assert printed.startswith("**b: worse: success 0.000")
+    assert "| x | 60 | 60 |" in printed
+    assert main(["gate", str(b), "--against", str(a), "--format", "json"]) == 1
+    data = json.loads(capsys.readouterr().out)
+    assert (data["verdict"], data["parts"][0]["lost"]) == ("worse", list(range(60)))
 
 
 def test_the_commands_print_and_return_what_they_found(

@@ -3,7 +3,7 @@
 `tasks` says what is played, `server` and `client` ask a model, `players` are models and policies,
 `episode` plays one episode, `runner` all of them into a record that can be continued, `numbers`
 computes what the record says, `comparison` compares two and judges one, `tables` shows them,
-`regrade` scores a record again.
+`junit` in XML; `regrade` scores a record again.
 """
 
 from __future__ import annotations

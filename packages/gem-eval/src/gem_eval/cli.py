@@ -19,7 +19,7 @@ from gem.errors import ConfigurationError
 from gem.executors.named import NAMES, check_name
 from gem.tables import json_or_text
 from gem.training.record import EpisodeRecord
-from gem_eval import __version__, regrade
+from gem_eval import __version__, junit, regrade
 from gem_eval.client import ChatClient
 from gem_eval.comparison import compare, judge
 from gem_eval.episode import Played, Plays, play
@@ -29,9 +29,10 @@ from gem_eval.runner import Limits, TooManyFailedError, evaluate
 from gem_eval.scripted import POLICIES
 from gem_eval.server import Server
 from gem_eval.spending import Prices, Spending, SpentError
-from gem_eval.tables import FORMATS, of_comparison, of_summary
+from gem_eval.tables import FORMATS, of_comparison, of_gate, of_summary
 from gem_eval.tasks import parse_tasks
 
+JUNIT = "junit"
 OPENAI = "openai:"
 _OPENAI_URL = "https://api.openai.com/v1"
 _EXAMPLES = """examples:
@@ -123,10 +124,15 @@ def main(argv: Sequence[str]) -> int:
 def _report(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="gem eval report", description="Print recorded results.")
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
-    _add_format(parser)
+    _add_format(parser, JUNIT)
+    _add_max_failed(parser)
     args = parser.parse_args(argv)
+    summaries = [read_summary(folder) for folder in args.folders]
+    if args.format == JUNIT:
+        print(junit.of_report(summaries, args.max_failed))
+        return 0
     show = FORMATS[args.format]
-    print("\n\n".join(show(of_summary(read_summary(folder))) for folder in args.folders))
+    print("\n\n".join(show(of_summary(summary)) for summary in summaries))
     return 0
 
 
@@ -156,8 +162,8 @@ def _gate(argv: Sequence[str]) -> int:
     add("--against", type=Path, metavar="FOLDER", help=about)
     about = "by how much it may fall behind (0)"
     add("--max-drop", type=at_least(float, 0), default=0.0, metavar="RATE", help=about)
-    about = "largest share of void episodes with which there is a verdict (0.1)"
-    add("--max-failed", type=at_least(float, 0), default=0.1, metavar="SHARE", help=about)
+    _add_max_failed(parser)
+    _add_format(parser, JUNIT)
     args = parser.parse_args(argv)
     verdict, reason = judge(
         args.folder,
@@ -166,15 +172,34 @@ def _gate(argv: Sequence[str]) -> int:
         max_drop=args.max_drop,
         max_failed=args.max_failed,
     )
-    print(f"{verdict.name.lower()}: {reason}")
+    if args.format == "text":
+        print(f"{verdict.name.lower()}: {reason}")
+    elif args.format == JUNIT:
+        folders = [args.folder, *([args.against] if args.against else [])]
+        print(junit.of_gate([*map(read_summary, folders)], args.max_failed, verdict, reason))
+    else:
+        change = (args.against, compare(args.against, args.folder)) if args.against else None
+        table = of_gate(verdict, reason, read_summary(args.folder), change)
+        print(FORMATS[args.format](table))
     return verdict.value
 
 
 _READERS = {"report": _report, "compare": _compare, "gate": _gate, "regrade": regrade.main}
 
 
-def _add_format(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--format", choices=sorted(FORMATS), default="text", help="of the table")
+def _add_format(parser: argparse.ArgumentParser, *others: str) -> None:
+    choices = sorted([*FORMATS, *others])
+    parser.add_argument("--format", choices=choices, default="text", help="of what is printed")
+
+
+def _add_max_failed(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--max-failed",
+        type=at_least(float, 0),
+        default=0.1,
+        metavar="SHARE",
+        help="largest share of an environment's episodes that may be void (0.1)",
+    )
 
 
 def _model(

@@ -113,8 +113,8 @@ def judge(
         least: Overall success that it must have.
         against: An evaluation of the same tasks that it must not fall behind.
         max_drop: By how much it may fall behind.
-        max_failed: Largest share of void episodes, in each of the two, with which there is a
-            verdict.
+        max_failed: Largest share of void episodes, in each environment of each of the two, with
+            which there is a verdict.
 
     Raises:
         ConfigurationError: Neither or both of `least` and `against` are given, or two evaluations
@@ -124,16 +124,21 @@ def judge(
     if (least is None) == (against is None):
         raise ConfigurationError("a gate needs either --min or --against")
     for each in (folder, *([against] if against is not None else [])):
-        found = read_outcomes(each)
-        void = sum(o.failure is not None for part in found.values() for o in part)
-        played = sum(len(part) for part in found.values())
-        if not played or void > max_failed * played:
-            return Verdict.UNDECIDED, f"{void} of {played} episodes of {each} are void"
+        parts = [numbers(*part) for part in read_outcomes(each).items()]
+        for part in parts:
+            if part.too_many_failed(max_failed):
+                void = sum(part.failed.values())
+                what = (
+                    f"{void} of {part.episodes + void} episodes of {part.name} in {each} are void"
+                )
+                return Verdict.UNDECIDED, what
+        if not parts:
+            return Verdict.UNDECIDED, f"{each} has no episode"
     if against is None:
         assert least is not None
         total = overall([numbers(*part) for part in read_outcomes(folder).items()])
-        if total is None or total.success is None:
-            return Verdict.UNDECIDED, f"an environment of {folder} has no valid episode"
+        assert total is not None
+        assert total.success is not None
         return _verdict(total.success, least, "success")
     comparison = compare(against, folder)
     if comparison.missing:

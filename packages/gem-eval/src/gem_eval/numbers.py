@@ -79,6 +79,11 @@ class Numbers:
     bounds: tuple[float, float] | None
     """Success if all void episodes had failed or succeeded; None if there is none."""
 
+    def too_many_failed(self, share: float) -> bool:
+        """Whether no episode is valid, or more than a share of them are void."""
+        void = sum(self.failed.values())
+        return not self.episodes or void > share * (self.episodes + void)
+
 
 @dataclass(frozen=True)
 class Summary:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from gem_bench.stats import Estimate
-from gem_eval.comparison import Comparison
+from gem_eval.comparison import Comparison, Verdict
 from gem_eval.numbers import Numbers, Summary
 
 _NOTHING = "-"
@@ -43,7 +43,7 @@ def of_comparison(first: Path, second: Path, comparison: Comparison) -> Table:
     rows = [["environment", "tasks", "change of success", "p", "gained", "lost", "detectable"]]
     remarks = ["intervals: 95 %, paired over tasks; p: sign test, corrected for all environments"]
     for part in comparison.parts:
-        row = [part.name, f"{part.success.n}", _interval(part.success), f"{part.p:.3f}"]
+        row = [part.name, f"{part.success.n}", interval(part.success), f"{part.p:.3f}"]
         row += [f"{len(part.gained)}", f"{len(part.lost)}", _number(part.detectable, 3)]
         rows.append(row)
         for what, seeds in (("gained", part.gained), ("lost", part.lost)):
@@ -55,9 +55,29 @@ def of_comparison(first: Path, second: Path, comparison: Comparison) -> Table:
             remarks.append(f"{part.name}: {part.unpaired} tasks are in one of the two only")
     if len(comparison.parts) > 1:
         tasks = f"{comparison.overall.n}"
-        rows.append(["overall", tasks, _interval(comparison.overall), *[_NOTHING] * 4])
+        rows.append(["overall", tasks, interval(comparison.overall), *[_NOTHING] * 4])
     remarks += [f"only one of the two has {name}" for name in comparison.missing]
     return Table(f"{first} -> {second}", rows, remarks, asdict(comparison))
+
+
+def of_gate(
+    verdict: Verdict, reason: str, summary: Summary, change: tuple[Path, Comparison] | None
+) -> Table:
+    """Return a verdict with the table that it is about.
+
+    Args:
+        verdict: The verdict.
+        reason: Its reason.
+        summary: The evaluation.
+        change: The one that it is compared with, and how it differs from that.
+    """
+    if change is None:
+        table = of_summary(summary)
+    else:
+        table = of_comparison(change[0], summary.folder, change[1])
+    word = verdict.name.lower()
+    data = {"verdict": word, "reason": reason, **table.data}
+    return replace(table, title=f"{table.title}: {word}: {reason}", data=data)
 
 
 def text(table: Table) -> str:
@@ -107,9 +127,9 @@ def _rows(summary: Summary) -> list[list[str]]:
 
 def _row(part: Numbers, ks: Sequence[int]) -> list[str]:
     row = [part.name, f"{part.tasks}", f"{part.episodes}", f"{sum(part.failed.values())}"]
-    row += [_interval(part.success), _interval(part.total)]
+    row += [interval(part.success), interval(part.total)]
     for k in ks:
-        row += [_interval(part.pass_at.get(k)), _interval(part.pass_all.get(k))]
+        row += [interval(part.pass_at.get(k)), interval(part.pass_all.get(k))]
     row += [_number(part.turns, 1), _number(part.prompt_tokens, 0), _number(part.reply_tokens, 0)]
     return [*row, _NOTHING if part.format_errors is None else f"{part.format_errors:.0%}"]
 
@@ -140,7 +160,8 @@ def _remarks(summary: Summary) -> list[str]:
     return remarks
 
 
-def _interval(estimate: Estimate | None) -> str:
+def interval(estimate: Estimate | None) -> str:
+    """Return an estimate with its interval, or a dash."""
     if estimate is None:
         return _NOTHING
     if estimate.low is None or estimate.high is None:
