@@ -10,6 +10,7 @@ OAT := .venvs/oat/bin/python
 TINKER := .venvs/tinker/bin/python
 RL2 := .venvs/rl2/bin/python
 ROLL := .venvs/roll/bin/python
+INSPECT := .venvs/inspect/bin/python
 BENCH := $(DEV) -m gem_bench
 PYTEST := -m pytest -q $(PYTEST_FLAGS)
 RUNS ?= runs
@@ -32,7 +33,7 @@ help: ## Print this list
 
 # Environments
 
-.PHONY: env-dev env-trl env-verl env-openrlhf env-oat env-tinker env-rl2 env-roll
+.PHONY: env-dev env-trl env-verl env-openrlhf env-oat env-tinker env-rl2 env-roll env-inspect
 env-dev: ## Environment for development, the reference trainer, TRL and gem-bench
 	@$(VENVS) dev
 env-trl: env-dev
@@ -49,6 +50,8 @@ env-rl2: ## Environment with real RL2 and SGLang, both for CPU
 	@$(VENVS) rl2
 env-roll: ## Environment for a checkout of ROLL (GEM_ROLL_HOME), with vLLM, all for CPU
 	@$(VENVS) roll
+env-inspect: ## Environment with inspect-ai, for gem-eval's bridge
+	@$(VENVS) inspect
 
 # The product
 
@@ -112,7 +115,7 @@ new-adapter: ## Start the adapter of another trainer: make new-adapter NAME=x (d
 
 # Checks
 
-.PHONY: nightly compatibility compatibility-check docs docs-check check-envs lint types test test-all test-dev test-verl test-openrlhf conformance conformance-breaks e2e e2e-resume e2e-tools e2e-openenv example-env e2e-openrlhf example-verl killed-verl test-oat e2e-oat test-tinker e2e-tinker test-rl2 e2e-rl2 test-trl e2e-trl test-roll e2e-roll
+.PHONY: nightly compatibility compatibility-check docs docs-check check-envs lint types test test-all test-dev test-verl test-openrlhf conformance conformance-breaks e2e e2e-resume e2e-tools e2e-openenv example-env e2e-openrlhf example-verl killed-verl test-oat e2e-oat test-tinker e2e-tinker test-rl2 e2e-rl2 test-trl e2e-trl test-roll e2e-roll test-inspect
 docs: env-dev ## Write the pages about environments (docs/envs) and public modules (docs/api)
 	$(DEV) tools/catalogue.py docs/envs
 	$(DEV) tools/api.py docs/api
@@ -130,7 +133,7 @@ types: env-dev ## Static types of all packages
 	  packages/gem-openrlhf/src packages/gem-oat/src packages/gem-tinker/src packages/gem-rl2/src \
 	  packages/gem-trl/src packages/gem-roll/src packages/gem-eval/src packages/_template/src tests/conformance/breaks.py
 test: test-dev test-trl ## Unit, property and installation tests, of TRL conformance L0
-test-all: test test-verl test-openrlhf test-oat test-tinker test-rl2 test-roll ## The same of all trainers
+test-all: test test-verl test-openrlhf test-oat test-tinker test-rl2 test-roll test-inspect ## The same of all trainers
 test-dev: env-dev
 	$(DEV) $(PYTEST) --timeout 1200 -n $(WORKERS) --dist worksteal -m "not slow" tests/core tests/bench tests/eval tests/cpu tests/packages
 test-trl: env-dev
@@ -149,6 +152,8 @@ test-rl2: env-rl2
 test-roll: $(if $(GEM_ROLL_HOME),env-roll,env-dev)
 	GEM_CPU=1 $(if $(GEM_ROLL_HOME),$(ROLL),$(DEV)) $(PYTEST) -rs --timeout 1200 -m "not slow" tests/roll \
 	  tests/conformance/test_l0_roll.py
+test-inspect: env-inspect
+	$(INSPECT) $(PYTEST) --timeout 1200 -m "not slow" tests/inspect
 # GEM_PERTURB=<seed> begins all runs with weights that differ from the shipped ones by rounding.
 conformance: $(TRAINER_ENVS) ## Run reference and real trainers, compare them (levels L1 to L3)
 	$(DEV) $(PYTEST) -n 2 --dist loadfile tests/conformance -m "slow and not breaks and not nightly"

@@ -73,6 +73,8 @@ SPECS = {
     ),
     "verl": Spec(("gem-core", "gem-verl", "gem-cpu"), ((3, 11),)),
     "openrlhf": Spec(("gem-core", "gem-openrlhf", "gem-trl", "gem-cpu"), ((3, 11),)),
+    # inspect-ai wants newer versions than trainers do of what they have in common.
+    "inspect": Spec(("gem-core", "gem-bench", "gem-eval", "gem-cpu"), ((3, 11),)),
     "oat": Spec(
         ("gem-core", "gem-oat", "gem-cpu"),
         ((3, 11),),
@@ -146,12 +148,14 @@ def _third_party(requirements: Path, venvs: Path, spec: Spec) -> Path:
         lines = requirements.read_text(encoding="utf-8").splitlines()
         # Install PyTorch alone and first, so that no other package decides which build is chosen.
         torch = [line for line in lines if line.startswith("torch==")]
-        _retry([*install, *torch, "-c", str(requirements)], log)
+        if torch:
+            _retry([*install, *torch, "-c", str(requirements)], log)
         rest = ["--ignore-requires-python"] if spec.any_python else []
         _retry([*install, "--no-deps", *rest, "-r", str(requirements)], log)
         for foreign in spec.foreign:
             _take_apart(foreign, base, pip, log)
-        _check_torch(python, log)
+        if torch:
+            _check_torch(python, log)
         (base / MARKER).write_text(requirements.name, encoding="utf-8")
         print(f"{requirements.stem}: installed in {time.monotonic() - began:.0f} s", flush=True)
     return base
