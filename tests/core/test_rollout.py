@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -302,6 +303,28 @@ def test_a_first_prompt_that_does_not_fit_is_a_counted_failure(small_tokenizer: 
     assert trajectory.failure.cause == "budget"
     assert "prompt_tokens allows 3" in trajectory.failure.message
     assert not trajectory.valid
+
+
+@pytest.mark.parametrize("context", ["chat", "concat"])
+def test_prompt_and_response_fit_into_the_models_context(
+    small_tokenizer: Any, context: str
+) -> None:
+    budget = Budget(turn_tokens=8, response_tokens=1000, prompt_tokens=1000, context_tokens=95)
+    trajectory, requests = rollout(small_tokenizer, [[9] * 8] * 20, budget=budget, context=context)
+    assert (trajectory.end, trajectory.valid) == ("token_budget", True)
+    assert len(requests) > 1
+    for request in requests:
+        assert request.max_tokens == min(8, 95 - len(request.prompt_ids))
+
+
+def test_a_first_prompt_that_fills_the_context_is_a_counted_failure(small_tokenizer: Any) -> None:
+    big = Budget(turn_tokens=8, response_tokens=1000, prompt_tokens=1000)
+    n = len(rollout(small_tokenizer, [[9]], budget=big)[1][0].prompt_ids)
+    one, none = (replace(big, context_tokens=limit) for limit in (n + 1, n))
+    assert rollout(small_tokenizer, [[9]] * 9, budget=one)[1][0].max_tokens == 1
+    failure = rollout(small_tokenizer, [[9]], budget=none)[0].failure
+    assert failure is not None
+    assert (failure.cause, f"context_tokens allows {n}" in failure.message) == ("budget", True)
 
 
 def test_budgets_must_be_positive() -> None:

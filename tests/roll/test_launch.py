@@ -245,7 +245,7 @@ def test_roll_reads_the_configuration(
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     for line in (
-        "train 50 None Budget(turn_tokens=8, response_tokens=100, prompt_tokens=40, turns=None)",
+        "train 50 None Budget(turn_tokens=8, response_tokens=100, prompt_tokens=40, turns=None, ",
         "eval:cold 1000000 0.0 Budget(turn_tokens=8,",
         "Be <brief>: 'yes' a name: with signs",
         "True 1",

@@ -19,12 +19,13 @@ SMALL_MODELS = {
 }
 
 
-def resolve_model(model: str) -> str:
+def resolve_model(model: str, name: str = "policy.model") -> str:
     """Return a folder or hub name for `policy.model`.
 
     Args:
         model: `tiny`, `tiny-tools` (part of gem-cpu) or `smollm2` (made by gem-cpu, then cached),
             the path of a folder, or a name on the model hub, which is returned unchanged.
+        name: Of the setting, for messages.
 
     Raises:
         ConfigurationError: The path is not a folder, or the folder has no model or no chat
@@ -36,33 +37,33 @@ def resolve_model(model: str) -> str:
             maker = importlib.import_module(SMALL_MODELS[model])
         except ModuleNotFoundError as error:
             raise MissingExtraError(
-                f"policy.model {model!r} is made by gem-cpu, and {error.name!r} is not installed: "
+                f"{name} {model!r} is made by gem-cpu, and {error.name!r} is not installed: "
                 "pip install gem-cpu torch transformers"
             ) from error
         return str(maker.ensure())
     folder = Path(model).expanduser()
     if folder.is_dir():
-        _check(folder)
+        _check(folder, name)
         return str(folder.absolute())
     # A hub name is `name` or `owner/name`; anything else must be a path.
     if model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise ConfigurationError(
-            f"policy.model: no folder {model!r}; give the folder of a model, a hub name, "
+            f"{name}: no folder {model!r}; give the folder of a model, a hub name, "
             f"{', '.join(map(repr, SMALL_MODELS))}"
         )
     return model
 
 
-def load_pretrained(kind: Any, model: str, **options: Any) -> Any:
+def load_pretrained(kind: Any, model: str, name: str = "policy.model", **options: Any) -> Any:
     """Return `kind.from_pretrained(model, **options)`, a tokenizer or model of transformers.
 
     Raises:
-        ConfigurationError: The model cannot be loaded; the message names `policy.model`.
+        ConfigurationError: The model cannot be loaded; the message names the setting `name`.
     """
     try:
         return kind.from_pretrained(model, **options)
     except (OSError, ValueError) as error:
-        raise ConfigurationError(f"policy.model: cannot load {model!r}: {error}") from error
+        raise ConfigurationError(f"{name}: cannot load {model!r}: {error}") from error
 
 
 @contextlib.contextmanager
@@ -83,17 +84,17 @@ def recomputing(*models: Any) -> Iterator[None]:
             layer.training = False
 
 
-def _check(folder: Path) -> None:
+def _check(folder: Path, name: str) -> None:
     if not (folder / "config.json").exists():
-        raise ConfigurationError(f"policy.model: {folder} holds no model (no config.json)")
+        raise ConfigurationError(f"{name}: {folder} holds no model (no config.json)")
     if (folder / "chat_template.jinja").exists() or (folder / "chat_template.json").exists():
         return
     try:
         config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigurationError(f"policy.model: {folder} has no tokenizer: {error}") from error
+        raise ConfigurationError(f"{name}: {folder} has no tokenizer: {error}") from error
     if not config.get("chat_template"):
         raise ConfigurationError(
-            f"policy.model: the tokenizer in {folder} has no chat template, so it cannot say where "
+            f"{name}: the tokenizer in {folder} has no chat template, so it cannot say where "
             "a turn begins and ends; use an instruction-tuned model or add chat_template.jinja"
         )

@@ -93,7 +93,10 @@ class _Vocabularies:
 
     def index(self, run: Run) -> int | None:
         """Return the number of a run's vocabulary, or None if there is no tokenizer."""
-        folder = self._folder or find_tokenizer(str(run.record.meta.get("model", "")))
+        model = run.record.meta.get("model", "")
+        # Evaluations tell more about a model.
+        name = model.get("tokenizer", "") if isinstance(model, dict) else str(model)
+        folder = self._folder or find_tokenizer(name)
         if folder is None:
             return None
         if folder not in self._index:

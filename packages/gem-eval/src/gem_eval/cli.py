@@ -3,38 +3,29 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from gem import version
 from gem.__main__ import at_least
 from gem.errors import ConfigurationError
 from gem.executors.named import NAMES, check_name
-from gem.tables import json_or_text
+from gem.rollout.thinking import MODES
 from gem.training.record import EpisodeRecord
 from gem_eval import __version__, junit, regrade
-from gem_eval.client import ChatClient
 from gem_eval.comparison import compare, judge
-from gem_eval.episode import Played, Plays, play
+from gem_eval.episode import Played
+from gem_eval.models import OPENAI, TIERS, choose
 from gem_eval.numbers import read_summary
-from gem_eval.players import ModelPlayer, ScriptedPlayer, SilentPlayer
 from gem_eval.runner import Limits, TooManyFailedError, evaluate
-from gem_eval.scripted import POLICIES
-from gem_eval.server import Server
 from gem_eval.spending import Prices, Spending, SpentError
 from gem_eval.tables import FORMATS, of_comparison, of_gate, of_summary
 from gem_eval.tasks import parse_tasks
 
 JUNIT = "junit"
-OPENAI = "openai:"
-_OPENAI_URL = "https://api.openai.com/v1"
 _EXAMPLES = """examples:
   gem eval suite:smoke --model oracle
   gem eval game:Sudoku-v0-easy eval:MATH500 --model openai:qwen3 --url http://localhost:8000/v1
@@ -44,7 +35,6 @@ _EXAMPLES = """examples:
   gem eval gate evals/qwen3-tuned --against evals/qwen3 --max-drop 0.02
   gem eval regrade evals/qwen3
 """
-_SILENT = "noop"
 _PROGRESS_S = 1.0
 
 
@@ -61,16 +51,17 @@ def main(argv: Sequence[str]) -> int:
     folder = args.out or Path("evals", re.sub(r"[^\w.-]+", "-", args.model.removeprefix(OPENAI)))
     parts = parse_tasks(args.tasks, episodes=args.episodes, seed=args.seed)
     check_name(args.executor)
-    plays, around, model = _model(args)
+    model = choose(args)
     settings = {
         "tasks": [part.tasks.uri for part in parts],
         "samples": args.samples,
         "turns": args.turns,
-        **model,
+        **model.settings,
     }
     about = {
         "trainer": args.model,
         "settings": settings,
+        "model": model.about,
         "versions": {"gem-core": version.__version__, "gem-eval": __version__},
         "parts": [part.split for part in parts],
     }
@@ -93,7 +84,7 @@ def main(argv: Sequence[str]) -> int:
         evaluate(
             folder,
             parts,
-            plays,
+            model.plays,
             about=about,
             samples=args.samples,
             turns=args.turns,
@@ -102,7 +93,7 @@ def main(argv: Sequence[str]) -> int:
                 args.concurrency, args.max_failed, args.retries, args.step_timeout_s, args.executor
             ),
             watch=watch,
-            around=around,
+            around=model.around,
             earlier=earlier,
         )
     except (TooManyFailedError, SpentError) as error:
@@ -202,69 +193,6 @@ def _add_max_failed(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _model(
-    args: argparse.Namespace,
-) -> tuple[Plays, Callable[[], contextlib.AbstractAsyncContextManager[object]], dict[str, Any]]:
-    """Return what plays, what is entered while it plays, and the settings that it is known by."""
-    if args.model in (*POLICIES, _SILENT) and args.samples > 1:
-        raise ConfigurationError(
-            f"--model {args.model} plays a task the same way every time: use --episodes, "
-            "not --samples"
-        )
-    if args.model in POLICIES:
-        return (
-            partial(play, player=ScriptedPlayer(args.model)),
-            contextlib.nullcontext,
-            {"model": args.model},
-        )
-    if args.model == _SILENT:
-        return partial(play, player=SilentPlayer()), contextlib.nullcontext, {"model": args.model}
-    name = args.model.removeprefix(OPENAI)
-    if not args.model.startswith(OPENAI) or not name:
-        raise ConfigurationError(
-            f"--model must be {', '.join(POLICIES)}, {_SILENT} or {OPENAI}NAME, got {args.model!r}"
-        )
-    key = os.environ.get(args.key_env)
-    if key is None and args.url is None:
-        raise ConfigurationError(
-            f"{_OPENAI_URL} needs a key in the environment variable {args.key_env}; a server of "
-            "your own is named by --url http://localhost:8000/v1"
-        )
-    sampling = {
-        "temperature": args.temperature,
-        "top_p": args.top_p,
-        "max_tokens": args.max_tokens,
-        **_params(args.param),
-    }
-    sampling = {field: value for field, value in sampling.items() if value is not None}
-    server = Server(
-        args.url or _OPENAI_URL,
-        name,
-        key=key,
-        concurrency=args.concurrency,
-        retries=args.call_retries,
-        timeout_s=args.timeout_s,
-    )
-
-    server.served()
-    known = {"model": args.model, "url": server.url, "sampling": sampling, "system": args.system}
-    player = ModelPlayer(ChatClient(server, sampling), args.system)
-    return partial(play, player=player), lambda: server, known
-
-
-def _params(pairs: Sequence[str]) -> dict[str, Any]:
-    found = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not name or not equals or name in ("model", "messages", "stream", "n"):
-            raise ConfigurationError(
-                f"--param needs NAME=VALUE, where NAME is a field of the request other than "
-                f"model, messages, stream and n; got {pair!r}"
-            )
-        found[name] = json_or_text(value)
-    return found
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gem eval",
@@ -275,7 +203,10 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("tasks", nargs="+", metavar="TASKS", help="environment ids, task URIs, suite:smoke")
     add("--model", required=True, help="oracle, random, noop, or openai:NAME of a server")
-    add("--url", help=f"of the server's API, such as http://localhost:8000/v1 ({_OPENAI_URL})")
+    add(
+        "--url",
+        help="of the server's API, such as http://localhost:8000/v1 (https://api.openai.com/v1)",
+    )
     about = "environment variable with the server's key (OPENAI_API_KEY)"
     add("--key-env", default="OPENAI_API_KEY", metavar="NAME", help=about)
     add("--out", type=Path, metavar="DIR", help="folder of the record (evals/<model>)")
@@ -301,10 +232,23 @@ def _parser() -> argparse.ArgumentParser:
     add("--temperature", type=at_least(float, 0), metavar="T", help="default: the server's")
     add("--top-p", type=at_least(float, 0), metavar="P", help="default: the server's")
     about = "most tokens of a reply (1024; --param max_tokens=null leaves it to the server)"
-    add("--max-tokens", type=at_least(int, 1), default=1024, metavar="N", help=about)
+    add("--max-tokens", type=at_least(int, 1), metavar="N", help=about)
     about = "any other field of the request; VALUE is JSON or else text, null leaves it out"
     add("--param", action="append", default=[], metavar="NAME=VALUE", help=about)
     add("--system", metavar="TEXT", help="system message")
+    about = "demand how a server is asked; default: tokens with --tokenizer, else what it can"
+    add("--tier", choices=TIERS, help=about)
+
+    group = parser.add_argument_group("how a model that is asked by tokens is prompted")
+    add = group.add_argument
+    about = "the model's folder or hub id; with --tier tokens the default is what the server says"
+    add("--tokenizer", metavar="MODEL", help=about)
+    about = "most tokens of prompt and reply (the model's)"
+    add("--context-tokens", type=at_least(int, 2), metavar="N", help=about)
+    add("--context", metavar="NAME", help="chat, concat, concat_with_action or window:K (chat)")
+    add("--thinking", choices=MODES, help="what becomes of earlier thinking (keep)")
+    about = "argument of the chat template, such as enable_thinking=false"
+    add("--template", action="append", default=[], metavar="NAME=VALUE", help=about)
 
     group = parser.add_argument_group("how it is run; may differ when it is continued")
     add = group.add_argument

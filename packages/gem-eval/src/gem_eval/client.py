@@ -6,11 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from gem.errors import ConfigurationError
 from gem.rollout.thinking import MARKERS
 from gem.trajectory import StopReason
 from gem_eval.server import Server
 
 Message = dict[str, str]
+
+VLLM_IDS = "return_token_ids, which vLLM has since 0.10.2"
 
 
 @dataclass(frozen=True)
@@ -24,29 +27,44 @@ class Reply:
     """What the record keeps besides: `prompt_tokens`, `reply_tokens`, `cached_tokens`,
     `reasoning_tokens` and `finish_reason` if the server said them, `reasoning` (text), `seconds`
     of the call that was answered, and `retries`."""
+    prompt_ids: list[int] = field(default_factory=list)
+    """Tokens that the server made of the conversation, if it says them, as the next."""
+    token_ids: list[int] = field(default_factory=list)
+    """Tokens that the server sampled, reasoning included."""
 
 
 class ChatClient:
     """A model behind `POST <url>/chat/completions`."""
 
-    def __init__(self, server: Server, sampling: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, server: Server, sampling: Mapping[str, Any] | None = None, *, tokens: bool = False
+    ) -> None:
         """Store how the model is asked.
 
         Args:
             server: Has the model.
             sampling: Further fields of each request, such as `temperature`.
+            tokens: Ask for the tokens of prompt and reply, as vLLM can be.
         """
         self._server = server
-        self._sampling = dict(sampling or {})
+        self._tokens = tokens
+        self._sampling = {**(sampling or {}), **({"return_token_ids": True} if tokens else {})}
 
     async def reply(self, messages: Sequence[Message]) -> Reply:
         """Return the model's reply to a conversation.
 
         Raises:
-            ContextOverflowError, ServerError, ConfigurationError: See `gem_eval.server`.
+            ContextOverflowError, ServerError, ConfigurationError: See `gem_eval.server`; the last
+                also if the server does not say the tokens that it was asked for.
         """
         body = {"model": self._server.model, "messages": list(messages), **self._sampling}
-        reply, note = await self._server.ask("/chat/completions", body, _parsed)
+        url = f"{self._server.url}/chat/completions"
+        reply, note = await self._server.ask(url, body, _parsed)
+        if self._tokens and not reply.prompt_ids:
+            raise ConfigurationError(
+                f"{self._server.url} returns no token ids: --tier messages needs a server with "
+                f"{VLLM_IDS}; --tier text plays by text"
+            )
         return replace(reply, note=reply.note | note)
 
 
@@ -77,6 +95,8 @@ def _parsed(data: Any) -> Reply:
         text,
         "length" if choice.get("finish_reason") == "length" else "stop",
         {name: value for name, value in note.items() if value is not None and value != ""},
+        list(data.get("prompt_token_ids") or []),
+        list(choice.get("token_ids") or []),
     )
 
 

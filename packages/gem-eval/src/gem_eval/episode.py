@@ -1,4 +1,4 @@
-"""Plays one episode by text: what the environment says goes to a player, its replies come back."""
+"""Plays one episode by messages: observations go to a player, its replies come back."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Played:
     """An episode, and what is known of the calls to the model."""
 
     trajectory: Trajectory
-    """Its turns have no token ids."""
+    """Its turns have token ids where the server said them."""
     notes: list[dict[str, Any]] = field(default_factory=list)
     """`Reply.note` of each turn; of a void episode, of all turns of all attempts."""
 
@@ -101,6 +101,7 @@ async def _play(played: Played, env: AsyncEnv, player: Player, most: int | None)
     trajectory = played.trajectory
     observation, _ = await env.reset(trajectory.task.seed)
     messages: list[Message] = []
+    before: list[int] = []
     end: EpisodeEnd | None = None
     while end is None:
         messages.append({"role": "user", "content": _text(observation, trajectory.task)})
@@ -111,6 +112,8 @@ async def _play(played: Played, env: AsyncEnv, player: Player, most: int | None)
                 raise
             end = "token_budget"
             break
+        # A template may change what was there before: then the prompt is a new one.
+        fresh = not before or reply.prompt_ids[: len(before)] != before
         shown = observation
         observation, reward, terminated, truncated, info = await env.step(reply.text)
         text = info.pop(ACTION, reply.text)
@@ -118,9 +121,9 @@ async def _play(played: Played, env: AsyncEnv, player: Player, most: int | None)
         trajectory.turns.append(
             Turn(
                 observation=shown,
-                context_ids=[],
-                fresh=True,
-                response_ids=[],
+                context_ids=reply.prompt_ids if fresh else reply.prompt_ids[len(before) :],
+                fresh=fresh,
+                response_ids=reply.token_ids,
                 logprobs=None,
                 text=text,
                 reward=reward,
@@ -130,6 +133,7 @@ async def _play(played: Played, env: AsyncEnv, player: Player, most: int | None)
                 info=scalars(info),
             )
         )
+        before = reply.prompt_ids + reply.token_ids
         played.notes.append(reply.note)
         if terminated or truncated:
             end = "terminated" if terminated else "truncated"

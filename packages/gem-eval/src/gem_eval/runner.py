@@ -220,8 +220,8 @@ def _begin(folder: Path, about: dict[str, Any], resume: bool) -> None:
     compared = {**now, **{key: before[key] for key in _extended(before, now)}}
     check_same(
         folder,
-        {"settings": before, "versions": meta.get("versions", {})},
-        {"settings": compared, "versions": about.get("versions", {})},
+        {"settings": before, **{key: meta.get(key, {}) for key in ("model", "versions")}},
+        {"settings": compared, **{key: about.get(key, {}) for key in ("model", "versions")}},
     )
     if compared != now:
         Recorder(folder).start({**meta, **about})

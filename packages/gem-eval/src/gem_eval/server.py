@@ -19,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from types import TracebackType
@@ -113,6 +113,8 @@ class Served:
     """Folder or hub name that the model was loaded from."""
     context_tokens: int | None = None
     """Most tokens of prompt and reply."""
+    version: tuple[int, ...] = ()
+    """Of vLLM: three numbers."""
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> Served:
@@ -199,10 +201,8 @@ class Server:
         Raises:
             ConfigurationError: There is no server, or it refuses the key.
         """
-        timeout_s = min(30.0, self._timeout_s)
         try:
-            with httpx.Client(headers=self._headers, timeout=timeout_s, verify=self._tls) as http:
-                response = http.get(f"{self.url}/models")
+            response = self._get(f"{self.url}/models")
         except httpx.HTTPError as error:
             raise ConfigurationError(
                 f"no server answers at {self.url}: {_described(error)}; start it, or name "
@@ -212,17 +212,26 @@ class Server:
             raise self._refused(response)
         try:
             models = {each["id"]: each for each in response.json()["data"]}
-            return Served.of(models.get(self.model, {}))
-        except (ValueError, TypeError, KeyError, AttributeError):
+            served = Served.of(models.get(self.model, {}))
+            if served.engine != "vllm":
+                return served
+            version = self._get(f"{self.url.removesuffix('/v1')}/version").json()["version"]
+            return replace(served, version=tuple(map(int, re.findall(r"\d+", version)[:3])))
+        except (httpx.HTTPError, ValueError, TypeError, KeyError, AttributeError):
             return Served()
 
+    def _get(self, url: str) -> httpx.Response:
+        timeout_s = min(30.0, self._timeout_s)
+        with httpx.Client(headers=self._headers, timeout=timeout_s, verify=self._tls) as http:
+            return http.get(url)
+
     async def ask(
-        self, path: str, body: Mapping[str, Any], parse: Callable[[Any], T]
+        self, url: str, body: Mapping[str, Any], parse: Callable[[Any], T]
     ) -> tuple[T, dict[str, Any]]:
         """Return what `parse` makes of an answer, and how it came.
 
         Args:
-            path: Of the request, after the URL of the API.
+            url: Of the request.
             body: Of the request.
             parse: Is given the answer's JSON; a `ValueError`, `TypeError`, `KeyError`, `IndexError`
                 or `AttributeError` that it raises means that the answer lacks a reply, and the
@@ -244,7 +253,7 @@ class Server:
                 async with self._limiter.call(), asyncio.timeout(self._timeout_s):
                     began = time.monotonic()
                     with self._http() as http:
-                        response = await http.post(f"{self.url}{path}", json=body)
+                        response = await http.post(url, json=body)
             except TimeoutError:
                 problem = f"no answer within {self._timeout_s:g} s"
             except httpx.HTTPError as error:
@@ -287,6 +296,8 @@ class Server:
             hint = f"; is {self.model!r} a model of this server, and does the URL end in /v1?"
         elif response.status_code == 400:
             hint = "; --param NAME=VALUE changes a field of the request, NAME=null leaves it out"
+            if "vocabulary" in response.text:
+                hint = "; --tokenizer must be the model's"
         return ConfigurationError(
             f"{self.url} answers {response.status_code}: {self._words(response)}{hint}"
         )

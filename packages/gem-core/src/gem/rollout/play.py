@@ -36,11 +36,23 @@ class Budget:
     """Most tokens of a fresh prompt."""
     turns: int | None = None
     """Most turns, besides the environment's own limit."""
+    context_tokens: int | None = None
+    """Most tokens of a whole prompt and its response: what the model can read."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if value is not None and value < 1:
                 raise ConfigurationError(f"budget {name} must be at least 1, got {value}")
+
+    def room(self, row: int, prompt: int) -> int:
+        """Return the most tokens that may be sampled next, below 1 if none.
+
+        Args:
+            row: Tokens appended to the last fresh prompt.
+            prompt: Tokens of the whole prompt.
+        """
+        room = min(self.turn_tokens, self.response_tokens - row)
+        return room if self.context_tokens is None else min(room, self.context_tokens - prompt)
 
 
 @dataclass(frozen=True)
@@ -118,11 +130,12 @@ class Episode:
         self._row_length = 0
         with boundary("template"):
             ids, fresh = self._context.start(observation)
-        if len(ids) > self._budget.prompt_tokens:
-            problem = (
-                f"the first prompt of {self.trajectory.task.env_id} has {len(ids)} tokens, "
-                f"prompt_tokens allows {self._budget.prompt_tokens}"
-            )
+        if len(ids) > self._budget.prompt_tokens or self._budget.room(0, len(ids)) < 1:
+            problem = f"the first prompt of {self.trajectory.task.env_id} has {len(ids)} tokens, "
+            if len(ids) > self._budget.prompt_tokens:
+                problem += f"prompt_tokens allows {self._budget.prompt_tokens}"
+            else:
+                problem += f"context_tokens allows {self._budget.context_tokens} with the response"
             self.fail(Failure("budget", problem, attempts=1))
             return
         self._ask(ids, fresh)
@@ -188,7 +201,9 @@ class Episode:
         else:
             with boundary("template"):
                 ids, fresh = self._context.extend(self._reply, observation)
-            room = self._budget.response_tokens - (0 if fresh else self._row_length + len(ids))
+            row = 0 if fresh else self._row_length + len(ids)
+            before = 0 if fresh else len(self._asked.prompt_ids) + len(sample.token_ids)
+            room = self._budget.room(row, before + len(ids))
             if room < 1 or (fresh and len(ids) > self._budget.prompt_tokens):
                 self._finish("token_budget", responded=True)
             else:
@@ -202,16 +217,14 @@ class Episode:
 
     def _ask(self, ids: list[int], fresh: bool) -> None:
         self._row_length = 0 if fresh else self._row_length + len(ids)
+        before = [] if fresh else [*self._asked.prompt_ids, *self._sample.token_ids]
+        prompt_ids = [*before, *ids]
         self.request = Request(
             episode=self._index,
-            prompt_ids=list(ids)
-            if fresh
-            else [*self._asked.prompt_ids, *self._sample.token_ids, *ids],
+            prompt_ids=prompt_ids,
             new_ids=ids,
             fresh=fresh,
-            max_tokens=min(
-                self._budget.turn_tokens, self._budget.response_tokens - self._row_length
-            ),
+            max_tokens=self._budget.room(self._row_length, len(prompt_ids)),
         )
 
     def _finish(self, end: EpisodeEnd, responded: bool = False) -> None:

@@ -1,0 +1,200 @@
+"""Samplers over HTTP, token ids in and out: vLLM's `/v1/completions` and SGLang's `/generate`.
+
+Prompts are sent as ids and never encoded again by the server, replies are recorded as the ids that
+it sampled: an episode has the tokens that it would have in training. A server whose answer does not
+prove that it did so is refused.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, ClassVar
+
+from gem.errors import ConfigurationError
+from gem.rollout import Request, Sample
+from gem.training.sampling import EngineSampler
+from gem_eval.client import VLLM_IDS, usage_note
+from gem_eval.server import ContextOverflowError, Server
+
+Notes = list[dict[str, Any]]
+"""What is known of each call, see `gem_eval.client.Reply.note`."""
+
+_FINISHED = ("stop", "length")
+
+
+class HttpSampler(EngineSampler):
+    """Asks a server for the turns of one episode."""
+
+    SAMPLING: ClassVar[Mapping[str, Any]] = {}
+    """Fields that say how is sampled, all of them sent: what is left out, vLLM takes from the
+    model's `generation_config.json`."""
+    engine: Server
+
+    def __init__(
+        self,
+        server: Server,
+        stop_ids: frozenset[int],
+        sampling: Mapping[str, Any],
+        episode: tuple[int, int],
+        notes: Notes,
+    ) -> None:
+        """Prepare for an episode.
+
+        Args:
+            server: Has the model.
+            stop_ids: Tokens that end a turn.
+            sampling: `SAMPLING` with other values, or without some; its `seed` is the evaluation's.
+            episode: Seed of the task, and number of the sample.
+            notes: Gets a note for every turn.
+        """
+        given = dict(sampling)
+        seed = given.pop("seed", None)
+        seeds = None if seed is None else (seed, *episode)
+        super().__init__(stop_ids, seeds, engine=server, params=given)
+        self._notes = notes
+
+    async def __call__(self, request: Request) -> Sample:
+        """Sample one turn.
+
+        Raises:
+            ServerError: The server does not answer.
+            ConfigurationError: It refuses the request, or does not work with tokens.
+        """
+        try:
+            sampled, note = await self.engine.ask(
+                self._url(), self._body(request), partial(self._parsed, request)
+            )
+        except ContextOverflowError as error:
+            raise ConfigurationError(
+                f"the prompt of {len(request.prompt_ids)} and reply of {request.max_tokens} tokens "
+                f"exceed the server's context; lower --context-tokens: {error}"
+            ) from error
+        sample, found = sampled
+        self._notes.append({**found, **note})
+        return sample
+
+    @abstractmethod
+    def _url(self) -> str: ...
+
+    @abstractmethod
+    def _body(self, request: Request) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def _parsed(self, request: Request, data: Any) -> tuple[Sample, dict[str, Any]]:
+        """Return the sample of an answer and its note, see `gem_eval.server.Server.ask`."""
+
+    def _complete(
+        self, request: Request, ids: Any, logprobs: Any, finish: Any, counts: Mapping[str, int]
+    ) -> tuple[Sample, dict[str, Any]]:
+        if finish not in _FINISHED:
+            raise ValueError(f"the request ended with {finish!r}")
+        if len(ids) > request.max_tokens:
+            raise ValueError(f"{len(ids)} tokens, asked for {request.max_tokens}")
+        if logprobs is not None and len(logprobs) != len(ids):
+            raise ValueError(f"{len(ids)} tokens with {len(logprobs)} log-probabilities")
+        sample = self.sample(ids, logprobs, cut=finish == "length")
+        own = {"prompt_tokens": len(request.prompt_ids), "reply_tokens": len(sample.token_ids)}
+        return sample, {**counts, **own, "finish_reason": finish}
+
+
+class CompletionsSampler(HttpSampler):
+    """Asks vLLM's `POST <url>/completions`; log-probabilities are raw, whatever the temperature."""
+
+    SAMPLING: ClassVar[Mapping[str, Any]] = {
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": 0,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "seed": 0,
+        "logprobs": 0,
+    }
+
+    def _url(self) -> str:
+        return f"{self.engine.url}/completions"
+
+    def _body(self, request: Request) -> dict[str, Any]:
+        seed = self.turn_seed()
+        return {
+            **self.params,
+            **({} if seed is None else {"seed": seed}),
+            "model": self.engine.model,
+            "prompt": request.prompt_ids,
+            "max_tokens": request.max_tokens,
+            "n": 1,
+            "stop_token_ids": self.stop_ids,
+            "return_token_ids": True,
+            "skip_special_tokens": False,
+            "add_special_tokens": False,
+        }
+
+    def _parsed(self, request: Request, data: Any) -> tuple[Sample, dict[str, Any]]:
+        choice = data["choices"][0]
+        ids, prompt = choice.get("token_ids"), choice.get("prompt_token_ids")
+        if ids is None or prompt is None:
+            raise ConfigurationError(
+                f"{self.engine.url} returns no token ids: --tier tokens needs a server with "
+                f"{VLLM_IDS}; --tier text plays by text"
+            )
+        _check_echo(self.engine, prompt == request.prompt_ids, len(prompt), request)
+        logprobs = None
+        if "logprobs" in self.params:
+            if choice.get("logprobs") is None:
+                raise ConfigurationError(
+                    f"{self.engine.url} returns no log-probabilities; --param logprobs=null asks "
+                    "for none"
+                )
+            logprobs = choice["logprobs"]["token_logprobs"]
+        finish = choice["finish_reason"]
+        return self._complete(request, ids, logprobs, finish, usage_note(data))
+
+
+class GenerateSampler(HttpSampler):
+    """Asks SGLang's `POST /generate`, which is beside the API, not below it."""
+
+    SAMPLING: ClassVar[Mapping[str, Any]] = {
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": -1,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+    }
+
+    def _url(self) -> str:
+        return f"{self.engine.url.removesuffix('/v1')}/generate"
+
+    def _body(self, request: Request) -> dict[str, Any]:
+        params = {
+            **self.params,
+            "max_new_tokens": request.max_tokens,
+            "stop_token_ids": self.stop_ids,
+            # Without the token that ends it a turn would not be what was sampled.
+            "no_stop_trim": True,
+            "skip_special_tokens": False,
+        }
+        return {"input_ids": request.prompt_ids, "sampling_params": params, "return_logprob": True}
+
+    def _parsed(self, request: Request, data: Any) -> tuple[Sample, dict[str, Any]]:
+        meta = data["meta_info"]
+        sampled = meta.get("output_token_logprobs")
+        if sampled is None:
+            raise ConfigurationError(
+                f"{self._url()} returns no output_token_logprobs, as SGLang's does; --tier text "
+                "plays by text"
+            )
+        n = meta["prompt_tokens"]
+        _check_echo(self.engine, n == len(request.prompt_ids), n, request)
+        ids, logprobs = [each[1] for each in sampled], [each[0] for each in sampled]
+        cached = meta.get("cached_tokens")
+        counts = {"cached_tokens": cached} if isinstance(cached, int) else {}
+        return self._complete(request, ids, logprobs, meta["finish_reason"]["type"], counts)
+
+
+def _check_echo(server: Server, same: bool, found: int, request: Request) -> None:
+    if not same:
+        raise ConfigurationError(
+            f"{server.url} used another prompt ({found} tokens) than it was sent "
+            f"({len(request.prompt_ids)} tokens): its replies would not be those to these tokens"
+        )

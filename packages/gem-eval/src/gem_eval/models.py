@@ -1,0 +1,221 @@
+"""The model of `--model`: what plays the episodes, and what is known of it.
+
+A server is asked in one of three tiers. `tokens`: it is sent token ids and says those that it
+sampled; episodes are those of training. `messages`: it is sent the conversation and says the tokens
+that it made of it. `text`: it is sent the conversation and says text, as any server can.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any
+
+from gem.errors import ConfigurationError
+from gem.rollout import Budget, Prompting, Sampler
+from gem.tables import check, json_or_text
+from gem_bench.models import resolve_model
+from gem_eval.client import ChatClient
+from gem_eval.completions import CompletionsSampler, GenerateSampler, HttpSampler, Notes
+from gem_eval.episode import Plays, play
+from gem_eval.players import ModelPlayer, ScriptedPlayer, SilentPlayer
+from gem_eval.scripted import POLICIES
+from gem_eval.server import Served, Server
+from gem_eval.tasks import Play
+from gem_eval.tokens import TokenPlays
+
+OPENAI, LOCAL, RUN = "openai:", "hf:", "run:"
+TIERS = ("tokens", "messages", "text")
+MAX_TOKENS = 1024
+_SILENT = "noop"
+_OPENAI_URL = "https://api.openai.com/v1"
+_VLLM_WITH_IDS = (0, 10, 2)
+_OF_TOKENS = ("context", "thinking", "template", "tokenizer", "context_tokens")
+_RESERVED = ("model", "messages", "stream", "n")
+"""Fields of a request that nobody else sets."""
+_RESERVED_OF_TOKENS = (
+    *("prompt", "input_ids", "text", "max_tokens", "max_new_tokens", "echo"),
+    *("stop", "stop_token_ids", "return_token_ids"),
+)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model that can play."""
+
+    plays: Plays
+    settings: Mapping[str, Any]
+    """What was asked for; a continued evaluation must ask for the same."""
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """What was found, likewise: `tier`, and what its tokens depend on."""
+    around: Callable[[], AbstractAsyncContextManager[object]] = contextlib.nullcontext
+    """Made and entered in the event loop while episodes are played."""
+
+
+def choose(args: argparse.Namespace) -> Model:
+    """Return the model that the command line names.
+
+    Raises:
+        ConfigurationError: There is no such model, or it cannot do what is asked for.
+        MissingExtraError: It needs a package that is not installed.
+    """
+    name = args.model
+    if name in (*POLICIES, _SILENT):
+        if args.samples > 1:
+            raise ConfigurationError(
+                f"--model {name} plays a task the same way every time: use --episodes, "
+                "not --samples"
+            )
+        player = SilentPlayer() if name == _SILENT else ScriptedPlayer(name)
+        return Model(partial(play, player=player), {"model": name})
+    if name.startswith(OPENAI) and name != OPENAI:
+        return _served(args)
+    raise ConfigurationError(
+        f"--model must be {', '.join(POLICIES)}, {_SILENT} or {OPENAI}NAME, got {name!r}"
+    )
+
+
+def _served(args: argparse.Namespace) -> Model:
+    key = os.environ.get(args.key_env)
+    if key is None and args.url is None:
+        raise ConfigurationError(
+            f"{_OPENAI_URL} needs a key in the environment variable {args.key_env}; a server of "
+            "your own is named by --url http://localhost:8000/v1"
+        )
+    params = _params(args.param)
+    server = Server(
+        args.url or _OPENAI_URL,
+        args.model.removeprefix(OPENAI),
+        key=key,
+        concurrency=args.concurrency,
+        retries=args.call_retries,
+        timeout_s=args.timeout_s,
+    )
+    served = server.served()
+    tier = args.tier or _tier(args, served)
+    settings = {"model": args.model, "url": server.url, "system": args.system}
+    if tier == "tokens":
+        return _by_tokens(args, params, server, served, settings)
+    _refuse_token_options(args, tier)
+    sampling = {
+        "temperature": args.temperature,
+        "top_p": args.top_p,
+        "max_tokens": args.max_tokens or MAX_TOKENS,
+        **params,
+    }
+    sampling = {field: value for field, value in sampling.items() if value is not None}
+    client = ChatClient(server, sampling, tokens=tier == "messages")
+    plays = partial(play, player=ModelPlayer(client, args.system))
+    return Model(plays, {**settings, "sampling": sampling}, {"tier": tier}, lambda: server)
+
+
+def _by_tokens(
+    args: argparse.Namespace,
+    params: Mapping[str, Any],
+    server: Server,
+    served: Served,
+    settings: Mapping[str, Any],
+) -> Model:
+    from gem_eval.local import chat_format, tokenizer_hash
+
+    _refuse_params(params, _RESERVED_OF_TOKENS)
+    tokenizer = args.tokenizer or served.root
+    if tokenizer is None:
+        raise ConfigurationError(
+            f"--tier tokens: {server.url} does not say what {server.model!r} was loaded from; name "
+            "the model's folder or hub id with --tokenizer"
+        )
+    tokenizer = resolve_model(tokenizer, "--tokenizer")
+    prompting = _prompting(args, Prompting())
+    chat = chat_format(tokenizer, prompting)
+    most = _context_tokens(args, served.context_tokens, server.url)
+    kind: type[HttpSampler] = GenerateSampler if served.engine == "sglang" else CompletionsSampler
+    given = {"temperature": args.temperature, "top_p": args.top_p}
+    given = {name: value for name, value in given.items() if value is not None}
+    sampling = {**kind.SAMPLING, **given, **params}
+    sampling = {name: value for name, value in sampling.items() if value is not None}
+
+    def samplers(each: Play, notes: Notes) -> contextlib.AbstractContextManager[Sampler]:
+        episode = (each.task.seed, each.sample)
+        return contextlib.nullcontext(kind(server, chat.stop_ids, sampling, episode, notes))
+
+    turn = args.max_tokens or MAX_TOKENS
+    budget = Budget(min(turn, most), most, most, context_tokens=most)
+    about = {
+        "tier": "tokens",
+        "engine": served.engine,
+        "tokenizer": tokenizer,
+        "tokenizer_hash": tokenizer_hash(chat.tokenizer),
+        "prompting": asdict(prompting),
+        "budget": asdict(budget),
+        "logprobs": "raw",
+    }
+    plays = TokenPlays(samplers, chat, budget, prompting.context)
+    return Model(plays, {**settings, "sampling": sampling}, about, lambda: server)
+
+
+def _tier(args: argparse.Namespace, served: Served) -> str:
+    if args.tokenizer is not None:
+        return "tokens"
+    return "messages" if served.version >= _VLLM_WITH_IDS else "text"
+
+
+def _refuse_token_options(args: argparse.Namespace, tier: str) -> None:
+    for name in _OF_TOKENS:
+        if getattr(args, name):
+            raise ConfigurationError(
+                f"--{name.replace('_', '-')} is of models that are asked by tokens "
+                f"(--tokenizer, --tier tokens), not by {tier}"
+            )
+
+
+def _context_tokens(args: argparse.Namespace, known: int | None, of: str) -> int:
+    wanted: int | None = args.context_tokens
+    if known is None and wanted is None:
+        raise ConfigurationError(
+            f"{of} does not say how long its model's context is: --context-tokens N"
+        )
+    if wanted is not None and known is not None and wanted > known:
+        raise ConfigurationError(f"--context-tokens {wanted}: the context of {of} has {known}")
+    return wanted or known or 0
+
+
+def _prompting(args: argparse.Namespace, base: Prompting) -> Prompting:
+    """Return how the model is prompted: as `base` says but for what is given."""
+    given = {
+        "context": args.context,
+        "system_prompt": args.system,
+        "thinking": args.thinking,
+        "template_kwargs": _pairs("--template", args.template) or None,
+    }
+    kept = {name: getattr(base, name) for name, value in given.items() if value is None}
+    prompting = Prompting(**{**given, **kept})
+    check(prompting, "--")
+    return prompting
+
+
+def _params(pairs: Sequence[str]) -> dict[str, Any]:
+    params = _pairs("--param", pairs)
+    _refuse_params(params, _RESERVED)
+    return params
+
+
+def _refuse_params(params: Mapping[str, Any], names: Iterable[str]) -> None:
+    for name in names:
+        if name in params:
+            raise ConfigurationError(f"--param {name}: the evaluation itself sets this field")
+
+
+def _pairs(option: str, pairs: Sequence[str]) -> dict[str, Any]:
+    found = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not name or not equals:
+            raise ConfigurationError(f"{option} needs NAME=VALUE, got {pair!r}")
+        found[name] = json_or_text(value)
+    return found

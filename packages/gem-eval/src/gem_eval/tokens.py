@@ -1,0 +1,78 @@
+"""Plays episodes by tokens: `gem.rollout` makes the prompts, as it does in training.
+
+A model is whatever makes a sampler for an episode: a server (`gem_eval.completions`), or a model in
+this process (`gem_eval.local`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+
+from gem.executors.base import Executor
+from gem.executors.held import STEP_TIMEOUT_S
+from gem.rollout import Budget, ChatFormat, Sampler, play
+from gem.trajectory import Failure, Trajectory
+from gem_eval.completions import Notes
+from gem_eval.episode import Played
+from gem_eval.server import ServerError
+from gem_eval.tasks import Play
+
+Sampling = Callable[[Play, Notes], AbstractContextManager[Sampler]]
+"""Makes the sampler of an episode, which notes every call, until the episode ends."""
+
+
+class TokenPlays:
+    """Plays episodes by tokens; is called as `gem_eval.episode.Plays`."""
+
+    def __init__(
+        self, sampling: Sampling, chat: ChatFormat, budget: Budget, context: str = "chat"
+    ) -> None:
+        """Store the model and how it is prompted.
+
+        Args:
+            sampling: The model.
+            chat: Its chat format.
+            budget: Token limits.
+            context: What builds the prompts, see `gem.rollout.context`.
+        """
+        self._sampling = sampling
+        self._chat = chat
+        self._budget = budget
+        self._context = context
+        self._numbers = itertools.count()
+
+    async def __call__(
+        self,
+        each: Play,
+        *,
+        turns: int | None = None,
+        retries: int = 1,
+        step_timeout_s: float | None = STEP_TIMEOUT_S,
+        executor: str | Executor | None = None,
+    ) -> Played:
+        """Play an episode; see `gem_eval.episode.play` for arguments and failures."""
+        notes: Notes = []
+        budget = self._budget if turns is None else replace(self._budget, turns=turns)
+        with self._sampling(each, notes) as sampler:
+            try:
+                trajectory = await play(
+                    each.task,
+                    sampler,
+                    self._chat,
+                    budget=budget,
+                    context=self._context,
+                    group=each.group,
+                    index=next(self._numbers),
+                    retries=retries,
+                    step_timeout_s=step_timeout_s,
+                    executor=executor,
+                )
+            except ServerError as error:
+                failure = Failure("engine", str(error), 1)
+                trajectory = Trajectory(each.task, group=each.group, end="failed", failure=failure)
+        # Attempts in environments that failed are no part of a valid episode.
+        first = len(notes) - len(trajectory.turns) if trajectory.valid else 0
+        return Played(trajectory, notes[first:])
