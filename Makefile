@@ -15,14 +15,12 @@ BENCH := $(DEV) -m gem_bench
 PYTEST := -m pytest -q $(PYTEST_FLAGS)
 RUNS ?= runs
 MODEL ?= tiny
-SEEDS ?= 0
 # Seeds of the perturbed weights with which nightly repeats conformance.
 PERTURBATIONS ?= 1 2
 # ROLL is a checkout that GEM_ROLL_HOME names (docs/roll.md).
-TRAINERS ?= reference trl verl openrlhf oat rl2 $(if $(GEM_ROLL_HOME),roll)
-LORA_TRAINERS ?= reference trl tinker
 TRAINER_ENVS := env-dev env-verl env-openrlhf env-tinker env-oat env-rl2 $(if $(GEM_ROLL_HOME),env-roll)
-ITERATIONS ?= 40
+# Runs of a sweep at a time.
+JOBS ?= 2
 # Processes of test-dev: many tests wait, so that more than there are cores have work.
 WORKERS ?= 3
 
@@ -71,43 +69,22 @@ $(BENCH) report $(RUNS)/demo/reference $(RUNS)/demo/$(TRAINER) --out $(RUNS)/dem
 $(BENCH) plot $(RUNS)/demo/reference $(RUNS)/demo/$(TRAINER) --out $(RUNS)/demo/curves.svg
 endef
 
-# Tinker's servers train low-rank adapters only, so the reference and TRL do so, too.
-# `make -j 2 compare` lets two runs go on side by side.
-compare: OUT = $(RUNS)/compare
+# What is finished in the folder is not run again.
 compare: $(TRAINER_ENVS) ## One experiment in every trainer; ends in runs/compare/report.html
-	$(comparison)
-
-compare-seeds: OUT = $(RUNS)/seeds
-compare-seeds: SEEDS = 0 1 2
-compare-seeds: ITERATIONS = 120
+	$(call swept,compare,$(RUNS)/compare)
 compare-seeds: $(TRAINER_ENVS) ## Conformance L4: the same with three seeds, to the end
-	$(comparison)
-
-define comparison
-+@$(MAKE) --no-print-directory compared OUT=$(OUT) SEEDS="$(SEEDS)" ITERATIONS=$(ITERATIONS)
-$(BENCH) compare $(OUT)/*/
-$(BENCH) report $(OUT)/*/ --out $(OUT)/report.html
-$(BENCH) plot $(OUT)/*/ --out $(OUT)/curves.svg
-endef
-
-OUT ?= $(RUNS)/compare
-.PHONY: compared FORCE
-compared: $(foreach seed,$(SEEDS),$(TRAINERS:%=$(OUT)/%-$(seed)) $(LORA_TRAINERS:%=$(OUT)/%-lora-$(seed)))
-FORCE:
-$(OUT)/%: FORCE
-	$(BENCH) run recipes/guess-easy.toml --cpu --overwrite --out $@ --to $(firstword $(subst -, ,$*)) \
-	  --seed $(lastword $(subst -, ,$*)) --set env.seed=$$(($(lastword $(subst -, ,$*)) * 1000000)) \
-	  --set policy.lora_rank=$(if $(findstring -lora-,$*),8,0) --set policy.model=$(MODEL) \
-	  --set training.iterations=$(ITERATIONS)
-
-compare-soft: SEEDS = 0 1 2
-compare-soft: TRAINERS = reference verl
+	$(call swept,compare,$(RUNS)/seeds,--seeds 0$(comma)1$(comma)2 --set training.iterations=120)
 compare-soft: env-dev env-verl ## REINFORCE, GRPO and ReBN on a never negative reward, in the reference and in verl
-	@set -e; for seed in $(SEEDS); do for trainer in $(TRAINERS); do for advantage in reinforce grpo rebn; do \
-	  $(BENCH) run recipes/guess-easy-soft.toml --to $$trainer --cpu --seed $$seed --set env.seed=$$(($$seed * 1000000)) \
-	    --set algorithm.advantage=$$advantage --overwrite --out $(RUNS)/soft/$$trainer-$$advantage-$$seed; done; done; done
-	$(BENCH) compare $(RUNS)/soft/*/
-	$(BENCH) report $(RUNS)/soft/*/ --out $(RUNS)/soft/report.html
+	$(call swept,soft,$(RUNS)/soft)
+
+comma := ,
+TRAINERS ?= reference,trl,verl,openrlhf,oat,rl2,tinker$(if $(GEM_ROLL_HOME),$(comma)roll)
+define swept
+$(BENCH) sweep recipes/sweeps/$(1).toml --cpu --out $(2) --jobs $(JOBS) --to $(TRAINERS) --set policy.model=$(MODEL) $(3)
+$(BENCH) compare $(2)/*/
+$(BENCH) report $(2)/*/ --out $(2)/report.html
+$(BENCH) plot $(2)/*/ --out $(2)/curves.svg
+endef
 
 .PHONY: new-adapter
 new-adapter: ## Start the adapter of another trainer: make new-adapter NAME=x (docs/adapters.md)

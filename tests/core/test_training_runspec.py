@@ -103,7 +103,7 @@ def test_evaluations_are_told_apart_by_their_names() -> None:
         ("policy.model", None, "policy.model must be of type str, got None"),
         ("env", 3, "env must be a table, got 3"),
         ("env.params", 3, "env.params must be a table, got 3"),
-        ("eval", {"name": "x"}, "eval must be an array of tables"),
+        ("eval", {"name": "x"}, "eval must be an array, got"),
         ("eval", [{"name": "x"}], r"missing key 'eval\[0\].id' \(registered environment id\)"),
     ],
 )

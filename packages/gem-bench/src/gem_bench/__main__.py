@@ -1,4 +1,4 @@
-"""The command line: `gem-bench compile | fit | run | compare | plot | report | audit | ...`."""
+"""The command line: `gem-bench compile | fit | run | sweep | compare | plot | report | ...`."""
 
 from __future__ import annotations
 
@@ -116,6 +116,28 @@ def _run(args: argparse.Namespace) -> int:
         environment={} if args.record is None else {VARIABLE: args.record},
     )
     return _ended(args.to, outcome)
+
+
+def _sweep(args: argparse.Namespace) -> int:
+    from gem_bench.run import STATUSES
+    from gem_bench.sweep import Changes, read, sweep
+
+    planned = read(args.files, Changes(args.to, args.seeds, tuple(args.set)))
+    if args.list:
+        print("\n".join(run.name for run in planned))
+        return 0
+    where = ["--hardware", args.hardware]
+    statuses = sweep(
+        planned,
+        out=args.out,
+        hardware=load_hardware(args.hardware, "", ()),
+        arguments=where if args.timeout is None else [*where, "--timeout", str(args.timeout)],
+        jobs=args.jobs,
+        say=lambda line: print(f"sweep: {line}", file=sys.stderr, flush=True),
+    )
+    ended = list(statuses.values())
+    print(", ".join(f"{ended.count(each)} {each}" for each in STATUSES if each in ended))
+    return STATUSES["interrupted"] if "interrupted" in ended else int(set(ended) != {"finished"})
 
 
 def _ended(trainer: str, outcome: Outcome) -> int:
@@ -260,6 +282,19 @@ def _parser() -> argparse.ArgumentParser:
         "--resume", action="store_true", help="go on with the run in the folder where it ended"
     )
 
+    p = _command(commands, "sweep", _sweep, "run a set of experiments, several at a time")
+    p.add_argument("files", type=Path, nargs="+", metavar="SWEEP", help="sweep files, TOML")
+    p.add_argument("--out", type=Path, required=True, help="folder of all runs")
+    p.add_argument(
+        "--jobs", type=_integer(1), default=2, help="most runs at a time (default: %(default)s)"
+    )
+    p.add_argument("--to", type=_words, metavar="TRAINER,...", help="only runs of these trainers")
+    p.add_argument("--seeds", type=_seeds, metavar="SEED,...", help="instead of the files' seeds")
+    _set_argument(p)
+    _hardware_argument(p)
+    p.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="end a run after that")
+    p.add_argument("--list", action="store_true", help="print the runs' names, run nothing")
+
     p = _command(commands, "compare", _compare, "compare runs in a table")
     _runs_arguments(p)
     p.add_argument("--format", choices=("text", "markdown", "json"), default="text")
@@ -336,6 +371,23 @@ def _command(
 def _trainer_arguments(parser: argparse.ArgumentParser, *, required: bool) -> None:
     parser.add_argument("--to", required=required, metavar="TRAINER", help="reference, verl, ...")
     parser.add_argument("--seed", type=_integer(0), help="replaces the spec's `seed`")
+    _set_argument(parser)
+    _hardware_argument(parser)
+    parser.add_argument(
+        "--native",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a setting of the trainer, given to it as it is; can be repeated",
+    )
+    parser.add_argument(
+        "--python",
+        type=Path,
+        help="Python of the trainer's environment (default: .venvs/<trainer>, else this one)",
+    )
+
+
+def _set_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set",
         action="append",
@@ -343,6 +395,9 @@ def _trainer_arguments(parser: argparse.ArgumentParser, *, required: bool) -> No
         metavar="KEY=VALUE",
         help="change a setting, such as algorithm.gamma=0.9; can be repeated",
     )
+
+
+def _hardware_argument(parser: argparse.ArgumentParser) -> None:
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
         "--hardware",
@@ -356,18 +411,6 @@ def _trainer_arguments(parser: argparse.ArgumentParser, *, required: bool) -> No
         const="cpu",
         dest="hardware",
         help="run without a GPU: --hardware cpu",
-    )
-    parser.add_argument(
-        "--native",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="a setting of the trainer, given to it as it is; can be repeated",
-    )
-    parser.add_argument(
-        "--python",
-        type=Path,
-        help="Python of the trainer's environment (default: .venvs/<trainer>, else this one)",
     )
 
 
@@ -389,6 +432,14 @@ def _runs_arguments(parser: argparse.ArgumentParser) -> None:
         default=20,
         help="iterations that results are averaged over (default: %(default)s)",
     )
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    return tuple(map(_integer(0), text.split(",")))
 
 
 def _record(text: str) -> str:

@@ -246,7 +246,7 @@ def _supervise(
                 log.write(f"\ngem-bench: resumed {resumed[-1]['started']}\n".encode())
                 log.flush()
             log_began = log.tell()
-            signals = stack.enter_context(_signals())
+            signals = stack.enter_context(signals_collected())
             family = Family([found, *arguments], env=env, log=log, run_id=meta["run_id"])
         except OSError as error:
             raise ConfigurationError(f"cannot start {found}: {error}") from error
@@ -302,7 +302,7 @@ def _judge(
 
 
 @contextlib.contextmanager
-def _signals() -> Iterator[list[int]]:
+def signals_collected() -> Iterator[list[int]]:
     """Collect SIGINT, SIGTERM and SIGHUP in a list instead of letting them end the process."""
     received: list[int] = []
 

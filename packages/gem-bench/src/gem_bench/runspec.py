@@ -32,7 +32,7 @@ def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> RunSpec:
             override is malformed; the message names the file and the key.
     """
     path = Path(path)
-    data = _read(path, "RunSpec")
+    data = read_toml(path, "RunSpec")
     try:
         for override in overrides:
             _apply(data, override)
@@ -58,7 +58,7 @@ def load_hardware(name: str | Path, trainer: str, native: Sequence[str] = ()) ->
     path = Path(name)
     if str(name) in (shipped := sorted(file.stem for file in SHIPPED.glob("*.toml"))):
         path = SHIPPED / f"{name}.toml"
-    data = _read(path, f"hardware (shipped: {', '.join(shipped)})")
+    data = read_toml(path, f"hardware (shipped: {', '.join(shipped)})")
     try:
         hardware = Hardware.from_mapping(data)
     except ConfigurationError as error:
@@ -72,7 +72,12 @@ def load_hardware(name: str | Path, trainer: str, native: Sequence[str] = ()) ->
     return hardware.with_native(trainer, settings)
 
 
-def _read(path: Path, what: str) -> dict[str, Any]:
+def read_toml(path: Path, what: str) -> dict[str, Any]:
+    """Return a TOML file's content.
+
+    Raises:
+        ConfigurationError: It cannot be read; the message says `what` it should be.
+    """
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

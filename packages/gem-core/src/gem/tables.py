@@ -198,9 +198,9 @@ def _value(hint: Any, value: Any, path: str, limits: Mapping[str, Any]) -> Any:
         return build(typing.cast(type[Any], hint), value, f"{path}.")
     if typing.get_origin(hint) is tuple:
         if not isinstance(value, list | tuple):
-            raise ConfigurationError(f"{path} must be an array of tables, got {value!r}")
+            raise ConfigurationError(f"{path} must be an array, got {value!r}")
         item = typing.get_args(hint)[0]
-        return tuple(build(item, entry, f"{path}[{i}].") for i, entry in enumerate(value))
+        return tuple(_value(item, entry, f"{path}[{i}]", {}) for i, entry in enumerate(value))
     if typing.get_origin(hint) is not None:  # Mapping[str, Any]
         if not isinstance(value, Mapping):
             raise ConfigurationError(f"{path} must be a table, got {value!r}")

@@ -1,0 +1,132 @@
+"""Sweeps: which runs a file means, and that each is run once whatever ends the sweep."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gem.errors import ConfigurationError
+from gem.training.record import read_run
+from gem_bench.sweep import Changes, read
+
+Start = Callable[..., subprocess.Popen[str]]
+WriteSpec = Callable[..., Path]
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=120)
+    return process.returncode, out, err
+
+
+def test_a_part_is_every_combination_of_trainers_values_and_seeds(
+    spec_file: WriteSpec, tmp_path: Path
+) -> None:
+    spec = spec_file()
+    path = write(
+        tmp_path / "sweep.toml",
+        f'[[runs]]\nname = "a"\nspec = "{spec.name}"\nto = ["x", "y"]\nseeds = [0, 2]\n'
+        'set.env = {seed = 5, params.hint = "range"}\n'
+        'vary.algorithm = {advantage = ["rebn", "grpo"], gamma = [0.5]}\n',
+    )
+    runs = read([path])
+    assert [run.name for run in runs] == [
+        f"a-{trainer}-{advantage}-0.5-{seed}"
+        for trainer in "xy"
+        for advantage in ("rebn", "grpo")
+        for seed in (0, 2)
+    ]
+    last = runs[-1].spec
+    assert (last.algorithm.advantage, last.algorithm.gamma) == ("grpo", 0.5)
+    assert (last.seed, last.env.seed, last.env.params) == (2, 2_000_005, {"hint": "range"})
+    changed = read([path], Changes(("y",), (7,), ("algorithm.gamma=1.0",)))
+    assert [run.name for run in changed] == ["a-y-rebn-0.5-7", "a-y-grpo-0.5-7"]
+    assert changed[0].spec.algorithm.gamma == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "no run is left"),
+        ('[[runs]]\nspec = "none.toml"', "no RunSpec at"),
+        ('[[runs]]\nspecs = "spec.toml"', "did you mean runs[0].spec?"),
+        ('[[runs]]\nspec = "{spec}"\nto = "verl"', "runs[0].to must be an array"),
+        ('[[runs]]\nspec = "{spec}"\nseeds = ["a"]', r"runs[0].seeds[0] must be of type int"),
+        ('[[runs]]\nspec = "{spec}"\nvary.seed = 3', "runs.vary.seed must be an array of values"),
+        ('[[runs]]\nspec = "{spec}"\nset.algorithm.gama = 1', "did you mean algorithm.gamma?"),
+        ('[[runs]]\nspec = "{spec}"\n[[runs]]\nspec = "{spec}"', "two runs are called"),
+    ],
+)
+def test_a_wrong_file_is_refused(
+    text: str, problem: str, spec_file: WriteSpec, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "sweep.toml", text.format(spec=spec_file().name))
+    with pytest.raises(ConfigurationError) as caught:
+        read([path])
+    assert problem in str(caught.value)
+
+
+def test_what_is_finished_is_not_run_again_and_a_failure_ends_no_other_run(
+    gem_bench: Start, spec_file: WriteSpec, tmp_path: Path
+) -> None:
+    good, bad = spec_file().name, spec_file("crash").name
+    path = write(
+        tmp_path / "sweep.toml",
+        f'[[runs]]\nname = "bad"\nspec = "{bad}"\nto = ["fake"]\n'
+        f'[[runs]]\nname = "good"\nspec = "{good}"\nto = ["fake"]\nseeds = [0, 1]\n',
+    )
+    out = tmp_path / "out"
+    code, said, err = finish(gem_bench("sweep", path, "--out", out, "--cpu"))
+    assert (code, said) == (1, "2 finished, 1 failed\n"), err
+    assert "worker 3 died" in (out / "bad-fake-0.txt").read_text()
+    assert f"{out / 'bad-fake-0'}.txt says why" in err
+    began = {seed: read_run(out / f"good-fake-{seed}").meta["started"] for seed in (0, 1)}
+    assert read_run(out / "good-fake-1").meta["spec"]["env"]["seed"] == 1_000_000
+    code, said, err = finish(gem_bench("sweep", path, "--out", out, "--cpu"))
+    assert (code, said) == (1, "2 finished, 1 failed\n")
+    assert "2 of 3 runs are finished already" in err
+    assert began == {s: read_run(out / f"good-fake-{s}").meta["started"] for s in (0, 1)}
+    code, _, err = finish(
+        gem_bench("sweep", path, "--out", out, "--cpu", "--set", "algorithm.gamma=0.5")
+    )
+    assert code == 2
+    assert "spec.algorithm.gamma: 0.9 there, 0.5 here" in err
+
+
+def test_an_interrupted_sweep_ends_its_runs_and_goes_on_with_them(
+    gem_bench: Start, spec_file: WriteSpec, tmp_path: Path
+) -> None:
+    """The first run hangs until it is ended; from its checkpoint on it does not."""
+    specs = [spec_file(name).name for name in ("hang", "good")]
+    path = write(
+        tmp_path / "sweep.toml",
+        "".join(f'[[runs]]\nspec = "{spec}"\nto = ["fake"]\n' for spec in specs),
+    )
+    hardware = write(tmp_path / "saved.toml", 'device = "cpu"\ncheckpoint_every = 1\n')
+    out = tmp_path / "out"
+    again = ["sweep", path, "--out", out, "--hardware", hardware, "--jobs", "1"]
+    process = gem_bench(*again)
+    [hangs] = [run.name for run in read([path]) if "hang" in run.name]
+    hanging = out / hangs / "hanging"
+    deadline = time.monotonic() + 60
+    while not (hanging.exists() and hanging.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    code, said, err = finish(process)
+    assert (code, said) == (130, "2 interrupted\n"), err
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(hanging.read_text()), 0)
+    code, said, err = finish(gem_bench(*again))
+    assert (code, said) == (0, "2 finished\n"), err
+    assert read_run(out / hangs).meta["resumed"][0]["iteration"] == 3
