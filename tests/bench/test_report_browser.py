@@ -13,6 +13,11 @@ from typing import Any
 
 import pytest
 
+from gem.tasks import Task
+from gem.training.record import Recorder
+from gem.trajectory import Failure, Trajectory, Turn
+from gem_bench import evaluations
+from gem_bench.evaluations import Evaluation
 from gem_bench.plot import ticks
 from gem_bench.report import report
 from gem_bench.series import load_runs
@@ -163,6 +168,59 @@ def test_episodes_are_filtered_and_coloured_by_advantage(browse: Any, html: str)
     assert "mask 1" in result["title"]
     assert "advantage 0.500" in result["title"]
     assert "Guess a number from 1 to 10.<|im_end|>" in result["text"]
+
+
+@pytest.fixture
+def evaluated(tmp_path: Path) -> str:
+    """The report of an evaluation in two environments, with a void episode."""
+    recorder = Recorder(tmp_path / "run")
+    recorder.start({"kind": "evaluation", "trainer": "m", "parts": ["eval:x", "eval:y"]})
+    for env_id, success in (("x", True), ("x", False), ("y", False), ("y", None)):
+        end = "terminated" if success else "truncated"
+        turn = Turn(
+            "ask", [], True, [], None, "say", 0.0, True, False, "stop", {"success": success}
+        )
+        episode = Trajectory(Task(env_id, 3), [turn], end=end)
+        if success is None:
+            episode = Trajectory(
+                Task(env_id, 4), end="failed", failure=Failure("engine", "gone", 1)
+            )
+        notes = [{"sample": 0, "calls": [{"reasoning": "hm"}]}]
+        recorder.episodes(0, [episode], split=f"eval:{env_id}", notes=notes)
+    table = evaluations.Table("m", [["environment", "success"], ["x", "0.5"]], ["a remark"])
+    return evaluations.report([Evaluation(tmp_path / "run", "m", None, [])], [table])
+
+
+def test_episodes_of_an_evaluation_are_filtered_by_environment_outcome_and_end(
+    browse: Any, evaluated: str
+) -> None:
+    result, console = browse(
+        evaluated,
+        """
+        const choose = (id, value) => {
+            const select = document.getElementById(id);
+            select.value = value;
+            select.dispatchEvent(new Event("change"));
+        };
+        const count = () => document.querySelectorAll("#episode-list [role=option]").length;
+        const found = {all: count(), thought: document.querySelector("#episode details").innerText};
+        choose("episode-outcome", "failure"); found.failure = count();
+        choose("episode-env", "y"); found.both = count();
+        choose("episode-outcome", "void"); found.void = count();
+        found.text = document.getElementById("episode").innerText;
+        choose("episode-outcome", ""); choose("episode-env", "");
+        choose("episode-end", "truncated"); found.end = count();
+        const shown = (id) => document.getElementById(id).getClientRects().length > 0;
+        const hidden = ["curves", "parity", "episode-iteration", "episode-colour", "scale"];
+        return {...found, hidden: hidden.filter(shown)};
+        """,
+    )
+    assert console == []
+    assert result.pop("text").endswith("ended: failed: engine: gone")
+    assert result == {
+        "all": 4, "thought": "reasoning", "failure": 2, "both": 1, "void": 1, "end": 2,
+        "hidden": [],
+    }  # fmt: skip
 
 
 def test_characters_that_span_tokens_are_shown_whole(browse: Any, html: str) -> None:

@@ -226,12 +226,9 @@ def _conformance(args: argparse.Namespace) -> int:
 
 
 def _write(path: Path, text: str) -> int:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise GemError(f"cannot write {path}: {error}") from error
-    print(f"{path} ({len(text.encode()) / 1024:,.0f} kB)")
+    from gem_bench.report import save
+
+    print(save(path, text))
     return 0
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from gem.errors import GemError
 from gem.training.record import EpisodeRecord
 from gem_bench import sections
 from gem_bench.compare import compare
@@ -46,15 +47,48 @@ def report(
             one, turns are shown as text.
     """
     comparison = compare(groups, window=window)
-    vocabularies = _Vocabularies(tokenizer)
     shown = [
-        _episode(record, g, r, vocabularies, run)
+        (g, r, record)
         for g, group in enumerate(groups)
         for r, run in enumerate(group.runs)
         for record in _sample(run, episodes)
     ]
     names = list(dict.fromkeys(str(group.settings.get("name", "")) for group in groups))
     title = ", ".join(name for name in names if name) or "runs"
+    parts = {
+        "title": escape(title),
+        "kind": "comparison of runs",
+        "training": "",
+        "summary": sections.summary(groups),
+        "cards": sections.cards(comparison.rows),
+        "table": sections.numbers(comparison),
+        "parity": sections.parity(groups),
+        "settings": sections.settings(groups),
+        "picture": _picture(groups, window),
+    }
+    return page(groups, shown, parts, window=window, tokenizer=tokenizer)
+
+
+def page(
+    groups: Sequence[Group],
+    shown: Sequence[tuple[int, int, EpisodeRecord]],
+    parts: Mapping[str, str],
+    *,
+    window: int = 1,
+    tokenizer: Path | None = None,
+) -> str:
+    """Return a page of episodes to read, and what else its template shows.
+
+    Args:
+        groups: The runs.
+        shown: The episodes: index of the group, of the run in it, and the record.
+        parts: HTML by name in the template `report.html`; `training` is `hidden` where there is
+            nothing to say of training.
+        window: See `report`.
+        tokenizer: See `report`.
+    """
+    vocabularies = _Vocabularies(tokenizer)
+    episodes = [_episode(each, g, r, vocabularies, groups[g].runs[r]) for g, r, each in shown]
     data = {
         "window": window,
         "axes": X_AXES,
@@ -63,23 +97,29 @@ def report(
         "t": {n: t_quantile(n - 1) for n in range(2, 1 + max(len(g.runs) for g in groups))},
         "groups": [_group(group, index) for index, group in enumerate(groups)],
         "vocabularies": vocabularies.used(),
-        "episodes": shown,
+        "episodes": episodes,
     }
-    return _fill(
-        _template("report.html"),
-        {
-            "title": escape(title),
-            "css": _template("report.css"),
-            "js": _template("report.js"),
-            "summary": sections.summary(groups),
-            "cards": sections.cards(comparison.rows),
-            "table": sections.numbers(comparison),
-            "parity": sections.parity(groups),
-            "settings": sections.settings(groups),
-            "picture": _picture(groups, window),
-            "data": _json(data),
-        },
-    )
+    page = {
+        **parts,
+        "css": _template("report.css"),
+        "js": _template("report.js"),
+        "data": _json(data),
+    }
+    return _fill(_template("report.html"), page)
+
+
+def save(path: Path, text: str) -> str:
+    """Write a file, with the folders that it needs; return its name and size.
+
+    Raises:
+        GemError: It cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise GemError(f"cannot write {path}: {error}") from error
+    return f"{path} ({len(text.encode()) / 1024:,.0f} kB)"
 
 
 class _Vocabularies:
@@ -147,9 +187,12 @@ def _episode(
     record: EpisodeRecord, group: int, run: int, vocabularies: _Vocabularies, source: Run
 ) -> dict[str, Any]:
     t = record.trajectory
-    vocabulary = vocabularies.index(source)
+    # Where a server was asked with text, no tokens are known.
+    has_tokens = any(turn.context_ids for turn in t.turns)
+    vocabulary = vocabularies.index(source) if has_tokens else None
+    calls = record.notes.get("calls", [])
     turns = []
-    for turn in t.turns:
+    for number, turn in enumerate(t.turns):
         if vocabulary is not None:
             vocabularies.note(vocabulary, turn.context_ids + turn.response_ids)
         turns.append(
@@ -159,10 +202,11 @@ def _episode(
                 "logprobs": _rounded(turn.logprobs),
                 "observation": _text(turn.observation) if vocabulary is None else "",
                 "text": turn.text if vocabulary is None else "",
-                "fresh": turn.fresh,
+                "fresh": turn.fresh and has_tokens,
                 "reward": turn.reward,
                 "stop": turn.stop_reason,
                 "flags": [key for key, value in turn.info.items() if value is True],
+                "thought": calls[number].get("reasoning", "") if number < len(calls) else "",
             }
         )
     return {
@@ -171,12 +215,16 @@ def _episode(
         "iteration": record.iteration,
         "split": record.split,
         "vocabulary": vocabulary,
+        "env": t.task.env_id if record.split == TRAIN else record.split.removeprefix("eval:"),
         "task": f"{t.task.env_id}, seed {t.task.seed}",
+        "seed": t.task.seed,
+        "sample": record.notes.get("sample"),
         "member": t.group,
         "success": t.success,
         "valid": t.valid,
         "return": t.total_reward,
-        "end": t.end if t.failure is None else f"failed: {t.failure}",
+        "end": t.end if t.failure is None else f"failed: {t.failure.cause}",
+        "message": "" if t.failure is None else t.failure.message,
         "drift": len(t.drift),
         "advantages": _rounded(record.advantages),
         "turns": turns,

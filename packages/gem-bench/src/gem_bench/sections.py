@@ -10,6 +10,7 @@ from gem_bench.compare import Comparison, Row, number, remarks, table
 from gem_bench.parity import STATUSES
 from gem_bench.progress import clock
 from gem_bench.series import Group
+from gem_bench.stats import Estimate
 
 
 def summary(groups: Sequence[Group]) -> str:
@@ -34,11 +35,22 @@ def cards(rows: Sequence[Row]) -> str:
     return "".join(_card(row, index) for index, row in enumerate(rows))
 
 
+def card(index: int, label: str, estimate: Estimate | None, what: str, facts: Sequence[str]) -> str:
+    """Show a group's number with its interval, what it is, and what else is known."""
+    mean, interval = "–", ""
+    if estimate is not None:
+        mean = f"{estimate.mean:.3f}"
+        if estimate.low is not None and estimate.high is not None:
+            interval = f"{estimate.low:.3f} – {estimate.high:.3f}"
+    return (
+        f'<article class="card g{index}"><h3>{escape(label)}</h3>'
+        f'<p class="big">{mean}<small>{interval}</small></p>'
+        f"<p>{escape(what)}{' and its 95 % interval' if interval else ''}</p>"
+        f'<p class="facts">{escape(" · ".join(filter(None, facts)))}</p></article>'
+    )
+
+
 def _card(row: Row, index: int) -> str:
-    final = f"{row.final.mean:.3f}" if row.final else "–"
-    interval = ""
-    if row.final is not None and row.final.low is not None and row.final.high is not None:
-        interval = f"{row.final.low:.3f} – {row.final.high:.3f}"
     facts = [
         f"best {row.best:.3f}" if row.best is not None else "",
         f"{row.episodes:,.0f} episodes",
@@ -46,24 +58,33 @@ def _card(row: Row, index: int) -> str:
         f"{number(row.iteration_s, 2)} s/iteration" if row.iteration_s is not None else "",
         f"{len(row.folders)} runs" if len(row.folders) > 1 else "",
     ]
-    return (
-        f'<article class="card g{index}"><h3>{escape(row.label)}</h3>'
-        f'<p class="big">{final}<small>{interval}</small></p>'
-        f"<p>final success{' and its 95 % interval' if interval else ''}</p>"
-        f'<p class="facts">{" · ".join(filter(None, facts))}</p></article>'
-    )
+    return card(index, row.label, row.final, "final success", facts)
 
 
 def numbers(comparison: Comparison) -> str:
     """The comparison table and how to read it."""
-    heading, *rows = table(comparison)
+    return numbers_table(table(comparison), remarks(comparison), dots=True)
+
+
+def numbers_table(
+    rows: Sequence[Sequence[str]], remarks: Sequence[str], *, dots: bool = False
+) -> str:
+    """Return a table whose first row is its head, and remarks below.
+
+    Args:
+        rows: Cells; the first of each row is its name.
+        remarks: Lines of text.
+        dots: Whether each row has the colour of a group.
+    """
+    heading, *others = rows
     head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in heading)
+    dot = '<i class="dot"></i>' if dots else ""
     body = []
-    for index, (label, *cells) in enumerate(rows):
-        name = f'<th scope="row"><i class="dot"></i>{escape(label)}</th>'
+    for index, (label, *cells) in enumerate(others):
+        name = f'<th scope="row">{dot}{escape(label)}</th>'
         values = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
         body.append(f'<tr class="g{index}">{name}{values}</tr>')
-    notes = "".join(f"<li>{escape(line)}</li>" for line in remarks(comparison))
+    notes = "".join(f"<li>{escape(line)}</li>" for line in remarks)
     return (
         f'<div class="scroll"><table class="numbers"><thead><tr>{head}</tr></thead>'
         f'<tbody>{"".join(body)}</tbody></table></div><ul class="notes">{notes}</ul>'

@@ -1,10 +1,10 @@
 """Evaluates models in GEM environments: `gem eval`.
 
-`tasks` says what is played, `models` what plays: `server`, `client`, `completions` and `local` are ways
-to ask a model, `players` are models and policies, `tokens` plays as training does,
+`tasks` says what is played, `models` what plays: `server`, `client`, `completions` and `local` are
+ways to ask a model, `players` are models and policies, `tokens` plays as training does,
 `episode` plays one episode, `runner` all of them into a record that can be continued, `numbers`
 computes what the record says, `comparison` compares two and judges one, `tables` shows them,
-`junit` in XML; `regrade` scores a record again.
+`pages` as HTML, `junit` in XML; `regrade` scores a record again.
 """
 
 from __future__ import annotations

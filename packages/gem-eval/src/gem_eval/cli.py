@@ -15,7 +15,8 @@ from gem.errors import ConfigurationError
 from gem.executors.named import NAMES, check_name
 from gem.rollout.thinking import MODES
 from gem.training.record import EpisodeRecord
-from gem_eval import __version__, junit, regrade
+from gem_bench.report import save
+from gem_eval import __version__, junit, pages, regrade
 from gem_eval.comparison import compare, judge
 from gem_eval.episode import Played
 from gem_eval.models import OPENAI, TIERS, choose
@@ -31,6 +32,7 @@ _EXAMPLES = """examples:
   gem eval game:Sudoku-v0-easy eval:MATH500 --model openai:qwen3 --url http://localhost:8000/v1
   gem eval 'gem:game:Wordle-v0?n=64&seed=1000' --model openai:qwen3 --url ... --samples 4
   gem eval report evals/qwen3 --format markdown
+  gem eval report evals/qwen3 --out report.html
   gem eval compare evals/qwen3 evals/qwen3-tuned
   gem eval gate evals/qwen3-tuned --against evals/qwen3 --max-drop 0.02
   gem eval regrade evals/qwen3
@@ -117,8 +119,18 @@ def _report(argv: Sequence[str]) -> int:
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
     _add_format(parser, JUNIT)
     _add_max_failed(parser)
+    about = "write a page of HTML instead, with episodes to read"
+    parser.add_argument("--out", type=Path, metavar="FILE", help=about)
+    about = "most episodes of an evaluation on the page (500)"
+    parser.add_argument("--episodes", type=at_least(int, 0), default=500, metavar="N", help=about)
+    about = "folder with tokenizer.json, for episodes with tokens (the model's)"
+    parser.add_argument("--tokenizer", type=Path, metavar="DIR", help=about)
     args = parser.parse_args(argv)
     summaries = [read_summary(folder) for folder in args.folders]
+    if args.out is not None:
+        page = pages.report(summaries, episodes=args.episodes, tokenizer=args.tokenizer)
+        print(save(args.out, page))
+        return 0
     if args.format == JUNIT:
         print(junit.of_report(summaries, args.max_failed))
         return 0

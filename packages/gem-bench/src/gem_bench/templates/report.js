@@ -275,17 +275,33 @@ const flags = (e) => e.turns.flatMap((t) => t.flags.filter((f) => f !== "success
 const fill = (select, entries) => {
   for (const [value, name] of entries) select.append(new Option(name, value));
 };
-fill($("episode-run"), [["", "all"], ...new Map(episodes.map((e) => [`${e.group}.${e.run}`, runName(e)]))]);
-fill($("episode-iteration"), [["", "all"], ...[...new Map(episodes.map((e) => [`${e.split} ${e.iteration}`, e]))]
+/** Fill a select with all and the values that occur; without a choice it is not shown. */
+function filter(id, entries) {
+  fill($(id), [["", "all"], ...entries]);
+  $(id).parentElement.hidden = entries.length < 2;
+}
+filter("episode-run", [...new Map(episodes.map((e) => [`${e.group}.${e.run}`, runName(e)]))]);
+// An evaluation of its own has one iteration, and environments for that.
+const trained = episodes.some((e) => e.split === "train" || e.iteration);
+filter("episode-iteration", !trained ? [] : [...new Map(episodes.map((e) => [`${e.split} ${e.iteration}`, e]))]
   .sort(([, a], [, b]) => (a.split === b.split ? a.iteration - b.iteration : a.split === "train" ? -1 : 1))
-  .map(([key, e]) => [key, e.split === "train" ? e.iteration : `${e.split.replace("eval:", "")} ${e.iteration}`])]);
+  .map(([key, e]) => [key, e.split === "train" ? e.iteration : `${e.split.replace("eval:", "")} ${e.iteration}`]));
+filter("episode-env", trained ? [] : [...new Set(episodes.map((e) => e.env))].map((env) => [env, env]));
+filter("episode-end", [...new Set(episodes.map((e) => e.end))].map((end) => [end, end.replaceAll("_", " ")]));
+const coloured = episodes.some((e) => e.advantages || e.turns.some((t) => t.logprobs));
+$("episode-colour").parentElement.hidden = !coloured;
+const place = (e) => (e.split === "train" ? `iteration ${e.iteration}` : trained ? `${e.split} ${e.iteration}`
+  : `${e.env}, seed ${e.seed}${e.sample ? `, sample ${e.sample}` : ""}`);
+const outcome = (e) => (!e.valid ? "failed" : e.success ? "success" : "no success");
 
 function wanted(e) {
-  const run = $("episode-run").value, iteration = $("episode-iteration").value, outcome = $("episode-outcome").value;
+  const run = $("episode-run").value, iteration = $("episode-iteration").value, which = $("episode-outcome").value;
+  const env = $("episode-env").value, end = $("episode-end").value;
   return (!run || run === `${e.group}.${e.run}`)
     && (!iteration || iteration === `${e.split} ${e.iteration}`)
-    && (outcome !== "success" || e.success) && (outcome !== "failure" || !e.success)
-    && (outcome !== "flagged" || flags(e).length > 0 || !e.valid);
+    && (!env || env === e.env) && (!end || end === e.end)
+    && (which !== "success" || e.success) && (which !== "failure" || (e.valid && !e.success))
+    && (which !== "void" || !e.valid) && (which !== "flagged" || flags(e).length > 0 || !e.valid);
 }
 function list() {
   const shown = episodes.filter(wanted);
@@ -293,8 +309,8 @@ function list() {
   box.replaceChildren(...shown.map((e) => {
     const index = episodes.indexOf(e);
     const option = el(`div.g${e.group}`, { role: "option", id: `episode-${index}`, "aria-selected": false },
-      el("span", {}, `${e.split === "train" ? "iteration" : e.split} ${e.iteration}`),
-      el(e.success ? "span.won" : "span.lost", {}, !e.valid ? "failed" : e.success ? "success" : "no success"),
+      el("span", {}, place(e)),
+      el(e.success ? "span.won" : "span.lost", {}, outcome(e)),
       el("small", {}, `${runName(e)} · ${e.turns.length} turns · return ${number(e.return, 2)}`));
     option.addEventListener("click", () => select(e));
     return option;
@@ -352,7 +368,7 @@ function colour(mode, advantage, logprob) {
 }
 function scale() {
   const mode = $("episode-colour").value, box = $("scale");
-  box.hidden = mode === "mask";
+  box.hidden = mode === "mask" || !coloured;
   const stops = mode === "advantage" ? [-1, -0.5, 0, 0.5, 1] : [-1, -0.5, 0];
   const [low, high] = mode === "advantage" ? [`−${short(advantageScale)}`, `+${short(advantageScale)}`] : ["−5 nats", "0"];
   const blocks = stops.map((v) => `rgb(var(${v >= 0 ? "--plus" : "--minus"}) / ${v === 0 ? 0.08 : 0.08 + 0.72 * Math.abs(v)})`);
@@ -364,9 +380,8 @@ function show(e) {
   if (!e) { box.replaceChildren(); return; }
   const group = data.groups[e.group];
   box.replaceChildren(
-    el("h3", {}, `${runName(e)}: ${e.split === "train" ? "iteration" : e.split} ${e.iteration}, `,
-      el(e.success ? "span.won" : "span.lost", {}, e.success ? "success" : "no success")),
-    el("p", {}, `${e.task} · group ${e.member} · return ${number(e.return)} · ended: ${e.end}${e.drift ? ` · re-rendering would differ in places: ${e.drift}` : ""}`));
+    el("h3", {}, `${runName(e)}: ${place(e)}, `, el(e.success ? "span.won" : "span.lost", {}, outcome(e))),
+    el("p", {}, `${e.task} · group ${e.member} · return ${number(e.return)} · ended: ${e.end}${e.message && `: ${e.message}`}${e.drift ? ` · re-rendering would differ in places: ${e.drift}` : ""}`));
   const mode = $("episode-colour").value;
   let toGo = 0;
   const returns = e.turns.map((t) => t.reward).reverse().map((r) => (toGo = r + group.gamma * toGo)).reverse();
@@ -379,6 +394,7 @@ function show(e) {
     for (const flag of t.flags) if (flag !== "success") meta.append(el("span.flag", {}, flag.replaceAll("_", " ")));
     if (t.fresh && k > 0) meta.append(el("span", {}, "new prompt"));
     const text = el("div.tokens");
+    const thought = t.thought ? el("details", {}, el("summary", {}, "reasoning"), el("div.tokens", {}, t.thought)) : "";
     if (e.vocabulary === null) {
       text.append(el("span.env", {}, t.observation + "\n"), el("span.act", { style: colour(mode, advantage, null) }, t.text));
     } else {
@@ -391,10 +407,10 @@ function show(e) {
         text.append(el(`span.act${special(p.text)}`, { title, style: colour(mode, advantage, logprob) }, p.text));
       }
     }
-    box.append(el("div.turn", {}, el("b", {}, String(k + 1)), el("div", {}, meta, text)));
+    box.append(el("div.turn", {}, el("b", {}, String(k + 1)), el("div", {}, meta, text, thought)));
   });
   if (e.last) box.append(el("div.turn", {}, el("b", {}, "end"), el("div.tokens", {}, el("span.env", {}, e.last))));
 }
-for (const id of ["episode-run", "episode-iteration", "episode-outcome"]) $(id).addEventListener("change", list);
+for (const id of ["episode-run", "episode-iteration", "episode-env", "episode-outcome", "episode-end"]) $(id).addEventListener("change", list);
 $("episode-colour").addEventListener("change", () => show(current));
 list();
