@@ -32,6 +32,8 @@ MODULES = (
     "gem.tasks",
     "gem.trajectory",
     "gem.packed",
+    "gem.multi",
+    "gem.seat",
     "gem.rollout",
     "gem.advantage",
     "gem.vector",

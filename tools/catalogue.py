@@ -26,6 +26,7 @@ from gem.testing.playing import oracle_policy, play, random_policy, score
 
 FAMILIES = {
     "game": "Games",
+    "multi": "Games of several agents",
     "math": "Mathematics",
     "code": "Programming",
     "qa": "Questions and answers",
@@ -59,7 +60,12 @@ def page(family: str, ids: Sequence[str]) -> str:
         "Scores are shares of won episodes (mean return in parentheses) of the seeds 0, 1, ... "
         f"at most {_EPISODES} of them. The oracle plays from what it observed"
     )
-    if family != "game":
+    if family == "multi":
+        lead += (
+            " or, where it knows it, the best response to the opponent. All scores are of one seat "
+            "against the id's `opponent`; docs/multi_agent.md says what else can be played"
+        )
+    elif family != "game":
         lead += (
             "; in tasks of a single turn it is the recorded answer. Scores and examples are "
             "those of the bundled sample"

@@ -18,6 +18,7 @@ from gem.errors import MissingExtraError
 PAGES = Path(__file__).parents[2] / "docs" / "envs"
 # Fast ones; CI compares whole pages.
 SECTIONS = ("game:GuessTheNumber-v0", "game:Mastermind-v0", "game:Wordle-v0", "game:Hangman-v0")
+GAMES = ("multi:Nim-v0", "multi:KuhnPoker-v0", "multi:RockPaperScissors-v0")
 
 
 @pytest.mark.parametrize("prefix", SECTIONS)
@@ -26,12 +27,22 @@ def test_the_section_of_a_game_is_current(prefix: str) -> None:
     assert text in (PAGES / "game.md").read_text(encoding="utf-8"), "run make docs"
 
 
+@pytest.mark.parametrize("id", GAMES)
+def test_the_section_of_a_game_of_several_agents_is_current(id: str) -> None:
+    assert catalogue.section([id]) in (PAGES / "multi.md").read_text(encoding="utf-8")
+
+
 def test_every_built_in_id_is_in_the_page_of_its_family() -> None:
     families = catalogue.families()
     assert {f"{family}.md" for family in families} == {path.name for path in PAGES.iterdir()}
     for family, ids in families.items():
         listed = re.findall(r"^\| `([^`]+:[^`]+)` \|", (PAGES / f"{family}.md").read_text(), re.M)
         assert sorted(listed) == ids
+
+
+def test_the_readme_counts_the_built_in_ids() -> None:
+    count = sum(map(len, catalogue.families().values()))
+    assert f"**{count} environments**" in (PAGES.parents[1] / "README.md").read_text()
 
 
 def test_no_page_shows_what_another_run_would_show_otherwise() -> None:

@@ -303,7 +303,7 @@ def test_what_cannot_be_checked_is_skipped_with_a_reason() -> None:
 
     report = check_env(lambda **p: OneStart(1, 10, 4, **p), episodes=4)
     skipped = {r.name: r.detail for r in report.results if r.status == "skipped"}
-    assert list(skipped) == ["variety", "processes", "oracle", "guesses"]
+    assert list(skipped) == ["variety", "processes", "oracle", "guesses", "agents", "secrets"]
     assert skipped["variety"] == "it draws nothing: all episodes start alike"
     assert "cannot be pickled" in skipped["processes"]
     assert skipped["oracle"] == "no oracle_action()"

@@ -18,8 +18,10 @@ from gem.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from gem.advantage import TurnTable, advantages
+    from gem.multi import MultiAgentEnv, MultiStep, make_multi
     from gem.rollout import Budget, ChatFormat, Request, Sample, play_batch
     from gem.rollout.play import play
+    from gem.seat import Seat
     from gem.tasks import Task, TaskSet
     from gem.trajectory import TrainingRow, Trajectory, Turn
     from gem.vector import make_vec
@@ -36,7 +38,9 @@ moved.install()
 # Imported at their first use: callers that do not use them do not pay for the import of numpy.
 _LAZY = {
     "gem.advantage": ("TurnTable", "advantages"),
+    "gem.multi": ("MultiAgentEnv", "MultiStep", "make_multi"),
     "gem.rollout": ("Budget", "ChatFormat", "Request", "Sample", "play", "play_batch"),
+    "gem.seat": ("Seat",),
     "gem.tasks": ("Task", "TaskSet"),
     "gem.trajectory": ("TrainingRow", "Trajectory", "Turn"),
     "gem.vector": ("make_vec",),
@@ -49,9 +53,12 @@ __all__ = [
     "Env",
     "EnvSpec",
     "Info",
+    "MultiAgentEnv",
+    "MultiStep",
     "Observation",
     "Request",
     "Sample",
+    "Seat",
     "Step",
     "Task",
     "TaskSet",
@@ -64,6 +71,7 @@ __all__ = [
     "errors",
     "list_envs",
     "make",
+    "make_multi",
     "make_vec",
     "play",
     "play_batch",

@@ -39,7 +39,7 @@ Step: TypeAlias = tuple[Observation, float, bool, bool, Info]
 WrapperLike: TypeAlias = "str | Mapping[str, Any] | Callable[[Env], Env]"
 """A name, `{"name": ..., <parameter>: <value>, ...}`, or a function from Env to Env. The name of a
 wrapper that is not built in is `package.module:Class`."""
-EnvT = TypeVar("EnvT", bound="Env")
+StatefulT = TypeVar("StatefulT", bound="Stateful")
 WrapperT = TypeVar("WrapperT", bound="Wrapper")
 
 # Key of the stream for `sample_random_action`, which differs from the episode's own stream.
@@ -52,18 +52,26 @@ class EnvSpec:
 
     id: str
     """Registered name, such as `game:GuessTheNumber-v0-easy`."""
-    entry_point: str | Callable[..., Env]
-    """`"package.module:Class"`, imported at the first `make`, or a callable that returns an Env."""
+    entry_point: str | Callable[..., Any]
+    """`"package.module:Class"`, imported at the first `make`, or a callable that returns an Env; a
+    class of games of several agents (`gem.MultiAgentEnv`) also counts."""
     kwargs: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Parameters passed to the entry point."""
     wrappers: tuple[WrapperLike, ...] = field(default=(), hash=False)
     """Wrappers, that of tools included, the last one outermost; see `gem.wrappers.wrap`."""
 
     def load(self) -> Callable[..., Env]:
-        """Return the callable behind the entry point; imports its module."""
+        """Return the callable that makes the Env; imports its module."""
+        loaded = self.load_registered()
+        # A game of several agents is played from one of its seats.
+        seats: Callable[[], Callable[..., Env]] | None = getattr(loaded, "_seats", None)
+        return loaded if seats is None else seats()
+
+    def load_registered(self) -> Callable[..., Any]:
+        """Return what was registered: as `load`, but a `gem.MultiAgentEnv` as it is."""
         if not isinstance(self.entry_point, str):
             return self.entry_point
-        loaded: Callable[..., Env] = imported(self.entry_point)
+        loaded: Callable[..., Any] = imported(self.entry_point)
         return loaded
 
     def to_dict(self) -> dict[str, Any]:
@@ -80,21 +88,17 @@ class EnvSpec:
         }
 
 
-class Env:
-    """A multi-turn text environment.
+class Stateful:
+    """What `Env` and `gem.MultiAgentEnv` have in common: parameters, episodes by seed, snapshots.
 
-    Subclasses implement `reset` (calling `super().reset(seed=seed)` first) and `step`. They draw
-    randomness from `self.rng` only. They keep the whole state of an episode in instance attributes,
-    so that `snapshot`, `restore` and `spawn` work without further code; data shared by all
-    instances (word lists, data sets) belongs at module level.
+    Subclasses draw randomness from `self.rng` only, and keep the whole state of an episode in
+    instance attributes, so that `snapshot`, `restore` and `spawn` work without further code; data
+    shared by all instances (word lists, data sets) belongs at module level.
     """
 
     spec: EnvSpec | None = None
     """The registered id and parameters this instance was made from; `gem.make(env.spec)` makes
     another one. None when constructed directly."""
-    oracle_success: float = 1.0
-    """Share of starts that `oracle_action` wins; below 1 only where chance or the turn limit
-    decides, which the environment's docstring then explains."""
     replayable: bool = True
     """Whether the same seed and actions give the same episode anywhere, at any time. Executors
     play the actions again when the process of an environment ends."""
@@ -141,19 +145,8 @@ class Env:
         """Make the next `reset` without a seed begin the episode with this `episode_key`."""
         self._base_seed, self._episode = checked_seed(base_seed), episode - 1
 
-    def reset(self, seed: int | None = None, **options: Any) -> tuple[Observation, Info]:
-        """Begin an episode.
-
-        Args:
-            seed: With an integer, the episode is the first one of that seed. With None, it is the
-                next episode of the seed given last (to `reset` or the constructor).
-            **options: Environment-specific choices for this episode, documented per environment.
-                `options={...}`, as Gymnasium has it, means the same; see `reset_options`.
-
-        Returns:
-            `(observation, info)`. The observation holds all that the policy needs to act
-            (instructions, board, request); info holds diagnostics that it must not need.
-        """
+    def begin_episode(self, seed: int | None) -> None:
+        """Begin the episode of a `reset` with this seed; `reset` of a subclass calls it."""
         if seed is not None:
             self._base_seed = checked_seed(seed)
             self._episode = 0
@@ -163,38 +156,9 @@ class Env:
             self._episode += 1
         self._rng = stream(*self.episode_key)
         self._action_rng = None
-        return "", {}
-
-    def step(self, action: str) -> Step:
-        """Play one turn with the policy's whole text as the action.
-
-        Returns:
-            `(observation, reward, terminated, truncated, info)`. `terminated`: the task ended;
-            `truncated`: a limit ended it; never both. A bad action is no error: it gets a reward
-            and a message.
-
-        Raises:
-            ResetNeededError: The episode has not begun or is over.
-        """
-        raise NotImplementedError(f"{type(self).__name__} must implement step()")
 
     def close(self) -> None:
         """Release what the environment holds (processes, files, connections); safe to repeat."""
-
-    def render(self) -> str:
-        """Return the current state as text for a person."""
-        raise NotImplementedError(f"{type(self).__name__} has no render()")
-
-    def sample_random_action(self) -> str:
-        """Return a valid random action; does not change the episode."""
-        raise NotImplementedError(f"{type(self).__name__} has no sample_random_action()")
-
-    def oracle_action(self) -> str:
-        """Return the next action of a policy that wins whenever the game can be won.
-
-        The policy knows the rules and what was observed, never the hidden state.
-        """
-        raise NotImplementedError(f"{type(self).__name__} has no oracle_action()")
 
     def snapshot(self) -> bytes:
         """Return the complete state, random streams included.
@@ -210,7 +174,7 @@ class Env:
         self.__dict__.clear()
         self.__dict__.update(pickle.loads(state) | kept)
 
-    def spawn(self: EnvT, same_state: bool = False, seed: int | None = None) -> EnvT:
+    def spawn(self: StatefulT, same_state: bool = False, seed: int | None = None) -> StatefulT:
         """Return a new environment with the same parameters.
 
         Args:
@@ -227,19 +191,14 @@ class Env:
         child.__dict__.update({k: v for k, v in self.__dict__.items() if k in self._apart})
         child.restore(self.snapshot())
         if not same_state:
-            Env.__init__(child, seed=seed)
+            Stateful.__init__(child, seed=seed)
             child._forget()
         return child
 
     def _forget(self) -> None:
         """Forget the episode: the child of a `spawn` without `same_state` has none."""
 
-    @property
-    def unwrapped(self) -> Env:
-        """The innermost environment."""
-        return self
-
-    def __enter__(self: EnvT) -> EnvT:
+    def __enter__(self: StatefulT) -> StatefulT:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -248,6 +207,66 @@ class Env:
     def __repr__(self) -> str:
         name = self.spec.id if self.spec is not None else ""
         return f"<{type(self).__name__} {name}>" if name else f"<{type(self).__name__}>"
+
+
+class Env(Stateful):
+    """A multi-turn text environment.
+
+    Subclasses implement `reset` (calling `super().reset(seed=seed)` first) and `step`.
+    """
+
+    oracle_success: float = 1.0
+    """Share of starts that `oracle_action` wins; below 1 only where chance or the turn limit
+    decides, which the environment's docstring then explains."""
+
+    def reset(self, seed: int | None = None, **options: Any) -> tuple[Observation, Info]:
+        """Begin an episode.
+
+        Args:
+            seed: With an integer, the episode is the first one of that seed. With None, it is the
+                next episode of the seed given last (to `reset` or the constructor).
+            **options: Environment-specific choices for this episode, documented per environment.
+                `options={...}`, as Gymnasium has it, means the same; see `reset_options`.
+
+        Returns:
+            `(observation, info)`. The observation holds all that the policy needs to act
+            (instructions, board, request); info holds diagnostics that it must not need.
+        """
+        self.begin_episode(seed)
+        return "", {}
+
+    def step(self, action: str) -> Step:
+        """Play one turn with the policy's whole text as the action.
+
+        Returns:
+            `(observation, reward, terminated, truncated, info)`. `terminated`: the task ended;
+            `truncated`: a limit ended it; never both. A bad action is no error: it gets a reward
+            and a message.
+
+        Raises:
+            ResetNeededError: The episode has not begun or is over.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must implement step()")
+
+    def render(self) -> str:
+        """Return the current state as text for a person."""
+        raise NotImplementedError(f"{type(self).__name__} has no render()")
+
+    def sample_random_action(self) -> str:
+        """Return a valid random action; does not change the episode."""
+        raise NotImplementedError(f"{type(self).__name__} has no sample_random_action()")
+
+    def oracle_action(self) -> str:
+        """Return the next action of a policy that wins whenever the game can be won.
+
+        The policy knows the rules and what was observed, never the hidden state.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no oracle_action()")
+
+    @property
+    def unwrapped(self) -> Env:
+        """The innermost environment."""
+        return self
 
 
 class Wrapper(Env):

@@ -19,7 +19,7 @@ MODULES: dict[str, str] = {
     "gem.envs.terminal": "not included",
     "gem.envs.mcpmark": "not included",
     "gem.eval": "gem-bench: [[eval]] of a RunSpec",
-    "gem.multiagent": "not included",
+    "gem.multiagent": "gem.multi: MultiAgentEnv, make_multi; one seat of a game: gem.seat: Seat",
     "gem.tools.base_tool": "gem.tools: Tool (parse and execute take the place of execute_action)",
     "gem.tools.mcp_server": "gem_cpu.time_server, or any MCP server",
     "gem.tools.mcp_tool": "gem.tools: MCPTool",

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from gem.envs.dataset_ids import CONFIGS, DATASETS, GENERATORS
 from gem.envs.games import GAMES
+from gem.envs.multi import GAMES as MULTI
 
 
 def register_all(register: Callable[..., None]) -> None:
@@ -13,6 +14,9 @@ def register_all(register: Callable[..., None]) -> None:
     for name, (entry_point, variants) in GAMES.items():
         for suffix, parameters in variants.items():
             register(f"game:{name}-v0{suffix}", f"gem.envs.games.{entry_point}", **parameters)
+    for name, (entry_point, variants) in MULTI.items():
+        for suffix, parameters in variants.items():
+            register(f"multi:{name}-v0{suffix}", f"gem.envs.multi.{entry_point}", **parameters)
     for name, (entry_point, parameters) in DATASETS.items():
         register(name, f"gem.envs.{entry_point}", **parameters)
     for name in GENERATORS:

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import gem.testing.checks as checks
+import gem.testing.multi as multi
 import gem.testing.scores as scores
 from gem import registry
 from gem.core import Env, EnvSpec
@@ -86,6 +87,8 @@ CHECKS: tuple[Check, ...] = (
     Check("gem.bad_input", checks.check_bad_input, many_steps=True, needs=_REWINDS),
     Check("gem.global_rng", checks.check_global_rng, many_steps=True, needs=_REWINDS),
     Check("runtime.network_policy", checks.check_network),
+    Check("gem.multi_agent", multi.check_agents, needs=()),
+    Check("gem.no_hidden_information_leakage", multi.check_secrets, 3, needs=()),
     Check("gem.throughput", scores.check_throughput, severity="advisory", many_steps=True),
 )
 """All checks, in the order in which they are reported."""
@@ -235,7 +238,10 @@ def check_env(
     if isinstance(env, str):
         name, factory = env, partial(_make, registry.spec(env), **params)
     else:
-        name, factory = getattr(env, "__name__", repr(env)), partial(env, **params)
+        name, factory = (
+            getattr(env, "__name__", repr(env)),
+            partial(EnvSpec("", env).load(), **params),
+        )
     subject = Subject(factory, episodes, max_steps, cpu_s, max_return)
     others = [check for check in CHECKS[1:] if check in chosen]
     subject, began, runnable = _start(subject)

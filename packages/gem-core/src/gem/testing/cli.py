@@ -14,6 +14,7 @@ from gem.core import Env
 from gem.envs.datasets import SingleTurnEnv
 from gem.errors import ConfigurationError, UnknownParameterError
 from gem.making import make
+from gem.seat import Seat
 from gem.testing.checker import named
 from gem.testing.describing import description, parameters, summary, transcript
 from gem.testing.offline import replacements
@@ -92,6 +93,8 @@ def _limits(env: Env) -> str:
     lines = ["turns: no limit declared" if turns is None else f"turns: at most {turns}"]
     if type(env.unwrapped).oracle_action is Env.oracle_action:
         return "\n".join([*lines, "oracle: none"])
+    if isinstance(env.unwrapped, Seat):
+        return "\n".join([*lines, f"oracle: best known play against {env.unwrapped.opponent}"])
     share = float(env.unwrapped.oracle_success)
     which = "wins every start" if share == 1 else f"wins {share:.2f} of such starts"
     return "\n".join([*lines, f"oracle: {which}"])

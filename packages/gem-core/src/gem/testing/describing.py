@@ -49,7 +49,9 @@ def parameters(entry_point: Callable[..., Env]) -> list[Parameter]:
 
     If that says nothing or refers to a base class ("See `Game`."), the base class's is taken.
     """
-    documented = entry_point.__mro__ if inspect.isclass(entry_point) else (entry_point,)
+    documented: list[Any] = []
+    for each in (entry_point, getattr(entry_point, "__wrapped__", None)):
+        documented += each.__mro__ if inspect.isclass(each) else [] if each is None else [each]
     meanings: dict[str, str] = {}
     for one in documented:
         function = one.__dict__.get("__init__") if inspect.isclass(one) else one

@@ -9,7 +9,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from gem.core import Env, Observation
-from gem.testing.playing import Episode, Policy, answer_like, cpu_time, random_policy, shown
+from gem.testing.playing import (
+    Episode,
+    Policy,
+    answer_like,
+    cpu_time,
+    oracle_policy,
+    random_policy,
+    shown,
+)
 from gem.testing.playing import won as is_won
 from gem.testing.subject import FaultError, SkipCheck, Subject, require
 
@@ -79,9 +87,14 @@ def _require_honesty(subject: Subject) -> None:
 def check_random(subject: Subject) -> str:
     """Random play wins clearly less often than the oracle.
 
-    If the oracle hardly ever wins, or not within `max_steps`, it must at least earn more.
+    If the oracle hardly ever wins, or not within `max_steps`, it must at least earn more. In a seat
+    of a game, where draws count and chance decides, mean returns are compared, seed by seed.
     """
     score = subject.random
+    if subject.game is not None:
+        gain, noise = _gain(subject, random_policy)
+        require(gain > noise, f"the oracle earns {gain:.2f} more than random play, +-{noise:.2f}")
+        return f"the oracle earns {gain:.2f} more than random play, +-{noise:.2f}"
     ceiling = 1.0
     with contextlib.suppress(SkipCheck):
         oracle = subject.oracle
@@ -101,9 +114,17 @@ def check_random(subject: Subject) -> str:
 
 
 def check_degenerate(subject: Subject) -> str:
-    """Policies that do not try win no more often than random play."""
+    """Policies that do not try win no more often than random play.
+
+    In a seat of a game, where a simple policy can be a good one, none earns more than the oracle.
+    """
     rates = []
     for name, make_policy in _degenerate_policies(subject).items():
+        if subject.game is not None:
+            gain, noise = _gain(subject, make_policy())
+            require(gain >= -noise, f"the {name} policy earns {-gain:.2f} more than the oracle")
+            rates.append(f"{name} {-gain:+.2f}")
+            continue
         by_chance, score = subject.random, subject.measure(make_policy())
         if score.rate > by_chance.rate + MIN_FLOOR_MARGIN:
             by_chance = subject.measure(random_policy, times=_CONFIRM)
@@ -117,6 +138,20 @@ def check_degenerate(subject: Subject) -> str:
             )
         rates.append(f"{name} {score.rate:.2f}")
     return ", ".join(rates)
+
+
+def _gain(subject: Subject, policy: Policy) -> tuple[float, float]:
+    """Return how much more the oracle earns than a policy on the same seeds, and two its error."""
+    for times in (1, _CONFIRM):
+        scores = [subject.measure(each, times=times) for each in (oracle_policy, policy)]
+        returns = [[episode.total_reward for episode in score.episodes] for score in scores]
+        gains = [best - other for best, other in zip(*returns, strict=False)]
+        gain = sum(gains) / len(gains)
+        squares = sum((each - gain) ** 2 for each in gains)
+        noise = 2 * math.sqrt(squares / max(1, len(gains) - 1) / len(gains))
+        if gain > noise:
+            break
+    return gain, noise
 
 
 def _degenerate_policies(subject: Subject) -> dict[str, Callable[[], Policy]]:
@@ -150,6 +185,8 @@ def check_leak(subject: Subject) -> str:
     In an environment of several turns the tokens are tried one after the other. In one of a single
     turn the answer may be in the prompt, but not always at the same place.
     """
+    if subject.game is not None:
+        raise SkipCheck("a match has no solution; the check `secrets` is about what agents hide")
     single = all(len(episode.steps) == 1 for episode in subject.random.episodes)
     floor = max(subject.random.rate, COIN if single else 0.0) + MIN_FLOOR_MARGIN
     for times in (1, _CONFIRM):

@@ -9,6 +9,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from gem.core import Env
+from gem.multi import MultiAgentEnv
+from gem.seat import Seat
 from gem.testing.playing import Policy, Score, cpu_time, oracle_policy, random_policy, score
 
 if TYPE_CHECKING:
@@ -55,6 +57,12 @@ class Subject:
         return score(
             self.factory(), policy, times * self.episodes, self.max_steps, times * self.cpu_s
         )
+
+    @cached_property
+    def game(self) -> MultiAgentEnv | None:
+        """The game of several agents of which the environment is a seat, if it is one."""
+        env = self.factory().unwrapped
+        return env.game if isinstance(env, Seat) else None
 
     @cached_property
     def random(self) -> Score:

@@ -18,7 +18,7 @@ FORMAT_ERROR_REWARD = -0.1
 MAX_TURNS = 10**6
 """Most turns that any game can be given."""
 
-_BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
+BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
 _SEPARATORS = re.compile(r"[\s,]+")
 _INTEGERS = re.compile(r"[+-]?[0-9]{1,18}(?:[\s,]+[+-]?[0-9]{1,18})*")
 _LETTERS = re.compile(r"[A-Za-z]+(?:[\s,]+[A-Za-z]+)*")
@@ -152,7 +152,7 @@ class Game(Env, Generic[Move]):
 
     def _boxes(self, action: str) -> list[str]:
         """Return the contents of the boxes in an action, in their order."""
-        return _BOXED.findall(action)
+        return BOXED.findall(action)
 
     def _unreadable(self) -> Outcome:
         """Return the outcome of an action that cannot be read."""

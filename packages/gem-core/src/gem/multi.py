@@ -1,0 +1,234 @@
+"""Environments of several agents: `MultiAgentEnv`, `MultiStep`, `make_multi`.
+
+One method set covers games in which agents take turns, act at the same time, or both.
+`gem.make(id)` plays such a game from one of its seats, as an ordinary `Env` (`gem.seat`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from random import Random
+from typing import Any, ClassVar, NamedTuple, TypeAlias
+
+from gem.contract import check_reset, check_step, refusal
+from gem.core import Env, EnvSpec, Info, Observation, Stateful
+from gem.errors import ConfigurationError, ContractError
+from gem.parameters import require_known
+from gem.registry import spec
+from gem.specs import imported
+
+Opponent: TypeAlias = "Callable[[MultiAgentEnv, str, Observation, Random], str]"
+"""Plays an agent: is given the game, the agent's name, its observation and the stream to draw from;
+returns the action. It must not change the game."""
+
+
+class MultiStep(NamedTuple):
+    """The result of `MultiAgentEnv.step`."""
+
+    observations: dict[str, Observation]
+    """Of exactly those who are to move next; empty when the match is over."""
+    rewards: dict[str, float]
+    """Of all agents."""
+    terminated: bool
+    """The match ended."""
+    truncated: bool
+    """A limit ended the match."""
+    infos: dict[str, Info]
+    """Of all agents; after the last step `result` may hold a text for the agent."""
+
+
+class MultiAgentEnv(Stateful, ABC):
+    """A text environment of several agents.
+
+    Subclasses implement `reset` (calling `self.begin_episode(seed)` first), `step` and
+    `sample_random_action`. An agent that is out is never asked again; its later rewards still
+    arrive. Observations are complete and appendable, as those of `Env`: what an agent is told
+    contains all that it may know since it last acted, the others' moves included.
+    """
+
+    agents: tuple[str, ...]
+    """Fixed names, which are roles; known before `reset`."""
+    zero_sum: bool = False
+    """Whether the rewards of every step add up to 0, if all actions are legal."""
+    public_text: bool = False
+    """Whether agents are shown each other's whole texts, not only what they did."""
+    opponents: ClassVar[Mapping[str, Opponent]] = {}
+    """Scripted players of this game, for `opponent=<name>`; `random` and `oracle` exist always."""
+    default_opponent: str = "random"
+    """`opponent` of a seat that names none."""
+
+    @abstractmethod
+    def reset(self, seed: int | None = None) -> tuple[dict[str, Observation], dict[str, Info]]:
+        """Begin a match; `seed` as in `Env.reset`.
+
+        Returns:
+            `(observations, infos)`: observations of exactly those who are to move, infos of all.
+        """
+
+    @abstractmethod
+    def step(self, actions: Mapping[str, str]) -> MultiStep:
+        """Let those who were asked act.
+
+        Args:
+            actions: The whole text of each agent that was asked, and of no other.
+
+        Raises:
+            ConfigurationError: An agent that was asked does not act, or another one does.
+            ResetNeededError: The match has not begun or is over.
+        """
+
+    @abstractmethod
+    def sample_random_action(self, agent: str, rng: Random | None = None) -> str:
+        """Return a valid random action of an agent that was asked; does not change the match.
+
+        Args:
+            agent: Who acts.
+            rng: Stream to draw from; `action_rng` by default.
+        """
+
+    def oracle_action(self, agent: str, rng: Random | None = None) -> str:
+        """Return the action of an optimal player that knows the rules and what `agent` observed.
+
+        Its policy is minimax or a part of an equilibrium; a mixed one draws from `rng`
+        (`action_rng` by default).
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no oracle_action()")
+
+    def best_response(self, agent: str, opponent: str) -> str:
+        """Return the agent's best action if all others play as `opponent` names; deterministic.
+
+        By default the oracle's action, which is right where that is never a mixed one.
+        """
+        return self.oracle_action(agent)
+
+    def resample(self, agent: str, rng: Random) -> bool:
+        """Draw anew what is hidden from `agent` and consistent with all that it was told.
+
+        What the game itself will reveal to all stays as it is: until the end of the match, the same
+        actions then give the agent the same observations. The checker's leak test uses it.
+
+        Returns:
+            Whether anything is hidden from the agent.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no resample()")
+
+    def render(self, agent: str) -> str:
+        """Return all that `agent` knows of the state, as text for a person."""
+        raise NotImplementedError(f"{type(self).__name__} has no render()")
+
+    @classmethod
+    def _seats(cls) -> Callable[..., Env]:
+        """Return what makes an `Env` of this game; `EnvSpec.load` calls it."""
+        # By name: that module imports this one.
+        made: Callable[..., Env] = imported("gem.seat:seats")(cls)
+        return made
+
+
+def make_multi(id: str | EnvSpec, **overrides: Any) -> MultiAgentEnv:
+    """Make the game of several agents that is registered as `id`, all of its seats open.
+
+    Args:
+        id: As in `gem.make`. Its `seat` and `opponent` do not matter here.
+        **overrides: Parameters of the game.
+
+    Raises:
+        UnknownEnvError: No such id.
+        UnknownParameterError: The game has no such parameter.
+        ConfigurationError: It is no game of several agents, or a value is not allowed.
+    """
+    found = id if isinstance(id, EnvSpec) else spec(id)
+    game = found.load_registered()
+    if not (isinstance(game, type) and issubclass(game, MultiAgentEnv)):
+        raise ConfigurationError(f"{found.id} is no game of several agents; gem.make makes it")
+    kwargs = {name: v for name, v in found.kwargs.items() if name not in ("seat", "opponent")}
+    kwargs |= overrides
+    require_known(found.id, game, kwargs)
+    env = game(**kwargs)
+    env.spec = EnvSpec(found.id, found.entry_point, {**found.kwargs, **overrides})
+    return env
+
+
+def require_asked(env: MultiAgentEnv, asked: tuple[str, ...], actions: Mapping[str, str]) -> None:
+    """Check the actions of a `step`; environments call it first.
+
+    Args:
+        env: The environment.
+        asked: Agents that are to act, empty before the beginning and after the end.
+        actions: Of the `step`.
+
+    Raises:
+        ConfigurationError: An agent that was asked does not act, or another one does.
+        ResetNeededError: Nobody was asked.
+        TypeError: An action is not a str.
+    """
+    name = type(env).__name__
+    if not asked:
+        raise refusal(name, True, "")
+    if set(actions) != set(asked):
+        unknown = [agent for agent in actions if agent not in env.agents]
+        what = f"has no agent {', '.join(map(repr, unknown))}" if unknown else "asked others"
+        raise ConfigurationError(
+            f"{name}.step needs actions of {', '.join(asked)}, got those of "
+            f"{', '.join(map(str, actions)) or 'nobody'}: it {what}"
+        )
+    for action in actions.values():
+        if not isinstance(action, str):
+            raise refusal(name, False, action)
+
+
+def check_multi_reset(
+    env: MultiAgentEnv, result: Any
+) -> tuple[dict[str, Observation], dict[str, Info]]:
+    """Return the result of a `reset` if the contract of `MultiAgentEnv` allows it.
+
+    Raises:
+        ContractError: The message says what it does not allow.
+    """
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise ContractError(f"reset() must return (observations, infos), got {result!r:.100}")
+    observations, infos = result
+    if not isinstance(observations, dict) or not observations:
+        raise ContractError("reset() must return observations of those who are to move")
+    _require_names(env, infos, "infos")
+    _require_known_agents(env, observations)
+    for agent, observation in observations.items():
+        check_reset((observation, infos[agent]))
+    return observations, infos
+
+
+def check_multi_step(env: MultiAgentEnv, result: Any) -> MultiStep:
+    """Return the result of a `step` if the contract of `MultiAgentEnv` allows it.
+
+    Raises:
+        ContractError: The message says what it does not allow.
+    """
+    if not isinstance(result, MultiStep):
+        raise ContractError(f"step() must return a MultiStep, got {result!r:.100}")
+    observations, rewards, terminated, truncated, infos = result
+    _require_names(env, rewards, "rewards")
+    _require_names(env, infos, "infos")
+    _require_known_agents(env, observations)
+    for agent in env.agents:
+        seen = observations.get(agent, "")
+        checked = check_step((seen, rewards[agent], terminated, truncated, infos[agent]))
+        _, rewards[agent], terminated, truncated, _ = checked
+    if bool(observations) == (terminated or truncated):
+        raise ContractError(
+            "step() must return observations until the match is over, and none then; got "
+            f"terminated={terminated}, truncated={truncated}, observations of {list(observations)}"
+        )
+    return MultiStep(observations, rewards, terminated, truncated, infos)
+
+
+def _require_names(env: MultiAgentEnv, values: Any, what: str) -> None:
+    if not isinstance(values, dict) or set(values) != set(env.agents):
+        raise ContractError(
+            f"{what} must have exactly the agents {env.agents}, got {values!r:.100}"
+        )
+
+
+def _require_known_agents(env: MultiAgentEnv, observations: Mapping[str, Any]) -> None:
+    unknown = set(observations) - set(env.agents)
+    if unknown:
+        raise ContractError(f"observations of unknown agents: {sorted(unknown)}")
