@@ -137,19 +137,19 @@ def difference_of_runs(a: Mapping[Key, float], b: Mapping[Key, float]) -> Estima
 def difference_of_tasks(
     a: Mapping[Key, Sequence[float]], b: Mapping[Key, Sequence[float]]
 ) -> Estimate:
-    """Interval of the mean outcome of one run minus that of another, each over its tasks.
+    """Interval of the mean success of one run minus that of another.
 
-    Paired over the tasks that both runs played; without any, Welch's t interval.
+    Paired over the tasks that both played (`difference_of_success`); if there are none, unpaired,
+    Welch's t over tasks.
 
     Args:
-        a: Outcomes of the episodes of each task, at least one episode per task.
+        a: Success of the episodes of each task, within [0, 1], at least one episode per task.
         b: Likewise.
     """
-    ours, theirs = ({key: statistics.fmean(v) for key, v in x.items()} for x in (a, b))
-    both = [key for key in ours if key in theirs]
-    if both:
-        return _t_interval([ours[key] - theirs[key] for key in both], "paired tasks")
-    return _welch(list(ours.values()), list(theirs.values()), "unpaired tasks")
+    if not a.keys().isdisjoint(b):
+        return difference_of_success(a, b)
+    ours, theirs = ([statistics.fmean(v) for v in x.values()] for x in (a, b))
+    return _welch(ours, theirs, "unpaired tasks")
 
 
 def difference_of_success(
