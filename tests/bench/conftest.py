@@ -218,12 +218,15 @@ def make_run(tmp_path: Path, byte_model: Path, small_spec: RunSpec) -> Callable[
         skill: float = 0.05,
         episodes: int = 8,
         advantage: str = "rebn",
+        env: str | None = None,
         secret: str = "7",
         model: Path = byte_model,
     ) -> Path:
-        folder = tmp_path / "runs" / f"{trainer}-{advantage}-{seed}"
+        folder = tmp_path / "runs" / f"{trainer}-{env or ''}{advantage}-{seed}"
         algorithm = dataclasses.replace(small_spec.algorithm, advantage=advantage)
         spec = dataclasses.replace(small_spec, seed=seed, algorithm=algorithm)
+        if env is not None:
+            spec = dataclasses.replace(spec, env=dataclasses.replace(spec.env, id=env))
         recorder = Recorder(folder)
         recorder.start(
             {

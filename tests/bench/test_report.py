@@ -104,6 +104,24 @@ def test_a_legend_of_many_trainers_has_rows_and_tells_them_apart(
     assert len({c for c, _ in COLORS}) == len(set(DASHES)) == 8
 
 
+def test_small_multiples_have_a_panel_for_each_value_and_one_line_for_each_algorithm(
+    make_run: Callable[..., Path],
+) -> None:
+    """GRPO has run on `easy` only."""
+    runs = [make_run("reference", advantage=advantage, env=env, seed=seed)
+            for env, advantage in (("easy", "rebn"), ("easy", "grpo"), ("hard", "rebn"))
+            for seed in range(2)]  # fmt: skip
+    svg = plot(load_runs(runs), metrics=["success_rate", "loss"], panels="env.id")
+    texts = [t.text for t in ElementTree.fromstring(svg).iter(f"{SVG}text")]
+    for title in ("easy: success rate", "easy: loss", "hard: success rate", "hard: loss"):
+        assert texts.count(title) == 1
+    assert texts.count("reference, rebn (2 seeds)") == texts.count("reference, grpo (2 seeds)") == 1
+    means = [shape.get("class") for shape in lines(svg, "mean")]
+    assert means == ["mean g0", "mean g1"] * 2 + ["mean g0"] * 2
+    with pytest.raises(ConfigurationError, match=r"'env.ids': .* these differ: env.id, algor"):
+        plot(load_runs(runs), metrics=["success_rate"], panels="env.ids")
+
+
 def test_a_metric_that_nobody_recorded_is_refused_with_those_that_are(runs: list[Path]) -> None:
     with pytest.raises(ConfigurationError, match="'sucess_rate'; recorded: .*success_rate"):
         plot(load_runs(runs), metrics=["sucess_rate"])

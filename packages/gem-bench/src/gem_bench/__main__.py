@@ -161,7 +161,13 @@ def _plot(args: argparse.Namespace) -> int:
     from gem_bench.plot import plot
     from gem_bench.series import load_runs
 
-    svg = plot(load_runs(args.runs), metrics=args.metrics, x=args.x, window=args.window)
+    svg = plot(
+        load_runs(args.runs),
+        metrics=args.metrics,
+        x=args.x,
+        window=args.window,
+        panels=args.panels,
+    )
     return _write(args.out, svg)
 
 
@@ -304,6 +310,9 @@ def _parser() -> argparse.ArgumentParser:
         type=lambda text: text.split(","),
         default=["success_rate", "turns_mean"],
         help="comma-separated metrics, a panel each (default: success_rate,turns_mean)",
+    )
+    p.add_argument(
+        "--panels", metavar="KEY", help="a panel for each value of this setting, such as env.id"
     )
     p.add_argument("--x", choices=("iteration", "tokens", "time"), default="iteration")
 

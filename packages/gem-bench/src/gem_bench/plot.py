@@ -8,14 +8,16 @@ a band: one run has no variation between runs.
 
 from __future__ import annotations
 
+import json
 import math
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
 from gem.errors import ConfigurationError
-from gem_bench.series import METRICS, TRAIN, X_AXES, Group, smooth
+from gem_bench.series import METRICS, TRAIN, X_AXES, Group, differences, labels, smooth
 from gem_bench.stats import over_runs
 
 COLORS = (
@@ -48,6 +50,7 @@ _POINTS = 120
 _WIDTH, _HEIGHT, _GAP, _MARGIN = 460, 300, 40, 14
 _LEGEND_ROW, _LEGEND_GAP = 22, 22
 _LEFT, _TOP, _BOTTOM = 44, 30, 44
+_COLUMNS = 4
 _CAPTION = 20
 """Space inside a panel for tick labels, name and axis name."""
 
@@ -76,43 +79,93 @@ class Drawing:
 
 
 def plot(
-    groups: Sequence[Group], *, metrics: Sequence[str], x: str = "iteration", window: int = 20
+    groups: Sequence[Group],
+    *,
+    metrics: Sequence[str],
+    x: str = "iteration",
+    window: int = 20,
+    panels: str | None = None,
 ) -> str:
-    """Return an SVG plot with one panel per metric.
+    """Return an SVG plot with a panel per metric, or per metric and value of a setting.
 
     Args:
         groups: As read by `load_runs`.
         metrics: Names of training metrics.
         x: One of `X_AXES`.
         window: Iterations of the trailing mean.
+        panels: A setting, such as `env.id`: small multiples, one for each of its values, in which
+            what differs otherwise has the same line everywhere.
 
     Raises:
-        ConfigurationError: No run recorded a metric.
+        ConfigurationError: No run recorded a metric, or the setting does not differ.
     """
-    panels = []
-    inner = len(metrics) * (_WIDTH + _GAP) - _GAP
-    legend, top = _legend(groups, inner)
-    for index, metric in enumerate(metrics):
-        drawings = [drawing(group, metric, x, window) for group in groups]
-        if not any(drawings):
-            curves = [r.curves[TRAIN] for g in groups for r in g.runs if TRAIN in r.curves]
-            known = {name for curve in curves for name in curve.columns}
-            raise ConfigurationError(
-                f"no run recorded {metric!r}; recorded: {', '.join(sorted(known))}"
-            )
-        place = f"translate({index * (_WIDTH + _GAP)} {top})"
-        panels.append(f'<g transform="{place}">{_panel(drawings, metric, x)}</g>')
-    width = inner + 2 * _MARGIN
-    caption = _text("tick", 0, top + _HEIGHT + _CAPTION, _caption(groups, window))
-    height = top + _HEIGHT + _CAPTION + 2 * _MARGIN
+    lines, multiples = _multiples(groups, panels)
+    titles = [METRICS.get(metric, metric) for metric in metrics]
+    drawn = []
+    for value, members in multiples:
+        for metric, title in zip(metrics, titles, strict=True):
+            drawings = [drawing(m, metric, x, window) if m else None for m in members]
+            if not any(drawings):
+                curves = [r.curves[TRAIN] for g in groups for r in g.runs if TRAIN in r.curves]
+                known = {name for curve in curves for name in curve.columns}
+                raise ConfigurationError(
+                    f"no run recorded {metric!r}; recorded: {', '.join(sorted(known))}"
+                )
+            name = title if value is None else value if len(metrics) == 1 else f"{value}: {title}"
+            drawn.append(_panel(drawings, metric, x, name))
+    columns = len(metrics) if panels is None else min(len(drawn), _COLUMNS)
+    inner = columns * (_WIDTH + _GAP) - _GAP
+    legend, top = _legend(lines, inner)
+    placed = []
+    for index, panel in enumerate(drawn):
+        row, column = divmod(index, columns)
+        place = f"{column * (_WIDTH + _GAP)} {top + row * (_HEIGHT + _GAP)}"
+        placed.append(f'<g transform="translate({place})">{panel}</g>')
+    bottom = top + math.ceil(len(drawn) / columns) * (_HEIGHT + _GAP) - _GAP + _CAPTION
+    caption = _text("tick", 0, bottom, _caption(groups, titles if panels else [], window))
+    width, height = inner + 2 * _MARGIN, bottom + 2 * _MARGIN
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" role="img" '
         f'viewBox="{-_MARGIN} {-_MARGIN} {width} {height}" font-family="system-ui, sans-serif" '
-        f'font-size="13"><title>{escape(_title(groups, metrics, x))}</title>'
-        f"<style>{_style(len(groups))}</style>"
+        f'font-size="13"><title>{escape(_title(groups, titles, x))}</title>'
+        f"<style>{_style(len(lines))}</style>"
         f'<rect class="paper" x="{-_MARGIN}" y="{-_MARGIN}" width="{width}" height="{height}"/>'
-        f"{legend}{''.join(panels)}{caption}</svg>\n"
+        f"{legend}{''.join(placed)}{caption}</svg>\n"
     )
+
+
+def _multiples(
+    groups: Sequence[Group], setting: str | None
+) -> tuple[list[str], list[tuple[str | None, list[Group | None]]]]:
+    """Return the labels of the lines, and each panel: its name, and a group or None by line."""
+    if setting is None:
+        return [_counted(group.label, [group]) for group in groups], [(None, list(groups))]
+    if len({json.dumps(group.settings.get(setting)) for group in groups}) < 2:
+        differing = ", ".join(differences([group.settings for group in groups]))
+        raise ConfigurationError(
+            f"no panels by {setting!r}: it is the same in all runs; these differ: {differing}"
+        )
+    panels: dict[str, list[Group]] = defaultdict(list)
+    for group in groups:
+        panels[str(group.settings.get(setting))].append(group)
+    inside = {
+        key: None for each in panels.values() for key in differences([g.settings for g in each])
+    }
+    names = labels(
+        [(g.trainer, {k: g.settings.get(k) for k in inside if k != "env.seed"}) for g in groups]
+    )
+    lines: dict[str, list[Group]] = defaultdict(list)
+    for name, group in zip(names, groups, strict=True):
+        lines[name].append(group)
+    return [_counted(name, members) for name, members in lines.items()], [
+        (value, [next((g for g in each if g in members), None) for members in lines.values()])
+        for value, each in panels.items()
+    ]
+
+
+def _counted(label: str, groups: Sequence[Group]) -> str:
+    seeds = max(len(group.runs) for group in groups)
+    return f"{label} ({seeds} seeds)" if seeds > 1 else label
 
 
 def drawing(group: Group, metric: str, x: str, window: int) -> Drawing | None:
@@ -179,7 +232,7 @@ def _line(x: list[float], y: Sequence[float | None]) -> Line:
     return Line([a for a, _ in points], [b for _, b in points])
 
 
-def _panel(drawings: Sequence[Drawing | None], metric: str, x: str) -> str:
+def _panel(drawings: Sequence[Drawing | None], metric: str, x: str, name: str) -> str:
     shown = [d for d in drawings if d is not None]
     lines = [line for d in shown for line in [d.mean, *d.runs]]
     values = [y for line in lines for y in line.y] + [v for d in shown for v in d.low + d.high]
@@ -198,7 +251,7 @@ def _panel(drawings: Sequence[Drawing | None], metric: str, x: str) -> str:
     def path(x: Sequence[float], y: Sequence[float]) -> str:
         return " ".join(f"{px(a):.1f},{py(b):.1f}" for a, b in zip(x, y, strict=True))
 
-    out = [_text("name", 0, 14, METRICS.get(metric, metric))]
+    out = [_text("name", 0, 14, name)]
     for y in ys:
         out.append(_text("tick", _LEFT - 8, py(y) + 4, tick_label(y, ys[1] - ys[0]), "end"))
         out.append(
@@ -227,11 +280,10 @@ def _text(kind: str, x: float, y: float, text: str, anchor: str = "start") -> st
     return f'<text class="{kind}" {place}>{escape(text)}</text>'
 
 
-def _legend(groups: Sequence[Group], width: int) -> tuple[str, int]:
+def _legend(labels: Sequence[str], width: int) -> tuple[str, int]:
     """Return the legend, in as many rows as needed, and the y position of the panels."""
     out, x, y = [], 0, 0
-    for index, group in enumerate(groups):
-        label = group.label + (f" ({len(group.runs)} seeds)" if len(group.runs) > 1 else "")
+    for index, label in enumerate(labels):
         wide = 62 + int(7.4 * len(label))
         if x and x + wide > width:
             x, y = 0, y + _LEGEND_ROW
@@ -241,11 +293,13 @@ def _legend(groups: Sequence[Group], width: int) -> tuple[str, int]:
     return "".join(out), y + _LEGEND_ROW + _LEGEND_GAP
 
 
-def _caption(groups: Sequence[Group], window: int) -> str:
-    parts = [f"Trailing mean over {window} iterations" if window > 1 else "As recorded"]
+def _caption(groups: Sequence[Group], titles: Sequence[str], window: int) -> str:
+    parts = [" and ".join(titles)] if titles else []
+    parts += [f"trailing mean over {window} iterations" if window > 1 else "as recorded"]
     if any(len(group.runs) > 1 for group in groups):
         parts.append("bands: 95 % interval over seeds")
-    return "; ".join(parts)
+    text = "; ".join(parts)
+    return text[0].upper() + text[1:]
 
 
 def _style(groups: int) -> str:
@@ -264,6 +318,5 @@ def _style(groups: int) -> str:
     )
 
 
-def _title(groups: Sequence[Group], metrics: Sequence[str], x: str) -> str:
-    names = " and ".join(METRICS.get(m, m) for m in metrics)
-    return f"{names} over {X_AXES[x]}: {', '.join(g.label for g in groups)}"
+def _title(groups: Sequence[Group], titles: Sequence[str], x: str) -> str:
+    return f"{' and '.join(titles)} over {X_AXES[x]}: {', '.join(g.label for g in groups)}"

@@ -174,8 +174,8 @@ def load_runs(folders: Sequence[Path]) -> list[Group]:
     for run in runs:
         groups[json.dumps([run.trainer, _settings(run)], sort_keys=True)].append(run)
     members = list(groups.values())
-    labels = _labels([(m[0].trainer, _settings(m[0])) for m in members])
-    return [Group(label, m, _common(m)) for label, m in zip(labels, members, strict=True)]
+    named = labels([(m[0].trainer, _settings(m[0])) for m in members])
+    return [Group(label, m, _common(m)) for label, m in zip(named, members, strict=True)]
 
 
 def differences(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -235,18 +235,18 @@ def _curve(rows: list[dict[str, Any]], before: Mapping[int, float], total: float
     )
 
 
-def _labels(groups: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
+def labels(groups: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
     """Name each group by its trainer and the settings in which groups differ."""
     differing = differences([settings for _, settings in groups])
     # The experiment's name and its estimator distinguish groups best: use them alone if they can.
     leading = [key for key in ("algorithm.advantage", "name") if key in differing]
-    labels = [trainer for trainer, _ in groups]
+    found = [trainer for trainer, _ in groups]
     for key in [*leading, *(k for k in differing if k not in leading)]:
-        if len(set(labels)) == len(labels):
+        if len(set(found)) == len(found):
             break
         short = key if key not in leading else ""
         for i, (_, settings) in enumerate(groups):
             if key in settings:
                 value = settings[key]
-                labels[i] += f", {short.rpartition('.')[2]} {value}" if short else f", {value}"
-    return labels
+                found[i] += f", {short.rpartition('.')[2]} {value}" if short else f", {value}"
+    return found
