@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,10 @@ with contextlib.suppress(ImportError):  # not every trainer's environment has it
         print_blob=True,
     )
     settings.load_profile("gem")
+
+# The background jobs of a shell ignore SIGINT, and so would everything that tests start.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 FOUND = Path(os.environ.get("RUNS", Path(__file__).parents[1] / "runs")) / "conformance"
 
