@@ -1,10 +1,10 @@
 """Evaluates models in GEM environments: `gem eval`.
 
-`tasks` says what is played, `models` what plays: `server`, `client`, `completions` and `local` are
-ways to ask a model, `players` are models and policies, `tokens` plays as training does,
-`episode` plays one episode, `runner` all of them into a record that can be continued, `numbers`
-computes what the record says, `comparison` compares two and judges one, `tables` shows them,
-`pages` as HTML, `junit` in XML; `regrade` scores a record again.
+`tasks` says what is played, `models` what plays. `server`, `client` and `completions` ask a server,
+`local`, `trained` and `sampler` a model in this process, `players` has models and policies.
+`episode` plays one episode by messages, `tokens` as training does, `runner` all of them into a
+record that can be continued. `numbers` computes what the record says, `comparison` compares two and
+judges one, `tables` shows them, `pages` as HTML, `junit` in XML; `regrade` scores a record again.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from gem_bench.report import save
 from gem_eval import __version__, junit, pages, regrade
 from gem_eval.comparison import compare, judge
 from gem_eval.episode import Played
-from gem_eval.models import OPENAI, TIERS, choose
+from gem_eval.models import DTYPES, OPENAI, TIERS, choose
 from gem_eval.numbers import read_summary
 from gem_eval.runner import Limits, TooManyFailedError, evaluate
 from gem_eval.spending import Prices, Spending, SpentError
@@ -214,7 +214,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("tasks", nargs="+", metavar="TASKS", help="environment ids, task URIs, suite:smoke")
-    add("--model", required=True, help="oracle, random, noop, or openai:NAME of a server")
+    about = (
+        "oracle, random, noop, openai:NAME of a server, hf:MODEL, or run:FOLDER of a training run"
+    )
+    add("--model", required=True, help=about)
     add(
         "--url",
         help="of the server's API, such as http://localhost:8000/v1 (https://api.openai.com/v1)",
@@ -261,6 +264,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--thinking", choices=MODES, help="what becomes of earlier thinking (keep)")
     about = "argument of the chat template, such as enable_thinking=false"
     add("--template", action="append", default=[], metavar="NAME=VALUE", help=about)
+    add("--dtype", choices=DTYPES, default="float32", help="of hf: and run: (float32)")
 
     group = parser.add_argument_group("how it is run; may differ when it is continued")
     add = group.add_argument

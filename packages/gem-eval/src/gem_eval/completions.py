@@ -30,6 +30,8 @@ class HttpSampler(EngineSampler):
     SAMPLING: ClassVar[Mapping[str, Any]] = {}
     """Fields that say how is sampled, all of them sent: what is left out, vLLM takes from the
     model's `generation_config.json`."""
+    LOGPROBS: ClassVar[str] = "raw"
+    """Of what distribution the log-probabilities are: the model's, or at the temperature."""
     engine: Server
 
     def __init__(
@@ -153,6 +155,8 @@ class CompletionsSampler(HttpSampler):
 
 class GenerateSampler(HttpSampler):
     """Asks SGLang's `POST /generate`, which is beside the API, not below it."""
+
+    LOGPROBS = "tempered"
 
     SAMPLING: ClassVar[Mapping[str, Any]] = {
         "temperature": 1.0,

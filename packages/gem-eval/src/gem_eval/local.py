@@ -3,29 +3,39 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
-from gem.errors import MissingExtraError
+from gem.errors import ConfigurationError, MissingExtraError
 from gem.rollout import ChatFormat, Prompting
+from gem.tables import check
+from gem.training.runspec import SamplingPart
 from gem_bench.models import load_pretrained
 
+if TYPE_CHECKING:
+    from gem_eval.sampler import LocalModel
+    from gem_eval.trained import Trained
 
-def chat_format(tokenizer: str, prompting: Prompting) -> ChatFormat:
+SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "seed": 0}
+
+
+def chat_format(tokenizer: str, prompting: Prompting, option: str = "--tokenizer") -> ChatFormat:
     """Load a tokenizer.
 
     Args:
         tokenizer: Folder or hub name.
         prompting: How its chat template is used.
+        option: That names it, for messages.
 
     Raises:
         ConfigurationError: There is none, or its chat template cannot be used.
         MissingExtraError: transformers is not installed.
     """
-    try:
+    with _needed():
         from transformers import AutoTokenizer
-    except ModuleNotFoundError as error:
-        raise _missing(error) from error
-    return prompting.chat_format(load_pretrained(AutoTokenizer, tokenizer, "--tokenizer"))
+
+    return prompting.chat_format(load_pretrained(AutoTokenizer, tokenizer, option))
 
 
 def tokenizer_hash(tokenizer: Any) -> str:
@@ -34,7 +44,72 @@ def tokenizer_hash(tokenizer: Any) -> str:
     return hashlib.blake2b(repr(told).encode(), digest_size=12).hexdigest()
 
 
-def _missing(error: ModuleNotFoundError) -> MissingExtraError:
-    return MissingExtraError(
-        f"models asked by tokens need {error.name!r}: pip install 'gem-eval[local]'"
-    )
+def load(trained: Trained, dtype: str) -> Any:
+    """Load a model for sampling, onto a GPU if there is one, adapters merged.
+
+    Raises:
+        ConfigurationError: It cannot be loaded.
+        MissingExtraError: torch, transformers or, for adapters, peft is not installed.
+    """
+    with _needed():
+        import torch
+        from transformers import AutoModelForCausalLM
+
+    kind = getattr(torch, dtype)
+    model = load_pretrained(AutoModelForCausalLM, trained.model, "--model", dtype=kind)
+    trained.apply(model)
+    if trained.adapter is not None:
+        with _needed():
+            from peft import PeftModel
+
+        try:
+            model = PeftModel.from_pretrained(model, str(trained.adapter)).merge_and_unload()
+        except (OSError, ValueError, RuntimeError) as error:
+            raise ConfigurationError(
+                f"cannot apply the adapter {trained.adapter} to {trained.model}: {error}"
+            ) from error
+    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+
+
+def context_tokens(model: Any) -> int | None:
+    """Return how many positions a model has; None if its configuration does not say."""
+    most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return most if isinstance(most, int) else None
+
+
+def local_model(model: Any, chat: ChatFormat, sampling: dict[str, Any]) -> LocalModel:
+    """Return the model as what all episodes ask.
+
+    Args:
+        model: Of `load`.
+        chat: Its chat format.
+        sampling: `SAMPLING` with other values; the temperature 0 is greedy.
+
+    Raises:
+        ConfigurationError: A value or name is wrong.
+    """
+    from gem_eval.sampler import LocalModel, SeededSampler
+
+    if unknown := sorted(sampling.keys() - SAMPLING.keys()):
+        raise ConfigurationError(
+            f"--param {unknown[0]}: models in this process know {', '.join(SAMPLING)}"
+        )
+    values = {**SAMPLING, **sampling}
+    seed = values.pop("seed")
+    if values["temperature"] == 0:
+        values |= {"temperature": 1.0, "top_k": 1}
+    part = SamplingPart(**values)
+    check(part, "--param ")
+    if type(seed) is not int:
+        raise ConfigurationError(f"--param seed must be an integer, got {seed!r}")
+    return LocalModel(SeededSampler(model, chat, part), seed)
+
+
+@contextmanager
+def _needed() -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            f"models asked by tokens need {error.name!r}: pip install 'gem-eval[local]'"
+        ) from error

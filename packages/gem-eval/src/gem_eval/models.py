@@ -12,12 +12,13 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from gem.errors import ConfigurationError
-from gem.rollout import Budget, Prompting, Sampler
+from gem.rollout import Budget, ChatFormat, Prompting, Sampler
 from gem.tables import check, json_or_text
 from gem_bench.models import resolve_model
 from gem_eval.client import ChatClient
@@ -27,10 +28,12 @@ from gem_eval.players import ModelPlayer, ScriptedPlayer, SilentPlayer
 from gem_eval.scripted import POLICIES
 from gem_eval.server import Served, Server
 from gem_eval.tasks import Play
-from gem_eval.tokens import TokenPlays
+from gem_eval.tokens import Sampling, TokenPlays
+from gem_eval.trained import Trained, find_trained
 
 OPENAI, LOCAL, RUN = "openai:", "hf:", "run:"
 TIERS = ("tokens", "messages", "text")
+DTYPES = ("float32", "bfloat16", "float16")
 MAX_TOKENS = 1024
 _SILENT = "noop"
 _OPENAI_URL = "https://api.openai.com/v1"
@@ -73,10 +76,12 @@ def choose(args: argparse.Namespace) -> Model:
             )
         player = SilentPlayer() if name == _SILENT else ScriptedPlayer(name)
         return Model(partial(play, player=player), {"model": name})
-    if name.startswith(OPENAI) and name != OPENAI:
-        return _served(args)
+    for scheme, make in ((OPENAI, _served), (LOCAL, _local), (RUN, _local)):
+        if name.startswith(scheme) and name != scheme:
+            return make(args)
     raise ConfigurationError(
-        f"--model must be {', '.join(POLICIES)}, {_SILENT} or {OPENAI}NAME, got {name!r}"
+        f"--model must be {', '.join(POLICIES)}, {_SILENT}, {OPENAI}NAME, {LOCAL}MODEL or "
+        f"{RUN}FOLDER, got {name!r}"
     )
 
 
@@ -121,10 +126,11 @@ def _by_tokens(
     served: Served,
     settings: Mapping[str, Any],
 ) -> Model:
-    from gem_eval.local import chat_format, tokenizer_hash
+    from gem_eval.local import chat_format
 
     _refuse_params(params, _RESERVED_OF_TOKENS)
-    tokenizer = args.tokenizer or served.root
+    root = None if served.root == server.model else served.root
+    tokenizer = args.tokenizer or root
     if tokenizer is None:
         raise ConfigurationError(
             f"--tier tokens: {server.url} does not say what {server.model!r} was loaded from; name "
@@ -146,17 +152,65 @@ def _by_tokens(
 
     turn = args.max_tokens or MAX_TOKENS
     budget = Budget(min(turn, most), most, most, context_tokens=most)
+    about = {"engine": served.engine, "tokenizer": tokenizer, "logprobs": kind.LOGPROBS}
+    settings = {**settings, "sampling": sampling}
+    return _exact(samplers, chat, budget, prompting, settings, about, lambda: server)
+
+
+def _local(args: argparse.Namespace) -> Model:
+    """Return a model of this process: one of transformers, or what a run has trained."""
+    from gem_eval.local import SAMPLING, chat_format, context_tokens, load, local_model
+
+    scheme, _, name = args.model.partition(":")
+    for option in ("url", "tier", "tokenizer"):
+        if getattr(args, option):
+            raise ConfigurationError(f"--{option} is of servers, not of {scheme}:")
+    params = _params(args.param)
+    _refuse_params(params, _RESERVED_OF_TOKENS)
+    trained = (
+        find_trained(Path(name)) if f"{scheme}:" == RUN else Trained(resolve_model(name, "--model"))
+    )
+    policy = trained.spec.policy if trained.spec else None
+    prompting = _prompting(args, policy or Prompting())
+    chat = chat_format(trained.model, prompting, "--model")
+    loaded = load(trained, args.dtype)
+    most = _context_tokens(args, context_tokens(loaded), args.model)
+    turn = args.max_tokens or (policy.turn_tokens if policy else MAX_TOKENS)
+    budget = Budget(min(turn, most), most, most, context_tokens=most)
+    if policy:
+        limits = ("response_tokens", "prompt_tokens", "turns")
+        budget = replace(budget, **{name: getattr(policy, name) for name in limits})
+    given = {"temperature": args.temperature, "top_p": args.top_p}
+    given = {name: value for name, value in given.items() if value is not None}
+    sampling = {**SAMPLING, **given, **params}
+    model = local_model(loaded, chat, sampling)
+    about = {"engine": "transformers", "dtype": args.dtype, "trained": trained.name}
+    about |= {"tokenizer": trained.model, "logprobs": "raw"}
+    settings = {"model": args.model, "system": args.system, "sampling": sampling}
+    return _exact(model.episode, chat, budget, prompting, settings, about, lambda: model)
+
+
+def _exact(
+    sampling: Sampling,
+    chat: ChatFormat,
+    budget: Budget,
+    prompting: Prompting,
+    settings: Mapping[str, Any],
+    about: Mapping[str, Any],
+    around: Callable[[], AbstractAsyncContextManager[object]],
+) -> Model:
+    """Return a model that is asked by tokens."""
+    from gem_eval.local import tokenizer_hash
+
+    asked = {name: getattr(prompting, name) for name in asdict(Prompting())}
     about = {
         "tier": "tokens",
-        "engine": served.engine,
-        "tokenizer": tokenizer,
+        **about,
         "tokenizer_hash": tokenizer_hash(chat.tokenizer),
-        "prompting": asdict(prompting),
+        "prompting": asked,
         "budget": asdict(budget),
-        "logprobs": "raw",
     }
-    plays = TokenPlays(samplers, chat, budget, prompting.context)
-    return Model(plays, {**settings, "sampling": sampling}, about, lambda: server)
+    return Model(TokenPlays(sampling, chat, budget, prompting.context), settings, about, around)
 
 
 def _tier(args: argparse.Namespace, served: Served) -> str:

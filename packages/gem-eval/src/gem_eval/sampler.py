@@ -1,0 +1,142 @@
+"""A model of transformers in this process, which samples for all episodes that are open.
+
+It is the sampler of the reference trainer. A turn is sampled for all open episodes together, as
+soon as all of them ask; every turn of every episode has random numbers of its own, so that what is
+sampled does not depend on which of them are open, but for rounding.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from random import Random
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gem.errors import GemError
+from gem.rollout import ChatFormat, Request, Sample, Sampler
+from gem.training.runspec import SamplingPart
+from gem.training.sampling import EngineSampler
+from gem_bench.sampler import CachedSampler, warp
+from gem_eval.completions import Notes
+from gem_eval.tasks import Play
+
+
+class LocalModelError(GemError):
+    """The model in this process failed."""
+
+
+class SeededSampler(CachedSampler):
+    """Draws the tokens of a row with random numbers of its own; log-probabilities are raw."""
+
+    def __init__(self, model: Any, chat: ChatFormat, sampling: SamplingPart) -> None:
+        """Begin without any conversation; see `CachedSampler` for the arguments."""
+        super().__init__(model, chat, sampling, torch.Generator())  # which nothing is drawn from
+        self.stopped = threading.Event()
+        """If set, sampling ends before the next token."""
+
+    def sample(self, requests: list[Request], seeds: Sequence[int]) -> list[Sample]:
+        """Sample one turn for every request.
+
+        Raises:
+            LocalModelError: The model fails, for want of memory for instance.
+        """
+        self._numbers = [Random(seed) for seed in seeds]
+        try:
+            return self(requests)
+        except RuntimeError as error:
+            raise LocalModelError(
+                f"the model failed with {len(requests)} episodes at a time (--concurrency), the "
+                f"longest of {max(len(r.prompt_ids) for r in requests)} tokens: {error}"
+            ) from error
+
+    def _draw(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        if self.stopped.is_set():
+            raise LocalModelError("interrupted")
+        if self.sampling.top_k == 1:
+            token = logits.argmax(-1, keepdim=True)
+        else:
+            cumulative = warp(logits, self.sampling).double().softmax(-1).cumsum(-1)
+            drawn = [[each.random()] for each in self._numbers]
+            places = torch.tensor(drawn, device=self.device, dtype=torch.float64)
+            token = torch.searchsorted(cumulative, places * cumulative[:, -1:], right=True)
+            # Where rounding has left the place beyond the last token.
+            token = token.clamp(max=logits.shape[-1] - 1)
+        return token[:, 0], logits.log_softmax(-1).gather(1, token)[:, 0]
+
+
+class LocalModel:
+    """Brings the requests of all open episodes to the sampler together."""
+
+    def __init__(self, sampler: SeededSampler, seed: int) -> None:
+        """Store the sampler.
+
+        Args:
+            sampler: Has the model.
+            seed: Decides, with the seed of the task and the number of the sample, what is drawn.
+        """
+        self._sampler = sampler
+        self._seed = seed
+        self._open = 0
+        self._asking: list[tuple[Request, int, asyncio.Future[Sample]]] = []
+        self._round: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> LocalModel:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._sampler.stopped.set()
+        if self._round is not None:
+            await asyncio.wait([self._round])
+
+    @contextmanager
+    def episode(self, each: Play, notes: Notes) -> Iterator[Sampler]:
+        """Make the sampler of an episode, which is open until the block ends."""
+        seeds = EngineSampler(frozenset(), (self._seed, each.task.seed, each.sample))
+        self._open += 1
+        try:
+            yield partial(self._ask, seeds, notes)
+        finally:
+            self._open -= 1
+            # Whoever played it begins another episode at once.
+            asyncio.get_running_loop().call_soon(self._begin_round)
+
+    async def _ask(self, seeds: EngineSampler, notes: Notes, request: Request) -> Sample:
+        future: asyncio.Future[Sample] = asyncio.get_running_loop().create_future()
+        self._asking.append((request, seeds.turn_seed() or 0, future))
+        self._begin_round()
+        sample = await future
+        counts = {"prompt_tokens": len(request.prompt_ids), "reply_tokens": len(sample.token_ids)}
+        notes.append({**counts, "finish_reason": sample.stop_reason})
+        return sample
+
+    def _begin_round(self) -> None:
+        self._asking = [each for each in self._asking if not each[2].done()]
+        if 0 < self._open == len(self._asking):
+            asking, self._asking = sorted(self._asking, key=lambda each: each[0].episode), []
+            self._round = asyncio.create_task(self._answer(asking))
+
+    async def _answer(self, asking: list[tuple[Request, int, asyncio.Future[Sample]]]) -> None:
+        requests, seeds, futures = map(list, zip(*asking, strict=True))
+        try:
+            samples = await asyncio.to_thread(self._sampler.sample, requests, seeds)
+        except Exception as error:
+            # Who asked gets it; the first one ends the evaluation.
+            for future in futures:
+                if not future.done():
+                    future.set_exception(error)
+            return
+        for future, sample in zip(futures, samples, strict=True):
+            if not future.done():
+                future.set_result(sample)

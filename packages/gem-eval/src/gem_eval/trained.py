@@ -1,0 +1,128 @@
+"""The model that a training run has made: the last one in the folder of its record.
+
+- The reference trainer's checkpoints are loaded as it would itself.
+- Folders that transformers or PEFT can load, wherever they are in the run's: TRL's checkpoints,
+  the models that OpenRLHF, oat and RL2 save, verl's where they were merged.
+- Checkpoints of verl, DeepSpeed and PyTorch's own format are shards, which only tools of their
+  trainers read: they are refused, with what makes a model of them.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gem.errors import ConfigurationError, RecordError
+from gem.training.record import read_run
+from gem.training.runspec import RunSpec
+from gem_bench.models import resolve_model
+
+_WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
+_UNREADABLE = (
+    *(OSError, EOFError, KeyError, TypeError, RuntimeError, ValueError),
+    pickle.UnpicklingError,
+)
+_CONVERSIONS = {
+    "verl": "python -m verl.model_merger merge --backend fsdp --local_dir "
+    "{folder}/checkpoints/global_step_N/actor --target_dir {folder}/merged",
+    "openrlhf": "zero_to_fp32.py, which DeepSpeed puts into {folder}/checkpoints/_actor; a run "
+    "that ends by itself leaves a model in {folder}/model",
+    "oat": "zero_to_fp32.py, which DeepSpeed puts into {folder}/oat/checkpoints/policy",
+    "tinker": "the server, which has the weights: it is asked as openai:NAME",
+}
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model, and what has been trained of it."""
+
+    model: str
+    """Folder or hub name that transformers load."""
+    adapter: Path | None = None
+    """Folder of a PEFT adapter that is to be merged."""
+    checkpoint: Path | None = None
+    """Of the reference trainer: the weights that it trained."""
+    spec: RunSpec | None = None
+    """The experiment, if the record has one."""
+
+    @property
+    def name(self) -> str:
+        """What was trained last."""
+        return str(self.adapter or self.checkpoint or self.model)
+
+    def apply(self, model: Any) -> None:
+        """Give a model the weights of the checkpoint, adapters merged.
+
+        Raises:
+            RecordError: It cannot be read, or is of another model.
+        """
+        if self.checkpoint is None or self.spec is None:
+            return
+        import torch
+
+        from gem_bench.lora import add_adapters, merge
+
+        try:
+            state = torch.load(self.checkpoint, map_location="cpu", weights_only=True)
+            trained = state["policy"]["weights"]
+            if self.spec.policy.lora_rank:
+                # What they begin with is replaced.
+                policy = replace(self.spec.policy, lora_init=None)
+                add_adapters(model, policy, self.spec.seed)
+            _, unknown = model.load_state_dict(trained, strict=False)
+        except _UNREADABLE as error:
+            raise RecordError(f"cannot read the checkpoint {self.checkpoint}: {error}") from error
+        if unknown:
+            raise RecordError(f"{self.checkpoint}: {self.model} has no {unknown[0]}")
+        merge(model)
+
+
+def find_trained(folder: Path) -> Trained:
+    """Return the last model of a run.
+
+    Raises:
+        ConfigurationError: It has none that transformers can load; the message says what makes one.
+        RecordError: The folder holds no run, or one that cannot be read.
+    """
+    meta = read_run(folder).meta
+    spec = RunSpec.from_mapping(meta["spec"]) if "spec" in meta else None
+    trainer = str(meta.get("trainer", "unknown"))
+    if trainer == "reference" and spec is not None:
+        saved = sorted((folder / "checkpoints").glob("iteration-*.pt"))
+        if not saved:
+            raise ConfigurationError(
+                f"{folder} has no checkpoint: the reference trainer saves them with "
+                "--checkpoint-every"
+            )
+        base = resolve_model(str(meta.get("model") or spec.policy.model), "--model")
+        return Trained(base, checkpoint=saved[-1], spec=spec)
+    models = {path.parent for pattern in _WEIGHTS for path in folder.rglob(pattern)}
+    found = [path for path in models if (path / "config.json").exists()]
+    adapters = {path.parent for path in folder.rglob("adapter_model.safetensors")}
+    last = max((path for path in [*found, *adapters] if _whole(path)), key=_order, default=None)
+    if last is None:
+        hint = _CONVERSIONS.get(trainer, "its own tools").format(folder=folder)
+        raise ConfigurationError(
+            f"{folder}: nothing in this run of {trainer} is a model that transformers load. "
+            f"What makes one: {hint}. Then --model hf:FOLDER plays it"
+        )
+    if last in adapters:
+        base = str(meta.get("model") or (spec and spec.policy.model) or "")
+        if not base:
+            raise ConfigurationError(f"{folder}: run.json does not say what {last} adapts")
+        return Trained(resolve_model(base, "--model"), adapter=last, spec=spec)
+    return Trained(str(last.absolute()), spec=spec)
+
+
+def _whole(path: Path) -> bool:
+    """Whether a checkpoint is complete: transformers' Trainer writes `trainer_state.json` last."""
+    return not path.name.startswith("checkpoint-") or (path / "trainer_state.json").exists()
+
+
+def _order(path: Path) -> tuple[bool, int, float]:
+    """Order models: what a run saves at its end has no number, checkpoints are in their order."""
+    numbers = re.findall(r"\d+", path.name)
+    return not numbers, int(numbers[-1]) if numbers else 0, path.stat().st_mtime
