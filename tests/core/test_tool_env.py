@@ -23,7 +23,7 @@ from gem.errors import (
 from gem.rollout import Budget, ChatFormat, Sample, play_batch
 from gem.tasks import TaskSet
 from gem.testing import check_env
-from gem.tools import PythonTool, Tool, ToolCall, ToolResult
+from gem.tools import PythonTool, SearchTool, Tool, ToolCall, ToolResult
 from gem.wrappers import EpisodeTracking, ToolEnv, _warn_of_pay, wrap
 
 GUESS = "game:GuessTheNumber-v0-easy"
@@ -85,6 +85,17 @@ def test_the_reset_observation_ends_with_the_instructions() -> None:
     )
     several, _ = ToolEnv(gem.make(GUESS), [Echo("a"), Echo("b")], max_tool_uses=1).reset(seed=0)
     assert several.startswith(f"{plain}\nAvailable tools:\n- Say <a>.\n- Say <b>.\nYou have 1 tool")
+
+
+@pytest.mark.parametrize("tool", [PythonTool(), SearchTool(url="http://localhost:1/retrieve")])
+def test_a_tool_takes_the_call_that_its_schema_describes(tool: Tool) -> None:
+    (schema,) = tool.schemas()
+    (argument,) = schema["parameters"]["required"]
+    assert schema["parameters"]["properties"][argument]["type"] == "string"
+    call = {"name": schema["name"], "arguments": {argument: "what"}}
+    found = tool.parse(f"<tool_call>{json.dumps(call)}</tool_call>")
+    assert found == ToolCall(schema["name"], {argument: "what"})
+    assert schema["description"].rpartition(";")[2] in tool.instruction()
 
 
 def test_observations_with_images_get_the_instructions_as_a_text_part() -> None:

@@ -89,6 +89,9 @@ def test_the_policy_is_shown_names_descriptions_and_schemas(clock: MCPTool) -> N
     assert "Return the number of days of the month" in line
     assert '{"type": "object", "properties": {"date": {"type": "string"}}' in line
     assert len(lines) == 1 + len(NAMES)
+    schemas = {each["name"]: each["parameters"] for each in clock.schemas()}
+    assert list(schemas) == list(clock.names)
+    assert schemas["days_in_month"]["required"] == ["date"]
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from gem_eval import __version__, junit, pages, regrade
 from gem_eval.comparison import compare, judge
 from gem_eval.episode import Played
 from gem_eval.models import DTYPES, OPENAI, TIERS, choose
+from gem_eval.native import with_native_tools
 from gem_eval.numbers import read_summary
 from gem_eval.runner import Limits, TooManyFailedError, evaluate
 from gem_eval.spending import Prices, Spending, SpentError
@@ -27,6 +28,7 @@ from gem_eval.tables import FORMATS, of_comparison, of_gate, of_summary
 from gem_eval.tasks import parse_tasks
 
 JUNIT = "junit"
+NATIVE = "native"
 _EXAMPLES = """examples:
   gem eval suite:smoke --model oracle
   gem eval game:Sudoku-v0-easy eval:MATH500 --model openai:qwen3 --url http://localhost:8000/v1
@@ -60,6 +62,14 @@ def main(argv: Sequence[str]) -> int:
         "turns": args.turns,
         **model.settings,
     }
+    if args.tools == NATIVE:
+        if model.about.get("tier") not in ("messages", "text"):
+            raise ConfigurationError(
+                "--tools native needs a model that a server is asked for by messages: "
+                "--model openai:NAME with --tier text or messages"
+            )
+        settings["tools"] = args.tools
+        parts = [with_native_tools(part) for part in parts]
     about = {
         "trainer": args.model,
         "settings": settings,
@@ -251,6 +261,8 @@ def _parser() -> argparse.ArgumentParser:
     about = "any other field of the request; VALUE is JSON or else text, null leaves it out"
     add("--param", action="append", default=[], metavar="NAME=VALUE", help=about)
     add("--system", metavar="TEXT", help="system message")
+    about = "how tools are described and called: by text, or through the server's API (text)"
+    add("--tools", choices=("text", NATIVE), default="text", help=about)
     about = "demand how a server is asked; default: tokens with --tokenizer, else what it can"
     add("--tier", choices=TIERS, help=about)
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from gem.errors import ConfigurationError
 from gem.rollout.thinking import MARKERS
 from gem.trajectory import StopReason
+from gem_eval import native
 from gem_eval.server import Server
 
-Message = dict[str, str]
+Message = dict[str, Any]
 
 VLLM_IDS = "return_token_ids, which vLLM has since 0.10.2"
 
@@ -26,7 +28,8 @@ class Reply:
     note: dict[str, Any] = field(default_factory=dict)
     """What the record keeps besides: `prompt_tokens`, `reply_tokens`, `cached_tokens`,
     `reasoning_tokens` and `finish_reason` if the server said them, `reasoning` (text), `seconds`
-    of the call that was answered, and `retries`."""
+    of the call that was answered, and `retries`; of a reply with native tool calls `tool_calls`
+    (`{"id", "name", "arguments"}` each) and `content`, its text."""
     prompt_ids: list[int] = field(default_factory=list)
     """Tokens that the server made of the conversation, if it says them, as the next."""
     token_ids: list[int] = field(default_factory=list)
@@ -50,16 +53,25 @@ class ChatClient:
         self._tokens = tokens
         self._sampling = {**(sampling or {}), **({"return_token_ids": True} if tokens else {})}
 
-    async def reply(self, messages: Sequence[Message]) -> Reply:
+    async def reply(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> Reply:
         """Return the model's reply to a conversation.
+
+        Args:
+            messages: The conversation.
+            tools: What the model may call, as the API wants it; its calls become the text of the
+                reply, see `gem_eval.native`.
 
         Raises:
             ContextOverflowError, ServerError, ConfigurationError: See `gem_eval.server`; the last
                 also if the server does not say the tokens that it was asked for.
         """
         body = {"model": self._server.model, "messages": list(messages), **self._sampling}
+        if tools:
+            body["tools"] = list(tools)
         url = f"{self._server.url}/chat/completions"
-        reply, note = await self._server.ask(url, body, _parsed)
+        reply, note = await self._server.ask(url, body, partial(_parsed, bool(tools)))
         if self._tokens and not reply.prompt_ids:
             raise ConfigurationError(
                 f"{self._server.url} returns no token ids: --tier messages needs a server with "
@@ -81,18 +93,21 @@ def usage_note(data: Mapping[str, Any]) -> dict[str, int]:
     return {name: count for name, count in counts.items() if isinstance(count, int)}
 
 
-def _parsed(data: Any) -> Reply:
+def _parsed(may_call: bool, data: Any) -> Reply:
     choice = data["choices"][0]
     message = choice["message"]
     text, thought = _split(_content(message.get("content")))
+    calls = native.calls_of(message) if may_call else []
     note = {
         **usage_note(data),
         "finish_reason": choice.get("finish_reason"),
         # vLLM has called it both.
         "reasoning": message.get("reasoning_content") or message.get("reasoning") or thought,
+        "tool_calls": calls or None,
+        "content": text if calls else None,
     }
     return Reply(
-        text,
+        native.action(calls) if calls else text,
         "length" if choice.get("finish_reason") == "length" else "stop",
         {name: value for name, value in note.items() if value is not None and value != ""},
         list(data.get("prompt_token_ids") or []),

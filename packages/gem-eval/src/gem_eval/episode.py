@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -13,6 +14,7 @@ from gem.executors.base import Executor
 from gem.executors.held import STEP_TIMEOUT_S, EnvFailedError
 from gem.tasks import Task
 from gem.trajectory import EpisodeEnd, Failure, Trajectory, Turn
+from gem_eval import native
 from gem_eval.client import Message
 from gem_eval.players import Player
 from gem_eval.scripted import ACTION
@@ -28,6 +30,8 @@ class Played:
     """Its turns have token ids where the server said them."""
     notes: list[dict[str, Any]] = field(default_factory=list)
     """`Reply.note` of each turn; of a void episode, of all turns of all attempts."""
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    """What the model could call through its API."""
 
 
 class Plays(Protocol):
@@ -99,14 +103,16 @@ async def play(
 
 async def _play(played: Played, env: AsyncEnv, player: Player, most: int | None) -> None:
     trajectory = played.trajectory
-    observation, _ = await env.reset(trajectory.task.seed)
+    observation, info = await env.reset(trajectory.task.seed)
+    played.tools.extend(json.loads(info.get(native.TOOLS, "[]")))
     messages: list[Message] = []
+    note: dict[str, Any] | None = None
     before: list[int] = []
     end: EpisodeEnd | None = None
     while end is None:
-        messages.append({"role": "user", "content": _text(observation, trajectory.task)})
+        messages += native.before(_text(observation, trajectory.task), note)
         try:
-            reply = await player.reply(messages)
+            reply = await player.reply(messages, played.tools)
         except ContextOverflowError:
             if not trajectory.turns:
                 raise
@@ -117,7 +123,8 @@ async def _play(played: Played, env: AsyncEnv, player: Player, most: int | None)
         shown = observation
         observation, reward, terminated, truncated, info = await env.step(reply.text)
         text = info.pop(ACTION, reply.text)
-        messages.append({"role": "assistant", "content": text})
+        note = reply.note
+        messages.append(native.after(text, note))
         trajectory.turns.append(
             Turn(
                 observation=shown,
@@ -134,7 +141,7 @@ async def _play(played: Played, env: AsyncEnv, player: Player, most: int | None)
             )
         )
         before = reply.prompt_ids + reply.token_ids
-        played.notes.append(reply.note)
+        played.notes.append(note)
         if terminated or truncated:
             end = "terminated" if terminated else "truncated"
         elif most is not None and len(trajectory.turns) >= most:

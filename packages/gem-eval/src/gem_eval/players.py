@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
 
 from gem.tasks import Task
 from gem_eval.client import Message, Reply
 from gem_eval.scripted import Scripted
+
+Tools: TypeAlias = Sequence[Mapping[str, Any]]
+"""As OpenAI's API takes them."""
 
 
 class Player(Protocol):
@@ -16,8 +19,8 @@ class Player(Protocol):
     def prepared(self, task: Task) -> Task:
         """Return the task as its environment is made."""
 
-    async def reply(self, messages: Sequence[Message]) -> Reply:
-        """Return the reply to a conversation.
+    async def reply(self, messages: Sequence[Message], tools: Tools = ()) -> Reply:
+        """Return the reply to a conversation, in which the model may call tools.
 
         Raises:
             ContextOverflowError, ServerError, ConfigurationError: See `gem_eval.server`.
@@ -37,7 +40,7 @@ class ScriptedPlayer:
         wrappers = [*(own if isinstance(own, list | tuple) else [own]), self._wrapper]
         return Task(task.env_id, task.seed, {**task.params, "wrappers": wrappers})
 
-    async def reply(self, messages: Sequence[Message]) -> Reply:
+    async def reply(self, messages: Sequence[Message], tools: Tools = ()) -> Reply:
         """Return nothing: the wrapper has the action."""
         return Reply("")
 
@@ -49,7 +52,7 @@ class SilentPlayer:
         """Return the task."""
         return task
 
-    async def reply(self, messages: Sequence[Message]) -> Reply:
+    async def reply(self, messages: Sequence[Message], tools: Tools = ()) -> Reply:
         """Return an empty reply."""
         return Reply("")
 
@@ -71,13 +74,13 @@ class ModelPlayer:
         """Return the task."""
         return task
 
-    async def reply(self, messages: Sequence[Message]) -> Reply:
+    async def reply(self, messages: Sequence[Message], tools: Tools = ()) -> Reply:
         """Ask the model."""
-        return await self._ask.reply([*self._system, *messages])
+        return await self._ask.reply([*self._system, *messages], tools)
 
 
 class Asks(Protocol):
     """Something that a conversation can be given to."""
 
-    async def reply(self, messages: Sequence[Message]) -> Reply:
+    async def reply(self, messages: Sequence[Message], tools: Tools = ()) -> Reply:
         """See `Player.reply`."""

@@ -24,6 +24,7 @@ from gem_eval import __version__
 from gem_eval.client import Message, Reply
 from gem_eval.episode import play
 from gem_eval.numbers import read_summary
+from gem_eval.players import Tools
 from gem_eval.runner import KIND, Limits, alone, holds_run, side_by_side, write_metrics
 from gem_eval.server import ContextOverflowError, ServerError
 from gem_eval.tables import FORMATS, of_summary
@@ -163,7 +164,7 @@ class _Recorded:
     def prepared(self, task: Task) -> Task:
         return task
 
-    async def reply(self, messages: Sequence[Message]) -> Reply:
+    async def reply(self, messages: Sequence[Message], tools: Tools = ()) -> Reply:
         number = sum(message["role"] == "assistant" for message in messages)
         if number < len(self._old.turns):
             turn = self._old.turns[number]

@@ -143,7 +143,9 @@ async def _play_all(
             executor=limits.executor,
         )
         trajectory = played.trajectory
-        notes = {"sample": each.sample, "calls": played.notes}
+        notes: dict[str, Any] = {"sample": each.sample, "calls": played.notes}
+        if played.tools:
+            notes["tools"] = played.tools
         recorder.episodes(0, [trajectory], split=each.part.split, notes=[notes])
         watch(played)
         if trajectory.failure is not None:

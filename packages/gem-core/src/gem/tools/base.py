@@ -97,6 +97,15 @@ class Tool(ABC):
     def instruction(self) -> str:
         """Return the text about the tool that the first observation shows to the policy."""
 
+    def schemas(self) -> list[dict[str, Any]]:
+        """Return the functions for an API that takes tools apart from messages.
+
+        They are known after the first `reset`. Each is `{"name": ..., "description": ...,
+        "parameters": <JSON schema of an object>}`, and `parse` understands its JSON call
+        (`json_call`). Empty if the tool has other calls only.
+        """
+        return []
+
     @abstractmethod
     def parse(self, text: str) -> ToolCall | None:
         """Return the first call of this tool in a text, None if there is none.
@@ -225,6 +234,19 @@ def first_text(
 def failed(call: ToolCall) -> ToolResult:
     """Return the result of a call that cannot be executed."""
     return ToolResult(f"[Tool error: {call.error}]", ok=False)
+
+
+def text_schema(name: str, description: str, argument: str, about: str) -> dict[str, Any]:
+    """Return the schema of a function with one argument, a text; see `Tool.schemas`."""
+    return {
+        "name": name,
+        "description": description,
+        "parameters": {
+            "type": "object",
+            "properties": {argument: {"type": "string", "description": about}},
+            "required": [argument],
+        },
+    }
 
 
 def _text_argument(call: JsonCall, name: str) -> tuple[str, str | None]:

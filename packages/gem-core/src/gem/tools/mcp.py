@@ -143,11 +143,21 @@ class MCPTool(Tool):
             '<tool_call>{"name": "...", "arguments": {...}}</tool_call>. The functions, with the '
             "JSON schema of their arguments:"
         ]
-        for name, (_, function) in self._offered.items():
-            about = " ".join(function.description.split())
-            schema = json.dumps(_untitled(function.schema), ensure_ascii=False)
-            lines.append(f"  {name}: {about} {schema}")
+        for each in self.schemas():
+            schema = json.dumps(each["parameters"], ensure_ascii=False)
+            lines.append(f"  {each['name']}: {each['description']} {schema}")
         return "\n".join(lines)
+
+    def schemas(self) -> list[dict[str, Any]]:
+        """Return the functions; empty before the first `reset`."""
+        return [
+            {
+                "name": name,
+                "description": " ".join(function.description.split()),
+                "parameters": _untitled(function.schema),
+            }
+            for name, (_, function) in self._offered.items()
+        ]
 
     def parse(self, text: str) -> ToolCall | None:
         """Return the first call, as JSON or as `<tool_name>` and `<arguments>` tags."""

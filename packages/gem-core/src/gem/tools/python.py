@@ -21,6 +21,7 @@ from gem.tools.base import (
     first_block,
     first_text,
     printable,
+    text_schema,
 )
 
 _TAG = re.compile(r"<python>", re.IGNORECASE)
@@ -118,12 +119,20 @@ class PythonTool(Tool):
 
     def instruction(self) -> str:
         """Return how to call the tool."""
-        kept = "variables and imports are" if self.session else "nothing is"
         return (
             "You can run Python code. Write one complete program inside <python> </python>; what "
-            f"it prints is shown to you. It is stopped after {self.timeout_s:g} s, and {kept} "
-            "kept for the next program."
+            f"it prints is shown to you. {self._rules}"
         )
+
+    def schemas(self) -> list[dict[str, Any]]:
+        """Return the function `python`."""
+        about = f"Run a complete Python program; what it prints is shown to you. {self._rules}"
+        return [text_schema(self.tool_type, about, "code", "The program.")]
+
+    @property
+    def _rules(self) -> str:
+        kept = "variables and imports are" if self.session else "nothing is"
+        return f"It is stopped after {self.timeout_s:g} s, and {kept} kept for the next program."
 
     def parse(self, text: str) -> ToolCall | None:
         """Return the program that ends first."""

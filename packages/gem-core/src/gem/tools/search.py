@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from gem.errors import ConfigurationError
 from gem.parameters import choice, flag, integer, optional, positive
@@ -19,6 +19,7 @@ from gem.tools.base import (
     first_block,
     first_text,
     printable,
+    text_schema,
 )
 from gem.tools.search_client import PROTOCOLS, ask, ask_cached, codec, protocol_of
 from gem.tools.search_index import Hit, open_index
@@ -102,11 +103,20 @@ class SearchTool(Tool):
 
     def instruction(self) -> str:
         """Return how to call the tool."""
-        passages = "passage found is" if self.topk == 1 else f"{self.topk} passages found are"
         return (
             "You can search for information. Write what you are looking for inside "
-            f"<search> </search>; the best {passages} shown to you."
+            f"<search> </search>; {self._shows}."
         )
+
+    def schemas(self) -> list[dict[str, Any]]:
+        """Return the function `search`."""
+        about = f"Search for information; {self._shows}."
+        return [text_schema(self.tool_type, about, "query", "What to look for.")]
+
+    @property
+    def _shows(self) -> str:
+        passages = "passage found is" if self.topk == 1 else f"{self.topk} passages found are"
+        return f"the best {passages} shown to you"
 
     def parse(self, text: str) -> ToolCall | None:
         """Return the first query."""

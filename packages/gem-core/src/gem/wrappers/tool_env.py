@@ -220,15 +220,20 @@ class ToolEnv(Wrapper):
             "tool_success_counter": self.tool_success_counter,
         }
 
-    def _instructions(self) -> str:
+    @property
+    def descriptions(self) -> str:
+        """What the first observation says of each tool; known after the first `reset`."""
         lines = [tool.instruction() for tool in self.tools]
         if len(lines) > 1:
             lines = ["Available tools:", *(f"- {line}" for line in lines)]
+        return "\n".join(lines)
+
+    def _instructions(self) -> str:
         calls = "1 tool call" if self.max_tool_uses == 1 else f"{self.max_tool_uses} tool calls"
-        lines.append(
+        return (
+            f"{self.descriptions}\n"
             f"You have {calls}, one in a reply; a reply without a call is taken as your answer."
         )
-        return "\n".join(lines)
 
     def close(self) -> None:
         """Close the tools and the environment."""
