@@ -5,7 +5,7 @@
 `episode` plays one episode by messages, `native` calls its tools, `tokens` plays as training does,
 `runner` all of them into a record that can be continued. `numbers` computes what the record says,
 `comparison` compares two and judges one, `tables` shows them, `pages` as HTML, `junit` in XML;
-`regrade` scores a record again.
+`regrade` scores a record again, `export` writes messages for fine-tuning.
 """
 
 from __future__ import annotations

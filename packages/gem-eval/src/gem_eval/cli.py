@@ -16,7 +16,7 @@ from gem.executors.named import NAMES, check_name
 from gem.rollout.thinking import MODES
 from gem.training.record import EpisodeRecord
 from gem_bench.report import save
-from gem_eval import __version__, junit, pages, regrade
+from gem_eval import __version__, export, junit, pages, regrade
 from gem_eval.comparison import compare, judge
 from gem_eval.episode import Played
 from gem_eval.models import DTYPES, OPENAI, TIERS, choose
@@ -38,6 +38,7 @@ _EXAMPLES = """examples:
   gem eval compare evals/qwen3 evals/qwen3-tuned
   gem eval gate evals/qwen3-tuned --against evals/qwen3 --max-drop 0.02
   gem eval regrade evals/qwen3
+  gem eval export evals/qwen3 --only success --format parquet
 """
 _PROGRESS_S = 1.0
 
@@ -197,7 +198,13 @@ def _gate(argv: Sequence[str]) -> int:
     return verdict.value
 
 
-_READERS = {"report": _report, "compare": _compare, "gate": _gate, "regrade": regrade.main}
+_READERS = {
+    "report": _report,
+    "compare": _compare,
+    "gate": _gate,
+    "regrade": regrade.main,
+    "export": export.main,
+}
 
 
 def _add_format(parser: argparse.ArgumentParser, *others: str) -> None:

@@ -110,7 +110,7 @@ async def _play(played: Played, env: AsyncEnv, player: Player, most: int | None)
     before: list[int] = []
     end: EpisodeEnd | None = None
     while end is None:
-        messages += native.before(_text(observation, trajectory.task), note)
+        messages += native.before(text_of(observation, trajectory.task), note)
         try:
             reply = await player.reply(messages, played.tools)
         except ContextOverflowError:
@@ -150,7 +150,12 @@ async def _play(played: Played, env: AsyncEnv, player: Player, most: int | None)
     trajectory.final_observation = observation
 
 
-def _text(observation: Observation, task: Task) -> str:
+def text_of(observation: Observation, task: Task) -> str:
+    """Return an observation as a model is sent it.
+
+    Raises:
+        ConfigurationError: It has images.
+    """
     if isinstance(observation, str):
         return observation
     if any(part.get("type") != "text" for part in observation):
