@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import math
 import re
-import resource
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from full_disk import full_disk
 
 from gem.errors import RecordError
 from gem.testing.golden import golden_batch
@@ -70,19 +67,6 @@ def test_a_damaged_line_elsewhere_is_named(tmp_path: Path) -> None:
     path.write_text("nonsense\n" + path.read_text())
     with pytest.raises(RecordError, match=r"metrics.jsonl, line 1"):
         read_run(tmp_path)
-
-
-@contextmanager
-def full_disk(path: Path, room: int) -> Iterator[None]:
-    """`room` more bytes can be written to a file."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + room, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, handler)
 
 
 def test_a_full_disk_keeps_what_was_recorded(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import random
@@ -20,14 +21,19 @@ from typing import Any
 
 import pytest
 from chat_server import Answer, Stub, refused, said
+from full_disk import full_disk
 
 import gem
 from gem.__main__ import guarded
 from gem.__main__ import main as gem_main
 from gem.core import Env
+from gem.tasks import Task
 from gem.training.record import EPISODES, read_episodes, read_run
+from gem.trajectory import Failure, Trajectory, Turn
 from gem_eval.cli import main
 from gem_eval.numbers import read_summary
+from gem_eval.progress import Progress
+from gem_eval.spending import Prices, Spending
 
 GUESS = "game:GuessTheNumber-v0-easy"
 Run = Callable[..., int]
@@ -205,6 +211,60 @@ def test_an_evaluation_ends_when_it_has_cost_what_it_may(
     assert f"cost: {3 * len(server.requests):g}" in capsys.readouterr().err
 
 
+def test_an_evaluation_ends_when_it_has_had_its_tokens(
+    evaluate: Run, server: Stub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ask(server, "--concurrency", 1)
+    assert evaluate(*words, "--max-tokens-total", 60) == 1
+    assert "tokens are spent, --max-tokens-total allows 60" in capsys.readouterr().err
+    # A call has 15.
+    turns = [len(each.turns) for each in episodes(tmp_path / "run").values()]
+    assert sum(turns) * 15 >= 60 > sum(turns[:-1]) * 15
+    asked = len(server.requests)
+    assert evaluate(*words, "--max-tokens-total", 60, "--resume") == 1
+    assert len(server.requests) == asked
+    assert evaluate(*words, "--max-tokens-total", 10_000, "--resume") == 0
+    assert len(episodes(tmp_path / "run")) == 6
+
+
+def test_a_limit_needs_a_server_that_counts_tokens(
+    evaluate: Run, server: Stub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    silent = {"choices": [{"message": {"content": "\\boxed{5}"}, "finish_reason": "stop"}]}
+    server.answer = lambda number, body: Answer(json.dumps(silent))
+    assert evaluate(*ask(server, "--concurrency", 1, "--max-tokens-total", 60)) == 2
+    assert "--max-tokens-total cannot be kept" in capsys.readouterr().err
+    assert len(episodes(tmp_path / "run")) == 1
+
+
+def test_the_progress_line_says_what_is_known() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    now, terminal = [100.0], Terminal()
+    spending = Spending(Prices(0.0, 1_000_000.0))
+    progress = Progress(10, spending, terminal, lambda: now[0])
+    info = {"success": True}
+    turn = Turn("o", [], True, [], None, "a", 1.0, True, False, "stop", info)
+    won, void = (
+        Trajectory(Task("x", 0), [turn]),
+        Trajectory(Task("x", 0), end="failed", failure=Failure("engine", "gone", 1)),
+    )
+    for each in (won, void):  # the void one is played again
+        spending.add([{"prompt_tokens": 7, "reply_tokens": 50}])
+        progress.earlier(each)
+    assert progress.line() == "1/10 episodes  success 1.000  failed 0  cost 100"
+    for each, seconds in ((void, 0.5), (won, 0.6), (Trajectory(Task("x", 1)), 0.9)):
+        now[0] += seconds
+        spending.add([{"prompt_tokens": 7, "reply_tokens": 10}])
+        progress.played(each)
+    line = "3/10 episodes  success 1.000  failed 1  18 tokens/s  4 s left  cost 120"
+    assert terminal.getvalue() == f"\r{line}\x1b[K"
+    progress.end()
+    assert terminal.getvalue().endswith("\r\x1b[K")
+
+
 @pytest.mark.parametrize("price", ["", "in=1", "in=1,out=x", "in=1,out=2,tax=3", "in=-1,out=2"])
 def test_prices_that_are_none_are_refused(evaluate: Run, server: Stub, price: str) -> None:
     assert evaluate(*ask(server, "--price", price)) == 2
@@ -364,6 +424,51 @@ def test_an_empty_reply_is_played_and_counted(
     assert part.success is not None
     assert (part.success.mean, part.format_errors) == (0.0, 1.0)
     assert part.empty_replies == part.cut_replies == len(server.requests)
+
+
+@pytest.mark.parametrize(
+    ("reply", "text"),
+    [
+        (said(None, refusal="I will not guess."), "I will not guess."),
+        (said("I am", "content_filter"), "I am"),
+    ],
+    ids=["refusal", "content filter"],
+)
+def test_a_refusal_is_played_and_counted(
+    evaluate: Run,
+    server: Stub,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    reply: Answer,
+    text: str,
+) -> None:
+    server.answer = lambda number, body: reply
+    assert evaluate(*ask(server)) == 0
+    turns = [turn for each in episodes(tmp_path / "run").values() for turn in each.turns]
+    assert {turn.text for turn in turns} == {text}
+    part = read_summary(tmp_path / "run").parts[0]
+    assert (part.filtered_replies, part.empty_replies) == (len(turns), 0)
+    assert f"{len(turns)} replies were refusals or" in capsys.readouterr().out
+
+
+def test_a_full_disk_ends_the_evaluation_and_loses_no_episode(
+    evaluate: Run, server: Stub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ask(server, "--concurrency", 1)
+    assert evaluate(*words) == 0
+    whole = episodes(tmp_path / "run")
+    room = (tmp_path / "run" / EPISODES).stat().st_size // 2
+    (tmp_path / "run").rename(tmp_path / "whole")
+    with full_disk(tmp_path / "run" / EPISODES, room):
+        assert evaluate(*words) == 2
+    assert f"cannot write run/{EPISODES}" in capsys.readouterr().err
+    before = episodes(tmp_path / "run")
+    assert 0 < len(before) < 6
+    asked = len(server.requests)
+    assert evaluate(*words, "--resume") == 0
+    assert episodes(tmp_path / "run") == whole
+    played = sum(len(each.turns) for key, each in whole.items() if key not in before)
+    assert len(server.requests) - asked == played
 
 
 def test_an_environment_that_raises_is_tried_again_then_counted_apart(

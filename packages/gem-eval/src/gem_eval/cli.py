@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from gem_eval.episode import Played
 from gem_eval.models import DTYPES, OPENAI, TIERS, choose
 from gem_eval.native import with_native_tools
 from gem_eval.numbers import read_summary
+from gem_eval.progress import Progress
 from gem_eval.runner import Limits, TooManyFailedError, evaluate
 from gem_eval.spending import Prices, Spending, SpentError
 from gem_eval.tables import FORMATS, of_comparison, of_gate, of_summary
@@ -40,7 +40,6 @@ _EXAMPLES = """examples:
   gem eval regrade evals/qwen3
   gem eval export evals/qwen3 --only success --format parquet
 """
-_PROGRESS_S = 1.0
 
 
 def main(argv: Sequence[str]) -> int:
@@ -78,20 +77,17 @@ def main(argv: Sequence[str]) -> int:
         "versions": {"gem-core": version.__version__, "gem-eval": __version__},
         "parts": [part.split for part in parts],
     }
-    if args.max_cost is not None and args.price is None:
-        raise ConfigurationError("--max-cost needs the prices of tokens: --price in=0.4,out=1.6")
     prices = Prices.parse(args.price) if args.price is not None else None
-    spending = None if prices is None else Spending(prices, args.max_cost)
-    progress = _Progress(sum(len(part.tasks) for part in parts) * args.samples)
+    spending = Spending(prices, args.max_cost, args.max_tokens_total)
+    progress = Progress(sum(len(part.tasks) for part in parts) * args.samples, spending)
 
     def watch(played: Played) -> None:
-        progress.played(played)
-        if spending is not None:
-            spending.add(played.notes)
+        spending.add(played.notes)
+        progress.played(played.trajectory)
 
     def earlier(record: EpisodeRecord) -> None:
-        if spending is not None:
-            spending.add(record.notes.get("calls", []))
+        spending.add(record.notes.get("calls", []))
+        progress.earlier(record.trajectory)
 
     try:
         evaluate(
@@ -119,8 +115,8 @@ def main(argv: Sequence[str]) -> int:
         raise
     progress.end()
     print(FORMATS[args.format](of_summary(read_summary(folder))))
-    if spending is not None:
-        _say(f"cost: {spending.spent:.4g}")
+    if prices is not None:
+        _say(f"cost: {spending.cost:.4g}")
     _say(f"every episode: {folder}")
     return 0
 
@@ -304,41 +300,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--price", metavar="PRICES", help=about)
     about = "end when so much is spent, with what was spent before --resume; needs --price"
     add("--max-cost", type=at_least(float, 0), metavar="COST", help=about)
+    about = "end when prompts and replies have so many tokens, with those before --resume"
+    add("--max-tokens-total", type=at_least(int, 1), metavar="N", help=about)
     return parser
-
-
-class _Progress:
-    """A line on the terminal about the episodes so far; nothing where there is no terminal."""
-
-    def __init__(self, episodes: int) -> None:
-        self._all = episodes
-        self._began = self._shown = time.monotonic()
-        self._played = self._valid = self._won = self._tokens = 0
-        self._visible = sys.stderr.isatty()
-
-    def played(self, played: Played) -> None:
-        """Count an episode."""
-        self._played += 1
-        self._valid += played.trajectory.valid
-        self._won += played.trajectory.success
-        self._tokens += sum(note.get("reply_tokens", 0) for note in played.notes)
-        now = time.monotonic()
-        if self._visible and now - self._shown >= _PROGRESS_S:
-            self._shown = now
-            spent = now - self._began
-            left = spent / self._played * (self._all - self._played)
-            success = f"{self._won / self._valid:.3f}" if self._valid else "-"
-            sys.stderr.write(
-                f"\r{self._played}/{self._all} episodes  success {success}  "
-                f"failed {self._played - self._valid}  {self._tokens / spent:.0f} tokens/s  "
-                f"at most {left:.0f} s left \x1b[K"
-            )
-            sys.stderr.flush()
-
-    def end(self) -> None:
-        """Remove the line."""
-        if self._visible:
-            sys.stderr.write("\r\x1b[K")
 
 
 def _say(text: str) -> None:

@@ -27,7 +27,8 @@ class Reply:
     stop_reason: StopReason = "stop"
     note: dict[str, Any] = field(default_factory=dict)
     """What the record keeps besides: `prompt_tokens`, `reply_tokens`, `cached_tokens`,
-    `reasoning_tokens` and `finish_reason` if the server said them, `reasoning` (text), `seconds`
+    `reasoning_tokens` and `finish_reason` if the server said them, `refused` if it said that the
+    model refuses, whose words are then the text, `reasoning` (text), `seconds`
     of the call that was answered, and `retries`; of a reply with native tool calls `tool_calls`
     (`{"id", "name", "arguments"}` each) and `content`, its text."""
     prompt_ids: list[int] = field(default_factory=list)
@@ -96,11 +97,13 @@ def usage_note(data: Mapping[str, Any]) -> dict[str, int]:
 def _parsed(may_call: bool, data: Any) -> Reply:
     choice = data["choices"][0]
     message = choice["message"]
-    text, thought = _split(_content(message.get("content")))
+    refusal = message.get("refusal")
+    text, thought = _split(_content(message.get("content") or refusal))
     calls = native.calls_of(message) if may_call else []
     note = {
         **usage_note(data),
         "finish_reason": choice.get("finish_reason"),
+        "refused": True if refusal else None,
         # vLLM has called it both.
         "reasoning": message.get("reasoning_content") or message.get("reasoning") or thought,
         "tool_calls": calls or None,

@@ -35,7 +35,7 @@ class Outcome:
     cut: int
     """Turns cut by a token limit."""
     refused: int
-    """Turns that a content filter ended."""
+    """Turns that the model refused or a content filter ended."""
     prompt_tokens: int | None
     reply_tokens: int | None
     failure: str | None
@@ -218,7 +218,10 @@ def _outcome(record: EpisodeRecord) -> Outcome:
         format_error=trajectory.format_error,
         empty=sum(not turn.text for turn in trajectory.turns),
         cut=trajectory.length_stops,
-        refused=sum(call.get("finish_reason") == "content_filter" for call in calls),
+        refused=sum(
+            call.get("finish_reason") == "content_filter" or call.get("refused", False)
+            for call in calls
+        ),
         prompt_tokens=note_of(record, "prompt_tokens"),
         reply_tokens=note_of(record, "reply_tokens"),
         failure=None if trajectory.failure is None else trajectory.failure.cause,

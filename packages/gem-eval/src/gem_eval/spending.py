@@ -1,8 +1,8 @@
-"""What the calls of an evaluation cost, by prices that the user gives; an end when it is enough."""
+"""What the calls of an evaluation cost, in tokens and by prices; an end when it is enough."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,26 +56,56 @@ class Prices:
 
 
 class Spending:
-    """Adds up what episodes cost."""
+    """Adds up the tokens of episodes and what they cost."""
 
-    def __init__(self, prices: Prices, most: float | None) -> None:
+    def __init__(
+        self,
+        prices: Prices | None = None,
+        most_cost: float | None = None,
+        most_tokens: int | None = None,
+    ) -> None:
         """Begin with nothing spent.
 
         Args:
-            prices: Of tokens.
-            most: What may be spent; None for no limit.
-        """
-        self._prices = prices
-        self._most = most
-        self.spent = 0.0
-        """So far."""
+            prices: Of tokens; None if they cost nothing.
+            most_cost: What may be spent; None for no limit.
+            most_tokens: How many tokens prompts and replies may have; None for no limit.
 
-    def add(self, calls: Iterable[Mapping[str, Any]]) -> None:
+        Raises:
+            ConfigurationError: A cost is limited, but there are no prices.
+        """
+        if most_cost is not None and prices is None:
+            raise ConfigurationError(
+                "--max-cost needs the prices of tokens: --price in=0.4,out=1.6"
+            )
+        self.prices = prices
+        self._most_cost = most_cost
+        self._most_tokens = most_tokens
+        self.cost = 0.0
+        """So far, as the next."""
+        self.prompt_tokens = self.reply_tokens = 0
+
+    def add(self, calls: Sequence[Mapping[str, Any]]) -> None:
         """Add the calls of an episode.
 
         Raises:
             SpentError: All that may be spent is spent.
+            ConfigurationError: There is a limit, and a call has no numbers of tokens.
         """
-        self.spent += self._prices.of(calls)
-        if self._most is not None and self.spent >= self._most:
-            raise SpentError(f"{self.spent:.4g} is spent, --max-cost allows {self._most:g}")
+        limits = (self._most_cost, self._most_tokens)
+        if limits != (None, None) and not all("reply_tokens" in call for call in calls):
+            raise ConfigurationError(
+                "the model does not say how many tokens it is sent and replies: --max-cost and "
+                "--max-tokens-total cannot be kept"
+            )
+        self.prompt_tokens += sum(call.get("prompt_tokens", 0) for call in calls)
+        self.reply_tokens += sum(call.get("reply_tokens", 0) for call in calls)
+        if self.prices is not None:
+            self.cost += self.prices.of(calls)
+        if self._most_cost is not None and self.cost >= self._most_cost:
+            raise SpentError(f"{self.cost:.4g} is spent, --max-cost allows {self._most_cost:g}")
+        tokens = self.prompt_tokens + self.reply_tokens
+        if self._most_tokens is not None and tokens >= self._most_tokens:
+            raise SpentError(
+                f"{tokens:,} tokens are spent, --max-tokens-total allows {self._most_tokens:,}"
+            )

@@ -150,7 +150,7 @@ def _remarks(summary: Summary) -> list[str]:
         for count, what in (
             (part.empty_replies, "were empty"),
             (part.cut_replies, "were cut by the token limit"),
-            (part.filtered_replies, "were ended by a content filter"),
+            (part.filtered_replies, "were refusals or ended by a content filter"),
         ):
             if count:
                 found.append(f"{count} replies {what}")
