@@ -47,15 +47,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _compile(args: argparse.Namespace) -> int:
     from gem_bench.adapters import compile_launch
-    from gem_bench.models import resolve_model
+    from gem_bench.models import resolved
     from gem_bench.parity import command_text, parity_text
 
     spec = _spec(args)
-    model = resolve_model(spec.policy.model)
-    resolved = replace(spec, policy=replace(spec.policy, model=model))
+    spec = resolved(spec)
     run_dir = args.out or Path("runs", f"{spec.name}-{args.to}")
     launch = compile_launch(
-        args.to, resolved, run_dir=run_dir, hardware=_hardware(args), python=args.python
+        args.to, spec, run_dir=run_dir, hardware=_hardware(args), python=args.python
     ).launch
     if args.json:
         print(launch.to_json())
@@ -63,7 +62,7 @@ def _compile(args: argparse.Namespace) -> int:
     print(command_text(launch))
     for name in launch.files:
         print(f"\nneeds the file {run_dir / name} (`gem-bench run` writes it)")
-    print(f"\n{parity_text(flatten(resolved.to_mapping()), launch.parity)}")
+    print(f"\n{parity_text(flatten(spec.to_mapping()), launch.parity)}")
     return 0
 
 
@@ -71,7 +70,7 @@ def _fit(args: argparse.Namespace) -> int:
     import json
 
     from gem_bench import fit
-    from gem_bench.models import resolve_model
+    from gem_bench.models import resolved
     from gem_bench.shape import Shape, find_config
 
     spec, hardware = _spec(args), _hardware(args)
@@ -79,9 +78,8 @@ def _fit(args: argparse.Namespace) -> int:
     if nothing is not None:
         print(json.dumps({"fits": None, "why": nothing}) if args.json else nothing)
         return 0
-    model = resolve_model(spec.policy.model)
-    spec = replace(spec, policy=replace(spec.policy, model=model))
-    shape = Shape.of(find_config(model, args.model_config))
+    spec = resolved(spec)
+    shape = Shape.of(find_config(spec.policy.model, args.model_config))
     found = fit.estimate(args.to, spec, hardware, shape)
     steps = list(fit.advise(args.to, spec, hardware, shape))
     if args.json:
@@ -94,13 +92,12 @@ def _fit(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace) -> int:
     from gem.packed import VARIABLE
     from gem_bench.fit import check
-    from gem_bench.models import resolve_model
+    from gem_bench.models import resolved
     from gem_bench.run import run
 
     spec, hardware = _spec(args), _hardware(args)
     if not (args.no_fit_check or hardware.cpu):
-        model = resolve_model(spec.policy.model)
-        why = check(args.to, replace(spec, policy=replace(spec.policy, model=model)), hardware)
+        why = check(args.to, resolved(spec), hardware)
         if why is not None:
             with contextlib.suppress(OSError):  # as at the end
                 print(f"gem-bench: {why}", file=sys.stderr, flush=True)

@@ -7,16 +7,22 @@ import importlib
 import itertools
 import json
 from collections.abc import Iterator
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from gem.errors import ConfigurationError, MissingExtraError
+from gem.rollout.prompting import Prompting
+from gem.training.runspec import RunSpec
 
 SMALL_MODELS = {
     "tiny": "gem_cpu.tiny_model",
     "tiny-tools": "gem_cpu.tiny_tools",
     "smollm2": "gem_cpu.smollm2",
 }
+
+
+SMALL = "small"
 
 
 def resolve_model(model: str, name: str = "policy.model") -> str:
@@ -33,14 +39,7 @@ def resolve_model(model: str, name: str = "policy.model") -> str:
         MissingExtraError: A model of gem-cpu is requested and gem-cpu is not installed.
     """
     if model in SMALL_MODELS:
-        try:
-            maker = importlib.import_module(SMALL_MODELS[model])
-        except ModuleNotFoundError as error:
-            raise MissingExtraError(
-                f"{name} {model!r} is made by gem-cpu, and {error.name!r} is not installed: "
-                "pip install gem-cpu torch transformers"
-            ) from error
-        return str(maker.ensure())
+        return str(_maker(SMALL_MODELS[model], name, model).ensure())
     folder = Path(model).expanduser()
     if folder.is_dir():
         _check(folder, name)
@@ -49,9 +48,31 @@ def resolve_model(model: str, name: str = "policy.model") -> str:
     if model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise ConfigurationError(
             f"{name}: no folder {model!r}; give the folder of a model, a hub name, "
-            f"{', '.join(map(repr, SMALL_MODELS))}"
+            f"{', '.join(map(repr, [*SMALL_MODELS, SMALL]))}"
         )
     return model
+
+
+def resolved(spec: RunSpec) -> RunSpec:
+    """Return a spec whose `policy.model` is a folder or hub name, see `resolve_model`.
+
+    `small`, also with settings (`small?competent=0.3`, `gem_cpu.small.Cloning`), is made by gem-cpu
+    for the environment of the spec.
+
+    Raises:
+        ConfigurationError: As `resolve_model`, or no small model can be made of the environment.
+        MissingExtraError: A model of gem-cpu is requested and gem-cpu is not installed.
+    """
+    policy = spec.policy
+    kind, _, settings = policy.model.partition("?")
+    if kind != SMALL:
+        return replace(spec, policy=replace(policy, model=resolve_model(policy.model)))
+    maker = _maker("gem_cpu.small", "policy.model", policy.model)
+    prompting = Prompting(**{each.name: getattr(policy, each.name) for each in fields(Prompting)})
+    folder = maker.ensure(
+        spec.env.id, spec.env.params, prompting, spec.budget, maker.Cloning.parse(settings)
+    )
+    return replace(spec, policy=replace(policy, model=str(folder)))
 
 
 def load_pretrained(kind: Any, model: str, name: str = "policy.model", **options: Any) -> Any:
@@ -82,6 +103,16 @@ def recomputing(*models: Any) -> Iterator[None]:
     finally:
         for layer in layers:
             layer.training = False
+
+
+def _maker(module: str, name: str, model: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            f"{name} {model!r} is made by gem-cpu, and {error.name!r} is not installed: "
+            "pip install gem-cpu torch transformers"
+        ) from error
 
 
 def _check(folder: Path, name: str) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from gem.errors import ConfigurationError
 from gem.training.record import METRICS
 from gem.training.recording import RunRecording
 from gem.training.runspec import RunSpec
-from gem_bench.models import resolve_model
+from gem_bench.models import resolved
 
 CHECKPOINTS = "checkpoints"
 """Folder of the checkpoints, in the record's."""
@@ -22,8 +21,7 @@ def read_spec(path: Path) -> RunSpec:
         ConfigurationError: The file cannot be read, is not a RunSpec, or names no model.
         MissingExtraError: The spec names a model of gem-cpu and gem-cpu is not installed.
     """
-    spec = RunSpec.read(path)
-    return replace(spec, policy=replace(spec.policy, model=resolve_model(spec.policy.model)))
+    return resolved(RunSpec.read(path))
 
 
 def check_supported(spec: RunSpec) -> None:

@@ -31,7 +31,7 @@ from gem.training.runspec import RunSpec
 from gem_bench.adapters import Compiled, check_environments, compile_launch
 from gem_bench.learning import nothing_learnt_in
 from gem_bench.logs import explain
-from gem_bench.models import resolve_model
+from gem_bench.models import resolved
 from gem_bench.processes import Family
 from gem_bench.progress import Progress, Tail, clock
 from gem_bench.provenance import decisive, git_commit, machine, versions
@@ -108,11 +108,11 @@ def run(
         clear(run_dir, (RUN, METRICS, EPISODES, *REPLACED), overwrite=overwrite)
     seconds: dict[str, float] = {}
     with _timed(seconds, "model"):
-        resolved = resolve_model(spec.policy.model)
+        ready = resolved(spec)
     with _timed(seconds, "compile"):
         compiled = compile_launch(
             trainer,
-            replace(spec, policy=replace(spec.policy, model=resolved)),
+            ready,
             run_dir=run_dir,
             hardware=hardware,
             python=python,
@@ -123,7 +123,7 @@ def run(
         check_environments(compiled, spec)
     found = versions(compiled.python, trainer)
     if resume:
-        decided = {"model": resolved, "versions": decisive(found)}
+        decided = {"model": ready.policy.model, "versions": decisive(found)}
         check_begun_alike(run_dir, earlier, decided)
     else:
         clear(run_dir, compiled.launch.state, overwrite=overwrite)
@@ -133,7 +133,7 @@ def run(
     meta: dict[str, Any] = {
         **given,
         "status": "running",
-        "model": resolved,
+        "model": ready.policy.model,
         "command": compiled.launch.argv,
         "environment": compiled.launch.env,
         "unset": compiled.launch.unset,

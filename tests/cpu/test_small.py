@@ -1,0 +1,125 @@
+"""Small models: whom they clone, that they are made once, and what cannot be cloned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gem import make
+from gem.errors import ConfigurationError
+from gem.rollout import Budget
+from gem.rollout.prompting import Prompting
+from gem.seeding import stream
+from gem.tasks import Task
+from gem.training.runspec import RunSpec
+
+pytest.importorskip("torch", reason="makes a model")
+pytest.importorskip("transformers", reason="makes a model")
+
+from gem_bench.models import resolved
+from gem_cpu import small
+from gem_cpu.cloning import EOS
+from gem_cpu.small import Cloning, ensure, mixed_action
+
+ENV = "game:FifteenPuzzle-v0-easy"
+QUICK = Cloning(episodes=16, careful_steps=2, steps=1, batch=4, hidden=32, layers=1)
+TOKENS = ("turn_tokens", "response_tokens", "prompt_tokens")
+BUDGET = Budget(turn_tokens=12, response_tokens=640, prompt_tokens=256)
+
+
+def made(cache: Path, cloning: Cloning = QUICK, params: Mapping[str, Any] | None = None) -> Path:
+    return ensure(ENV, params or {}, Prompting(), BUDGET, cloning, cache=cache, progress=False)
+
+
+def test_the_model_is_made_once_for_all_that_decides_it(tmp_path: Path) -> None:
+    folder = made(tmp_path)
+    before = (folder / "model.safetensors").stat().st_mtime_ns
+    assert made(tmp_path) == folder
+    assert (folder / "model.safetensors").stat().st_mtime_ns == before
+    assert made(tmp_path, replace(QUICK, competent=0.5)) != folder
+    assert made(tmp_path, params={"max_turns": 5}) != folder
+
+
+def test_its_vocabulary_is_that_of_the_environment(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(made(tmp_path))
+    with make(ENV) as env:
+        observation, _ = env.reset(seed=1)
+    # Bytes of the text to a token: a tokenizer of other texts has shorter ones.
+    assert len(str(observation)) / len(tokenizer.encode(str(observation))) > 2.5
+    assert len(tokenizer) == QUICK.vocabulary
+
+
+def test_the_player_is_the_oracle_in_the_asked_share_of_turns() -> None:
+    with make(ENV, num_rows=3) as env:
+        env.reset(seed=3)
+        best = env.oracle_action()
+        rng = stream(0)
+        assert {mixed_action(env, 1.0, rng) for _ in range(50)} == {best}
+        played = [mixed_action(env, 0.5, rng) for _ in range(2000)]
+        random = [mixed_action(env, 0.0, rng) for _ in range(2000)]
+    chance = random.count(best) / 2000
+    assert played.count(best) / 2000 == pytest.approx(0.5 + 0.5 * chance, abs=0.06)
+
+
+def test_episodes_of_the_oracle_succeed_and_are_cloned_whole(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    chat = Prompting().chat_format(AutoTokenizer.from_pretrained(made(tmp_path)))
+    rows = small._rows([Task(ENV, seed) for seed in range(6)], chat, "chat", BUDGET, 1.0)
+    assert len(rows) == 6
+    for seed, row in enumerate(rows):
+        said = [i for i, m in zip(row.response_ids, row.mask, strict=True) if m]
+        actions = chat.decode(said).split("}")[:-1]
+        assert said.count(EOS) == len(actions)
+        with make(ENV) as env:
+            env.reset(seed=seed)
+            last = [env.step(action + "}") for action in actions][-1]
+        assert last[1:3] == (1.0, True)
+
+
+def test_a_spec_asks_for_it_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEM_CACHE", str(tmp_path))
+    quick = "&".join(f"{key}={value}" for key, value in vars(QUICK).items())
+    asked = RunSpec.from_mapping(
+        {
+            "name": "x",
+            "env": {"id": ENV},
+            "policy": {
+                "model": f"small?{quick}",
+                **{k: getattr(BUDGET, k) for k in TOKENS},
+            },
+            "algorithm": {"advantage": "rebn"},
+            "optimizer": {"lr": 1e-3},
+            "training": {"iterations": 1, "tasks": 1},
+        }
+    )
+    spec = resolved(asked)
+    assert Path(spec.policy.model).parent == tmp_path / "models"
+    assert replace(spec, policy=asked.policy) == asked
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ("competent=2", "small?competent must be at most 1"),
+        ("vocabulary=500", "must be a multiple of 64"),
+        ("skill=1", "unknown key 'small?skill'"),
+        ("careful", "did you mean small?careful_steps?"),
+    ],
+)
+def test_wrong_settings_are_named(settings: str, problem: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Cloning.parse(settings)
+    assert problem in str(caught.value)
+
+
+def test_what_has_no_oracle_or_no_room_is_refused(tmp_path: Path) -> None:
+    tight = replace(BUDGET, prompt_tokens=16)
+    with pytest.raises(ConfigurationError, match="prompt_tokens allows 16"):
+        ensure(ENV, {}, Prompting(), tight, QUICK, cache=tmp_path, progress=False)
