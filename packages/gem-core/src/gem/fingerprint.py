@@ -7,7 +7,7 @@ keys, so that a fingerprint is the same on every platform.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -18,6 +18,7 @@ from gem.errors import ConfigurationError
 from gem.version import __version__
 
 if TYPE_CHECKING:
+    from gem.tasks import Task
     from gem.trajectory import Trajectory
 
 _DIGEST_BYTES = 12
@@ -68,9 +69,22 @@ def fingerprint(trajectory: Trajectory) -> Fingerprint:
     ]
     if trajectory.final_observation is not None:
         seen.append(canonical(trajectory.final_observation))
-    return Fingerprint(
-        __version__, _digest([task.env_id, dict(task.params), task.seed, actions]), _digest(seen)
-    )
+    inputs: list[Any] = [task.env_id, dict(task.params), task.seed, actions]
+    if trajectory.agent is not None:
+        # What an agent is shown depends on the others' actions, too.
+        inputs += [trajectory.agent, trajectory.match]
+    return Fingerprint(__version__, _digest(inputs), _digest(seen))
+
+
+def match_digest(task: Task, actions: Sequence[Mapping[str, str]]) -> str:
+    """Return the hash of a match's inputs.
+
+    Args:
+        task: The task.
+        actions: What the agents did in each step, by agent.
+    """
+    played = [dict(each) for each in actions]
+    return _digest([task.env_id, dict(task.params), task.seed, played])
 
 
 def canonical(observation: Observation) -> str | list[dict[str, str]]:

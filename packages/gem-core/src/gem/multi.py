@@ -22,6 +22,8 @@ Opponent: TypeAlias = "Callable[[MultiAgentEnv, str, Observation, Random], str]"
 """Plays an agent: is given the game, the agent's name, its observation and the stream to draw from;
 returns the action. It must not change the game."""
 
+_FLAGS = ("format_error", "invalid_action")
+
 
 class MultiStep(NamedTuple):
     """The result of `MultiAgentEnv.step`."""
@@ -147,6 +149,11 @@ def make_multi(id: str | EnvSpec, **overrides: Any) -> MultiAgentEnv:
     env = game(**kwargs)
     env.spec = EnvSpec(found.id, found.entry_point, {**found.kwargs, **overrides})
     return env
+
+
+def merged(own: Info, later: Info) -> Info:
+    """Return a later info of an agent, with the flags that its own last action got."""
+    return {**later, **{flag: own[flag] for flag in _FLAGS if flag in own}}
 
 
 def require_asked(env: MultiAgentEnv, asked: tuple[str, ...], actions: Mapping[str, str]) -> None:

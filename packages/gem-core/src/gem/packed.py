@@ -39,6 +39,7 @@ from gem.trajectory import (
     Turn,
     TurnsInRow,
     TurnSpan,
+    of_match,
 )
 
 logger = logging.getLogger(__name__)
@@ -133,6 +134,8 @@ class PackedTrajectory:
     whether it has `logprobs`; and `wide`, whether log-probabilities are float64."""
     data: bytes = field(repr=False)
     """All bytes, or those of the numbers only (`head`)."""
+    agent: str | None = None
+    match: str | None = None
 
     @classmethod
     def of(cls, trajectory: Trajectory) -> PackedTrajectory:
@@ -269,6 +272,8 @@ class PackedTrajectory:
             failure=self.failure,
             drift=[Drift(**drift) for drift in said["drift"]],
             policy_version=self.policy_version,
+            agent=self.agent,
+            match=self.match,
         )
 
     def _edges(self) -> tuple[list[int], list[int]]:
@@ -367,6 +372,7 @@ def _encoded(trajectory: Trajectory) -> bytes:
     }
     numbers = {
         **{name: getattr(trajectory, name) for name in _NUMBERS},
+        **of_match(trajectory),
         "task": trajectory.task.to_dict(),
         "failure": None if failure is None else asdict(failure),
         "layout": {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, Literal, TypeAlias
@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 from gem.core import Env, Observation
 from gem.errors import ConfigurationError, MissingExtraError, UnreachableError
 from gem.fingerprint import canonical
+from gem.multi import MultiAgentEnv, make_multi
 from gem.tasks import Task
 from gem.trajectory import Trajectory
 
@@ -27,12 +28,14 @@ class Difference:
     """The recorded value."""
     found: Any
     """The replay's value."""
+    agent: str = ""
+    """Of a match: whose turn it is."""
 
     def __str__(self) -> str:
         expected, found = self.expected, self.found
         if isinstance(expected, str) and isinstance(found, str):
             expected, found = _around(expected, found)
-        where = f"turn {self.turn}, {self.what}"
+        where = f"{self.agent and f'{self.agent}, '}turn {self.turn}, {self.what}"
         return f"{where}\n  expected {_clip(expected)}\n  found    {_clip(found)}"
 
 
@@ -49,8 +52,14 @@ def difference(
         make_env: Makes the environment of its task.
 
     Raises:
+        ConfigurationError: It is a trajectory of a match, which `match_difference` replays.
         GemError: The environment cannot be made or reached.
     """
+    if trajectory.agent is not None:
+        raise ConfigurationError(
+            f"the trajectory of {trajectory.agent} is a part of a match of {trajectory.task}; "
+            "gem.replay.match_difference replays those of all its agents together"
+        )
     if trajectory.failure is not None:
         return None
     turn = 0
@@ -77,6 +86,68 @@ def difference(
     if last is not None and not same(last, observation):
         return Difference(len(trajectory.turns), "observation", last, observation)
     return None
+
+
+def match_difference(
+    trajectories: Mapping[str, Trajectory],
+    make_game: Callable[[Task], MultiAgentEnv] | None = None,
+) -> Difference | None:
+    """Play the recorded actions of a match; return the first difference, None if there is none.
+
+    A match that a budget cut short is compared as far as it goes, a failed one is not.
+
+    Args:
+        trajectories: Of all agents of one match, by agent.
+        make_game: Makes the game of its task; `gem.make_multi` by default.
+
+    Raises:
+        GemError: The game cannot be made or reached.
+    """
+    task = next(iter(trajectories.values())).task
+    if any(each.failure is not None for each in trajectories.values()):
+        return None
+    played, owed = dict.fromkeys(trajectories, 0), dict.fromkeys(trajectories, 0.0)
+
+    def checked(agent: str, terminated: bool, truncated: bool) -> Difference | None:
+        """Compare what the agent's last turn led to."""
+        if not played[agent]:
+            return None
+        turn = trajectories[agent].turns[played[agent] - 1]
+        pairs: tuple[tuple[What, Any, Any], ...] = (
+            ("reward", turn.reward, owed[agent]),
+            ("terminated", turn.terminated, terminated),
+            ("truncated", turn.truncated, truncated),
+        )
+        owed[agent] = 0.0
+        for what, expected, found in pairs:
+            if expected != found:
+                return Difference(played[agent], what, expected, found, agent)
+        return None
+
+    with (make_game or _game_of)(task) as game:
+        observations, _ = game.reset(seed=task.seed)
+        while observations:
+            if any(played[agent] >= len(trajectories[agent].turns) for agent in observations):
+                return None
+            for agent, seen in observations.items():
+                recorded = trajectories[agent].turns[played[agent]].observation
+                found = checked(agent, False, False)
+                if found is None and not same(recorded, seen):
+                    found = Difference(played[agent], "observation", recorded, seen, agent)
+                if found is not None:
+                    return found
+            actions = {a: trajectories[a].turns[played[a]].text for a in observations}
+            step = game.step(actions)
+            for agent in trajectories:
+                played[agent] += agent in actions
+                owed[agent] += float(step.rewards[agent])
+            observations = step.observations
+    ends = (checked(agent, step.terminated, step.truncated) for agent in trajectories)
+    return next((end for end in ends if end is not None), None)
+
+
+def _game_of(task: Task) -> MultiAgentEnv:
+    return make_multi(task.env_id, **task.params)
 
 
 def same(one: Observation, other: Observation) -> bool:

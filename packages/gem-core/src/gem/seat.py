@@ -11,7 +11,14 @@ from typing import Any, ClassVar
 from gem.contract import refusal
 from gem.core import Env, Info, Observation, Step, known_options
 from gem.errors import ConfigurationError, ContractError
-from gem.multi import MultiAgentEnv, MultiStep, Opponent, check_multi_reset, check_multi_step
+from gem.multi import (
+    MultiAgentEnv,
+    MultiStep,
+    Opponent,
+    check_multi_reset,
+    check_multi_step,
+    merged,
+)
 from gem.parameters import choice
 from gem.seeding import stream
 
@@ -126,7 +133,7 @@ class Seat(Env):
 
         Flags of the seat's own action stay in its info.
         """
-        reward, own = step.rewards[self.agent], step.infos[self.agent]
+        reward = step.rewards[self.agent]
         while True:
             self._others = {
                 each: self._players[each](self.game, each, seen, self._streams[each])
@@ -134,11 +141,10 @@ class Seat(Env):
                 if each != self.agent
             }
             if not step.observations or self.agent in step.observations:
-                for flag in ("format_error", "invalid_action"):
-                    if own.get(flag):
-                        step.infos[self.agent][flag] = True
                 return reward, step
+            own = step.infos[self.agent]
             step = self._step(self._others)
+            step.infos[self.agent] = merged(own, step.infos[self.agent])
             reward += step.rewards[self.agent]
 
     def _step(self, actions: Mapping[str, str]) -> MultiStep:

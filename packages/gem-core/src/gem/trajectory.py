@@ -229,6 +229,10 @@ class Trajectory:
     drift: list[Drift] = field(default_factory=list)
     policy_version: tuple[int, int] | None = None
     """Oldest and newest weights version that sampled a turn, if the engine reports them."""
+    agent: str | None = None
+    """Of a match of several agents: whose trajectory it is."""
+    match: str | None = None
+    """Of a match: hash of its inputs, all agents' actions included; its trajectories share it."""
 
     @property
     def valid(self) -> bool:
@@ -333,6 +337,7 @@ class Trajectory:
             "failure": None if self.failure is None else asdict(self.failure),
             "drift": [asdict(d) for d in self.drift],
             "policy_version": self.policy_version,
+            **of_match(self),
         }
 
     @classmethod
@@ -356,6 +361,8 @@ class Trajectory:
                 failure=None if data["failure"] is None else Failure.from_dict(data["failure"]),
                 drift=[Drift(**d) for d in data["drift"]],
                 policy_version=None if version is None else (version[0], version[1]),
+                agent=data.get("agent"),
+                match=data.get("match"),
             )
         except (KeyError, TypeError) as error:
             raise ConfigurationError(f"not a recorded trajectory: {error}") from error
@@ -376,6 +383,13 @@ class Trajectory:
         except json.JSONDecodeError as error:
             raise ConfigurationError(f"not a recorded trajectory: {error}") from error
         return cls.from_dict(data)
+
+
+def of_match(trajectory: Trajectory) -> dict[str, str | None]:
+    """Return the fields that only a trajectory of a match has."""
+    if trajectory.agent is None:
+        return {}
+    return {"agent": trajectory.agent, "match": trajectory.match}
 
 
 def _recordable(observation: Observation | None) -> Any:

@@ -5,6 +5,7 @@ Adapters call `play` or `play_batch`; neither imports a trainer.
 
 from gem.rollout.collect import BatchSampler, play_batch, together
 from gem.rollout.context import Context, make_context
+from gem.rollout.match import play_match
 from gem.rollout.play import Budget, Episode, Request, Sample, Sampler, play
 from gem.rollout.prompting import Prompting
 from gem.rollout.tokens import ChatFormat
@@ -24,5 +25,6 @@ __all__ = [
     "make_context",
     "play",
     "play_batch",
+    "play_match",
     "together",
 ]

@@ -209,6 +209,17 @@ class Episode:
             else:
                 self._ask(ids, fresh)
 
+    def stop(self) -> None:
+        """End the episode as truncated while its request is open: others in its match cannot go on.
+
+        Raises:
+            RolloutError: There is no request.
+        """
+        if self.request is None:
+            raise RolloutError("Episode.stop: no request is open")
+        self.request = None
+        self._finish("truncated", responded=True)
+
     def fail(self, failure: Failure) -> None:
         """End the episode as failed; its turns must not be used."""
         self.request = None

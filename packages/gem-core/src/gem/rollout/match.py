@@ -1,0 +1,272 @@
+"""Plays one match of several agents: `play_match`, one token-exact trajectory per agent.
+
+Every agent has an `Episode` of its own, with its own conversation. What others say reaches it as
+text of observations only, if at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar, cast
+
+from gem.blame import boundary
+from gem.core import Env, Info, Observation
+from gem.errors import ConfigurationError, RolloutError
+from gem.executors.held import STEP_TIMEOUT_S, EnvFailedError, HeldEnv, env_failure
+from gem.executors.threads import env_threads
+from gem.fingerprint import match_digest
+from gem.multi import (
+    MultiAgentEnv,
+    MultiStep,
+    check_multi_reset,
+    check_multi_step,
+    make_multi,
+    merged,
+)
+from gem.registry import list_envs, spec
+from gem.rollout.collect import together
+from gem.rollout.play import Budget, Episode, Sample, Sampler
+from gem.rollout.tokens import ChatFormat
+from gem.tasks import Task
+from gem.trajectory import Failure, Trajectory
+
+T = TypeVar("T")
+
+
+async def play_match(
+    task: Task,
+    samplers: Sampler | Mapping[str, Sampler],
+    chat: ChatFormat,
+    *,
+    budget: Budget,
+    context: str = "chat",
+    group: int = 0,
+    index: int = 0,
+    forfeit: float = 0.0,
+    make_game: Callable[[Task], MultiAgentEnv] | None = None,
+    retries: int = 1,
+    step_timeout_s: float | None = STEP_TIMEOUT_S,
+) -> dict[str, Trajectory]:
+    """Play a match with all seats open; the samplers of those who move together run together.
+
+    A turn's reward is all that its agent got until it was asked again, or until the end; what it
+    got before its first turn counts there. The trajectory of an agent without any turn has no
+    rewards and no training row. If an agent's budget ends, the match is truncated for all. If the
+    game fails, or a first prompt is too long, the match is void for all: every trajectory has the
+    failure.
+
+    Args:
+        task: The match: id of a `MultiAgentEnv`, its parameters, the seed.
+        samplers: Of each agent, or one for all; see `play`.
+        chat: The model's chat format, the same for all agents.
+        budget: Token and turn limits of each agent.
+        context: Name of a context, see `gem.rollout.context`.
+        group: Stored in the trajectories.
+        index: Number of the match: requests of the k-th of n agents have the number index * n + k.
+        forfeit: Added to the last reward of an agent whose budget ended the match.
+        make_game: Makes the game of a task, in a thread; `gem.make_multi` by default.
+        retries: Further attempts, with new games, after one failed.
+        step_timeout_s: See `play`.
+
+    Returns:
+        The trajectories by agent; `agent` and `match` are set.
+
+    Raises:
+        ConfigurationError: The id is no game of several agents, an agent has no sampler, or what
+            `play` raises.
+    """
+
+    def started(agents: tuple[str, ...]) -> _Match:
+        numbers = {agent: index * len(agents) + k for k, agent in enumerate(agents)}
+        made = {
+            agent: Episode(task, chat, context=context, budget=budget, group=group, index=number)
+            for agent, number in numbers.items()
+        }
+        return _Match(task, made, _by_agent(samplers, agents))
+
+    failed: EnvFailedError | None = None
+    match: _Match | None = None
+    for _ in range(retries + 1):
+        game = _Game(lambda: (make_game or _made)(task), step_timeout_s)
+        try:
+            match = started(await game.call(lambda env: env.agents))
+            await match.play(game, forfeit)
+            return match.trajectories()
+        except EnvFailedError as error:
+            failed = error
+        finally:
+            game.close()
+    assert failed is not None
+    match = match or started(_known_agents(task, samplers, failed))
+    match.fail(failed.failure(retries + 1))
+    return match.trajectories()
+
+
+class _Match:
+    """The episodes of a match, and what each agent is owed since its last turn."""
+
+    def __init__(
+        self, task: Task, episodes: dict[str, Episode], samplers: Mapping[str, Sampler]
+    ) -> None:
+        self._task = task
+        self._episodes = episodes
+        self._samplers = samplers
+        self._owed = dict.fromkeys(episodes, 0.0)
+        self._infos: dict[str, Info] = {}
+        self._played: list[dict[str, str]] = []
+
+    async def play(self, game: _Game, forfeit: float) -> None:
+        """Play to the end.
+
+        Raises:
+            EnvFailedError: The game failed.
+        """
+        seed = self._task.seed
+        observations, _ = await game.call(partial(_begun, seed))
+        while True:
+            for agent, observation in observations.items():
+                self._show(agent, observation)
+            if any(self._episodes[agent].request is None for agent in observations):
+                self._cut(observations, forfeit)
+                return
+            samples = await together([self._sample(agent) for agent in observations])
+            actions = {
+                agent: self._episodes[agent].receive(sample)
+                for agent, sample in zip(observations, samples, strict=True)
+            }
+            step = await game.call(partial(_stepped, actions))
+            self._account(actions, step)
+            observations = step.observations
+            if not observations:
+                for agent in self._infos:
+                    result = step.infos[agent].get("result", "")
+                    self._advance(agent, result, step.terminated, step.truncated)
+                return
+
+    def trajectories(self) -> dict[str, Trajectory]:
+        """Return the trajectories, with the names of agents and match."""
+        digest = match_digest(self._task, self._played)
+        for agent, episode in self._episodes.items():
+            episode.trajectory.agent, episode.trajectory.match = agent, digest
+        return {agent: episode.trajectory for agent, episode in self._episodes.items()}
+
+    def fail(self, failure: Failure) -> None:
+        """End all episodes as failed."""
+        for episode in self._episodes.values():
+            episode.fail(failure)
+
+    async def _sample(self, agent: str) -> Sample:
+        request = self._episodes[agent].request
+        assert request is not None
+        with boundary("engine"):
+            return await self._samplers[agent](request)
+
+    def _show(self, agent: str, observation: Observation) -> None:
+        if agent in self._infos:
+            self._advance(agent, observation, False, False)
+        else:
+            self._episodes[agent].begin(observation, {})
+
+    def _account(self, actions: dict[str, str], step: MultiStep) -> None:
+        self._played.append(actions)
+        for agent in self._episodes:
+            self._owed[agent] += step.rewards[agent]
+            if agent in actions:
+                self._infos[agent] = step.infos[agent]
+            elif agent in self._infos:
+                self._infos[agent] = merged(self._infos[agent], step.infos[agent])
+
+    def _advance(
+        self, agent: str, observation: Observation, terminated: bool, truncated: bool
+    ) -> None:
+        info = {key: value for key, value in self._infos[agent].items() if key != "result"}
+        reward, self._owed[agent] = self._owed[agent], 0.0
+        self._episodes[agent].advance((observation, reward, terminated, truncated, info))
+
+    def _cut(self, asked: Mapping[str, Observation], forfeit: float) -> None:
+        """End the match because an agent that was asked has no budget left."""
+        for agent, episode in self._episodes.items():
+            trajectory = episode.trajectory
+            if trajectory.failure is not None:
+                self.fail(trajectory.failure)
+                return
+            if agent not in asked:
+                if agent in self._infos:
+                    self._advance(agent, "", False, True)
+                else:
+                    trajectory.end = "truncated"
+            elif episode.request is not None:
+                episode.stop()
+            elif trajectory.turns:
+                last = trajectory.turns[-1]
+                trajectory.turns[-1] = replace(last, reward=last.reward + forfeit)
+
+
+class _Game:
+    """One game, called in a thread."""
+
+    def __init__(self, make: Callable[[], MultiAgentEnv], timeout_s: float | None) -> None:
+        # What holds an environment needs of it only what both kinds have in common.
+        self._held = HeldEnv(cast("Callable[[], Env]", make))
+        self._timeout_s = timeout_s
+
+    async def call(self, function: Callable[[MultiAgentEnv], T]) -> T:
+        """Return what a function of the game returns.
+
+        Raises:
+            EnvFailedError: It raised or exceeded the limit.
+        """
+        called: Any = function
+        try:
+            result: T = await env_threads().run(self._held.run, called, timeout_s=self._timeout_s)
+            return result
+        except Exception as error:
+            raise env_failure(error, self._timeout_s) from error
+
+    def close(self) -> None:
+        """Close the game, after any call that runs; return at once."""
+        self._held.close()
+
+
+def _begun(seed: int, env: MultiAgentEnv) -> tuple[dict[str, Observation], dict[str, Info]]:
+    return check_multi_reset(env, env.reset(seed=seed))
+
+
+def _stepped(actions: Mapping[str, str], env: MultiAgentEnv) -> MultiStep:
+    return check_multi_step(env, env.step(actions))
+
+
+def _made(task: Task) -> MultiAgentEnv:
+    return make_multi(task.env_id, **task.params)
+
+
+def _known_agents(
+    task: Task, samplers: Sampler | Mapping[str, Sampler], failed: EnvFailedError
+) -> tuple[str, ...]:
+    """Return the agents of a game that cannot be made.
+
+    Raises:
+        RolloutError: They are not known.
+    """
+    if isinstance(samplers, Mapping):
+        return tuple(samplers)
+    agents: tuple[str, ...] = ()
+    if task.env_id in list_envs():
+        agents = getattr(spec(task.env_id).load_registered(), "agents", ())
+    if not agents:
+        raise RolloutError(f"the game of {task} cannot be made: {failed}") from failed
+    return agents
+
+
+def _by_agent(
+    samplers: Sampler | Mapping[str, Sampler], agents: tuple[str, ...]
+) -> Mapping[str, Sampler]:
+    if not isinstance(samplers, Mapping):
+        return dict.fromkeys(agents, samplers)
+    if set(samplers) != set(agents):
+        raise ConfigurationError(
+            f"samplers must be of {', '.join(agents)}, got those of {', '.join(samplers)}"
+        )
+    return samplers
