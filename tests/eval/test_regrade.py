@@ -12,8 +12,9 @@ from chat_server import Stub, said
 import gem
 from gem.__main__ import guarded
 from gem.core import Env
-from gem.training.record import EPISODES, read_episodes, read_run
-from gem.trajectory import Trajectory
+from gem.tasks import Task
+from gem.training.record import EPISODES, Recorder, read_episodes, read_run
+from gem.trajectory import Trajectory, Turn
 from gem_eval.cli import main
 from gem_eval.numbers import read_summary
 
@@ -131,6 +132,35 @@ def test_an_episode_that_goes_on_today_is_void_and_can_be_played_again(
     assert evaluate(server, "--out", "new", "--resume") == 0
     assert len(server.requests) == asked + 15
     assert {len(each.turns) for each in by_key("new").values()} == {3}
+
+
+def test_an_episode_that_ends_earlier_today_keeps_the_replies_until_then(
+    server: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert evaluate(server, "--out", "run") == 0
+    changed(monkeypatch, turns=1)
+    assert main(["regrade", "run", "--out", "new"]) == 0
+    for record in read_episodes(Path("new") / EPISODES):
+        assert len(record.trajectory.turns) == len(record.notes["calls"]) == 1
+        assert record.trajectory.end == "terminated"
+
+
+def test_tokens_and_log_probabilities_stay_as_they_were_sampled() -> None:
+    recorder = Recorder("run")
+    recorder.start({"kind": "evaluation", "trainer": "m", "parts": [f"eval:{ENV}"]})
+    turns = [
+        Turn(Changing.question, [1, 2], True, [3, 4], [-0.5, -0.25], "yes", 9.0, False, False,
+             "length"),
+        Turn("again", [5], False, [6], [-1.0], "no", 9.0, True, False, "stop"),
+    ]  # fmt: skip
+    old = Trajectory(Task(ENV, 0), turns, policy_version=(3, 4))
+    recorder.episodes(0, [old], split=f"eval:{ENV}", notes=[{"sample": 0, "calls": [{}, {}]}])
+    assert main(["regrade", "run", "--out", "new"]) == 0
+    (new,) = by_key("new").values()
+    assert new.rewards == [0.25, 1.0]
+    assert new.training_rows() == old.training_rows()
+    assert [turn.stop_reason for turn in new.turns] == ["length", "stop"]
+    assert new.policy_version == (3, 4)
 
 
 def test_an_environment_that_fails_is_void_and_a_void_episode_stays_void(

@@ -136,7 +136,7 @@ class _Vocabularies:
         model = run.record.meta.get("model", "")
         # Evaluations tell more about a model.
         name = model.get("tokenizer", "") if isinstance(model, dict) else str(model)
-        folder = self._folder or find_tokenizer(name)
+        folder = self._folder or (find_tokenizer(name) if name else None)
         if folder is None:
             return None
         if folder not in self._index:
