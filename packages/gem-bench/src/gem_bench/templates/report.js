@@ -266,6 +266,7 @@ redraw();
 // Episodes.
 
 const episodes = data.episodes;
+episodes.forEach((e, index) => { e.index = index; });
 let current = null;
 const runName = (e) => {
   const group = data.groups[e.group];
@@ -307,7 +308,7 @@ function list() {
   const shown = episodes.filter(wanted);
   const box = $("episode-list");
   box.replaceChildren(...shown.map((e) => {
-    const index = episodes.indexOf(e);
+    const index = e.index;
     const option = el(`div.g${e.group}`, { role: "option", id: `episode-${index}`, "aria-selected": false },
       el("span", {}, place(e)),
       el(e.success ? "span.won" : "span.lost", {}, outcome(e)),
@@ -321,7 +322,7 @@ function list() {
 function select(e) {
   current = e;
   for (const option of $("episode-list").querySelectorAll("[role=option]")) {
-    const chosen = e && option.id === `episode-${episodes.indexOf(e)}`;
+    const chosen = e && option.id === `episode-${e.index}`;
     option.setAttribute("aria-selected", chosen);
     if (chosen) {
       $("episode-list").setAttribute("aria-activedescendant", option.id);
