@@ -9,7 +9,8 @@ have ten turns of GuessTheNumber. Each row is a process of its own:
 - gem eval, no server: the model is a pause of 50 ms in the same process.
 - inspect-ai, no server: the same environment (`gem_eval.inspect`) and pause in inspect-ai, with its
   log, in the interpreter of `make env-inspect`; left out where that was not made.
-- --memory: gem eval plays 50,000 episodes; its memory (RSS) on the way and at the end.
+- --memory: gem eval plays 50,000 episodes; its memory (RSS) on the way and its peak,
+  that of the metrics at the end included.
 
 Columns: turns a second; their share of what 50 ms a turn allow; CPU time of the process and of the
 server for a turn; how many cores other work on the machine used meanwhile.
@@ -107,7 +108,7 @@ def gem_eval(folder: Path, concurrency: int, episodes: int, url: str | None) -> 
     from gem_eval.tasks import parse_tasks
 
     class Pause:
-        async def reply(self, messages: Sequence[Any]) -> Reply:
+        async def reply(self, messages: Sequence[Any], tools: Sequence[Any] = ()) -> Reply:
             await asyncio.sleep(WAIT_S)
             return Reply(REPLY, "stop", {"prompt_tokens": 100, "reply_tokens": 5})
 
@@ -130,7 +131,7 @@ def gem_eval(folder: Path, concurrency: int, episodes: int, url: str | None) -> 
         limits=Limits(concurrency=concurrency),
         watch=watch,
     )
-    return {**memory, "the end": rss_mb()}
+    return {**memory, "peak": rss_mb("VmHWM")}
 
 
 def inspect_ai(folder: Path, concurrency: int, episodes: int) -> dict[str, float]:
@@ -162,9 +163,9 @@ def inspect_ai(folder: Path, concurrency: int, episodes: int) -> dict[str, float
     return {}
 
 
-def rss_mb() -> float:
-    """Return the resident memory of this process."""
-    text = Path("/proc/self/status").read_text().partition("VmRSS:")[2]
+def rss_mb(which: str = "VmRSS") -> float:
+    """Return the resident memory of this process, or its peak (`VmHWM`)."""
+    text = Path("/proc/self/status").read_text().partition(f"{which}:")[2]
     return int(text.split()[0]) * 1024 / 1e6
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
@@ -292,6 +295,14 @@ def test_a_record_becomes_logs_that_inspect_reads(server: Stub, tmp_path: Path) 
     before = metrics(log)
     recompute_metrics(log)
     assert metrics(log) == before
+
+
+def test_the_benchmark_of_evaluations_measures_inspect() -> None:
+    script = Path(__file__).parents[2] / "benchmarks" / "evaluation.py"
+    command = [sys.executable, str(script), "measure", "inspect", "2", "2", "none"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=300)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert set(found) == {"took", "cpu", "others", "memory"}
 
 
 def task_means(log: EvalLog, index: int) -> list[float]:

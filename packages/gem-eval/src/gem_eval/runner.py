@@ -12,13 +12,14 @@ import asyncio
 import contextlib
 import fcntl
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 from gem.errors import ConfigurationError, GemError, RecordError
 from gem.executors.base import Executor
 from gem.executors.held import STEP_TIMEOUT_S
+from gem.packed import PackedTrajectory
 from gem.training.metrics import episode_metrics
 from gem.training.record import (
     EPISODES,
@@ -31,6 +32,7 @@ from gem.training.record import (
     read_run,
 )
 from gem.training.resuming import check_same
+from gem.trajectory import Trajectory
 from gem_eval.episode import Played, Plays
 from gem_eval.tasks import Part, Play, covers, plays
 
@@ -268,10 +270,13 @@ def _check_known(folder: Path, done: set[tuple[str, int, int]], wanted: Sequence
 def write_metrics(recorder: Recorder, splits: Iterable[str]) -> None:
     """Write a line of metrics for each environment, by the splits of the record."""
     for split in splits:
-        records = list(read_episodes(recorder.folder / EPISODES, split))
-        metrics = episode_metrics([record.trajectory for record in records])
-        tokens = [note_of(record, "reply_tokens") for record in records if record.trajectory.valid]
-        known = [each for each in tokens if each is not None]
+        counted, known = [], []
+        for record in read_episodes(recorder.folder / EPISODES, split):
+            counted.append(_counted(record.trajectory))
+            tokens = note_of(record, "reply_tokens")
+            if tokens is not None and record.trajectory.valid:
+                known.append(tokens)
+        metrics = episode_metrics(counted)
         # The turns have no tokens; the server may have counted them.
         for name in ("sampled_tokens", "tokens_per_episode"):
             metrics.pop(name, None)
@@ -279,3 +284,10 @@ def write_metrics(recorder: Recorder, splits: Iterable[str]) -> None:
             metrics["sampled_tokens"] = float(sum(known))
             metrics["tokens_per_episode"] = sum(known) / len(known)
         recorder.metrics(0, metrics, split)
+
+
+def _counted(trajectory: Trajectory) -> PackedTrajectory:
+    """Return an episode without its turns: all of an evaluation need not fit into memory."""
+    names = [each.name for each in fields(PackedTrajectory) if each.name not in ("layout", "data")]
+    numbers = {name: getattr(trajectory, name) for name in names}
+    return PackedTrajectory(**numbers, layout={}, data=b"")
