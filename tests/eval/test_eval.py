@@ -629,9 +629,11 @@ for line in sys.stdin:
 """
 
 
-@pytest.mark.parametrize(("model", "tasks"), [("openai:m", 24), ("oracle", 800)])
+@pytest.mark.parametrize(
+    ("model", "tasks", "kills"), [("openai:m", 20, 20), ("oracle", 400, 8)], ids=["model", "oracle"]
+)
 def test_killed_at_any_moment_and_continued_it_ends_as_one_that_was_not(
-    server: Stub, tmp_path: Path, model: str, tasks: int
+    server: Stub, tmp_path: Path, model: str, tasks: int, kills: int
 ) -> None:
     server.answer = lambda number, body: time.sleep(0.01)
     url = f"--url {server.url}" if model == "openai:m" else ""
@@ -663,12 +665,12 @@ def test_killed_at_any_moment_and_continued_it_ends_as_one_that_was_not(
     with forks:
         begin(whole)
         assert int(next(status)) == 0
-        for kill in range(20):
+        for kill in range(kills):
             # Nothing more: while it starts. A few more: while it plays and writes.
             most = recorded() + rng.choice([0, 1, 2, tasks // 20])
             child = begin(killed)
             wait_for(lambda: recorded() >= most)
-            time.sleep(rng.uniform(0, 0.05))
+            time.sleep(rng.uniform(0, 0.03))
             os.kill(child, signal.SIGKILL)
             assert int(next(status)) == -signal.SIGKILL, f"it had ended before kill {kill}"
         begin(killed)
