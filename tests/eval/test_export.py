@@ -167,6 +167,8 @@ def test_what_cannot_be_exported_is_told_and_nothing_is_written(
     (tmp_path / "run.jsonl").write_text("earlier")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert "pip install 'gem-eval[parquet]'" in says(folder, "--format", "parquet")
+    monkeypatch.setitem(sys.modules, "inspect_ai", None)
+    assert "pip install 'gem-eval[inspect]'" in says(folder, "--format", "inspect")
     assert "cannot write /dev/full/x" in says(folder, "--out", "/dev/full/x")
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"training", "empty", "run", "run.jsonl"}

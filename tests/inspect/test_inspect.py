@@ -20,7 +20,10 @@ from inspect_ai.model import GenerateConfig, ModelAPI, ModelOutput, ModelUsage, 
 
 import gem
 from gem.core import Env
-from gem.training.record import EPISODES, read_episodes
+from gem.errors import ConfigurationError
+from gem.tasks import Task
+from gem.training.record import EPISODES, Recorder, read_episodes
+from gem.trajectory import Trajectory, Turn
 from gem_eval.cli import main
 from gem_eval.inspect_log import write_logs
 from gem_eval.numbers import read_summary
@@ -258,9 +261,10 @@ def test_a_record_becomes_logs_that_inspect_reads(server: Stub, tmp_path: Path) 
     words += ["--episodes", "6", "--samples", "2", "--system", "Play.", "--temperature", "0.5"]
     words += ["--concurrency", "1", "--call-retries", "0", "--out", str(tmp_path / "run")]
     assert main(words) == 0
-    files = write_logs(tmp_path / "run", tmp_path / "logs")
-    assert write_logs(tmp_path / "run", tmp_path / "logs") == files
-    assert len(list_eval_logs(str(tmp_path / "logs"))) == 2
+    for _ in range(2):  # the second time replaces the same files
+        assert main(["export", str(tmp_path / "run"), "--format", "inspect"]) == 0
+    files = write_logs(tmp_path / "run", tmp_path / "run.inspect")
+    assert len(list_eval_logs(str(tmp_path / "run.inspect"))) == len(files) == 2
 
     log = read_eval_log(str(files[0]))
     part = read_summary(tmp_path / "run").parts[0]
@@ -295,6 +299,42 @@ def test_a_record_becomes_logs_that_inspect_reads(server: Stub, tmp_path: Path) 
     before = metrics(log)
     recompute_metrics(log)
     assert metrics(log) == before
+
+
+def test_native_tool_calls_are_calls_in_the_log(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "run")
+    settings = {"tasks": ["gem:x?n=2&seed=7"], "samples": 1, "tools": "native"}
+    recorder.start({"kind": "evaluation", "trainer": "openai:m", "settings": settings})
+    turns = [
+        Turn(seen, [], True, [], None, said, reward, reward > 0, False, "stop", {})
+        for seen, said, reward in (("1 + 1?", "<tool_call>...", 0.0), ("It is 2.", "2 \ud800", 1.0))
+    ]
+    call = {"id": "c1", "name": "add", "arguments": '{"a": 1}'}
+    calls = [{"tool_calls": [call], "content": "Let me add."}, {"reasoning": "\udfff"}]
+    notes = {"sample": 0, "calls": calls}
+    recorder.episodes(0, [Trajectory(Task("x", 7), turns)], split="eval:x", notes=[notes])
+    [file] = write_logs(tmp_path / "run", tmp_path / "logs")
+    log = read_eval_log(str(file))
+    assert log.status == "started"  # the other task is missing
+    [sample] = log.samples or []
+    assert [(m.role, m.text) for m in sample.messages] == [
+        ("user", "1 + 1?"),
+        ("assistant", "Let me add."),
+        ("tool", "It is 2."),
+        ("assistant", "2 ?"),
+    ]
+    [made] = sample.messages[1].tool_calls
+    assert (made.id, made.function, made.arguments) == ("c1", "add", {"a": 1})
+    assert sample.messages[2].tool_call_id == "c1"
+
+
+@pytest.mark.parametrize("words", [("--only", "success"), ()], ids=["only", "no evaluation"])
+def test_what_becomes_no_log_is_refused(tmp_path: Path, words: tuple[str, ...]) -> None:
+    Recorder(tmp_path / "run").start({"kind": "training"})
+    command = ["export", str(tmp_path / "run"), "--format", "inspect", *words]
+    with pytest.raises(ConfigurationError, match="--only success|no evaluation"):
+        main(command)
+    assert not (tmp_path / "run.inspect").exists()
 
 
 def test_the_benchmark_of_evaluations_measures_inspect() -> None:

@@ -1,4 +1,7 @@
-"""`gem eval export`: episodes as chat messages for fine-tuning, as JSON lines or Parquet."""
+"""`gem eval export`: episodes as chat messages for fine-tuning, as JSON lines or Parquet.
+
+`--format inspect` is `gem_eval.inspect_log`.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,8 @@ from gem_eval import native
 from gem_eval.episode import text_of
 from gem_eval.runner import KIND
 
+INSPECT = "inspect"
+"""Format of logs; they have void episodes, too."""
 _AT_ONCE = 512
 """Rows of Parquet that are in memory."""
 
@@ -173,23 +178,39 @@ FORMS: dict[str, Callable[[Path, Iterable[Mapping[str, Any]]], int]] = {
 }
 
 
+def _inspect(folder: Path, out: Path, only: bool) -> int:
+    if only:
+        raise ConfigurationError("a log of inspect-ai has all episodes: leave out --only success")
+    extra("inspect_ai", "logs of inspect-ai need it: pip install 'gem-eval[inspect]'")
+    from gem_eval.inspect_log import write_logs
+
+    for path in write_logs(folder, out):
+        print(path, file=sys.stderr)
+    return 0
+
+
 def main(argv: Sequence[str]) -> int:
     """Run `gem eval export`; return 0."""
     parser = argparse.ArgumentParser(
-        prog="gem eval export", description="Write episodes as chat messages for fine-tuning."
+        prog="gem eval export",
+        description="Write episodes as chat messages for fine-tuning, or as logs of inspect-ai.",
     )
     add = parser.add_argument
     add("folder", type=Path, metavar="FOLDER", help="record of an evaluation")
     about = "which valid episodes (all)"
     add("--only", choices=("success", "all"), default="all", help=about)
-    add("--format", choices=sorted(FORMS), default="jsonl", help="of the file (jsonl)")
-    add("--out", type=Path, metavar="FILE", help="the file (FOLDER.jsonl or FOLDER.parquet)")
+    forms = sorted([*FORMS, INSPECT])
+    add("--format", choices=forms, default="jsonl", help="of the file (jsonl)")
+    about = "the file (FOLDER.jsonl or FOLDER.parquet); with --format inspect a folder for the logs"
+    add("--out", type=Path, metavar="FILE", help=about)
     about = "put what the model thought into its messages, as reasoning_content"
     add("--reasoning", action="store_true", help=about)
     args = parser.parse_args(argv)
     folder = args.folder
     out = args.out or folder.with_name(f"{folder.resolve().name}.{args.format}")
     only = args.only == "success"
+    if args.format == INSPECT:
+        return _inspect(folder, out, only)
     number = export(folder, out, args.format, only_success=only, reasoning=args.reasoning)
     print(f"{number} episodes: {out}", file=sys.stderr)
     return 0

@@ -18,11 +18,13 @@ from typing import Any
 from inspect_ai.log import EvalLog, recompute_metrics, write_eval_log
 
 from gem.contract import shown
-from gem.errors import RecordError
+from gem.errors import ConfigurationError, RecordError
 from gem.tasks import TaskSet
+from gem.tools.base import printable
 from gem.training.record import EPISODES, RUN, EpisodeRecord, RunRecord, read_run
-from gem_eval import __version__
+from gem_eval import __version__, native
 from gem_eval.inspect import sample_id  # also registers the scorers and their interval
+from gem_eval.runner import KIND
 from gem_eval.tasks import Part, parse_tasks
 
 _STOPS = {"length": "max_tokens", "content_filter": "content_filter"}
@@ -40,12 +42,13 @@ def write_logs(folder: Path, out: Path) -> list[Path]:
         out: Folder for the logs; it is created.
 
     Raises:
-        RecordError: There is no record of an evaluation, it is damaged, or a log cannot be written.
+        ConfigurationError: The folder holds no evaluation.
+        RecordError: The record cannot be read, or a log not be written.
     """
     run = read_run(folder)
-    settings = run.meta.get("settings")
-    if not isinstance(settings, Mapping) or "tasks" not in settings:
-        raise RecordError(f"{folder} holds no evaluation; only these become logs of inspect-ai")
+    if run.meta.get("kind") != KIND:
+        raise ConfigurationError(f"{folder} holds no evaluation")
+    settings = run.meta["settings"]
     written = []
     for part in parse_tasks(settings["tasks"], episodes=1, seed=0):
         log = EvalLog.model_validate(_log(run, settings, part))
@@ -63,7 +66,13 @@ def write_logs(folder: Path, out: Path) -> list[Path]:
 
 def _log(run: RunRecord, settings: Mapping[str, Any], part: Part) -> dict[str, Any]:
     model = str(run.meta.get("trainer"))
-    samples = [_sample(each, part, model, settings) for each in run.episodes(part.split)]
+    prompting = run.meta.get("model", {}).get("prompting", {})
+    system = prompting.get("system_prompt") or settings.get("system")
+    samples = [
+        # A log can have no lone surrogates; a record can, as it is ASCII.
+        json.loads(printable(json.dumps(_sample(each, part, model, system), ensure_ascii=False)))
+        for each in run.episodes(part.split)
+    ]
     expected = len(part.tasks) * settings.get("samples", 1)
     began, ended = (_time(run.folder / name) for name in (RUN, EPISODES))
     usage = _usage(call for each in samples for call in each["metadata"]["calls"])
@@ -108,11 +117,9 @@ def _log(run: RunRecord, settings: Mapping[str, Any], part: Part) -> dict[str, A
     }
 
 
-def _sample(
-    record: EpisodeRecord, part: Part, model: str, settings: Mapping[str, Any]
-) -> dict[str, Any]:
+def _sample(record: EpisodeRecord, part: Part, model: str, system: str | None) -> dict[str, Any]:
     trajectory, calls = record.trajectory, record.notes.get("calls", [])
-    messages = _messages(record, model, settings.get("system"))
+    messages = _messages(record, model, system)
     usage = _usage(calls)
     sample = {
         "id": sample_id(part.name, trajectory.task.seed),
@@ -146,16 +153,26 @@ def _sample(
 
 def _messages(record: EpisodeRecord, model: str, system: str | None) -> list[dict[str, Any]]:
     """Return the conversation; the observation that ended it is in the scores."""
-    trajectory, calls = record.trajectory, record.notes.get("calls", [])
+    calls: list[Mapping[str, Any]] = record.notes.get("calls", [])
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
-    for index, turn in enumerate(trajectory.turns):
-        thought = calls[index].get("reasoning") if index < len(calls) else None
-        reply: Any = turn.text
-        if thought:
+    note: Mapping[str, Any] | None = None
+    for number, turn in enumerate(record.trajectory.turns):
+        messages += native.before(shown(turn.observation), note)
+        note = calls[number] if number < len(calls) else {}
+        reply = native.after(turn.text, note)
+        if thought := note.get("reasoning"):
             reasoning = {"type": "reasoning", "reasoning": thought}
-            reply = [reasoning, {"type": "text", "text": turn.text}]
-        messages.append({"role": "user", "content": shown(turn.observation)})
-        messages.append({"role": "assistant", "content": reply, "model": model})
+            reply["content"] = [reasoning, {"type": "text", "text": reply["content"]}]
+        if "tool_calls" in reply:
+            reply["tool_calls"] = [
+                {
+                    "id": call["id"],
+                    "function": call["function"]["name"],
+                    "arguments": json.loads(call["function"]["arguments"]),
+                }
+                for call in reply["tool_calls"]
+            ]
+        messages.append({**reply, "model": model})
     return messages
 
 
