@@ -312,6 +312,20 @@ def test_a_key_is_in_no_file(
     assert all("sk-secret" not in path.read_text() for path in (tmp_path / "run").iterdir())
 
 
+@pytest.mark.parametrize("key", ["sk-secret\n", "sk-\xe9secret"])
+def test_a_key_that_no_request_can_have_is_refused_and_not_shown(
+    evaluate: Run,
+    server: Stub,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    key: str,
+) -> None:
+    monkeypatch.setenv("MINE", key)
+    assert evaluate(*ask(server, "--key-env", "MINE")) == 2
+    assert "secret" not in (said_so := capsys.readouterr().err)
+    assert "line break or another character" in said_so
+
+
 @pytest.mark.parametrize(
     ("answer", "least", "most"),
     [

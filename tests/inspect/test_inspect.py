@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -148,14 +147,27 @@ def test_an_episode_is_what_gem_eval_makes_of_it(
     assert found["success", "high"] == pytest.approx(success.high, abs=0.05)
 
 
-def test_the_command_line_of_inspect_finds_the_task(tmp_path: Path) -> None:
-    [command] = entry_points(group="console_scripts", name="inspect")
-    words = ["eval", "gem_eval/env", "-T", f"id=gem:{GUESS}?hint=range", "-T", "n=3"]
-    words += ["--model", "rule/m", "--log-dir", str(tmp_path), "--display", "none", "--seed", "0"]
-    from click.testing import CliRunner
+COMMAND = """
+from importlib.metadata import entry_points
+from inspect_ai.model import ModelAPI, ModelOutput, ModelUsage, modelapi
 
-    done = CliRunner().invoke(command.load().__globals__["inspect"], words)
-    assert done.exit_code == 0, done.output
+@modelapi(name="one")
+class One(ModelAPI):
+    async def generate(self, *_, **__):
+        output = ModelOutput.from_content("one/m", "one")
+        output.usage = ModelUsage(input_tokens=1, output_tokens=1, total_tokens=2)
+        return output
+
+[inspect] = entry_points(group="console_scripts", name="inspect")
+inspect.load()()
+"""
+"""inspect-ai's command in a process with a model of its own, and nothing of gem-eval imported."""
+
+
+def test_the_command_line_of_inspect_finds_the_task(tmp_path: Path) -> None:
+    words = ["eval", "gem_eval/env", "-T", f"id=gem:{GUESS}?hint=range", "-T", "n=3"]
+    words += ["--model", "one/m", "--log-dir", str(tmp_path), "--display", "none"]
+    subprocess.run([sys.executable, "-c", COMMAND, *words], check=True, timeout=300)
     [info] = list_eval_logs(str(tmp_path))
     log = read_eval_log(info)
     assert log.status == "success"

@@ -154,9 +154,14 @@ class Server:
             timeout_s: Limit of one attempt, in seconds.
 
         Raises:
-            ConfigurationError: `url` is no URL, or contains credentials.
+            ConfigurationError: `url` is no URL or contains credentials; no request can have `key`.
         """
         self.url = checked_url(url)
+        if key is not None and not (key.isascii() and key.isprintable()):
+            raise ConfigurationError(
+                "the key has a line break or another character that no request can have; it is the "
+                "value of the environment variable that --key-env names"
+            )
         self.model = model
         self._key = key
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
