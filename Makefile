@@ -92,7 +92,7 @@ new-adapter: ## Start the adapter of another trainer: make new-adapter NAME=x (d
 
 # Checks
 
-.PHONY: nightly compatibility compatibility-check docs docs-check check-envs lint types test test-all test-dev test-verl test-openrlhf conformance conformance-breaks e2e e2e-resume e2e-tools e2e-openenv example-env e2e-openrlhf example-verl killed-verl test-oat e2e-oat test-tinker e2e-tinker test-rl2 e2e-rl2 test-trl e2e-trl test-roll e2e-roll test-inspect
+.PHONY: nightly compatibility compatibility-check docs docs-check check-envs lint types test test-all test-dev test-verl test-openrlhf conformance conformance-breaks e2e e2e-resume e2e-tools e2e-openenv e2e-eval example-env e2e-openrlhf example-verl killed-verl test-oat e2e-oat test-tinker e2e-tinker test-rl2 e2e-rl2 test-trl e2e-trl test-roll e2e-roll test-inspect
 docs: env-dev ## Write the pages about environments (docs/envs) and public modules (docs/api)
 	$(DEV) tools/catalogue.py docs/envs
 	$(DEV) tools/api.py docs/api
@@ -142,7 +142,7 @@ nightly: $(TRAINER_ENVS) real-model ## What is slow and stable: rounding, small 
 	$(OPENRLHF) $(PYTEST) -m nightly tests/openrlhf
 	GEM_CPU=1 $(RL2) $(PYTEST) -m nightly tests/rl2
 	@set -e; for seed in $(PERTURBATIONS); do GEM_PERTURB=$$seed $(MAKE) --no-print-directory conformance; done
-	$(MAKE) --no-print-directory conformance-breaks e2e e2e-resume e2e-tools e2e-openenv e2e-openrlhf e2e-oat e2e-tinker e2e-rl2 e2e-trl
+	$(MAKE) --no-print-directory conformance-breaks e2e e2e-resume e2e-tools e2e-openenv e2e-eval e2e-openrlhf e2e-oat e2e-tinker e2e-rl2 e2e-trl
 compatibility: env-dev ## Write README's compatibility table; takes over what `make conformance` found last
 	@$(DEV) tools/compatibility.py
 compatibility-check: env-dev ## The table is what the packages say and what conformance found
@@ -162,6 +162,8 @@ e2e-tools: env-dev env-verl ## Python, search and MCP through the reference and 
 	$(DEV) $(PYTEST) tests/e2e/test_tools.py
 e2e-resume: $(TRAINER_ENVS) ## Reference and real trainers, all of their processes killed, go on from a checkpoint
 	$(DEV) $(PYTEST) tests/e2e/test_resume.py
+e2e-eval: env-dev env-verl env-rl2 ## gem eval with vLLM's, SGLang's and transformers' own servers
+	$(DEV) $(PYTEST) tests/e2e/test_eval.py
 e2e-openenv: env-dev ## OpenEnv's own client, server and validation against ours
 	$(DEV) $(PYTEST) tests/packages/test_openenv.py
 example-env: env-dev ## The package of docs/your-own-environment.md: install, check, play, train, replay

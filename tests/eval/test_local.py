@@ -223,6 +223,9 @@ def test_the_last_whole_checkpoint_of_transformers_is_taken(tmp_path: Path, tiny
         if whole:
             (path / "trainer_state.json").write_text("{}")
     assert find_trained(tmp_path).name.endswith("checkpoint-10")
+    model.save_pretrained(tmp_path / "model_critic")
+    model.save_pretrained(tmp_path / "checkpoints" / "global_step_9" / "actor" / "huggingface")
+    assert find_trained(tmp_path).name.endswith("checkpoint-10")
     model.save_pretrained(tmp_path / "model")
     assert find_trained(tmp_path).name.endswith("model")
 
@@ -233,6 +236,7 @@ def test_an_adapter_is_merged(tmp_path: Path, tiny: Path) -> None:
     base = transformers.AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
     config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
     adapted = peft.get_peft_model(base, config)
+    adapted.save_pretrained(tmp_path / "adapter")  # what the run began with
     adapted.save_pretrained(tmp_path / "checkpoints" / "checkpoint-3")
     (tmp_path / "checkpoints" / "checkpoint-3" / "trainer_state.json").write_text("{}")
     model = load(find_trained(tmp_path), "float32")

@@ -225,6 +225,18 @@ def tinker(spec: RunSpec, run_dir: Path, hardware: Hardware) -> Platform:
     )
 
 
+def engine_server(engine: str) -> dict[str, str]:
+    """Return the environment variables of an engine's HTTP server on CPU."""
+    env = {**_COMMON, **_NO_COMPILER, **_LOOPBACK, "HF_HUB_OFFLINE": "1"}
+    if engine == "vllm":
+        return {**env, **_VLLM, **python_path(_STARTUP)}
+    if engine == "transformers":
+        return env
+    # The shims of RL2 make SGLang serve fp32 weights in fp32.
+    env |= {"SGLANG_USE_CPU_ENGINE": "1", "GEM_CPU_DTYPE": "float32"}
+    return {**env, **python_path(_STARTUP, _HERE / "rl2_stand_ins")}
+
+
 def trl(spec: RunSpec, run_dir: Path, hardware: Hardware) -> Platform:
     """Return TRL's settings and environment variables on CPU; vLLM samples where it is installed.
 

@@ -27,11 +27,11 @@ _UNREADABLE = (
 )
 _CONVERSIONS = {
     "verl": "python -m verl.model_merger merge --backend fsdp --local_dir "
-    "{folder}/checkpoints/global_step_N/actor --target_dir {folder}/merged",
-    "openrlhf": "zero_to_fp32.py, which DeepSpeed puts into {folder}/checkpoints/_actor; a run "
-    "that ends by itself leaves a model in {folder}/model",
-    "oat": "zero_to_fp32.py, which DeepSpeed puts into {folder}/oat/checkpoints/policy",
-    "tinker": "the server, which has the weights: it is asked as openai:NAME",
+    "{folder}/checkpoints/global_step_N/actor --target_dir {folder}/merged makes one",
+    "openrlhf": "a run that ends by itself leaves one in {folder}/model; checkpoints are "
+    "DeepSpeed's, whose zero_to_fp32.py makes weights of them",
+    "oat": "checkpoints are DeepSpeed's, whose zero_to_fp32.py makes weights of them",
+    "tinker": "its server has the weights: --model openai:NAME",
 }
 
 
@@ -102,12 +102,12 @@ def find_trained(folder: Path) -> Trained:
     models = {path.parent for pattern in _WEIGHTS for path in folder.rglob(pattern)}
     found = [path for path in models if (path / "config.json").exists()]
     adapters = {path.parent for path in folder.rglob("adapter_model.safetensors")}
-    last = max((path for path in [*found, *adapters] if _whole(path)), key=_order, default=None)
+    policies = [path for path in {*found, *adapters} if _is_policy(path.relative_to(folder))]
+    last = max(filter(_whole, policies), key=lambda path: _order(path, folder), default=None)
     if last is None:
-        hint = _CONVERSIONS.get(trainer, "its own tools").format(folder=folder)
+        hint = _CONVERSIONS.get(trainer, "its trainer may make one").format(folder=folder)
         raise ConfigurationError(
-            f"{folder}: nothing in this run of {trainer} is a model that transformers load. "
-            f"What makes one: {hint}. Then --model hf:FOLDER plays it"
+            f"{folder}: this run of {trainer} has no model that transformers load; {hint}"
         )
     if last in adapters:
         base = str(meta.get("model") or (spec and spec.policy.model) or "")
@@ -122,7 +122,12 @@ def _whole(path: Path) -> bool:
     return not path.name.startswith("checkpoint-") or (path / "trainer_state.json").exists()
 
 
-def _order(path: Path) -> tuple[bool, int, float]:
+def _is_policy(path: Path) -> bool:
+    """Whether a folder may have a trained policy: TRL keeps what a run began with in `adapter`."""
+    return path.parts[:1] != ("adapter",) and not any("critic" in part for part in path.parts)
+
+
+def _order(path: Path, run: Path) -> tuple[bool, int, float]:
     """Order models: what a run saves at its end has no number, checkpoints are in their order."""
-    numbers = re.findall(r"\d+", path.name)
+    numbers = re.findall(r"\d+", str(path.relative_to(run)))
     return not numbers, int(numbers[-1]) if numbers else 0, path.stat().st_mtime
