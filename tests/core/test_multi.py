@@ -398,6 +398,26 @@ def test_the_checker_passes_a_duel_without_a_fault() -> None:
     assert "64 first ones" in report.results[-1].detail
 
 
+class Clueless(Zero):
+    """A duel without an oracle and without `resample`."""
+
+    def oracle_action(self, agent: str, rng: Random | None = None) -> str:
+        raise NotImplementedError
+
+    def resample(self, agent: str, rng: Random) -> bool:
+        raise NotImplementedError
+
+
+def test_what_a_game_lacks_is_named() -> None:
+    report = check_env(Clueless, cpu_s=0.05)
+    skipped = {each.name: each.detail for each in report.results if each.status == "skipped"}
+    assert {"oracle", "random", "degenerate", "secrets"} <= set(skipped)
+    assert skipped["random"] == "no oracle_action() to compare with"
+    assert skipped["secrets"] == "needs resample()"
+    agents = next(each for each in report.results if each.name == "agents")
+    assert (agents.status, agents.detail[-9:]) == ("passed", "no oracle")
+
+
 def test_results_that_break_the_contract_are_refused() -> None:
     game = Zero()
     for result, message in (
@@ -431,8 +451,26 @@ class Early(Duel):
 
 
 def test_a_seat_without_any_turn_is_said_so() -> None:
-    with pytest.raises(ContractError, match="ended before b had a turn"):
+    with pytest.raises(ContractError, match="ended 100 times before b had a turn"):
         Seat(Early(), "b").reset(seed=0)
+
+
+def test_a_match_that_ends_before_the_seats_turn_is_replaced_by_another() -> None:
+    class Sometimes(Early):
+        def step(self, actions: Mapping[str, str]) -> MultiStep:
+            step = super().step(actions)
+            if self.secrets["a"] == 1 or "b" in actions:
+                return step
+            return step._replace(observations={"b": self.seen("b")}, terminated=False)
+
+    for seed in range(12):
+        game, env = Sometimes(), Seat(Sometimes(), "b")
+        game.reset(seed=seed)
+        observation, _ = env.reset(seed=seed)
+        assert env.game.secrets["a"] != 1
+        if game.secrets["a"] != 1:
+            assert env.game.secrets == game.secrets
+        assert Seat(Sometimes(), "b").reset(seed=seed)[0] == observation
 
 
 def test_the_commands_know_games_of_several_agents(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ from gem.envs.games.base import boxed
 from gem.envs.multi.boards import Board, ConnectFour, TicTacToe, best_cells
 from gem.envs.multi.matrix import PrisonersDilemma, RockPaperScissors
 from gem.envs.multi.nim import Nim
+from gem.envs.multi.twenty_questions import ANIMALS, FEATURES, TwentyQuestions
 from gem.errors import ConfigurationError
 from gem.multi import MultiAgentEnv, MultiStep
 from gem.testing.playing import oracle_policy, play
@@ -259,3 +260,56 @@ def test_players_of_simultaneous_games_learn_moves_after_the_round_only() -> Non
     step = game.step({"row": boxed("rock"), "column": boxed("paper")})
     assert "You chose rock, the other paper: you get -1" in str(step.observations["row"])
     assert "You chose paper, the other rock: you get 1" in str(step.observations["column"])
+
+
+def hidden(animal: str, **params: Any) -> TwentyQuestions:
+    """Return a match whose animal is this one."""
+    game, seed = TwentyQuestions(**params), 0
+    game.reset(seed=seed)
+    while game.secret != animal:
+        seed += 1
+        game.reset(seed=seed)
+    return game
+
+
+def test_animals_can_be_told_apart_and_have_known_features() -> None:
+    assert len(set(ANIMALS.values())) == len(ANIMALS) == 26
+    assert set().union(*ANIMALS.values()) == set(FEATURES)
+
+
+@pytest.mark.parametrize("animal", ANIMALS)
+def test_two_oracles_find_every_animal_in_few_questions(animal: str) -> None:
+    game = hidden(animal)
+    while game.asked:
+        [agent] = game.asked
+        step = game.step({agent: game.oracle_action(agent)})
+    assert step.rewards == {"asker": 1.0, "answerer": 1.0}
+    # 26 animals need 5 questions at least, the name among them.
+    assert len(game.answers) <= 6
+
+
+def test_questions_are_answered_and_wrong_names_count() -> None:
+    game = hidden("eagle", questions=3)
+    step = game.step({"asker": boxed("flies")})
+    assert "The question: does it fly?" in str(step.observations["answerer"])
+    step = game.step({"answerer": boxed("yes")})
+    assert "Your question: does it fly? yes." in str(step.observations["asker"])
+    assert "eagle" not in str(step.observations["asker"]).split("Legal moves")[0]
+    step = game.step({"asker": boxed("duck")})
+    assert "names duck: wrong" in str(step.observations["asker"])
+    assert game.questions - len(game.answers) == 1
+    step = game.step({"asker": boxed("swan")})
+    assert step.terminated
+    assert step.rewards == {"asker": 0.0, "answerer": 0.0}
+    assert "The animal is eagle." in step.infos["asker"]["result"]
+
+
+def test_a_lie_misleads_the_oracle_and_both_pay_for_it() -> None:
+    game = hidden("zebra", questions=6)
+    while game.asked:
+        [agent] = game.asked
+        action = game.oracle_action(agent)
+        if agent == "answerer":
+            action = boxed("no" if "yes" in action else "yes")
+        step = game.step({agent: action})
+    assert step.rewards == {"asker": 0.0, "answerer": 0.0}

@@ -107,8 +107,9 @@ class MultiAgentEnv(Stateful, ABC):
     def resample(self, agent: str, rng: Random) -> bool:
         """Draw anew what is hidden from `agent` and consistent with all that it was told.
 
-        What the game itself will reveal to all stays as it is: until the end of the match, the same
-        actions then give the agent the same observations. The checker's leak test uses it.
+        What the game itself will reveal to all stays as it is: until an action finds out something,
+        which `render` then shows, the same actions give the agent the same observations. The
+        checker's leak test uses it.
 
         Returns:
             Whether anything is hidden from the agent.

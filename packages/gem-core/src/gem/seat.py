@@ -20,11 +20,13 @@ from gem.multi import (
     merged,
 )
 from gem.parameters import choice
-from gem.seeding import stream
+from gem.seeding import env_seed, stream
 
 ALTERNATE = "alternate"
 # Key of the streams that opponents draw from, apart from the episode's and that of random actions.
 _OPPONENTS = 2
+# Matches that may end before the seat has a turn.
+_ATTEMPTS = 100
 
 _ARGUMENTS = """
 
@@ -45,7 +47,8 @@ def _oracle(game: MultiAgentEnv, agent: str, observation: Observation, rng: Rand
 class Seat(Env):
     """One seat of a game; opponents play the others, drawing from streams of the episode's seed.
 
-    An episode has the match that the game itself has with this seed. The last observation is the
+    An episode has the match that the game itself has with this seed; one that is over before the
+    seat has a turn is replaced by that of a seed derived from it. The last observation is the
     `result` in the agent's info.
 
     Attributes:
@@ -97,7 +100,7 @@ class Seat(Env):
 
         Raises:
             UnknownParameterError: An option was given.
-            ContractError: The match is over before the seat had a turn.
+            ContractError: No match lasts until the seat has a turn.
         """
         known_options(self, options)
         super().reset(seed)
@@ -108,14 +111,15 @@ class Seat(Env):
         self._streams = {
             each: stream(base, episode, _OPPONENTS, place) for place, each in enumerate(agents)
         }
-        self.game.seek(base, episode)
-        observations, infos = check_multi_reset(self.game, self.game.reset())
-        step = MultiStep(observations, dict.fromkeys(agents, 0.0), False, False, infos)
-        _, step = self._until_asked(step)
-        if not step.observations:
-            raise ContractError(f"{self.game!r} ended before {self.agent} had a turn")
-        self._over = False
-        return step.observations[self.agent], {"seat": self.agent}
+        for attempt in range(_ATTEMPTS):
+            self.game.seek(env_seed(base, attempt) if attempt else base, episode)
+            observations, infos = check_multi_reset(self.game, self.game.reset())
+            step = MultiStep(observations, dict.fromkeys(agents, 0.0), False, False, infos)
+            _, step = self._until_asked(step)
+            if step.observations:
+                self._over = False
+                return step.observations[self.agent], {"seat": self.agent}
+        raise ContractError(f"{self.game!r} ended {_ATTEMPTS} times before {self.agent} had a turn")
 
     def step(self, action: str) -> Step:
         """Play one turn; opponents act until the seat is to move again, or the match is over."""

@@ -61,9 +61,9 @@ def check_agents(subject: Subject) -> str:
 def check_secrets(subject: Subject) -> str:
     """Agents see nothing that is hidden from them: neither others' secrets nor their words.
 
-    At every turn, what is hidden from an agent is drawn anew and the same actions are played on:
-    the agent must be shown the same, and its oracle draw the same. The first observations must be
-    the same wherever `render` is, which must not change by that either.
+    At every turn, what is hidden from an agent is drawn anew, which must not change `render` for
+    it, nor its oracle's draw. Then the same actions are played on: as long as `render` is the same,
+    observations must be. The first observations must be the same wherever `render` is.
     """
     game = _game(subject)
     compared, hidden = 0, False
@@ -117,10 +117,14 @@ def _compared(
         )
     count = 0
     for _, actions, step in rest:
+        here.step(actions)
         try:
             other = twin.step(actions)
         except (ConfigurationError, ResetNeededError):
             raise FaultError(f"{where}: who acts depends on what is hidden from {agent}") from None
+        if here.render(agent) != twin.render(agent):
+            # An action has found out something; from here on the next turn's draw is compared.
+            break
         if agent in step.observations or agent in other.observations:
             count += 1
             told = [canonical(each.observations.get(agent, "")) for each in (step, other)]

@@ -12,5 +12,6 @@ GAMES: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
     "LeducPoker": ("poker:LeducPoker", {"": {}}),
     "PrisonersDilemma": ("matrix:PrisonersDilemma", {"": {}}),
     "RockPaperScissors": ("matrix:RockPaperScissors", {"": {}}),
+    "TwentyQuestions": ("twenty_questions:TwentyQuestions", {"": {}}),
 }
 """Per game: module and class in this folder, and the parameters of each id by its suffix."""
