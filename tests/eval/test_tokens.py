@@ -309,3 +309,14 @@ def test_an_older_vllm_is_asked_by_text(
     assert evaluate(by=None) == 0
     assert "return_token_ids" not in server.requests[0]
     assert read_run(tmp_path / "run").meta["model"] == {"tier": "text"}
+
+
+def test_a_proxy_that_does_not_say_vllms_version_is_asked_by_text_or_tokens(
+    evaluate: Run, server: Stub, tmp_path: Path
+) -> None:
+    server.version = Answer("", 404)
+    assert evaluate(by=None) == 0
+    assert read_run(tmp_path / "run").meta["model"] == {"tier": "text"}
+    assert evaluate("--out", "tokens") == 0
+    budget = read_run(tmp_path / "tokens").meta["model"]["budget"]
+    assert budget["context_tokens"] == CONTEXT

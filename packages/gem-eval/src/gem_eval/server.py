@@ -18,7 +18,7 @@ import re
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
@@ -197,15 +197,15 @@ class Server:
             ) from None
         if found.status_code in (401, 403):
             raise self._refused(Answer(found.status_code, found.headers, found.content))
-        try:
+        served = Served()
+        # Servers need not say any of this; proxies say some.
+        with suppress(httpx.HTTPError, ValueError, TypeError, KeyError, AttributeError):
             models = {each["id"]: each for each in found.json()["data"]}
             served = Served.of(models.get(self.model, {}))
-            if served.engine != "vllm":
-                return served
-            version = self._get(f"{self.url.removesuffix('/v1')}/version").json()["version"]
-            return replace(served, version=tuple(map(int, re.findall(r"\d+", version)[:3])))
-        except (httpx.HTTPError, ValueError, TypeError, KeyError, AttributeError):
-            return Served()
+            if served.engine == "vllm":
+                version = self._get(f"{self.url.removesuffix('/v1')}/version").json()["version"]
+                served = replace(served, version=tuple(map(int, re.findall(r"\d+", version)[:3])))
+        return served
 
     def _get(self, url: str) -> httpx.Response:
         timeout_s = min(30.0, self._timeout_s)
