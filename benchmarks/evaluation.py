@@ -91,8 +91,10 @@ def server(wait_s: float) -> Iterator[tuple[str, int]]:
     command = [sys.executable, __file__, "serve", str(wait_s)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        yield f"http://127.0.0.1:{int(process.stdout.readline())}/v1", process.pid
-        process.terminate()
+        try:
+            yield f"http://127.0.0.1:{int(process.stdout.readline())}/v1", process.pid
+        finally:
+            process.terminate()
 
 
 # What plays, each in a process of its own
