@@ -17,8 +17,8 @@ import random
 import re
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
@@ -28,7 +28,6 @@ from typing import Any, TypeVar
 import httpx
 
 from gem.errors import ConfigurationError, GemError
-from gem_eval.transport import Answer, transport_to
 
 T = TypeVar("T")
 
@@ -43,8 +42,6 @@ _LONGEST_WAIT_S = 600.0
 _LONGEST_PAUSE_S = 60.0
 _FIRST_PAUSE_S = 0.5
 _MOST_TEXT = 600
-
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 class ServerError(GemError):
@@ -168,8 +165,28 @@ class Server:
         self._retries = retries
         self._timeout_s = timeout_s
         self._limiter = Limiter(concurrency)
+        # One client for each call at a time: in httpx a request costs time for each connection that
+        # its client has open.
+        self._clients: list[httpx.AsyncClient] = []
+        self._free: list[httpx.AsyncClient] = []
         self._tls = httpx.create_ssl_context()
-        self._transport = transport_to(self.url, self._headers, self._tls)
+
+    @contextmanager
+    def _http(self) -> Iterator[httpx.AsyncClient]:
+        """Lend a client that no other call uses."""
+        if not self._free:
+            client = httpx.AsyncClient(
+                headers=self._headers,
+                timeout=httpx.Timeout(self._timeout_s, connect=min(30.0, self._timeout_s)),
+                verify=self._tls,
+            )
+            self._clients.append(client)
+            self._free.append(client)
+        lent = self._free.pop()
+        try:
+            yield lent
+        finally:
+            self._free.append(lent)
 
     async def __aenter__(self) -> Server:
         return self
@@ -180,7 +197,8 @@ class Server:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self._transport.aclose()
+        for client in self._clients:
+            await client.aclose()
 
     def served(self) -> Served:
         """Ask what the server serves, without using the model.
@@ -189,18 +207,18 @@ class Server:
             ConfigurationError: There is no server, or it refuses the key.
         """
         try:
-            found = self._get(f"{self.url}/models")
+            response = self._get(f"{self.url}/models")
         except httpx.HTTPError as error:
             raise ConfigurationError(
                 f"no server answers at {self.url}: {_described(error)}; start it, or name "
                 "another with --url"
             ) from None
-        if found.status_code in (401, 403):
-            raise self._refused(Answer(found.status_code, found.headers, found.content))
+        if response.status_code in (401, 403):
+            raise self._refused(response)
         served = Served()
         # Servers need not say any of this; proxies say some.
         with suppress(httpx.HTTPError, ValueError, TypeError, KeyError, AttributeError):
-            models = {each["id"]: each for each in found.json()["data"]}
+            models = {each["id"]: each for each in response.json()["data"]}
             served = Served.of(models.get(self.model, {}))
             if served.engine == "vllm":
                 version = self._get(f"{self.url.removesuffix('/v1')}/version").json()["version"]
@@ -232,41 +250,42 @@ class Server:
             ServerError: All attempts failed.
             ConfigurationError: The server refuses the request.
         """
-        problem, content = "", _encode(body).encode("utf-8", "replace")
+        problem = ""
         for attempt in range(self._retries + 1):
             wait_s: float | None = None
             began = time.monotonic()
             try:
                 async with self._limiter.call(), asyncio.timeout(self._timeout_s):
                     began = time.monotonic()
-                    answer = await self._transport.post(url, content)
+                    with self._http() as http:
+                        response = await http.post(url, json=body)
             except TimeoutError:
                 problem = f"no answer within {self._timeout_s:g} s"
             except httpx.HTTPError as error:
                 problem = _described(error)
             else:
-                status, seconds = answer.status, time.monotonic() - began
+                status, seconds = response.status_code, time.monotonic() - began
                 if status == 200:
                     try:
-                        found = parse(json.loads(answer.content))
+                        found = parse(response.json())
                     except ConfigurationError:
                         raise
                     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
                         what = _described(error)
-                        problem = f"an answer without a reply ({what}): {self._words(answer)}"
+                        problem = f"an answer without a reply ({what}): {self._words(response)}"
                     else:
                         self._limiter.grow()
                         note: dict[str, Any] = {"seconds": round(seconds, 4)}
                         return found, note | ({"retries": attempt} if attempt else {})
                 elif status in _RETRIED or status >= 500:
-                    problem = f"{status}: {self._words(answer)}"
-                    wait_s = _retry_after(answer)
+                    problem = f"{status}: {self._words(response)}"
+                    wait_s = _retry_after(response)
                     if status in (429, 503):
                         self._limiter.shrink()
-                elif status in _LENGTH_STATUS and _OVERFLOW.search(answer.text):
-                    raise ContextOverflowError(self._words(answer))
+                elif status in _LENGTH_STATUS and _OVERFLOW.search(response.text):
+                    raise ContextOverflowError(self._words(response))
                 else:
-                    raise self._refused(answer)
+                    raise self._refused(response)
             if attempt < self._retries:
                 if wait_s is None:
                     most = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0**attempt)
@@ -274,23 +293,23 @@ class Server:
                 await asyncio.sleep(wait_s)
         raise ServerError(f"{self.url} failed {self._retries + 1} times, at last: {problem}")
 
-    def _refused(self, answer: Answer) -> ConfigurationError:
+    def _refused(self, response: httpx.Response) -> ConfigurationError:
         hint = ""
-        if answer.status in (401, 403):
+        if response.status_code in (401, 403):
             hint = "; the key is the value of the environment variable that --key-env names"
-        elif answer.status == 404:
+        elif response.status_code == 404:
             hint = f"; is {self.model!r} a model of this server, and does the URL end in /v1?"
-        elif answer.status == 400:
+        elif response.status_code == 400:
             hint = "; --param NAME=VALUE changes a field of the request, NAME=null leaves it out"
-            if "vocabulary" in answer.text:
+            if "vocabulary" in response.text:
                 hint = "; --tokenizer must be the model's"
         return ConfigurationError(
-            f"{self.url} answers {answer.status}: {self._words(answer)}{hint}"
+            f"{self.url} answers {response.status_code}: {self._words(response)}{hint}"
         )
 
-    def _words(self, answer: Answer) -> str:
+    def _words(self, response: httpx.Response) -> str:
         """Return the server's message without the key, which some servers repeat."""
-        text = answer.text
+        text = response.text
         try:
             error = json.loads(text)
             while isinstance(error, dict) and ("error" in error or "message" in error):
@@ -300,7 +319,7 @@ class Server:
             pass
         if self._key:
             text = text.replace(self._key, "<key>")
-        return text[:_MOST_TEXT] or "nothing else"
+        return text[:_MOST_TEXT] or response.reason_phrase
 
 
 def checked_url(url: str) -> str:
@@ -323,9 +342,9 @@ def checked_url(url: str) -> str:
     return url.rstrip("/")
 
 
-def _retry_after(answer: Answer) -> float | None:
+def _retry_after(response: httpx.Response) -> float | None:
     """Return the seconds that the server asks to wait, as a number or a date; None if neither."""
-    text = answer.headers.get("retry-after", "")
+    text = response.headers.get("Retry-After", "")
     try:
         seconds = float(text)
     except ValueError:
