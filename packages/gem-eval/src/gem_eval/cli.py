@@ -257,9 +257,10 @@ def _parser() -> argparse.ArgumentParser:
 
     group = parser.add_argument_group("how the model is asked")
     add = group.add_argument
-    add("--temperature", type=at_least(float, 0), metavar="T", help="default: the server's")
-    add("--top-p", type=at_least(float, 0), metavar="P", help="default: the server's")
-    about = "most tokens of a reply (1024; --param max_tokens=null leaves it to the server)"
+    defaults = "default: the server's; of a model that is asked by tokens 1"
+    add("--temperature", type=at_least(float, 0), metavar="T", help=defaults)
+    add("--top-p", type=at_least(float, 0), metavar="P", help=defaults)
+    about = "most tokens of a reply (1024; run: the run's; --param max_tokens=null: the server's)"
     add("--max-tokens", type=at_least(int, 1), metavar="N", help=about)
     about = "any other field of the request; VALUE is JSON or else text, null leaves it out"
     add("--param", action="append", default=[], metavar="NAME=VALUE", help=about)
