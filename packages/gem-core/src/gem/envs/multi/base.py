@@ -105,7 +105,8 @@ class Match(MultiAgentEnv):
     def sample_random_action(self, agent: str, rng: Random | None = None) -> str:
         """Return a random legal move; after the end, any readable one."""
         _ = self.episode_key
-        return boxed((rng or self.action_rng).choice(self._legal(agent) or self._all_moves()))
+        legal = self._options.get(agent) or self._all_moves()
+        return boxed((rng or self.action_rng).choice(legal))
 
     def resample(self, agent: str, rng: Random) -> bool:
         """Nothing is hidden, unless the game says otherwise."""
@@ -118,7 +119,7 @@ class Match(MultiAgentEnv):
             infos[agent][fault] = True
             why = "cannot be read" if fault == "format_error" else "is not legal"
             if self.on_illegal == "random":
-                move = self.rng.choice(self._legal(agent))
+                move = self.rng.choice(self._options[agent])
                 self._news[agent].append(f"Your move {why}; {move} was played for you.")
             else:
                 self._tries[agent] += 1
@@ -131,23 +132,26 @@ class Match(MultiAgentEnv):
 
     def _read(self, agent: str, action: str) -> tuple[str, str]:
         """Return an action's move, and the flag of its fault if it has one."""
-        moves = self._all_moves()
+        legal = self._options[agent]
         for content in reversed(BOXED.findall(action)):
             move = " ".join(_SPACES.split(content.strip().lower())) if len(content) < 100 else ""
-            if move in moves:
-                return move, "" if move in self._legal(agent) else "invalid_action"
+            if move in legal:
+                return move, ""
+            if move in self._all_moves():
+                return move, "invalid_action"
         return "", "format_error"
 
     def _ask(self, agents: tuple[str, ...]) -> dict[str, Observation]:
         """Return the observations of those who are to move; they are told all news."""
         self.asked = agents
+        self._options = {agent: self._legal(agent) for agent in agents}
         observations: dict[str, Observation] = {}
-        for agent in agents:
-            news, self._news[agent] = self._news[agent], []
-            legal = f"Legal moves: {', '.join(self._legal(agent))}"
-            observations[agent] = "\n".join(
-                [*news, self._view(agent), legal, f"{agent}, enter your move."]
-            )
+        for agent, legal in self._options.items():
+            lines = self._news[agent]
+            lines.append(self._view(agent))
+            lines.append(f"Legal moves: {', '.join(legal)}\n{agent}, enter your move.")
+            observations[agent] = "\n".join(lines)
+            self._news[agent] = []
         return observations
 
     def _introduction(self, agent: str) -> str:

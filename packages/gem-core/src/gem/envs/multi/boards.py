@@ -143,7 +143,9 @@ class _Lines(Match):
     def _legal(self, agent: str) -> tuple[str, ...]:
         if agent not in self._next():
             return ()
-        return tuple(sorted(map(self._spelt, self.board.cells(self._taken())), key=int))
+        width = self.board.columns if self.board.drop else len(self.board.order)
+        places = sorted(cell % width for cell in self.board.cells(self._taken()))
+        return tuple(str(place + 1) for place in places)
 
     def _spelt(self, cell: int) -> str:
         return str(1 + (cell % self.board.columns if self.board.drop else cell))
@@ -152,17 +154,15 @@ class _Lines(Match):
         return tuple(str(place + 1) for place in range(len(self.board.order)))
 
     def _view(self, agent: str) -> str:
-        rows = []
-        for row in range(self.board.rows):
-            first = row * self.board.columns
-            rows.append(" ".join(self._shown(first + k) for k in range(self.board.columns)))
-        return "\n".join(rows)
-
-    def _shown(self, cell: int) -> str:
-        for agent, stones in self.stones.items():
-            if stones >> cell & 1:
-                return agent
-        return "." if self.board.drop else self._spelt(cell)
+        columns, rows, x, o = self.board.columns, self.board.rows, *self.stones.values()
+        free = "." if self.board.drop else ""
+        shown = [
+            "x" if x >> cell & 1 else "o" if o >> cell & 1 else free or str(cell + 1)
+            for cell in range(columns * rows)
+        ]
+        return "\n".join(
+            [" ".join(shown[first : first + columns]) for first in range(0, len(shown), columns)]
+        )
 
     def _play(self, moves: dict[str, str]) -> dict[str, float]:
         [(agent, move)] = moves.items()
