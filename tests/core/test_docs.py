@@ -137,7 +137,8 @@ def test_make_targets_named_in_the_docs_exist() -> None:
     targets = set(re.findall(r"^([a-z0-9-]+):", makefile, re.MULTILINE))
     for page in PAGES:
         for language, code in FENCE.findall(page.read_text()):
-            for line in code.splitlines() if language in ("bash", "sh") else ():
+            lines = code.replace("\\\n", " ").splitlines()
+            for line in lines if language in ("bash", "sh") else ():
                 words = shlex.split(line, comments=True)
                 if words[:1] == ["make"]:
                     assert set(words[1:]) <= targets, line
