@@ -57,6 +57,7 @@ class Crashing(Env):
 
 @pytest.fixture
 def crashing(monkeypatch: pytest.MonkeyPatch) -> str:
+    gem.list_envs()  # fills the registry
     monkeypatch.setattr("gem.registry._registry", dict(gem.registry._registry))
     gem.register("test:Crashing", Crashing)
     return "test:Crashing"

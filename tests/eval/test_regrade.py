@@ -44,6 +44,7 @@ class Changing(Env):
 
 @pytest.fixture(autouse=True)
 def changing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    gem.list_envs()  # fills the registry
     monkeypatch.setattr("gem.registry._registry", dict(gem.registry._registry))
     gem.register(ENV, Changing)
     monkeypatch.chdir(tmp_path)
