@@ -12,11 +12,13 @@ import pytest
 from echo import wait_until
 
 from gem.envs.games.base import boxed
+from gem.envs.multi.nim import Nim
 from gem.errors import ConfigurationError, RolloutError
 from gem.multi import MultiAgentEnv, MultiStep
 from gem.packed import PackedTrajectory
 from gem.replay import difference, match_difference
-from gem.rollout import Budget, ChatFormat, Request, Sample, play_match
+from gem.rollout import Budget, ChatFormat, Request, Sample, play, play_match
+from gem.seat import Seat
 from gem.tasks import Task
 from gem.trajectory import Trajectory, turn_table
 
@@ -300,6 +302,27 @@ def test_a_game_that_cannot_be_made_is_void_too(small_tokenizer: Any) -> None:
         match(TALK, say, small_tokenizer, make_game=broken)
     played = match(NIM, say, small_tokenizer, make_game=broken)
     assert [each.valid for each in played.values()] == [False, False]
+
+
+def test_an_opponent_that_fails_is_a_failure_of_the_episode_not_a_reward(
+    small_tokenizer: Any,
+) -> None:
+    def gone(game: MultiAgentEnv, agent: str, observation: Any, rng: Random) -> str:
+        raise ConnectionError("the opponent's server is gone")
+
+    trajectory = asyncio.run(
+        play(
+            NIM,
+            Says(small_tokenizer, "\\boxed{1 1}"),
+            ChatFormat(small_tokenizer),
+            budget=BUDGET,
+            make_env=lambda task: Seat(Nim([2, 2]), "first", gone),
+        )
+    )
+    assert trajectory.failure is not None
+    assert "the opponent's server is gone" in trajectory.failure.message
+    assert trajectory.failure.attempts == 2
+    assert trajectory.training_rows() == []
 
 
 def test_wrong_tasks_and_samplers_are_refused(small_tokenizer: Any) -> None:

@@ -61,8 +61,9 @@ class Subject:
     @cached_property
     def game(self) -> MultiAgentEnv | None:
         """The game of several agents of which the environment is a seat, if it is one."""
-        env = self.factory().unwrapped
-        return env.game if isinstance(env, Seat) else None
+        with self.factory() as env:
+            seat = env.unwrapped
+            return seat.game.spawn() if isinstance(seat, Seat) else None
 
     @cached_property
     def random(self) -> Score:
