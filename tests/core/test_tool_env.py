@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from echo import wait_until
 
 import gem
 from gem.core import Env
@@ -447,7 +448,7 @@ def test_a_tool_that_is_gone_makes_a_failure_of_the_tool_not_a_zero(
     assert trajectory.failure is not None
     assert (trajectory.failure.cause, trajectory.failure.attempts) == ("tool", 2)
     assert "the echo is gone" in trajectory.failure.message
-    assert all(env.tools[0].closed for env in made)
+    wait_until(lambda: all(env.tools[0].closed for env in made))
 
 
 @pytest.mark.parametrize("context", ["chat", "concat", "concat_with_action", "window:1"])
