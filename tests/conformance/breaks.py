@@ -31,7 +31,8 @@ def gamma() -> None:
 def std_ddof() -> None:
     """Normalise by the unbiased standard deviation."""
 
-    def unbiased(x: Any, valid: Any, all_reduce: Any) -> Any:
+    def unbiased(x: Any, table: TurnTable, all_reduce: Any) -> Any:
+        valid = table.valid
         result = np.zeros_like(x)
         if valid.sum() > 1 and x[valid].std() > 1e-6:
             result[valid] = (x[valid] - x[valid].mean()) / x[valid].std(ddof=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from typing import Any
@@ -179,13 +180,17 @@ def test_a_spread_below_the_threshold_carries_no_signal() -> None:
     assert advantage.rebn(clear, 1.0).tolist() == pytest.approx([-1.0, 1.0])
 
 
-@given(batch, st.integers(1, 4))
+@given(batch, st.integers(1, 4), st.integers(1, 3), st.randoms(use_true_random=False))
 def test_data_parallel_shards_give_the_whole_batchs_rebn(
-    rewards: list[list[float]], ranks: int
+    rewards: list[list[float]], ranks: int, count: int, random: Any
 ) -> None:
-    whole = TurnTable.build(rewards)
+    parts = [random.randrange(count) for _ in rewards]
+    whole = TurnTable.build(rewards, parts=parts, part_count=count)
     expected = whole.split(advantage.rebn(whole, 0.9))
-    shards = [TurnTable.build(rewards[r::ranks]) for r in range(ranks)]
+    shards = [
+        TurnTable.build(rewards[r::ranks], parts=parts[r::ranks], part_count=count)
+        for r in range(ranks)
+    ]
     # Lockstep ranks: run each until its k-th reduction, sum, go on; here by replaying.
     totals: list[np.ndarray[Any, Any]] = []
     while True:
@@ -206,11 +211,96 @@ def test_data_parallel_shards_give_the_whole_batchs_rebn(
             results.append(shard.split(advantage.rebn(shard, 0.9, reduce)))
         if not partial:
             break
+        assert len({each.shape for each in partial}) == 1
         totals.append(np.sum(partial, axis=0))
-    assert len(totals) == 2
+    assert [total.shape for total in totals] == [(count, 2), (count, 1)]
     for rank in range(ranks):
         if results[rank]:
             assert nearly(results[rank], expected[rank::ranks])
+
+
+def written_out(g: Any) -> Any:
+    """ReBN of one batch: two passes, population standard deviation."""
+    mean = g.sum() / len(g)
+    centred = g - mean
+    std = np.sqrt((centred * centred).sum() / len(g))
+    return np.zeros_like(g) if std < max(MIN_STD, 1e-12 * abs(mean)) else centred / std
+
+
+@given(batch)
+def test_one_part_is_the_batch_to_the_last_bit(rewards: list[list[float]]) -> None:
+    groups = [i // 2 for i in range(len(rewards))]
+    plain = TurnTable.build(rewards, groups=groups)
+    one = TurnTable.build(rewards, groups=groups, parts=[0] * len(rewards))
+    assert all_estimators(plain) == all_estimators(one)
+    expected = written_out(advantage.returns(plain, 0.9))
+    assert advantage.rebn(plain, 0.9).tolist() == expected.tolist()
+
+
+@given(batch, st.randoms(use_true_random=False))
+def test_every_part_has_the_advantages_of_a_batch_of_its_own(
+    rewards: list[list[float]], random: Any
+) -> None:
+    parts = [random.randrange(3) for _ in rewards]
+    groups = [i // 4 for i in range(len(rewards))]
+    values = [[0.3] * len(r) for r in rewards]
+    valid = [random.random() < 0.8 for _ in rewards]
+
+    def chosen(part: int | None) -> dict[str, list[list[float]]]:
+        which = [i for i, each in enumerate(parts) if part in (None, each)]
+        columns = {"groups": groups, "valid": valid, "values": values}
+        if part is None:
+            columns["parts"] = parts
+        table = TurnTable.build(
+            [rewards[i] for i in which],
+            **{name: [column[i] for i in which] for name, column in columns.items()},
+        )
+        return all_estimators(table)
+
+    together = chosen(None)
+    for part in set(parts):
+        for name, alone in chosen(part).items():
+            assert alone == [
+                a for a, each in zip(together[name], parts, strict=True) if each == part
+            ], name
+
+
+def spiral(
+    played: list[tuple[int, float]], b: dict[int, float], alpha: float = 0.95
+) -> list[float]:
+    """Transcription of RAE: `A = R_p - b_p`, then `b_p = alpha b_p + (1 - alpha) R_p`."""
+    found = []
+    for p, r in played:
+        found.append(r - b[p])
+        b[p] = alpha * b[p] + (1 - alpha) * r
+    return found
+
+
+@given(batch, batch, st.randoms(use_true_random=False))
+def test_rae_is_the_papers_formula_over_several_batches(
+    first: list[list[float]], second: list[list[float]], random: Any
+) -> None:
+    baselines, state = dict.fromkeys(range(2), 0.0), {}
+    for rewards in (first, second):
+        parts = [random.randrange(2) for _ in rewards]
+        table = TurnTable.build(rewards, parts=parts)
+        before = dict(state)
+        found, after = advantage.rae(table, 1.0, state)
+        assert state == before
+        state = json.loads(json.dumps(after))
+        totals = [per_turn[0] for per_turn in table.split(advantage.returns(table, 1.0))]
+        expected = spiral(list(zip(parts, totals, strict=True)), baselines)
+        assert table.split(found) == [[a] * len(r) for a, r in zip(expected, rewards, strict=True)]
+    assert state == {str(p): b for p, b in baselines.items() if str(p) in state}
+
+
+def test_rae_skips_failed_episodes_and_those_without_turns() -> None:
+    rewards = [[1.0, 1.0], [math.nan], [], [4.0]]
+    table = TurnTable.build(rewards, valid=[True, False, True, True])
+    found, state = advantage.rae(table, 0.5, {"0": 1.0, "7": 0.25}, decay=0.5)
+    # G = 1.5, so b = 0.5 * 1 + 0.5 * 1.5 = 1.25; then A = 4 - 1.25.
+    assert table.split(found) == [[0.5, 0.5], [0.0], [], [2.75]]
+    assert state == {"0": 2.625, "7": 0.25}
 
 
 def test_wrong_input_is_named() -> None:
@@ -224,9 +314,19 @@ def test_wrong_input_is_named() -> None:
         TurnTable.build([[0.0], [1.0]], groups=[0])
     with pytest.raises(ConfigurationError, match="episode 0 has 1 rewards but 2 values"):
         TurnTable.build([[0.0]], values=[[0.0, 0.0]])
+    with pytest.raises(ConfigurationError, match="parts has 2 entries for 1 episodes"):
+        TurnTable.build([[0.0]], parts=[0, 1])
+    with pytest.raises(ConfigurationError, match=r"part of episode 1 is -1; .* within \[0, 1\)"):
+        TurnTable.build([[0.0], [0.0]], parts=[0, -1])
+    with pytest.raises(ConfigurationError, match=r"part of episode 0 is 2; .* within \[0, 2\)"):
+        TurnTable.build([[0.0]], parts=[2], part_count=2)
+    with pytest.raises(ConfigurationError, match="part_count must be at least 1, got 0"):
+        TurnTable.build([], part_count=0)
     table = TurnTable.build([[0.0]])
     with pytest.raises(ConfigurationError, match=r"gamma must be within \[0, 1\], got 1.5"):
         advantage.returns(table, 1.5)
+    with pytest.raises(ConfigurationError, match=r"decay must be within \[0, 1\], got -1"):
+        advantage.rae(table, 1.0, {}, decay=-1)
     with pytest.raises(ConfigurationError, match="needs a value for every turn"):
         advantage.gae(table, 0.9, 0.9)
     with pytest.raises(ConfigurationError, match="unknown advantage 'ppo'; known: reinforce"):

@@ -44,3 +44,11 @@ def test_what_is_added_is_added_turn_by_turn() -> None:
 def test_gae_without_values_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="gae needs a value"):
         turn_advantages("gae", BATCH, gamma=1.0)
+
+
+def test_parts_reach_the_table() -> None:
+    parts = [k % 2 for k, _ in enumerate(BATCH)]
+    table = turn_table(BATCH, parts=parts)
+    found, _ = turn_advantages("rebn", BATCH, gamma=0.9, parts=parts)
+    assert found == table.split(advantages("rebn", table, gamma=0.9)[0])
+    assert found != turn_advantages("rebn", BATCH, gamma=0.9)[0]

@@ -6,7 +6,11 @@ float64 arrays with one value per turn, in the table's order:
 - `returns`: discounted reward-to-go `G[turns]`;
 - `reinforce`, `rebn`, `grpo`, `rloo`: advantages `A[turns]`;
 - `gae`: advantages and value targets;
-- `advantages`: the same by name, for adapters.
+- `advantages`: the same by name, for adapters;
+- `rae`: advantages against a baseline that is carried from batch to batch.
+
+A batch may have parts that are not compared with each other, such as the roles of a game or several
+environments: `rebn`, `grpo`, `rloo` and `rae` take their statistics within a part.
 
 Discounting acts per turn, never per token. Turns of invalid (failed) episodes are excluded from
 every statistic and have advantage and return 0. No function ever returns NaN. Imports NumPy and
@@ -15,7 +19,7 @@ every statistic and have advantage and return 0. No function ever returns NaN. I
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -37,6 +41,9 @@ MIN_STD = 1e-6
 ROUNDING = 1e-12
 """Below this fraction of the mean, a standard deviation is rounding error: advantages are 0."""
 
+RAE_DECAY = 0.95
+"""Share of a baseline of `rae` that stays after an episode, as in the paper."""
+
 MAX_MAGNITUDE = 1e150
 """Largest reward or value accepted: sums of squares stay finite, so no result can be NaN."""
 
@@ -55,6 +62,10 @@ class TurnTable:
     """Environment reward of the turn, `[turns]`."""
     valid: NDArray[np.bool_]
     """False for turns of failed episodes, `[turns]`."""
+    part: NDArray[np.int64]
+    """Part of the batch that the episode belongs to, from 0, `[turns]`."""
+    part_count: int
+    """Number of parts, the same on all data-parallel ranks; a part may have no turns here."""
     lengths: NDArray[np.int64]
     """Number of turns of each episode, `[episodes]`; may be 0."""
     value: Floats | None = None
@@ -66,6 +77,8 @@ class TurnTable:
         rewards: Sequence[Sequence[float]],
         *,
         groups: Sequence[int] | None = None,
+        parts: Sequence[int] | None = None,
+        part_count: int | None = None,
         valid: Sequence[bool] | None = None,
         values: Sequence[Sequence[float]] | None = None,
     ) -> TurnTable:
@@ -74,15 +87,19 @@ class TurnTable:
         Args:
             rewards: `rewards[episode][turn]`; an episode may have no turn.
             groups: Group of each episode; by default every episode is its own.
+            parts: Part of each episode, from 0; by default there is one part.
+            part_count: Number of parts of the whole batch. By default those that are here: a
+                data-parallel rank that may lack the last ones must be told.
             valid: Whether each episode counts; by default all do.
             values: `values[episode][turn]`, shaped like `rewards`.
 
         Raises:
-            ConfigurationError: Lengths differ, or a valid turn's reward or value is not finite or
-                above `MAX_MAGNITUDE`.
+            ConfigurationError: Lengths differ, a part is not within [0, `part_count`), or a valid
+                turn's reward or value is not finite or above `MAX_MAGNITUDE`.
         """
         episodes = len(rewards)
-        for name, column in (("groups", groups), ("valid", valid), ("values", values)):
+        columns = {"groups": groups, "parts": parts, "valid": valid, "values": values}
+        for name, column in columns.items():
             if column is not None and len(column) != episodes:
                 raise ConfigurationError(
                     f"{name} has {len(column)} entries for {episodes} episodes"
@@ -98,12 +115,22 @@ class TurnTable:
         starts = np.cumsum(lengths) - lengths
         group_of = np.arange(episodes) if groups is None else np.asarray(groups)
         valid_of = np.ones(episodes, np.bool_) if valid is None else np.asarray(valid, np.bool_)
+        part_of = np.zeros(episodes, np.int64) if parts is None else np.asarray(parts, np.int64)
+        count = int(part_of.max(initial=0)) + 1 if part_count is None else part_count
+        if count < 1:
+            raise ConfigurationError(f"part_count must be at least 1, got {count}")
+        for index in np.flatnonzero((part_of < 0) | (part_of >= count)):
+            raise ConfigurationError(
+                f"part of episode {index} is {part_of[index]}; it must be within [0, {count})"
+            )
         table = cls(
             episode=episode,
             turn=np.arange(len(episode), dtype=np.int64) - starts[episode],
             group=group_of[episode].astype(np.int64),
             reward=_flatten(rewards),
             valid=valid_of[episode],
+            part=part_of[episode],
+            part_count=count,
             lengths=lengths,
             value=None if values is None else _flatten(values),
         )
@@ -162,16 +189,16 @@ def _local(x: Floats) -> Floats:
 def rebn(table: TurnTable, gamma: float, all_reduce: AllReduce = _local) -> Floats:
     """REINFORCE with Return Batch Normalisation (arXiv 2510.01051, section 3).
 
-    `A = (G - mean) / std` over all valid turns of the whole batch: float64, two passes, population
-    standard deviation. A batch with `std < MIN_STD` has advantage 0 everywhere.
+    `A = (G - mean) / std` over all valid turns of a part of the whole batch: float64, two passes,
+    population standard deviation. A part with `std < MIN_STD` has advantage 0 everywhere.
 
     Args:
         table: The turns of this data-parallel rank.
         gamma: Discount per turn.
-        all_reduce: Reduction over ranks; by default there is one rank.
+        all_reduce: Reduction over ranks, of arrays `[table.part_count, 2]` and
+            `[table.part_count, 1]`; by default there is one rank.
     """
-    g = returns(table, gamma)
-    return _normalise(g, table.valid, all_reduce)
+    return _normalise(returns(table, gamma), table, all_reduce)
 
 
 def grpo(table: TurnTable, scale: bool = True) -> Floats:
@@ -179,8 +206,8 @@ def grpo(table: TurnTable, scale: bool = True) -> Floats:
 
     `A = (R - mean_group) / std_group` with the undiscounted episode return R and the population
     standard deviation over the valid episodes of the group; every turn of an episode shares it.
-    A group with `std < MIN_STD`, such as a group of one, has advantage 0. A group must not be
-    split over data-parallel ranks.
+    A group with `std < MIN_STD`, such as a group of one, has advantage 0. Episodes of different
+    parts are of different groups. A group must not be split over data-parallel ranks.
 
     Args:
         table: Turns of whole groups.
@@ -190,15 +217,15 @@ def grpo(table: TurnTable, scale: bool = True) -> Floats:
     result = np.zeros_like(total)
     for members in groups:
         values = total[members]
-        everyone = np.ones(len(values), np.bool_)
-        result[members] = _normalise(values, everyone, _local) if scale else _centre(values)
+        result[members] = _standardise(values) if scale else _centre(values)
     return result[table.episode]
 
 
 def rloo(table: TurnTable) -> Floats:
     """REINFORCE leave-one-out (arXiv 2402.14740): `R` minus the mean of the group's others.
 
-    A group with one valid episode has advantage 0. A group must not be split over ranks.
+    A group with one valid episode has advantage 0. Episodes of different parts are of different
+    groups. A group must not be split over ranks.
     """
     total, groups = _episode_returns(table)
     result = np.zeros_like(total)
@@ -235,6 +262,42 @@ def gae(table: TurnTable, gamma: float, lam: float) -> tuple[Floats, Floats]:
     return advantage, advantage + value
 
 
+def rae(
+    table: TurnTable, gamma: float, state: Mapping[str, float], *, decay: float = RAE_DECAY
+) -> tuple[Floats, dict[str, float]]:
+    """Role-conditioned advantage estimation (arXiv 2506.24119, section 3).
+
+    Every part p has a baseline `b_p`, an average of returns that begins with 0. For each valid
+    episode in the table's order, with the return `G_0` of its first turn, `A = G_0 - b_p` and then
+    `b_p = decay * b_p + (1 - decay) * G_0`: an episode's own return is not in its baseline. All
+    turns of an episode share its advantage.
+
+    Args:
+        table: The turns of the whole batch, of all ranks. A part's number must mean the same in
+            every batch.
+        gamma: Discount per turn; 1 in the paper.
+        state: Baselines by the number of the part, as text; `{}` at the beginning.
+        decay: Share of the baseline that stays.
+
+    Returns:
+        `(A[turns], state)`: the advantages and the baselines after this batch. JSON represents
+        them exactly; `state` itself is not changed.
+
+    Raises:
+        ConfigurationError: `gamma` or `decay` is outside [0, 1].
+    """
+    _check_unit("decay", decay)
+    g = returns(table, gamma)
+    result, baselines = np.zeros_like(g), dict(state)
+    first = np.flatnonzero((table.turn == 0) & table.valid)
+    for start in first:
+        part, length = str(table.part[start]), table.lengths[table.episode[start]]
+        baseline, total = baselines.get(part, 0.0), float(g[start])
+        result[start : start + length] = total - baseline
+        baselines[part] = decay * baseline + (1 - decay) * total
+    return result, baselines
+
+
 def advantages(
     name: str,
     table: TurnTable,
@@ -266,7 +329,7 @@ def advantages(
     if name == "reinforce":
         return g.copy(), g
     if name == "rebn":
-        return _normalise(g, table.valid, all_reduce), g
+        return _normalise(g, table, all_reduce), g
     if name == "grpo":
         return grpo(table, scale=scale), g
     if name == "rloo":
@@ -274,20 +337,33 @@ def advantages(
     raise ConfigurationError(f"unknown advantage {name!r}; known: {', '.join(ADVANTAGES)}")
 
 
-def _normalise(x: Floats, valid: NDArray[np.bool_], all_reduce: AllReduce) -> Floats:
-    chosen = x[valid]
-    n, total = all_reduce(np.array([float(len(chosen)), chosen.sum()]))
+def _normalise(x: Floats, table: TurnTable, all_reduce: AllReduce) -> Floats:
+    """Standardise the valid turns of each part over all ranks."""
+    rows = [np.flatnonzero(table.valid & (table.part == p)) for p in range(table.part_count)]
+    chosen = [x[each] for each in rows]
     result = np.zeros_like(x)
-    if n == 0:
-        return result
-    mean = total / n
-    centred = chosen - mean
-    std = np.sqrt(all_reduce(np.array([(centred * centred).sum()]))[0] / n)
-    # The mean of equal numbers may be off by a rounding error, which division would scale to 1.
-    if std < max(MIN_STD, ROUNDING * abs(mean)):
-        return result
-    result[valid] = centred / std
+    # A rank without a turn of some part adds 0 to that part's sums.
+    sums = all_reduce(np.array([[float(len(each)), each.sum()] for each in chosen]))
+    n, mean = sums[:, 0], sums[:, 1] / np.maximum(sums[:, 0], 1)
+    centred = [each - m for each, m in zip(chosen, mean, strict=True)]
+    squares = all_reduce(np.array([[(each * each).sum()] for each in centred]))[:, 0]
+    for where, values, m, std in zip(
+        rows, centred, mean, np.sqrt(squares / np.maximum(n, 1)), strict=True
+    ):
+        result[where] = _scaled(values, m, std)
     return result
+
+
+def _standardise(x: Floats) -> Floats:
+    mean = x.sum() / len(x)
+    centred = x - mean
+    return _scaled(centred, mean, np.sqrt((centred * centred).sum() / len(x)))
+
+
+def _scaled(centred: Floats, mean: float, std: float) -> Floats:
+    # The mean of equal numbers may be off by a rounding error, which division would scale to 1.
+    small = std < max(MIN_STD, ROUNDING * abs(mean))
+    return np.zeros_like(centred) if small else centred / std
 
 
 def _centre(x: Floats) -> Floats:
@@ -301,9 +377,10 @@ def _episode_returns(table: TurnTable) -> tuple[Floats, list[NDArray[np.int64]]]
     total: Floats = np.zeros(episodes)
     np.add.at(total, table.episode, table.reward)
     first = table.turn == 0
-    index, group = table.episode[first & table.valid], table.group[first & table.valid]
-    order = np.argsort(group, kind="stable")
-    cuts = np.flatnonzero(np.diff(group[order])) + 1
+    chosen = first & table.valid
+    index, group, part = table.episode[chosen], table.group[chosen], table.part[chosen]
+    order = np.lexsort((part, group))
+    cuts = np.flatnonzero(np.diff(group[order]) | np.diff(part[order])) + 1
     return total, [members for members in np.split(index[order], cuts) if len(members)]
 
 

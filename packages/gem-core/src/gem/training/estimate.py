@@ -52,6 +52,7 @@ def turn_advantages(
     scale: bool = True,
     rewards: Sequence[Sequence[float]] | None = None,
     values: Sequence[Sequence[float]] | None = None,
+    parts: Sequence[int] | None = None,
 ) -> tuple[PerTurn, PerTurn]:
     """Return the advantage of every turn, and the target of the critic's value.
 
@@ -63,6 +64,7 @@ def turn_advantages(
         scale: Whether `grpo` divides by the standard deviation.
         rewards: Instead of the episodes' own, `[episode][turn]`; see `adjusted_rewards`.
         values: The critic's value before each turn, `[episode][turn]`; needed by `gae`.
+        parts: Part of the batch that each episode belongs to, from 0; statistics are within it.
 
     Raises:
         ConfigurationError: The estimator is unknown or lacks values, a parameter is out of range,
@@ -73,6 +75,7 @@ def turn_advantages(
         groups=[episode.group for episode in episodes],
         valid=[episode.valid for episode in episodes],
         values=values,
+        parts=parts,
     )
     advantage, target = advantages(name, table, gamma=gamma, lam=lam, scale=scale)
     return table.split(advantage), table.split(target)
