@@ -32,6 +32,7 @@ from transformers import AutoTokenizer
 
 from gem import Env, register
 from gem.core import Step
+from gem.experiment.tasksets import DatasetRow
 from gem.packed import PackedTrajectory
 from gem.rollout import ChatFormat
 from gem.seeding import stream
@@ -40,7 +41,6 @@ from gem.training.record import EpisodeRecord, RunRecord, read_run
 from gem.training.recording import RunRecording
 from gem.training.rows import placed_rows
 from gem.training.stepped import SteppedEngine
-from gem.training.tasksets import DatasetRow
 from gem_oat.advantage import Row, give_advantages
 from gem_oat.data import Batches
 from gem_oat.rollout import Actor

@@ -18,9 +18,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
+from gem.experiment.runspec import SamplingPart
 from gem.rollout import Budget, ChatFormat, Request, Sample, play_batch
 from gem.tasks import Task
-from gem.training.runspec import SamplingPart
 from gem.trajectory import Trajectory
 from gem_bench.sampler import CachedSampler
 

@@ -24,11 +24,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from gem.experiment.tasksets import DatasetRow
 from gem.tasks import Task
 from gem.training.record import EpisodeRecord, RunRecord, read_run
 from gem.training.recording import RunRecording
 from gem.training.sglang import SglangSampler
-from gem.training.tasksets import DatasetRow
 from gem_cpu import rl2_plugin
 from gem_rl2 import advantage, rollout
 from gem_rl2.record import RECORDED

@@ -26,10 +26,10 @@ from scale_node import Engines, Policy, Texts, Work, World, shortest, wait_s
 from gem import Env, register
 from gem.core import Step
 from gem.executors.threads import EnvThreads
+from gem.experiment.tasksets import DatasetRow, encode_task
 from gem.packed import PackedTrajectory
 from gem.rollout import Budget, ChatFormat, Request, Sample, play
 from gem.tasks import Task
-from gem.training.tasksets import DatasetRow, encode_task
 
 ENV = "bench:Scale-v0"
 PROMPT_TOKENS = 1024

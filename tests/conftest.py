@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gem.training.hardware import CPU
+from gem.experiment.hardware import CPU
 
 with contextlib.suppress(ImportError):  # not every trainer's environment has it
     from hypothesis import HealthCheck, settings
@@ -137,7 +137,7 @@ def compiled(model: Path) -> Callable[..., Any]:
     `tables` change those of the RunSpec; `hardware` is one process that stands for a GPU.
     Returns the `gem.training.launch.Launch`.
     """
-    from gem.training.runspec import RunSpec
+    from gem.experiment.runspec import RunSpec
 
     def evaluation(name: str, temperature: float) -> dict[str, Any]:
         game = {"id": "game:GuessTheNumber-v0", "params": {"prompt": "short"}}

@@ -47,9 +47,13 @@ MODULES = (
     "gem.grading.formats",
     "gem.testing",
     "gem.testing.conformance",
+    "gem.experiment",
     "gem.training",
 )
-"""Public modules, in the order of the index; all modules of `gem.training` are public, too."""
+"""Public modules, in the order of the index; see `_WHOLE`."""
+
+# Rooms of which all modules are public.
+_WHOLE = ("gem.experiment", "gem.training")
 
 INDEX = "README.md"
 _LEAD = "<!-- Written by `make docs` from signatures and docstrings; edit those. -->"
@@ -121,8 +125,12 @@ def _path(module: str) -> Path:
 @functools.cache
 def public_modules() -> tuple[str, ...]:
     """Return the names of the public modules, in the order of the index."""
-    kit = sorted(path.stem for path in _path("gem.training").parent.glob("[a-z]*.py"))
-    return (*MODULES, *(f"gem.training.{name}" for name in kit))
+    below = (
+        f"{room}.{path.stem}"
+        for room in _WHOLE
+        for path in sorted(_path(room).parent.glob("[a-z]*.py"))
+    )
+    return (*MODULES, *below)
 
 
 def _definitions(body: Sequence[ast.stmt], text: str) -> Iterator[Definition]:

@@ -35,7 +35,7 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 
 from gem.errors import MissingExtraError  # noqa: E402
-from gem.training.runspec import RunSpec  # noqa: E402
+from gem.experiment.runspec import RunSpec  # noqa: E402
 from gem_bench.reference import train  # noqa: E402
 from gem_cpu import smollm2, tiny_model  # noqa: E402
 

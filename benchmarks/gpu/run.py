@@ -36,10 +36,10 @@ import torch
 import transformers
 
 from gem.errors import GemError
+from gem.experiment.runspec import RunSpec
 from gem.packed import VARIABLE
 from gem.testing.conformance import Finding, expected_rows
 from gem.training.record import RunRecord, read_run
-from gem.training.runspec import RunSpec
 from gem_bench.conformance import LOSS_FLOOR, Level, check_advantages, check_rows
 from gem_bench.conformance import table as level_table
 from gem_bench.gap import Gap, gaps

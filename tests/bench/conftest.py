@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 import tomllib
 
+from gem.experiment.runspec import RunSpec
 from gem.tasks import Task
 from gem.training.metrics import episode_metrics
 from gem.training.record import Recorder
-from gem.training.runspec import RunSpec
 from gem.trajectory import Trajectory, Turn
 
 # Set before torch is imported: its threads would only get in the way of the other tests' ones.

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from gem.errors import ConfigurationError, GemError, MissingExtraError, UnsupportedVersionError
-from gem.training.hardware import CPU
+from gem.experiment.hardware import CPU
+from gem.experiment.runspec import RunSpec
 from gem.training.launch import Launch, Parity
-from gem.training.runspec import RunSpec
 from gem_bench.adapters import compile_launch, installed_adapters
 from gem_bench.models import resolve_model
 from gem_bench.parity import command_text, parity_text

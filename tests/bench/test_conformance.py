@@ -12,9 +12,9 @@ import pytest
 
 from gem.advantage import advantages
 from gem.errors import ConfigurationError
+from gem.experiment.runspec import AlgorithmPart
 from gem.testing.golden import golden_batch, golden_turn_rows
 from gem.training.record import Recorder, RunRecord, TrainedRow, read_run
-from gem.training.runspec import AlgorithmPart
 from gem.trajectory import Trajectory, turn_table
 from gem_bench.conformance import Finding, compare_runs
 

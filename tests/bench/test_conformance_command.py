@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from gem.experiment.runspec import RunSpec
 from gem.testing.conformance import expected_rows
 from gem.testing.golden import golden_batch
 from gem.training.record import Recorder, TrainedRow
-from gem.training.runspec import RunSpec
 from gem_bench.__main__ import main
 
 Start = Callable[..., subprocess.Popen[str]]

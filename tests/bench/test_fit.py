@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from gem.errors import ConfigurationError
-from gem.training.hardware import Hardware
-from gem.training.runspec import RunSpec
+from gem.experiment.hardware import Hardware
+from gem.experiment.runspec import RunSpec
 from gem_bench.__main__ import main
 from gem_bench.fit import GB, PHASES, TRAINERS, advise, check, estimate
 from gem_bench.runspec import SHIPPED, load_hardware, load_spec

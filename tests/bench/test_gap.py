@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from gem.experiment.runspec import RunSpec
 from gem.training.record import EPISODES, RUN, read_run
-from gem.training.runspec import RunSpec
 
 pytest.importorskip("torch", reason="the reference trainer needs torch")
 pytest.importorskip("transformers", reason="the reference trainer needs it")

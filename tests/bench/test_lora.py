@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from gem.errors import ConfigurationError
-from gem.training.runspec import PolicyPart
+from gem.experiment.runspec import PolicyPart
 from gem_bench.lora import WEIGHTS, Adapted, add_adapters, merge
 
 RANK, ALPHA = 2, 6.0

@@ -16,8 +16,8 @@ from gem.advantage import ADVANTAGES
 from gem.core import Step
 from gem.envs.games.guess_the_number import GuessTheNumber
 from gem.errors import ConfigurationError, RolloutError
+from gem.experiment.runspec import RunSpec
 from gem.training.record import RunRecord, read_run
-from gem.training.runspec import RunSpec
 
 torch = pytest.importorskip("torch", reason="the reference trainer needs torch")
 transformers = pytest.importorskip("transformers", reason="the reference trainer needs it")

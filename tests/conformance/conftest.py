@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from locks import one_at_a_time
 
-from gem.training.hardware import CPU
+from gem.experiment.hardware import CPU
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 900

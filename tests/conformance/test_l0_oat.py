@@ -14,11 +14,11 @@ if importlib.util.find_spec("oat") is None:
 
 import torch
 
+from gem.experiment.runspec import AlgorithmPart
 from gem.packed import PackedTrajectory
 from gem.testing.conformance import L0Suite, Rows, critic, difference
 from gem.testing.golden import golden_batch
 from gem.training.rows import placed_rows
-from gem.training.runspec import AlgorithmPart
 from gem.trajectory import Trajectory
 from gem_oat.advantage import Gather, Row, give_advantages, trained_rows
 

@@ -15,9 +15,9 @@ if os.environ.get("GEM_CPU") == "1":
 
     openrlhf_plugin.install()
 
+from gem.experiment.runspec import AlgorithmPart
 from gem.testing.conformance import L0Suite, Rows, critic, cut_row
 from gem.testing.golden import golden_batch
-from gem.training.runspec import AlgorithmPart
 from gem.trajectory import Trajectory
 
 _spec = importlib.util.spec_from_file_location(

@@ -22,8 +22,8 @@ else:
         warnings.simplefilter("ignore")
         importlib.import_module("RL2.datasets")
 
+from gem.experiment.runspec import AlgorithmPart
 from gem.testing.conformance import L0Suite, Rows, critic
-from gem.training.runspec import AlgorithmPart
 from gem.trajectory import Trajectory
 from gem_rl2.advantage import compute, read, trained_rows
 

@@ -13,10 +13,10 @@ import pytest
 
 pytest.importorskip("gem_roll", reason="needs the development environment: make env-dev")
 
+from gem.experiment.runspec import AlgorithmPart
 from gem.packed import PackedTrajectory
 from gem.testing.conformance import L0Suite, Rows, critic
 from gem.testing.golden import golden_batch
-from gem.training.runspec import AlgorithmPart
 from gem.trajectory import Trajectory
 from gem_roll.rows import compute, read, trained_rows
 from gem_roll.settings import GemSettings

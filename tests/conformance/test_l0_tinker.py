@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("tinker", reason="needs the tinker environment: make env-tinker")
 
+from gem.experiment.runspec import AlgorithmPart
 from gem.testing.conformance import L0Suite, Rows
-from gem.training.runspec import AlgorithmPart
 from gem.trajectory import Trajectory
 from gem_tinker.advantage import Objective, batch_rows, to_datums, trained_rows
 

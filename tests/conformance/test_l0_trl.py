@@ -11,10 +11,10 @@ pytest.importorskip("trl", reason="needs the development environment: make env-d
 from trl import GRPOConfig
 
 import gem_trl.trainer
+from gem.experiment.runspec import AlgorithmPart
 from gem.testing.conformance import L0Suite, Rows
 from gem.testing.golden import golden_batch
 from gem.training.record import TrainedRow
-from gem.training.runspec import AlgorithmPart
 from gem.trajectory import Trajectory
 from gem_trl import GemGRPOTrainer, GemSettings, task_dataset
 

@@ -21,9 +21,9 @@ with warnings.catch_warnings():
     from verl import DataProto
     from verl.trainer.ppo.ray_trainer import compute_advantage
 
+from gem.experiment.runspec import AlgorithmPart
 from gem.testing.conformance import L0Suite, Rows, critic, cut_row
 from gem.testing.golden import golden_batch
-from gem.training.runspec import AlgorithmPart
 from gem.trajectory import Trajectory
 from gem_verl.advantage import Batch, Episode, Row, given
 

@@ -21,8 +21,8 @@ import torch
 pytest.importorskip("gem_bench.runspec", reason="needs the development environment: make env-dev")
 import breaks
 
+from gem.experiment.runspec import RunSpec
 from gem.training.record import RunRecord, read_run
-from gem.training.runspec import RunSpec
 from gem_bench.conformance import compare_runs
 from gem_bench.noise import perturbed_copy
 from gem_bench.reference import train

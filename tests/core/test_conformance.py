@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from gem.advantage import ADVANTAGES
+from gem.experiment.runspec import AlgorithmPart
 from gem.testing.conformance import (
     DEFECTS,
     GAMMA,
@@ -23,7 +24,6 @@ from gem.testing.conformance import (
     expected_rows,
 )
 from gem.testing.golden import golden_batch, golden_turn_rows
-from gem.training.runspec import AlgorithmPart
 from gem.trajectory import Trajectory, turn_table
 
 REBN = AlgorithmPart(advantage="rebn", gamma=GAMMA, lam=LAM)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gem.errors import ConfigurationError, RolloutError
+from gem.experiment.tasksets import Source, decode_task, encode_task
 from gem.rollout import Budget
 from gem.tables import assignments, setting
 from gem.tasks import Task, TaskSet
@@ -24,7 +25,6 @@ from gem.training.settings import (
     check_group_size,
     refuse_values,
 )
-from gem.training.tasksets import Source, decode_task, encode_task
 from gem.trajectory import Failure
 
 GAME = "game:GuessTheNumber-v0"

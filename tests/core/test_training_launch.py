@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from gem.errors import ConfigurationError
+from gem.experiment.hardware import CPU, Hardware
+from gem.experiment.runspec import RunSpec
 from gem.training import platforms
-from gem.training.hardware import CPU, Hardware
 from gem.training.launch import (
     ALL_WEIGHTS,
     SEED_PER_TURN,
@@ -29,7 +30,6 @@ from gem.training.launch import (
     whole_minibatches,
 )
 from gem.training.platforms import Platform
-from gem.training.runspec import RunSpec
 from gem.training.settings import Settings
 
 SPEC: dict[str, Any] = {

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from gem.errors import ConfigurationError, MissingExtraError
+from gem.experiment.runspec import RunSpec
 from gem.tasks import Task
 from gem.training import preflight
-from gem.training.runspec import RunSpec
 
 SPEC: dict[str, Any] = {
     "name": "x",

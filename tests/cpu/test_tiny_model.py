@@ -42,7 +42,7 @@ def tokenizer(folder: Path) -> Any:
 
 def play(model: Any, tokenizer: Any, n: int) -> list[Trajectory]:
     bench = pytest.importorskip("gem_bench.sampler", reason="samples")
-    from gem.training.runspec import SamplingPart
+    from gem.experiment.runspec import SamplingPart
 
     chat = ChatFormat(tokenizer)
     generator = torch.Generator().manual_seed(0)

@@ -17,10 +17,10 @@ tiny_model = pytest.importorskip("gem_cpu.tiny_model", reason="a model is used")
 
 from gem.__main__ import guarded  # noqa: E402
 from gem.errors import ConfigurationError, RecordError  # noqa: E402
+from gem.experiment.runspec import RunSpec, SamplingPart  # noqa: E402
 from gem.rollout import Budget, ChatFormat, Request, play_batch  # noqa: E402
 from gem.tasks import TaskSet  # noqa: E402
 from gem.training.record import EPISODES, Recorder, read_episodes, read_run  # noqa: E402
-from gem.training.runspec import RunSpec, SamplingPart  # noqa: E402
 from gem.trajectory import Trajectory  # noqa: E402
 from gem_bench.checkpoints import Checkpoints  # noqa: E402
 from gem_bench.reference import train  # noqa: E402

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
+from gem.experiment.tasksets import DatasetRow
 from gem.tasks import Task, TaskSet
-from gem.training.tasksets import DatasetRow
 from gem.trajectory import Failure, Trajectory
 from gem_oat.data import Batches, Collector
 

@@ -12,10 +12,10 @@ from commands import EXAMPLES, GPUS, every_recipe, on_gpus, recipe_command
 from machines import eight
 
 from gem.errors import ConfigurationError
+from gem.experiment.hardware import CPU, Hardware
+from gem.experiment.runspec import RunSpec
 from gem.tables import flatten
-from gem.training.hardware import CPU, Hardware
 from gem.training.launch import Launch, Parity
-from gem.training.runspec import RunSpec
 from gem_oat.launch import adapter
 from gem_oat.settings import Args, parse
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from gem.experiment.tasksets import DatasetRow
 from gem.tasks import TaskSet
 from gem.training.checkpoints import Checkpoint, Checkpoints
-from gem.training.tasksets import DatasetRow
 from gem_oat import learner
 from gem_oat.data import Batches
 

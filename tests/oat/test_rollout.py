@@ -12,9 +12,9 @@ import pytest
 import gem
 from gem.core import Env
 from gem.errors import RolloutError
+from gem.experiment.tasksets import DatasetRow
 from gem.rollout import ChatFormat
 from gem.tasks import Task
-from gem.training.tasksets import DatasetRow
 from gem.trajectory import Trajectory
 from gem_oat.rollout import Actor
 from gem_oat.settings import parse

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gem.errors import ConfigurationError
-from gem.training.tasksets import DatasetRow, dataset_text
+from gem.experiment.tasksets import DatasetRow, dataset_text
 from gem_openrlhf import dataset
 from gem_openrlhf.make_dataset import main
 

@@ -12,10 +12,10 @@ from commands import EXAMPLES, every_recipe, example, on_gpus, recipe_command
 from machines import eight
 
 from gem.errors import ConfigurationError
+from gem.experiment.hardware import CPU, Hardware
+from gem.experiment.runspec import RunSpec
+from gem.experiment.tasksets import DatasetRow
 from gem.tables import flatten
-from gem.training.hardware import CPU, Hardware
-from gem.training.runspec import RunSpec
-from gem.training.tasksets import DatasetRow
 from gem_openrlhf.launch import adapter
 
 SPEC: dict[str, Any] = {
@@ -106,7 +106,7 @@ def test_a_correction_is_openrlhfs_of_tokens_clipped_from_above(world: Any, tmp_
 
 
 def test_openrlhfs_weights_are_truncated_ratios_of_each_token(world: Any, tmp_path: Path) -> None:
-    """What `gem.training.losses.sampler_correction` computes."""
+    """What `gem.experiment.losses.sampler_correction` computes."""
     import torch
     from openrlhf.models.loss import PolicyLoss
 

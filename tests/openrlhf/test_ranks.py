@@ -11,10 +11,10 @@ import pytest
 import tomllib
 from real_runs import TIMEOUT_S, log, started
 
-from gem.training.hardware import CPU
+from gem.experiment.hardware import CPU
+from gem.experiment.runspec import RunSpec
 from gem.training.launch import Launch
 from gem.training.record import RunRecord, read_run
-from gem.training.runspec import RunSpec
 from gem_openrlhf.launch import adapter
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]

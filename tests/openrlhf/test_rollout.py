@@ -19,8 +19,8 @@ from vllm import SamplingParams
 from gem import Env, register
 from gem.core import Step
 from gem.errors import ConfigurationError, RolloutError, UnknownEnvError
+from gem.experiment.tasksets import DatasetRow
 from gem.tasks import Task
-from gem.training.tasksets import DatasetRow
 from gem_openrlhf import worker
 from gem_openrlhf.rollout import FAILED, GemAgentExecutor
 from gem_openrlhf.settings import Settings

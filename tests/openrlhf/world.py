@@ -96,8 +96,8 @@ def experiences(
     """
     from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 
+    from gem.experiment.tasksets import DatasetRow
     from gem.packed import PackedTrajectory
-    from gem.training.tasksets import DatasetRow
     from gem_openrlhf.rollout import GemAgentExecutor, Played
 
     samples = []

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from gem.errors import ConfigurationError
+from gem.experiment.tasksets import DatasetRow, dataset_text
 from gem.tasks import Task
-from gem.training.tasksets import DatasetRow, dataset_text
 from gem_rl2.dataset import line, read
 from gem_rl2.hook import in_order
 from gem_rl2.make_dataset import main

@@ -14,9 +14,9 @@ from machines import eight
 from omegaconf import OmegaConf
 
 from gem.errors import ConfigurationError
+from gem.experiment.hardware import CPU, Hardware
+from gem.experiment.runspec import RunSpec
 from gem.tables import flatten
-from gem.training.hardware import CPU, Hardware
-from gem.training.runspec import RunSpec
 from gem_rl2.dataset import read
 from gem_rl2.launch import adapter
 from gem_rl2.settings import Keys, Settings, budget, check

@@ -12,7 +12,7 @@ import torch
 from rl2_runs import split, train, with_env_file
 from safetensors.torch import load_file
 
-from gem.training.hardware import Hardware, LearnerPart
+from gem.experiment.hardware import Hardware, LearnerPart
 from gem.training.launch import Launch
 from gem.training.record import RunRecord
 from gem_rl2.launch import adapter

@@ -15,9 +15,9 @@ import pytest
 from gem import Env, register
 from gem.core import Step
 from gem.errors import ConfigurationError, RolloutError, UnknownEnvError
+from gem.experiment.tasksets import DatasetRow
 from gem.tasks import Task
 from gem.training import sampling
-from gem.training.tasksets import DatasetRow
 from gem.trajectory import Trajectory
 from gem_rl2 import env
 from gem_rl2.dataset import line, read

@@ -14,10 +14,10 @@ import yaml
 from commands import GPUS, every_recipe, recipe_command
 
 from gem.errors import ConfigurationError, MissingExtraError
+from gem.experiment.hardware import CPU, Hardware
+from gem.experiment.runspec import RunSpec
 from gem.tables import flatten
-from gem.training.hardware import CPU, Hardware
 from gem.training.launch import Launch
-from gem.training.runspec import RunSpec
 from gem_roll.launch import TEMPLATE, adapter
 
 EVALS = [

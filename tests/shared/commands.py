@@ -14,8 +14,8 @@ import pytest
 import tomllib
 from machines import SHIPPED
 
+from gem.experiment.runspec import RunSpec
 from gem.training.launch import Launch, find_adapter
-from gem.training.runspec import RunSpec
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted(ROOT.joinpath("recipes").glob("*.toml"))

@@ -12,10 +12,10 @@ from commands import EXAMPLES, every_recipe, recipe_command
 from machines import eight
 
 from gem.errors import ConfigurationError, UnsupportedVersionError
+from gem.experiment.hardware import CPU, Hardware
+from gem.experiment.runspec import RunSpec
 from gem.tables import flatten
-from gem.training.hardware import CPU, Hardware
 from gem.training.launch import Launch, find_adapter
-from gem.training.runspec import RunSpec
 from gem_tinker import launch
 from gem_tinker.settings import Config, read
 

@@ -14,12 +14,12 @@ from commands import EXAMPLES, GPUS, every_recipe, recipe_command
 from machines import eight
 
 from gem.errors import ConfigurationError, UnsupportedVersionError
+from gem.experiment.hardware import CPU, Hardware
+from gem.experiment.runspec import RunSpec
 from gem.tables import flatten, json_or_text
-from gem.training.hardware import CPU, Hardware
 from gem.training.launch import Launch, find_adapter
 from gem.training.record import Recorder
 from gem.training.recording import begin
-from gem.training.runspec import RunSpec
 from gem_trl import experiment, train
 from gem_trl.settings import check_config
 

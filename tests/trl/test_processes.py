@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 import tomllib
 
-from gem.training.hardware import CPU as ON_CPU
+from gem.experiment.hardware import CPU as ON_CPU
+from gem.experiment.runspec import RunSpec
 from gem.training.record import EpisodeRecord, read_run
-from gem.training.runspec import RunSpec
 from gem_bench.adapters import compile_launch
 
 pytestmark = pytest.mark.slow

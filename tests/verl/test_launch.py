@@ -21,11 +21,11 @@ from verl.trainer.ppo.utils import need_reference_policy
 from verl.utils.config import omega_conf_to_dataclass, validate_config
 
 from gem.errors import ConfigurationError, UnsupportedVersionError
+from gem.experiment.hardware import CPU, Hardware
+from gem.experiment.runspec import RunSpec
+from gem.experiment.tasksets import decode_task
 from gem.tables import flatten
-from gem.training.hardware import CPU, Hardware
 from gem.training.launch import Launch, find_adapter, hydra_value
-from gem.training.runspec import RunSpec
-from gem.training.tasksets import decode_task
 from gem_verl.dataset import GemDataset
 from gem_verl.settings import Settings, check_config
 
@@ -177,7 +177,7 @@ def test_a_correction_is_verls_of_tokens_truncated_from_above(compose: Any) -> N
 
 
 def test_verls_weights_are_truncated_ratios_of_each_token(compose: Any) -> None:
-    """What `gem.training.losses.sampler_correction` computes."""
+    """What `gem.experiment.losses.sampler_correction` computes."""
     from verl.trainer.ppo.core_algos import get_policy_loss_fn
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
 

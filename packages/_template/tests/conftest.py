@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gem.training.runspec import RunSpec
+from gem.experiment.runspec import RunSpec
 from gem_cpu.tiny_model import ensure
 
 

@@ -12,11 +12,11 @@ from fake_trainer import Engine
 import gem
 from gem.core import Env, Step
 from gem.errors import RolloutError
+from gem.experiment.runspec import AlgorithmPart
+from gem.experiment.tasksets import DatasetRow
 from gem.tasks import Task
 from gem.testing.conformance import Rows, difference
 from gem.training.rows import PlacedRow, placed_rows
-from gem.training.runspec import AlgorithmPart
-from gem.training.tasksets import DatasetRow
 from gem_template.trainer import GemTrainer, trained_row
 
 ID = "template:Faulty-v0"

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from gem.experiment.runspec import AlgorithmPart
 from gem.testing.conformance import L0Suite, Rows
 from gem.training.rows import PlacedRow, placed_rows
-from gem.training.runspec import AlgorithmPart
 from gem.trajectory import Trajectory
 from gem_template.rollout import trainer_row
 from gem_template.settings import ESTIMATORS

@@ -11,9 +11,9 @@ import fake_trainer
 import pytest
 
 from gem.errors import ConfigurationError, UnsupportedVersionError
+from gem.experiment.hardware import CPU
+from gem.experiment.runspec import RunSpec
 from gem.tables import flatten
-from gem.training.hardware import CPU
-from gem.training.runspec import RunSpec
 from gem_template import doctor
 from gem_template.launch import CONFIG, adapter
 from gem_template.settings import Settings

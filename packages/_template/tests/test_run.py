@@ -7,10 +7,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from gem.experiment.hardware import CPU
+from gem.experiment.runspec import RunSpec
 from gem.testing.conformance import difference
-from gem.training.hardware import CPU
 from gem.training.record import read_run
-from gem.training.runspec import RunSpec
 from gem_template.launch import adapter
 
 

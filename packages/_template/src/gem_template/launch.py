@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from gem.experiment.hardware import Hardware
+from gem.experiment.runspec import RunSpec
+from gem.experiment.tasksets import dataset_rows
 from gem.training import launch
-from gem.training.hardware import Hardware
 from gem.training.platforms import Platform
-from gem.training.runspec import RunSpec
-from gem.training.tasksets import dataset_rows
 from gem_template.settings import Settings
 from gem_template.version import SUPPORTED_TEMPLATE, TRAINER
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from fake_trainer import Engine
 
+from gem.experiment.tasksets import DatasetRow
 from gem.rollout import ChatFormat, Request, Sample, together
 from gem.training.sampling import EngineSampler
-from gem.training.tasksets import DatasetRow
 from gem.trajectory import TrainingRow, Trajectory
 from gem_template.settings import Settings
 

@@ -12,13 +12,13 @@ from typing import Any
 import fake_trainer
 from numpy.typing import NDArray
 
-from gem.training.estimate import turn_advantages
+from gem.experiment.estimate import turn_advantages
+from gem.experiment.tasksets import DatasetRow
 from gem.training.record import TrainedRow
 from gem.training.recording import Names, RunRecording
 from gem.training.rows import PlacedRow, placed_rows, write
 from gem.training.seams import check_seams
 from gem.training.settings import check_episodes
-from gem.training.tasksets import DatasetRow
 from gem.trajectory import Trajectory
 from gem_template.rollout import play_rows, trainer_row
 from gem_template.seams import SEAMS

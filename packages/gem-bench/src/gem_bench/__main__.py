@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gem.errors import GemError
+from gem.experiment.hardware import Hardware
+from gem.experiment.runspec import RunSpec
 from gem.tables import flatten
-from gem.training.hardware import Hardware
-from gem.training.runspec import RunSpec
 from gem_bench import __version__
 from gem_bench.runspec import load_hardware, load_spec
 

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from gem.errors import ConfigurationError, GemError, MissingExtraError, UnsupportedVersionError
+from gem.experiment.hardware import Hardware, check_model
+from gem.experiment.runspec import RunSpec
 from gem.training import launch
-from gem.training.hardware import Hardware, check_model
 from gem.training.launch import ENTRY_POINT_GROUP, Launch, find_adapter
-from gem.training.runspec import RunSpec
 from gem_bench.reference_setup import CHECKPOINTS, check_supported
 
 VENVS = ".venvs"

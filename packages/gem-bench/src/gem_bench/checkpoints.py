@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gem.errors import RecordError
+from gem.experiment.runspec import RunSpec
 from gem.training.resuming import check_same
-from gem.training.runspec import RunSpec
 from gem_bench import __version__
 from gem_bench.reference_setup import CHECKPOINTS
 

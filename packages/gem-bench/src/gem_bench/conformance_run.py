@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from gem.errors import ConfigurationError
+from gem.experiment.runspec import RunSpec
 from gem.packed import VARIABLE
-from gem.training.runspec import RunSpec
 from gem_bench.conformance import check_greedy
 from gem_bench.run import Outcome, run
 

@@ -17,9 +17,9 @@ from operator import attrgetter
 from typing import Any
 
 from gem.errors import ConfigurationError
-from gem.training.hardware import Hardware
+from gem.experiment.hardware import Hardware
+from gem.experiment.runspec import RunSpec
 from gem.training.launch import pass_tokens
-from gem.training.runspec import RunSpec
 from gem_bench.shape import Shape, find_config
 
 GB = 10**9

@@ -25,8 +25,7 @@ from pathlib import Path
 
 import torch
 
-from gem.errors import ConfigurationError
-from gem.training.command import exit_status
+from gem.errors import ConfigurationError, exit_status
 from gem.training.record import RunRecord, read_run
 from gem_bench.reference import Learner, turn_advantages
 from gem_bench.replay import batches, check_complete, experiment, logprobs, recorded

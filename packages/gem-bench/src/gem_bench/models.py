@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from gem.errors import ConfigurationError, MissingExtraError
+from gem.experiment.runspec import RunSpec
 from gem.rollout.prompting import Prompting
-from gem.training.runspec import RunSpec
 
 SMALL_MODELS = {
     "tiny": "gem_cpu.tiny_model",

@@ -4,7 +4,7 @@
 
 Multi-turn policy gradients on one device, in order of execution: play episodes (`rollout`), cut
 them into training rows (`gem_bench.rows`), give every turn an advantage (`turn_advantages`), the
-losses (`gem.training.losses`), the steps (`Learner`), the loop (`train`). Exactness comes before
+losses (`gem.experiment.losses`), the steps (`Learner`), the loop (`train`). Exactness comes before
 speed: the default is fp32, and on a CPU the same spec gives bitwise the same metrics.
 
 Where it differs from common implementations of PPO and GRPO:
@@ -38,12 +38,12 @@ from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 from gem.advantage import advantages
+from gem.experiment.losses import policy_loss, sampler_correction, value_loss
+from gem.experiment.runspec import AlgorithmPart, RunSpec, SamplingPart
 from gem.rollout import ChatFormat, play_batch
 from gem.seeding import stream
 from gem.tasks import Task
 from gem.training.batches import chunks, minibatches
-from gem.training.losses import policy_loss, sampler_correction, value_loss
-from gem.training.runspec import AlgorithmPart, RunSpec, SamplingPart
 from gem.training.settings import check_episodes
 from gem.trajectory import Trajectory, turn_table
 from gem_bench.checkpoints import Checkpoints

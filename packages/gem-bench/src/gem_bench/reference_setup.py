@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from gem.errors import ConfigurationError
+from gem.experiment.runspec import RunSpec
 from gem.training.record import METRICS
 from gem.training.recording import RunRecording
-from gem.training.runspec import RunSpec
 from gem_bench.models import resolved
 
 CHECKPOINTS = "checkpoints"

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from gem.errors import ConfigurationError
+from gem.experiment.runspec import RunSpec
 from gem.training.batches import chunks
 from gem.training.record import RunRecord
-from gem.training.runspec import RunSpec
 from gem.trajectory import Trajectory
 from gem_bench.reference import Learner, token_statistics
 from gem_bench.rows import Row

@@ -12,8 +12,8 @@ from typing import Any
 import tomllib
 
 from gem.errors import ConfigurationError
-from gem.training.hardware import Hardware
-from gem.training.runspec import RunSpec
+from gem.experiment.hardware import Hardware
+from gem.experiment.runspec import RunSpec
 
 SHIPPED = Path(__file__).with_name("hardware")
 """Folder of the shipped hardware files."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gem.errors import ConfigurationError
-from gem.training.hardware import model_config
+from gem.experiment.hardware import model_config
 
 _FAMILIES = {  # whether query, key and value have biases, queries and keys norms
     "llama": (False, False),

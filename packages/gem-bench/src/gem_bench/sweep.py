@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from gem.errors import ConfigurationError, RecordError
+from gem.experiment.hardware import Hardware
+from gem.experiment.runspec import RunSpec
 from gem.tables import build, filled, setting
-from gem.training.hardware import Hardware
 from gem.training.record import RUN, read_run
-from gem.training.runspec import RunSpec
 from gem_bench.progress import clock
 from gem_bench.resuming import check_begun_alike
 from gem_bench.run import STATUSES, signals_collected

@@ -1,9 +1,12 @@
 """The exception hierarchy: every error that GEM-core raises to its users derives from `GemError`.
 
-Imports nothing.
+`exit_status` ends a command with such an error. Imports nothing of gem.
 """
 
 from __future__ import annotations
+
+import sys
+from collections.abc import Callable
 
 
 class GemError(Exception):
@@ -68,3 +71,19 @@ class RolloutError(MisuseError, RuntimeError):
 
 class RecordError(GemError, OSError):
     """A run's record cannot be written or read; lines written before stay readable."""
+
+
+def exit_status(run: Callable[[], object], *others: type[Exception]) -> int:
+    """Run a command; return 0, or 2 after a message on standard error if it cannot be run.
+
+    Args:
+        run: Does the work.
+        *others: Exceptions besides `GemError` whose text says enough.
+    """
+    expected: tuple[type[Exception], ...] = (GemError, *others)
+    try:
+        run()
+    except expected as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    return 0

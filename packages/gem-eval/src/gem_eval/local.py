@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from gem.errors import ConfigurationError, MissingExtraError
+from gem.experiment.runspec import SamplingPart
 from gem.rollout import ChatFormat, Prompting
 from gem.tables import check
-from gem.training.runspec import SamplingPart
 from gem_bench.models import load_pretrained
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from gem.errors import GemError
+from gem.experiment.runspec import SamplingPart
 from gem.rollout import ChatFormat, Request, Sample, Sampler
-from gem.training.runspec import SamplingPart
 from gem.training.sampling import EngineSampler
 from gem_bench.sampler import CachedSampler, warp
 from gem_eval.completions import Notes

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from gem.errors import ConfigurationError, RecordError
+from gem.experiment.runspec import RunSpec
 from gem.training.record import read_run
-from gem.training.runspec import RunSpec
 from gem_bench.models import resolve_model
 
 _WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")

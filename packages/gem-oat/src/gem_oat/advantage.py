@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gem.experiment import estimate
 from gem.packed import PackedRow, PackedTrajectory, Played
-from gem.training import estimate, settings
+from gem.training import settings
 from gem.training.record import TrainedRow
 from gem.training.rows import PlacedRow
 from gem.trajectory import TrainingRow

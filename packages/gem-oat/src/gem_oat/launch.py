@@ -7,9 +7,9 @@ from itertools import starmap
 from pathlib import Path
 from typing import Any
 
+from gem.experiment.hardware import Hardware
+from gem.experiment.runspec import RunSpec, SamplingPart
 from gem.training import launch, platforms
-from gem.training.hardware import Hardware
-from gem.training.runspec import RunSpec, SamplingPart
 from gem.training.settings import Settings
 from gem_oat import SUPPORTED_OAT, check_oat
 

@@ -10,9 +10,9 @@ from typing import Any
 from oat.algorithms.ppo import PPOActor
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
+from gem.experiment.tasksets import DatasetRow
 from gem.packed import PackedTrajectory
 from gem.training import status_files, stepped
-from gem.training.tasksets import DatasetRow
 from gem_oat import compat
 from gem_oat.settings import Args
 
@@ -49,7 +49,7 @@ class Actor(PPOActor):  # type: ignore[misc]
         """Play training episodes.
 
         Args:
-            prompts: Tasks, from `gem.training.tasksets.DatasetRow.encode`.
+            prompts: Tasks, from `gem.experiment.tasksets.DatasetRow.encode`.
             formatted_prompts: Not used.
             references: The number of the iteration, for each task.
 
@@ -62,7 +62,7 @@ class Actor(PPOActor):  # type: ignore[misc]
         """Play evaluation episodes.
 
         Args:
-            tasks: From `gem.training.tasksets.DatasetRow.encode`, with a temperature if it is to
+            tasks: From `gem.experiment.tasksets.DatasetRow.encode`, with a temperature if it is to
                 take the place of `--eval_temperature`.
             number: Of the evaluation among all.
             updates: Iterations that the policy has been trained for.

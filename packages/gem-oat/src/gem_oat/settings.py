@@ -13,11 +13,11 @@ from oat.algorithms.ppo import PPOArgs
 from oat.args import default_args_validation
 
 from gem.advantage import ADVANTAGES
+from gem.experiment.tasksets import Source, parse_sources
 from gem.rollout import Budget
 from gem.tables import json_or_text, setting
 from gem.tasks import TaskSet
 from gem.training.settings import COMPARING, Refusal, Settings, refuse_values
-from gem.training.tasksets import Source, parse_sources
 
 
 @dataclass(frozen=True)

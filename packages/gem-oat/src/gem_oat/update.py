@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gem.experiment.losses import kl_penalty, policy_loss, sampler_correction, value_loss
 from gem.training.batches import chunks
-from gem.training.losses import kl_penalty, policy_loss, sampler_correction, value_loss
 from gem.trajectory import TrainingRow
 from gem_oat.advantage import Row
 

@@ -19,7 +19,7 @@ from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 
 from gem.errors import RolloutError
-from gem.training.estimate import PerTurn, adjusted_rewards, turn_advantages
+from gem.experiment.estimate import PerTurn, adjusted_rewards, turn_advantages
 from gem.training.record import TrainedRow
 from gem.training.rows import PlacedEpisode, PlacedRow
 from gem.training.settings import check_episodes

@@ -9,7 +9,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from gem.training.tasksets import DatasetRow
+from gem.experiment.tasksets import DatasetRow
 from gem_openrlhf.resume import clear_leftovers
 from gem_openrlhf.settings import check_dataset, load_settings
 

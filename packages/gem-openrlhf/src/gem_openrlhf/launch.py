@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from gem.experiment.hardware import Hardware
+from gem.experiment.runspec import RunSpec
+from gem.experiment.tasksets import dataset_text
 from gem.training import launch, platforms
-from gem.training.hardware import Hardware
 from gem.training.platforms import Platform
-from gem.training.runspec import RunSpec
-from gem.training.tasksets import dataset_text
 from gem_openrlhf import worker
 from gem_openrlhf.dataset import line
 from gem_openrlhf.record import EVALUATED

@@ -16,10 +16,10 @@ from typing import Any
 from openrlhf.utils.agent import AgentExecutorBase
 
 from gem.errors import ConfigurationError, RolloutError
+from gem.experiment.tasksets import DatasetRow
 from gem.packed import PackedTrajectory
 from gem.rollout import ChatFormat, Request, Sample
 from gem.training.sampling import EngineSampler
-from gem.training.tasksets import DatasetRow
 from gem.trajectory import Trajectory
 from gem_openrlhf.record import keep_evaluated
 from gem_openrlhf.settings import Settings

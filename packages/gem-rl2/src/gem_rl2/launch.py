@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from gem.experiment.hardware import Hardware
+from gem.experiment.runspec import RunSpec
+from gem.experiment.tasksets import dataset_text
 from gem.training import launch, platforms
-from gem.training.hardware import Hardware
 from gem.training.platforms import Platform
-from gem.training.runspec import RunSpec
-from gem.training.tasksets import dataset_text
 from gem_rl2.__main__ import ENV_FILE
 from gem_rl2.dataset import line
 from gem_rl2.release import HOME, Form, check_rl2

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from gem.training.tasksets import dataset_command
+from gem.experiment.tasksets import dataset_command
 from gem_rl2.dataset import line
 
 

@@ -15,11 +15,11 @@ from typing import Any
 import aiohttp
 
 from gem.errors import ConfigurationError, RolloutError
+from gem.experiment.tasksets import DatasetRow
 from gem.packed import PackedTrajectory
 from gem.rollout import ChatFormat
 from gem.training.settings import check_episodes
 from gem.training.sglang import SglangSampler
-from gem.training.tasksets import DatasetRow
 from gem.trajectory import Trajectory
 from gem_rl2.dataset import read
 from gem_rl2.settings import Keys, Settings, budget

@@ -15,11 +15,11 @@ from typing import Any, TypeAlias
 import yaml
 
 from gem.errors import ConfigurationError
+from gem.experiment.hardware import Hardware
+from gem.experiment.runspec import RunSpec
 from gem.tables import flatten
 from gem.training import launch, platforms
-from gem.training.hardware import Hardware
 from gem.training.platforms import Platform
-from gem.training.runspec import RunSpec
 from gem_roll.checkout import LAUNCHER, check_roll
 from gem_roll.settings import ONE_ROW
 from gem_roll.version import SUPPORTED_ROLL

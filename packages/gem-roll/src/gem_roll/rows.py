@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from gem.errors import RolloutError
+from gem.experiment.estimate import PerTurn, turn_advantages
 from gem.packed import PackedTrajectory
-from gem.training.estimate import PerTurn, turn_advantages
 from gem.training.record import TrainedRow
 from gem.training.rows import PlacedEpisode, PlacedRow, write_all
 from gem.training.settings import check_episodes

@@ -16,7 +16,7 @@ import tinker
 from numpy.typing import NDArray
 
 from gem.errors import ConfigurationError, RolloutError
-from gem.training.estimate import PerTurn, turn_advantages
+from gem.experiment.estimate import PerTurn, turn_advantages
 from gem.training.record import TrainedRow
 from gem.training.rows import PlacedRow, placed_rows
 from gem.trajectory import Trajectory

@@ -116,7 +116,7 @@ class LeaveOut(rollout_strategy.RolloutStrategy):  # type: ignore[misc]
     retries: int = 1
     episodes: int | None = None
     """Of a batch, if too many failed ones are to stop the run; see `end_batch`."""
-    limit: float = settings.MAX_FAILED_FRACTION
+    limit: float = settings.Settings.max_failed_fraction
     """Largest share of failed episodes in a batch."""
     failures: list[Failure] = field(default_factory=list, compare=False)
     """Of the episodes that were left out so far, in this batch."""

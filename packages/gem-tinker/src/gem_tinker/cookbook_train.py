@@ -28,9 +28,8 @@ from tinker_cookbook.rl import train as cookbook
 from tinker_cookbook.rl import types as rl
 from tinker_cookbook.utils.misc_utils import split_list
 
-from gem.errors import ConfigurationError
+from gem.errors import ConfigurationError, exit_status
 from gem.training import recording, seams, settings
-from gem.training.command import exit_status
 from gem_tinker import COOKBOOK, __version__, check_tinker
 from gem_tinker.advantage import Objective, batch_rows, to_datums, trained_rows
 from gem_tinker.server import probe
@@ -61,7 +60,7 @@ class Config(cookbook.Config):  # type: ignore[misc]
     """`token-mean` or `row-mean-token-sum`."""
     server: str = "auto"
     """How the server adds up its loss; see `gem_tinker.advantage.Objective`."""
-    max_failed_fraction: float = settings.MAX_FAILED_FRACTION
+    max_failed_fraction: float = settings.Settings.max_failed_fraction
     """Share of failed episodes in a batch above which the run stops."""
     retries: int = 1
     """Further attempts, each with a new environment, after an environment failed."""

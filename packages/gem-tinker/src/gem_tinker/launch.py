@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from gem.experiment.hardware import Hardware
+from gem.experiment.runspec import RunSpec
 from gem.training import launch, platforms
 from gem.training.checkpoints import CHECKPOINTS
-from gem.training.hardware import Hardware
 from gem.training.platforms import Platform
-from gem.training.runspec import RunSpec
 from gem_tinker import SUPPORTED_TINKER, check_tinker
 from gem_tinker.settings import NO_CRITIC, TEMPERATURE, Config
 

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gem.advantage import ADVANTAGES
+from gem.experiment import tasksets
 from gem.tables import assignments, filled, setting
 from gem.tasks import TaskSet
-from gem.training import settings, tasksets
+from gem.training import settings
 
 SERVERS = ("auto", "hosted", "skyrl_train", "skyrl_jax")
 """Values of `server`; see `gem_tinker.advantage.Objective`."""

@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 import tinker
 
-from gem.errors import RolloutError
+from gem.errors import RolloutError, exit_status
 from gem.tasks import Task
-from gem.training import batches, command, sampling, settings
+from gem.training import batches, sampling, settings
 from gem.training.checkpoints import Checkpoint, Checkpoints
-from gem.training.metrics import update_metrics
+from gem.training.metrics import show, update_metrics
 from gem.training.recording import Report, RunRecording
 from gem.trajectory import Trajectory
 from gem_tinker import TRAINER, check_tinker
@@ -186,7 +186,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(__doc__)
         return 0
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    return command.exit_status(lambda: asyncio.run(train(read(arguments), command.show)))
+    return exit_status(lambda: asyncio.run(train(read(arguments), show)))
 
 
 if __name__ == "__main__":

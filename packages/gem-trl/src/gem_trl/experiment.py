@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from gem.errors import ConfigurationError
+from gem.experiment.hardware import Hardware
+from gem.experiment.runspec import RunSpec
 from gem.training import launch
-from gem.training.hardware import Hardware
-from gem.training.runspec import RunSpec
 from gem.training.settings import check_group_size
 from gem_trl.settings import NO_CRITIC, ONE_ROW, GemSettings
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from gem.experiment.hardware import Hardware
+from gem.experiment.runspec import RunSpec
 from gem.training import launch, platforms
-from gem.training.hardware import Hardware
 from gem.training.launch import Launch, Names, Parity
 from gem.training.platforms import Platform
-from gem.training.runspec import RunSpec
 from gem_trl import SUPPORTED_TRL, check_trl
 from gem_trl.adapters import BEGINNING
 from gem_trl.experiment import CHECKPOINTS, FIELDS, OWN, SETTINGS, check_spec, optimiser_steps

@@ -18,11 +18,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gem.errors import exit_status
+from gem.experiment.runspec import RunSpec
 from gem.tables import json_or_text
-from gem.training.command import exit_status
 from gem.training.record import Recorder
 from gem.training.recording import begin
-from gem.training.runspec import RunSpec
 from gem_trl import TRAINER, adapters, check_trl
 from gem_trl.experiment import CHECKPOINTS, check_spec, gem_settings, grpo_config
 

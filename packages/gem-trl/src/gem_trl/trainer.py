@@ -24,16 +24,16 @@ from accelerate.utils import gather_object
 from trl import GRPOConfig, GRPOTrainer
 
 from gem.errors import ConfigurationError
+from gem.experiment.estimate import PerTurn, turn_advantages
+from gem.experiment.tasksets import DatasetRow
 from gem.packed import PackedTrajectory, Played
 from gem.rollout.play import Sampler
-from gem.training.estimate import PerTurn, turn_advantages
 from gem.training.lockstep import Lockstep
 from gem.training.record import TrainedRow
 from gem.training.recording import rows_wanted
 from gem.training.rows import PlacedRow
 from gem.training.seams import Seam, called, calls, check_seams
 from gem.training.settings import check_episodes
-from gem.training.tasksets import DatasetRow
 from gem.trajectory import Trajectory
 from gem_trl import TRAINER
 from gem_trl.record import of_iteration, recording

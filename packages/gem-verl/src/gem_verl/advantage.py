@@ -22,7 +22,7 @@ from verl.trainer.ppo.core_algos import register_adv_est
 
 from gem.advantage import ADVANTAGES
 from gem.errors import ConfigurationError, RolloutError
-from gem.training.estimate import PerTurn, adjusted_rewards, turn_advantages
+from gem.experiment.estimate import PerTurn, adjusted_rewards, turn_advantages
 from gem.training.rows import at_turns, over_turns, write_all
 from gem.training.settings import check_failures
 from gem.trajectory import TurnSpan

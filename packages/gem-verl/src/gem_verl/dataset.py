@@ -18,8 +18,8 @@ from typing import Any
 from omegaconf import OmegaConf
 from torch.utils.data import Dataset
 
+from gem.experiment.tasksets import Source, encode_task, task_at
 from gem.training.preflight import check
-from gem.training.tasksets import Source, encode_task, task_at
 from gem_verl.settings import check_config
 
 logger = logging.getLogger(__name__)

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from gem.errors import ConfigurationError
+from gem.experiment.hardware import Hardware
+from gem.experiment.runspec import RunSpec
+from gem.experiment.tasksets import Source
 from gem.tasks import TaskSet
 from gem.training import launch, platforms
-from gem.training.hardware import Hardware
 from gem.training.platforms import Platform
-from gem.training.runspec import RunSpec
-from gem.training.tasksets import Source
 from gem_verl import SUPPORTED_VERL, check_verl
 from gem_verl.settings import Settings
 

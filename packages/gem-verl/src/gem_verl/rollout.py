@@ -33,12 +33,12 @@ from verl.experimental.agent_loop.agent_loop import (
 )
 
 from gem.errors import RolloutError
+from gem.experiment.tasksets import decode_task
 from gem.packed import PackedTrajectory
 from gem.rollout import Request, Sample
 from gem.training.metrics import episode_metrics
 from gem.training.rows import split_turns
 from gem.training.sampling import EngineSampler
-from gem.training.tasksets import decode_task
 from gem.trajectory import TrainingRow, Trajectory
 from gem_verl.settings import GEM_MODES, Settings, check_rows
 

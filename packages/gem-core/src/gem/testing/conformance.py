@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 import numpy as np
 
 from gem.advantage import ADVANTAGES, advantages
+from gem.experiment.runspec import AlgorithmPart
 from gem.testing.golden import golden_batch, golden_turn_rows
 from gem.training.record import TrainedRow
-from gem.training.runspec import AlgorithmPart
 from gem.trajectory import Trajectory, turn_table
 
 if TYPE_CHECKING:

@@ -1,16 +1,14 @@
 """What the adapters of all trainers share; environments and rollouts import nothing of it.
 
-- `runspec`, `launch`: the experiment, and the native command an adapter makes of it.
-- `platforms`: what the machine adds to that command.
-- `settings`, `tasksets`: how episodes are played, and tasks in a trainer's dataset.
+- `launch`, `platforms`: the native command that an adapter makes of an experiment, and what the
+  machine adds to it.
+- `settings`: how episodes are played.
 - `record`, `metrics`, `recording`: what a run leaves behind, and how an adapter writes it.
 - `checkpoints`, `resuming`: the states from which a run that stopped goes on, and whether it may.
 - `sampling`, `sglang`: what the samplers of all engines share; a server of SGLang's.
 - `stepped`, `lockstep`: an engine that is stepped in this process; requests in batches of all.
-- `estimate`, `losses`: advantages of a batch by turn; losses of tokens and turns.
 - `rows`, `batches`: training rows in a trainer's tensors; optimiser steps and forward passes.
 - `doctor`, `preflight`: checks that this installation can run the experiment.
-- `command`: exit statuses of commands.
 - `seams`: checks that the trainer still has the functions that an adapter replaces or calls.
 - `imports`: hooks into modules that are imported later.
 - `status_files`: processes of a run tell the launcher that they are done, or why they failed.

@@ -23,13 +23,12 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_type_hints
 
-from gem.errors import ConfigurationError
+from gem.errors import ConfigurationError, exit_status
 from gem.executors.named import VARIABLE
+from gem.experiment.hardware import CPU, Hardware, model_config
+from gem.experiment.runspec import RunSpec
 from gem.tables import flatten
-from gem.training.command import exit_status
-from gem.training.hardware import CPU, Hardware, model_config
 from gem.training.platforms import Platform
-from gem.training.runspec import RunSpec
 from gem.training.settings import Refusal, refuse_values
 
 ENTRY_POINT_GROUP = "gem.adapters"

@@ -111,3 +111,8 @@ def progress(iteration: int, split: str, metrics: Mapping[str, float]) -> str:
     names = ("success_rate", "return_mean", "turns_mean", "loss", "grad_norm", "entropy", "step_s")
     numbers = "  ".join(f"{name} {metrics[name]:.4f}" for name in names if name in metrics)
     return f"{iteration:5d} {split}  {numbers}"
+
+
+def show(iteration: int, split: str, metrics: Mapping[str, float]) -> None:
+    """Print the line of `progress`."""
+    print(progress(iteration, split, metrics), flush=True)

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from gem.errors import ConfigurationError
-from gem.training.hardware import Hardware
-from gem.training.runspec import RunSpec
+from gem.experiment.hardware import Hardware
+from gem.experiment.runspec import RunSpec
 
 ENTRY_POINT_GROUP = "gem.platforms"
 

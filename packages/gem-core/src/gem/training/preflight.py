@@ -14,10 +14,9 @@ import json
 import sys
 from collections.abc import Iterable
 
-from gem.errors import ConfigurationError
+from gem.errors import ConfigurationError, exit_status
+from gem.experiment.runspec import RunSpec
 from gem.tasks import Task
-from gem.training.command import exit_status
-from gem.training.runspec import RunSpec
 
 
 def environments(spec: RunSpec) -> list[Task]:

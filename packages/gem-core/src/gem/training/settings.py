@@ -19,6 +19,7 @@ from gem.advantage import ADVANTAGES
 from gem.errors import ConfigurationError, RolloutError
 from gem.executors.held import STEP_TIMEOUT_S
 from gem.executors.named import check_name
+from gem.experiment.runspec import MAX_FAILED_FRACTION
 from gem.packed import check_record
 from gem.rollout.play import Budget, Sampler, play
 from gem.rollout.prompting import Prompting
@@ -30,8 +31,6 @@ from gem.trajectory import Failure, Trajectory
 logger = logging.getLogger(__name__)
 
 SettingsT = TypeVar("SettingsT", bound="Settings")
-MAX_FAILED_FRACTION = 0.1
-"""Default of `Settings.max_failed_fraction`."""
 COMPARING = ("grpo", "rloo")
 """Estimators that compare the episodes of a task."""
 Refusal: TypeAlias = tuple[str, bool, str]

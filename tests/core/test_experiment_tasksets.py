@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from gem.errors import ConfigurationError, UnknownEnvError, UnknownParameterError
+from gem.experiment.tasksets import DatasetRow, dataset_command, dataset_rows, dataset_text
 from gem.tasks import Task
-from gem.training.tasksets import DatasetRow, dataset_command, dataset_rows, dataset_text
 
 GAME = "gem:game:GuessTheNumber-v0"
 

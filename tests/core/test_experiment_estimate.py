@@ -6,8 +6,8 @@ import pytest
 
 from gem.advantage import ADVANTAGES, advantages
 from gem.errors import ConfigurationError
+from gem.experiment.estimate import adjusted_rewards, turn_advantages
 from gem.testing.golden import golden_batch
-from gem.training.estimate import adjusted_rewards, turn_advantages
 from gem.trajectory import turn_table
 
 BATCH = list(golden_batch())

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import parse_qsl, quote
 
-from gem.errors import ConfigurationError
+from gem.errors import ConfigurationError, exit_status
 from gem.tasks import Task, TaskSet
-from gem.training.command import exit_status
 
 Line: TypeAlias = "Callable[[DatasetRow], Mapping[str, Any]]"
 """Makes a trainer's columns of a row."""

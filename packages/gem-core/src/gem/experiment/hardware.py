@@ -14,8 +14,8 @@ from typing import Any
 
 from gem.errors import ConfigurationError
 from gem.executors.named import check_name
+from gem.experiment.runspec import RunSpec
 from gem.tables import build, setting
-from gem.training.runspec import RunSpec
 
 
 @dataclass(frozen=True)

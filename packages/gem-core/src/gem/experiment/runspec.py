@@ -11,12 +11,14 @@ from typing import Any
 
 from gem.advantage import ADVANTAGES
 from gem.errors import ConfigurationError
+from gem.experiment.tasksets import Source, check_names
 from gem.rollout.play import Budget
 from gem.rollout.prompting import Prompting
 from gem.tables import build, filled, setting
 from gem.tasks import Task, TaskSet
-from gem.training.settings import MAX_FAILED_FRACTION
-from gem.training.tasksets import Source, check_names
+
+MAX_FAILED_FRACTION = 0.1
+"""Default of the share of failed episodes above which a run stops."""
 
 
 @dataclass(frozen=True)

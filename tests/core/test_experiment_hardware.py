@@ -10,9 +10,9 @@ import pytest
 from machines import SHIPPED, eight
 
 from gem.errors import ConfigurationError
-from gem.training.hardware import CPU, Hardware, check_model
+from gem.experiment.hardware import CPU, Hardware, check_model
+from gem.experiment.runspec import RunSpec
 from gem.training.launch import attention, copied, parity, pass_tokens, with_native
-from gem.training.runspec import RunSpec
 
 SPEC = RunSpec.from_mapping(
     {

@@ -15,11 +15,11 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 from gem.errors import ConfigurationError
+from gem.experiment import runspec
+from gem.experiment.hardware import Hardware
+from gem.experiment.runspec import RunSpec
 from gem.tasks import Task
-from gem.training import runspec
-from gem.training.hardware import Hardware
 from gem.training.launch import Launch, Parity, main
-from gem.training.runspec import RunSpec
 
 SPEC: dict[str, Any] = {
     "name": "guess",
