@@ -154,6 +154,24 @@ def _compare(args: argparse.Namespace) -> int:
     return 0
 
 
+def _table(args: argparse.Namespace) -> int:
+    from gem_bench.series import load_runs
+    from gem_bench.table import RENDERERS, tabulate
+
+    found = tabulate(
+        load_runs(args.runs),
+        rows=args.rows,
+        columns=args.columns,
+        metric=args.metric,
+        window=args.window,
+    )
+    text = RENDERERS[args.format](found)
+    if args.out is not None:
+        return _write(args.out, text + "\n")
+    print(text)
+    return 0
+
+
 def _plot(args: argparse.Namespace) -> int:
     from gem_bench.plot import plot
     from gem_bench.series import load_runs
@@ -298,6 +316,19 @@ def _parser() -> argparse.ArgumentParser:
     p = _command(commands, "compare", _compare, "compare runs in a table")
     _runs_arguments(p)
     p.add_argument("--format", choices=("text", "markdown", "json"), default="text")
+
+    p = _command(commands, "table", _table, "tabulate runs: environments times algorithms")
+    _runs_arguments(p)
+    p.add_argument("--rows", default="name", metavar="KEY", help="setting (default: %(default)s)")
+    p.add_argument(
+        "--columns",
+        default="algorithm.advantage",
+        metavar="KEY",
+        help="setting (default: %(default)s)",
+    )
+    p.add_argument("--metric", default="success_rate", help="(default: %(default)s)")
+    p.add_argument("--format", choices=("text", "markdown", "json"), default="text")
+    p.add_argument("--out", type=Path, help="file to write instead of printing")
 
     p = _command(commands, "plot", _plot, "draw learning curves as an SVG picture")
     _runs_arguments(p)

@@ -290,6 +290,7 @@ HOW = {
     "paired tasks": "over {n:,} tasks that both played; runs differ by more",
     "unpaired runs": "over runs with different seeds",
     "unpaired tasks": "over the tasks of one run each; runs differ by more",
+    "bootstrap": "stratified bootstrap of the runs of {n} environments",
     "none": "no interval: too little to tell",
 }
 """Text that explains each kind of interval; format it with `n`."""
@@ -352,18 +353,18 @@ def as_text(comparison: Comparison) -> str:
 def as_markdown(comparison: Comparison) -> str:
     """Render for a document."""
     heading, *rows = table(comparison)
-    lines = [_cells(heading), _cells(["---", *["---:"] * (len(heading) - 1)])]
-    lines += [_cells(row) for row in rows]
+    lines = [cells(heading), cells(["---", *["---:"] * (len(heading) - 1)])]
+    lines += [cells(row) for row in rows]
     lines += ["", *(f"- {line}" for line in remarks(comparison))]
     departures = [(row.label, each) for row in comparison.rows for each in row.departures]
     if departures:
-        lines += ["", _cells(["", "setting", "parity", "how"]), _cells(["---"] * 4)]
-        lines += [_cells([label, f"`{k.name}`", k.status, k.how]) for label, k in departures]
+        lines += ["", cells(["", "setting", "parity", "how"]), cells(["---"] * 4)]
+        lines += [cells([label, f"`{k.name}`", k.status, k.how]) for label, k in departures]
     if comparison.differing:
         labels = [row.label for row in comparison.rows]
-        lines += ["", _cells(["differs", *labels]), _cells(["---"] * (len(labels) + 1))]
+        lines += ["", cells(["differs", *labels]), cells(["---"] * (len(labels) + 1))]
         for key, values in comparison.differing.items():
-            lines.append(_cells([f"`{key}`", *(f"`{value}`" for value in values)]))
+            lines.append(cells([f"`{key}`", *(f"`{value}`" for value in values)]))
     return "\n".join(lines)
 
 
@@ -372,8 +373,9 @@ def as_json(comparison: Comparison) -> str:
     return json.dumps(asdict(comparison), indent=2)
 
 
-def _cells(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+def cells(texts: Sequence[str]) -> str:
+    """Return a row of a Markdown table."""
+    return f"| {' | '.join(text.replace('|', chr(92) + '|') for text in texts)} |"
 
 
 RENDERERS: dict[str, Callable[[Comparison], str]] = {

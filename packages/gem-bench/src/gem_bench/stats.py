@@ -21,7 +21,14 @@ from typing import Literal, TypeAlias, TypeVar
 
 LEVEL = 0.95
 Method: TypeAlias = Literal[
-    "runs", "tasks", "paired runs", "paired tasks", "unpaired runs", "unpaired tasks", "none"
+    "runs",
+    "tasks",
+    "paired runs",
+    "paired tasks",
+    "unpaired runs",
+    "unpaired tasks",
+    "bootstrap",
+    "none",
 ]
 Key = TypeVar("Key", bound=Hashable)
 
@@ -36,7 +43,7 @@ class Estimate:
     method: Method
     """Which samples were taken as independent; `none`: too few for an interval."""
     n: int
-    """Runs, tasks or pairs."""
+    """Runs, tasks, pairs, or environments (`bootstrap`)."""
 
 
 def over_runs(values: Sequence[float]) -> Estimate:

@@ -40,7 +40,7 @@ class Cloning:
     hidden: int = setting("width", 96, least=32)
     layers: int = setting("layers", 2, least=1)
     episodes: int = setting("episodes of each of the two players", 2048, least=1)
-    careful_steps: int = setting("steps in which the oracle alone is cloned", 400, least=1)
+    careful_steps: int = setting("steps in which the oracle alone is cloned", 400, least=0)
     steps: int = setting("steps after them, with half the learning rate", 150, least=1)
     batch: int = setting("rows of a step", 32, least=1)
     lr: float = setting("learning rate", 4e-3, above=0)
