@@ -27,6 +27,7 @@ from gem.testing.playing import oracle_policy, play, random_policy, score
 FAMILIES = {
     "game": "Games",
     "multi": "Games of several agents",
+    "tau": "Customer service",
     "math": "Mathematics",
     "code": "Programming",
     "qa": "Questions and answers",
@@ -64,6 +65,11 @@ def page(family: str, ids: Sequence[str]) -> str:
         lead += (
             " or, where it knows it, the best response to the opponent. All scores are of one seat "
             "against the id's `opponent`; docs/multi_agent.md says what else can be played"
+        )
+    elif family == "tau":
+        lead += (
+            ", with the scripted user; docs/tau.md says what the tasks are and what is comparable "
+            "with published results"
         )
     elif family != "game":
         lead += (

@@ -21,7 +21,7 @@ ToolT = TypeVar("ToolT", bound="Tool")
 TOOL_CALL = re.compile(r"<tool_call>")
 _TOOL_CALL_END = "</tool_call>"
 # Keys that models and chat templates use for a call's arguments.
-_ARGUMENTS = ("arguments", "parameters")
+_ARGUMENTS = ("arguments", "parameters", "kwargs")
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,8 @@ def json_call(text: str) -> tuple[JsonCall, Block] | None:
     """Return the first `<tool_call>` as a JSON call, with `error` set if it is malformed.
 
     The form is `{"name": ..., "arguments": {...}}`; the arguments may be a string of JSON, or under
-    the key `parameters`. Returns None if there is no such tag, or if it holds tags, not JSON.
+    the key `parameters` or `kwargs`. Returns None if there is no such tag, or if it holds tags, not
+    JSON.
     """
     block = first_block(text, TOOL_CALL, _TOOL_CALL_END)
     if block is None or block.content.lstrip().startswith("<tool_name>"):
