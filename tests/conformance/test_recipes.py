@@ -6,13 +6,17 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
-from commands import RECIPES, read_recipe
+from commands import RECIPES, ROOT, read_recipe
 from machines import SHIPPED
 
 from gem.errors import ConfigurationError, MissingExtraError
 from gem.training.launch import ENTRY_POINT_GROUP, find_adapter
+from gem_bench.sweep import Changes, read
 
 ADAPTERS = sorted(entry.name for entry in entry_points(group=ENTRY_POINT_GROUP))
+BASELINES = ROOT / "recipes" / "sweeps" / "baselines-gpu.toml"
+EXEMPT = {"training.precision", "policy.lora_init"}
+"""None trains in fp32 on a GPU by itself; a Tinker server draws the adapter it begins with."""
 
 
 @pytest.mark.parametrize("name", ADAPTERS)
@@ -37,9 +41,27 @@ def test_a_recipe_compiles_for_a_trainer_on_shipped_hardware(
         assert hardware.nodes > 1 or (name == "reference" and hardware.gpus > 1)
         return
     unmatched = {each.name for each in launch.parity if each.status == "unmatched"}
-    # A recipe is for every trainer. Two settings are exempt: none trains in fp32 on a GPU by
-    # itself, and a Tinker server draws the adapter it begins with.
-    unmatched -= {"training.precision", "policy.lora_init"}
+    unmatched -= EXEMPT  # a recipe is for every trainer
     if name in ("reference", "tinker"):  # one process, and a server that decides for itself
         unmatched = {key for key in unmatched if not key.startswith("hardware.")}
     assert not unmatched
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_the_24_published_environments_compile_for_a_trainer(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SEARCH_URL", "http://127.0.0.1:9/retrieve")
+    rank = ("policy.lora_rank=32",) if name == "tinker" else ()
+    # Some compilers write a row for each task: two batches are enough.
+    changes = Changes(to=(name,), overrides=("training.iterations=2", *rank))
+    machine = SHIPPED["1xh100" if name == "reference" else "8xh100"]
+    runs = read([BASELINES], changes)
+    assert len({(run.spec.env.id, str(run.spec.env.params)) for run in runs}) == 24
+    for run in runs:
+        try:
+            launch = find_adapter(name).compile(run.spec, run_dir=tmp_path, hardware=machine)
+        except MissingExtraError as error:
+            pytest.skip(f"the trainer lives in another environment: {error}")
+        unmatched = {k.name for k in launch.parity if k.status == "unmatched"}
+        assert not {key for key in unmatched - EXEMPT if not key.startswith("hardware.")}, run.name

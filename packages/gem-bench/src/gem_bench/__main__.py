@@ -115,6 +115,15 @@ def _run(args: argparse.Namespace) -> int:
     return _ended(args.to, outcome)
 
 
+def _start(args: argparse.Namespace) -> int:
+    from gem_bench.start import as_text, measure
+
+    for path in args.specs:
+        found = measure(load_spec(path, args.set), episodes=args.episodes)
+        print(as_text(found), flush=True)
+    return 0
+
+
 def _sweep(args: argparse.Namespace) -> int:
     from gem_bench.run import STATUSES
     from gem_bench.sweep import Changes, read, sweep
@@ -299,6 +308,13 @@ def _parser() -> argparse.ArgumentParser:
     _limit_arguments(p).add_argument(
         "--resume", action="store_true", help="go on with the run in the folder where it ended"
     )
+
+    p = _command(commands, "start", _start, "make the model, print its success before training")
+    p.add_argument("specs", type=Path, nargs="+", metavar="SPEC", help="RunSpecs, TOML files")
+    p.add_argument(
+        "--episodes", type=_integer(2), default=256, help="to play (default: %(default)s)"
+    )
+    _set_argument(p)
 
     p = _command(commands, "sweep", _sweep, "run a set of experiments, several at a time")
     p.add_argument("files", type=Path, nargs="+", metavar="SWEEP", help="sweep files, TOML")
