@@ -226,7 +226,7 @@ def make_run(tmp_path: Path, byte_model: Path, small_spec: RunSpec) -> Callable[
         algorithm = dataclasses.replace(small_spec.algorithm, advantage=advantage)
         spec = dataclasses.replace(small_spec, seed=seed, algorithm=algorithm)
         if env is not None:
-            spec = dataclasses.replace(spec, env=dataclasses.replace(spec.env, id=env))
+            spec = dataclasses.replace(spec, env=(dataclasses.replace(spec.env[0], id=env),))
         recorder = Recorder(folder)
         recorder.start(
             {

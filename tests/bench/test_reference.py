@@ -54,7 +54,7 @@ def rollout(
     chat = ChatFormat(tokenizer)
     generator = torch.Generator().manual_seed(1)
     sample = sampler.CachedSampler(learner.policy, chat, spec.sampling, generator)
-    tasks = [Task(spec.env.id, seed, spec.env.params) for seed in range(n)]
+    tasks = [Task(spec.env[0].id, seed, spec.env[0].params) for seed in range(n)]
     return play_batch(
         tasks, sample, chat, budget=spec.budget, context=spec.policy.context, make_env=make_env
     )

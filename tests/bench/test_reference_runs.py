@@ -277,7 +277,7 @@ def test_a_published_recipe_runs_with_a_tiny_model_and_bundled_rows(
         "training.iterations=1",
         "training.tasks=2",
     ]
-    if not load_spec(recipe).env.id.startswith(("game:", "rg:")):
+    if not load_spec(recipe).env[0].id.startswith(("game:", "rg:")):
         overrides.append("env.params.source=sample")
     if recipe.stem == "published-qa-search":
         wrapper = '{ name = "search_tool_no_int_reward", index = "sample" }'

@@ -35,7 +35,7 @@ def test_overrides_replace_settings_and_keep_their_type(spec_file: Callable[...,
     assert spec.training.tasks == 4
     assert spec.policy.model == "another/model"
     assert spec.policy.system_prompt == "Be brief."
-    assert spec.env.params == {"hint": "range", "soft_reward": True}
+    assert spec.env[0].params == {"hint": "range", "soft_reward": True}
 
 
 def test_an_override_reaches_into_an_array(tmp_path: Path, spec_file: Callable[..., Path]) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from gem.errors import ConfigurationError
 from gem.training.record import read_run
+from gem_bench.runspec import load_spec
 from gem_bench.sweep import Changes, read
 
 Start = Callable[..., subprocess.Popen[str]]
@@ -48,10 +49,22 @@ def test_a_part_is_every_combination_of_trainers_values_and_seeds(
     ]
     last = runs[-1].spec
     assert (last.algorithm.advantage, last.algorithm.gamma) == ("grpo", 0.5)
-    assert (last.seed, last.env.seed, last.env.params) == (2, 2_000_005, {"hint": "range"})
+    assert (last.seed, last.env[0].seed, last.env[0].params) == (2, 2_000_005, {"hint": "range"})
     changed = read([path], Changes(("y",), (7,), ("algorithm.gamma=1.0",)))
     assert [run.name for run in changed] == ["a-y-rebn-0.5-7", "a-y-grpo-0.5-7"]
     assert changed[0].spec.algorithm.gamma == 1.0
+
+
+def test_a_seed_moves_the_tasks_of_every_environment(tmp_path: Path) -> None:
+    recipe = Path(__file__).parents[2] / "recipes" / "guess-easy.toml"
+    text = recipe.read_text(encoding="utf-8")
+    games = [f'[[env]]\nid = "game:{name}"\n' for name in ("GuessTheNumber-v0", "Wordle-v0")]
+    before, _, after = text.partition("[env]")
+    write(tmp_path / "spec.toml", before + "".join(games) + after[after.index("[policy]") :])
+    path = write(tmp_path / "sweep.toml", '[[runs]]\nspec = "spec.toml"\nseeds = [2]\n')
+    [run] = read([path])
+    assert [env.seed for env in run.spec.env] == [2_000_000, 12_000_000]
+    assert load_spec(tmp_path / "spec.toml", run.overrides) == run.spec
 
 
 @pytest.mark.parametrize(

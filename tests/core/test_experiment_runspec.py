@@ -52,7 +52,7 @@ def test_a_spec_reads_back() -> None:
 def test_every_iteration_plays_new_seeds() -> None:
     spec = RunSpec.from_mapping(SPEC)
     tasks = [t for k in range(3) for t in spec.train_tasks(k)]
-    assert tasks == [Task(spec.env.id, s, {"hint": "range"}) for s in range(100, 106)]
+    assert tasks == [Task(spec.env[0].id, s, {"hint": "range"}) for s in range(100, 106)]
     assert [spec.task_set[i] for i in range(len(spec.task_set))] == tasks
 
 

@@ -130,12 +130,14 @@ def test_settings_of_the_same_name_are_found_but_for_seed_and_environment() -> N
         "policy.system_prompt": "gem.system_prompt",
         "policy.template_kwargs": "gem.template_kwargs",
         "policy.thinking": "gem.thinking",
+        "algorithm.normalise": "gem.normalise",
         "training.max_failed_fraction": "gem.max_failed_fraction",
     }
     assert copied(spec(), namesakes(Settings)) == {
         "turn_tokens": 8,
         "context": "chat",
         "thinking": "keep",
+        "normalise": "batch",
         "max_failed_fraction": 0.1,
     }
     elsewhere = Hardware.from_mapping({"executor": "process:8"})

@@ -80,7 +80,10 @@ class GemTrainer(fake_trainer.Trainer):  # type: ignore[misc]
         for row in rows:
             row.check(_ids(batch, row), batch["mask"][row.place].tolist(), f"row {row.place}")
         per_turn, _ = turn_advantages(
-            self.settings.advantage, self.played, gamma=self.config["gamma"]
+            self.settings.advantage,
+            self.played,
+            gamma=self.config["gamma"],
+            normalise=self.settings.normalise,
         )
         batch["advantages"] = batch["mask"] * 0
         of_episode: list[list[PlacedRow]] = [[] for _ in self.played]

@@ -136,7 +136,7 @@ class _Final:
             outcomes = run.outcomes(TRAIN, frozenset(last))
         return cls(
             {i: m[-1] for i, m in means.items() if m},
-            [(run.seed, run.spec.get("env.seed")) for run in group.runs],
+            [(run.seed, run.task_seed) for run in group.runs],
             outcomes,
         )
 

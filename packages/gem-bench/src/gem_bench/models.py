@@ -67,11 +67,15 @@ def resolved(spec: RunSpec) -> RunSpec:
     kind, _, settings = policy.model.partition("?")
     if kind != SMALL:
         return replace(spec, policy=replace(policy, model=resolve_model(policy.model)))
+    [env, *others] = spec.env
+    if others:
+        raise ConfigurationError(
+            f"policy.model: {SMALL!r} clones a player of one environment, and the experiment has "
+            f"{len(spec.env)}; name a model, such as the folder of one that was made before"
+        )
     maker = _maker("gem_cpu.small", "policy.model", policy.model)
     prompting = Prompting(**{each.name: getattr(policy, each.name) for each in fields(Prompting)})
-    folder = maker.ensure(
-        spec.env.id, spec.env.params, prompting, spec.budget, maker.Cloning.parse(settings)
-    )
+    folder = maker.ensure(env.id, env.params, prompting, spec.budget, maker.Cloning.parse(settings))
     return replace(spec, policy=replace(policy, model=str(folder)))
 
 

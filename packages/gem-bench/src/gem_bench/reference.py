@@ -38,6 +38,7 @@ from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 from gem.advantage import advantages
+from gem.experiment.estimate import environment_parts
 from gem.experiment.losses import policy_loss, sampler_correction, value_loss
 from gem.experiment.runspec import AlgorithmPart, RunSpec, SamplingPart
 from gem.rollout import ChatFormat, play_batch
@@ -110,7 +111,8 @@ def turn_advantages(
     `G_t = r_t + gamma * G_{t+1}` and `R = sum_t r_t`. Failed episodes are in no statistic.
 
     - `reinforce`: `A_t = G_t` (Williams, 1992)
-    - `rebn`: `A_t = (G_t - mean G) / std G` over all turns of the batch (arXiv 2510.01051, sec. 3)
+    - `rebn`: `A_t = (G_t - mean G) / std G` over all turns of the batch (arXiv 2510.01051, sec. 3),
+      or over those of the turn's environment (`normalise`)
     - `grpo`: `A_t = (R - mean R) / std R` over the group's episodes (arXiv 2402.03300, eq. 4)
     - `rloo`: `A_t = R` minus the mean R of the group's other episodes (arXiv 2402.14740)
     - `gae`, the advantage of PPO: `A_t = delta_t + gamma * lam * A_{t+1}` with
@@ -121,7 +123,8 @@ def turn_advantages(
         trajectories: The batch; `group` says which episodes are of one task.
         values: The critic's value before each turn; needed by `gae`.
     """
-    table = turn_table(trajectories, values)
+    parts = environment_parts(trajectories, algorithm.normalise)
+    table = turn_table(trajectories, values, parts)
     advantage, target = advantages(
         algorithm.advantage, table, gamma=algorithm.gamma, lam=algorithm.lam
     )

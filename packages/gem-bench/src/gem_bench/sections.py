@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from html import escape
+from typing import Any
 
 from gem.training.launch import Parity
 from gem_bench.compare import Comparison, Row, number, remarks, table
@@ -18,16 +20,25 @@ def summary(groups: Sequence[Group]) -> str:
     s = next((group.settings for group in groups if group.settings), None)
     if s is None:
         return "No settings are recorded."
-    prefix = "env.params."
-    parameters = [f"{k.removeprefix(prefix)}={v}" for k, v in s.items() if k.startswith(prefix)]
-    env = s["env.id"] + (f" ({', '.join(parameters)})" if parameters else "")
+    envs = " and ".join(_environment(s, prefix) for prefix in _prefixes(s))
     estimators = dict.fromkeys(g.settings.get("algorithm.advantage", "?") for g in groups)
     episodes = s["training.tasks"] * s["training.group_size"]
     return escape(
-        f"Model {s['policy.model']} learns {env} with {', '.join(estimators)}, γ = "
+        f"Model {s['policy.model']} learns {envs} with {', '.join(estimators)}, γ = "
         f"{s['algorithm.gamma']:g}: {s['training.iterations']} iterations of {episodes} episodes, "
         f"learning rate {s['optimizer.lr']:g}, {s['training.precision']}."
     )
+
+
+def _prefixes(settings: Mapping[str, Any]) -> list[str]:
+    """Return what the keys of each environment begin with."""
+    return [key.removesuffix("id") for key in settings if re.fullmatch(r"env\.([0-9]+\.)?id", key)]
+
+
+def _environment(settings: Mapping[str, Any], prefix: str) -> str:
+    params = f"{prefix}params."
+    given = [f"{k.removeprefix(params)}={v}" for k, v in settings.items() if k.startswith(params)]
+    return f"{settings[f'{prefix}id']}" + (f" ({', '.join(given)})" if given else "")
 
 
 def cards(rows: Sequence[Row]) -> str:

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gem.errors import RecordError
+from gem.experiment.runspec import completed
 from gem.tables import flatten
 from gem.training.launch import Parity
 from gem.training.metrics import failed_by_cause
@@ -88,6 +90,11 @@ class Run:
         return self.spec.get("seed")
 
     @property
+    def task_seed(self) -> int:
+        """First seed of the tasks, of several environments that of the first."""
+        return int(self.spec.get("env.seed", self.spec.get("env.0.seed", 0)))
+
+    @property
     def status(self) -> str:
         """Status of the run, as in `run.json`; `unknown` without one."""
         return str(self.record.meta.get("status", "unknown"))
@@ -147,7 +154,8 @@ class Run:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ only in `seed` and `env.seed` (the seed of the tasks)."""
+    """Runs that differ only in `seed` and `env.seed` (the seed of the tasks, of several
+    environments that of the first)."""
 
     label: str
     runs: list[Run]
@@ -205,17 +213,20 @@ def _read(folder: Path) -> Run:
     record = read_run(folder)
     native = record.meta.get("hardware", {}).get("native", {}).get(record.meta.get("trainer"), {})
     given = {f"native.{key}": value for key, value in native.items()}
-    return Run(record, flatten(record.meta.get("spec", {})) | given)
+    return Run(record, flatten(completed(record.meta.get("spec", {}))) | given)
 
 
 def _settings(run: Run) -> dict[str, Any]:
-    return {key: value for key, value in run.spec.items() if key not in ("seed", "env.seed")}
+    return {key: value for key, value in run.spec.items() if not _SEED.fullmatch(key)}
+
+
+_SEED = re.compile(r"(env\.([0-9]+\.)?)?seed")
 
 
 def _common(runs: Sequence[Run]) -> dict[str, Any]:
     settings = _settings(runs[0])
     if settings:
-        settings["env.seed"] = sorted({run.spec.get("env.seed", 0) for run in runs})
+        settings["env.seed"] = sorted({run.task_seed for run in runs})
     return settings
 
 

@@ -31,7 +31,7 @@ from gem_bench.run import STATUSES, signals_collected
 from gem_bench.runspec import load_spec, read_toml
 
 SEED_STEP = 1_000_000
-"""Seed s of a run moves its training tasks to `env.seed + s * SEED_STEP`."""
+"""Seed s of a run moves the tasks of every environment to `env.seed + s * SEED_STEP`."""
 _POLL_S = 0.1
 
 
@@ -174,10 +174,18 @@ def _expanded(part: RunsPart, folder: Path, changes: Changes) -> Iterator[Planne
         given = fixed | dict(zip(varied, values, strict=True))
         overrides = (*(f"{k}={json.dumps(v)}" for k, v in given.items()), *changes.overrides)
         spec = load_spec(path, overrides)
-        first = spec.env.seed + seed * SEED_STEP
-        overrides = (*overrides, f"seed={seed}", f"env.seed={first}")
+        spec = replace(
+            spec,
+            seed=seed,
+            env=tuple(replace(env, seed=env.seed + seed * SEED_STEP) for env in spec.env),
+        )
+        single = isinstance(spec.to_mapping()["env"], dict)
+        firsts = (
+            f"env.{'' if single else f'{index}.'}seed={env.seed}"
+            for index, env in enumerate(spec.env)
+        )
+        overrides = (*overrides, f"seed={seed}", *firsts)
         name = "-".join([part.name or path.stem, trainer, *map(_word, values), str(seed)])
-        spec = replace(spec, seed=seed, env=replace(spec.env, seed=first))
         yield Planned(name, path, trainer, overrides, spec)
 
 

@@ -189,6 +189,11 @@ class PackedTrajectory:
         return self.failure is None
 
     @property
+    def environment(self) -> str:
+        """Name of its environment in a run of several; else empty."""
+        return self.task.name
+
+    @property
     def total_reward(self) -> float:
         """Undiscounted return."""
         return sum(self.rewards)

@@ -26,6 +26,8 @@ class Task:
     """Seed given to `reset`."""
     params: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Parameters given to `make`."""
+    name: str = ""
+    """Name of the environment in a run of several (`gem.experiment.mixtures`); else empty."""
 
     def make(self) -> Env:
         """Make the environment (not yet reset)."""
@@ -33,12 +35,13 @@ class Task:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready mapping."""
-        return {"env_id": self.env_id, "seed": self.seed, "params": dict(self.params)}
+        named = {"name": self.name} if self.name else {}
+        return {"env_id": self.env_id, "seed": self.seed, "params": dict(self.params), **named}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Task:
         """Rebuild from `to_dict`."""
-        return cls(data["env_id"], int(data["seed"]), dict(data["params"]))
+        return cls(data["env_id"], int(data["seed"]), dict(data["params"]), data.get("name", ""))
 
 
 @dataclass(frozen=True)

@@ -240,6 +240,11 @@ class Trajectory:
         return self.failure is None
 
     @property
+    def environment(self) -> str:
+        """Name of its environment in a run of several; else empty."""
+        return self.task.name
+
+    @property
     def rewards(self) -> list[float]:
         """Reward of each turn."""
         return [turn.reward for turn in self.turns]

@@ -61,6 +61,7 @@ def give_advantages(
     gamma: float,
     lam: float,
     max_failed_fraction: float,
+    normalise: str = "batch",
     gather: Gather = lambda mine: [mine],
     rank: int = 0,
 ) -> list[list[float]]:
@@ -73,6 +74,7 @@ def give_advantages(
         gamma: Discount per turn.
         lam: GAE's lambda per turn.
         max_failed_fraction: Share of failed episodes in the whole batch above which this stops.
+        normalise: What ReBN's statistics are over; see `gem.experiment.estimate`.
         gather: Hands an object to all ranks; by default there is one.
         rank: This one's place among them.
 
@@ -87,7 +89,9 @@ def give_advantages(
     batch = [PackedTrajectory.from_bytes(head) for part in parts for head, _ in part]
     settings.check_episodes(batch, max_failed_fraction)
     values = [each for part in parts for _, each in part]
-    per_turn, targets = estimate.turn_advantages(name, batch, gamma=gamma, lam=lam, values=values)
+    per_turn, targets = estimate.turn_advantages(
+        name, batch, gamma=gamma, lam=lam, values=values, normalise=normalise
+    )
     first = sum(map(len, parts[:rank]))
     for row in rows:
         at = first + row.episode

@@ -8,9 +8,9 @@ from typing import Any
 from oat.algorithms.ppo_multiturn import MultiTurnFeedbackCollector
 from torch.utils.data import Dataset
 
+from gem.experiment.mixtures import Tasks
 from gem.experiment.tasksets import DatasetRow
 from gem.packed import PackedTrajectory
-from gem.tasks import TaskSet
 from gem.training import metrics
 
 SHOWN = ("episodes", "failed_episodes", "return_mean", "success_rate", "turns_mean", "rollout_s")
@@ -25,7 +25,7 @@ class Batches(Dataset[tuple[list[str], list[str], list[str]]]):
     of tasks, as do the samplers of PyTorch that oat uses.
     """
 
-    def __init__(self, tasks: TaskSet, batch: int, ranks: int, rank: int) -> None:
+    def __init__(self, tasks: Tasks, batch: int, ranks: int, rank: int) -> None:
         self._tasks, self._batch, size = tasks, batch, batch // ranks
         self._share = range(size * rank, size * (rank + 1))
 

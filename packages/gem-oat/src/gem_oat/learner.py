@@ -106,6 +106,7 @@ class Learner(PPOMultiTurnLearner):  # type: ignore[misc]
             gamma=args.gamma,
             lam=args.lam,
             max_failed_fraction=gem.max_failed_fraction,
+            normalise=gem.normalise,
             gather=_all_gather,
             rank=dist.get_rank(),
         )

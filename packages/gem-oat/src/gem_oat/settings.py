@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields, make_dataclass, replace
+from dataclasses import dataclass, field, fields, make_dataclass
 from typing import Any, get_type_hints
 
 import tyro
@@ -13,10 +13,10 @@ from oat.algorithms.ppo import PPOArgs
 from oat.args import default_args_validation
 
 from gem.advantage import ADVANTAGES
+from gem.experiment.mixtures import Tasks, parse_tasks, run_tasks
 from gem.experiment.tasksets import Source, parse_sources
 from gem.rollout import Budget
 from gem.tables import json_or_text, setting
-from gem.tasks import TaskSet
 from gem.training.settings import COMPARING, Refusal, Settings, refuse_values
 
 
@@ -25,7 +25,9 @@ class GemSettings(Settings):
     """GEM's settings; each is a flag `--gem_<name>`, but `turn_tokens`, for which oat has flags."""
 
     tasks: str = setting(
-        "task set to train on, gem:<env id>?seed=0&<parameter>=<value>", "", check=TaskSet.parse
+        "task set or mixture to train on, gem:<env id>?seed=0&<parameter>=<value>",
+        "",
+        check=parse_tasks,
     )
     """Its `n` is not looked at."""
     eval: str = setting("task sets to evaluate on, separated by spaces: gem:...?n=64#name=...", "")
@@ -103,9 +105,9 @@ class Args(_flags()):  # type: ignore[misc]
         gpus = int(self.gpus)
         return (gpus if self.collocate or gpus == 1 else (gpus + 1) // 2) * int(self.num_groups)
 
-    def train_tasks(self) -> TaskSet:
+    def train_tasks(self) -> Tasks:
         """All tasks of the run, `rollout_batch_size` an iteration."""
-        return replace(TaskSet.parse(self.gem.tasks), n=self.iterations * self.rollout_batch_size)
+        return run_tasks(self.gem.tasks, self.iterations, int(self.rollout_batch_size))
 
     def sources(self) -> list[Source]:
         """What is evaluated on.

@@ -80,7 +80,7 @@ class GemExperienceMaker(RemoteExperienceMaker):  # type: ignore[misc]
         if self.gem.advantage is None:
             experiences = list(super().compute_advantages_and_returns(experiences))
         else:
-            per_turn = self._turn_advantages(experiences, rows, self.gem.advantage)
+            per_turn = self._turn_advantages(experiences, rows, self.gem)
             leave_out(experiences, rows)
         if self.gem.record_dir is not None:
             recording(self.gem.record_dir, self.gem.record).keep_batch(
@@ -91,9 +91,12 @@ class GemExperienceMaker(RemoteExperienceMaker):  # type: ignore[misc]
             )
         return experiences
 
-    def _turn_advantages(self, experiences: list[Any], rows: list[Row], name: str) -> PerTurn:
+    def _turn_advantages(
+        self, experiences: list[Any], rows: list[Row], settings: Settings
+    ) -> PerTurn:
         """Fill in the experiences; return the advantages."""
-        flags = self.args.algo.advantage
+        flags, name = self.args.algo.advantage, settings.advantage
+        assert name is not None
         rewards = self._rewards(experiences, rows)
         values = None
         if name == "gae":
@@ -106,6 +109,7 @@ class GemExperienceMaker(RemoteExperienceMaker):  # type: ignore[misc]
             scale=not flags.no_std_norm,
             rewards=rewards,
             values=values,
+            normalise=settings.normalise,
         )
         for experience in experiences:
             experience.advantages = torch.zeros(experience.action_mask.shape)

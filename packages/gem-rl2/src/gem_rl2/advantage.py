@@ -109,7 +109,13 @@ def compute(
     added = _added(batch, episodes)
     rewards = adjusted_rewards(trajectories, [e.over_turns(added) for e in episodes])
     per_turn, targets = turn_advantages(
-        name, trajectories, gamma=keys.gamma, lam=keys.lam, rewards=rewards, values=values
+        name,
+        trajectories,
+        gamma=keys.gamma,
+        lam=keys.lam,
+        rewards=rewards,
+        values=values,
+        normalise=settings.normalise,
     )
     batch["advantages"] = write_all(torch.zeros(batch["states"].shape), episodes, per_turn)
     if values is not None:

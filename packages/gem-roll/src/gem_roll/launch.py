@@ -18,6 +18,7 @@ from gem.errors import ConfigurationError
 from gem.experiment.hardware import Hardware
 from gem.experiment.runspec import RunSpec
 from gem.tables import flatten
+from gem.tasks import TaskSet
 from gem.training import launch, platforms
 from gem.training.platforms import Platform
 from gem_roll.checkout import LAUNCHER, check_roll
@@ -95,8 +96,9 @@ def _config(
     tree: Tree = json.loads(text)
     train = tree["custom_envs"]["train"]
     for source in spec.evaluations:
-        tasks = {"env_type": source.tasks.env_id, "env_config": dict(source.tasks.params)}
-        own = {"first_seed": source.tasks.seed, "temperature": source.temperature}
+        first = source.tasks[0]
+        tasks = {"env_type": first.env_id, "env_config": dict(first.params)}
+        own = {"first_seed": first.seed, "temperature": source.temperature, "tasks": None}
         tree["custom_envs"][f"eval:{source.name}"] = train | tasks | {"gem": train["gem"] | own}
     for key, value in settings.items():
         *tables, name = key.split(".")
@@ -111,14 +113,17 @@ def _config(
 
 def _computed(spec: RunSpec, hardware: Hardware) -> Tree:
     """Return what is not in the spec or the hardware as ROLL wants it, by the template's names."""
-    algorithm, length = spec.algorithm, spec.policy.tokens
+    algorithm, length, tasks = spec.algorithm, spec.policy.tokens, spec.task_set
     step = spec.episodes // algorithm.minibatches // hardware.ranks
     fitting = launch.pass_tokens(spec, hardware) // length
     rows = max(n for n in range(1, min(step, fitting) + 1) if step % n == 0)
     attention = launch.attention(spec, hardware).replace("flash_attention_2", "fa2")
     evaluated = {f"eval:{each.name}": len(each.tasks) for each in spec.evaluations} or {"train": 1}
     return {
-        ".params": dict(spec.env.params),
+        ".env_type": tasks[0].env_id,
+        ".params": dict(tasks[0].params),
+        ".first_seed": tasks[0].seed,
+        ".tasks": None if isinstance(tasks, TaskSet) else tasks.uri,
         "policy.template_kwargs": spec.policy.template_kwargs,
         ".eval_steps": spec.eval_every,
         ".episodes": spec.episodes,

@@ -124,7 +124,9 @@ def compute(
         raise RolloutError("no token of this batch was sampled: there is nothing to train on")
     name = settings.advantage
     values = [e.at_turns(data.batch["values"]) for e in episodes] if name == "gae" else None
-    per_turn, targets = turn_advantages(name, trajectories, gamma=gamma, lam=lam, values=values)
+    per_turn, targets = turn_advantages(
+        name, trajectories, gamma=gamma, lam=lam, values=values, normalise=settings.normalise
+    )
     advantages = write_all(torch.zeros(mask.shape), episodes, per_turn)
     data.batch["advantages"] = advantages
     data.batch["raw_advantages"] = advantages.clone()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gem.advantage import ADVANTAGES
+from gem.experiment.mixtures import parse_tasks
 from gem.rollout.play import Budget
 from gem.tables import setting
 from gem.training.settings import Settings, check_estimator, check_group_size, refuse_values
@@ -25,6 +26,11 @@ class GemSettings(Settings):
     prompt_tokens: int = setting("most tokens of a fresh prompt", 1024, least=1)
     response_tokens: int | None = setting("most after it; by default the rest", None, least=1)
     first_seed: int = setting("seed of the first task; ROLL's own seeds are random", 0)
+    tasks: str | None = setting(
+        "task set or mixture that is played instead, gem:...; env_type and env_config say nothing",
+        None,
+        check=parse_tasks,
+    )
     temperature: float | None = setting("by default ROLL's; 0 is greedy", None, least=0)
 
     @classmethod

@@ -72,7 +72,7 @@ class Row(PlacedRow):
 
 
 def batch_rows(
-    episodes: Sequence[Trajectory], advantage: str, gamma: float
+    episodes: Sequence[Trajectory], advantage: str, gamma: float, normalise: str = "batch"
 ) -> tuple[list[Row], PerTurn]:
     """Return the rows of all episodes that count, and the advantages `[episode][turn]`.
 
@@ -82,8 +82,9 @@ def batch_rows(
         episodes: A whole batch: statistics are over all of its turns.
         advantage: Estimator of `gem.advantage`.
         gamma: Discount per turn.
+        normalise: What ReBN's statistics are over; see `gem.experiment.estimate`.
     """
-    per_turn, _ = turn_advantages(advantage, episodes, gamma=gamma)
+    per_turn, _ = turn_advantages(advantage, episodes, gamma=gamma, normalise=normalise)
     rows = [row for row in placed_rows(episodes, Row) if row.sampled]
     for row in rows:
         row.advantages = np.asarray(row.tokens.spread(per_turn[row.episode]), np.float32)

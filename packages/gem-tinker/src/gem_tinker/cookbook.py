@@ -30,8 +30,9 @@ from tinker_cookbook.tokenizer_utils import get_tokenizer
 from gem.errors import ConfigurationError
 from gem.executors.asynchronous import AsyncEnv
 from gem.executors.held import STEP_TIMEOUT_S, EnvFailedError
+from gem.experiment.mixtures import Tasks, parse_tasks
 from gem.rollout import Budget, ChatFormat, Episode, Prompting, Sample, together
-from gem.tasks import Task, TaskSet
+from gem.tasks import Task
 from gem.training import settings
 from gem.trajectory import Failure, Trajectory
 
@@ -202,7 +203,7 @@ class GemGroupBuilder(rl.EnvGroupBuilder):  # type: ignore[misc]
 class GemDataset(rl.RLDataset):  # type: ignore[misc]
     """Batches of consecutive tasks."""
 
-    tasks: TaskSet
+    tasks: Tasks
     dataset: GemDatasetBuilder
     """How to play, and the size of a batch."""
 
@@ -244,14 +245,14 @@ class GemDatasetBuilder(rl.RLDatasetBuilder):  # type: ignore[misc]
         Raises:
             ConfigurationError: A task set is malformed or has less than a batch.
         """
-        train, size = TaskSet.parse(self.train), self.groups_per_batch
+        train, size = parse_tasks(self.train), self.groups_per_batch
         if len(train) < size:
             raise ConfigurationError(f"train: n={len(train)} is less than groups_per_batch={size}")
         return GemDataset(train, self), None if self.test is None else self.test_set(self.test)
 
     def test_set(self, uri: str) -> GemDataset:
         """Return a task set as one batch with an episode a task."""
-        tasks = TaskSet.parse(uri)
+        tasks = parse_tasks(uri)
         return GemDataset(tasks, chz.replace(self, groups_per_batch=len(tasks), group_size=1))
 
     def evaluator(self, uri: str, name: str, retries: int = 1) -> metric_util.RLTestSetEvaluator:

@@ -56,6 +56,8 @@ class Config(cookbook.Config):  # type: ignore[misc]
     """Estimator of `gem.advantage`, over all turns of a batch."""
     gamma: float = 1.0
     """Discount per turn."""
+    normalise: str = "batch"
+    """What ReBN's statistics are over: `batch`, or `environment` of a mixture."""
     loss_aggregation: str = "token-mean"
     """`token-mean` or `row-mean-token-sum`."""
     server: str = "auto"
@@ -118,7 +120,9 @@ class Batches:
         _, metrics, usage = await self._prepare(builders, groups, *args, **kwargs)
         episodes = [played.episode for group in groups for played in group.trajectories_G]
         lost = self.strategy.end_batch(len(episodes))
-        rows, per_turn = batch_rows(episodes, self.config.advantage, self.config.gamma)
+        rows, per_turn = batch_rows(
+            episodes, self.config.advantage, self.config.gamma, self.config.normalise
+        )
         # `train_step` splits the datums alike: each part is an update, with a mean of its own.
         parts = split_list(rows, min(self.config.minibatches, len(rows)))
         datums = [datum for part in parts for datum in to_datums(part, self.objective, mask=True)]

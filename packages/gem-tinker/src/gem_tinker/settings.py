@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gem.advantage import ADVANTAGES
 from gem.experiment import tasksets
+from gem.experiment.mixtures import Tasks, parse_tasks, run_tasks
 from gem.tables import assignments, filled, setting
-from gem.tasks import TaskSet
 from gem.training import settings
 
 SERVERS = ("auto", "hosted", "skyrl_train", "skyrl_jax")
@@ -34,7 +34,7 @@ class Config(settings.Settings):
     """A direct run: `Settings`, which says how episodes are played, and the rest."""
 
     model: str = setting("base model, by the name the server knows it by", check=filled)
-    train: str = setting("task set, whose `n` is not looked at", check=TaskSet.parse)
+    train: str = setting("task set or mixture, whose `n` is not looked at", check=parse_tasks)
     """`gem:<environment id>?seed=...&<parameter>=<value>`"""
     eval: str = setting("task sets to evaluate on, separated by spaces", "")
     """`gem:...?n=64#name=...&temperature=...`"""
@@ -90,9 +90,9 @@ class Config(settings.Settings):
         settings.check_group_size(self.advantage, "group_size", self.group_size)
         self.sources()
 
-    def train_tasks(self) -> TaskSet:
+    def train_tasks(self) -> Tasks:
         """Return all tasks of the run, `tasks` an iteration."""
-        return replace(TaskSet.parse(self.train), n=self.iterations * self.tasks)
+        return run_tasks(self.train, self.iterations, self.tasks)
 
     def sources(self) -> list[tasksets.Source]:
         """Return what is evaluated on.

@@ -161,7 +161,12 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         if evaluation is None:
             check_episodes(everyone, self.gem.max_failed_fraction)
             # Of all processes: ReBN's statistics are the batch's, and processes may share a group.
-            per_turn, _ = turn_advantages(self.gem.advantage, everyone, gamma=self.gem.gamma)
+            per_turn, _ = turn_advantages(
+                self.gem.advantage,
+                everyone,
+                gamma=self.gem.gamma,
+                normalise=self.gem.normalise,
+            )
             self._batch = everyone, per_turn, {"rollout_s": time.perf_counter() - began}
         else:
             self._recording.keep_evaluated(evaluation, everyone)

@@ -55,6 +55,8 @@ class Episode:
     """Reward of each turn."""
     valid: bool = True
     """False: lost to infrastructure."""
+    environment: str = ""
+    """Name of its environment in a run of several."""
 
 
 @dataclass
@@ -69,6 +71,8 @@ class Batch:
     """Environment rewards `[rows, response]`, where verl adds a KL penalty to the rewards."""
     advantages: PerTurn | None = None
     """Set by the estimator: `[episode][turn]`."""
+    normalise: str = "batch"
+    """What ReBN's statistics are over; see `gem.experiment.estimate`."""
 
 
 _GIVEN: ContextVar[Batch | None] = ContextVar("gem_verl_batch", default=None)
@@ -127,6 +131,7 @@ def estimate(
         scale=bool(config.get("norm_adv_by_std_in_grpo", True)),
         rewards=rewards,
         values=values,
+        normalise=batch.normalise,
     )
     advantages = write_all(torch.zeros_like(token_level_rewards), episodes, batch.advantages)
     return advantages, write_all(torch.zeros_like(token_level_rewards), episodes, targets)

@@ -18,6 +18,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from torch.utils.data import Dataset
 
+from gem.experiment.mixtures import samples
 from gem.experiment.tasksets import Source, encode_task, task_at
 from gem.training.preflight import check
 from gem_verl.settings import check_config
@@ -55,7 +56,7 @@ class GemDataset(Dataset[dict[str, Any]]):
         """
         files = [data_files] if isinstance(data_files, str) else list(data_files)
         self.sources = [Source.parse(str(text)) for text in files]
-        check(source.tasks[0] for source in self.sources)
+        check(task for source in self.sources for task in samples(source.tasks))
         total = sum(len(source.tasks) for source in self.sources)
         self._n = total if max_samples < 0 else min(total, max_samples)
         if OmegaConf.is_config(config):

@@ -176,7 +176,8 @@ def _run(spec: RunSpec, run_dir: Path, hardware: Hardware) -> dict[str, Any]:
     """verl's settings of the data, of the whole run and of its folders."""
     train = spec.task_set
     # verl wants validation data even if it never validates.
-    none = Source(TaskSet(train.env_id, 1, train.seed, train.params), "none")
+    first = train[0]
+    none = Source(TaskSet(first.env_id, 1, first.seed, first.params), "none")
     return {
         "data.train_files": train.uri,
         "data.val_files": [source.text for source in spec.evaluations or [none]],

@@ -88,6 +88,8 @@ def _refusals(config: Any, settings: Settings) -> Iterator[Refusal]:
     yield "trainer.v1.trainer_mode", mode not in MODES, others
     silent = f"trainer_mode={mode} cannot record; {_SUGGESTION}"
     yield "gem.record_dir", settings.record_dir is not None and not ours, silent
+    apart = f"trainer_mode={mode} does not know the environment of a row; {_SUGGESTION}"
+    yield "gem.normalise", settings.normalise != "batch" and not ours, apart
     estimator, correction = str(algorithm.adv_estimator), algorithm.get("rollout_correction") or {}
     masked = correction.get("rollout_rs") and estimator.startswith("gem_")
     torn = f"it removes tokens from the mask by which turns are found; {_SUGGESTION}"

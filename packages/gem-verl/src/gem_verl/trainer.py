@@ -150,6 +150,7 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
         self._batch, self._trajectories = grouped(
             batch.keys, _column(data["extra_fields"]), _column(data["index"])
         )
+        self._batch.normalise = self._settings.normalise
         rows = self._rows()
         # The same order in every run: ranks get the same rows and make the same sums.
         batch.reorder([row.place for row in rows])
@@ -328,7 +329,9 @@ def grouped(
         trajectory = PackedTrajectory.from_bytes(extra_fields[rows[-1].place]["gem"]["episode"])
         rewards = trajectory.rewards if trajectory.valid else []
         group = groups.setdefault(uid, len(groups))
-        batch.episodes.append(Episode(group, rows, rewards, trajectory.valid))
+        batch.episodes.append(
+            Episode(group, rows, rewards, trajectory.valid, trajectory.environment)
+        )
         trajectories.append(trajectory)
     return batch, trajectories
 

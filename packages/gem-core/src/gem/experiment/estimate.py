@@ -10,6 +10,9 @@ from typing import Protocol, TypeAlias
 
 from gem.advantage import TurnTable, advantages
 
+NORMALISE = ("batch", "environment")
+"""What the statistics of ReBN may be over: `algorithm.normalise` of a RunSpec."""
+
 PerTurn: TypeAlias = list[list[float]]
 """A number for each turn, `[episode][turn]`."""
 
@@ -28,6 +31,25 @@ class HasTurns(Protocol):
     @property
     def valid(self) -> bool:
         """False: the episode failed and is in no statistic."""
+
+    @property
+    def environment(self) -> str:
+        """Name of its environment in a run of several (`gem.tasks.Task.name`)."""
+
+
+def environment_parts(
+    episodes: Sequence[HasTurns], normalise: str = "environment"
+) -> list[int] | None:
+    """Return the part of a batch that each episode belongs to, from 0; None for one part.
+
+    Args:
+        episodes: The whole batch.
+        normalise: `algorithm.normalise` of a RunSpec; with `batch` all episodes are one part.
+    """
+    if normalise == "batch":
+        return None
+    numbers = {name: i for i, name in enumerate(sorted({e.environment for e in episodes}))}
+    return [numbers[episode.environment] for episode in episodes]
 
 
 def adjusted_rewards(episodes: Iterable[HasTurns], added: Iterable[Sequence[float]]) -> PerTurn:
@@ -53,6 +75,7 @@ def turn_advantages(
     rewards: Sequence[Sequence[float]] | None = None,
     values: Sequence[Sequence[float]] | None = None,
     parts: Sequence[int] | None = None,
+    normalise: str = "batch",
 ) -> tuple[PerTurn, PerTurn]:
     """Return the advantage of every turn, and the target of the critic's value.
 
@@ -65,6 +88,7 @@ def turn_advantages(
         rewards: Instead of the episodes' own, `[episode][turn]`; see `adjusted_rewards`.
         values: The critic's value before each turn, `[episode][turn]`; needed by `gae`.
         parts: Part of the batch that each episode belongs to, from 0; statistics are within it.
+        normalise: `environment` is short for `parts=environment_parts(episodes)`.
 
     Raises:
         ConfigurationError: The estimator is unknown or lacks values, a parameter is out of range,
@@ -75,7 +99,7 @@ def turn_advantages(
         groups=[episode.group for episode in episodes],
         valid=[episode.valid for episode in episodes],
         values=values,
-        parts=parts,
+        parts=environment_parts(episodes, normalise) if parts is None else parts,
     )
     advantage, target = advantages(name, table, gamma=gamma, lam=lam, scale=scale)
     return table.split(advantage), table.split(target)

@@ -11,6 +11,8 @@ from typing import Any
 
 from gem.advantage import ADVANTAGES
 from gem.errors import ConfigurationError
+from gem.experiment.estimate import NORMALISE
+from gem.experiment.mixtures import SEEDS, EnvPart, Mixture, Tasks
 from gem.experiment.tasksets import Source, check_names
 from gem.rollout.play import Budget
 from gem.rollout.prompting import Prompting
@@ -19,15 +21,6 @@ from gem.tasks import Task, TaskSet
 
 MAX_FAILED_FRACTION = 0.1
 """Default of the share of failed episodes above which a run stops."""
-
-
-@dataclass(frozen=True)
-class EnvPart:
-    """Training environment."""
-
-    id: str = setting("registered environment id", check=filled)
-    params: Mapping[str, Any] = setting("parameters given to `gem.make`", {})
-    seed: int = setting("task j of iteration k has seed `seed + k * tasks + j`", 0)
 
 
 @dataclass(frozen=True)
@@ -88,6 +81,12 @@ class AlgorithmPart:
     advantage: str = setting("estimator of `gem.advantage`", choices=ADVANTAGES)
     gamma: float = setting("discount per turn", 1.0, least=0, most=1)
     lam: float = setting("GAE's lambda per turn", 1.0, least=0, most=1)
+    normalise: str = setting(
+        "what ReBN's mean and standard deviation are over: the turns of a batch, or those of each "
+        "environment in it",
+        NORMALISE[0],
+        choices=NORMALISE,
+    )
     clip: float = setting("clip range of the probability ratio", 0.2, above=0)
     epochs: int = setting("passes over a batch", 1, least=1)
     minibatches: int = setting("optimiser steps per pass", 1, least=1)
@@ -146,7 +145,7 @@ class RunSpec:
     """Everything that defines a learning problem and nothing about a trainer."""
 
     name: str = setting("name of the experiment", check=filled)
-    env: EnvPart = setting("training environment")
+    env: tuple[EnvPart, ...] = setting("training environment, or several")
     policy: PolicyPart = setting("model and context")
     algorithm: AlgorithmPart = setting("advantage and loss")
     optimizer: OptimizerPart = setting("optimiser")
@@ -163,7 +162,7 @@ class RunSpec:
             ConfigurationError: A key is unknown or missing, or its value has the wrong type or
                 range; the message names the key as `table.key`.
         """
-        spec = build(cls, data)
+        spec = build(cls, _with_environments(data))
         if spec.algorithm.minibatches > spec.episodes:
             raise ConfigurationError(
                 f"algorithm.minibatches must be at most the number of episodes in a batch, "
@@ -173,6 +172,7 @@ class RunSpec:
         if spec.policy.lora_init is not None and not spec.policy.lora_rank:
             raise ConfigurationError("policy.lora_init: needs a policy.lora_rank above 0")
         check_names([part.name for part in spec.eval], "eval")
+        spec._check_mixture()
         return spec
 
     @classmethod
@@ -195,8 +195,17 @@ class RunSpec:
             raise ConfigurationError(f"{path}: {error}") from error
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return a JSON-ready mapping that `from_mapping` reads back."""
-        return asdict(self)
+        """Return a JSON-ready mapping that `from_mapping` reads back.
+
+        `env` is a table where there is one environment, else an array of tables.
+        """
+        found = asdict(self)
+        if len(self.env) == 1:
+            [env] = found["env"]
+            defaults = asdict(EnvPart(self.env[0].id))
+            always = ("id", "params", "seed")
+            found["env"] = {k: v for k, v in env.items() if k in always or v != defaults[k]}
+        return found
 
     @property
     def budget(self) -> Budget:
@@ -205,10 +214,12 @@ class RunSpec:
         return Budget(p.turn_tokens, p.response_tokens, p.prompt_tokens, p.turns)
 
     @property
-    def task_set(self) -> TaskSet:
+    def task_set(self) -> Tasks:
         """All training tasks, in order, `training.tasks` an iteration."""
-        n = self.training.iterations * self.training.tasks
-        return TaskSet(self.env.id, n, self.env.seed, self.env.params)
+        n, [env, *others] = self.training.iterations * self.training.tasks, self.env
+        if others or env.schedule or env.name is not None:
+            return Mixture(self.env, n, self.training.tasks)
+        return TaskSet(env.id, n, env.seed, env.params)
 
     @property
     def episodes(self) -> int:
@@ -229,6 +240,52 @@ class RunSpec:
         ]
 
     def train_tasks(self, iteration: int) -> list[Task]:
-        """Return the tasks of an iteration: one for each of its `training.tasks` seeds."""
-        first = self.env.seed + iteration * self.training.tasks
-        return [Task(self.env.id, first + j, self.env.params) for j in range(self.training.tasks)]
+        """Return the tasks of an iteration, `training.tasks` of them."""
+        first = iteration * self.training.tasks
+        return self.task_set[first : first + self.training.tasks]
+
+    def _check_mixture(self) -> None:
+        """Refuse environments without a task, and changes that never happen."""
+        iterations, n = self.training.iterations, self.training.iterations * self.training.tasks
+        mixture = Mixture(self.env, n, self.training.tasks)
+        for index, env in enumerate(self.env):
+            key = mixture.key(index)
+            if index in mixture.never:
+                raise ConfigurationError(
+                    f"{key}.weight: none of the {n} tasks of this run (training.iterations * "
+                    f"training.tasks) is of {env.shown!r}; it needs a larger weight, got "
+                    f"{env.weight:g}"
+                )
+            for number, stage in enumerate(env.schedule):
+                if stage.iteration >= iterations:
+                    raise ConfigurationError(
+                        f"{key}.schedule[{number}].iteration: the run has the iterations 0 to "
+                        f"{iterations - 1}, got {stage.iteration}"
+                    )
+
+
+def completed(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the mapping of a recorded spec with the settings that its version did not have.
+
+    Args:
+        mapping: Of `RunSpec.to_mapping`; anything else is returned as it is.
+    """
+    try:
+        return RunSpec.from_mapping(mapping).to_mapping()
+    except ConfigurationError:
+        return dict(mapping)
+
+
+def _with_environments(data: Any) -> Any:
+    """Return a spec's data with `env` as an array, in which every environment has its own seeds."""
+    if not isinstance(data, Mapping) or "env" not in data:
+        return data
+    env = data["env"]
+    if not isinstance(env, list | tuple):
+        build(EnvPart, env, "env.")
+        return {**data, "env": [env]}
+    tables = (
+        {"seed": i * SEEDS, **each} if isinstance(each, Mapping) else each
+        for i, each in enumerate(env)
+    )
+    return {**data, "env": [*tables]}

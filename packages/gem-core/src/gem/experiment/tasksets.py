@@ -18,7 +18,8 @@ from typing import Any, TypeAlias
 from urllib.parse import parse_qsl, quote
 
 from gem.errors import ConfigurationError, exit_status
-from gem.tasks import Task, TaskSet
+from gem.experiment.mixtures import Tasks, parse_tasks, samples
+from gem.tasks import Task
 
 Line: TypeAlias = "Callable[[DatasetRow], Mapping[str, Any]]"
 """Makes a trainer's columns of a row."""
@@ -26,9 +27,9 @@ Line: TypeAlias = "Callable[[DatasetRow], Mapping[str, Any]]"
 
 @dataclass(frozen=True)
 class Source:
-    """A task set and the settings of its evaluation."""
+    """A task set or mixture, and the settings of its evaluation."""
 
-    tasks: TaskSet
+    tasks: Tasks
     name: str
     """Name in the trainer's metrics."""
     temperature: float | None = None
@@ -42,7 +43,7 @@ class Source:
             ConfigurationError: The text is malformed; the message names the part.
         """
         uri, _, fragment = text.partition("#")
-        tasks = TaskSet.parse(uri)
+        tasks = parse_tasks(uri)
         options = dict(parse_qsl(fragment, keep_blank_values=True))
         name = options.pop("name", tasks.env_id)
         temperature = options.pop("temperature", None)
@@ -168,7 +169,8 @@ def dataset_rows(texts: Sequence[str], *, evaluation: bool) -> Iterator[DatasetR
     """
     sources = parse_sources(texts, "dataset", unique=evaluation)
     for source in sources:
-        source.tasks[0].make().close()
+        for task in samples(source.tasks):
+            task.make().close()
     number = 0
     for source in sources:
         for task in source.tasks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -52,8 +53,9 @@ def episode_metrics(
         (undiscounted return, population standard deviation), `turns_mean`, `tokens_per_episode`
         (sampled), `format_error_rate` (episodes with a format error), `truncated_rate` (ended by
         the environment's limit or a budget), `drift_rate` (episodes that re-rendering would have
-        changed), and `length_stop_rate` (turns cut by a token limit). Without a valid episode the
-        these are left out.
+        changed), and `length_stop_rate` (turns cut by a token limit). Without a valid episode
+        these are left out. Of each environment that has a name (`Task.name`) and a valid episode
+        there are also those of `environment_metrics`.
     """
     valid = [t for t in trajectories if t.valid]
     turns = sum(len(t.rewards) for t in valid)
@@ -82,7 +84,34 @@ def episode_metrics(
         drift_rate=sum(t.drifted for t in valid) / n,
         length_stop_rate=sum(t.length_stops for t in valid) / max(turns, 1),
     )
-    return metrics
+    return metrics | environment_metrics(valid)
+
+
+ENVIRONMENT = re.compile(r"env/(?P<name>.+)/(?P<metric>[^/]+)")
+"""What metrics of one environment are called."""
+
+
+def environment_metrics(episodes: Sequence[Played]) -> dict[str, float]:
+    """Summarise the episodes of each environment of a run of several.
+
+    Args:
+        episodes: The valid ones of a batch.
+
+    Returns:
+        `env/<name>/share` (of the episodes), and `success_rate`, `return_mean` and `turns_mean` of
+        its episodes likewise; nothing where environments have no names.
+    """
+    found: dict[str, float] = {}
+    for name in sorted({t.environment for t in episodes} - {""}):
+        own = [t for t in episodes if t.environment == name]
+        metrics = {
+            "share": len(own) / len(episodes),
+            "success_rate": sum(t.success for t in own) / len(own),
+            "return_mean": statistics.fmean(t.total_reward for t in own),
+            "turns_mean": sum(len(t.rewards) for t in own) / len(own),
+        }
+        found |= {f"env/{name}/{metric}": value for metric, value in metrics.items()}
+    return found
 
 
 def update_metrics(steps: Sequence[Mapping[str, float]], first: int = 1) -> dict[str, float]:

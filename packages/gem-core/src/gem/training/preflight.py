@@ -15,14 +15,15 @@ import sys
 from collections.abc import Iterable
 
 from gem.errors import ConfigurationError, exit_status
+from gem.experiment.mixtures import samples
 from gem.experiment.runspec import RunSpec
 from gem.tasks import Task
 
 
 def environments(spec: RunSpec) -> list[Task]:
-    """Return the first task of the training environment and of every evaluation."""
+    """Return a task of every training environment, with all parameters, and every evaluation."""
     evals = [Task(part.id, part.seed, part.params) for part in spec.eval]
-    return [spec.train_tasks(0)[0], *evals]
+    return [*samples(spec.task_set), *evals]
 
 
 def check(tasks: Iterable[Task]) -> None:

@@ -19,6 +19,7 @@ from gem.advantage import ADVANTAGES
 from gem.errors import ConfigurationError, RolloutError
 from gem.executors.held import STEP_TIMEOUT_S
 from gem.executors.named import check_name
+from gem.experiment.estimate import NORMALISE
 from gem.experiment.runspec import MAX_FAILED_FRACTION
 from gem.packed import check_record
 from gem.rollout.play import Budget, Sampler, play
@@ -68,6 +69,12 @@ class Settings(Prompting):
         "what GEM_EXECUTOR says, else `thread`",
         None,
         check=check_name,
+    )
+    normalise: str = setting(
+        "what ReBN's mean and standard deviation are over: `batch`, or `environment`: the turns of "
+        "each environment of a mixture",
+        NORMALISE[0],
+        choices=NORMALISE,
     )
     seed: int | None = setting(
         "if set, every sampled turn has its own seed, so that the order of requests has no effect",
