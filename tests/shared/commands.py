@@ -49,10 +49,12 @@ def read_recipe(path: Path, trainer: str) -> RunSpec:
 def recipe_command(trainer: str, recipe: Path, machine: str, folder: Path) -> Launch:
     """Compile a recipe for a shipped machine; its files are written into the folder.
 
-    Of an experiment of hundreds of iterations two are left: rows of tasks are made for each.
+    Of an experiment of hundreds of iterations two are left, and no change of parameters after
+    them: rows of tasks are made for each.
     """
     spec = read_recipe(recipe, trainer)
-    spec = replace(spec, training=replace(spec.training, iterations=2))
+    env = tuple(replace(each, schedule=()) for each in spec.env)
+    spec = replace(spec, env=env, training=replace(spec.training, iterations=2))
     launch = find_adapter(trainer).compile(spec, run_dir=folder, hardware=SHIPPED[machine])
     for name, text in launch.files.items():
         folder.joinpath(name).write_text(text, encoding="utf-8")
