@@ -59,6 +59,8 @@ class Task:
     """Sentences about the conversation for a judge."""
     opening: str | None = None
     """The scripted user's first message, if it is not made from `reason`."""
+    identified: bool = False
+    """Whether the first message says who the customer is."""
 
 
 @cache

@@ -53,7 +53,7 @@ def next_action(scene: Scene, user: ScriptedUser, identified: str, tried: Collec
         write = scene.gold.writes[place]
         return tool_call(write) if place in user.confirmed else proposal(write)
     if scene.missing:
-        return f"Here is what you asked for: {', '.join(scene.missing)}. Anything else?"
+        return f"{', '.join(scene.missing)}. Is there anything else I can help you with?"
     if scene.gold.transfers:
         return tool_call(Call(TRANSFER, {"summary": "The request is outside of the policy."}))
     sorry = "" if scene.gold.writes or scene.task.communicate else "I am sorry, I cannot do this. "

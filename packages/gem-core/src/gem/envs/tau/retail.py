@@ -168,11 +168,12 @@ class Retail(Env):
             self.user = ScriptedUser()
         self.heard = self.user.opening(self.scene)
         self._over = False
-        task = self.task
-        return f"{prompt(self.tool_names)}\n\n# User\n\n{self.heard}", {
-            "index": self.index,
-            "task": task.id,
-        }
+        info = {"index": self.index, "task": self.task.id}
+        return f"{self._instructions()}\n\n# User\n\n{self.heard}", info
+
+    def _instructions(self) -> str:
+        """Return policy, form of an action and tools."""
+        return prompt(self.tool_names)
 
     def _choose(self, idx: Any) -> None:
         """Set `index`, the place of the episode's task."""

@@ -30,7 +30,7 @@ _IDENTITY = re.compile(r"e-?mail|zip|\bname\b|user ?id|verify|identi|authenticat
 _ORDER = re.compile(r"which order|order (?:id|number)", re.I)
 _PAYMENT = re.compile(r"payment|refund|credit card|paypal|gift card", re.I)
 _REASON = re.compile(r"\breason\b|\bwhy\b", re.I)
-_ADDRESS = re.compile(r"address", re.I)
+_ADDRESS = re.compile(r"(?<!mail )address", re.I)
 _WHAT = re.compile(r"\bitems?\b|option|variant|which|what|prefer|details|colou?r|size", re.I)
 _ORDER_ID = re.compile(r"#?W\d{7}")
 _ITEM_ID = re.compile(r"\b\d{10}\b")
@@ -96,6 +96,7 @@ class ScriptedUser:
     def opening(self, scene: Scene) -> str:
         """Return the first message: what the customer wants."""
         task = scene.task
+        self.identified = task.identified
         return first_person(task.reason) if task.opening is None else task.opening
 
     def reply(self, scene: Scene, message: str) -> str:
@@ -133,7 +134,8 @@ class ScriptedUser:
         answers = []
         if _IDENTITY.search(message):
             self.identified = True
-            answers.append(_identity(scene))
+            user = database()["users"][scene.gold.user_id]
+            answers.append(identity_words(user, knows_email(scene.task)))
         goals = [scene.gold.writes[place] for place in scene.pending]
         for pattern, answer in (
             (_ORDER, _told_order),
@@ -210,7 +212,7 @@ def _items_words(given: Any) -> str:
         if [each["name"] for each in order["items"]].count(item["name"]) > 1:
             what += f" ({_options(item['options'])})"
         if new_ids:
-            what += f" for one with {_options(_differing(item, new_ids[place]))}"
+            what += f" for one with {changed_words(item, new_ids[place])}"
         told.append(what)
     return _listed(told)
 
@@ -220,6 +222,11 @@ def _differing(item: Record, new: str) -> dict[str, str]:
     variant = database()["products"][item["product_id"]]["variants"].get(new, item)
     changed = {k: v for k, v in variant["options"].items() if item["options"].get(k) != v}
     return changed or variant["options"]
+
+
+def changed_words(item: Record, new: str) -> str:
+    """Return in which options a new variant differs from an item, in words."""
+    return _options(_differing(item, new))
 
 
 def _options(options: dict[str, str]) -> str:
@@ -249,9 +256,9 @@ def _address_words(given: Any) -> str:
     return ", ".join(given[part] for part in _ADDRESS_PARTS if given.get(part))
 
 
-def _identity(scene: Scene) -> str:
-    user = database()["users"][scene.gold.user_id]
-    if knows_email(scene.task):
+def identity_words(user: Record, email: bool) -> str:
+    """Return who a customer is, by e-mail address or by name and zip code."""
+    if email:
         return f"My e-mail address is {user['email']}."
     name = f"{user['name']['first_name']} {user['name']['last_name']}"
     return f"My name is {name} and my zip code is {user['address']['zip']}."
