@@ -17,7 +17,7 @@ from gem.errors import ConfigurationError, RolloutError
 from gem.multi import MultiAgentEnv, MultiStep
 from gem.packed import PackedTrajectory
 from gem.replay import difference, match_difference
-from gem.rollout import Budget, ChatFormat, Request, Sample, play, play_match
+from gem.rollout import Budget, ChatFormat, Request, Sample, play, play_match, play_tasks
 from gem.seat import Seat
 from gem.tasks import Task
 from gem.trajectory import Trajectory, turn_table
@@ -37,9 +37,13 @@ class Says:
     async def __call__(self, request: Request) -> Sample:
         text = self.texts[len(self.requests) % len(self.texts)]
         self.requests.append(request)
-        closing = self.tokenizer.convert_tokens_to_ids("<|im_end|>")
-        ids = [*self.tokenizer.encode(text, add_special_tokens=False), closing]
-        return Sample(ids, [-0.5] * len(ids), "stop", version=len(self.requests))
+        return said(self.tokenizer, text, version=len(self.requests))
+
+
+def said(tokenizer: Any, text: str, version: int | None = None) -> Sample:
+    closing = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    ids = [*tokenizer.encode(text, add_special_tokens=False), closing]
+    return Sample(ids, [-0.5] * len(ids), "stop", version=version)
 
 
 def match(task: Task, samplers: Any, tokenizer: Any, **given: Any) -> dict[str, Trajectory]:
@@ -81,14 +85,17 @@ def test_each_agent_has_a_token_exact_trajectory_of_its_own(tokenizer: Any) -> N
     assert "second takes 1 from pile 1." in str(played["first"].turns[1].observation)
     assert "second takes 1 from pile 2." in str(played["first"].final_observation)
     numbers = {agent: {r.episode for r in sampler.requests} for agent, sampler in samplers.items()}
-    assert numbers == {"first": {10}, "second": {11}}
+    assert len(numbers["first"]) == len(numbers["second"]) == 1
+    assert numbers["first"] != numbers["second"]
 
 
 def test_one_sampler_can_play_all_agents(small_tokenizer: Any) -> None:
     sampler = Says(small_tokenizer, "\\boxed{1 1}", "\\boxed{1 1}", "\\boxed{2 1}")
     played = match(NIM, sampler, small_tokenizer)
     assert [len(trajectory.turns) for trajectory in played.values()] == [2, 2]
-    assert [request.episode for request in sampler.requests] == [0, 1, 0, 1]
+    one, two, *rest = [request.episode for request in sampler.requests]
+    assert one != two
+    assert rest == [one, two]
 
 
 def test_agents_of_simultaneous_games_are_sampled_together(small_tokenizer: Any) -> None:
@@ -113,6 +120,95 @@ def test_agents_of_simultaneous_games_are_sampled_together(small_tokenizer: Any)
     assert most == 2
     assert played["row"].rewards == pytest.approx([1 / 3] * 3)
     assert played["column"].rewards == pytest.approx([-1 / 3] * 3)
+
+
+def test_tasks_are_played_in_rounds_as_each_alone_would_be(small_tokenizer: Any) -> None:
+    chat = ChatFormat(small_tokenizer)
+    hands = {"seat": "all", "on_illegal": "retry:1"}
+    tasks = [
+        Task("multi:KuhnPoker-v0", 3, hands),
+        Task("game:GuessTheNumber-v0-easy", 4, {"prompt": "short"}),
+        replace(RPS, params={**RPS.params, "seat": "all"}),
+        replace(RPS, params={**RPS.params, "opponent": "self", "seat": "column"}),
+        Task("multi:KuhnPoker-v0", 4, hands),
+    ]
+    says = ["\\boxed{rock}", "\\boxed{check}", "\\boxed{5}", "\\boxed{bet}", "\\boxed{call}"]
+    rounds: list[list[Request]] = []
+
+    def sample(requests: list[Request]) -> list[Sample]:
+        """Answer by the prompt alone, so that it does not matter who else asks."""
+        rounds.append(requests)
+        return [
+            said(small_tokenizer, says[sum(request.prompt_ids) % len(says)]) for request in requests
+        ]
+
+    played = play_tasks(tasks, sample, chat, budget=BUDGET, groups=[0, 1, 2, 2, 0])
+    alone = [
+        play_tasks([t], sample, chat, budget=BUDGET, groups=[g])
+        for t, g in zip(tasks, [0, 1, 2, 2, 0], strict=True)
+    ]
+    assert played == [each for [each] in alone]
+    assert [[t.agent for t in each] for each in played] == [
+        ["first", "second"],
+        [None],
+        ["row", "column"],
+        ["column"],
+        ["first", "second"],
+    ]
+    assert [t.group for each in played for t in each] == [0, 0, 1, 2, 2, 2, 0, 0]
+    # Those who move at the same time ask in one round; nobody has another's number.
+    numbers = [request.episode for request in rounds[0]]
+    assert len(set(numbers)) == len(numbers) == 1 + 1 + 2 + 2 + 1
+    assert [request.prompt_ids for request in rounds[0] if request.episode >= 0] == [
+        played[1][0].turns[0].context_ids
+    ]
+    both = {t.agent: t for t in played[2]}
+    assert match_difference(both) is None
+    assert both["column"].turns == played[3][0].turns
+
+
+def test_a_game_that_is_not_there_is_refused_by_name(small_tokenizer: Any) -> None:
+    def never(requests: list[Request]) -> list[Sample]:
+        raise AssertionError
+
+    chat = ChatFormat(small_tokenizer)
+    task = Task("game:Wordle-v0", 1, {"seat": "all"})
+    with pytest.raises(ConfigurationError, match="game:Wordle-v0 is no game of several agents"):
+        play_tasks([task], never, chat, budget=BUDGET)
+    with pytest.raises(ConfigurationError, match="2 groups for 1 tasks"):
+        play_tasks([task], never, chat, budget=BUDGET, groups=[0, 1])
+
+
+@pytest.mark.parametrize(
+    ("seat", "seed", "agent"),
+    [("alternate", 4, "first"), ("alternate", 5, "second"), ("first", 5, "first")],
+)
+def test_against_itself_a_policy_is_trained_on_the_seat_of_the_task(
+    small_tokenizer: Any, seat: str, seed: int, agent: str
+) -> None:
+    params = {"piles": [2, 2], "opponent": "self", "seat": seat}
+    sampler = Says(small_tokenizer, "\\boxed{1 1}", "\\boxed{1 1}", "\\boxed{2 1}")
+    chat = ChatFormat(small_tokenizer)
+    found = asyncio.run(play(Task("multi:Nim-v0", seed, params), sampler, chat, budget=BUDGET))
+    again = Says(small_tokenizer, "\\boxed{1 1}", "\\boxed{1 1}", "\\boxed{2 1}")
+    whole = match(replace(NIM, seed=seed), again, small_tokenizer)
+    assert found.agent == agent
+    assert [turn.response_ids for turn in found.turns] == [
+        turn.response_ids for turn in whole[agent].turns
+    ]
+    assert found.rewards == whole[agent].rewards
+    assert len(sampler.requests) == sum(len(each.turns) for each in whole.values())
+    with pytest.raises(ConfigurationError, match="seat must be one of 'first', 'second'"):
+        wrong = Task("multi:Nim-v0", seed, {**params, "seat": "third"})
+        asyncio.run(play(wrong, sampler, chat, budget=BUDGET))
+
+
+def test_a_seat_that_never_moved_is_replaced_by_one_that_did(small_tokenizer: Any) -> None:
+    task = Task("multi:Nim-v0", 1, {"seat": "second", "opponent": "self"})
+    say = Says(small_tokenizer, "I do not know")
+    found = asyncio.run(play(task, say, ChatFormat(small_tokenizer), budget=BUDGET))
+    assert (found.agent, found.rewards) == ("first", [-1.0])
+    assert len(found.training_rows()) == 1
 
 
 class Talk(MultiAgentEnv):

@@ -91,7 +91,8 @@ def gaps(
         rows = [row for row in training_rows(episodes) if row.sampled]
         drawn = recorded(rows)
         gap = None if drawn is None else logprobs(learner, rows).cpu() - drawn
-        replayed = learner.update(rows, *turn_advantages(spec.algorithm, episodes))
+        turns = turn_advantages(spec.algorithm, episodes, baselines=learner.baselines)
+        replayed = learner.update(rows, *turns)
         yield Gap(
             iteration,
             sum(len(row.sampled) for row in rows),

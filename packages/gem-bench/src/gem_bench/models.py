@@ -13,6 +13,7 @@ from typing import Any
 
 from gem.errors import ConfigurationError, MissingExtraError
 from gem.experiment.runspec import RunSpec
+from gem.multi import of_one_seat
 from gem.rollout.prompting import Prompting
 
 SMALL_MODELS = {
@@ -57,7 +58,8 @@ def resolved(spec: RunSpec) -> RunSpec:
     """Return a spec whose `policy.model` is a folder or hub name, see `resolve_model`.
 
     `small`, also with settings (`small?competent=0.3`, `gem_cpu.small.Cloning`), is made by gem-cpu
-    for the environment of the spec.
+    for the environment of the spec; of a game that the policy plays against itself for its seats,
+    against random players.
 
     Raises:
         ConfigurationError: As `resolve_model`, or no small model can be made of the environment.
@@ -75,7 +77,8 @@ def resolved(spec: RunSpec) -> RunSpec:
         )
     maker = _maker("gem_cpu.small", "policy.model", policy.model)
     prompting = Prompting(**{each.name: getattr(policy, each.name) for each in fields(Prompting)})
-    folder = maker.ensure(env.id, env.params, prompting, spec.budget, maker.Cloning.parse(settings))
+    params = of_one_seat(env.id, env.params)
+    folder = maker.ensure(env.id, params, prompting, spec.budget, maker.Cloning.parse(settings))
     return replace(spec, policy=replace(policy, model=str(folder)))
 
 

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -37,11 +37,11 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
-from gem.advantage import advantages
-from gem.experiment.estimate import environment_parts
+from gem.advantage import advantages, rae, returns
+from gem.experiment.estimate import parts_for, roles
 from gem.experiment.losses import policy_loss, sampler_correction, value_loss
 from gem.experiment.runspec import AlgorithmPart, RunSpec, SamplingPart
-from gem.rollout import ChatFormat, play_batch
+from gem.rollout import ChatFormat, play_tasks
 from gem.seeding import stream
 from gem.tasks import Task
 from gem.training.batches import chunks, minibatches
@@ -72,7 +72,8 @@ def rollout(
     Args:
         learner: Has the policy and the spec.
         chat: Token layout of a conversation.
-        tasks: Each is played `group_size` times; these episodes, in a row, are a group.
+        tasks: Each is played `group_size` times; these episodes, in a row, are a group. One with
+            `seat=all` is a match of the policy against itself, with an episode for every agent.
         group_size: Episodes of each task.
         sampling: Temperature, top-k and top-p.
         key: Iteration and number of the batch in it. They give the batch a random stream of its
@@ -87,7 +88,7 @@ def rollout(
     sampler = CachedSampler(learner.policy, chat, sampling, generator)
     began = time.perf_counter()
     with learner.autocast():
-        episodes = play_batch(
+        played = play_tasks(
             [task for task in tasks for _ in range(group_size)],
             sampler,
             chat,
@@ -95,6 +96,7 @@ def rollout(
             context=spec.policy.context,
             groups=[group for group in range(len(tasks)) for _ in range(group_size)],
         )
+    episodes = [episode for of_task in played for episode in of_task]
     seconds = {"rollout_s": time.perf_counter() - began}
     check_episodes(episodes, spec.training.max_failed_fraction)
     return episodes, seconds
@@ -104,6 +106,7 @@ def turn_advantages(
     algorithm: AlgorithmPart,
     trajectories: Sequence[Trajectory],
     values: PerTurn | None = None,
+    baselines: MutableMapping[str, float] | None = None,
 ) -> tuple[PerTurn, PerTurn]:
     """Return every turn's advantage, and the target of the critic's value.
 
@@ -112,19 +115,29 @@ def turn_advantages(
 
     - `reinforce`: `A_t = G_t` (Williams, 1992)
     - `rebn`: `A_t = (G_t - mean G) / std G` over all turns of the batch (arXiv 2510.01051, sec. 3),
-      or over those of the turn's environment (`normalise`)
+      or over those of the turn's environment or role (`normalise`)
     - `grpo`: `A_t = (R - mean R) / std R` over the group's episodes (arXiv 2402.03300, eq. 4)
     - `rloo`: `A_t = R` minus the mean R of the group's other episodes (arXiv 2402.14740)
+    - `rae`: `A_t = G_0` minus a running mean of earlier `G_0` of the role (arXiv 2506.24119)
     - `gae`, the advantage of PPO: `A_t = delta_t + gamma * lam * A_{t+1}` with
       `delta_t = r_t + gamma * V_{t+1} - V_t` (arXiv 1506.02438, eq. 16); its target is `A_t + V_t`
+
+    Episodes of different roles, which are agents of an environment, are never in one group.
 
     Args:
         algorithm: Names the estimator, with `gamma` and `lam`.
         trajectories: The batch; `group` says which episodes are of one task.
         values: The critic's value before each turn; needed by `gae`.
+        baselines: Of each role, for `rae`, which brings them up to date.
     """
-    parts = environment_parts(trajectories, algorithm.normalise)
+    parts = parts_for(algorithm.advantage, trajectories, algorithm.normalise)
     table = turn_table(trajectories, values, parts)
+    if algorithm.advantage == "rae":
+        known, names = {} if baselines is None else baselines, sorted(set(roles(trajectories)))
+        state = {str(n): known[name] for n, name in enumerate(names) if name in known}
+        advantage, state = rae(table, algorithm.gamma, state)
+        known.update({names[int(n)]: baseline for n, baseline in state.items()})
+        return table.split(advantage), table.split(returns(table, algorithm.gamma))
     advantage, target = advantages(
         algorithm.advantage, table, gamma=algorithm.gamma, lam=algorithm.lam
     )
@@ -189,6 +202,7 @@ class Learner:
         # Evaluation mode: with dropout, the updated policy would differ from the sampled one.
         self.policy.to(device).eval()
         self.optimizer = self._adamw(self.policy, spec.optimizer.lr)
+        self.baselines: dict[str, float] = {}  # of each role, for `rae`
         self.critic: Critic | None = None
         if spec.algorithm.advantage == "gae":
             self.critic = Critic(path, device)
@@ -385,7 +399,7 @@ def train(
         began = time.perf_counter()
         rows = training_rows(episodes)
         values = learner.values(rows, [len(t.turns) for t in episodes])
-        advantage, target = turn_advantages(spec.algorithm, episodes, values)
+        advantage, target = turn_advantages(spec.algorithm, episodes, values, learner.baselines)
         metrics = learner.update(rows, advantage, target)
         metrics |= {"lr": spec.optimizer.lr, "update_s": time.perf_counter() - began}
         trained = partial(trained_rows, rows, episodes, advantage)

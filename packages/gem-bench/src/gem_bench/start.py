@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from transformers import AutoTokenizer
 
+from gem.experiment.mixtures import Mixture
 from gem.experiment.runspec import RunSpec
-from gem.tasks import Task
 from gem_bench.compare import estimate
 from gem_bench.models import load_pretrained, resolved
 from gem_bench.reference import Learner, rollout
@@ -52,7 +52,7 @@ def measure(spec: RunSpec, *, episodes: int = 256) -> Start:
     learner = Learner(spec, torch.device("cpu"), 65_536)
     tokenizer = load_pretrained(AutoTokenizer, spec.policy.model)
     chat = spec.policy.chat_format(tokenizer)
-    tasks = [Task(spec.env.id, spec.env.seed + i, spec.env.params) for i in range(episodes)]
+    tasks = list(Mixture(spec.env, episodes, episodes))
     played = []
     for number, first in enumerate(range(0, episodes, _AT_ONCE)):
         part = tasks[first : first + _AT_ONCE]

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from gem.contract import check_reset, check_step, refusal
 from gem.core import Env, EnvSpec, Info, Observation, Stateful
-from gem.errors import ConfigurationError, ContractError
+from gem.errors import ConfigurationError, ContractError, UnknownEnvError
 from gem.parameters import require_known
 from gem.registry import spec
 from gem.specs import imported
@@ -21,6 +21,10 @@ from gem.specs import imported
 Opponent: TypeAlias = "Callable[[MultiAgentEnv, str, Observation, Random], str]"
 """Plays an agent: is given the game, the agent's name, its observation and the stream to draw from;
 returns the action. It must not change the game."""
+
+ALL, ALTERNATE, SELF = "all", "alternate", "self"
+"""Values of the parameters of a seat: `seat=all` and `opponent=self` are no opponent's names but
+say that the policy plays all seats. Trained are all of them, or the one that `seat` names."""
 
 _FLAGS = ("format_error", "invalid_action")
 
@@ -132,8 +136,9 @@ def make_multi(id: str | EnvSpec, **overrides: Any) -> MultiAgentEnv:
     """Make the game of several agents that is registered as `id`, all of its seats open.
 
     Args:
-        id: As in `gem.make`. Its `seat` and `opponent` do not matter here.
-        **overrides: Parameters of the game.
+        id: As in `gem.make`.
+        **overrides: Parameters of the game. Those of its seats in the registered id do not matter;
+            here they are allowed where they say that the policy plays all seats.
 
     Raises:
         UnknownEnvError: No such id.
@@ -144,12 +149,41 @@ def make_multi(id: str | EnvSpec, **overrides: Any) -> MultiAgentEnv:
     game = found.load_registered()
     if not (isinstance(game, type) and issubclass(game, MultiAgentEnv)):
         raise ConfigurationError(f"{found.id} is no game of several agents; gem.make makes it")
-    kwargs = {name: v for name, v in found.kwargs.items() if name not in ("seat", "opponent")}
-    kwargs |= overrides
+    seats = ("seat", "opponent")
+    kwargs = {name: value for name, value in found.kwargs.items() if name not in seats}
+    open_to_all = all_seats(overrides) or overrides.get("opponent") == SELF
+    kwargs |= {n: value for n, value in overrides.items() if not (open_to_all and n in seats)}
     require_known(found.id, game, kwargs)
     env = game(**kwargs)
     env.spec = EnvSpec(found.id, found.entry_point, {**found.kwargs, **overrides})
     return env
+
+
+def all_seats(params: Mapping[str, Any]) -> bool:
+    """Whether parameters of a task ask for a match of which all seats are trained."""
+    return params.get("seat") == ALL
+
+
+def against_itself(id: str, params: Mapping[str, Any]) -> bool:
+    """Whether a task is a seat of a game whose other seats the policy plays, too."""
+    if params.get("opponent") != SELF:
+        return False
+    try:
+        game = spec(id).load_registered()
+    except UnknownEnvError:
+        return False
+    return isinstance(game, type) and issubclass(game, MultiAgentEnv)
+
+
+def of_one_seat(id: str, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of a task that `gem.make` can make.
+
+    Where the policy plays all seats, it plays one against random players instead.
+    """
+    if not (all_seats(params) or against_itself(id, params)):
+        return dict(params)
+    seat = ALTERNATE if all_seats(params) else params.get("seat", ALTERNATE)
+    return {**params, "seat": seat, "opponent": "random"}
 
 
 def merged(own: Info, later: Info) -> Info:

@@ -12,6 +12,9 @@ from gem.contract import refusal
 from gem.core import Env, Info, Observation, Step, known_options
 from gem.errors import ConfigurationError, ContractError
 from gem.multi import (
+    ALL,
+    ALTERNATE,
+    SELF,
     MultiAgentEnv,
     MultiStep,
     Opponent,
@@ -22,7 +25,6 @@ from gem.multi import (
 from gem.parameters import choice
 from gem.seeding import env_seed, stream
 
-ALTERNATE = "alternate"
 # Key of the streams that opponents draw from, apart from the episode's and that of random actions.
 _OPPONENTS = 2
 # Matches that may end before the seat has a turn.
@@ -83,6 +85,12 @@ class Seat(Env):
             ConfigurationError: There is no such agent or opponent.
         """
         super().__init__(seed=seed)
+        if agent == ALL or opponents == SELF:
+            what = f"seat={ALL}" if agent == ALL else f"opponent={SELF}"
+            raise ConfigurationError(
+                f"{what}: the policy plays all seats, which an environment cannot do for it; "
+                "gem.rollout and trainers that support it can"
+            )
         self.game = env
         self._fixed = choice("seat", agent, (*env.agents, ALTERNATE))
         given = opponents or env.default_opponent

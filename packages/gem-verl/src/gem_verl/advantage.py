@@ -57,6 +57,8 @@ class Episode:
     """False: lost to infrastructure."""
     environment: str = ""
     """Name of its environment in a run of several."""
+    agent: str | None = None
+    """Whose episode of a match it is."""
 
 
 @dataclass

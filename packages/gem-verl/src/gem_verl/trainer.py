@@ -329,9 +329,8 @@ def grouped(
         trajectory = PackedTrajectory.from_bytes(extra_fields[rows[-1].place]["gem"]["episode"])
         rewards = trajectory.rewards if trajectory.valid else []
         group = groups.setdefault(uid, len(groups))
-        batch.episodes.append(
-            Episode(group, rows, rewards, trajectory.valid, trajectory.environment)
-        )
+        whose = trajectory.environment, trajectory.agent
+        batch.episodes.append(Episode(group, rows, rewards, trajectory.valid, *whose))
         trajectories.append(trajectory)
     return batch, trajectories
 

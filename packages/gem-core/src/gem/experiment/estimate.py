@@ -10,8 +10,11 @@ from typing import Protocol, TypeAlias
 
 from gem.advantage import TurnTable, advantages
 
-NORMALISE = ("batch", "environment")
+NORMALISE = ("batch", "environment", "role")
 """What the statistics of ReBN may be over: `algorithm.normalise` of a RunSpec."""
+
+BY_ROLE = ("grpo", "rloo", "rae")
+"""Estimators that never compare the roles of a game with each other."""
 
 PerTurn: TypeAlias = list[list[float]]
 """A number for each turn, `[episode][turn]`."""
@@ -36,6 +39,15 @@ class HasTurns(Protocol):
     def environment(self) -> str:
         """Name of its environment in a run of several (`gem.tasks.Task.name`)."""
 
+    @property
+    def agent(self) -> str | None:
+        """Whose episode of a match it is."""
+
+
+def roles(episodes: Iterable[HasTurns]) -> list[str]:
+    """Return the role of each episode: its environment and, in a match, the agent."""
+    return [f"{episode.environment} {episode.agent or ''}".strip() for episode in episodes]
+
 
 def environment_parts(
     episodes: Sequence[HasTurns], normalise: str = "environment"
@@ -44,12 +56,25 @@ def environment_parts(
 
     Args:
         episodes: The whole batch.
-        normalise: `algorithm.normalise` of a RunSpec; with `batch` all episodes are one part.
+        normalise: `algorithm.normalise` of a RunSpec; with `batch` all episodes are one part, with
+            `role` those of one agent of an environment are.
     """
     if normalise == "batch":
         return None
-    numbers = {name: i for i, name in enumerate(sorted({e.environment for e in episodes}))}
-    return [numbers[episode.environment] for episode in episodes]
+    named = roles(episodes) if normalise == "role" else [each.environment for each in episodes]
+    numbers = {name: number for number, name in enumerate(sorted(set(named)))}
+    return [numbers[name] for name in named]
+
+
+def parts_for(name: str, episodes: Sequence[HasTurns], normalise: str) -> list[int] | None:
+    """Return the parts of a batch that an estimator works on; see `environment_parts`.
+
+    Args:
+        name: The estimator.
+        episodes: The whole batch.
+        normalise: `algorithm.normalise` of a RunSpec.
+    """
+    return environment_parts(episodes, "role" if name in BY_ROLE else normalise)
 
 
 def adjusted_rewards(episodes: Iterable[HasTurns], added: Iterable[Sequence[float]]) -> PerTurn:
@@ -88,7 +113,7 @@ def turn_advantages(
         rewards: Instead of the episodes' own, `[episode][turn]`; see `adjusted_rewards`.
         values: The critic's value before each turn, `[episode][turn]`; needed by `gae`.
         parts: Part of the batch that each episode belongs to, from 0; statistics are within it.
-        normalise: `environment` is short for `parts=environment_parts(episodes)`.
+        normalise: Short for `parts=parts_for(name, episodes, normalise)`.
 
     Raises:
         ConfigurationError: The estimator is unknown or lacks values, a parameter is out of range,
@@ -99,7 +124,7 @@ def turn_advantages(
         groups=[episode.group for episode in episodes],
         valid=[episode.valid for episode in episodes],
         values=values,
-        parts=environment_parts(episodes, normalise) if parts is None else parts,
+        parts=parts_for(name, episodes, normalise) if parts is None else parts,
     )
     advantage, target = advantages(name, table, gamma=gamma, lam=lam, scale=scale)
     return table.split(advantage), table.split(target)

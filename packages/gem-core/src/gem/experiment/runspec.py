@@ -78,12 +78,12 @@ class SamplingPart:
 class AlgorithmPart:
     """Advantage and policy loss (clipped surrogate, arXiv 1707.06347 equation 7)."""
 
-    advantage: str = setting("estimator of `gem.advantage`", choices=ADVANTAGES)
+    advantage: str = setting("estimator of `gem.advantage`", choices=(*ADVANTAGES, "rae"))
     gamma: float = setting("discount per turn", 1.0, least=0, most=1)
     lam: float = setting("GAE's lambda per turn", 1.0, least=0, most=1)
     normalise: str = setting(
-        "what ReBN's mean and standard deviation are over: the turns of a batch, or those of each "
-        "environment in it",
+        "what ReBN's mean and standard deviation are over: the turns of a batch, those of each "
+        "environment in it, or of each agent of an environment",
         NORMALISE[0],
         choices=NORMALISE,
     )

@@ -5,7 +5,7 @@ Adapters call `play` or `play_batch`; neither imports a trainer.
 
 from gem.rollout.collect import BatchSampler, play_batch, together
 from gem.rollout.context import Context, make_context
-from gem.rollout.match import play_match
+from gem.rollout.match import play_match, play_tasks
 from gem.rollout.play import Budget, Episode, Request, Sample, Sampler, play
 from gem.rollout.prompting import Prompting
 from gem.rollout.tokens import ChatFormat
@@ -26,5 +26,6 @@ __all__ = [
     "play",
     "play_batch",
     "play_match",
+    "play_tasks",
     "together",
 ]

@@ -100,7 +100,8 @@ class Rounds:
 
     Which requests meet in a round depends on the episodes only, so that a sampler with one
     generator for all of them samples the same in every run. The sampler is called in the calling
-    thread, with the requests in the order of the episodes.
+    thread, with the requests in the order of the episodes. A match is one of the episodes; those
+    who move at the same time in it ask in one round.
     """
 
     def __init__(self, sampler: BatchSampler) -> None:
@@ -110,7 +111,7 @@ class Rounds:
             sampler: Answers a round.
         """
         self._sampler = sampler
-        self._asking: dict[int, tuple[Request, asyncio.Future[Sample]]] = {}
+        self._asking: dict[int, list[tuple[Request, asyncio.Future[Sample]]]] = {}
         self._open = 0
 
     def play(self, episodes: Sequence[Player[T]]) -> list[T]:
@@ -136,7 +137,8 @@ class Rounds:
         try:
             while not await self._are_over(task):
                 # All open episodes ask: while the sampler keeps this loop, none has work to do.
-                asking = [self._asking.pop(number) for number in sorted(self._asking)]
+                # Requests made at the same time come together: nothing runs between them.
+                asking = [each for n in sorted(self._asking) for each in self._asking.pop(n)]
                 samples = self._round([request for request, _ in asking])
                 for (_, future), sample in zip(asking, samples, strict=True):
                     future.set_result(sample)
@@ -169,7 +171,7 @@ class Rounds:
 
     async def _sample(self, number: int, request: Request) -> Sample:
         future: asyncio.Future[Sample] = asyncio.get_running_loop().create_future()
-        self._asking[number] = request, future
+        self._asking.setdefault(number, []).append((request, future))
         self._changed.set()
         return await future
 

@@ -1,4 +1,8 @@
-"""Plays one match of several agents: `play_match`, one token-exact trajectory per agent.
+"""Plays matches of several agents, one token-exact trajectory per agent.
+
+- `play_match`: one match.
+- `play_tasks`: many tasks, matches or not, with a sampler of whole batches.
+- `play_seat`: a match in which one sampler plays all seats, and one seat's trajectory of it.
 
 Every agent has an `Episode` of its own, with its own conversation. What others say reaches it as
 text of observations only, if at all.
@@ -6,7 +10,7 @@ text of observations only, if at all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -14,25 +18,32 @@ from typing import Any, TypeVar, cast
 from gem.blame import boundary
 from gem.core import Env, Info, Observation
 from gem.errors import ConfigurationError, RolloutError
+from gem.executors.base import Executor
 from gem.executors.held import STEP_TIMEOUT_S, EnvFailedError, HeldEnv, env_failure
 from gem.executors.threads import env_threads
 from gem.fingerprint import match_digest
 from gem.multi import (
+    ALTERNATE,
     MultiAgentEnv,
     MultiStep,
+    all_seats,
     check_multi_reset,
     check_multi_step,
     make_multi,
     merged,
 )
+from gem.parameters import choice
 from gem.registry import list_envs, spec
-from gem.rollout.collect import together
-from gem.rollout.play import Budget, Episode, Sample, Sampler
+from gem.rollout.collect import BatchSampler, Rounds, together
+from gem.rollout.play import Budget, Episode, Sample, Sampler, play
 from gem.rollout.tokens import ChatFormat
 from gem.tasks import Task
 from gem.trajectory import Failure, Trajectory
 
 T = TypeVar("T")
+
+# More than any game has agents.
+_AGENTS = 1 << 10
 
 
 async def play_match(
@@ -64,7 +75,8 @@ async def play_match(
         budget: Token and turn limits of each agent.
         context: Name of a context, see `gem.rollout.context`.
         group: Stored in the trajectories.
-        index: Number of the match: requests of the k-th of n agents have the number index * n + k.
+        index: Number of the match. Requests of each agent have a number of their own, below 0, so
+            that none is that of an ordinary episode in the same batch.
         forfeit: Added to the last reward of an agent whose budget ended the match.
         make_game: Makes the game of a task, in a thread; `gem.make_multi` by default.
         retries: Further attempts, with new games, after one failed.
@@ -79,7 +91,7 @@ async def play_match(
     """
 
     def started(agents: tuple[str, ...]) -> _Match:
-        numbers = {agent: index * len(agents) + k for k, agent in enumerate(agents)}
+        numbers = {agent: k - (index + 1) * _AGENTS for k, agent in enumerate(agents)}
         made = {
             agent: Episode(task, chat, context=context, budget=budget, group=group, index=number)
             for agent, number in numbers.items()
@@ -102,6 +114,78 @@ async def play_match(
     match = match or started(_known_agents(task, samplers, failed))
     match.fail(failed.failure(retries + 1))
     return match.trajectories()
+
+
+def play_tasks(
+    tasks: Sequence[Task],
+    sampler: BatchSampler,
+    chat: ChatFormat,
+    *,
+    budget: Budget,
+    context: str = "chat",
+    groups: Sequence[int] | None = None,
+    retries: int = 1,
+    step_timeout_s: float | None = STEP_TIMEOUT_S,
+    executor: str | Executor | None = None,
+) -> list[list[Trajectory]]:
+    """Play tasks in lockstep as `play_batch` does; one with `seat=all` is a match.
+
+    The sampler plays all seats of a match. Those who move at the same time in it ask in one round.
+
+    Args:
+        tasks: The episodes and matches to play.
+        sampler: See `play_batch`.
+        chat: The model's chat format.
+        budget: Token and turn limits, of each agent in a match.
+        context: What the policy is shown.
+        groups: Group of each task; by default each is its own.
+        retries: Further attempts after an environment failed.
+        step_timeout_s: See `play`.
+        executor: Where environments run; games of several agents run in threads.
+
+    Returns:
+        For each task, in order, its trajectories: one, or those of all agents of the match.
+
+    Raises:
+        RolloutError: The sampler did not answer every request.
+        ConfigurationError: See `play` and `play_match`.
+    """
+    if groups is not None and len(groups) != len(tasks):
+        raise ConfigurationError(f"{len(groups)} groups for {len(tasks)} tasks")
+
+    async def played(number: int, task: Task, ask: Sampler) -> list[Trajectory]:
+        group = number if groups is None else groups[number]
+        shown: dict[str, Any] = {"budget": budget, "context": context}
+        shown |= {"group": group, "index": number}
+        limits: dict[str, Any] = {"retries": retries, "step_timeout_s": step_timeout_s}
+        if all_seats(task.params):
+            return list((await play_match(task, ask, chat, **shown, **limits)).values())
+        return [await play(task, ask, chat, **shown, **limits, executor=executor)]
+
+    return Rounds(sampler).play([partial(played, *numbered) for numbered in enumerate(tasks)])
+
+
+async def play_seat(task: Task, sampler: Sampler, chat: ChatFormat, **given: Any) -> Trajectory:
+    """Play a match, all seats by one sampler, and return the trajectory of the task's seat.
+
+    The seat is the parameter `seat` of the task; `alternate` (default) is seat `seed % n` of n. Of
+    a match that is over before it had a turn, an agent's that had one is returned.
+
+    Args:
+        task: The match.
+        sampler: See `play_match`.
+        chat: The model's chat format.
+        **given: Keywords of `play_match`.
+
+    Raises:
+        ConfigurationError: The game has no such seat, or what `play_match` raises.
+    """
+    played = await play_match(task, sampler, chat, **given)
+    agents = tuple(played)
+    seat = task.params.get("seat", ALTERNATE)
+    chosen = agents[task.seed % len(agents)] if seat == ALTERNATE else choice("seat", seat, agents)
+    acted = [agent for agent in agents if played[agent].turns]
+    return played[chosen if chosen in acted or not acted else acted[0]]
 
 
 class _Match:

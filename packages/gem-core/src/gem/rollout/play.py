@@ -17,8 +17,10 @@ from gem.errors import ConfigurationError, RolloutError
 from gem.executors.asynchronous import AsyncEnv
 from gem.executors.base import Executor
 from gem.executors.held import STEP_TIMEOUT_S, EnvFailedError
+from gem.multi import against_itself
 from gem.rollout.context import make_context
 from gem.rollout.tokens import ChatFormat
+from gem.specs import imported
 from gem.tasks import Task
 from gem.trajectory import EpisodeEnd, Failure, StopReason, Trajectory, Turn
 
@@ -265,6 +267,9 @@ async def play(
     If it raises, breaks its contract or exceeds `step_timeout_s`, the episode starts over with a
     new environment, up to `retries` times; then it is returned with a `Failure`.
 
+    A seat of a game with `opponent=self` is played in a match in which the sampler plays all seats
+    (`gem.rollout.match.play_seat`), in a thread of this process.
+
     Args:
         task: The episode to play.
         sampler: Called once per turn. The caller gets what it raises; the episode ends.
@@ -286,6 +291,12 @@ async def play(
         ConfigurationError: The task names an unknown environment or parameter, the chat template
             cannot show an observation, or the executor is unknown or cannot run the environment.
     """
+    if make_env is None and against_itself(task.env_id, task.params):
+        # By name: that module imports this one.
+        play_seat: Callable[..., Awaitable[Trajectory]] = imported("gem.rollout.match:play_seat")
+        limits = {"retries": retries, "step_timeout_s": step_timeout_s}
+        shown = {"budget": budget, "context": context, "group": group, "index": index}
+        return await play_seat(task, sampler, chat, **shown, **limits)
     source = task if make_env is None else partial(make_env, task)
     episode = Episode(task, chat, context=context, budget=budget, group=group, index=index)
     failed: EnvFailedError | None = None

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 import numpy as np
 
 from gem.advantage import ADVANTAGES, advantages
-from gem.experiment.estimate import environment_parts
+from gem.experiment.estimate import parts_for
 from gem.experiment.runspec import AlgorithmPart
 from gem.testing.golden import golden_batch, golden_turn_rows
 from gem.training.record import TrainedRow
@@ -64,7 +64,7 @@ def expected_rows(batch: Sequence[Trajectory], algorithm: AlgorithmPart) -> Rows
     A failed episode has no row. The values for `gae` are those of `critic`.
     """
     values = [[critic(e, k) for k in range(len(t.turns))] for e, t in enumerate(batch)]
-    table = turn_table(batch, values, environment_parts(batch, algorithm.normalise))
+    table = turn_table(batch, values, parts_for(algorithm.advantage, batch, algorithm.normalise))
     per_turn, _ = advantages(algorithm.advantage, table, gamma=algorithm.gamma, lam=algorithm.lam)
     return [
         [

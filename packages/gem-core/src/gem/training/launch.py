@@ -27,6 +27,7 @@ from gem.errors import ConfigurationError, exit_status
 from gem.executors.named import VARIABLE
 from gem.experiment.hardware import CPU, Hardware, model_config
 from gem.experiment.runspec import RunSpec
+from gem.multi import ALL
 from gem.tables import flatten
 from gem.training.platforms import Platform
 from gem.training.settings import Refusal, refuse_values
@@ -426,6 +427,9 @@ class Adapter:
     and `MissingExtraError` or `UnsupportedVersionError` if the trainer is missing or of an
     unsupported version.
     """
+    self_play: bool = False
+    """Whether it trains all seats of a match (`seat=all`) and keeps baselines of roles
+    (`algorithm.advantage = "rae"`). `launched` refuses these settings where it does not."""
 
 
 def find_adapter(name: str) -> Adapter:
@@ -444,6 +448,28 @@ def find_adapter(name: str) -> Adapter:
     return adapter
 
 
+def launched(name: str, spec: RunSpec, run_dir: Path, hardware: Hardware) -> Launch:
+    """Return the command of the installed adapter `name` for a spec; see `Adapter.compile`.
+
+    Raises:
+        ConfigurationError: No such adapter is installed, or the trainer cannot run this spec.
+        MissingExtraError: The trainer is missing.
+        UnsupportedVersionError: The trainer is of an unsupported version.
+    """
+    adapter = find_adapter(name)
+    if not getattr(adapter, "self_play", False):
+        reason = f"{name} trains one seat of a match; opponent=self lets the policy play the others"
+        values = flatten(spec.to_mapping())
+        keys = [key for key in values if key.endswith(".params.seat")]
+        roles = f"{name} keeps no baselines of roles; rebn with normalise=role compares within them"
+        refuse(
+            spec,
+            *((key, values[key] == ALL, reason) for key in keys),
+            ("algorithm.advantage", spec.algorithm.advantage == "rae", roles),
+        )
+    return adapter.compile(spec, run_dir=run_dir, hardware=hardware)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Compile what is on standard input; exit status 2 and a message if that is impossible."""
     parser = argparse.ArgumentParser(prog="python -m gem.training.launch")
@@ -453,10 +479,11 @@ def main(argv: list[str] | None = None) -> int:
 
     def compile_spec() -> None:
         asked = json.load(sys.stdin)
-        launch = find_adapter(args.adapter).compile(
+        launch = launched(
+            args.adapter,
             RunSpec.from_mapping(asked["spec"]),
-            run_dir=args.run_dir.absolute(),
-            hardware=Hardware.from_mapping(asked["hardware"]),
+            args.run_dir.absolute(),
+            Hardware.from_mapping(asked["hardware"]),
         )
         sys.stdout.write(launch.to_json() + "\n")
 

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from gem.errors import ConfigurationError, exit_status
 from gem.experiment.mixtures import samples
 from gem.experiment.runspec import RunSpec
+from gem.multi import against_itself, all_seats, make_multi
 from gem.tasks import Task
 
 
@@ -34,8 +35,12 @@ def check(tasks: Iterable[Task]) -> None:
         GemError: Something that an environment, its tools or their servers need is missing.
     """
     for task in tasks:
-        with task.make() as env:
-            observation, _ = env.reset(seed=task.seed)
+        if all_seats(task.params) or against_itself(task.env_id, task.params):
+            with make_multi(task.env_id, **task.params) as game:
+                [observation, *_] = game.reset(seed=task.seed)[0].values()
+        else:
+            with task.make() as env:
+                observation, _ = env.reset(seed=task.seed)
         if not isinstance(observation, str) and any(p.get("type") == "image" for p in observation):
             raise ConfigurationError(
                 f"{task.env_id} shows images, and policies are shown text only: it can be played "

@@ -71,8 +71,8 @@ class Settings(Prompting):
         check=check_name,
     )
     normalise: str = setting(
-        "what ReBN's mean and standard deviation are over: `batch`, or `environment`: the turns of "
-        "each environment of a mixture",
+        "what ReBN's mean and standard deviation are over: `batch`, `environment`: the turns of "
+        "each environment of a mixture, or `role`: those of each agent of an environment",
         NORMALISE[0],
         choices=NORMALISE,
     )
