@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from gem.training.processes import free_port
 from gem_cpu.platforms import engine_server
 
 START_TIMEOUT_S = 60.0
@@ -100,14 +101,6 @@ def model_server(
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-
-
-def free_port() -> int:
-    """Return a free TCP port of this machine."""
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 def _wait_until_healthy(process: subprocess.Popen[bytes], url: str) -> None:

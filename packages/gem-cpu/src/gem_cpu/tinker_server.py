@@ -14,7 +14,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tarfile
@@ -26,6 +25,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+
+from gem.training.processes import free_port
 
 START_TIMEOUT_S = 180.0
 GRACE_S = 10.0
@@ -66,7 +67,7 @@ class Server:
             python: Interpreter of the environment `tinker-server`.
             state: Existing folder for its log, database and checkpoints.
         """
-        self.url = f"http://127.0.0.1:{_free_port()}"
+        self.url = f"http://127.0.0.1:{free_port()}"
         self.log = state / "server.log"
         self.environment = {"TINKER_BASE_URL": self.url, "TINKER_API_KEY": API_KEY}
         """Environment variables for clients."""
@@ -224,13 +225,6 @@ def _server_environment(options: Options) -> Mapping[str, str]:
     # The server runs in another virtual environment: do not pass on the client's.
     inherited = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
     return inherited | own
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

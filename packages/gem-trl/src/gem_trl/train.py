@@ -21,6 +21,7 @@ from typing import Any
 from gem.errors import exit_status
 from gem.experiment.runspec import RunSpec
 from gem.tables import json_or_text
+from gem.training.processes import free_port
 from gem.training.record import Recorder
 from gem.training.recording import begin
 from gem_trl import TRAINER, adapters, check_trl
@@ -47,6 +48,9 @@ def train(spec: RunSpec, folder: Path, given: Mapping[str, Any]) -> None:
     from gem_trl.trainer import GemGRPOTrainer
 
     processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if "WORLD_SIZE" not in os.environ:
+        # TRL and accelerate would take 29500, as another run beside this one does.
+        os.environ.setdefault("MASTER_PORT", str(free_port()))
     args = grpo_config(spec, folder, processes, given)
     if os.environ.get("RANK", "0") == "0":
         begin(Recorder(folder), TRAINER.about(spec=spec.to_mapping()))

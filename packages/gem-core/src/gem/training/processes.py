@@ -4,11 +4,11 @@
 - `end_all`, `end_descendants`: end processes, in good order first; end all of one's own.
 - `adopt_orphans`: keep processes whose parent dies among one's own.
 - `end_group_after_me`: have the process group ended when this process is killed.
-- `claim`: one process of a machine at a time.
+- `claim`: one process of a machine at a time; `free_port`: for what it listens on.
 - `end_descendants_with_me`, `end_with_servers`: what this process starts ends with it, and it stops
   when a part of that is gone.
 
-All functions but `claim` need psutil, on which the adapters that call them depend.
+All functions but these two need psutil, on which the adapters that call them depend.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import multiprocessing
 import multiprocessing.util  # registers its exit handler when it is imported
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -219,3 +220,11 @@ def _end_without(parts: Mapping[psutil.Process, psutil.Process], message: str) -
     # The main thread waits for something that no signal ends.
     end_all(children_of(recursive=True), END_S)
     os._exit(1)
+
+
+def free_port() -> int:
+    """Return a TCP port of this machine that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
