@@ -27,6 +27,7 @@ from gem.testing.playing import oracle_policy, play, random_policy, score
 FAMILIES = {
     "game": "Games",
     "multi": "Games of several agents",
+    "openspiel": "OpenSpiel",
     "tau": "Customer service",
     "math": "Mathematics",
     "code": "Programming",
@@ -61,7 +62,7 @@ def page(family: str, ids: Sequence[str]) -> str:
         "Scores are shares of won episodes (mean return in parentheses) of the seeds 0, 1, ... "
         f"at most {_EPISODES} of them. The oracle plays from what it observed"
     )
-    if family == "multi":
+    if family in ("multi", "openspiel"):
         lead += (
             " or, where it knows it, the best response to the opponent. All scores are of one seat "
             "against the id's `opponent`; docs/multi_agent.md says what else can be played"

@@ -1,4 +1,4 @@
-"""Games of several agents, and the entry points and parameters of their ids `multi:<Name>-v0`."""
+"""Games of several agents: entry points and parameters of the ids, `multi:` and `openspiel:`."""
 
 from __future__ import annotations
 
@@ -15,3 +15,10 @@ GAMES: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
     "TwentyQuestions": ("twenty_questions:TwentyQuestions", {"": {}}),
 }
 """Per game: module and class in this folder, and the parameters of each id by its suffix."""
+
+OPENSPIEL = """
+    backgammon bargaining breakthrough bridge checkers chess connect_four crazy_eights dark_hex
+    dots_and_boxes gin_rummy go goofspiel hanabi hearts hex kuhn_poker leduc_poker liars_dice
+    mancala othello pig tic_tac_toe
+"""
+"""OpenSpiel's names of the games that have an id; any other is `OpenSpiel(name)`."""

@@ -134,7 +134,7 @@ class Match(MultiAgentEnv):
         """Return an action's move, and the flag of its fault if it has one."""
         legal = self._options[agent]
         for content in reversed(BOXED.findall(action)):
-            move = " ".join(_SPACES.split(content.strip().lower())) if len(content) < 100 else ""
+            move = as_move(content) if len(content) < 100 else ""
             if move in legal:
                 return move, ""
             if move in self._all_moves():
@@ -211,6 +211,11 @@ class Match(MultiAgentEnv):
     @abstractmethod
     def _play(self, moves: dict[str, str]) -> dict[str, float]:
         """Make the moves, tell the others, and return rewards; agents left out get 0."""
+
+
+def as_move(content: str) -> str:
+    """Return a text as moves are written: in lower case, its words separated by one space."""
+    return _SPACES.sub(" ", content.lower()).strip()
 
 
 def picked(best: list[Any], rng: Random | None) -> Any:
