@@ -62,7 +62,7 @@ class LlmUser:
             UnreachableError: The server fails.
         """
         self.words = []
-        self._messages = [{"role": "system", "content": _prompt(scene.task)}]
+        self._messages = [{"role": "system", "content": scenario(scene.task)}]
         return self.reply(scene, GREETING)
 
     def reply(self, scene: Scene, message: str) -> str:
@@ -121,12 +121,13 @@ def _said(answer: Any) -> str:
     return said.encode("utf-8", "replace").decode("utf-8")
 
 
-def _prompt(task: Task) -> str:
+def scenario(task: Task) -> str:
+    """Return what a user is told: tau2-bench's guidelines, and the task's instructions."""
     parts = [
         ("Reason for call", task.reason),
         ("Known info", task.known),
         ("Unknown info", task.unknown),
         ("Task instructions", task.manner),
     ]
-    scenario = "\n\n".join(f"{title}:\n{told}" for title, told in parts if told)
-    return f"{text('user_guidelines.md')}\n\n<scenario>\n{scenario}\n</scenario>"
+    told = "\n\n".join(f"{title}:\n{part}" for title, part in parts if part)
+    return f"{text('user_guidelines.md')}\n\n<scenario>\n{told}\n</scenario>"

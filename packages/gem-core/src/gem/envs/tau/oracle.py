@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
 from gem.envs.tau.data import Call, database
 from gem.envs.tau.outcome import TRANSFER, knows_email
 from gem.envs.tau.retail_tools import TOOLS
-from gem.envs.tau.scripted import Scene, ScriptedUser
+from gem.envs.tau.scripted import Scene
 
 MESSAGES = (
     "Could you give me your e-mail address, or your name and zip code?",
@@ -29,7 +29,19 @@ def tool_call(wanted: Call) -> str:
     return f"<tool_call>{content}</tool_call>"
 
 
-def next_action(scene: Scene, user: ScriptedUser, identified: str, tried: Collection[str]) -> str:
+class Understood(Protocol):
+    """What an agent has understood of a user."""
+
+    @property
+    def identified(self) -> bool:
+        """Whether the user has said who it is."""
+
+    @property
+    def confirmed(self) -> tuple[int, ...]:
+        """Places in `gold.writes` to which its last message said yes."""
+
+
+def next_action(scene: Scene, user: Understood, identified: str, tried: Collection[str]) -> str:
     """Return the next action of the oracle.
 
     It asks who the user is, searches for the account, makes the recorded reads, and for each
@@ -76,8 +88,8 @@ def proposal(write: Call) -> str:
     what = {"payment": "the payment method", "address": "the address"}.get(
         write.name.rpartition("_")[2], "items"
     )
-    if write.name.startswith("cancel"):
-        what = "the order"
+    special = {"cancel_pending_order": "the order", "modify_user_address": "the default address"}
+    what = special.get(write.name, what)
     order = f", order {given['order_id']}" if "order_id" in given else ""
     parts = [f"I will {verb} {what}{order}:"]
     for name, value in given.items():
@@ -85,6 +97,11 @@ def proposal(write: Call) -> str:
             told = ", ".join(value) if isinstance(value, list) else value
             parts.append(f"{name.replace('_', ' ')} {told};")
     return f"{' '.join(parts)} Do you confirm (yes/no)?"
+
+
+def random_call(name: str, user_id: str, rng: Random) -> str:
+    """Return a random call of a tool as the agent writes it."""
+    return tool_call(Call(name, random_arguments(name, user_id, rng)))
 
 
 def random_arguments(name: str, user_id: str, rng: Random) -> dict[str, Any]:

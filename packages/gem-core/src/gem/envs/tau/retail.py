@@ -6,13 +6,14 @@ import json
 import re
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from random import Random
+from typing import Any, Protocol
 
 from gem.contract import refusal
 from gem.core import Env, Info, Step, known_options
 from gem.envs.tau.data import NL_ASSERTION, Call, Task, text
 from gem.envs.tau.llm_user import LlmUser
-from gem.envs.tau.oracle import MESSAGES, next_action, random_arguments, tool_call
+from gem.envs.tau.oracle import MESSAGES, next_action, random_call
 from gem.envs.tau.outcome import TRANSFER, Gold, chosen, gold, is_clean, mentions, same_write
 from gem.envs.tau.records import BadCallError, Records, RefusedError
 from gem.envs.tau.retail_tools import TOOLS, call
@@ -34,7 +35,17 @@ message to the user. Transferring the user ends the conversation.
 
 # Tools
 """
-_CONSENT = re.compile(r"\b(?:yes|go ahead|sure|correct|proceed|please do|i confirm)\b", re.I)
+CONSENT = re.compile(r"\b(?:yes|go ahead|sure|correct|proceed|please do|i confirm)\b", re.I)
+
+
+class User(Protocol):
+    """Whoever talks to the agent."""
+
+    def opening(self, scene: Scene) -> str:
+        """Return the first message."""
+
+    def reply(self, scene: Scene, message: str) -> str:
+        """Return the answer to a message."""
 
 
 class Retail(Env):
@@ -123,7 +134,7 @@ class Retail(Env):
             )
         scripted = choice("user", user, ("scripted", "llm")) == "scripted"
         self.replayable = scripted
-        self.user: ScriptedUser | LlmUser = (
+        self.user: User = (
             ScriptedUser()
             if scripted
             else LlmUser(url or "", model or "", temperature, timeout_s, api_key_env)
@@ -169,7 +180,15 @@ class Retail(Env):
         self.heard = self.user.opening(self.scene)
         self._over = False
         info = {"index": self.index, "task": self.task.id}
-        return f"{self._instructions()}\n\n# User\n\n{self.heard}", info
+        return self.first_observation(), info
+
+    def first_observation(self) -> str:
+        """Return policy, form of an action, tools, and the user's last words."""
+        return f"{self._instructions()}\n\n# User\n\n{self.heard}"
+
+    def redraw(self, rng: Random) -> None:
+        """Give the user another task."""
+        self.index = rng.randrange(len(self._tasks()))
 
     def _instructions(self) -> str:
         """Return policy, form of an action and tools."""
@@ -275,7 +294,7 @@ class Retail(Env):
             pass
         else:
             owner = order["user_id"]
-        agreed = bool(_CONSENT.search(self.heard))
+        agreed = bool(CONSENT.search(self.heard))
         return not self.identified or owner != self.identified or not agreed
 
     def _heard(self, message: str) -> tuple[str, bool]:
@@ -341,7 +360,7 @@ class Retail(Env):
         name = rng.choice([*self.tool_names, ""])
         if not name:
             return rng.choice(MESSAGES)
-        return tool_call(Call(name, random_arguments(name, self.gold.user_id, rng)))
+        return random_call(name, self.gold.user_id, rng)
 
     def oracle_action(self) -> str:
         """Return the next action of an agent that identifies, reads, asks and then writes.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from random import Random
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from gem.core import Step
@@ -110,6 +111,10 @@ class RetailGen(Retail):
             self.index = self.rng.randrange(_LIMIT)
         else:
             self.index = integer("idx", idx, 0, _LIMIT - 1)
+
+    def redraw(self, rng: Random) -> None:
+        """Give the user another task."""
+        self.index = rng.randrange(_LIMIT)
 
     @property
     def task(self) -> Task:

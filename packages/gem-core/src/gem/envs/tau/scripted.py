@@ -40,7 +40,7 @@ _VERBS = {
     "modify_pending_order_items": "modif|chang|replac",
     "modify_pending_order_address": "address",
     "modify_pending_order_payment": "payment|pay",
-    "modify_user_address": "address",
+    "modify_user_address": "default|profile|account",
     "return_delivered_order_items": "return",
 }
 _REASONS = {
