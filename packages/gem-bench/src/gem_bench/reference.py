@@ -41,6 +41,7 @@ from gem.advantage import advantages, rae, returns
 from gem.experiment.estimate import parts_for, roles
 from gem.experiment.losses import policy_loss, sampler_correction, value_loss
 from gem.experiment.runspec import AlgorithmPart, RunSpec, SamplingPart
+from gem.multi import all_seats
 from gem.rollout import ChatFormat, play_tasks
 from gem.seeding import stream
 from gem.tasks import Task
@@ -48,6 +49,7 @@ from gem.training.batches import chunks, minibatches
 from gem.training.settings import check_episodes
 from gem.trajectory import Trajectory, turn_table
 from gem_bench.checkpoints import Checkpoints
+from gem_bench.exploitability import exploitability
 from gem_bench.lora import add_adapters
 from gem_bench.models import load_pretrained, recomputing
 from gem_bench.reference_setup import check_positions, check_supported, open_record
@@ -243,6 +245,23 @@ class Learner:
                     table[row.episode][turn] = v
         return table
 
+    def exploitability(self, chat: ChatFormat, task: Task, sampling: SamplingPart) -> Metrics:
+        """Return what best responses win against the policy in a small game of several agents."""
+
+        def logprobs(rows: Sequence[Row]) -> Tensor:
+            with self.autocast():
+                return token_statistics(self.policy, rows, sampling.temperature)[0]
+
+        return exploitability(
+            logprobs,
+            chat,
+            task,
+            budget=self.spec.budget,
+            context=self.spec.policy.context,
+            greedy=sampling.top_k == 1,
+            forward_tokens=self.forward_tokens,
+        )
+
     def update(self, rows: Sequence[Row], advantage: PerTurn, target: PerTurn) -> Metrics:
         """Improve the policy, and the critic if there is one, on one batch.
 
@@ -385,8 +404,10 @@ def train(
             greedy = part.temperature == 0
             sampling = SamplingPart(top_k=1) if greedy else SamplingPart(part.temperature)
             tasks = [Task(part.id, part.seed + j, part.params) for j in range(part.episodes)]
-            episodes, seconds = rollout(learner, chat, tasks, 1, sampling, (iteration, 1 + number))
-            metrics = recording.write_evaluation(iteration, part.name, episodes, metrics=seconds)
+            episodes, found = rollout(learner, chat, tasks, 1, sampling, (iteration, 1 + number))
+            if all_seats(part.params):
+                found |= learner.exploitability(chat, tasks[0], sampling)
+            metrics = recording.write_evaluation(iteration, part.name, episodes, metrics=found)
             report(iteration, f"eval:{part.name}", metrics)
 
     begin = checkpoints.restore(learner) if checkpoints else 0

@@ -44,6 +44,21 @@ class MultiStep(NamedTuple):
     """Of all agents; after the last step `result` may hold a text for the agent."""
 
 
+class Decision(NamedTuple):
+    """A point of a game at which an agent decides, by what that agent knows."""
+
+    key: str
+    """Name of the information set."""
+    agent: str
+    """Who decides."""
+    seed: int
+    """Seed of a match that leads to it."""
+    actions: tuple[str, ...]
+    """Actions of all agents, in turn, that lead to it."""
+    actions_by_move: dict[str, str]
+    """The legal actions, by the names of the moves."""
+
+
 class MultiAgentEnv(Stateful, ABC):
     """A text environment of several agents.
 
@@ -107,6 +122,21 @@ class MultiAgentEnv(Stateful, ABC):
         By default the oracle's action, which is right where that is never a mixed one.
         """
         return self.oracle_action(agent)
+
+    def decisions(self) -> list[Decision]:
+        """Return all points at which an agent decides, one for each information set.
+
+        Only small games of agents who take turns know them.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no decisions()")
+
+    def exploitability(self, strategy: Mapping[str, Mapping[str, float]]) -> float:
+        """Return what best responses win against a strategy, the mean over the seats.
+
+        Args:
+            strategy: Probability of each move at each of the `decisions`, by their keys.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no exploitability()")
 
     def resample(self, agent: str, rng: Random) -> bool:
         """Draw anew what is hidden from `agent` and consistent with all that it was told.

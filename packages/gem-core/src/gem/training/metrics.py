@@ -137,8 +137,8 @@ def progress(iteration: int, split: str, metrics: Mapping[str, float]) -> str:
         split: `train` or `eval:<name>`.
         metrics: As recorded.
     """
-    names = ("success_rate", "return_mean", "turns_mean", "loss", "grad_norm", "entropy", "step_s")
-    numbers = "  ".join(f"{name} {metrics[name]:.4f}" for name in names if name in metrics)
+    shown = "success_rate return_mean turns_mean exploitability loss grad_norm entropy step_s"
+    numbers = "  ".join(f"{name} {metrics[name]:.4f}" for name in shown.split() if name in metrics)
     return f"{iteration:5d} {split}  {numbers}"
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import count
 from random import Random
 from typing import ClassVar
 
 from gem.envs.games.base import boxed
 from gem.envs.multi.base import Match
 from gem.envs.multi.poker_rules import KUHN, LEDUC, MOVES, Rules
-from gem.envs.multi.poker_solver import equilibrium, response_to
+from gem.envs.multi.poker_solver import equilibrium, exploitability, infosets, response_to
+from gem.multi import Decision
 
 
 class Poker(Match):
@@ -41,6 +44,42 @@ class Poker(Match):
     def infoset(self, agent: str) -> str:
         """Return what the agent knows: card, board card if it is shown, and history of letters."""
         return f"{self.cards[agent]}{self.board if '/' in self.history else ''}:{self.history}"
+
+    def decisions(self) -> list[Decision]:
+        """Return the information sets, with seeds of hands in which they can come about."""
+        players = {
+            key: self.rules.node(key.partition(":")[2]).player for key in infosets(self.rules)
+        }
+        # Player, own card and board card, "" where it is not shown.
+        hands = {(player, *self._cards(key)) for key, player in players.items()}
+        seeds: dict[tuple[int, str, str], int] = {}
+        game = self.spawn()
+        for seed in count():
+            if hands <= seeds.keys():
+                break
+            game.reset(seed=seed)
+            for player, card in enumerate(game.cards.values()):
+                for board in ("", game.board):
+                    seeds.setdefault((player, card, board), seed)
+        return [
+            Decision(
+                key,
+                self.agents[player],
+                seeds[(player, *self._cards(key))],
+                tuple(boxed(MOVES[letter]) for letter in key.partition(":")[2] if letter != "/"),
+                {letter: boxed(MOVES[letter]) for letter in infosets(self.rules)[key]},
+            )
+            for key, player in players.items()
+        ]
+
+    def exploitability(self, strategy: Mapping[str, Mapping[str, float]]) -> float:
+        """Return the exploitability in chips per hand; see `poker_solver.exploitability`."""
+        return exploitability(self.rules, strategy)
+
+    @staticmethod
+    def _cards(key: str) -> tuple[str, str]:
+        """Return the own card and the board card of an information set."""
+        return key[0], key.partition(":")[0][1:]
 
     def resample(self, agent: str, rng: Random) -> bool:
         """Give the other player another card; the board card stays."""
