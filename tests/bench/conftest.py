@@ -12,7 +12,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +221,7 @@ def make_run(tmp_path: Path, byte_model: Path, small_spec: RunSpec) -> Callable[
         env: str | None = None,
         secret: str = "7",
         model: Path = byte_model,
+        names: Sequence[str] = ("",),
     ) -> Path:
         folder = tmp_path / "runs" / f"{trainer}-{env or ''}{advantage}-{seed}"
         algorithm = dataclasses.replace(small_spec.algorithm, advantage=advantage)
@@ -245,6 +246,9 @@ def make_run(tmp_path: Path, byte_model: Path, small_spec: RunSpec) -> Callable[
         for iteration in range(iterations):
             chance = min(0.3 + skill * iteration, 1.0)
             batch = [_episode(i, rng, chance, secret) for i in range(episodes)]
+            for i, trajectory in enumerate(batch):
+                name = names[i % len(names)]
+                trajectory.task = dataclasses.replace(trajectory.task, name=name)
             advantages = [[t.total_reward - 0.5] * len(t.turns) for t in batch]
             recorder.metrics(iteration, {**episode_metrics(batch), "loss": 0.1, "grad_norm": 1.0})
             recorder.episodes(iteration, batch, advantages)

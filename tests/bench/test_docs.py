@@ -67,4 +67,4 @@ def test_the_example_of_an_adapters_tests_passes(tmp_path: Path) -> None:
     )
     assert ended.returncode == 0, ended.stdout
     # Four estimators on two batches, and the defects that they show.
-    assert "14 passed" in ended.stdout
+    assert "17 passed" in ended.stdout

@@ -291,3 +291,21 @@ def test_a_hub_model_is_looked_up_in_the_cache(
 def test_no_group_is_drawn_like_another() -> None:
     drawn = {(COLORS[i % len(COLORS)], dashes(i)) for i in range(64)}
     assert len(drawn) == 64
+
+
+def test_a_mixture_has_curves_of_its_environments(make_run: Callable[..., Path]) -> None:
+    folder = make_run(names=("small", "a/large"))
+    [group] = Page(report(load_runs([folder]))).data["groups"]
+    splits = group["runs"][0]["splits"]
+    assert list(splits) == ["train", "env:a/large", "env:small"]
+    assert not any(name.startswith("env/") for name in splits["train"]["columns"])
+    for name in ("small", "a/large"):
+        columns = splits[f"env:{name}"]["columns"]
+        assert list(columns) == ["share", "success_rate", "return_mean", "turns_mean"]
+        assert columns["share"] == [0.5] * 12
+    means = zip(*(splits[f"env:{n}"]["columns"]["return_mean"] for n in ("small", "a/large")))
+    assert [sum(pair) / 2 for pair in means] == pytest.approx(
+        splits["train"]["columns"]["return_mean"], abs=1e-4
+    )
+    svg = plot(load_runs([folder]), metrics=["env/small/success_rate"], window=3)
+    assert lines(svg, "mean")

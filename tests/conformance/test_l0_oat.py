@@ -44,6 +44,7 @@ def on_ranks(batch: list[Trajectory], algorithm: AlgorithmPart, cuts: Sequence[i
             gamma=algorithm.gamma,
             lam=algorithm.lam,
             max_failed_fraction=1.0,
+            normalise=algorithm.normalise,
             gather=gather,
             rank=rank,
         )

@@ -38,7 +38,9 @@ class TestOpenRLHF(L0Suite):
     def train(self, batch: list[Trajectory], algorithm: AlgorithmPart) -> Rows:
         """A failed episode keeps a row of OpenRLHF's, with nothing to train on."""
         name = algorithm.advantage
-        agent = world.agent_file(self.folder, advantage=name, max_failed_fraction=0.5)
+        agent = world.agent_file(
+            self.folder, advantage=name, normalise=algorithm.normalise, max_failed_fraction=0.5
+        )
         flags = {"gamma": algorithm.gamma, "lambd": algorithm.lam}
         flags["estimator"] = "gae" if name == "gae" else "reinforce"
         maker = world.maker(

@@ -41,6 +41,7 @@ class TestRL2(L0Suite):
         given = [f"adv.gamma={algorithm.gamma}", f"adv.lamda={algorithm.lam}"]
         given += [
             f"+gem.advantage={name}",
+            f"+gem.normalise={algorithm.normalise}",
             "+gem.prompt_tokens=100",
             "+gem.max_failed_fraction=0.5",
         ]

@@ -45,7 +45,9 @@ class TestROLL(L0Suite):
             for row in episode.rows:
                 for turn, at in row.tokens.states:
                     data.batch["values"][row.place, at] = values[turn]
-        settings = GemSettings(advantage=algorithm.advantage, max_failed_fraction=0.5)
+        settings = GemSettings(
+            advantage=algorithm.advantage, normalise=algorithm.normalise, max_failed_fraction=0.5
+        )
         compute(settings, data, episodes, algorithm.gamma, algorithm.lam)
         # What ROLL's mean over tokens sums without the mask is 0 wherever nothing was sampled.
         assert not data.batch["advantages"][~mask].any()

@@ -28,7 +28,7 @@ class TestTinker(L0Suite):
 
     def train(self, batch: list[Trajectory], algorithm: AlgorithmPart) -> Rows:
         """The rows that the record shows; the datums hold them times a factor, in float32."""
-        rows, _ = batch_rows(batch, algorithm.advantage, algorithm.gamma)
+        rows, _ = batch_rows(batch, algorithm.advantage, algorithm.gamma, algorithm.normalise)
         datums = to_datums(rows, self.objective)
         assert [row.datum for row in rows] == datums
         for row in rows:

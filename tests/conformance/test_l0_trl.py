@@ -41,7 +41,10 @@ class TestTRL(L0Suite):
             ),
             train_dataset=task_dataset(f"gem:game:GuessTheNumber-v0-easy?n={len(batch)}"),
             gem=GemSettings(
-                advantage=algorithm.advantage, gamma=algorithm.gamma, max_failed_fraction=0.5
+                advantage=algorithm.advantage,
+                gamma=algorithm.gamma,
+                normalise=algorithm.normalise,
+                max_failed_fraction=0.5,
             ),
         )
         self.monkeypatch.setattr(gem_trl.trainer.Lockstep, "play", lambda *_: batch)

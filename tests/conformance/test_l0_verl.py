@@ -54,14 +54,15 @@ class Tensors:
                 self.values[i, span.start] = critic(e, span.turn)
         self.uid = np.array([f"task{batch[e].group}" for e, _ in self.rows] + ["pad0"], object)
 
-    def known(self) -> Batch:
+    def known(self, normalise: str) -> Batch:
         """What the trainers of gem-verl tell the estimators."""
         episodes = []
         for e, trajectory in enumerate(self.batch):
             mine = [Row(i, row.spans) for i, (f, row) in enumerate(self.rows) if f == e]
             rewards = trajectory.rewards if trajectory.valid else [0.0] * len(trajectory.turns)
-            episodes.append(Episode(trajectory.group, mine, rewards, valid=trajectory.valid))
-        return Batch(episodes, values=self.values)
+            known = trajectory.valid, trajectory.environment
+            episodes.append(Episode(trajectory.group, mine, rewards, *known))
+        return Batch(episodes, values=self.values, normalise=normalise)
 
     def advantages(self, algorithm: AlgorithmPart) -> torch.Tensor:
         """What verl's advantage code makes of them."""
@@ -103,6 +104,7 @@ def maskable() -> list[Trajectory]:
 class TestStockTrainer(L0Suite):
     estimators = ("reinforce", "rebn", "grpo", "rloo")
     batches = (maskable,)
+    mixtures = False
 
     def train(self, batch: list[Trajectory], algorithm: AlgorithmPart) -> Rows:
         return Tensors(batch).trained(algorithm)
@@ -111,7 +113,7 @@ class TestStockTrainer(L0Suite):
 class TestOwnTrainer(L0Suite):
     def train(self, batch: list[Trajectory], algorithm: AlgorithmPart) -> Rows:
         tensors = Tensors(batch)
-        with given(tensors.known()):
+        with given(tensors.known(algorithm.normalise)):
             return tensors.trained(algorithm)
 
 

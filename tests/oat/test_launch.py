@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 from commands import EXAMPLES, GPUS, every_recipe, on_gpus, recipe_command
 from machines import eight
+from mixtures import MIXTURE
 
 from gem.errors import ConfigurationError
 from gem.experiment.hardware import CPU, Hardware
 from gem.experiment.runspec import RunSpec
+from gem.experiment.tasksets import DatasetRow
 from gem.tables import flatten
 from gem.training.launch import Launch, Parity
+from gem_oat.data import Batches
 from gem_oat.launch import adapter
 from gem_oat.settings import Args, parse
 
@@ -59,6 +62,17 @@ def parsed(launch: Launch) -> Args:
 def parity(launch: Launch, name: str) -> Parity:
     [found] = [k for k in launch.parity if k.name == name]
     return found
+
+
+@pytest.mark.parametrize("env", [BASE["env"], MIXTURE], ids=["one", "several"])
+def test_iterations_play_the_tasks_of_the_spec(env: Any, tmp_path: Path) -> None:
+    wanted = RunSpec.from_mapping({**BASE, "env": env})
+    made = adapter.compile(wanted, run_dir=tmp_path, hardware=CPU)
+    tasks = [task for k in range(5) for task in wanted.train_tasks(k)]
+    assert list(parsed(made).train_tasks()) == tasks
+    batches = Batches(parsed(made).train_tasks(), 8, 1, 0)
+    rows = [DatasetRow.decode(row) for batch in batches for row in batch[1]]
+    assert [row.task for row in rows] == tasks
 
 
 def test_oats_parser_takes_the_command(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from commands import EXAMPLES, every_recipe, example, on_gpus, recipe_command
 from machines import eight
+from mixtures import MIXTURE
 
 from gem.errors import ConfigurationError
 from gem.experiment.hardware import CPU, Hardware
@@ -148,10 +149,11 @@ def test_the_agent_file_holds_what_has_no_flag(tmp_path: Path) -> None:
     assert settings.max_failed_fraction == 0.25
 
 
-def test_the_dataset_is_the_specs_tasks_in_order(tmp_path: Path) -> None:
+@pytest.mark.parametrize("env", [SPEC["env"], MIXTURE], ids=["one", "several"])
+def test_the_dataset_is_the_specs_tasks_in_order(env: Any, tmp_path: Path) -> None:
     import json
 
-    asked = spec()
+    asked = RunSpec.from_mapping({**SPEC, "env": env})
     lines = adapter.compile(asked, run_dir=tmp_path, hardware=CPU).files["train.jsonl"].splitlines()
     tasks = [DatasetRow.decode(json.loads(line)["label"]).task for line in lines]
     assert tasks == [task for k in range(3) for task in asked.train_tasks(k)]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from commands import EXAMPLES, GPUS, every_recipe, example, on_gpus, recipe_command
 from machines import eight
+from mixtures import MIXTURE
 from omegaconf import OmegaConf
 
 from gem.errors import ConfigurationError
@@ -139,8 +140,9 @@ def test_what_the_chat_template_is_told_survives_hydra(world: Any, tmp_path: Pat
     assert (gem["template_kwargs"], gem["thinking"]) == (told, "drop")
 
 
-def test_the_rows_are_the_specs_tasks_in_order(tmp_path: Path) -> None:
-    asked = spec()
+@pytest.mark.parametrize("env", [SPEC["env"], MIXTURE], ids=["one", "several"])
+def test_the_rows_are_the_specs_tasks_in_order(env: Any, tmp_path: Path) -> None:
+    asked = RunSpec.from_mapping({**SPEC, "env": env})
     lines = adapter.compile(asked, run_dir=tmp_path, hardware=CPU).files["train.jsonl"].splitlines()
     tasks = [read(json.loads(line)).task for line in lines]
     assert tasks == [task for k in range(3) for task in asked.train_tasks(k)]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from commands import GPUS, every_recipe, recipe_command
+from mixtures import MIXTURE
 
 from gem.errors import ConfigurationError, MissingExtraError
 from gem.experiment.hardware import CPU, Hardware
@@ -19,6 +20,7 @@ from gem.experiment.runspec import RunSpec
 from gem.tables import flatten
 from gem.training.launch import Launch
 from gem_roll.launch import TEMPLATE, adapter
+from gem_roll.settings import GemSettings
 
 EVALS = [
     {"id": "game:GuessTheNumber-v0", "name": "warm", "episodes": 3, "every": 2},
@@ -85,6 +87,18 @@ def test_every_recipe_is_a_configuration(recipe: Path, machine: str, tmp_path: P
     """Which ROLL reads, of which one is compared where there is a checkout (below)."""
     found = config(recipe_command("roll", recipe, machine, tmp_path))
     assert (found["max_steps"], found["num_gpus_per_node"]) == (2, GPUS[machine])
+
+
+@pytest.mark.parametrize("env", [SPEC["env"], MIXTURE], ids=["one", "several"])
+def test_the_tasks_are_those_of_the_spec(env: Any, compile: Compile) -> None:
+    wanted = RunSpec.from_mapping({**SPEC, "env": env})
+    train = config(compile(env=env))["custom_envs"]["train"]
+    settings = GemSettings.of("train", train)
+    tasks = [settings.task(i, train["env_type"], train["env_config"]) for i in range(16)]
+    assert tasks == [task for k in range(4) for task in wanted.train_tasks(k)]
+    assert settings.normalise == "batch"
+    found = config(compile(env=env, algorithm={"normalise": "environment"}))
+    assert GemSettings.of("train", found["custom_envs"]["train"]).normalise == "environment"
 
 
 def test_every_setting_is_where_rolls_configuration_wants_it(compile: Compile) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from commands import EXAMPLES, every_recipe, recipe_command
 from machines import eight
+from mixtures import MIXTURE
 
 from gem.errors import ConfigurationError, UnsupportedVersionError
 from gem.experiment.hardware import CPU, Hardware
@@ -89,8 +90,10 @@ def test_a_direct_run_takes_the_example() -> None:
     assert example["settings"](asked).iterations == 3
 
 
-def test_iterations_play_the_tasks_of_the_spec() -> None:
-    run, wanted = config(compiled(spec())), spec()
+@pytest.mark.parametrize("env", [SPEC["env"], MIXTURE], ids=["one", "several"])
+def test_iterations_play_the_tasks_of_the_spec(env: Any) -> None:
+    wanted = RunSpec.from_mapping({**SPEC, "env": env})
+    run = config(compiled(wanted))
     tasks = run.train_tasks()
     for iteration in range(5):
         assert tasks[iteration * 8 : (iteration + 1) * 8] == wanted.train_tasks(iteration)

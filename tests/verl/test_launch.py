@@ -16,6 +16,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from machines import eight
+from mixtures import MIXTURE
 from omegaconf import OmegaConf
 from verl.trainer.ppo.utils import need_reference_policy
 from verl.utils.config import omega_conf_to_dataclass, validate_config
@@ -204,8 +205,9 @@ def test_verls_weights_are_truncated_ratios_of_each_token(compose: Any) -> None:
     torch.testing.assert_close(loss, -(advantages * expected * mask).sum() / mask.sum())
 
 
-def test_iteration_k_trains_on_the_specs_tasks(compose: Any) -> None:
-    run = spec()
+@pytest.mark.parametrize("env", [SPEC["env"], MIXTURE], ids=["one", "several"])
+def test_iteration_k_trains_on_the_specs_tasks(env: Any, compose: Any) -> None:
+    run = RunSpec.from_mapping({**SPEC, "env": env})
     config = configured(compose, run)
     dataset = GemDataset(config.data.train_files, config=config.data)
     tasks = [decode_task(dataset[i]["gem_task"])[0] for i in range(len(dataset))]

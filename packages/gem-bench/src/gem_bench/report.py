@@ -215,7 +215,9 @@ def _episode(
         "iteration": record.iteration,
         "split": record.split,
         "vocabulary": vocabulary,
-        "env": t.task.env_id if record.split == TRAIN else record.split.removeprefix("eval:"),
+        "env": (t.task.name or t.task.env_id)
+        if record.split == TRAIN
+        else record.split.removeprefix("eval:"),
         "task": f"{t.task.env_id}, seed {t.task.seed}",
         "seed": t.task.seed,
         "sample": record.notes.get("sample"),
@@ -247,11 +249,21 @@ def _group(group: Group, index: int) -> dict[str, Any]:
         "runs": [
             {
                 "name": f"seed {run.seed}" if run.seed is not None else run.folder.name,
-                "splits": {split: _curve(curve) for split, curve in run.curves.items()},
+                "splits": _splits(run),
             }
             for run in group.runs
         ],
     }
+
+
+def _splits(run: Run) -> dict[str, Any]:
+    """Return the curves of a run; those of training's environments are `env:<name>`."""
+    found = {}
+    for split, curve in run.curves.items():
+        whole, parts = curve.divided()
+        found[split] = _curve(whole)
+        found |= {f"env:{name}": _curve(part) for name, part in parts.items()}
+    return found
 
 
 def _curve(curve: Curve) -> dict[str, Any]:

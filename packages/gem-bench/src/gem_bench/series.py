@@ -10,7 +10,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -20,7 +20,7 @@ from gem.errors import RecordError
 from gem.experiment.runspec import completed
 from gem.tables import flatten
 from gem.training.launch import Parity
-from gem.training.metrics import failed_by_cause
+from gem.training.metrics import ENVIRONMENT, failed_by_cause
 from gem.training.record import RunRecord, read_run
 
 TRAIN = "train"
@@ -57,6 +57,20 @@ class Curve:
     def column(self, metric: str) -> list[float | None]:
         """Return a metric; None where the trainer did not record it."""
         return self.columns.get(metric, [None] * len(self.iterations))
+
+    def divided(self) -> tuple[Curve, dict[str, Curve]]:
+        """Return the curve without the metrics of single environments, and theirs by name."""
+        rest: dict[str, list[float | None]] = {}
+        parts: dict[str, dict[str, list[float | None]]] = defaultdict(dict)
+        for name, column in self.columns.items():
+            found = ENVIRONMENT.fullmatch(name)
+            if found is None:
+                rest[name] = column
+            else:
+                parts[found["name"]][found["metric"]] = column
+        return replace(self, columns=rest), {
+            name: replace(self, columns=columns) for name, columns in parts.items()
+        }
 
     def x(self, axis: str) -> list[float]:
         """Return one of `X_AXES`."""

@@ -19,10 +19,8 @@ from roll.pipeline.agentic.env_manager.base_env_manager import BaseEnvManager
 from tensordict import TensorDict
 
 from gem.errors import ConfigurationError
-from gem.experiment.mixtures import parse_tasks
 from gem.packed import PackedTrajectory
 from gem.rollout import Request, Sample
-from gem.tasks import Task
 from gem.training.sampling import EngineSampler
 from gem.trajectory import Trajectory
 from gem_roll import rows
@@ -49,8 +47,6 @@ class GemEnvManager(BaseEnvManager):  # type: ignore[misc]
         super().__init__()
         self.worker_config, self.env_config, self.mode = worker_config, env_config, its["mode"]
         self._settings = GemSettings.of(env_config["tag"], env_config)
-        uri = self._settings.tasks
-        self._tasks = None if uri is None else parse_tasks(uri)
         self._budget = self._settings.budget(pipeline_config)
         self._length = pipeline_config.sequence_length
         self._pad_id = its["tokenizer"].pad_token_id
@@ -92,18 +88,11 @@ class GemEnvManager(BaseEnvManager):  # type: ignore[misc]
         turn = episode if self.mode == "train" else episode % worker.max_traj_per_env
         at, groups = worker.tags.index(config["tag"]), worker.num_groups_partition
         number = turn * groups[at] + config["group_id"] - sum(groups[:at])
-        task = self._task(number)
+        params = OmegaConf.to_container(config["config"])
+        task = self._settings.task(number, config["env_type"], params)
         number = turn * worker.num_env_groups + config["group_id"]
         played = self._settings.play(task, self._sample, self._chat, self._budget, group=number)
         return asyncio.run(played)
-
-    def _task(self, number: int) -> Task:
-        """Return a task of the slot's environment, or of the tasks that are played instead."""
-        config, tasks = self.env_config, self._tasks
-        if tasks is not None:
-            return tasks[number % len(tasks)]
-        params = OmegaConf.to_container(config["config"])
-        return Task(config["env_type"], self._settings.first_seed + number, params)
 
     async def _sample(self, request: Request) -> Sample:
         """Sample one turn; blocks the thread, which has nothing else to do.

@@ -11,6 +11,7 @@ from gem.advantage import ADVANTAGES
 from gem.experiment.mixtures import parse_tasks
 from gem.rollout.play import Budget
 from gem.tables import setting
+from gem.tasks import Task
 from gem.training.settings import Settings, check_estimator, check_group_size, refuse_values
 
 MANAGER = "gem_roll.env_manager.GemEnvManager"
@@ -56,6 +57,20 @@ class GemSettings(Settings):
         )
         refuse_values(vars(found), refused, prefix)
         return found
+
+    def task(self, number: int, env_type: str, params: Mapping[str, Any]) -> Task:
+        """Return a task of the environment, or of `tasks`.
+
+        Args:
+            number: Place of the task in the run.
+            env_type: Id of the environment.
+            params: Its parameters.
+        """
+        if self.tasks is None:
+            return Task(env_type, self.first_seed + number, params)
+        tasks = parse_tasks(self.tasks)
+        # ROLL may hand out episodes after the last batch, which it does not train on.
+        return tasks[number % len(tasks)]
 
     def budget(self, config: Any) -> Budget:
         """Return the limits of an episode, with those of ROLL's `AgenticConfig`."""

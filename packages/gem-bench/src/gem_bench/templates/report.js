@@ -71,7 +71,7 @@ function drawing(group, metric) {
   }
   if (!raw.length) return null;
   // An evaluation is a measurement of its own; neighbours say little about it.
-  const window = view.split === "train" ? view.window : 1;
+  const window = view.split.startsWith("eval:") ? 1 : view.window;
   const runs = raw.map((points) => smooth(points, window));
   if (runs.length === 1) return { runs: window > 1 ? raw : [], mean: runs[0], band: null };
   const begin = Math.max(...runs.map((r) => r[0][0])), end = Math.min(...runs.map((r) => r.at(-1)[0]));
@@ -241,7 +241,7 @@ for (const [axis, name] of [["iteration", "Iteration"], ["tokens", "Tokens"], ["
   });
   $("axis").append(button);
 }
-for (const split of splits) $("split").append(new Option(split === "train" ? "training" : split.replace("eval:", "evaluation: "), split));
+for (const split of splits) $("split").append(new Option(split === "train" ? "training" : split.replace(/^eval:/, "evaluation: ").replace(/^env:/, "training: "), split));
 $("split").value = view.split;
 $("split-label").hidden = splits.length < 2;
 $("split").addEventListener("change", () => { view.split = $("split").value; redraw(); });

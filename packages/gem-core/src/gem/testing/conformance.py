@@ -28,7 +28,7 @@ import numpy as np
 from gem.advantage import ADVANTAGES, advantages
 from gem.experiment.estimate import parts_for
 from gem.experiment.runspec import AlgorithmPart
-from gem.testing.golden import golden_batch, golden_turn_rows
+from gem.testing.golden import golden_batch, golden_turn_rows, of_two_environments
 from gem.training.record import TrainedRow
 from gem.trajectory import Trajectory, turn_table
 
@@ -46,6 +46,8 @@ SAMPLED = ("prompt_ids", "response_ids", "mask")
 """Fields of a `TrainedRow` that the rollout decides."""
 GAMMA, LAM = 0.9, 0.8
 """Discount and GAE's lambda of the suite, per turn."""
+BY_ENVIRONMENT = "rebn by environment"
+"""ReBN with `normalise` = `environment`, of a batch of two with very different rewards."""
 
 
 def critic(episode: int, turn: int) -> float:
@@ -242,6 +244,10 @@ def _changed(rows: Rows, change: Callable[[TrainedRow], dict[str, Any]]) -> Rows
     return [[replace(row, **change(row)) for row in episode] for episode in rows]
 
 
+def _environments_together(train: Train) -> Train:
+    return lambda batch, algorithm: train(batch, replace(algorithm, normalise="batch"))
+
+
 DEFECTS: dict[str, Callable[[Train], Train]] = {
     "another discount": _another_discount,
     "unbiased standard deviation": _unbiased_deviation,
@@ -249,6 +255,7 @@ DEFECTS: dict[str, Callable[[Train], Train]] = {
     "mask shifted by one token": partial(_shifted, "mask"),
     "all reward in the last turn": _rewards_at_the_end,
     "failed episodes count": _failed_episodes_count,
+    "environments normalised together": _environments_together,
 }
 """By name; each makes of a trainer one that has the defect."""
 
@@ -262,6 +269,8 @@ class L0Suite(ABC):
 
     estimators: ClassVar[Sequence[str]] = ADVANTAGES
     """Those that the trainer offers."""
+    mixtures: ClassVar[bool] = True
+    """Whether ReBN may take the statistics of each environment by itself."""
     batches: ClassVar[Sequence[Make]] = (golden_batch, golden_turn_rows)
     """The episodes: one row each, and one row a turn; the second only if the trainer can do so."""
 
@@ -273,13 +282,14 @@ class L0Suite(ABC):
 
         Args:
             batch: The episodes, new for every call.
-            algorithm: `advantage` is one of `estimators`, `gamma` and `lam` are per turn. For
-                `gae` the trainer's critic answers with `critic`.
+            algorithm: `advantage` is one of `estimators`, `gamma` and `lam` are per turn,
+                `normalise` is `batch` unless the trainer can do `mixtures`. For `gae` the
+                trainer's critic answers with `critic`.
         """
 
     def test_the_trainer_gets_gems_advantages(self, estimator: str, batch: Make) -> None:
         """Every token's advantage is that of its turn."""
-        algorithm = _algorithm(estimator)
+        algorithm, batch = _algorithm(estimator), _made(estimator, batch)
         wanted = expected_rows(batch(), algorithm)
         if not any(any(row.advantages) for rows in wanted for row in rows):
             raise AssertionError("every advantage of this batch is 0, which proves nothing")
@@ -289,8 +299,8 @@ class L0Suite(ABC):
 
     def test_a_defect_is_noticed(self, defect: str) -> None:
         """The comparison fails for the same trainer with a defect built in."""
-        batch = self.batches[0]
-        algorithm = _algorithm(self._telling(defect)[0])
+        estimator = self._telling(defect)[0]
+        algorithm, batch = _algorithm(estimator), _made(estimator, self.batches[0])
         found = DEFECTS[defect](self.train)(batch(), algorithm)
         if difference(found, batch(), algorithm) is None:
             raise AssertionError(f"{algorithm.advantage}: nothing differs in spite of the defect")
@@ -301,7 +311,12 @@ class L0Suite(ABC):
             metafunc.parametrize("defect", [name for name in DEFECTS if self._telling(name)])
         if "estimator" in metafunc.fixturenames:
             metafunc.parametrize("batch", self.batches)
-            metafunc.parametrize("estimator", self.estimators)
+            metafunc.parametrize("estimator", self._estimators)
+
+    @property
+    def _estimators(self) -> list[str]:
+        both = self.mixtures and "rebn" in self.estimators
+        return [*self.estimators, *([BY_ENVIRONMENT] if both else [])]
 
     def _telling(self, defect: str) -> list[str]:
         """Return the estimators whose mask or advantages change with a defect, `rebn` first."""
@@ -309,13 +324,22 @@ class L0Suite(ABC):
         def right(batch: list[Trajectory], algorithm: AlgorithmPart) -> Rows:
             return _changed(expected_rows(batch, algorithm), lambda row: {"rewards": []})
 
-        def tells(algorithm: AlgorithmPart) -> bool:
-            found = DEFECTS[defect](right)(self.batches[0](), algorithm)
-            return difference(found, self.batches[0](), algorithm) is not None
+        def tells(estimator: str) -> bool:
+            algorithm, batch = _algorithm(estimator), _made(estimator, self.batches[0])
+            found = DEFECTS[defect](right)(batch(), algorithm)
+            return difference(found, batch(), algorithm) is not None
 
-        ordered = sorted(self.estimators, key=lambda name: name != "rebn")
-        return [name for name in ordered if tells(_algorithm(name))]
+        ordered = sorted(self._estimators, key=lambda name: name != "rebn")
+        return [name for name in ordered if tells(name)]
 
 
 def _algorithm(estimator: str) -> AlgorithmPart:
-    return AlgorithmPart(advantage=estimator, gamma=GAMMA, lam=LAM)
+    algorithm = AlgorithmPart(advantage=estimator, gamma=GAMMA, lam=LAM)
+    if estimator == BY_ENVIRONMENT:
+        return replace(algorithm, advantage="rebn", normalise="environment")
+    return algorithm
+
+
+def _made(estimator: str, batch: Make) -> Make:
+    """Return what makes the batch that an estimator is tested with."""
+    return batch if estimator != BY_ENVIRONMENT else lambda: of_two_environments(batch())

@@ -44,6 +44,19 @@ def golden_turn_rows() -> list[Trajectory]:
     return batch
 
 
+def of_two_environments(batch: list[Trajectory]) -> list[Trajectory]:
+    """Make of golden episodes a batch of two environments, `small` and `large`.
+
+    The rewards of `large` are 1000 times as large: against them those of `small` are nothing.
+    """
+    for trajectory in batch:
+        large = trajectory.group >= 2
+        trajectory.task = replace(trajectory.task, name="large" if large else "small")
+        if large:
+            trajectory.turns = [replace(t, reward=1000 * t.reward) for t in trajectory.turns]
+    return batch
+
+
 def _episode(group: int, script: list[tuple[str, float]], *, end: EpisodeEnd) -> Trajectory:
     """Make an episode; a response that ends with "!" was cut by the token limit."""
     turns = []
