@@ -303,8 +303,8 @@ def test_a_mixture_has_curves_of_its_environments(make_run: Callable[..., Path])
         columns = splits[f"env:{name}"]["columns"]
         assert list(columns) == ["share", "success_rate", "return_mean", "turns_mean"]
         assert columns["share"] == [0.5] * 12
-    means = zip(*(splits[f"env:{n}"]["columns"]["return_mean"] for n in ("small", "a/large")))
-    assert [sum(pair) / 2 for pair in means] == pytest.approx(
+    small, large = (splits[f"env:{n}"]["columns"]["return_mean"] for n in ("small", "a/large"))
+    assert [(a + b) / 2 for a, b in zip(small, large, strict=True)] == pytest.approx(
         splits["train"]["columns"]["return_mean"], abs=1e-4
     )
     svg = plot(load_runs([folder]), metrics=["env/small/success_rate"], window=3)

@@ -191,6 +191,7 @@ def _episode(
     has_tokens = any(turn.context_ids for turn in t.turns)
     vocabulary = vocabularies.index(source) if has_tokens else None
     calls = record.notes.get("calls", [])
+    training = t.task.name or t.task.env_id
     turns = []
     for number, turn in enumerate(t.turns):
         if vocabulary is not None:
@@ -215,9 +216,7 @@ def _episode(
         "iteration": record.iteration,
         "split": record.split,
         "vocabulary": vocabulary,
-        "env": (t.task.name or t.task.env_id)
-        if record.split == TRAIN
-        else record.split.removeprefix("eval:"),
+        "env": training if record.split == TRAIN else record.split.removeprefix("eval:"),
         "task": f"{t.task.env_id}, seed {t.task.seed}",
         "seed": t.task.seed,
         "sample": record.notes.get("sample"),
