@@ -10,12 +10,13 @@ import breaks
 import pytest
 from trainers import TRAINERS
 
+from gem.training.metrics import ENVIRONMENT
 from gem.training.record import read_run
 
 pytest.importorskip("gem_bench.runspec", reason="needs the development environment: make env-dev")
 from gem_bench.conformance import Finding
 
-GREEDY = "guess-easy-greedy"
+GREEDY, MIXTURE = "guess-easy-greedy", "mixture-guess"
 
 pytestmark = pytest.mark.slow
 Run = Callable[..., Path]
@@ -38,6 +39,35 @@ def test_a_real_trainer_conforms_to_the_reference(
     # A flat line is drawn alike by trainers that learn nothing.
     assert len({m["return_mean"] for m in train}) > 3
     keep(trainer, "L0 to L3")
+
+
+@pytest.fixture(scope="session")
+def mixed(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run("reference", tmp_path_factory.mktemp("mixed") / "run", MIXTURE)
+
+
+@pytest.mark.parametrize("trainer", ["trl", "oat", "openrlhf", "verl"])
+def test_a_real_trainer_learns_several_environments_as_the_reference(
+    trainer: str, mixed: Path, run: Run, compare: Compare, tmp_path: Path
+) -> None:
+    """The whole curve and that of each environment, one of which changes during the run."""
+    folder = run(trainer, tmp_path / "run", MIXTURE)
+    findings = compare(mixed, folder)
+    assert not findings, "\n".join(map(str, findings[:20]))
+    ours, theirs = (by_environment(each) for each in (mixed, folder))
+    assert {name.split("/")[1] for metrics in ours for name in metrics} == {
+        "near",
+        "exact",
+        "growing",
+    }
+    assert len({tuple(metrics.values()) for metrics in ours}) > 3
+    assert theirs == [pytest.approx(metrics) for metrics in ours]
+
+
+def by_environment(folder: Path) -> list[dict[str, float]]:
+    """Return the metrics of single environments, in each iteration."""
+    train = [m for m in read_run(folder).metrics if m["split"] == "train"]
+    return [{k: v for k, v in each.items() if ENVIRONMENT.fullmatch(k)} for each in train]
 
 
 @pytest.mark.breaks

@@ -11,6 +11,7 @@ import pytest
 
 import gem
 from gem import registry
+from gem.contract import succeeded
 from gem.core import Env, Step, Wrapper
 from gem.envs.games.guess_the_number import GuessTheNumber
 from gem.errors import (
@@ -320,3 +321,21 @@ def test_the_statistics_go_along_with_a_copy_of_the_state_only() -> None:
         lengths.append(info["episode"]["l"])
     assert lengths == [3, 3, 3]
     assert other.reset()[1] == gem.make(GUESS).reset()[1]
+
+
+def test_rewards_are_scaled_and_success_is_not() -> None:
+    wrapped = gem.make(GUESS, wrappers=[{"name": "scale_reward", "factor": 100}], max_turns=1)
+    env = gem.make(GUESS, max_turns=1)
+    won = 0
+    for seed in range(20):
+        rewards = []
+        for each in (env, wrapped):
+            each.reset(seed=seed)
+            _, reward, terminated, _, info = each.step("\\boxed{7}")
+            rewards.append(reward)
+            assert succeeded(reward, terminated, info) == (reward > 0)
+        assert rewards[1] == 100 * rewards[0]
+        won += rewards[0] > 0
+    assert 0 < won < 20
+    with pytest.raises(ConfigurationError, match="factor must be .*got 0"):
+        gem.make(GUESS, wrappers=[{"name": "scale_reward", "factor": 0}])

@@ -131,7 +131,7 @@ def check_config(config: Any) -> dict[str, GemSettings]:
     train_only = [(tag, tag in train.tags, why) for tag in theirs]
     refuse_values(classes, train_only, "env_manager_cls of custom_envs.")
     found = {tag: GemSettings.of(tag, envs[tag]) for tag in tags if tag not in theirs}
-    for name in ("advantage", "max_failed_fraction", "record_dir", "record"):
+    for name in ("advantage", "normalise", "max_failed_fraction", "record_dir", "record"):
         shared = [getattr(found[tag], name) for tag in train.tags]
         why = "training environments of a run have the same"
         refuse_values({name: shared}, [(name, any(v != shared[0] for v in shared), why)], "gem.")

@@ -20,6 +20,7 @@ from gem.moved import missing
 from gem.parameters import listed, require_known
 from gem.specs import imported
 from gem.wrappers.checked import Checked
+from gem.wrappers.rewards import ScaleReward
 from gem.wrappers.tool_env import ToolEnv
 from gem.wrappers.tracking import EpisodeTracking, RecordEpisodeStatistics
 
@@ -28,6 +29,7 @@ __all__ = [
     "Checked",
     "EpisodeTracking",
     "RecordEpisodeStatistics",
+    "ScaleReward",
     "ToolEnv",
     "WrapperLike",
     "wrap",
@@ -77,6 +79,7 @@ WRAPPERS: dict[str, Callable[..., Env]] = {
     "search_tool_no_int_reward": _tool("search", paid={}, topk=3, timeout_s=5.0),
     "episode_tracking": EpisodeTracking,
     "record_episode_statistics": RecordEpisodeStatistics,
+    "scale_reward": ScaleReward,
     "checked": Checked,
 }
 """Wrappers by name. The presets of one tool take that tool's parameters."""
