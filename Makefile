@@ -86,6 +86,13 @@ $(BENCH) report $(2)/*/ --out $(2)/report.html
 $(BENCH) plot $(2)/*/ --out $(2)/curves.svg
 endef
 
+# Small models on every kind of environment, in the reference trainer (docs/baselines.md).
+FIGURES := baselines algorithms discount tools transfer
+.PHONY: baselines
+baselines: env-dev ## The figures of docs/baselines.md; goes on where it was interrupted; takes hours
+	$(BENCH) sweep $(FIGURES:%=recipes/sweeps/%.toml) --cpu --out $(RUNS)/baselines --jobs $(JOBS)
+	$(DEV) tools/baselines.py $(RUNS)/baselines
+
 .PHONY: new-adapter
 new-adapter: ## Start the adapter of another trainer: make new-adapter NAME=x (docs/adapters.md)
 	@$(PYTHON) tools/new_adapter.py "$(NAME)"

@@ -10,13 +10,21 @@ import pytest
 from gem.errors import ConfigurationError
 from gem.tables import flatten
 from gem_bench.runspec import load_hardware, load_spec
+from gem_bench.sweep import read
 
-RECIPES = sorted(Path(__file__).parents[2].joinpath("recipes").glob("*.toml"))
+FOLDER = Path(__file__).parents[2] / "recipes"
+RECIPES = sorted([*FOLDER.glob("*.toml"), *FOLDER.glob("baselines/*.toml")])
+SWEEPS = sorted(FOLDER.glob("sweeps/*.toml"))
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_every_recipe_is_a_valid_spec_named_after_its_file(path: Path) -> None:
     assert load_spec(path).name == path.stem
+
+
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+def test_every_sweep_names_its_runs(path: Path) -> None:
+    assert read([path])
 
 
 def test_overrides_replace_settings_and_keep_their_type(spec_file: Callable[..., Path]) -> None:

@@ -71,6 +71,19 @@ def test_one_algorithm_alone_is_not_compared(tmp_path: Path) -> None:
     assert "less" not in as_markdown(table)
 
 
+def test_an_evaluation_has_a_table_of_its_own(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "a")
+    spec = {"name": "gcd", "algorithm": {"advantage": "rebn"}, "seed": 0}
+    recorder.start({"trainer": "reference", "status": "finished", "spec": spec})
+    for iteration, rate in [(0, 0.2), (5, 0.6)]:
+        values = {"success_rate": rate, "episodes": 10}
+        recorder.metrics(iteration, values, split="eval:other")
+    table = tabulate(load_runs([tmp_path / "a"]), split="eval:other", window=1)
+    cell = table.rows["gcd"]["rebn"]
+    assert (cell.start, cell.final.mean) == (0.2, 0.6)
+    assert "(eval:other)" in as_text(table)
+
+
 def test_settings_that_do_not_tell_experiments_apart_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="several experiments have name 'gcd' and"):
         tabulate(load_runs(write(tmp_path)), columns="name")

@@ -172,6 +172,7 @@ def _table(args: argparse.Namespace) -> int:
         rows=args.rows,
         columns=args.columns,
         metric=args.metric,
+        split=args.split,
         window=args.window,
     )
     text = RENDERERS[args.format](found)
@@ -343,6 +344,7 @@ def _parser() -> argparse.ArgumentParser:
         help="setting (default: %(default)s)",
     )
     p.add_argument("--metric", default="success_rate", help="(default: %(default)s)")
+    p.add_argument("--split", default="train", help="or eval:<name> (default: %(default)s)")
     p.add_argument("--format", choices=("text", "markdown", "json"), default="text")
     p.add_argument("--out", type=Path, help="file to write instead of printing")
 

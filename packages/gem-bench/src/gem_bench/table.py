@@ -39,6 +39,7 @@ class Table:
     """All cells, and what they say together."""
 
     metric: str
+    split: str
     window: int
     columns: list[str]
     rows: dict[str, dict[str, Cell]]
@@ -59,6 +60,7 @@ def tabulate(
     rows: str = "name",
     columns: str = "algorithm.advantage",
     metric: str = "success_rate",
+    split: str = TRAIN,
     window: int = 20,
 ) -> Table:
     """Arrange groups of runs by two of their settings.
@@ -67,7 +69,8 @@ def tabulate(
         groups: As read by `load_runs`.
         rows: Setting that names a row.
         columns: Setting that names a column.
-        metric: Training metric.
+        metric: Name of the metric.
+        split: `train`, or `eval:<name>`.
         window: Iterations that final values are averaged over.
 
     Raises:
@@ -75,7 +78,7 @@ def tabulate(
     """
     found: dict[str, dict[str, Cell]] = {}
     for group in groups:
-        cell = _cell(group, metric, window)
+        cell = _cell(group, metric, split, window)
         row, column = (str(group.settings.get(key)) for key in (rows, columns))
         if cell is None:
             continue
@@ -91,6 +94,7 @@ def tabulate(
     several = len(common) > 1
     return Table(
         metric,
+        split,
         window,
         names,
         found,
@@ -119,8 +123,8 @@ _AGGREGATES: dict[str, Callable[[aggregate.Scores], Estimate]] = {
 }
 
 
-def _cell(group: Group, metric: str, window: int) -> Cell | None:
-    points = {_seeds(run): found for run in group.runs if (found := _points(run, metric))}
+def _cell(group: Group, metric: str, split: str, window: int) -> Cell | None:
+    points = {_seeds(run): found for run in group.runs if (found := _points(run, metric, split))}
     if not points:
         return None
     scores = {seeds: _mean(found[-window:]) for seeds, found in points.items()}
@@ -137,9 +141,9 @@ def _seeds(run: Run) -> str:
     return f"{run.seed}, {run.spec.get('env.seed')}"
 
 
-def _points(run: Run, metric: str) -> list[tuple[float, float]]:
+def _points(run: Run, metric: str, split: str) -> list[tuple[float, float]]:
     """Return value and number of episodes of each iteration."""
-    curve = run.curves.get(TRAIN)
+    curve = run.curves.get(split)
     if curve is None:
         return []
     pairs = zip(curve.column(metric), curve.column("episodes"), strict=True)
@@ -173,8 +177,8 @@ def _remarks(table: Table) -> list[str]:
     methods = {final.method: final.n for final in finals}
     how = "; ".join(sorted(HOW[method].format(n=n) for method, n in methods.items()))
     lines = [
-        f"{table.metric} of sampled training episodes, averaged over the last {table.window} "
-        f"iterations (start: iteration 0); in brackets the 95 % interval ({how})."
+        f"{table.metric} ({table.split}), averaged over the last {table.window} recorded "
+        f"iterations (start: the first); in brackets the 95 % interval ({how})."
     ]
     if table.aggregates:
         left_out = [row for row in table.rows if row not in table.common]

@@ -1,0 +1,56 @@
+"""The figures of docs/baselines.md: which runs are in each, and that missing ones are counted."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from gem.training.record import Recorder
+
+TOOL = Path(__file__).parents[2] / "tools" / "baselines.py"
+
+
+@pytest.fixture(scope="module")
+def tool() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("baselines_tool", TOOL)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def figure(tool: ModuleType, name: str) -> list[str]:
+    [found] = [each for each in tool.FIGURES if each.name == name]
+    return [run.name for run in tool.planned(found)]
+
+
+def test_a_figure_compares_with_the_baselines_of_the_same_recipes(tool: ModuleType) -> None:
+    discounts = figure(tool, "discount")
+    assert {"hanoi-reference-rebn-0", "hanoi-reference-1.0-0"} <= set(discounts)
+    assert not any("reinforce" in name or name.startswith("gcd") for name in discounts)
+    four = figure(tool, "algorithms")
+    estimators = {name.split("-")[-2] for name in four if name.startswith("gcd-")}
+    assert estimators == {"reinforce", "rebn", "grpo", "gae"}
+
+
+def test_it_draws_what_is_finished_and_counts_the_rest(
+    tool: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    planned = tool.planned(tool.FIGURES[0])
+    for run in planned[:12]:  # two recipes, two estimators, three seeds
+        recorder = Recorder(tmp_path / run.name)
+        status = "running" if run.name.endswith("-2") else "finished"
+        about = {"trainer": "reference", "status": status, "spec": run.spec.to_mapping()}
+        recorder.start(about)
+        for iteration, rate in enumerate([0.2, 0.4, 0.6]):
+            recorder.metrics(iteration, {"success_rate": rate, "episodes": 64})
+    assert tool.main(tmp_path) == 0
+    assert f"baselines: 8 of {len(planned)} runs" in capsys.readouterr().out
+    picture = (tmp_path / "baselines.svg").read_text()
+    assert planned[0].spec.name in picture and "2 seeds" in picture
+    assert f"| {planned[0].spec.name} | 0.200 |" in (tmp_path / "baselines.md").read_text()
+    assert not (tmp_path / "tools.svg").exists()
