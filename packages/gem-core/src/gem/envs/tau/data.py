@@ -1,4 +1,4 @@
-"""Data of the retail domain: shared database, tasks, policy; each is read once per process."""
+"""Data of the domains: shared databases, tasks, policies; each is read once per process."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import Any, TypeAlias
 from gem.errors import DataError
 
 Record: TypeAlias = dict[str, Any]
-"""A user, an order or a product, as JSON has it."""
+"""A user, an order, a flight and so on, as JSON has it."""
 TableName: TypeAlias = str
-"""`users`, `orders` or `products`."""
+"""`users`, `orders`, `products`; in the airline `users`, `reservations`, `flights`."""
 Database: TypeAlias = dict[TableName, dict[str, Record]]
 
 NL_ASSERTION = "NL_ASSERTION"
@@ -59,17 +59,19 @@ class Task:
     """Sentences about the conversation for a judge."""
     opening: str | None = None
     """The scripted user's first message, if it is not made from `reason`."""
+    domain: str = "retail"
     identified: bool = False
     """Whether the first message says who the customer is."""
 
 
-@cache
-def database() -> Database:
-    """Return the retail database, which is shared: nobody may change it.
+def database(domain: str = "retail") -> Database:
+    """Return the database of a domain, which is shared: nobody may change it."""
+    return _database(domain)
 
-    Each payment, item and option of an order is a dict; the largest table has 1,000 orders.
-    """
-    raw = gzip.decompress((files("gem") / "data/tau/retail_db.json.gz").read_bytes())
+
+@cache
+def _database(domain: str) -> Database:
+    raw = gzip.decompress((files("gem") / f"data/tau/{domain}_db.json.gz").read_bytes())
     tables: Database = json.loads(raw)
     return tables
 
@@ -80,16 +82,20 @@ def text(name: str) -> str:
     return (files("gem") / "data/tau" / name).read_text(encoding="utf-8").strip()
 
 
-@cache
-def tasks(path: str | None) -> tuple[Task, ...]:
-    """Return the tasks of a file in tau2-bench's format, None for the bundled 114.
+def tasks(path: str | None, domain: str = "retail") -> tuple[Task, ...]:
+    """Return the tasks of a file in tau2-bench's format, None for the bundled ones.
 
     Raises:
         DataError: The file cannot be read or is not in this format.
     """
+    return _tasks(path, domain)
+
+
+@cache
+def _tasks(path: str | None, domain: str) -> tuple[Task, ...]:
     try:
         if path is None:
-            file = files("gem") / "data/tau/retail_tasks.json.gz"
+            file = files("gem") / f"data/tau/{domain}_tasks.json.gz"
             rows = json.loads(gzip.decompress(file.read_bytes()))
         else:
             rows = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -97,10 +103,12 @@ def tasks(path: str | None) -> tuple[Task, ...]:
         raise DataError(f"data {path!r} cannot be read as JSON: {error}") from None
     if not isinstance(rows, list) or not rows:
         raise DataError(f"data {path!r} must be a list of tasks of tau2-bench")
-    return tuple(_task(row, f"data {path!r}, task {place}") for place, row in enumerate(rows))
+    return tuple(
+        _task(row, domain, f"data {path!r}, task {place}") for place, row in enumerate(rows)
+    )
 
 
-def _task(row: Any, where: str) -> Task:
+def _task(row: Any, domain: str, where: str) -> Task:
     try:
         told, judged = row["user_scenario"]["instructions"], row["evaluation_criteria"]
         task = Task(
@@ -115,6 +123,7 @@ def _task(row: Any, where: str) -> Task:
             communicate=tuple(map(str, judged.get("communicate_info") or ())),
             basis=tuple(judged.get("reward_basis") or ()),
             assertions=tuple(judged.get("nl_assertions") or ()),
+            domain=domain,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"{where}: not a task of tau2-bench: {error!r}") from None

@@ -15,8 +15,9 @@ from typing import NamedTuple
 from gem.envs.tau.data import Call, Record, Task, database, tasks
 from gem.envs.tau.outcome import gold, same_write
 from gem.envs.tau.records import Records, RefusedError
-from gem.envs.tau.retail_tools import TOOLS, call
+from gem.envs.tau.retail_tools import TOOLS
 from gem.envs.tau.scripted import changed_words, identity_words, words
+from gem.envs.tau.tools import call
 from gem.errors import DataError
 from gem.seeding import stream
 
@@ -242,7 +243,7 @@ def _task(index: int, user: Record, kinds: list[str], rng: Random, shape: Shape)
     for kind in kinds:
         wish = INTENTS[kind](Customer(user, orders, rng, shape))
         for each in wish.calls:
-            call(db, each, tuple(TOOLS))
+            call(db, each, TOOLS)
             if TOOLS[each.name].writes and any(same_write(each, other) for other in _benchmark()):
                 raise RefusedError("a write of the benchmark")
         taken = [each.arguments.get("order_id") for each in wish.calls]

@@ -20,6 +20,7 @@ MESSAGES = (
 )
 """Messages of random play."""
 _ASK = "To help you I need your e-mail address, or your name and zip code."
+_ASK_ID = "To help you I need your user id."
 _VERBS = {"modify": "change", "cancel": "cancel", "return": "return", "exchange": "exchange"}
 
 
@@ -54,7 +55,7 @@ def next_action(scene: Scene, user: Understood, identified: str, tried: Collecti
         tried: Keys of the calls made in this episode.
     """
     if not user.identified:
-        return _ASK
+        return _ASK if scene.task.domain == "retail" else _ASK_ID
     if identified != scene.gold.user_id:
         return tool_call(search(scene))
     for read in scene.gold.reads:
@@ -74,6 +75,8 @@ def next_action(scene: Scene, user: Understood, identified: str, tried: Collecti
 
 def search(scene: Scene) -> Call:
     """Return the call that finds the user by what it said."""
+    if scene.task.domain == "airline":
+        return Call("get_user_details", {"user_id": scene.gold.user_id})
     user = database()["users"][scene.gold.user_id]
     if knows_email(scene.task):
         return Call("find_user_id_by_email", {"email": user["email"]})
@@ -84,19 +87,28 @@ def search(scene: Scene) -> Call:
 def proposal(write: Call) -> str:
     """Return the message that asks for consent to a write, with all its details."""
     given = dict(write.arguments)
-    verb = _VERBS[write.name.partition("_")[0]]
+    first = write.name.partition("_")[0]
+    verb = _VERBS.get(first, first)
     what = {"payment": "the payment method", "address": "the address"}.get(
         write.name.rpartition("_")[2], "items"
     )
+    if write.name.rpartition("_")[2] in ("flights", "baggages", "passengers", "certificate"):
+        what = write.name.rpartition("_")[2]
     special = {"cancel_pending_order": "the order", "modify_user_address": "the default address"}
     what = special.get(write.name, what)
     order = f", order {given['order_id']}" if "order_id" in given else ""
     parts = [f"I will {verb} {what}{order}:"]
     for name, value in given.items():
         if name not in ("order_id", "user_id"):
-            told = ", ".join(value) if isinstance(value, list) else value
+            told = value if isinstance(value, str) else _shown(value)
             parts.append(f"{name.replace('_', ' ')} {told};")
     return f"{' '.join(parts)} Do you confirm (yes/no)?"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(each if isinstance(each, str) else _shown(each) for each in value)
+    return " ".join(map(str, value.values())) if isinstance(value, dict) else str(value)
 
 
 def random_call(name: str, user_id: str, rng: Random) -> str:

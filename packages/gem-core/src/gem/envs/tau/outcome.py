@@ -8,11 +8,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
+from gem.envs.tau import airline_tools, retail_tools
 from gem.envs.tau.data import Call, Task, database, tasks, text
 from gem.envs.tau.records import Changes, Records, RefusedError
-from gem.envs.tau.retail_tools import TOOLS, call
+from gem.envs.tau.tools import Toolbox, call
 from gem.errors import ConfigurationError
 
+TOOLS: dict[str, Toolbox] = {"retail": retail_tools.TOOLS, "airline": airline_tools.TOOLS}
+"""The tools of each domain."""
 TRANSFER = "transfer_to_human_agents"
 _NOT_CLEAN = frozenset({"5", "12", "13", "64", "105"})
 """Tasks with a hidden state machine (5) or a recorded write that raises."""
@@ -39,14 +42,14 @@ class Gold:
 @lru_cache(maxsize=1024)
 def gold(task: Task, semantics: str) -> Gold:
     """Return the outcome of a task's recorded calls."""
-    db = Records(semantics)
+    db, tools = Records(semantics, task.domain), TOOLS[task.domain]
     writes, reads = [], []
     for each in task.actions:
         try:
-            call(db, each, tuple(TOOLS))
+            call(db, each, tools)
         except RefusedError:
             continue
-        if TOOLS[each.name].writes:
+        if tools[each.name].writes:
             writes.append(each)
         elif not each.name.startswith("find_user") and each.name != TRANSFER:
             reads.append(each)
@@ -55,7 +58,7 @@ def gold(task: Task, semantics: str) -> Gold:
 
 
 @cache
-def chosen(path: str | None, split: str) -> tuple[Task, ...]:
+def chosen(path: str | None, split: str, domain: str = "retail") -> tuple[Task, ...]:
     """Return the tasks of a split: `base` (all), `train`, `test`, or `clean`.
 
     `clean` is without the tasks whose right outcome is an unchanged database and those whose
@@ -65,11 +68,11 @@ def chosen(path: str | None, split: str) -> tuple[Task, ...]:
         ConfigurationError: There is no such task.
         DataError: See `tasks`.
     """
-    every = tasks(path)
+    every = tasks(path, domain)
     if split == "clean":
         kept = tuple(task for task in every if is_clean(task))
     else:
-        ids = set(json.loads(text("retail_splits.json"))[split])
+        ids = set(json.loads(text(f"{domain}_splits.json"))[split])
         kept = tuple(task for task in every if split == "base" or task.id in ids)
     if not kept:
         raise ConfigurationError(f"split {split!r} has no task of data {path!r}")
@@ -80,21 +83,24 @@ def is_clean(task: Task) -> bool:
     """Whether a task needs a write and has no known defect (docs/tau.md); generated ones are."""
     if task.opening is not None:
         return True
-    return task.id not in _NOT_CLEAN and bool(gold(task, "fixed").changes)
+    wrong = task.domain == "retail" and task.id in _NOT_CLEAN
+    return not wrong and bool(gold(task, "fixed").changes)
 
 
 def _customer(task: Task) -> str:
     """Return the id of the customer, by the recorded calls or by what the customer knows."""
-    users, orders = database()["users"], database()["orders"]
+    tables = database(task.domain)
+    users, kinds = tables["users"], {"order_id": "orders", "reservation_id": "reservations"}
     for each in task.actions:
         given = each.arguments
         if given.get("user_id") in users:
             return str(given["user_id"])
-        if given.get("order_id") in orders:
-            return str(orders[given["order_id"]]["user_id"])
+        for name, table in kinds.items():
+            if name in given and given[name] in tables[table]:
+                return str(tables[table][given[name]]["user_id"])
         if each.name.startswith("find_user"):
             try:
-                return call(Records(), each, tuple(TOOLS))
+                return call(Records(), each, TOOLS[task.domain])
             except RefusedError:
                 continue
     told = f"{task.known} {task.reason}"

@@ -22,13 +22,15 @@ class BadCallError(RefusedError):
 class Records:
     """An overlay on the shared database; pickles as the changed records alone."""
 
-    def __init__(self, semantics: str = "fixed") -> None:
+    def __init__(self, semantics: str = "fixed", domain: str = "retail") -> None:
         """Begin with no changes.
 
         Args:
             semantics: `fixed` or `upstream`, see `gem.envs.tau.retail.Retail`.
+            domain: Whose database.
         """
         self.semantics = semantics
+        self.domain = domain
         self._own: Changes = {}
 
     def read(self, table: str, key: str) -> Record:
@@ -37,7 +39,7 @@ class Records:
         Raises:
             RefusedError: It does not exist.
         """
-        record = self._own.get((table, key)) or database()[table].get(key)
+        record = self._own.get((table, key)) or database(self.domain)[table].get(key)
         if record is None:
             raise RefusedError(f"{table[:-1].capitalize()} not found")
         return record
@@ -52,9 +54,13 @@ class Records:
             self._own[table, key] = _copied(self.read(table, key))
         return self._own[table, key]
 
+    def add(self, table: str, key: str, record: Record) -> None:
+        """Add a record that does not exist."""
+        self._own[table, key] = record
+
     def rows(self, table: str) -> Iterator[tuple[str, Record]]:
         """Yield all records of a table with their keys, in the order of the database."""
-        for key in database()[table]:
+        for key in database(self.domain)[table]:
             yield key, self.read(table, key)
 
     @property
@@ -63,7 +69,7 @@ class Records:
         return {
             (table, key): record
             for (table, key), record in self._own.items()
-            if record != database()[table][key]
+            if record != database(self.domain)[table].get(key)
         }
 
 

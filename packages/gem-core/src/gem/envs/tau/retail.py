@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from random import Random
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol, TypedDict
 
 from gem.contract import refusal
 from gem.core import Env, Info, Step, known_options
 from gem.envs.tau.data import NL_ASSERTION, Call, Task, text
 from gem.envs.tau.llm_user import LlmUser
-from gem.envs.tau.oracle import MESSAGES, next_action, random_call
-from gem.envs.tau.outcome import TRANSFER, Gold, chosen, gold, is_clean, mentions, same_write
+from gem.envs.tau.oracle import MESSAGES, next_action, random_arguments, tool_call
+from gem.envs.tau.outcome import TOOLS, TRANSFER, Gold, chosen, gold, is_clean, mentions, same_write
 from gem.envs.tau.records import BadCallError, Records, RefusedError
-from gem.envs.tau.retail_tools import TOOLS, call
 from gem.envs.tau.scripted import CONFIRMS, Scene, ScriptedUser
+from gem.envs.tau.tools import Tool, call
 from gem.errors import ConfigurationError
 from gem.parameters import choice, flag, integer, optional
 from gem.parameters import text as named
@@ -48,6 +49,26 @@ class User(Protocol):
         """Return the answer to a message."""
 
 
+class RetailOptions(TypedDict, total=False):
+    """Parameters of `Retail`."""
+
+    data: str | None
+    split: str
+    user: str
+    reward: str
+    semantics: str
+    max_turns: int
+    max_errors: int | None
+    grace: int
+    url: str | None
+    model: str | None
+    temperature: float
+    timeout_s: float
+    api_key_env: str
+    eval: bool
+    seed: int | None
+
+
 class Retail(Env):
     """TAU-bench retail: customer service with tools, a policy and a user.
 
@@ -70,6 +91,9 @@ class Retail(Env):
     before), `clean` (whether the task has no known defect), and `unjudged` (sentences about the
     conversation that the task's authors give to a judge, which are not judged here).
     """
+
+    domain: ClassVar[str] = "retail"
+    """Whose tools, policy and tasks."""
 
     def __init__(
         self,
@@ -139,7 +163,7 @@ class Retail(Env):
             if scripted
             else LlmUser(url or "", model or "", temperature, timeout_s, api_key_env)
         )
-        names = [name for name in TOOLS if judged or name != "get_item_details"]
+        names = [name for name in TOOLS[self.domain] if judged or name != "get_item_details"]
         self.tool_names: tuple[str, ...] = tuple(names)
         self._over = True
 
@@ -165,7 +189,7 @@ class Retail(Env):
         idx = known_options(self, options, "idx").get("idx")
         super().reset(seed=seed)
         self._choose(idx)
-        self.records = Records(self.semantics)
+        self.records = Records(self.semantics, self.domain)
         self.turn = self.errors = self.writes = self.illegal_writes = 0
         self.user_turns = self.policy_violations = 0
         self.identified = ""
@@ -192,7 +216,7 @@ class Retail(Env):
 
     def _instructions(self) -> str:
         """Return policy, form of an action and tools."""
-        return prompt(self.tool_names)
+        return prompt(self.domain, self.tool_names)
 
     def _choose(self, idx: Any) -> None:
         """Set `index`, the place of the episode's task."""
@@ -205,7 +229,7 @@ class Retail(Env):
         self.index = (base + episode) % size if self.eval else permuted(place, size, base, epoch)
 
     def _tasks(self) -> Sequence[Task]:
-        return chosen(self.data, self.split)
+        return chosen(self.data, self.split, self.domain)
 
     @property
     def task(self) -> Task:
@@ -226,7 +250,7 @@ class Retail(Env):
 
     def schemas(self) -> list[dict[str, Any]]:
         """Return the tools as JSON schemas, in the form that chat APIs take."""
-        return [TOOLS[name].schema for name in self.tool_names]
+        return [TOOLS[self.domain][name].schema for name in self.tool_names]
 
     def step(self, action: str) -> Step:
         """Play one turn: a tool call or a message to the user; see `Env.step`.
@@ -259,14 +283,14 @@ class Retail(Env):
 
     def _called(self, wanted: Call, error: str | None) -> tuple[str, bool]:
         """Execute a call; return what the agent is shown and whether the conversation ends."""
-        tool = TOOLS.get(wanted.name)
+        tool = TOOLS[self.domain].get(wanted.name)
         writes = tool is not None and tool.writes
         if error is None:
             self.tried.add(wanted.key)
             if writes and self._violates(wanted):
                 self.policy_violations += 1
             try:
-                result = call(self.records, wanted, self.tool_names)
+                result = call(self.records, wanted, offered(self.domain, self.tool_names))
             except RefusedError as refused:
                 error = str(refused)
                 self._invalid = isinstance(refused, BadCallError)
@@ -282,18 +306,18 @@ class Retail(Env):
                     break
         elif wanted.name.startswith("find_user"):
             self.identified = result
+        elif self.domain == "airline" and wanted.name == "get_user_details":
+            self.identified = wanted.arguments["user_id"]
         return result, wanted.name == TRANSFER
 
     def _violates(self, wanted: Call) -> bool:
         """Whether a write breaks the policy that can be checked without a judge."""
         given = wanted.arguments
         owner = given.get("user_id")
-        try:
-            order = self.records.read("orders", str(given.get("order_id")))
-        except RefusedError:
-            pass
-        else:
-            owner = order["user_id"]
+        for name, table in (("order_id", "orders"), ("reservation_id", "reservations")):
+            if name in given:
+                with suppress(RefusedError):
+                    owner = self.records.read(table, str(given[name]))["user_id"]
         agreed = bool(CONSENT.search(self.heard))
         return not self.identified or owner != self.identified or not agreed
 
@@ -360,7 +384,10 @@ class Retail(Env):
         name = rng.choice([*self.tool_names, ""])
         if not name:
             return rng.choice(MESSAGES)
-        return random_call(name, self.gold.user_id, rng)
+        return tool_call(Call(name, self._random_arguments(name, rng)))
+
+    def _random_arguments(self, name: str, rng: Random) -> dict[str, Any]:
+        return random_arguments(name, self.gold.user_id, rng)
 
     def oracle_action(self) -> str:
         """Return the next action of an agent that identifies, reads, asks and then writes.
@@ -377,8 +404,14 @@ class Retail(Env):
         self._over = True
 
 
+@lru_cache(maxsize=64)
+def offered(domain: str, names: tuple[str, ...]) -> Mapping[str, Tool]:
+    """Return tools of a domain by name."""
+    return {name: TOOLS[domain][name] for name in names}
+
+
 @lru_cache(maxsize=8)
-def prompt(names: tuple[str, ...]) -> str:
+def prompt(domain: str, names: tuple[str, ...]) -> str:
     """Return policy, form of an action and tools."""
-    tools = "\n".join(json.dumps(TOOLS[name].schema) for name in names)
-    return f"{text('retail_policy.md')}\n\n{_FORM}\n{tools}"
+    tools = "\n".join(json.dumps(TOOLS[domain][name].schema) for name in names)
+    return f"{text(f'{domain}_policy.md')}\n\n{_FORM}\n{tools}"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from gem.core import Step
 from gem.envs.tau.data import Call, Task
 from gem.envs.tau.generated import INTENTS, REFUSAL, Shape, generated
 from gem.envs.tau.oracle import search
 from gem.envs.tau.outcome import TRANSFER
-from gem.envs.tau.retail import Retail, prompt
+from gem.envs.tau.retail import Retail, RetailOptions, prompt
 from gem.envs.tau.retail_tools import TOOLS
 from gem.errors import ConfigurationError
 from gem.parameters import choice, extending, flag, integer, listed, number
@@ -34,22 +34,6 @@ _BRIEF = """You serve customers of a shop. Each turn is one tool call, \
 <tool_call>{{"name": "...", "arguments": {{...}}}}</tool_call>, or a message. Find the customer \
 first; ask for consent before you change anything.{refusals}
 Tools: {tools}"""
-
-
-class RetailOptions(TypedDict, total=False):
-    """Parameters of `Retail` that a `RetailGen` has, too."""
-
-    user: str
-    semantics: str
-    max_turns: int
-    max_errors: int | None
-    grace: int
-    url: str | None
-    model: str | None
-    temperature: float
-    timeout_s: float
-    api_key_env: str
-    seed: int | None
 
 
 class RetailGen(Retail):
@@ -124,7 +108,7 @@ class RetailGen(Retail):
     def _instructions(self) -> str:
         refusing = f' If the policy forbids a wish, say "{REFUSAL}".'
         if not self.shape.brief:
-            return f"{prompt(self.tool_names)}\n\n{refusing.strip()}"
+            return f"{prompt(self.domain, self.tool_names)}\n\n{refusing.strip()}"
         tools = "; ".join(f"{n}({', '.join(TOOLS[n].parameters)})" for n in self.tool_names)
         refusals = refusing if "refuse" in self.shape.intents else ""
         return _BRIEF.format(refusals=refusals, tools=tools)

@@ -5,110 +5,22 @@ They behave as those of tau2-bench. Writes check everything before they change a
 
 from __future__ import annotations
 
-import ast
-import inspect
-import json
 import math
-import operator
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import cache
-from typing import Any
 
-from gem.envs.tau.data import Call, Record, database
-from gem.envs.tau.records import BadCallError, Records, RefusedError
+from gem.envs.tau.data import Record, database
+from gem.envs.tau.records import Records, RefusedError
+from gem.envs.tau.tools import (
+    Toolbox,
+    calculate,
+    get_user_details,
+    transfer_to_human_agents,
+)
 
 _REASONS = ("no longer needed", "ordered by mistake")
-_LONGEST_EXPRESSION = 200
-_OPERATORS: dict[type, Callable[..., float]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.UAdd: operator.pos,
-    ast.USub: operator.neg,
-}
-
-
-@dataclass(frozen=True)
-class Tool:
-    """A function that the agent can call."""
-
-    run: Callable[..., Any]
-    writes: bool
-    """Whether it changes the database."""
-    description: str
-    parameters: Mapping[str, str]
-    """`str` or `list[str]` by name; all are required."""
-
-    @property
-    def schema(self) -> dict[str, Any]:
-        """The function as JSON schema, in the form that chat APIs take."""
-        kinds = {
-            "str": {"type": "string"},
-            "list[str]": {"type": "array", "items": {"type": "string"}},
-        }
-        return {
-            "name": self.run.__name__,
-            "description": self.description,
-            "parameters": {
-                "type": "object",
-                "properties": {name: kinds[kind] for name, kind in self.parameters.items()},
-                "required": list(self.parameters),
-            },
-        }
-
-
-TOOLS: dict[str, Tool] = {}
-"""All tools by name."""
-
-
-def _tool(writes: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    def added(function: Callable[..., Any]) -> Callable[..., Any]:
-        parameters = list(inspect.signature(function).parameters.values())[1:]
-        TOOLS[function.__name__] = Tool(
-            function,
-            writes,
-            " ".join((function.__doc__ or "").split()),
-            {each.name: each.annotation for each in parameters},
-        )
-        return function
-
-    return added
-
-
-def call(db: Records, wanted: Call, names: Sequence[str]) -> str:
-    """Execute a call and return what the agent is told.
-
-    Args:
-        db: The episode's records.
-        wanted: Name and arguments, of any type.
-        names: Tools that there are.
-
-    Raises:
-        RefusedError: The tool refuses the call; nothing is changed then.
-        BadCallError: There is no such tool, or an argument is missing, unknown or of a wrong type.
-    """
-    if wanted.name not in names:
-        raise BadCallError(f"There is no tool {wanted.name!a:.80}. Tools: {', '.join(names)}")
-    tool = TOOLS[wanted.name]
-    given, needed = wanted.arguments, tool.parameters
-    wrong = [f"missing {name!r}" for name in needed if name not in given]
-    wrong += [f"unknown {name!a:.40}" for name in given if name not in needed]
-    for name, kind in needed.items():
-        if name in given and not _fits(given[name], kind):
-            what = "a list of texts" if kind == "list[str]" else "a text"
-            wrong.append(f"{name!r} must be {what}")
-    if wrong:
-        raise BadCallError(f"Arguments of {wanted.name}: {', '.join(wrong[:8])}")
-    result = tool.run(db, **given)
-    return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
-
-
-def _fits(value: Any, kind: str) -> bool:
-    if kind == "list[str]":
-        return isinstance(value, list) and all(isinstance(each, str) for each in value)
-    return isinstance(value, str)
+TOOLS = Toolbox()
+"""The tools by name."""
 
 
 @cache
@@ -116,7 +28,7 @@ def _by_email() -> Mapping[str, str]:
     return {user["email"].lower(): key for key, user in reversed(database()["users"].items())}
 
 
-@_tool()
+@TOOLS.add()
 def find_user_id_by_email(db: Records, email: str) -> str:
     """Find a user id by e-mail address."""
     # No tool changes an address, so that an index of the shared records is enough.
@@ -126,7 +38,7 @@ def find_user_id_by_email(db: Records, email: str) -> str:
     return key
 
 
-@_tool()
+@TOOLS.add()
 def find_user_id_by_name_zip(db: Records, first_name: str, last_name: str, zip: str) -> str:
     """Find a user id by first name, last name and zip code."""
     wanted = first_name.lower(), last_name.lower()
@@ -138,26 +50,23 @@ def find_user_id_by_name_zip(db: Records, first_name: str, last_name: str, zip: 
     raise RefusedError("User not found")
 
 
-@_tool()
-def get_user_details(db: Records, user_id: str) -> Record:
-    """Get a user's name, address, e-mail, payment methods and order ids."""
-    return db.read("users", user_id)
+TOOLS.add()(get_user_details)
 
 
-@_tool()
+@TOOLS.add()
 def get_order_details(db: Records, order_id: str) -> Record:
     """Get an order's items, status, address and payments. An order id begins with '#'."""
     return db.read("orders", order_id)
 
 
-@_tool()
+@TOOLS.add()
 def get_product_details(db: Records, product_id: str) -> Record:
     """Get all variants of a product, with options, price and availability. A product id is not an
     item id."""
     return db.read("products", product_id)
 
 
-@_tool()
+@TOOLS.add()
 def get_item_details(db: Records, item_id: str) -> Record:
     """Get options, price and availability of an item."""
     for product in database()["products"].values():
@@ -167,44 +76,19 @@ def get_item_details(db: Records, item_id: str) -> Record:
     raise RefusedError("Item not found")
 
 
-@_tool()
+@TOOLS.add()
 def list_all_product_types(db: Records) -> dict[str, str]:
     """List the names and product ids of all products."""
     return {each["name"]: each["product_id"] for each in database()["products"].values()}
 
 
-@_tool()
-def calculate(db: Records, expression: str) -> str:
-    """Calculate an arithmetic expression of numbers, +, -, *, / and parentheses."""
-    try:
-        if len(expression) > _LONGEST_EXPRESSION:
-            raise ValueError("too long")
-        value = _value(ast.parse(expression.strip(), mode="eval").body)
-        if not math.isfinite(value):
-            raise ValueError("not finite")
-    except (ValueError, SyntaxError, ArithmeticError, RecursionError, MemoryError):
-        raise RefusedError("The expression cannot be calculated") from None
-    return str(round(value, 2))
+TOOLS.add()(calculate)
 
 
-def _value(node: ast.AST) -> float:
-    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-        return float(node.value)  # type: ignore[arg-type]
-    if isinstance(node, ast.UnaryOp) and type(node.op) in _OPERATORS:
-        return _OPERATORS[type(node.op)](_value(node.operand))
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        return _OPERATORS[type(node.op)](_value(node.left), _value(node.right))
-    raise ValueError("not arithmetic")
+TOOLS.add()(transfer_to_human_agents)
 
 
-@_tool()
-def transfer_to_human_agents(db: Records, summary: str) -> str:
-    """Transfer the user to a human agent, with a summary of the issue. This ends the conversation.
-    Use it only if the request is outside of what the tools and the policy allow."""
-    return "Transfer successful"
-
-
-@_tool(writes=True)
+@TOOLS.add(writes=True)
 def cancel_pending_order(db: Records, order_id: str, reason: str) -> Record:
     """Cancel a pending order; reason is 'no longer needed' or 'ordered by mistake'."""
     order = _in_status(db, order_id, "pending", "Non-pending order cannot be cancelled")
@@ -222,7 +106,7 @@ def cancel_pending_order(db: Records, order_id: str, reason: str) -> Record:
     return order
 
 
-@_tool(writes=True)
+@TOOLS.add(writes=True)
 def exchange_delivered_order_items(
     db: Records,
     order_id: str,
@@ -247,7 +131,7 @@ def exchange_delivered_order_items(
     return order
 
 
-@_tool(writes=True)
+@TOOLS.add(writes=True)
 def modify_pending_order_items(
     db: Records,
     order_id: str,
@@ -289,7 +173,7 @@ def modify_pending_order_items(
     return order
 
 
-@_tool(writes=True)
+@TOOLS.add(writes=True)
 def modify_pending_order_address(
     db: Records,
     order_id: str,
@@ -307,7 +191,7 @@ def modify_pending_order_address(
     return order
 
 
-@_tool(writes=True)
+@TOOLS.add(writes=True)
 def modify_pending_order_payment(db: Records, order_id: str, payment_method_id: str) -> Record:
     """Change the payment method of a pending order."""
     order = db.read("orders", order_id)
@@ -331,7 +215,7 @@ def modify_pending_order_payment(db: Records, order_id: str, payment_method_id: 
     return order
 
 
-@_tool(writes=True)
+@TOOLS.add(writes=True)
 def modify_user_address(
     db: Records,
     user_id: str,
@@ -348,7 +232,7 @@ def modify_user_address(
     return user
 
 
-@_tool(writes=True)
+@TOOLS.add(writes=True)
 def return_delivered_order_items(
     db: Records, order_id: str, item_ids: list[str], payment_method_id: str
 ) -> Record:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
+from gem.envs.tau import airline_words
 from gem.envs.tau.data import Call, Record, Task, database
 from gem.envs.tau.outcome import Gold, knows_email
 
@@ -120,9 +121,11 @@ class ScriptedUser:
         """Say yes to a proposal that contains every detail of a wanted change, and no others."""
         if not scene.pending:
             return "No, thank you, I do not want you to change anything else."
-        lacking = {place: _lacking(scene.gold.writes[place], message) for place in scene.pending}
+        airline = scene.task.domain == "airline"
+        lacks = airline_words.lacking if airline else _lacking
+        lacking = {place: lacks(scene.gold.writes[place], message) for place in scene.pending}
         agreed = tuple(place for place, parts in lacking.items() if not parts)
-        foreign = _ids(message) - _known_ids(scene.gold.writes)
+        foreign = set() if airline else _ids(message) - _known_ids(scene.gold.writes)
         if agreed and not foreign:
             self.confirmed = agreed
             return "Yes, please go ahead."
@@ -134,8 +137,11 @@ class ScriptedUser:
         answers = []
         if _IDENTITY.search(message):
             self.identified = True
-            user = database()["users"][scene.gold.user_id]
-            answers.append(identity_words(user, knows_email(scene.task)))
+            if scene.task.domain == "airline":
+                answers.append(f"My user id is {scene.gold.user_id}.")
+            else:
+                user = database()["users"][scene.gold.user_id]
+                answers.append(identity_words(user, knows_email(scene.task)))
         goals = [scene.gold.writes[place] for place in scene.pending]
         for pattern, answer in (
             (_ORDER, _told_order),
@@ -168,6 +174,8 @@ def first_person(text: str) -> str:
 
 def words(write: Call, task: Task) -> str:
     """Return a wanted change in the words of a customer, who knows no ids of items."""
+    if task.domain == "airline":
+        return airline_words.words(write, task)
     given = write.arguments
     pay = f"and use {_payment_words(given)}" if "payment_method_id" in given else ""
     if write.name == "cancel_pending_order":
