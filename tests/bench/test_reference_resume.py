@@ -109,6 +109,37 @@ def test_adapters_and_minibatches_go_on_exactly_too(
     assert record(tmp_path) == record(whole(spec))
 
 
+def test_parameters_that_wait_for_success_go_on_exactly_too(
+    make_spec: MakeSpec, whole: Callable[[RunSpec], Path], tmp_path: Path
+) -> None:
+    params = {"hint": "range", "prompt": "short"}
+    # One of two games is won in a batch sooner or later; never all of them.
+    stages = [
+        {"success": 0.01, "params": {"max_number": 9}},
+        {"success": 1.0, "params": {"max_number": 2}},
+    ]
+    game = {"id": GAME["id"], "params": {**params, "max_number": 3}, "schedule": stages}
+    other = {"id": GAME["id"], "name": "other", "params": params}
+    spec = make_spec(training__iterations=4, env=[game, other])
+
+    def kill(iteration: int, split: str, _: Any) -> None:
+        if iteration == 2:
+            raise Killed
+
+    with pytest.raises(Killed):
+        train(spec, tmp_path, report=kill)
+    train(spec, tmp_path)
+    assert record(tmp_path) == record(whole(spec))
+    played: dict[int, set[int]] = {k: set() for k in range(4)}
+    for each in read_run(tmp_path).episodes():
+        if each.trajectory.environment == GAME["id"]:
+            played[each.iteration].add(each.trajectory.task.params["max_number"])
+    rates = [m[f"env/{GAME['id']}/success_rate"] for m in read_run(tmp_path).metrics]
+    first = next(k for k, rate in enumerate(rates) if rate >= 0.01)
+    assert first < 3
+    assert [played[k] for k in range(first + 2)] == [{3}] * (first + 1) + [{9}]
+
+
 def test_killed_while_it_saves_it_goes_on_from_the_checkpoint_before(
     make_spec: MakeSpec,
     whole: Callable[[RunSpec], Path],

@@ -20,6 +20,7 @@ from gem.experiment.tasksets import DatasetRow, dataset_rows
 from gem.packed import PackedTrajectory
 from gem.tasks import Task, TaskSet
 from gem.testing.golden import golden_batch, of_two_environments
+from gem.training.launch import refuse
 from gem.training.metrics import ENVIRONMENT, episode_metrics
 from gem.training.preflight import check, environments
 from gem.training.resuming import check_same
@@ -100,17 +101,52 @@ def test_parameters_change_with_the_iteration() -> None:
         "id": GUESS,
         "params": {},
         "seed": 0,
-        "schedule": (stages[0],),
+        "schedule": ({**stages[0], "success": None},),
     }
 
 
+def test_parameters_change_with_the_success_rate() -> None:
+    stages = [
+        {"success": 0.5, "params": {"max_number": 7}},
+        {"success": 0.5, "params": {"max_number": 9}},
+        {"iteration": 5, "params": {"max_turns": 3}},
+    ]
+    spec = RunSpec.from_mapping(with_env({**EASY, "schedule": stages}, HARD, iterations=7))
+    rates = [0.4, 0.5, None, 0.6, 0.9, 1.0]
+
+    def at(iteration: int, known: list[float | None]) -> Any:
+        tasks = spec.train_tasks(iteration, {"easy": known[:iteration]})
+        assert [t.seed for t in tasks] == [t.seed for t in spec.train_tasks(iteration)]
+        [found] = {str(sorted(t.params.items())) for t in tasks if t.name == "easy"}
+        return found
+
+    def shown(**params: int) -> str:
+        return str(sorted(params.items()))
+
+    # 0.5 is reached in iteration 1, and again in iteration 3 with the parameters since then.
+    assert [at(k, rates) for k in range(7)] == [
+        *[shown(max_number=5)] * 2,
+        *[shown(max_number=7)] * 2,
+        shown(max_number=9),
+        *[shown(max_number=9, max_turns=3)] * 2,
+    ]
+    # What begins later waits for what comes before it.
+    assert at(6, [0.4] * 6) == shown(max_number=5)
+    assert {t.params["max_number"] for t in environments(spec) if t.name == "easy"} == {5, 7, 9}
+
+
+def test_only_where_tasks_are_chosen_during_the_run() -> None:
+    stage = {"success": 0.5, "params": {"max_turns": 3}}
+    spec = RunSpec.from_mapping(with_env(EASY, {**HARD, "schedule": [stage]}))
+    with pytest.raises(ConfigurationError, match=r"env.1.schedule.0.success: .* got 0.5"):
+        refuse(spec)
+    refuse(RunSpec.from_mapping(SPEC))
+
+
 def test_a_uri_says_the_same_tasks() -> None:
-    parts = (
-        EnvPart(
-            "a", {"text": "ä & b=c", "deep": {"x": [1]}}, 3, "näme/1", 0.1, (Stage(2, {"x": 1}),)
-        ),
-        EnvPart("b", weight=0.2),
-    )
+    params = {"text": "ä & b=c", "deep": {"x": [1]}}
+    stage = Stage(2, params={"x": 1})
+    parts = (EnvPart("a", params, 3, "näme/1", 0.1, (stage,)), EnvPart("b", weight=0.2))
     mixture = Mixture(parts, 30, 4)
     assert parse_tasks(mixture.uri) == mixture
     assert not set(mixture.uri) & set(" #'\"{}\\")
@@ -187,6 +223,18 @@ LATER = {"id": GUESS, "name": "later", "schedule": [{"iteration": 2, "params": {
         (
             [{**EASY, "schedule": [{"iteration": 1, "parms": {}}]}, HARD],
             r"unknown key 'env\[0\].schedule\[0\].parms'",
+        ),
+        (
+            [EASY, {**HARD, "schedule": [{"params": {}}]}],
+            r"env\[1\].schedule\[0\]: either `iteration` or `success` says when it begins",
+        ),
+        (
+            [EASY, {**HARD, "schedule": [{"success": 0.5, "iteration": 1}]}],
+            r"env\[1\].schedule\[0\]: either `iteration` or `success` says when it begins",
+        ),
+        (
+            [{**EASY, "schedule": [{"success": 1.5}]}, HARD],
+            r"env\[0\].schedule\[0\].success must be at most 1, got 1.5",
         ),
         (
             [{**EASY, "schedule": [{"iteration": 2}, {"iteration": 1}]}, HARD],

@@ -117,7 +117,7 @@ def numbers(part: Any, path: str = "") -> Iterator[str]:
     for name, hint in get_type_hints(part).items():
         inner = get_args(hint)[0] if get_args(hint) else hint
         if is_dataclass(inner):
-            yield from numbers(inner, f"{path}{name}.{'0.' * (name == 'eval')}")
+            yield from numbers(inner, f"{path}{name}.{'0.' * (name in ('eval', 'schedule'))}")
         elif inner is float:
             yield path + name
 
@@ -126,6 +126,7 @@ def numbers(part: Any, path: str = "") -> Iterator[str]:
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
 def test_no_number_may_be_infinite_or_nan(key: str, value: float) -> None:
     data = copy.deepcopy(SPEC)
+    data["env"]["schedule"] = [{"iteration": 1}]
     *tables, last = key.split(".")
     inner: Any = data
     for table in tables:

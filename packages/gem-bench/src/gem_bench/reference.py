@@ -52,7 +52,7 @@ from gem_bench.checkpoints import Checkpoints
 from gem_bench.exploitability import exploitability
 from gem_bench.lora import add_adapters
 from gem_bench.models import load_pretrained, recomputing
-from gem_bench.reference_setup import check_positions, check_supported, open_record
+from gem_bench.reference_setup import check_positions, check_supported, open_record, success_rates
 from gem_bench.rows import Row, pad, trained_rows, training_rows
 from gem_bench.sampler import CachedSampler
 
@@ -413,7 +413,8 @@ def train(
     begin = checkpoints.restore(learner) if checkpoints else 0
     for iteration in range(begin, spec.training.iterations):
         evaluate(iteration)
-        tasks, key = spec.train_tasks(iteration), (iteration, 0)
+        tasks = spec.train_tasks(iteration, success_rates(spec, record, iteration))
+        key = (iteration, 0)
         episodes, seconds = rollout(
             learner, chat, tasks, spec.training.group_size, spec.sampling, key
         )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gem.errors import ConfigurationError
 from gem.experiment.runspec import RunSpec
-from gem.training.record import METRICS
+from gem.training.record import METRICS, read_run
 from gem.training.recording import RunRecording
 from gem_bench.models import resolved
 
@@ -54,6 +54,37 @@ def check_positions(spec: RunSpec, positions: int | None) -> None:
             f"policy.prompt_tokens + policy.response_tokens is {wanted}, but the model has "
             f"{positions} positions"
         )
+
+
+def success_rates(
+    spec: RunSpec, folder: str | Path, iteration: int
+) -> dict[str, list[float | None]]:
+    """Return what decides about parameters that depend on the success rate.
+
+    Args:
+        spec: The experiment.
+        folder: Of the record.
+        iteration: The next one.
+
+    Returns:
+        The success rate of each such environment, by name, in each earlier iteration.
+
+    Raises:
+        RecordError: The record cannot be read.
+    """
+    waiting = [env for env in spec.env if env.adaptive]
+    if not waiting or not iteration:
+        return {}
+    lines = [m for m in read_run(folder).metrics if m["split"] == "train"]
+    before = {m["iteration"]: m for m in lines if m["iteration"] < iteration}
+    named = len(spec.env) > 1 or spec.env[0].name is not None
+    return {
+        env.shown: [
+            before.get(k, {}).get(f"env/{env.shown}/success_rate" if named else "success_rate")
+            for k in range(iteration)
+        ]
+        for env in waiting
+    }
 
 
 def open_record(spec: RunSpec, folder: str | Path, *, again: bool = False) -> RunRecording:

@@ -29,9 +29,15 @@ SEEDS = 10_000_000
 
 @dataclass(frozen=True)
 class Stage:
-    """Change of an environment's parameters during a run."""
+    """Change of an environment's parameters during a run; it has `iteration` or `success`."""
 
-    iteration: int = setting("first iteration with these parameters", least=1)
+    iteration: int | None = setting("first iteration with these parameters", None, least=1)
+    success: float | None = setting(
+        "or the success rate of the environment in an iteration after which they begin",
+        None,
+        above=0,
+        most=1,
+    )
     params: Mapping[str, Any] = setting("parameters that change; the others stay as they were", {})
 
 
@@ -51,12 +57,34 @@ class EnvPart:
         """Name in the metrics."""
         return self.name or self.id
 
-    def params_at(self, iteration: int) -> Mapping[str, Any]:
-        """Return the parameters that the tasks of an iteration have."""
+    @property
+    def adaptive(self) -> bool:
+        """Whether its parameters depend on what happens in the run."""
+        return any(stage.success is not None for stage in self.schedule)
+
+    def params_at(self, iteration: int, rates: Sequence[float | None] = ()) -> Mapping[str, Any]:
+        """Return the parameters that the tasks of an iteration have.
+
+        Stages begin one after the other; after an iteration with a sufficient success rate one.
+
+        Args:
+            iteration: Its number.
+            rates: Success rate of the environment in each earlier iteration; None where it had no
+                valid episode. Without them no stage begins that waits for one.
+        """
+        begun = 0
+        for k in range(iteration + 1) if rates else [iteration]:
+            measured = rates[k - 1] if 0 < k <= len(rates) else None
+            while begun < len(self.schedule) and _due(self.schedule[begun], k, measured):
+                begun += 1
+                measured = None  # of the parameters before
+        return self.params_after(begun)
+
+    def params_after(self, stages: int) -> Mapping[str, Any]:
+        """Return the parameters after so many stages of the schedule have begun."""
         params = self.params
-        for stage in self.schedule:
-            if stage.iteration <= iteration:
-                params = {**params, **stage.params}
+        for stage in self.schedule[:stages]:
+            params = {**params, **stage.params}
         return params
 
 
@@ -83,12 +111,18 @@ class Mixture(Sequence[Task]):
             )
         self._check_names()
         for index, part in enumerate(self.parts):
-            begins = [stage.iteration for stage in part.schedule]
+            for number, stage in enumerate(part.schedule):
+                if (stage.iteration is None) == (stage.success is None):
+                    raise ConfigurationError(
+                        f"{self.key(index)}.schedule[{number}]: either `iteration` or `success` "
+                        "says when it begins"
+                    )
+            begins = [s.iteration for s in part.schedule if s.iteration is not None]
             if sorted(set(begins)) != begins:
                 raise ConfigurationError(
                     f"{self.key(index)}.schedule: iterations must ascend, got {begins}"
                 )
-        for iteration in sorted({0, *(s.iteration for p in self.parts for s in p.schedule)}):
+        for iteration in sorted({0, *(s.iteration or 0 for p in self.parts for s in p.schedule)}):
             self._check_different(iteration)
 
     def key(self, index: int) -> str:
@@ -141,9 +175,9 @@ class Mixture(Sequence[Task]):
     def samples(self) -> list[Task]:
         """One task of every environment and stage of its schedule."""
         return [
-            self._task(part, 0, stage)
+            self._task(part, 0, part.params_after(begun))
             for part in self.parts
-            for stage in (0, *(stage.iteration for stage in part.schedule))
+            for begun in range(len(part.schedule) + 1)
         ]
 
     def __len__(self) -> int:
@@ -162,11 +196,12 @@ class Mixture(Sequence[Task]):
         rounds, at = divmod(place, len(self._order))
         which, count = self._order[at]
         number = rounds * self._weights[which] + count
-        return self._task(self.parts[which], number, place // self.batch)
+        part = self.parts[which]
+        return self._task(part, number, part.params_at(place // self.batch))
 
-    def _task(self, part: EnvPart, number: int, iteration: int) -> Task:
+    def _task(self, part: EnvPart, number: int, params: Mapping[str, Any]) -> Task:
         name = part.shown if len(self.parts) > 1 or part.name is not None else ""
-        return Task(part.id, part.seed + number, part.params_at(iteration), name)
+        return Task(part.id, part.seed + number, params, name)
 
     @cached_property
     def _weights(self) -> tuple[int, ...]:
@@ -207,6 +242,13 @@ class _Query:
     n: int = setting("tasks", 1, least=1)
     batch: int = setting("tasks of an iteration", 1, least=1)
     env: tuple[EnvPart, ...] = ()
+
+
+def _due(stage: Stage, iteration: int, rate: float | None) -> bool:
+    """Return whether a stage begins, whose environment had a success rate just before."""
+    if stage.success is None:
+        return stage.iteration is not None and stage.iteration <= iteration
+    return rate is not None and rate >= stage.success
 
 
 Tasks: TypeAlias = TaskSet | Mixture

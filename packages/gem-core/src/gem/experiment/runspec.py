@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -239,10 +239,25 @@ class RunSpec:
             for e in self.eval
         ]
 
-    def train_tasks(self, iteration: int) -> list[Task]:
-        """Return the tasks of an iteration, `training.tasks` of them."""
+    def train_tasks(
+        self, iteration: int, rates: Mapping[str, Sequence[float | None]] | None = None
+    ) -> list[Task]:
+        """Return the tasks of an iteration, `training.tasks` of them.
+
+        Args:
+            iteration: Its number.
+            rates: Of every `adaptive` environment, by name (`EnvPart.shown`): its success rate in
+                each earlier iteration, see `EnvPart.params_at`.
+        """
         first = iteration * self.training.tasks
-        return self.task_set[first : first + self.training.tasks]
+        tasks = self.task_set[first : first + self.training.tasks]
+        params = {
+            env.shown: env.params_at(iteration, (rates or {}).get(env.shown, ()))
+            for env in self.env
+            if env.adaptive
+        }
+        alone = self.env[0].shown
+        return [replace(t, params=params.get(t.name or alone, t.params)) for t in tasks]
 
     def _check_mixture(self) -> None:
         """Refuse environments without a task, and changes that never happen."""
@@ -257,7 +272,7 @@ class RunSpec:
                     f"{env.weight:g}"
                 )
             for number, stage in enumerate(env.schedule):
-                if stage.iteration >= iterations:
+                if stage.iteration is not None and stage.iteration >= iterations:
                     raise ConfigurationError(
                         f"{key}.schedule[{number}].iteration: the run has the iterations 0 to "
                         f"{iterations - 1}, got {stage.iteration}"

@@ -196,7 +196,14 @@ def refuse(spec: RunSpec, *found: Refusal) -> None:
     Raises:
         ConfigurationError: A value is refused; the message has the key, the reason and the value.
     """
-    refuse_values(flatten(spec.to_mapping()), found)
+    values = flatten(spec.to_mapping())
+    chosen = "the trainer is given all tasks before the run; say `iteration` instead"
+    adaptive = [
+        (key, True, chosen)
+        for key, value in values.items()
+        if re.fullmatch(r"env\.([0-9]+\.)?schedule\.[0-9]+\.success", key) and value is not None
+    ]
+    refuse_values(values, [*adaptive, *found])
 
 
 def whole_minibatches(spec: RunSpec) -> Refusal:
