@@ -71,6 +71,7 @@ def test_doing_nothing_wins_six_tasks_and_one_whose_judge_is_missing() -> None:
         env.reset(seed=0, idx=idx)
         _, reward, terminated, _, info = env.step(NOTHING)
         assert terminated
+        assert info["do_nothing"] is bool(reward)
         if reward:
             won[info["task"]] = info["unjudged"]
     assert [task for task, unjudged in won.items() if not unjudged] == [

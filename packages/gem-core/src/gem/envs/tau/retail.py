@@ -88,8 +88,10 @@ class Retail(Env):
     The last info has `success`, `db_match`, `communicated` (share of what must be said), `writes`
     (successful), `illegal_writes` (refused), `user_turns`, `policy_violations` (writes before the
     user was identified, on another user's records, or without the user's consent in the turn
-    before), `clean` (whether the task has no known defect), and `unjudged` (sentences about the
-    conversation that the task's authors give to a judge, which are not judged here).
+    before), `clean` (whether the task has no known defect), `do_nothing` (whether an agent that
+    does nothing wins it: the share of such tasks is the floor beneath a score), and `unjudged`
+    (sentences about the conversation that the task's authors give to a judge, which are not judged
+    here).
     """
 
     domain: ClassVar[str] = "retail"
@@ -347,6 +349,7 @@ class Retail(Env):
             "success": False,
             "task": self.task.id,
             "clean": is_clean(self.task),
+            "do_nothing": self._right(not self.gold.changes, not self.task.communicate),
             "writes": self.writes,
             "illegal_writes": self.illegal_writes,
             "user_turns": self.user_turns,
