@@ -57,7 +57,7 @@ def test_the_24_published_environments_compile_for_a_trainer(
     changes = Changes(to=(name,), overrides=("training.iterations=2", *rank))
     machine = SHIPPED["1xh100" if name == "reference" else "8xh100"]
     runs = read([BASELINES], changes)
-    assert len({(run.spec.env.id, str(run.spec.env.params)) for run in runs}) == 24
+    assert len({(env.id, str(env.params)) for run in runs for env in run.spec.env}) == 24
     for run in runs:
         try:
             launch = find_adapter(name).compile(run.spec, run_dir=tmp_path, hardware=machine)
