@@ -35,9 +35,9 @@ from typing import Any
 import numpy as np
 
 from gem.experiment.estimate import turn_advantages
+from gem.experiment.metrics import episode_metrics
 from gem.packed import PackedTrajectory, Played, Selection
 from gem.tasks import Task
-from gem.training.metrics import episode_metrics
 from gem.training.record import Recorder
 from gem.training.rows import PlacedRow, split_turns
 from gem.trajectory import Trajectory, Turn

@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 import tomllib
 
+from gem.experiment.metrics import episode_metrics
 from gem.experiment.runspec import RunSpec
 from gem.tasks import Task
-from gem.training.metrics import episode_metrics
 from gem.training.record import Recorder
 from gem.trajectory import Trajectory, Turn
 

@@ -10,7 +10,7 @@ import breaks
 import pytest
 from trainers import TRAINERS
 
-from gem.training.metrics import ENVIRONMENT
+from gem.experiment.metrics import ENVIRONMENT
 from gem.training.record import read_run
 
 pytest.importorskip("gem_bench.runspec", reason="needs the development environment: make env-dev")

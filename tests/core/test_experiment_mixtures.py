@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from gem.errors import ConfigurationError, UnknownParameterError
 from gem.experiment.estimate import turn_advantages
+from gem.experiment.metrics import ENVIRONMENT, episode_metrics
 from gem.experiment.mixtures import SEEDS, EnvPart, Mixture, Stage, parse_tasks, run_tasks
 from gem.experiment.runspec import RunSpec, completed
 from gem.experiment.tasksets import DatasetRow, dataset_rows
@@ -21,7 +22,6 @@ from gem.packed import PackedTrajectory
 from gem.tasks import Task, TaskSet
 from gem.testing.golden import golden_batch, of_two_environments
 from gem.training.launch import refuse
-from gem.training.metrics import ENVIRONMENT, episode_metrics
 from gem.training.preflight import check, environments
 from gem.training.resuming import check_same
 

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from gem.blame import CAUSES
 from gem.errors import ConfigurationError
+from gem.experiment.metrics import episode_metrics
 from gem.packed import MOST_BYTES, SAMPLED, PackedTrajectory, Selection, check_record, unpacked
 from gem.tasks import Task
 from gem.testing.golden import golden_batch, golden_turn_rows
-from gem.training.metrics import episode_metrics
 from gem.trajectory import Drift, Failure, Trajectory, Turn
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=8)

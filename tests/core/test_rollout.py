@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gem.errors import ConfigurationError, RolloutError
+from gem.experiment.metrics import episode_metrics
 from gem.rollout import (
     Budget,
     ChatFormat,
     TokenTranscript,
 )
-from gem.training.metrics import episode_metrics
 from gem.trajectory import Trajectory
 
 settings.register_profile(

@@ -11,6 +11,7 @@ from echo import BUDGET, TASK, Echo, drive, scripted, wait_until
 
 from gem.blame import boundary, cause_of
 from gem.errors import ConfigurationError, RolloutError, UnknownEnvError, UnreachableError
+from gem.experiment.metrics import episode_metrics
 from gem.rollout import (
     ChatFormat,
     Request,
@@ -19,7 +20,6 @@ from gem.rollout import (
     play_batch,
 )
 from gem.tasks import Task
-from gem.training.metrics import episode_metrics
 from gem.trajectory import Trajectory
 
 

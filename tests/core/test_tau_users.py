@@ -16,7 +16,7 @@ from gem.envs.tau.data import Call, tasks
 from gem.envs.tau.oracle import proposal, tool_call
 from gem.envs.tau.outcome import gold
 from gem.errors import UnreachableError
-from gem.training.metrics import episode_metrics
+from gem.experiment.metrics import episode_metrics
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from gem.errors import ConfigurationError, RecordError, RolloutError
+from gem.experiment.metrics import episode_metrics, progress, update_metrics
 from gem.packed import PackedTrajectory
 from gem.testing.golden import golden_batch
-from gem.training.metrics import episode_metrics, progress, update_metrics
 from gem.training.record import EPISODES, METRICS, RUN, SCHEMA, TrainedRow, read_run
 from gem.training.recording import Names, RunRecording, rows_wanted
 from gem.trajectory import Failure, Trajectory

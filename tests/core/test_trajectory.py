@@ -12,8 +12,8 @@ import pytest
 
 from gem.contract import succeeded
 from gem.errors import ConfigurationError
+from gem.experiment.metrics import episode_metrics
 from gem.testing.golden import golden_batch, golden_turn_rows
-from gem.training.metrics import episode_metrics
 from gem.training.record import EPISODES, Recorder
 from gem.trajectory import Drift, Failure, Trajectory, turn_table
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from gem.experiment.metrics import episode_metrics
 from gem.rollout import Budget, ChatFormat, play_batch
 from gem.tasks import Task
-from gem.training.metrics import episode_metrics
 from gem.trajectory import Trajectory
 
 torch = pytest.importorskip("torch", reason="models need torch")

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import tomllib
 
+from gem.experiment.metrics import episode_metrics
 from gem.rollout import Budget, ChatFormat, play_batch
 from gem.sandbox import resolve
 from gem.sources import load
 from gem.tasks import Task
-from gem.training.metrics import episode_metrics
 from gem.trajectory import Trajectory
 
 for package in ("torch", "transformers", "reasoning_gym", "bm25s", "mcp"):

@@ -20,8 +20,8 @@ import sys
 
 import tinker
 
+from gem.experiment.metrics import episode_metrics
 from gem.rollout import ChatFormat
-from gem.training.metrics import episode_metrics
 from gem_tinker.advantage import Objective, batch_rows, to_datums
 from gem_tinker.rollout import Sampling, play_batch
 from gem_tinker.server import probe

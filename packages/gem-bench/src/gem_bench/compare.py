@@ -17,8 +17,8 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from gem.experiment.metrics import failures_text
 from gem.training.launch import Parity
-from gem.training.metrics import failures_text
 from gem_bench.series import TRAIN, Group, Run, differences
 from gem_bench.stats import (
     Estimate,

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 from gem.blame import cause_of
 from gem.errors import GemError
-from gem.training.metrics import show
+from gem.experiment.metrics import show
 from gem_bench.checkpoints import Checkpoints
 from gem_bench.lora import merge
 from gem_bench.reference import train

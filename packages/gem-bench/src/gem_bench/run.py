@@ -24,9 +24,9 @@ from typing import Any, Literal
 
 from gem.errors import ConfigurationError, RecordError
 from gem.experiment.hardware import Hardware
+from gem.experiment.metrics import failed_by_cause, failures_text
 from gem.experiment.runspec import RunSpec
 from gem.training.launch import Launch
-from gem.training.metrics import failed_by_cause, failures_text
 from gem.training.record import EPISODES, METRICS, REPLACED, RUN, Recorder, read_run
 from gem_bench.adapters import Compiled, check_environments, compile_launch
 from gem_bench.learning import nothing_learnt_in

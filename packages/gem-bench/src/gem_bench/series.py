@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from gem.errors import RecordError
+from gem.experiment.metrics import ENVIRONMENT, failed_by_cause
 from gem.experiment.runspec import completed
 from gem.tables import flatten
 from gem.training.launch import Parity
-from gem.training.metrics import ENVIRONMENT, failed_by_cause
 from gem.training.record import RunRecord, read_run
 
 TRAIN = "train"

@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 from gem.errors import ConfigurationError, GemError, RecordError
 from gem.executors.base import Executor
 from gem.executors.held import STEP_TIMEOUT_S
+from gem.experiment.metrics import episode_metrics
 from gem.packed import PackedTrajectory
-from gem.training.metrics import episode_metrics
 from gem.training.record import (
     EPISODES,
     METRICS,

@@ -12,11 +12,11 @@ import torch.distributed as dist
 from oat.algorithms.ppo_multiturn import PPOMultiTurnLearner
 from torch.utils.data import DataLoader, Subset
 
+from gem.experiment.metrics import update_metrics
 from gem.experiment.tasksets import DatasetRow, Source
 from gem.packed import PackedTrajectory
 from gem.training import batches, recording, status_files
 from gem.training.checkpoints import Checkpoint, Checkpoints
-from gem.training.metrics import update_metrics
 from gem.training.rows import placed_rows
 from gem_oat import TRAINER, advantage, compat, data
 from gem_oat.settings import Args, shown

@@ -19,7 +19,7 @@ from roll.distributed.scheduler.protocol import DataProto
 from roll.pipeline.agentic import agentic_pipeline
 
 from gem.errors import ConfigurationError
-from gem.training.metrics import episode_metrics
+from gem.experiment.metrics import episode_metrics
 from gem.training.recording import Names, RunRecording
 from gem.training.settings import check_episodes
 from gem_roll import rows
@@ -95,7 +95,7 @@ class GemAgenticPipeline(agentic_pipeline.AgenticPipeline):  # type: ignore[misc
         """Evaluate: play the validation environments; ROLL calls this in a thread of its own.
 
         Returns:
-            ROLL's metrics: those of `gem.training.metrics` under `val/<tag>/`.
+            ROLL's metrics: those of `gem.experiment.metrics` under `val/<tag>/`.
 
         Raises:
             RolloutError: Too many episodes failed.

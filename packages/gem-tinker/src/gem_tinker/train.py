@@ -23,10 +23,10 @@ import numpy as np
 import tinker
 
 from gem.errors import RolloutError, exit_status
+from gem.experiment.metrics import show, update_metrics
 from gem.tasks import Task
 from gem.training import batches, sampling, settings
 from gem.training.checkpoints import Checkpoint, Checkpoints
-from gem.training.metrics import show, update_metrics
 from gem.training.recording import Report, RunRecording
 from gem.trajectory import Trajectory
 from gem_tinker import TRAINER, check_tinker

@@ -33,10 +33,10 @@ from verl.experimental.agent_loop.agent_loop import (
 )
 
 from gem.errors import RolloutError
+from gem.experiment.metrics import episode_metrics
 from gem.experiment.tasksets import decode_task
 from gem.packed import PackedTrajectory
 from gem.rollout import Request, Sample
-from gem.training.metrics import episode_metrics
 from gem.training.rows import split_turns
 from gem.training.sampling import EngineSampler
 from gem.trajectory import TrainingRow, Trajectory
@@ -58,7 +58,7 @@ SCALARS = {
     "format_error": "format_error_rate",
 }
 """Numbers of an episode that verl's validation averages (`val-*/<data source>/<name>/...`), and
-their names in `gem.training.metrics`."""
+their names in `gem.experiment.metrics`."""
 
 
 class GemAgentLoopOutput(AgentLoopOutput):  # type: ignore[misc]

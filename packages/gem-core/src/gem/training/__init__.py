@@ -3,7 +3,7 @@
 - `launch`, `platforms`: the native command that an adapter makes of an experiment, and what the
   machine adds to it.
 - `settings`: how episodes are played.
-- `record`, `metrics`, `recording`: what a run leaves behind, and how an adapter writes it.
+- `record`, `recording`: what a run leaves behind, and how an adapter writes it.
 - `checkpoints`, `resuming`: the states from which a run that stopped goes on, and whether it may.
 - `sampling`, `sglang`: what the samplers of all engines share; a server of SGLang's.
 - `stepped`, `lockstep`: an engine that is stepped in this process; requests in batches of all.

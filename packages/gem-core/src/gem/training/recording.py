@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from gem.experiment.metrics import episode_metrics
 from gem.packed import Played, Selection
-from gem.training.metrics import episode_metrics
 from gem.training.record import RUN, Recorder, TrainedRow, read_run
 from gem.training.resuming import check_same
 from gem.training.settings import check_episodes
