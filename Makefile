@@ -141,10 +141,14 @@ test-inspect: env-inspect
 # GEM_PERTURB=<seed> begins all runs with weights that differ from the shipped ones by rounding.
 conformance: $(TRAINER_ENVS) ## Run reference and real trainers, compare them (levels L1 to L3)
 	$(DEV) $(PYTEST) -n 2 --dist loadfile tests/conformance -m "slow and not breaks and not nightly"
+.PHONY: learn
+learn: env-dev ## Four cheap learning curves end where the recorded ones did
+	$(DEV) $(PYTEST) -rP -n 2 --dist load tests/learn -m "not nightly"
 nightly: $(TRAINER_ENVS) real-model ## What is slow and stable: rounding, small models made anew, defects built in, all of e2e
 	$(DEV) $(PYTEST) -m "nightly or slow" tests/conformance/test_noise.py tests/conformance/test_correction.py \
 	  tests/conformance/test_executors.py tests/cpu
 	$(DEV) $(PYTEST) -m nightly tests/trl
+	$(DEV) $(PYTEST) -n 2 --dist load -m nightly tests/learn
 	$(VERL) $(PYTEST) -m nightly tests/verl tests/core/test_executors_ray.py
 	$(OPENRLHF) $(PYTEST) -m nightly tests/openrlhf
 	GEM_CPU=1 $(RL2) $(PYTEST) -m nightly tests/rl2

@@ -28,6 +28,26 @@ def gamma() -> None:
     advantage.returns = undiscounted
 
 
+def _on_advantages(change: Callable[[Any], Any]) -> None:
+    original = advantage.advantages
+
+    def changed(*args: Any, **kwargs: Any) -> Any:
+        per_turn, target = original(*args, **kwargs)
+        return change(per_turn), target
+
+    advantage.advantages = changed
+
+
+def wrong_sign() -> None:
+    """Make bad turns likelier instead of good ones."""
+    _on_advantages(lambda per_turn: -per_turn)
+
+
+def off_by_one() -> None:
+    """Give every turn of a batch the advantage of the turn before."""
+    _on_advantages(lambda per_turn: np.roll(per_turn, 1))
+
+
 def std_ddof() -> None:
     """Normalise by the unbiased standard deviation."""
 
@@ -205,5 +225,10 @@ TRL_VLLM = {
 }
 """The same for TRL with vLLM."""
 
+LEARNING = {"wrong_sign": wrong_sign, "off_by_one": off_by_one}
+"""Defects that must show in what is learned (tests/learn), imported before `gem_bench`."""
+
 if "GEM_BREAK" in os.environ:
-    (BREAKS | OPENRLHF | OAT | RL2 | TRL | TRL_VLLM)[os.environ["GEM_BREAK"]][0]()
+    named = os.environ["GEM_BREAK"]
+    known = BREAKS | OPENRLHF | OAT | RL2 | TRL | TRL_VLLM
+    (LEARNING[named] if named in LEARNING else known[named][0])()
