@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gem.__main__ import main as gem_command
 from gem.errors import ConfigurationError
 from gem.experiment.runspec import RunSpec
 from gem.replay import match_difference
@@ -52,6 +54,11 @@ def episodes(folder: Path, iteration: int) -> list[EpisodeRecord]:
     return list(read_run(folder).episodes("train", {iteration}))
 
 
+def verified(folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    capsys.readouterr()
+    return gem_command(["replay", str(folder), "--verify"]), capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "algorithm",
     [
@@ -63,7 +70,9 @@ def episodes(folder: Path, iteration: int) -> list[EpisodeRecord]:
     ],
     ids=str,
 )
-def test_all_seats_are_trained(algorithm: dict[str, Any], poker: Make, tmp_path: Path) -> None:
+def test_all_seats_are_trained(
+    algorithm: dict[str, Any], poker: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     spec = poker(algorithm=algorithm)
     reference.train(spec, tmp_path, device="cpu")
     run = read_run(tmp_path)
@@ -79,6 +88,7 @@ def test_all_seats_are_trained(algorithm: dict[str, Any], poker: Make, tmp_path:
             assert one.trajectory.match == two.trajectory.match
             both = {"first": one.trajectory, "second": two.trajectory}
             assert match_difference(both) is None
+    assert verified(tmp_path, capsys) == (0, "32 of 32 episodes are the same again\n")
 
 
 def test_an_agent_without_a_turn_trains_nothing_and_breaks_nothing(
@@ -120,12 +130,34 @@ def test_the_baselines_of_roles_are_in_the_checkpoint(poker: Make, tmp_path: Pat
     assert all(torch.equal(a, b) for a, b in pairs)
 
 
-def test_one_seat_of_a_match_against_itself_is_trained(poker: Make, tmp_path: Path) -> None:
+def test_a_changed_match_is_found(
+    poker: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reference.train(poker(algorithm={"advantage": "rae"}), tmp_path, device="cpu")
+    file = tmp_path / "episodes.jsonl"
+    lines = file.read_text().splitlines()
+    record = json.loads(lines[1])
+    record["trajectory"]["turns"][0]["observation"] = "Your card: A."
+    record.pop("fingerprint")
+    file.write_text("\n".join([lines[0], json.dumps(record), *lines[2:]]) + "\n")
+    status, out = verified(tmp_path, capsys)
+    assert status == 1
+    assert out.startswith("episode 0, multi:KuhnPoker-v0, seed 0:")
+    assert "Your card: A." in out
+
+
+def test_one_seat_of_a_match_against_itself_is_trained(
+    poker: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     spec = poker({"opponent": "self", "on_illegal": "random"})
     reference.train(spec, tmp_path, device="cpu")
     trained = [r.trajectory for r in episodes(tmp_path, 0)]
     assert [t.agent for t in trained] == ["first", "first", "second", "second"] * 2
     assert all(t.turns for t in trained)
+    nothing = (
+        "0 of 0 episodes are the same again, 16 of matches with unrecorded agents not compared"
+    )
+    assert verified(tmp_path, capsys) == (0, f"{nothing}\n")
 
 
 @pytest.mark.parametrize(

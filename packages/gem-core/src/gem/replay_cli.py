@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from gem.contract import shown
 from gem.errors import ConfigurationError
-from gem.replay import difference
+from gem.multi import make_multi
+from gem.replay import difference, match_difference
 from gem.training.record import EPISODES, EpisodeRecord, read_episodes
 
 
@@ -17,25 +19,29 @@ def replay(arguments: argparse.Namespace) -> int:
     path = path / EPISODES if path.is_dir() else path
     if not path.exists():
         raise ConfigurationError(f"{path} does not exist")
-    seen = verified = failed = different = 0
-    for number, record in enumerate(read_episodes(path)):
-        seen += 1
-        if arguments.episode is not None and number != arguments.episode:
+    seen = verified = failed = different = partial = 0
+    for together in _matches(read_episodes(path)):
+        first, seen = seen, seen + len(together)
+        wanted = range(first, seen) if arguments.episode is None else [arguments.episode]
+        if not set(wanted) & set(range(first, seen)):
             continue
         if not arguments.verify:
-            _show_episode(number, record)
+            _show_episode(wanted[0], together[wanted[0] - first])
             if arguments.episode is None:
                 return 0
             continue
-        if not record.trajectory.valid:
-            failed += 1
+        if not all(record.trajectory.valid for record in together):
+            failed += len(together)
             continue
-        verified += 1
-        complaint = _complaint(record)
+        if not _complete(together):
+            partial += len(together)
+            continue
+        verified += len(together)
+        complaint = _complaint(together)
         if complaint:
-            different += 1
-            task = record.trajectory.task
-            print(f"episode {number}, {task.env_id}, seed {task.seed}: {complaint}")
+            different += len(together)
+            task = together[0].trajectory.task
+            print(f"episode {first}, {task.env_id}, seed {task.seed}: {complaint}")
             if not arguments.keep_going:
                 break
     if not seen:
@@ -47,16 +53,43 @@ def replay(arguments: argparse.Namespace) -> int:
         )
     if arguments.verify:
         skipped = f", {failed} failed ones not compared" if failed else ""
+        skipped += f", {partial} of matches with unrecorded agents not compared" if partial else ""
         print(f"{verified - different} of {verified} episodes are the same again{skipped}")
     return 1 if different else 0
 
 
-def _complaint(record: EpisodeRecord) -> str:
-    """Return how a recorded episode differs from its replay, "" if it does not."""
-    was, now = record.fingerprint, record.trajectory.fingerprint
-    if was is not None and (was.key, was.outcome) != (now.key, now.outcome):
-        return f"the record was changed: its fingerprint is {was}, its content's {now}"
-    found = difference(record.trajectory)
+def _matches(records: Iterable[EpisodeRecord]) -> Iterator[list[EpisodeRecord]]:
+    """Yield records, those of the agents of a match together: they follow each other."""
+    together: list[EpisodeRecord] = []
+    for record in records:
+        trajectory = record.trajectory
+        same = together and together[0].trajectory.match == trajectory.match is not None
+        if together and (not same or trajectory.agent in [r.trajectory.agent for r in together]):
+            yield together
+            together = []
+        together.append(record)
+    if together:
+        yield together
+
+
+def _complete(together: list[EpisodeRecord]) -> bool:
+    """Whether all agents of a match are recorded, without whom it cannot be played again."""
+    task, agents = together[0].trajectory.task, {r.trajectory.agent for r in together}
+    if agents == {None}:
+        return True
+    with make_multi(task.env_id, **task.params) as game:
+        return agents == set(game.agents)
+
+
+def _complaint(together: list[EpisodeRecord]) -> str:
+    """Return how a recorded episode, or match, differs from its replay, "" if it does not."""
+    for record in together:
+        was, now = record.fingerprint, record.trajectory.fingerprint
+        if was is not None and (was.key, was.outcome) != (now.key, now.outcome):
+            return f"the record was changed: its fingerprint is {was}, its content's {now}"
+    agents = {r.trajectory.agent: r.trajectory for r in together if r.trajectory.agent is not None}
+    found = match_difference(agents) if agents else difference(together[0].trajectory)
+    was, now = together[0].fingerprint, together[0].trajectory.fingerprint
     if found is None:
         return ""
     old = was is not None and was.version != now.version
