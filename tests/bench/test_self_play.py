@@ -12,6 +12,7 @@ import pytest
 
 from gem.__main__ import main as gem_command
 from gem.errors import ConfigurationError
+from gem.experiment.hardware import CPU
 from gem.experiment.runspec import RunSpec
 from gem.replay import match_difference
 from gem.training import preflight
@@ -183,6 +184,18 @@ def test_trainers_that_train_one_seat_refuse_all_by_name(
     spec = make_spec(**({"env": {"id": "multi:Nim-v0", "params": {}}} | changes))
     with pytest.raises(ConfigurationError, match=key):
         compile_launch("fake", spec, run_dir=tmp_path / "out")
+
+
+def test_the_recipe_is_for_the_reference_trainer(
+    fake_installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    spec = RunSpec.read(Path(__file__).parents[2] / "recipes" / "self-play" / "kuhn.toml")
+    preflight.check(preflight.environments(spec))
+    launch = compile_launch("reference", spec, run_dir=tmp_path, hardware=CPU).launch
+    assert not [each for each in launch.parity if each.status == "unmatched"]
+    with pytest.raises(ConfigurationError, match="fake trains one seat"):
+        compile_launch("fake", spec, run_dir=tmp_path)
 
 
 @pytest.mark.parametrize("params", [{"seat": "all"}, {"opponent": "self", "seat": "second"}])
