@@ -147,6 +147,7 @@ learn: env-dev ## Four cheap learning curves end where the recorded ones did
 nightly: $(TRAINER_ENVS) real-model ## What is slow and stable: rounding, small models made anew, defects built in, all of e2e
 	$(DEV) $(PYTEST) -m "nightly or slow" tests/conformance/test_noise.py tests/conformance/test_correction.py \
 	  tests/conformance/test_executors.py tests/cpu
+	$(DEV) $(PYTEST) -n 2 --dist load -m nightly tests/conformance/test_trainers.py
 	$(DEV) $(PYTEST) -m nightly tests/trl
 	$(DEV) $(PYTEST) -n 2 --dist load -m nightly tests/learn
 	$(VERL) $(PYTEST) -m nightly tests/verl tests/core/test_executors_ray.py

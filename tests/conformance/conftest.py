@@ -58,7 +58,9 @@ def run(begin_with: str) -> Callable[..., Path]:
         **environment: str,
     ) -> Path:
         path = ROOT / "recipes" / f"{recipe}.toml"
-        spec = load_spec(path, [f"policy.model={begin_with}", *settings])
+        spec = load_spec(path, settings)
+        if spec.policy.model == "tiny":
+            spec = load_spec(path, [f"policy.model={begin_with}", *settings])
         with one_at_a_time(trainer), pytest.MonkeyPatch.context() as patch:
             patch.chdir(ROOT)
             for name, value in environment.items():

@@ -17,6 +17,7 @@ pytest.importorskip("gem_bench.runspec", reason="needs the development environme
 from gem_bench.conformance import Finding
 
 GREEDY, MIXTURE = "guess-easy-greedy", "mixture-guess"
+SEAT = "self-play/kuhn-seat-greedy"
 
 pytestmark = pytest.mark.slow
 Run = Callable[..., Path]
@@ -46,7 +47,9 @@ def mixed(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run("reference", tmp_path_factory.mktemp("mixed") / "run", MIXTURE)
 
 
-@pytest.mark.parametrize("trainer", ["trl", "oat", "openrlhf", "verl"])
+@pytest.mark.parametrize(
+    "trainer", ["oat", "openrlhf", "verl", pytest.param("trl", marks=pytest.mark.nightly)]
+)
 def test_a_real_trainer_learns_several_environments_as_the_reference(
     trainer: str, mixed: Path, run: Run, compare: Compare, tmp_path: Path
 ) -> None:
@@ -68,6 +71,24 @@ def by_environment(folder: Path) -> list[dict[str, float]]:
     """Return the metrics of single environments, in each iteration."""
     train = [m for m in read_run(folder).metrics if m["split"] == "train"]
     return [{k: v for k, v in each.items() if ENVIRONMENT.fullmatch(k)} for each in train]
+
+
+@pytest.fixture(scope="session")
+def seated(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run("reference", tmp_path_factory.mktemp("seated") / "run", SEAT)
+
+
+@pytest.mark.parametrize(
+    "trainer",
+    ["trl", *(pytest.param(t, marks=pytest.mark.nightly) for t in TRAINERS[:4])],
+)
+def test_a_real_trainer_learns_a_seat_of_a_game_as_the_reference(
+    trainer: str, seated: Path, run: Run, compare: Compare, tmp_path: Path
+) -> None:
+    findings = compare(seated, run(trainer, tmp_path / "run", SEAT))
+    assert not findings, "\n".join(map(str, findings[:20]))
+    train = [m for m in read_run(seated).metrics if m["split"] == "train"]
+    assert len({m["return_mean"] for m in train}) > 3
 
 
 @pytest.mark.breaks
