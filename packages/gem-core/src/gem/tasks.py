@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
@@ -44,8 +45,32 @@ class Task:
         return cls(data["env_id"], int(data["seed"]), dict(data["params"]), data.get("name", ""))
 
 
+class TaskSequence(Sequence[Task], ABC):
+    """`n` tasks, of which each is made when it is asked for."""
+
+    n: int
+
+    @abstractmethod
+    def task(self, place: int) -> Task:
+        """Return the task at a place from 0 to `n - 1`."""
+
+    def __len__(self) -> int:
+        return self.n
+
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Task]: ...
+    def __getitem__(self, index: int | slice) -> Task | list[Task]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(self.n))]
+        if not -self.n <= index < self.n:
+            raise IndexError(f"task {index} of {self.n}")
+        return self.task(index % self.n)
+
+
 @dataclass(frozen=True)
-class TaskSet(Sequence[Task]):
+class TaskSet(TaskSequence):
     """`n` tasks of one environment with the seeds `seed`, `seed + 1`, ..."""
 
     env_id: str
@@ -99,19 +124,9 @@ class TaskSet(Sequence[Task]):
         parts = (f"{quote(k)}={quote(_text(v))}" for k, v in query.items())
         return f"{URI_SCHEME}{self.env_id}?{'&'.join(parts)}"
 
-    def __len__(self) -> int:
-        return self.n
-
-    @overload
-    def __getitem__(self, index: int) -> Task: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Task]: ...
-    def __getitem__(self, index: int | slice) -> Task | list[Task]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(self.n))]
-        if not -self.n <= index < self.n:
-            raise IndexError(f"task {index} of {self.n}")
-        return Task(self.env_id, self.seed + index % self.n, self.params)
+    def task(self, place: int) -> Task:
+        """Return the task at a place from 0 to `n - 1`."""
+        return Task(self.env_id, self.seed + place, self.params)
 
 
 def _text(value: Any) -> str:

@@ -14,12 +14,12 @@ from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from math import gcd, lcm
-from typing import Any, TypeAlias, overload
+from typing import Any, TypeAlias
 from urllib.parse import parse_qsl, quote
 
 from gem.errors import ConfigurationError
 from gem.tables import build, filled, json_or_text, setting
-from gem.tasks import URI_SCHEME, Task, TaskSet
+from gem.tasks import URI_SCHEME, Task, TaskSequence, TaskSet
 
 MIXTURE = "mixture"
 """Stands in a URI in the place of an environment id."""
@@ -89,7 +89,7 @@ class EnvPart:
 
 
 @dataclass(frozen=True)
-class Mixture(Sequence[Task]):
+class Mixture(TaskSequence):
     """`n` tasks of environments in turns, `batch` of them an iteration.
 
     After each task, every environment is owed its share of one task more; the next task is of the
@@ -180,19 +180,8 @@ class Mixture(Sequence[Task]):
             for begun in range(len(part.schedule) + 1)
         ]
 
-    def __len__(self) -> int:
-        return self.n
-
-    @overload
-    def __getitem__(self, index: int) -> Task: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Task]: ...
-    def __getitem__(self, index: int | slice) -> Task | list[Task]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(self.n))]
-        if not -self.n <= index < self.n:
-            raise IndexError(f"task {index} of {self.n}")
-        place = index % self.n
+    def task(self, place: int) -> Task:
+        """Return the task at a place from 0 to `n - 1`."""
         rounds, at = divmod(place, len(self._order))
         which, count = self._order[at]
         number = rounds * self._weights[which] + count
