@@ -11,7 +11,6 @@ from machines import SHIPPED
 
 from gem.errors import ConfigurationError, MissingExtraError
 from gem.training.launch import ENTRY_POINT_GROUP, find_adapter
-from gem_bench.sweep import Changes, read
 
 ADAPTERS = sorted(entry.name for entry in entry_points(group=ENTRY_POINT_GROUP))
 BASELINES = ROOT / "recipes" / "sweeps" / "baselines-gpu.toml"
@@ -51,6 +50,10 @@ def test_a_recipe_compiles_for_a_trainer_on_shipped_hardware(
 def test_the_24_published_environments_compile_for_a_trainer(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # A package of this repository that the environments of trainers lack.
+    monkeypatch.syspath_prepend(str(ROOT / "packages" / "gem-bench" / "src"))
+    from gem_bench.sweep import Changes, read
+
     monkeypatch.setenv("SEARCH_URL", "http://127.0.0.1:9/retrieve")
     rank = ("policy.lora_rank=32",) if name == "tinker" else ()
     # Some compilers write a row for each task: two batches are enough.

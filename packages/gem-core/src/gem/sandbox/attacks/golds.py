@@ -9,7 +9,7 @@ from gem.sandbox.attacks.base import Attack
 from gem.sandbox.base import Limits
 
 _DATA = Path(__file__).parents[2] / "data"
-_KINDS = (".json", ".jsonl", ".tsv", ".txt")
+_KINDS = (".json", ".jsonl", ".tsv", ".txt", ".gz")
 _EXCERPT = 48
 
 
