@@ -48,7 +48,8 @@ def mixed(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "trainer", ["oat", "openrlhf", "verl", pytest.param("trl", marks=pytest.mark.nightly)]
+    "trainer",
+    ["verl", *(pytest.param(t, marks=pytest.mark.nightly) for t in ("openrlhf", "oat", "trl"))],
 )
 def test_a_real_trainer_learns_several_environments_as_the_reference(
     trainer: str, mixed: Path, run: Run, compare: Compare, tmp_path: Path
