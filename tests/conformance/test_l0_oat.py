@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ if importlib.util.find_spec("oat") is None:
 
 import torch
 
+from gem.experiment.estimate import turn_advantages
 from gem.experiment.runspec import AlgorithmPart
 from gem.packed import PackedTrajectory
 from gem.testing.conformance import L0Suite, Rows, critic, difference
@@ -36,15 +38,14 @@ def on_ranks(batch: list[Trajectory], algorithm: AlgorithmPart, cuts: Sequence[i
             values = [critic(first + row.episode, span.turn) for span in row.spans]
             row.values = torch.tensor(values)
 
+    how = {name: getattr(algorithm, name) for name in ("gamma", "lam", "normalise")}
+
     def give(rank: int, gather: Gather) -> None:
         give_advantages(
             [PackedTrajectory.of(trajectory) for trajectory in parts[rank]],
             rows[rank],
-            algorithm.advantage,
-            gamma=algorithm.gamma,
-            lam=algorithm.lam,
+            partial(turn_advantages, algorithm.advantage, **how),
             max_failed_fraction=1.0,
-            normalise=algorithm.normalise,
             gather=gather,
             rank=rank,
         )

@@ -11,6 +11,7 @@ from gem.experiment.runspec import AlgorithmPart
 from gem.testing.conformance import L0Suite, Rows
 from gem.trajectory import Trajectory
 from gem_tinker.advantage import Objective, batch_rows, to_datums, trained_rows
+from gem_tinker.settings import Config
 
 OBJECTIVES = [
     Objective(aggregation, server)
@@ -28,7 +29,9 @@ class TestTinker(L0Suite):
 
     def train(self, batch: list[Trajectory], algorithm: AlgorithmPart) -> Rows:
         """The rows that the record shows; the datums hold them times a factor, in float32."""
-        rows, _ = batch_rows(batch, algorithm.advantage, algorithm.gamma, algorithm.normalise)
+        keys = {name: getattr(algorithm, name) for name in ("advantage", "gamma", "normalise")}
+        config = Config(model="any", train="gem:game:GuessTheNumber-v0", **keys)
+        rows, _ = batch_rows(batch, config)
         datums = to_datums(rows, self.objective)
         assert [row.datum for row in rows] == datums
         for row in rows:

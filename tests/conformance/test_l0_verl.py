@@ -24,8 +24,9 @@ with warnings.catch_warnings():
 from gem.experiment.runspec import AlgorithmPart
 from gem.testing.conformance import L0Suite, Rows, critic, cut_row
 from gem.testing.golden import golden_batch
+from gem.training.rows import EpisodeTurns, RowTurns
 from gem.trajectory import Trajectory
-from gem_verl.advantage import Batch, Episode, Row, given
+from gem_verl.advantage import Batch, given
 
 PADDING = 3
 
@@ -58,10 +59,10 @@ class Tensors:
         """What the trainers of gem-verl tell the estimators."""
         episodes = []
         for e, trajectory in enumerate(self.batch):
-            mine = [Row(i, row.spans) for i, (f, row) in enumerate(self.rows) if f == e]
+            mine = [RowTurns(i, row.spans) for i, (f, row) in enumerate(self.rows) if f == e]
             rewards = trajectory.rewards if trajectory.valid else [0.0] * len(trajectory.turns)
             known = trajectory.valid, trajectory.environment
-            episodes.append(Episode(trajectory.group, mine, rewards, *known))
+            episodes.append(EpisodeTurns(trajectory.group, mine, rewards, *known))
         return Batch(episodes, values=self.values, normalise=normalise)
 
     def advantages(self, algorithm: AlgorithmPart) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 
 from gem.advantage import ADVANTAGES, advantages
 from gem.errors import RolloutError
+from gem.experiment.estimate import turn_advantages
 from gem.packed import PackedTrajectory
 from gem.testing.golden import golden_batch, golden_turn_rows
 from gem.training.rows import placed_rows
@@ -58,9 +60,7 @@ def given(
     give_advantages(
         [PackedTrajectory.of(trajectory) for trajectory in batch],
         rows,
-        name,
-        gamma=GAMMA,
-        lam=LAM,
+        partial(turn_advantages, name, gamma=GAMMA, lam=LAM),
         max_failed_fraction=0.5,
         gather=gather,
         rank=rank,
@@ -121,7 +121,8 @@ def test_failures_on_any_rank_stop_all_of_them_with_the_reason() -> None:
     failed = replace(batch[0], failure=Failure("environment", "the sandbox burns", 2))
     void = PackedTrajectory.of(failed)
     with pytest.raises(RolloutError, match="2 of 2 episodes .* environment 2 .the sandbox burns"):
-        give_advantages([void, void], [], "rebn", gamma=1, lam=1, max_failed_fraction=0.1)
+        rebn = partial(turn_advantages, "rebn", gamma=1, lam=1)
+        give_advantages([void, void], [], rebn, max_failed_fraction=0.1)
 
 
 def test_a_rank_without_a_valid_episode_takes_part() -> None:

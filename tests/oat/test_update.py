@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from gem.experiment.estimate import turn_advantages
 from gem.packed import PackedTrajectory
 from gem.testing.golden import golden_batch, golden_turn_rows
 from gem.training.rows import placed_rows
@@ -162,7 +164,8 @@ def golden_rows(turns: bool = False) -> list[Row]:
         row.sampler = -torch.rand(len(row.mask)) * row.mask
         row.values = torch.rand(len(row.spans))
     packed = [PackedTrajectory.of(trajectory) for trajectory in batch]
-    give_advantages(packed, rows, "gae", gamma=0.9, lam=0.8, max_failed_fraction=1)
+    gae = partial(turn_advantages, "gae", gamma=0.9, lam=0.8)
+    give_advantages(packed, rows, gae, max_failed_fraction=1)
     return rows
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,10 @@ import pytest
 from gem.errors import ConfigurationError, RolloutError
 from gem.testing.golden import golden_batch, golden_turn_rows
 from gem_tinker.advantage import Objective, batch_rows, to_datums, trained_rows
+from gem_tinker.settings import Config
 
+REBN = Config(model="any", train="gem:game:GuessTheNumber-v0", advantage="rebn", gamma=0.9)
+REINFORCE = replace(REBN, advantage="reinforce")
 SERVERS = ("hosted", "skyrl_train", "skyrl_jax")
 
 
@@ -31,7 +35,7 @@ def server_loss(server: str, datums: list[Any]) -> float:
 @pytest.mark.parametrize("server", SERVERS)
 @pytest.mark.parametrize("batch", [golden_batch, golden_turn_rows])
 def test_the_server_s_loss_is_the_mean_over_tokens(server: str, batch: Any) -> None:
-    rows, _ = batch_rows(batch(), "rebn", 0.9)
+    rows, _ = batch_rows(batch(), REBN)
     datums = to_datums(rows, Objective("token-mean", server))
     sampled = sum(row.sampled for row in rows)
     wanted = -sum(row.advantages.astype(np.float64).sum() for row in rows) / sampled
@@ -40,14 +44,14 @@ def test_the_server_s_loss_is_the_mean_over_tokens(server: str, batch: Any) -> N
 
 @pytest.mark.parametrize("server", SERVERS)
 def test_the_server_s_loss_is_the_sum_over_tokens_and_mean_over_rows(server: str) -> None:
-    rows, _ = batch_rows(golden_batch(), "reinforce", 0.9)
+    rows, _ = batch_rows(golden_batch(), REINFORCE)
     datums = to_datums(rows, Objective("row-mean-token-sum", server))
     wanted = -sum(row.advantages.astype(np.float64).sum() for row in rows) / len(datums)
     assert server_loss(server, datums) == pytest.approx(wanted, rel=1e-5)
 
 
 def test_targets_are_the_next_tokens() -> None:
-    rows, _ = batch_rows(golden_batch(), "rebn", 0.9)
+    rows, _ = batch_rows(golden_batch(), REBN)
     to_datums(rows, Objective("token-mean", "hosted"))
     for row in rows:
         ids = [*row.tokens.prompt_ids, *row.tokens.response_ids]
@@ -59,7 +63,7 @@ def test_targets_are_the_next_tokens() -> None:
 
 def test_only_servers_that_average_get_weights() -> None:
     for server in SERVERS:
-        rows, _ = batch_rows(golden_batch(), "rebn", 0.9)
+        rows, _ = batch_rows(golden_batch(), REBN)
         [first, *_] = to_datums(rows, Objective("token-mean", server))
         assert ("weights" in first.loss_fn_inputs) == (server == "skyrl_jax")
 
@@ -71,8 +75,8 @@ def test_failed_episodes_have_no_rows_and_move_no_statistic() -> None:
     for episode in failed:
         for turn in episode.turns:
             assert turn.reward > 1
-    rows, per_turn = batch_rows(episodes, "rebn", 0.9)
-    alone, _ = batch_rows([e for e in episodes if e.valid], "rebn", 0.9)
+    rows, per_turn = batch_rows(episodes, REBN)
+    alone, _ = batch_rows([e for e in episodes if e.valid], REBN)
     assert {episodes[row.episode].valid for row in rows} == {True}
     for mine, other in zip(rows, alone, strict=True):
         assert np.array_equal(mine.advantages, other.advantages)
@@ -80,7 +84,7 @@ def test_failed_episodes_have_no_rows_and_move_no_statistic() -> None:
 
 
 def test_a_row_without_logprobs_is_refused() -> None:
-    rows, _ = batch_rows(golden_batch(), "rebn", 0.9)
+    rows, _ = batch_rows(golden_batch(), REBN)
     rows[0].tokens.logprobs = None
     with pytest.raises(RolloutError, match="no log-probabilities"):
         to_datums(rows, Objective("token-mean", "hosted"))
@@ -88,7 +92,7 @@ def test_a_row_without_logprobs_is_refused() -> None:
 
 def test_a_datum_that_was_tampered_with_is_not_shown() -> None:
     episodes = golden_batch()
-    rows, _ = batch_rows(episodes, "rebn", 0.9)
+    rows, _ = batch_rows(episodes, REBN)
     to_datums(rows, Objective("token-mean", "hosted"))
     rows[0].advantages = rows[0].advantages * 2
     with pytest.raises(RolloutError, match="other advantages"):

@@ -15,8 +15,9 @@ from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 from gem import advantage
 from gem.advantage import TurnTable
 from gem.errors import ConfigurationError, RolloutError
+from gem.training.rows import EpisodeTurns, RowTurns
 from gem.trajectory import TurnSpan
-from gem_verl.advantage import Batch, Episode, Row, given
+from gem_verl.advantage import Batch, given
 
 CONFIG = OmegaConf.create({"gamma": 0.9, "lam": 0.8})
 
@@ -90,7 +91,7 @@ def test_gae_without_a_critic_is_refused() -> None:
 
 
 def test_gae_reads_the_critic_before_each_turns_first_token() -> None:
-    episode = Episode(0, [Row(0, [TurnSpan(0, 0, 2), TurnSpan(1, 3, 4)])], [0.5, 1.0])
+    episode = EpisodeTurns(0, [RowTurns(0, [TurnSpan(0, 0, 2), TurnSpan(1, 3, 4)])], [0.5, 1.0])
     values = torch.tensor([[0.25, 9.0, 9.0, -0.5]])
     with given(Batch([episode], values=values)):
         advantages, returns = estimate("gem_gae", [[1, 1, 0, 1]], [[0, 0.5, 0, 1.0]], ["a"])
@@ -101,14 +102,16 @@ def test_gae_reads_the_critic_before_each_turns_first_token() -> None:
 
 
 def test_an_episode_of_several_rows_is_one_episode() -> None:
-    episode = Episode(0, [Row(1, [TurnSpan(0, 0, 2)]), Row(0, [TurnSpan(1, 0, 1)])], [0.0, 1.0])
+    episode = EpisodeTurns(
+        0, [RowTurns(1, [TurnSpan(0, 0, 2)]), RowTurns(0, [TurnSpan(1, 0, 1)])], [0.0, 1.0]
+    )
     with given(Batch([episode])):
         advantages, _ = estimate("gem_reinforce", [[1, 0], [1, 1]], [[1.0, 0], [0, 0]], ["a", "a"])
     assert advantages.tolist() == [[1, 0], [pytest.approx(0.9), pytest.approx(0.9)]]
 
 
 def test_a_kl_penalty_in_the_rewards_is_kept() -> None:
-    episode = Episode(0, [Row(0, [TurnSpan(0, 0, 2)])], [1.0])
+    episode = EpisodeTurns(0, [RowTurns(0, [TurnSpan(0, 0, 2)])], [1.0])
     scores = torch.tensor([[0.0, 1.0]])
     with given(Batch([episode], scores=scores)):
         advantages, _ = estimate("gem_reinforce", [[1, 1]], [[-0.25, 0.5]], ["a"])
@@ -117,8 +120,8 @@ def test_a_kl_penalty_in_the_rewards_is_kept() -> None:
 
 def test_the_estimator_hands_back_the_advantage_of_each_turn() -> None:
     episodes = [
-        Episode(0, [Row(0, [TurnSpan(0, 0, 1), TurnSpan(1, 2, 3)])], [0.0, 1.0]),
-        Episode(1, [Row(1, [])], [], valid=False),
+        EpisodeTurns(0, [RowTurns(0, [TurnSpan(0, 0, 1), TurnSpan(1, 2, 3)])], [0.0, 1.0]),
+        EpisodeTurns(1, [RowTurns(1, [])], [], valid=False),
     ]
     batch = Batch(episodes)
     with given(batch):

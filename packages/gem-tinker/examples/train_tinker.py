@@ -73,7 +73,7 @@ async def main(config: Config) -> None:
             )
 
             # One advantage a turn, from all turns of the batch; rows are what the model has seen.
-            rows, _ = batch_rows(episodes, config.advantage, config.gamma)
+            rows, _ = batch_rows(episodes, config)
 
             # An episode is one datum: every sampled token carries its turn's advantage.
             gradient = client.forward_backward(to_datums(rows, objective), config.loss_fn)

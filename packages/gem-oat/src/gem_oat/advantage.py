@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gem.experiment import estimate
+from gem.experiment.estimate import PerTurn
 from gem.packed import PackedRow, PackedTrajectory, Played
 from gem.training import settings
 from gem.training.record import TrainedRow
@@ -56,25 +56,19 @@ class Row(PlacedRow):
 def give_advantages(
     trajectories: Sequence[PackedTrajectory],
     rows: Sequence[Row],
-    name: str,
+    estimator: Callable[..., tuple[PerTurn, PerTurn]],
     *,
-    gamma: float,
-    lam: float,
     max_failed_fraction: float,
-    normalise: str = "batch",
     gather: Gather = lambda mine: [mine],
     rank: int = 0,
-) -> list[list[float]]:
+) -> PerTurn:
     """Give each row its advantages; return those of this rank's turns, `[episode][turn]`.
 
     Args:
         trajectories: The episodes of this rank; `group` is a number within the whole batch.
-        rows: Theirs (`placed_rows`), with the critic's values if `name` is `gae`.
-        name: Estimator of `gem.advantage`.
-        gamma: Discount per turn.
-        lam: GAE's lambda per turn.
+        rows: Theirs (`placed_rows`), with the critic's values if there is one.
+        estimator: `gem.experiment.estimate.turn_advantages` with all but episodes and values.
         max_failed_fraction: Share of failed episodes in the whole batch above which this stops.
-        normalise: What ReBN's statistics are over; see `gem.experiment.estimate`.
         gather: Hands an object to all ranks; by default there is one.
         rank: This one's place among them.
 
@@ -89,9 +83,7 @@ def give_advantages(
     batch = [PackedTrajectory.from_bytes(head) for part in parts for head, _ in part]
     settings.check_episodes(batch, max_failed_fraction)
     values = [each for part in parts for _, each in part]
-    per_turn, targets = estimate.turn_advantages(
-        name, batch, gamma=gamma, lam=lam, values=values, normalise=normalise
-    )
+    per_turn, targets = estimator(batch, values=values)
     first = sum(map(len, parts[:rank]))
     for row in rows:
         at = first + row.episode

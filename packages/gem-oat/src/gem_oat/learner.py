@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from oat.algorithms.ppo_multiturn import PPOMultiTurnLearner
 from torch.utils.data import DataLoader, Subset
 
+from gem.experiment.estimate import turn_advantages
 from gem.experiment.metrics import update_metrics
 from gem.experiment.tasksets import DatasetRow, Source
 from gem.packed import PackedTrajectory
@@ -99,14 +101,12 @@ class Learner(PPOMultiTurnLearner):  # type: ignore[misc]
         self.rows = placed_rows(data_list, advantage.Row)
         if self.critic is not None:
             self.updater.values(self.rows)
+        how = {"gamma": args.gamma, "lam": args.lam, "normalise": gem.normalise}
         per_turn = advantage.give_advantages(
             data_list,
             self.rows,
-            gem.advantage,
-            gamma=args.gamma,
-            lam=args.lam,
+            partial(turn_advantages, gem.advantage, **how),
             max_failed_fraction=gem.max_failed_fraction,
-            normalise=gem.normalise,
             gather=_all_gather,
             rank=dist.get_rank(),
         )

@@ -8,7 +8,7 @@ goes into the advantages as one factor a datum.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from gem.experiment.estimate import PerTurn, turn_advantages
 from gem.training.record import TrainedRow
 from gem.training.rows import PlacedRow, placed_rows
 from gem.trajectory import Trajectory
+from gem_tinker.settings import Config
 
 
 @dataclass(frozen=True)
@@ -59,32 +60,28 @@ class Objective:
         raise ConfigurationError(f"server: how does {self.server!r} add up its loss?")
 
 
-@dataclass
 class Row(PlacedRow):
     """One training row: what was played, what it is worth, what is sent."""
 
-    advantages: NDArray[np.float32] = field(init=False)
+    advantages: NDArray[np.float32]
     """Of each token of the response, before the factor; set by `batch_rows`."""
-    factor: np.float32 = field(init=False)
+    factor: np.float32
     """What the server's way of adding up makes of them; set by `to_datums`."""
-    datum: tinker.Datum = field(init=False)
+    datum: tinker.Datum
     """Set by `to_datums`."""
 
 
-def batch_rows(
-    episodes: Sequence[Trajectory], advantage: str, gamma: float, normalise: str = "batch"
-) -> tuple[list[Row], PerTurn]:
+def batch_rows(episodes: Sequence[Trajectory], config: Config) -> tuple[list[Row], PerTurn]:
     """Return the rows of all episodes that count, and the advantages `[episode][turn]`.
 
     A row without a sampled token is left out: there is nothing to train on.
 
     Args:
         episodes: A whole batch: statistics are over all of its turns.
-        advantage: Estimator of `gem.advantage`.
-        gamma: Discount per turn.
-        normalise: What ReBN's statistics are over; see `gem.experiment.estimate`.
+        config: Estimator, discount, and what the statistics are over.
     """
-    per_turn, _ = turn_advantages(advantage, episodes, gamma=gamma, normalise=normalise)
+    name, normalise = config.advantage, config.normalise
+    per_turn, _ = turn_advantages(name, episodes, gamma=config.gamma, normalise=normalise)
     rows = [row for row in placed_rows(episodes, Row) if row.sampled]
     for row in rows:
         row.advantages = np.asarray(row.tokens.spread(per_turn[row.episode]), np.float32)

@@ -13,10 +13,10 @@ takes the place of the function that makes a batch's datums.
 from __future__ import annotations
 
 import asyncio
-import functools
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
+from functools import partial, partialmethod
 from typing import Any
 
 # First: without the cookbook its message says how to install it.
@@ -120,13 +120,11 @@ class Batches:
         _, metrics, usage = await self._prepare(builders, groups, *args, **kwargs)
         episodes = [played.episode for group in groups for played in group.trajectories_G]
         lost = self.strategy.end_batch(len(episodes))
-        rows, per_turn = batch_rows(
-            episodes, self.config.advantage, self.config.gamma, self.config.normalise
-        )
+        rows, per_turn = batch_rows(episodes, self.config)
         # `train_step` splits the datums alike: each part is an update, with a mean of its own.
         parts = split_list(rows, min(self.config.minibatches, len(rows)))
         datums = [datum for part in parts for datum in to_datums(part, self.objective, mask=True)]
-        shown = functools.partial(trained_rows, rows, episodes)
+        shown = partial(trained_rows, rows, episodes)
         self.recording.keep_batch(episodes, per_turn, shown, lost=lost)
         return datums, metrics, usage
 
@@ -154,12 +152,10 @@ async def main(config: Config) -> None:
     builder, evaluators = config.dataset_builder, list(config.evaluator_builders)
     if builder.test is not None:
         # Not by the cookbook: it would count failed episodes of the test set with the batch's.
-        evaluators.append(
-            functools.partial(builder.evaluator, builder.test, "test", config.retries)
-        )
+        evaluators.append(partial(builder.evaluator, builder.test, "test", config.retries))
     # The adapter of a direct run, on attention and MLP projections.
     made = tinker.ServiceClient.create_lora_training_client
-    adapter = functools.partialmethod(made, train_unembed=False)
+    adapter = partialmethod(made, train_unembed=False)
     with (
         seams.replaced(cookbook, "prepare_minibatch", batches.prepare),
         seams.replaced(cookbook, "do_train_step_and_get_sampling_client", batches.step),

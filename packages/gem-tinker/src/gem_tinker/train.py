@@ -90,7 +90,7 @@ class Run:
                 await self._evaluate(iteration, sampler)
             batch = tasks[iteration * config.tasks : (iteration + 1) * config.tasks]
             episodes, times = await self._play(iteration, sampler, batch, drawn, config.group_size)
-            rows, per_turn = batch_rows(episodes, config.advantage, config.gamma, config.normalise)
+            rows, per_turn = batch_rows(episodes, config)
             prepared = time.perf_counter()
             metrics = await self._update(rows)
             ended = time.perf_counter()

@@ -23,7 +23,7 @@ from verl.trainer.ppo.core_algos import register_adv_est
 from gem.advantage import ADVANTAGES
 from gem.errors import ConfigurationError, RolloutError
 from gem.experiment.estimate import PerTurn, adjusted_rewards, turn_advantages
-from gem.training.rows import at_turns, over_turns, write_all
+from gem.training.rows import EpisodeTurns, RowTurns, at_turns, over_turns, write_all
 from gem.training.settings import check_failures
 from gem.trajectory import TurnSpan
 
@@ -32,40 +32,11 @@ _PADDING_UID = "pad"  # verl fills batches up with rows whose prompt id begins l
 
 
 @dataclass
-class Row:
-    """A row of verl's tensors `[rows, response]`, see `gem.training.rows`."""
-
-    place: int
-    """Row of the tensors."""
-    spans: list[TurnSpan]
-    """The turns of this row, in order."""
-    first: int = 0
-    """Column of the response's first token: verl's tensors begin with it."""
-
-
-@dataclass(frozen=True)
-class Episode:
-    """One episode of a batch and the rows that it is spread over."""
-
-    group: int
-    """Number that the episodes of verl's prompt id share."""
-    rows: list[Row]
-    """Turns in order."""
-    rewards: list[float]
-    """Reward of each turn."""
-    valid: bool = True
-    """False: lost to infrastructure."""
-    environment: str = ""
-    """Name of its environment in a run of several."""
-    agent: str | None = None
-    """Whose episode of a match it is."""
-
-
-@dataclass
 class Batch:
     """What a trainer of this package knows about the rows, and gets back."""
 
-    episodes: list[Episode]
+    episodes: list[EpisodeTurns]
+    """Of a group are those of verl's prompt id; rows are those of its tensors."""
     values: Tensor | None = None
     """Critic's values as verl aligns them, `[rows, response]`: entry t is the model's output before
     response token t, so that at a turn's first token the policy is about to act."""
@@ -139,7 +110,7 @@ def estimate(
     return advantages, write_all(torch.zeros_like(token_level_rewards), episodes, targets)
 
 
-def episodes_by_mask(rewards: Tensor, mask: Tensor, index: Any) -> list[Episode]:
+def episodes_by_mask(rewards: Tensor, mask: Tensor, index: Any) -> list[EpisodeTurns]:
     """Find episodes and turns where only the mask is known; verl's padding rows are left out.
 
     A turn's reward is all reward from its first token to the next turn's. A row without any
@@ -164,7 +135,7 @@ def episodes_by_mask(rewards: Tensor, mask: Tensor, index: Any) -> list[Episode]
         per_token = rewards[row].double()
         per_turn = [float(per_token[a:b].sum()) for a, b in itertools.pairwise(cuts)]
         group = groups.setdefault(uid, len(groups))
-        found.append(Episode(group, [Row(row, spans)], per_turn, valid=bool(spans)))
+        found.append(EpisodeTurns(group, [RowTurns(row, spans)], per_turn, valid=bool(spans)))
     return found
 
 

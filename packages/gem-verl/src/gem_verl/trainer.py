@@ -36,11 +36,12 @@ from gem.training.processes import claim
 from gem.training.ray import call_while_alive
 from gem.training.record import TrainedRow
 from gem.training.recording import RunRecording
+from gem.training.rows import EpisodeTurns, RowTurns
 from gem.training.seams import Seam, check_seams
 from gem.training.settings import check_episodes
 from gem.trajectory import Failure, TurnSpan
 from gem_verl import TRAINER
-from gem_verl.advantage import Batch, Episode, Row, given
+from gem_verl.advantage import Batch, given
 from gem_verl.rollout import EPISODE
 from gem_verl.settings import check_config
 
@@ -167,7 +168,7 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
         self._check_complete()
         return batch
 
-    def _rows(self) -> list[Row]:
+    def _rows(self) -> list[RowTurns]:
         """Rows of all episodes, in the order of the episodes."""
         return [row for episode in self._batch.episodes for row in episode.rows]
 
@@ -324,13 +325,13 @@ def grouped(
             known = extra_fields[place]["gem"]
             if known["error"]:
                 raise RolloutError(f"an agent loop failed: {known['error']}")
-            rows.append(Row(place, [TurnSpan(*span) for span in known["spans"]]))
+            rows.append(RowTurns(place, [TurnSpan(*span) for span in known["spans"]]))
         # The last row of an episode has its numbers.
         trajectory = PackedTrajectory.from_bytes(extra_fields[rows[-1].place]["gem"]["episode"])
         rewards = trajectory.rewards if trajectory.valid else []
         group = groups.setdefault(uid, len(groups))
         whose = trajectory.environment, trajectory.agent
-        batch.episodes.append(Episode(group, rows, rewards, trajectory.valid, *whose))
+        batch.episodes.append(EpisodeTurns(group, rows, rewards, trajectory.valid, *whose))
         trajectories.append(trajectory)
     return batch, trajectories
 

@@ -6,6 +6,7 @@
 - `PlacedRow`: a training row in tensors that have a column for every token but the first: column c
   is about token c + 1. Adapters that make such tensors themselves extend it.
 - `PlacedEpisode`: an episode and its rows.
+- `RowTurns`, `EpisodeTurns`: the same where the trainer keeps the tokens.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ RowT = TypeVar("RowT", bound="PlacedRow")
 
 
 class HasTurns(Protocol):
-    """A row of tensors and the turns in it; `PlacedRow`, or what an adapter knows of a row."""
+    """A row of tensors and the turns in it: `PlacedRow` or `RowTurns`."""
 
     @property
     def place(self) -> int:
@@ -44,11 +45,41 @@ class HasTurns(Protocol):
 
 
 class HasRows(Protocol):
-    """An episode of a batch; `PlacedEpisode`, or what an adapter knows of one."""
+    """An episode of a batch: `PlacedEpisode` or `EpisodeTurns`."""
 
     @property
     def rows(self) -> Sequence[HasTurns]:
         """The rows of tensors that it is spread over."""
+
+
+@dataclass
+class RowTurns:
+    """The turns of a row whose tokens the trainer keeps."""
+
+    place: int
+    """Row of the tensors."""
+    spans: list[TurnSpan]
+    """The turns of this row, in order."""
+    first: int = 0
+    """Column of the response's first token; 0 where tensors begin with it."""
+
+
+@dataclass(frozen=True)
+class EpisodeTurns:
+    """What estimators need of an episode, and the rows that it is spread over."""
+
+    group: int
+    """Number that the episodes of a task share."""
+    rows: list[RowTurns]
+    """Turns in order."""
+    rewards: list[float]
+    """Reward of each turn."""
+    valid: bool = True
+    """False: lost to infrastructure."""
+    environment: str = ""
+    """Name of its environment in a run of several."""
+    agent: str | None = None
+    """Whose episode of a match it is."""
 
 
 def write(target: Any, rows: Iterable[HasTurns], per_turn: Sequence[float]) -> None:
