@@ -56,32 +56,31 @@ tasks = 2
 FAKE_TRAINER = """
 import os, pathlib, signal, subprocess, sys, time
 
-class Adapter:
-    trainer, supported, venv = "fake", ">=1", "fake"
+from gem.training.launch import Adapter
 
-    def compile(self, spec, *, run_dir, hardware):
-        from gem.errors import ConfigurationError, UnsupportedVersionError
-        from gem.training.launch import Launch, Parity
+def compile_spec(spec, *, run_dir, hardware):
+    from gem.errors import ConfigurationError, UnsupportedVersionError
+    from gem.training.launch import Launch, Parity
 
-        if spec.name == "refused":
-            raise ConfigurationError("algorithm.gamma: fake cannot discount")
-        if spec.name == "old":
-            raise UnsupportedVersionError("fake 0.3 is installed, gem-fake supports >=1")
-        every = str(hardware.checkpoint_every or 0)
-        iterations = str(spec.training.iterations)
-        return Launch(
-            argv=["missing-command"] if spec.name == "missing" else
-                 [sys.executable, __file__, spec.name, str(run_dir), iterations, every],
-            env={"FAKE": "a b", "PYTHONUNBUFFERED": "1"},
-            unset=["CUDA_VISIBLE_DEVICES"],
-            files={"conf/fake.yaml": "lr: 1\\n"},
-            state=["left", "left.txt"],
-            parity=[Parity("algorithm.gamma", "matched", "fake.gamma"),
-                    Parity("optimizer.lr", "emulated", "warm-up of 0 steps"),
-                    Parity("seed", "unmatched", "fake has no seed")],
-        )
+    if spec.name == "refused":
+        raise ConfigurationError("algorithm.gamma: fake cannot discount")
+    if spec.name == "old":
+        raise UnsupportedVersionError("fake 0.3 is installed, gem-fake supports >=1")
+    every = str(hardware.checkpoint_every or 0)
+    iterations = str(spec.training.iterations)
+    return Launch(
+        argv=["missing-command"] if spec.name == "missing" else
+             [sys.executable, __file__, spec.name, str(run_dir), iterations, every],
+        env={"FAKE": "a b", "PYTHONUNBUFFERED": "1"},
+        unset=["CUDA_VISIBLE_DEVICES"],
+        files={"conf/fake.yaml": "lr: 1\\n"},
+        state=["left", "left.txt"],
+        parity=[Parity("algorithm.gamma", "matched", "fake.gamma"),
+                Parity("optimizer.lr", "emulated", "warm-up of 0 steps"),
+                Parity("seed", "unmatched", "fake has no seed")],
+    )
 
-adapter = Adapter()
+adapter = Adapter("fake", ">=1", "fake", compile_spec)
 
 def main(mode, run_dir, iterations, every):
     from gem.training.record import Recorder

@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -19,7 +19,7 @@ from gem.experiment import runspec
 from gem.experiment.hardware import Hardware
 from gem.experiment.runspec import RunSpec
 from gem.tasks import Task
-from gem.training.launch import Launch, Parity, main
+from gem.training.launch import Adapter, Launch, Parity, main, parity
 
 SPEC: dict[str, Any] = {
     "name": "guess",
@@ -160,6 +160,31 @@ def test_a_launch_reads_back() -> None:
         ["python", "-m", "x"], {"A": "1"}, ["B"], {"f": "text"}, [Parity("a", "matched", "b=1")]
     )
     assert Launch.from_json(launch.to_json()) == launch
+
+
+def game(**params: Any) -> RunSpec:
+    return RunSpec.from_mapping({**SPEC, "env": {"id": "multi:Nim-v0", "params": params}})
+
+
+def test_an_adapter_refuses_what_its_trainer_lacks_however_it_is_asked(tmp_path: Path) -> None:
+    def compile_spec(spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> Launch:
+        return Launch(["echo"], parity=parity(spec, dict.fromkeys(spec.to_mapping(), "--all")))
+
+    one, every = (
+        Adapter("x", ">=1", "x", compile_spec, all_seats=both, baselines=both)
+        for both in (False, True)
+    )
+    given: dict[str, Any] = {"run_dir": tmp_path, "hardware": Hardware()}
+    with pytest.raises(ConfigurationError, match=r"env.params.seat: x trains one seat .* 'all'"):
+        one.compile(game(seat="all"), **given)
+    rae = replace(game(), algorithm=replace(game().algorithm, advantage="rae"))
+    with pytest.raises(ConfigurationError, match="algorithm.advantage: x keeps no baselines"):
+        one.compile(rae, **given)
+    assert every.compile(rae, **given).argv == ["echo"]
+    said = {p.name: p.how for p in every.compile(game(seat="all"), **given).parity}
+    assert said["env.params.seat"].startswith("all seats")
+    said = {p.name: p.how for p in one.compile(game(opponent="self"), **given).parity}
+    assert said["env.params.opponent"].startswith("one seat")
 
 
 class FakeAdapter:

@@ -25,7 +25,7 @@ from gem.errors import ConfigurationError, GemError, MissingExtraError, Unsuppor
 from gem.experiment.hardware import Hardware, check_model
 from gem.experiment.runspec import RunSpec
 from gem.training import launch
-from gem.training.launch import ENTRY_POINT_GROUP, Launch, launched
+from gem.training.launch import ENTRY_POINT_GROUP, Launch, find_adapter
 from gem_bench.reference_setup import CHECKPOINTS, check_supported
 
 VENVS = ".venvs"
@@ -80,7 +80,8 @@ def compile_launch(
     if trainer not in installed_adapters():
         raise ConfigurationError(_not_installed(trainer))
     try:
-        return Compiled(launched(trainer, spec, run_dir, hardware), Path(sys.executable))
+        made = find_adapter(trainer).compile(spec, run_dir=run_dir, hardware=hardware)
+        return Compiled(made, Path(sys.executable))
     except (UnsupportedVersionError, MissingExtraError) as error:
         raise type(error)(f"{error}{_in_a_clone(trainer)}") from error
 
@@ -175,7 +176,6 @@ class ReferenceAdapter:
     trainer = "gem-bench"
     supported = ">=0.1"
     venv = "dev"
-    self_play = True
 
     def compile(self, spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> Launch:
         """Return the reference trainer's command.

@@ -37,8 +37,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
-from gem.advantage import advantages, rae, returns
-from gem.experiment.estimate import parts_for, roles
+from gem.advantage import advantages, returns
+from gem.experiment.estimate import against_baselines, parts_for, roles
 from gem.experiment.losses import policy_loss, sampler_correction, value_loss
 from gem.experiment.runspec import AlgorithmPart, RunSpec, SamplingPart
 from gem.multi import all_seats
@@ -135,10 +135,7 @@ def turn_advantages(
     parts = parts_for(algorithm.advantage, trajectories, algorithm.normalise)
     table = turn_table(trajectories, values, parts)
     if algorithm.advantage == "rae":
-        known, names = {} if baselines is None else baselines, sorted(set(roles(trajectories)))
-        state = {str(n): known[name] for n, name in enumerate(names) if name in known}
-        advantage, state = rae(table, algorithm.gamma, state)
-        known.update({names[int(n)]: baseline for n, baseline in state.items()})
+        advantage = against_baselines(table, roles(trajectories), algorithm.gamma, baselines)
         return table.split(advantage), table.split(returns(table, algorithm.gamma))
     advantage, target = advantages(
         algorithm.advantage, table, gamma=algorithm.gamma, lam=algorithm.lam

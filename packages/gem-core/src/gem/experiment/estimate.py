@@ -5,10 +5,10 @@ What comes in and goes out is `[episode][turn]`, in the order of the episodes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, MutableMapping, Sequence
 from typing import Protocol, TypeAlias
 
-from gem.advantage import TurnTable, advantages
+from gem.advantage import Floats, TurnTable, advantages, rae, returns
 
 NORMALISE = ("batch", "environment", "role")
 """What the statistics of ReBN may be over: `algorithm.normalise` of a RunSpec."""
@@ -90,6 +90,27 @@ def adjusted_rewards(episodes: Iterable[HasTurns], added: Iterable[Sequence[floa
     ]
 
 
+def against_baselines(
+    table: TurnTable,
+    named: Sequence[str],
+    gamma: float,
+    baselines: MutableMapping[str, float] | None,
+) -> Floats:
+    """Return the advantages of `gem.advantage.rae`, `[turns]`, with baselines by name of role.
+
+    Args:
+        table: The whole batch; its parts are the roles in the order of their names.
+        named: The role of each episode.
+        gamma: Discount per turn.
+        baselines: Of earlier batches; brought up to date. None: there are none.
+    """
+    known, names = {} if baselines is None else baselines, sorted(set(named))
+    state = {str(n): known[name] for n, name in enumerate(names) if name in known}
+    advantage, state = rae(table, gamma, state)
+    known.update({names[int(n)]: baseline for n, baseline in state.items()})
+    return advantage
+
+
 def turn_advantages(
     name: str,
     episodes: Sequence[HasTurns],
@@ -101,11 +122,12 @@ def turn_advantages(
     values: Sequence[Sequence[float]] | None = None,
     parts: Sequence[int] | None = None,
     normalise: str = "batch",
+    baselines: MutableMapping[str, float] | None = None,
 ) -> tuple[PerTurn, PerTurn]:
     """Return the advantage of every turn, and the target of the critic's value.
 
     Args:
-        name: Estimator of `gem.advantage`.
+        name: Estimator of `gem.advantage`, or `rae`.
         episodes: The whole batch, of all ranks: statistics are over all of its turns.
         gamma: Discount per turn.
         lam: GAE's lambda per turn.
@@ -114,6 +136,7 @@ def turn_advantages(
         values: The critic's value before each turn, `[episode][turn]`; needed by `gae`.
         parts: Part of the batch that each episode belongs to, from 0; statistics are within it.
         normalise: Short for `parts=parts_for(name, episodes, normalise)`.
+        baselines: Of each role, for `rae`, which brings them up to date.
 
     Raises:
         ConfigurationError: The estimator is unknown or lacks values, a parameter is out of range,
@@ -126,5 +149,8 @@ def turn_advantages(
         values=values,
         parts=parts_for(name, episodes, normalise) if parts is None else parts,
     )
+    if name == "rae":
+        advantage = against_baselines(table, roles(episodes), gamma, baselines)
+        return table.split(advantage), table.split(returns(table, gamma))
     advantage, target = advantages(name, table, gamma=gamma, lam=lam, scale=scale)
     return table.split(advantage), table.split(target)

@@ -2,6 +2,7 @@
 
 - `play_match`: one match.
 - `play_tasks`: many tasks, matches or not, with a sampler of whole batches.
+- `play_all`: one task, a match or not.
 - `play_seat`: a match in which one sampler plays all seats, and one seat's trajectory of it.
 
 Every agent has an `Episode` of its own, with its own conversation. What others say reaches it as
@@ -158,11 +159,37 @@ def play_tasks(
         shown: dict[str, Any] = {"budget": budget, "context": context}
         shown |= {"group": group, "index": number}
         limits: dict[str, Any] = {"retries": retries, "step_timeout_s": step_timeout_s}
-        if all_seats(task.params):
-            return list((await play_match(task, ask, chat, **shown, **limits)).values())
-        return [await play(task, ask, chat, **shown, **limits, executor=executor)]
+        return await play_all(task, ask, chat, executor=executor, **shown, **limits)
 
     return Rounds(sampler).play([partial(played, *numbered) for numbered in enumerate(tasks)])
+
+
+async def play_all(
+    task: Task,
+    sampler: Sampler,
+    chat: ChatFormat,
+    *,
+    executor: str | Executor | None = None,
+    **given: Any,
+) -> list[Trajectory]:
+    """Play an episode; with `seat=all` a match, all seats by one sampler.
+
+    Args:
+        task: The episode or match.
+        sampler: See `play` and `play_match`.
+        chat: The model's chat format.
+        executor: Where the environment of an episode runs; games run in threads.
+        **given: Keywords that `play` and `play_match` have in common.
+
+    Returns:
+        The trajectory; of a match those of all agents, in their order.
+
+    Raises:
+        ConfigurationError: See `play` and `play_match`.
+    """
+    if all_seats(task.params):
+        return list((await play_match(task, sampler, chat, **given)).values())
+    return [await play(task, sampler, chat, executor=executor, **given)]
 
 
 async def play_seat(task: Task, sampler: Sampler, chat: ChatFormat, **given: Any) -> Trajectory:

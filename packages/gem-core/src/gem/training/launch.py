@@ -27,7 +27,7 @@ from gem.errors import ConfigurationError, exit_status
 from gem.executors.named import VARIABLE
 from gem.experiment.hardware import CPU, Hardware, model_config
 from gem.experiment.runspec import RunSpec
-from gem.multi import ALL
+from gem.multi import ALL, SELF
 from gem.tables import flatten
 from gem.training.platforms import Platform
 from gem.training.settings import Refusal, refuse_values
@@ -62,6 +62,12 @@ SHARED_GPUS = {
 
 SEED_PER_TURN = "every turn has a seed of its own; other random numbers than in other trainers"
 """How `gem.training.sampling.EngineSampler` lets trainers draw random numbers."""
+
+_SEATS = {
+    f"seat={ALL}": "all seats of a match, an episode for each",
+    f"opponent={SELF}": "one seat of a match, the policy plays the others",
+}
+"""Parity of the parameters of a game that say that the policy plays all seats."""
 
 ALL_WEIGHTS = {
     "policy.lora_rank": "all weights",
@@ -142,7 +148,8 @@ def parity(
     left = {each.name: each for each in departures}
     found = []
     values, default = _flat(hardware), _flat(CPU if hardware and hardware.cpu else Hardware())
-    for name in flatten(spec.to_mapping()) | values:
+    flat = flatten(spec.to_mapping()) | values
+    for name in flat:
         if name in values and name not in how:
             if values[name] != default[name] and name not in left:
                 found.append(Parity(name, "unmatched", "without effect in this trainer"))
@@ -152,7 +159,8 @@ def parity(
         ways = how[next(table for table in tables if table in how)]
         # Hydra's plus sign adds a key and is no part of its name.
         named = (way.removeprefix("+") for way in ((ways,) if isinstance(ways, str) else ways))
-        found.append(left.pop(name, Parity(name, "matched", ", ".join(named))))
+        said = _SEATS.get(f"{parts[-1]}={flat[name]}") or ", ".join(named)
+        found.append(left.pop(name, Parity(name, "matched", said)))
     native = hardware.native.get(trainer, {}) if hardware else {}
     given = [Parity(name, "native", json.dumps(value)) for name, value in native.items()]
     return [*found, *left.values(), *given]
@@ -423,20 +431,34 @@ class Adapter:
     """Supported versions of it, such as `>=0.9.1,<0.10`."""
     venv: str
     """Name of the virtual environment that `make env-<name>` builds."""
-    compile: Callable[..., Launch]
-    """`compile(spec, *, run_dir, hardware)` returns the trainer's native command for a spec.
+    compiler: Callable[..., Launch]
+    """What `compile` calls with the same arguments."""
+    all_seats: bool = False
+    """Whether it trains all seats of a match (`seat=all`)."""
+    baselines: bool = False
+    """Whether it keeps baselines of roles (`algorithm.advantage = "rae"`)."""
 
-    - `spec`, a `RunSpec`: the experiment.
-    - `run_dir`, a `Path`: absolute folder where the run leaves its record and files.
-    - `hardware`, a `Hardware`: what the run is given.
+    def compile(self, spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> Launch:
+        """Return the trainer's native command for a spec.
 
-    It raises `ConfigurationError` if the trainer cannot run this spec (the message names the key),
-    and `MissingExtraError` or `UnsupportedVersionError` if the trainer is missing or of an
-    unsupported version.
-    """
-    self_play: bool = False
-    """Whether it trains all seats of a match (`seat=all`) and keeps baselines of roles
-    (`algorithm.advantage = "rae"`). `launched` refuses these settings where it does not."""
+        Args:
+            spec: The experiment.
+            run_dir: Absolute folder where the run leaves its record and files.
+            hardware: What the run is given.
+
+        Raises:
+            ConfigurationError: The trainer cannot run this spec; the message names the key.
+            MissingExtraError: The trainer is missing.
+            UnsupportedVersionError: The trainer is of an unsupported version.
+        """
+        name, values = self.trainer, flatten(spec.to_mapping())
+        one = f"{name} trains one seat of a match; opponent=self lets the policy play the others"
+        roles = f"{name} keeps no baselines of roles; rebn with normalise=role compares within them"
+        seats = [] if self.all_seats else [key for key in values if key.endswith(".params.seat")]
+        lacking = spec.algorithm.advantage == "rae" and not self.baselines
+        found: list[Refusal] = [(key, values[key] == ALL, one) for key in seats]
+        refuse_values(values, [*found, ("algorithm.advantage", lacking, roles)])
+        return self.compiler(spec, run_dir=run_dir, hardware=hardware)
 
 
 def find_adapter(name: str) -> Adapter:
@@ -455,28 +477,6 @@ def find_adapter(name: str) -> Adapter:
     return adapter
 
 
-def launched(name: str, spec: RunSpec, run_dir: Path, hardware: Hardware) -> Launch:
-    """Return the command of the installed adapter `name` for a spec; see `Adapter.compile`.
-
-    Raises:
-        ConfigurationError: No such adapter is installed, or the trainer cannot run this spec.
-        MissingExtraError: The trainer is missing.
-        UnsupportedVersionError: The trainer is of an unsupported version.
-    """
-    adapter = find_adapter(name)
-    if not getattr(adapter, "self_play", False):
-        reason = f"{name} trains one seat of a match; opponent=self lets the policy play the others"
-        values = flatten(spec.to_mapping())
-        keys = [key for key in values if key.endswith(".params.seat")]
-        roles = f"{name} keeps no baselines of roles; rebn with normalise=role compares within them"
-        refuse(
-            spec,
-            *((key, values[key] == ALL, reason) for key in keys),
-            ("algorithm.advantage", spec.algorithm.advantage == "rae", roles),
-        )
-    return adapter.compile(spec, run_dir=run_dir, hardware=hardware)
-
-
 def main(argv: list[str] | None = None) -> int:
     """Compile what is on standard input; exit status 2 and a message if that is impossible."""
     parser = argparse.ArgumentParser(prog="python -m gem.training.launch")
@@ -486,11 +486,10 @@ def main(argv: list[str] | None = None) -> int:
 
     def compile_spec() -> None:
         asked = json.load(sys.stdin)
-        launch = launched(
-            args.adapter,
+        launch = find_adapter(args.adapter).compile(
             RunSpec.from_mapping(asked["spec"]),
-            args.run_dir.absolute(),
-            Hardware.from_mapping(asked["hardware"]),
+            run_dir=args.run_dir.absolute(),
+            hardware=Hardware.from_mapping(asked["hardware"]),
         )
         sys.stdout.write(launch.to_json() + "\n")
 

@@ -22,6 +22,7 @@ from gem.executors.named import check_name
 from gem.experiment.estimate import NORMALISE
 from gem.experiment.runspec import MAX_FAILED_FRACTION
 from gem.packed import check_record
+from gem.rollout.match import play_all
 from gem.rollout.play import Budget, Sampler, play
 from gem.rollout.prompting import Prompting
 from gem.rollout.tokens import ChatFormat
@@ -146,20 +147,28 @@ class Settings(Prompting):
         Raises:
             RolloutError: The sampler raised it.
         """
-        trajectory = await play(
-            task,
-            sampler,
-            chat,
-            budget=budget,
-            context=self.context,
-            group=group,
-            retries=self.retries,
-            step_timeout_s=self.step_timeout_s,
-            executor=self.executor,
-        )
-        if trajectory.failure is not None:
-            logger.warning("episode of %s is void: %s", task, trajectory.failure)
+        trajectory = await play(task, sampler, chat, **self._given(budget, group))
+        _warn([trajectory])
         return trajectory
+
+    async def play_all(
+        self, task: Task, sampler: Sampler, chat: ChatFormat, budget: Budget, *, group: int = 0
+    ) -> list[Trajectory]:
+        """Play an episode, or with `seat=all` a match: a trajectory for each agent; see `play`."""
+        played = await play_all(task, sampler, chat, **self._given(budget, group))
+        _warn(played)
+        return played
+
+    def _given(self, budget: Budget, group: int) -> dict[str, Any]:
+        """Return the keywords of `gem.rollout.play`."""
+        same = ("context", "retries", "step_timeout_s", "executor")
+        return {"budget": budget, "group": group, **{name: getattr(self, name) for name in same}}
+
+
+def _warn(played: Iterable[Trajectory]) -> None:
+    for trajectory in played:
+        if trajectory.failure is not None:
+            logger.warning("episode of %s is void: %s", trajectory.task, trajectory.failure)
 
 
 @dataclass(frozen=True)
