@@ -16,7 +16,7 @@ PYTEST := -m pytest -q $(PYTEST_FLAGS)
 RUNS ?= runs
 MODEL ?= tiny
 # Seeds of the perturbed weights with which nightly repeats conformance.
-PERTURBATIONS ?= 1 2
+PERTURBATIONS ?= $(shell date +%j | sed "s/^0*//")
 # ROLL is a checkout that GEM_ROLL_HOME names (docs/roll.md).
 TRAINER_ENVS := env-dev env-verl env-openrlhf env-tinker env-oat env-rl2 $(if $(GEM_ROLL_HOME),env-roll)
 # Runs of a sweep at a time.
@@ -91,6 +91,9 @@ FIGURES := baselines algorithms discount tools transfer
 .PHONY: baselines
 baselines: env-dev ## The figures of docs/baselines.md; goes on where it was interrupted; takes hours
 	$(BENCH) sweep $(FIGURES:%=recipes/sweeps/%.toml) --cpu --out $(RUNS)/baselines --jobs $(JOBS)
+	$(DEV) tools/baselines.py $(RUNS)/baselines
+baselines-verl: env-dev env-verl ## The discount's figure again, in real verl
+	$(BENCH) sweep recipes/sweeps/discount-verl.toml --cpu --out $(RUNS)/baselines --jobs 1
 	$(DEV) tools/baselines.py $(RUNS)/baselines
 
 .PHONY: new-adapter

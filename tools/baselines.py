@@ -37,8 +37,9 @@ class Figure:
 FIGURES = (
     Figure("baselines", "baselines"),
     Figure("algorithms", "algorithms", ("reinforce", "rebn")),
-    Figure("discount", "discount", ("rebn",), columns="algorithm.gamma"),
-    Figure("discount-turns", "discount", ("rebn",), "algorithm.gamma", "turns_mean"),
+    Figure("discount", "discount", columns="algorithm.gamma"),
+    Figure("discount-turns", "discount", columns="algorithm.gamma", metric="turns_mean"),
+    Figure("discount-verl", "discount-verl", columns="algorithm.gamma", metric="turns_mean"),
     Figure("tools", "tools", ("rebn",), panels=None),
     Figure(
         "transfer",
