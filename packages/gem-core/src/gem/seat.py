@@ -98,7 +98,7 @@ class Seat(Env):
         each = given if isinstance(given, Mapping) else dict.fromkeys(others, given)
         if set(each) - set(env.agents) or set(others) - set(each):
             raise ConfigurationError(f"opponents must be given for {others}, got {sorted(each)}")
-        self._players = {name: _player(env, player) for name, player in each.items()}
+        self._players = {name: player_of(env, player) for name, player in each.items()}
         names = {player for player in each.values() if isinstance(player, str)}
         self.opponent = names.pop() if len(names) == 1 else "others"
         self._over = True
@@ -185,7 +185,12 @@ class Seat(Env):
         self.game = self.game.spawn()
 
 
-def _player(env: MultiAgentEnv, player: str | Opponent) -> Opponent:
+def player_of(env: MultiAgentEnv, player: str | Opponent) -> Opponent:
+    """Return a player of a game by its name: `random`, `oracle` or one of the game's `opponents`.
+
+    Raises:
+        ConfigurationError: The game has no such player.
+    """
     if not isinstance(player, str):
         return player
     known = {"random": _random, "oracle": _oracle, **env.opponents}

@@ -12,13 +12,12 @@ from gem import version
 from gem.__main__ import at_least
 from gem.errors import ConfigurationError
 from gem.executors.named import NAMES, check_name
-from gem.rollout.thinking import MODES
 from gem.training.record import EpisodeRecord
 from gem_bench.report import save
-from gem_eval import __version__, export, junit, pages, regrade
+from gem_eval import __version__, export, junit, match_command, pages, regrade
 from gem_eval.comparison import compare, judge
 from gem_eval.episode import Played
-from gem_eval.models import DTYPES, OPENAI, TIERS, choose
+from gem_eval.models import OPENAI, add_options, choose
 from gem_eval.native import with_native_tools
 from gem_eval.numbers import read_summary
 from gem_eval.progress import Progress
@@ -38,6 +37,7 @@ _EXAMPLES = """examples:
   gem eval compare evals/qwen3 evals/qwen3-tuned
   gem eval gate evals/qwen3-tuned --against evals/qwen3 --max-drop 0.02
   gem eval regrade evals/qwen3
+  gem eval match 'multi:TicTacToe-v0?n=64' random oracle openai:qwen3@http://localhost:8000/v1
   gem eval export evals/qwen3 --only success --format parquet
 """
 
@@ -200,6 +200,7 @@ _READERS = {
     "gate": _gate,
     "regrade": regrade.main,
     "export": export.main,
+    "match": match_command.main,
 }
 
 
@@ -231,12 +232,6 @@ def _parser() -> argparse.ArgumentParser:
         "oracle, random, noop, openai:NAME of a server, hf:MODEL, or run:FOLDER of a training run"
     )
     add("--model", required=True, help=about)
-    add(
-        "--url",
-        help="of the server's API, such as http://localhost:8000/v1 (https://api.openai.com/v1)",
-    )
-    about = "environment variable with the server's key (OPENAI_API_KEY)"
-    add("--key-env", default="OPENAI_API_KEY", metavar="NAME", help=about)
     add("--out", type=Path, metavar="DIR", help="folder of the record (evals/<model>)")
     add(
         "--resume",
@@ -255,42 +250,15 @@ def _parser() -> argparse.ArgumentParser:
     about = "most turns, besides the environment's own limit"
     add("--turns", type=at_least(int, 1), metavar="N", help=about)
 
-    group = parser.add_argument_group("how the model is asked")
-    add = group.add_argument
-    defaults = "default: the server's; of a model that is asked by tokens 1"
-    add("--temperature", type=at_least(float, 0), metavar="T", help=defaults)
-    add("--top-p", type=at_least(float, 0), metavar="P", help=defaults)
-    about = "most tokens of a reply (1024; run: the run's; --param max_tokens=null: the server's)"
-    add("--max-tokens", type=at_least(int, 1), metavar="N", help=about)
-    about = "any other field of the request; VALUE is JSON or else text, null leaves it out"
-    add("--param", action="append", default=[], metavar="NAME=VALUE", help=about)
-    add("--system", metavar="TEXT", help="system message")
+    add_options(parser)
     about = "how tools are described and called: by text, or through the server's API (text)"
-    add("--tools", choices=("text", NATIVE), default="text", help=about)
-    about = "demand how a server is asked; default: tokens with --tokenizer, else what it can"
-    add("--tier", choices=TIERS, help=about)
-
-    group = parser.add_argument_group("how a model that is asked by tokens is prompted")
-    add = group.add_argument
-    about = "the model's folder or hub id; with --tier tokens the default is what the server says"
-    add("--tokenizer", metavar="MODEL", help=about)
-    about = "most tokens of prompt and reply (the model's)"
-    add("--context-tokens", type=at_least(int, 2), metavar="N", help=about)
-    add("--context", metavar="NAME", help="chat, concat, concat_with_action or window:K (chat)")
-    add("--thinking", choices=MODES, help="what becomes of earlier thinking (keep)")
-    about = "argument of the chat template, such as enable_thinking=false"
-    add("--template", action="append", default=[], metavar="NAME=VALUE", help=about)
-    add("--dtype", choices=DTYPES, default="float32", help="of hf: and run: (float32)")
+    parser.add_argument("--tools", choices=("text", NATIVE), default="text", help=about)
 
     group = parser.add_argument_group("how it is run; may differ when it is continued")
     add = group.add_argument
     about = "most episodes, and calls to the server, at a time (16)"
     add("--concurrency", type=at_least(int, 1), default=16, metavar="N", help=about)
     add("--executor", default="thread", help=f"where environments run: {NAMES} (thread)")
-    about = "further attempts of a call that the server failed (8)"
-    add("--call-retries", type=at_least(int, 0), default=8, metavar="N", help=about)
-    about = "limit of one attempt of a call (600)"
-    add("--timeout-s", type=at_least(float, 0.001), default=600.0, metavar="S", help=about)
     about = "further attempts of an episode whose environment failed (1)"
     add("--retries", type=at_least(int, 0), default=1, metavar="N", help=about)
     about = "limit of one reset or step of an environment (600)"

@@ -17,14 +17,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from gem.__main__ import at_least
 from gem.errors import ConfigurationError
 from gem.rollout import Budget, ChatFormat, Prompting, Sampler
+from gem.rollout.thinking import MODES
 from gem.tables import check, json_or_text
 from gem_bench.models import resolve_model
 from gem_eval.client import ChatClient
 from gem_eval.completions import CompletionsSampler, GenerateSampler, HttpSampler, Notes
 from gem_eval.episode import Plays, play
-from gem_eval.players import ModelPlayer, ScriptedPlayer, SilentPlayer
+from gem_eval.players import ModelPlayer, Player, ScriptedPlayer, SilentPlayer
 from gem_eval.scripted import POLICIES
 from gem_eval.server import Served, Server
 from gem_eval.tasks import Play
@@ -58,6 +60,8 @@ class Model:
     """What was found, likewise: `tier`, and what its tokens depend on."""
     around: Callable[[], AbstractAsyncContextManager[object]] = contextlib.nullcontext
     """Made and entered in the event loop while episodes are played."""
+    player: Player | None = None
+    """Of a model that is asked by messages: what replies."""
 
 
 def choose(args: argparse.Namespace) -> Model:
@@ -83,6 +87,44 @@ def choose(args: argparse.Namespace) -> Model:
         f"--model must be {', '.join(POLICIES)}, {_SILENT}, {OPENAI}NAME, {LOCAL}MODEL or "
         f"{RUN}FOLDER, got {name!r}"
     )
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of models, which `choose` reads besides `model`, `samples`, `concurrency`."""
+    group = parser.add_argument_group("how the model is asked")
+    add = group.add_argument
+    add(
+        "--url",
+        help="of the server's API, such as http://localhost:8000/v1 (https://api.openai.com/v1)",
+    )
+    about = "environment variable with the server's key (OPENAI_API_KEY)"
+    add("--key-env", default="OPENAI_API_KEY", metavar="NAME", help=about)
+    defaults = "default: the server's; of a model that is asked by tokens 1"
+    add("--temperature", type=at_least(float, 0), metavar="T", help=defaults)
+    add("--top-p", type=at_least(float, 0), metavar="P", help=defaults)
+    about = "most tokens of a reply (1024; run: the run's; --param max_tokens=null: the server's)"
+    add("--max-tokens", type=at_least(int, 1), metavar="N", help=about)
+    about = "any other field of the request; VALUE is JSON or else text, null leaves it out"
+    add("--param", action="append", default=[], metavar="NAME=VALUE", help=about)
+    add("--system", metavar="TEXT", help="system message")
+    about = "demand how a server is asked; default: tokens with --tokenizer, else what it can"
+    add("--tier", choices=TIERS, help=about)
+    about = "further attempts of a call that the server failed (8)"
+    add("--call-retries", type=at_least(int, 0), default=8, metavar="N", help=about)
+    about = "limit of one attempt of a call (600)"
+    add("--timeout-s", type=at_least(float, 0.001), default=600.0, metavar="S", help=about)
+
+    group = parser.add_argument_group("how a model that is asked by tokens is prompted")
+    add = group.add_argument
+    about = "the model's folder or hub id; with --tier tokens the default is what the server says"
+    add("--tokenizer", metavar="MODEL", help=about)
+    about = "most tokens of prompt and reply (the model's)"
+    add("--context-tokens", type=at_least(int, 2), metavar="N", help=about)
+    add("--context", metavar="NAME", help="chat, concat, concat_with_action or window:K (chat)")
+    add("--thinking", choices=MODES, help="what becomes of earlier thinking (keep)")
+    about = "argument of the chat template, such as enable_thinking=false"
+    add("--template", action="append", default=[], metavar="NAME=VALUE", help=about)
+    add("--dtype", choices=DTYPES, default="float32", help="of hf: and run: (float32)")
 
 
 def _served(args: argparse.Namespace) -> Model:
@@ -115,8 +157,9 @@ def _served(args: argparse.Namespace) -> Model:
     }
     sampling = {field: value for field, value in sampling.items() if value is not None}
     client = ChatClient(server, sampling, tokens=tier == "messages")
-    plays = partial(play, player=ModelPlayer(client, args.system))
-    return Model(plays, {**settings, "sampling": sampling}, {"tier": tier}, lambda: server)
+    player = ModelPlayer(client, args.system)
+    settings["sampling"] = sampling
+    return Model(partial(play, player=player), settings, {"tier": tier}, lambda: server, player)
 
 
 def _by_tokens(

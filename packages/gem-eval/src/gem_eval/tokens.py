@@ -38,10 +38,10 @@ class TokenPlays:
             budget: Token limits.
             context: What builds the prompts, see `gem.rollout.context`.
         """
-        self._sampling = sampling
-        self._chat = chat
-        self._budget = budget
-        self._context = context
+        self.sampling = sampling
+        self.chat = chat
+        self.budget = budget
+        self.context = context
         self._numbers = itertools.count()
 
     async def __call__(
@@ -55,15 +55,15 @@ class TokenPlays:
     ) -> Played:
         """Play an episode; see `gem_eval.episode.play` for arguments and failures."""
         notes: Notes = []
-        budget = self._budget if turns is None else replace(self._budget, turns=turns)
-        with self._sampling(each, notes) as sampler:
+        budget = self.budget if turns is None else replace(self.budget, turns=turns)
+        with self.sampling(each, notes) as sampler:
             try:
                 trajectory = await play(
                     each.task,
                     sampler,
-                    self._chat,
+                    self.chat,
                     budget=budget,
-                    context=self._context,
+                    context=self.context,
                     group=each.group,
                     index=next(self._numbers),
                     retries=retries,

@@ -102,7 +102,7 @@ async def play_match(
     failed: EnvFailedError | None = None
     match: _Match | None = None
     for _ in range(retries + 1):
-        game = _Game(lambda: (make_game or _made)(task), step_timeout_s)
+        game = HeldGame(lambda: (make_game or _made)(task), step_timeout_s)
         try:
             match = started(await game.call(lambda env: env.agents))
             await match.play(game, forfeit)
@@ -228,7 +228,7 @@ class _Match:
         self._infos: dict[str, Info] = {}
         self._played: list[dict[str, str]] = []
 
-    async def play(self, game: _Game, forfeit: float) -> None:
+    async def play(self, game: HeldGame, forfeit: float) -> None:
         """Play to the end.
 
         Raises:
@@ -315,10 +315,11 @@ class _Match:
                 trajectory.turns[-1] = replace(last, reward=last.reward + forfeit)
 
 
-class _Game:
+class HeldGame:
     """One game, called in a thread."""
 
     def __init__(self, make: Callable[[], MultiAgentEnv], timeout_s: float | None) -> None:
+        """Store how the game is made, at the first call, and the limit of a call in seconds."""
         # What holds an environment needs of it only what both kinds have in common.
         self._held = HeldEnv(cast("Callable[[], Env]", make))
         self._timeout_s = timeout_s
