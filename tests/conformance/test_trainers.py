@@ -17,7 +17,9 @@ pytest.importorskip("gem_bench.runspec", reason="needs the development environme
 from gem_bench.conformance import Finding
 
 GREEDY, MIXTURE = "guess-easy-greedy", "mixture-guess"
-SEAT = "self-play/kuhn-seat-greedy"
+SEAT, SEATS = "self-play/kuhn-seat-greedy", "self-play/kuhn-all-greedy"
+SELF_PLAY = ("verl", "oat", "rl2")
+BY_ROLE = ("algorithm.advantage=rebn", "algorithm.normalise=role")
 
 pytestmark = pytest.mark.slow
 Run = Callable[..., Path]
@@ -90,6 +92,36 @@ def test_a_real_trainer_learns_a_seat_of_a_game_as_the_reference(
     assert not findings, "\n".join(map(str, findings[:20]))
     train = [m for m in read_run(seated).metrics if m["split"] == "train"]
     assert len({m["return_mean"] for m in train}) > 3
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("trainer", SELF_PLAY)
+def test_a_real_trainer_learns_all_seats_of_a_game_as_the_reference(
+    trainer: str, run: Run, compare: Compare, tmp_path: Path
+) -> None:
+    """With baselines of roles where the trainer keeps them, else with statistics of each role."""
+    how = () if trainer == "verl" else BY_ROLE
+    ours = run("reference", tmp_path / "reference", SEATS, *how)
+    theirs = run(trainer, tmp_path / "run", SEATS, *how)
+    findings = compare(ours, theirs)
+    assert not findings, "\n".join(map(str, findings[:20]))
+    curve = by_agent(ours)
+    # The sum over both agents hardly changes, what each of them gets does.
+    assert len({returns["first"] for returns in curve}) > 3
+    assert by_agent(theirs) == [pytest.approx(returns) for returns in curve]
+
+
+def by_agent(folder: Path) -> list[dict[str, float]]:
+    """Return the mean return of each agent, in each iteration."""
+    found: dict[int, dict[str, list[float]]] = {}
+    for each in read_run(folder).episodes():
+        if each.split == "train":
+            returns = found.setdefault(each.iteration, {})
+            returns.setdefault(str(each.trajectory.agent), []).append(each.trajectory.total_reward)
+    return [
+        {agent: sum(values) / len(values) for agent, values in returns.items()}
+        for _, returns in sorted(found.items())
+    ]
 
 
 @pytest.mark.breaks

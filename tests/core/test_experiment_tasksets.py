@@ -73,3 +73,11 @@ def test_the_command_writes_what_the_function_returns(
     assert DatasetRow.decode(entry["label"]).evaluation == entry["from"] == "same"
     assert dataset_command(line, [str(file), "gem:none?n=1"], **known) == 2
     assert "none" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("how", ["seat=all", "opponent=self"])
+def test_a_game_against_itself_can_be_a_dataset(how: str) -> None:
+    rows = list(dataset_rows([f"gem:multi:Nim-v0?n=2&{how}"], evaluation=False))
+    assert [row.task.seed for row in rows] == [0, 1]
+    with pytest.raises(ConfigurationError, match="piles must be"):
+        list(dataset_rows([f"gem:multi:Nim-v0?n=2&{how}&piles=[0]"], evaluation=False))

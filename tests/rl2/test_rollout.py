@@ -75,7 +75,8 @@ def rollouts(world: Any, *overrides: str) -> Rollouts:
 
 def play(r: Rollouts, server: Any, tokenizer: Any, which: DatasetRow | None = None) -> Trajectory:
     params = {"temperature": 1.0}
-    return asyncio.run(r.play(which or row(), tokenizer, server.url, params))[0]
+    [trajectory], _ = asyncio.run(r.play(which or row(), tokenizer, server.url, params))
+    return trajectory
 
 
 def test_an_episode_is_one_row_of_exactly_the_sampled_tokens(
@@ -214,7 +215,7 @@ def test_slow_environments_hold_nothing_up(world: Any, server: Any, tokenizer: A
     async def all_of_them() -> list[Any]:
         waiting = [asyncio.create_task(r.play(row(i), tokenizer, slow.url, {})) for i in range(8)]
         await busy(4)
-        trajectory, _ = await r.play(row(9), tokenizer, quick.url, {})
+        [trajectory], _ = await r.play(row(9), tokenizer, quick.url, {})
         assert len(trajectory.turns) == 3
         assert not all(task.done() for task in waiting)
         Scripted.gate.set()

@@ -73,6 +73,24 @@ def test_a_row_outside_is_an_index_error() -> None:
         GemDataset(f"gem:{GAME}?n=2")[2]
 
 
+@pytest.mark.parametrize("mode", ["sync", "gem_sync"])
+def test_all_seats_need_a_trainer_that_knows_which_rows_belong_together(
+    compose: Any, tokenizer: Any, mode: str
+) -> None:
+    files = 'data.train_files="gem:multi:Nim-v0?n=6&seat=all"'
+    config = compose([*DATA, files, "data.shuffle=False", f"trainer.v1.trainer_mode={mode}"])
+    OmegaConf.resolve(config)
+
+    def make() -> Any:
+        return create_rl_dataset(config.data.train_files, config.data, tokenizer, None)
+
+    if mode == "sync":
+        with pytest.raises(ConfigurationError, match="seat=all makes one training row per agent"):
+            make()
+    else:
+        assert len(make()) == 6
+
+
 def test_verl_makes_the_dataset_and_iterates_it_in_order(compose: Any, tokenizer: Any) -> None:
     config = compose([*DATA, f'data.train_files="gem:{GAME}?n=6&seed=3"', "data.shuffle=False"])
     OmegaConf.resolve(config)

@@ -365,3 +365,16 @@ def test_hardware_that_fsdp_has_not_is_refused() -> None:
         compiled(spec(), hardware=eight(engine={"engines": 4}))
     with pytest.raises(ConfigurationError, match=r"native\.verl\.trainer\.nnodes: .* decides it"):
         compiled(spec(), hardware=eight({"verl": {"trainer.nnodes": 2}}))
+
+
+def test_all_seats_of_a_game_are_trained(compose: Any) -> None:
+    game = {"id": "multi:KuhnPoker-v0", "params": {"seat": "all"}}
+    run = spec(env=game, algorithm={"advantage": "rae"})
+    config = configured(compose, run)
+    # Of the 8 tasks, 4 times each, there are the rows of 2 agents.
+    assert config.actor_rollout_ref.actor.ppo_mini_batch_size == 16
+    assert config.algorithm.adv_estimator == "gem_rae"
+    said = {each.name: each for each in compiled(run).parity}["env.params.seat"]
+    assert (said.status, said.how.split(",")[0]) == ("matched", "all seats of a match")
+    with pytest.raises(ConfigurationError, match="set it to 1 for seat=all"):
+        compiled(spec(env=game, algorithm={"minibatches": 2}))

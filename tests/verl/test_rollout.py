@@ -359,3 +359,46 @@ def test_the_stock_trainer_gets_no_transcripts(compose: Any, tokenizer: Any, ser
     [row] = world.play(server(["end"]))
     assert EPISODE not in row.as_dict()
     json.dumps(row.extra_fields)  # plain data only
+
+
+KUHN = encode_task(Task("multi:KuhnPoker-v0", 1, {"seat": "all"}))
+
+
+@pytest.fixture
+def table(compose: Any, tokenizer: Any) -> World:
+    """A worker with room for the rules of a card game."""
+    return World(compose, tokenizer, ["data.max_prompt_length=4000"])
+
+
+def test_a_match_is_the_rows_of_all_agents(table: World, server: Any) -> None:
+    says = server([r"\boxed{check}", r"\boxed{bet}", r"\boxed{fold}"])
+    rows = table.play(says, gem_task=KUHN)
+    played = [transcript(row) for row in rows]
+    assert [t.agent for t in played] == ["first", "second"]
+    assert [len(t.turns) for t in played] == [2, 1]
+    assert len({t.match for t in played}) == 1
+    assert {t.group for t in played} == {3}
+    assert sum(row.reward_score for row in rows) == 0 != rows[0].reward_score
+    for row, trajectory in zip(rows, played, strict=True):
+        [expected] = trajectory.training_rows()
+        assert row.response_ids == expected.response_ids
+        assert row.response_mask == expected.mask
+        # verl's validation takes those of the last row for those of the request.
+        assert row.extra_fields["reward_extra_info"]["episode_return"] == 0
+    assert len({request["id"] for request in says.requests}) == 1
+
+
+def test_an_agent_without_any_turn_is_a_row_that_trains_nothing(table: World, server: Any) -> None:
+    first, second = table.play(server(["nonsense"]), gem_task=KUHN)
+    assert sum(first.response_mask) > 0
+    assert (sum(second.response_mask), len(second.prompt_ids)) == (0, VOID_TOKENS - 1)
+    assert transcript(second).valid
+    assert not transcript(second).turns
+    assert second.extra_fields["gem"]["spans"] == []
+
+
+def test_a_match_that_fails_is_void_for_all(compose: Any, tokenizer: Any, server: Any) -> None:
+    world = World(compose, tokenizer, ["data.max_prompt_length=2"])
+    rows = world.play(server([]), gem_task=KUHN)
+    assert [str(transcript(row).failure).split(":")[0] for row in rows] == ["budget", "budget"]
+    assert not any(any(row.response_mask) for row in rows)

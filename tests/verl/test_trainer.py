@@ -73,6 +73,66 @@ def test_rows_become_episodes_in_an_order_that_does_not_depend_on_their_arrival(
     assert seen[1:] == seen[:1] * 2
 
 
+def test_a_match_becomes_an_episode_for_each_agent(batch: list[Line]) -> None:
+    agents = [
+        replace(t, agent=f"a{n}", match="m")
+        for n, t in enumerate([t for t in golden_turn_rows() if t.valid][:2])
+    ]
+    idle = replace(agents[0], turns=[], agent="a2")
+    rows = [line for agent in (*agents, idle) for line in lines("task_c", 0, 9, agent)]
+    match = [(f"task_c_0_{n}", extra, index) for n, (_, extra, index) in enumerate(rows)]
+    found, trajectories = grouped(*map(list, zip(*[*match, *batch], strict=True)))
+    assert [e.agent for e in found.episodes] == [None, None, None, "a0", "a1", "a2"]
+    assert [e.group for e in found.episodes[3:]] == [2, 2, 2]
+    assert [t.rewards for t in trajectories[3:]] == [t.rewards for t in (*agents, idle)]
+    for episode, agent in zip(found.episodes[3:], agents, strict=False):
+        assert [row.spans for row in episode.rows] == [r.spans for r in agent.training_rows()]
+    assert [row.spans for row in found.episodes[-1].rows] == [[]]
+
+
+def test_the_matches_of_a_validation_are_counted(
+    batch: list[Line], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PPOTrainer, "_val_metrics_update", lambda *_: None)
+    made = trainer(batch)
+    made._settings = Settings(max_failed_fraction=1.0)
+    seats = [replace(t, match="m", agent=a) for t in made._trajectories[:1] for a in ("x", "y")]
+    made._recording.keep_evaluated("game", seats)
+    made._recording.keep_evaluated("other", made._trajectories[1:])
+    made._val_metrics_update(["game", "other", "other"], [], {"reward": [0.0]})
+    with pytest.raises(RolloutError, match="other episodes"):
+        made._val_metrics_update(["game", "game", "other", "other"], [], {"reward": [0.0]})
+
+
+def test_baselines_of_roles_are_saved_with_a_checkpoint_and_read_again(
+    batch: list[Line], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("gem_verl.trainer.tq", queue(batch))
+    monkeypatch.setattr("gem_verl.trainer.call_while_alive", lambda *_, **__: None)
+    for name in ("_compute_metrics", "_save_checkpoint"):
+        monkeypatch.setattr(PPOTrainer, name, lambda *_: None)
+    told = {"resume_mode": "auto", "val_only": False, "default_local_dir": str(tmp_path / "c")}
+    estimator = SimpleNamespace(adv_estimator="gem_rae")
+
+    def begun(step: int) -> Any:
+        made = trainer(batch)
+        made.config = SimpleNamespace(trainer=SimpleNamespace(**told), algorithm=estimator)
+        made.llm_server_manager = SimpleNamespace(get_replicas=list)
+        made.global_steps = step
+        return made
+
+    made = begun(3)
+    made._batch.baselines = {"first": 0.1, "second": -1 / 3}
+    made._lost, made._checkpoint_due = [], True
+    made._compute_metrics(SimpleNamespace(keys=[], partition_id="train"), {}, {}, 3, 0)
+    resumed = begun(3)
+    monkeypatch.setattr("gem_verl.trainer.ray.get_actor", lambda *_, **__: None)
+    resumed.fit(SimpleNamespace(agent_loop_workers=[]))
+    assert resumed._batch.baselines == {"first": 0.1, "second": -1 / 3}
+    with pytest.raises(FileNotFoundError):
+        begun(4).fit(SimpleNamespace(agent_loop_workers=[]))
+
+
 def test_a_broken_agent_loop_stops_the_run(batch: list[Line]) -> None:
     known = {"spans": [], "error": "ConnectionError: engine died"}
     broken: Line = ("task_c_0_0", {"gem": known, "reward_extra_info": {}}, 9)

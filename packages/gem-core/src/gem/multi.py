@@ -189,6 +189,16 @@ def make_multi(id: str | EnvSpec, **overrides: Any) -> MultiAgentEnv:
     return env
 
 
+def agents(id: str, params: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of the agents of a game.
+
+    Raises:
+        ConfigurationError: See `make_multi`.
+    """
+    with make_multi(id, **params) as game:
+        return game.agents
+
+
 def all_seats(params: Mapping[str, Any]) -> bool:
     """Whether parameters of a task ask for a match of which all seats are trained."""
     return params.get("seat") == ALL

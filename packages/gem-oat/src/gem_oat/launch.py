@@ -34,7 +34,7 @@ def compile_spec(spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> launch.
     return launch.Launch.of(spec, argv, platform, parity=parity, state=["oat/checkpoints"])
 
 
-adapter = launch.Adapter("oat", SUPPORTED_OAT, "oat", compile_spec)
+adapter = launch.Adapter("oat", SUPPORTED_OAT, "oat", compile_spec, all_seats=True)
 
 
 def _check(spec: RunSpec, hardware: Hardware) -> None:

@@ -97,7 +97,7 @@ class Learner(PPOMultiTurnLearner):  # type: ignore[misc]
         self.skipped = 0
         rollout_s = self.actor_info["actor/rollout_s"]
         self.began = began - rollout_s
-        self.query_step += len(data_list)
+        self.query_step += args.episodes // dist.get_world_size()
         self.rows = placed_rows(data_list, advantage.Row)
         if self.critic is not None:
             self.updater.values(self.rows)

@@ -54,7 +54,8 @@ class Actor(PPOActor):  # type: ignore[misc]
             references: The number of the iteration, for each task.
 
         Returns:
-            A handle of oat's for `--num_samples` trajectories of each task, in order.
+            A handle of oat's for `--num_samples` trajectories of each task, in order; of a match
+            for those of all agents.
         """
         return self._play(prompts, (0, int(references[0])), self.args.num_samples)
 
@@ -83,15 +84,15 @@ class Actor(PPOActor):  # type: ignore[misc]
         sampling |= {"logprobs": 1, "output_kind": RequestOutputKind.FINAL_ONLY}
         engine, stop_ids = stepped.SteppedEngine(self.llm.llm_engine), self._chat.stop_ids
 
-        async def one(row: DatasetRow, copy: int) -> PackedTrajectory:
+        async def one(row: DatasetRow, copy: int) -> list[PackedTrajectory]:
             own = {} if row.temperature is None else {"temperature": row.temperature}
             params = partial(SamplingParams, **sampling | own)
             seed = None if gem.seed is None else (gem.seed, *key, row.task.seed, copy)
             sampler = stepped.SteppedSampler(stop_ids, seed, engine=engine, params=params)
-            played = await gem.play(row.task, sampler, self._chat, budget, group=row.number)
-            return PackedTrajectory.of(played)
+            played = await gem.play_all(row.task, sampler, self._chat, budget, group=row.number)
+            return [PackedTrajectory.of(each) for each in played]
 
         with status_files.reported(f"actor {self.actor_id}"):
             rows = map(DatasetRow.decode, tasks)
             played = engine.run([one(row, copy) for row in rows for copy in range(copies)])
-            return self.ipc_client.serialize_ipc(asyncio.run(played))
+            return self.ipc_client.serialize_ipc([t for each in asyncio.run(played) for t in each])

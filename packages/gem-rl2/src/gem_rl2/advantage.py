@@ -44,20 +44,20 @@ def read(
     found: list[PlacedEpisode] = []
     left = dict(enumerate(played))
     for start, end in itertools.pairwise(boundaries):
-        if start == end:  # a failed episode
-            continue
-        tags = {int(tag) for tag in batch["rewards"][start:end, TAG - 1].tolist()}
-        trajectory = left.pop(min(tags), None)
-        tokens = [] if trajectory is None else trajectory.training_rows()
-        if len(tags) != 1 or trajectory is None or len(tokens) != end - start:
-            raise RolloutError(f"rows {start} to {end} of RL2's batch are no episode of GEM")
-        rows = [PlacedRow(start + i, row) for i, row in enumerate(tokens)]
-        for row in rows:
-            mask = batch["action_mask"][row.place]
-            row.check(_ids(batch, row), mask, f"row {row.place} of RL2's batch")
-        found.append(PlacedEpisode(trajectory, rows))
+        tags = map(int, batch["rewards"][start:end, TAG - 1].tolist())
+        # A failed episode has no row; a match has those of all agents.
+        for tag, same in itertools.groupby(enumerate(tags, start), lambda pair: pair[1]):
+            places, trajectory = [place for place, _ in same], left.pop(tag, None)
+            tokens = [] if trajectory is None else trajectory.training_rows()
+            if trajectory is None or len(tokens) != len(places):
+                raise RolloutError(f"rows {start} to {end} of RL2's batch are no episode of GEM")
+            rows = [PlacedRow(*pair) for pair in zip(places, tokens, strict=True)]
+            for row in rows:
+                mask = batch["action_mask"][row.place]
+                row.check(_ids(batch, row), mask, f"row {row.place} of RL2's batch")
+            found.append(PlacedEpisode(trajectory, rows))
     batch["rewards"][:, TAG - 1] = 0.0
-    lost = [t for t in left.values() if t.valid]
+    lost = [t for t in left.values() if t.valid and t.rewards]
     if lost:
         raise RolloutError(f"{len(lost)} of {len(played)} episodes are not in RL2's batch")
     return [*found, *(PlacedEpisode(t, []) for t in left.values())]

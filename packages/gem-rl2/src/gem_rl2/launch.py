@@ -84,13 +84,12 @@ def compile_spec(spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> launch.
     )
 
 
-adapter = launch.Adapter("rl2", SUPPORTED_RL2, "rl2", compile_spec)
+adapter = launch.Adapter("rl2", SUPPORTED_RL2, "rl2", compile_spec, all_seats=True)
 
 
 def _check(spec: RunSpec, hardware: Hardware) -> None:
     """Refuse what RL2 would silently do differently."""
-    algorithm, policy = spec.algorithm, spec.policy
-    torn = f"RL2 divides rows, not episodes; set it to 1 for {policy.shown}"
+    algorithm = spec.algorithm
     sampling, once = spec.sampling, algorithm.epochs * algorithm.minibatches == 1
     whole = once and not algorithm.kl_coef and sampling.top_k == -1 and sampling.top_p == 1
     weighed = (
@@ -102,7 +101,7 @@ def _check(spec: RunSpec, hardware: Hardware) -> None:
         launch.no_correction(spec, weighed, not whole),
         launch.token_mean(spec, "RL2"),
         launch.whole_minibatches(spec),
-        ("algorithm.minibatches", algorithm.minibatches > 1 and not policy.one_row, torn),
+        launch.whole_rows(spec, "RL2"),
         launch.all_weights(spec),
     )
     launch.check_hardware(spec, hardware, {"nodes": "torchrun is started on each by hand"})

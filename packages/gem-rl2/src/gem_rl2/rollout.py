@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import aiohttp
@@ -58,8 +58,10 @@ class Rollouts:
 
     async def play(
         self, row: DatasetRow, tokenizer: Any, url: str, params: Mapping[str, Any]
-    ) -> tuple[Trajectory, int]:
-        """Play the episode of a row; return it and its number in the batch.
+    ) -> tuple[list[Trajectory], int]:
+        """Play the task of a row; return its trajectories and the number of the first in the batch.
+
+        Those of a match, of all agents, are neighbours.
 
         Args:
             row: Of the row file.
@@ -81,16 +83,16 @@ class Rollouts:
             sampler = SglangSampler(
                 session, url, params, stop_ids=chat.stop_ids, retries=settings.request_retries
             )
-            trajectory = await settings.play(
+            played = await settings.play_all(
                 row.task, sampler, chat, self._budget, group=row.number
             )
-        packed = PackedTrajectory.of(trajectory)
+        packed = [PackedTrajectory.of(trajectory) for trajectory in played]
         if row.evaluation is not None:
-            self.evaluated.setdefault(row.evaluation, []).append(packed)
-            return trajectory, -1
-        self._batch.append(packed)
-        self._check_failures(trajectory)
-        return trajectory, len(self._batch) - 1
+            self.evaluated.setdefault(row.evaluation, []).extend(packed)
+            return played, -1
+        self._batch.extend(packed)
+        self._check_failures(played)
+        return played, len(self._batch) - len(played)
 
     async def release_rollout(self, its: Any, data: dict[str, Any], train: bool) -> Any:
         """Play one episode in the place of `RL2.workers.rollout.Rollout.rollout` of the release.
@@ -106,10 +108,10 @@ class Rollouts:
         from RL2.datasets import state_dict_to_tensor_dict
 
         params = its.train_sampling_params if train else its.test_sampling_params
-        trajectory, number = await self.play(read(data), its.tokenizer, its.router_url, params)
-        tensors = [state_dict_to_tensor_dict(row) for row in state_dicts(trajectory, number)]
+        played, number = await self.play(read(data), its.tokenizer, its.router_url, params)
+        tensors = [state_dict_to_tensor_dict(row) for row in _rows(played, number)]
         # An evaluation that loses all of its episodes has no mean; RL2 would divide by zero.
-        return tensors, _metrics(trajectory, "n_turns", "scores", [] if train else [math.nan])
+        return tensors, _metrics(played, "n_turns", "scores", [] if train else [math.nan])
 
     async def generate(self, config: Any, tokenizer: Any, router_url: str, sample: Any) -> None:
         """Play one episode; the env file's function in a checkout of RL2.
@@ -123,21 +125,26 @@ class Rollouts:
         from omegaconf import OmegaConf
 
         params: Any = OmegaConf.to_container(config.sampling_params)
-        trajectory, number = await self.play(read(sample.sample), tokenizer, router_url, params)
+        played, number = await self.play(read(sample.sample), tokenizer, router_url, params)
         sample.status = type(sample.status).DONE
-        sample.turn = len(trajectory.turns)
-        sample.state_dicts = state_dicts(trajectory, number)
+        sample.turn = sum(len(trajectory.turns) for trajectory in played)
+        sample.state_dicts = _rows(played, number)
         # RL2 prints the reward of the first episode that ends: there must be one.
-        sample.metrics.update(_metrics(trajectory, "turns", "rewards", [math.nan]))
-        if trajectory.valid and sample.state_dicts:
+        sample.metrics.update(_metrics(played, "turns", "rewards", [math.nan]))
+        if sample.state_dicts:
             sample.state_text = tokenizer.decode(sample.state_dicts[-1]["states"])
 
-    def _check_failures(self, trajectory: Trajectory) -> None:
+    def _check_failures(self, played: Sequence[Trajectory]) -> None:
         """Stop at the failure that is one too many, without playing the rest of the batch."""
-        self.settings.check_left_out(trajectory, "RL2")
-        if not trajectory.valid:
-            size = (self.keys.tasks or 0) * self.keys.group_size
+        self.settings.check_left_out(played[0], "RL2")
+        if not played[0].valid:  # a match is void for all
+            size = (self.keys.tasks or 0) * self.keys.group_size * len(played)
             check_episodes(self._batch, self.settings.max_failed_fraction, of=size)
+
+
+def _rows(played: Sequence[Trajectory], number: int) -> list[StateDict]:
+    """Return the training rows of an episode or match; `number` is that of the first trajectory."""
+    return [row for n, each in enumerate(played, number) for row in state_dicts(each, n)]
 
 
 def state_dicts(trajectory: Trajectory, number: int) -> list[StateDict]:
@@ -174,24 +181,24 @@ def state_dicts(trajectory: Trajectory, number: int) -> list[StateDict]:
     return found
 
 
-def _metrics(trajectory: Trajectory, turns: str, returned: str, void: list[float]) -> Metrics:
-    """Return RL2's metrics of an episode.
+def _metrics(played: Sequence[Trajectory], turns: str, returned: str, void: list[float]) -> Metrics:
+    """Return RL2's metrics of an episode or match.
 
     Args:
-        trajectory: The episode.
+        played: Its trajectories.
         turns: What this form of RL2 calls the number of turns.
         returned: What it calls the return.
         void: Returns of a failed episode.
     """
-    valid = trajectory.valid
-    played = trajectory.turns if valid else []
+    valid = [trajectory for trajectory in played if trajectory.valid]
+    all_turns = [turn for trajectory in valid for turn in trajectory.turns]
     return {
-        "response_length": [float(len(turn.response_ids)) for turn in played],
-        "length_clip_ratio": [float(turn.stop_reason == "length") for turn in played],
-        turns: [float(len(played))] if valid else [],
-        returned: [trajectory.total_reward] if valid else void,
-        "gem/success": [float(trajectory.success)] if valid else [],
-        "gem/failed": [float(not valid)],
+        "response_length": [float(len(turn.response_ids)) for turn in all_turns],
+        "length_clip_ratio": [float(turn.stop_reason == "length") for turn in all_turns],
+        turns: [float(len(trajectory.turns)) for trajectory in valid],
+        returned: [trajectory.total_reward for trajectory in valid] or void,
+        "gem/success": [float(trajectory.success) for trajectory in valid],
+        "gem/failed": [float(not trajectory.valid) for trajectory in played],
     }
 
 

@@ -88,7 +88,7 @@ async def play_batch(
     sampling: Sampling,
     group_size: int = 1,
 ) -> list[Trajectory]:
-    """Play all episodes of some tasks at the same time.
+    """Play all episodes of some tasks at the same time; one with `seat=all` is a match.
 
     Environments run in threads, so that a slow one holds up neither the sampler nor the others.
 
@@ -105,9 +105,10 @@ async def play_batch(
     """
     budget = config.limits(config.prompt_tokens, config.response_tokens)
 
-    async def episode(index: int, group: int, task: Task) -> Trajectory:
+    async def episode(index: int, group: int, task: Task) -> list[Trajectory]:
         sampler = EpisodeSampler(client, sampling, chat, config, task.seed, index)
-        return await config.play(task, sampler, chat, budget, group=group)
+        return await config.play_all(task, sampler, chat, budget, group=group)
 
     groups = [(group, task) for group, task in enumerate(tasks) for _ in range(group_size)]
-    return await together([episode(index, *group) for index, group in enumerate(groups)])
+    played = await together([episode(index, *group) for index, group in enumerate(groups)])
+    return [trajectory for each in played for trajectory in each]

@@ -1,18 +1,17 @@
 """verl's estimator hook: the advantage of every turn, computed by `gem.advantage`.
 
-Registers `gem_reinforce`, `gem_rebn`, `gem_grpo`, `gem_rloo` and `gem_gae`; discounting is per
-turn, with `algorithm.gamma` and `algorithm.lam`. verl passes an estimator rewards, mask and prompt
-ids. On verl's own trainers a row is therefore an episode and a turn is a run of ones in the mask;
-the trainers of this package know better and say so with `given`.
+Registers `gem_reinforce`, `gem_rebn`, `gem_grpo`, `gem_rloo`, `gem_gae` and `gem_rae`; discounting
+is per turn, with `algorithm.gamma` and `algorithm.lam`. verl passes an estimator rewards, mask and
+prompt ids. On verl's own trainers a row is therefore an episode and a turn is a run of ones in the
+mask; the trainers of this package know better and say so with `given`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -23,9 +22,8 @@ from verl.trainer.ppo.core_algos import register_adv_est
 from gem.advantage import ADVANTAGES
 from gem.errors import ConfigurationError, RolloutError
 from gem.experiment.estimate import PerTurn, adjusted_rewards, turn_advantages
-from gem.training.rows import EpisodeTurns, RowTurns, at_turns, over_turns, write_all
+from gem.training.rows import EpisodeTurns, RowTurns, at_turns, over_turns, turns_by_mask, write_all
 from gem.training.settings import check_failures
-from gem.trajectory import TurnSpan
 
 PREFIX = "gem_"
 _PADDING_UID = "pad"  # verl fills batches up with rows whose prompt id begins like this
@@ -44,6 +42,8 @@ class Batch:
     """Environment rewards `[rows, response]`, where verl adds a KL penalty to the rewards."""
     advantages: PerTurn | None = None
     """Set by the estimator: `[episode][turn]`."""
+    baselines: dict[str, float] = field(default_factory=dict)
+    """Of each role, for `gem_rae`; brought up to date by the estimator."""
     normalise: str = "batch"
     """What ReBN's statistics are over; see `gem.experiment.estimate`."""
 
@@ -72,7 +72,7 @@ def estimate(
     """Return `(advantages[rows, response], returns[rows, response])`.
 
     Args:
-        name: One of `gem.advantage.ADVANTAGES`.
+        name: One of `gem.advantage.ADVANTAGES`, or `rae`.
         token_level_rewards: `[rows, response]`.
         response_mask: 1 on sampled tokens, `[rows, response]`.
         config: verl's `algorithm` table.
@@ -105,6 +105,7 @@ def estimate(
         rewards=rewards,
         values=values,
         normalise=batch.normalise,
+        baselines=batch.baselines,
     )
     advantages = write_all(torch.zeros_like(token_level_rewards), episodes, batch.advantages)
     return advantages, write_all(torch.zeros_like(token_level_rewards), episodes, targets)
@@ -113,8 +114,7 @@ def estimate(
 def episodes_by_mask(rewards: Tensor, mask: Tensor, index: Any) -> list[EpisodeTurns]:
     """Find episodes and turns where only the mask is known; verl's padding rows are left out.
 
-    A turn's reward is all reward from its first token to the next turn's. A row without any
-    sampled token is a failed episode.
+    A row without any sampled token is a failed episode.
 
     Raises:
         RolloutError: A reward is NaN: an agent loop broke.
@@ -126,20 +126,14 @@ def episodes_by_mask(rewards: Tensor, mask: Tensor, index: Any) -> list[EpisodeT
     for row, uid in enumerate(map(str, index)):
         if uid.startswith(_PADDING_UID):
             continue
-        steps = torch.diff(mask[row].long(), prepend=mask.new_zeros(1).long())
-        starts = torch.nonzero(steps == 1).flatten().tolist()
-        ends = torch.nonzero(steps == -1).flatten().tolist()
-        ends += [mask.shape[1]] * (len(starts) - len(ends))
-        cuts = [*starts, mask.shape[1]]
-        spans = [TurnSpan(k, *pair) for k, pair in enumerate(zip(starts, ends, strict=True))]
-        per_token = rewards[row].double()
-        per_turn = [float(per_token[a:b].sum()) for a, b in itertools.pairwise(cuts)]
+        spans, per_turn = turns_by_mask(mask[row], rewards[row])
         group = groups.setdefault(uid, len(groups))
         found.append(EpisodeTurns(group, [RowTurns(row, spans)], per_turn, valid=bool(spans)))
     return found
 
 
 ESTIMATORS = {
-    PREFIX + name: register_adv_est(PREFIX + name)(partial(estimate, name)) for name in ADVANTAGES
+    PREFIX + name: register_adv_est(PREFIX + name)(partial(estimate, name))
+    for name in (*ADVANTAGES, "rae")
 }
 """The registered estimators by verl's name (`algorithm.adv_estimator`)."""

@@ -20,6 +20,7 @@ from torch.utils.data import Dataset
 
 from gem.experiment.mixtures import samples
 from gem.experiment.tasksets import Source, encode_task, task_at
+from gem.multi import all_seats
 from gem.training.preflight import check
 from gem_verl.settings import check_config
 
@@ -56,11 +57,11 @@ class GemDataset(Dataset[dict[str, Any]]):
         """
         files = [data_files] if isinstance(data_files, str) else list(data_files)
         self.sources = [Source.parse(str(text)) for text in files]
-        check(task for source in self.sources for task in samples(source.tasks))
+        check(tasks := [task for source in self.sources for task in samples(source.tasks)])
         total = sum(len(source.tasks) for source in self.sources)
         self._n = total if max_samples < 0 else min(total, max_samples)
         if OmegaConf.is_config(config):
-            check_config(config._get_root())
+            check_config(config._get_root(), any(all_seats(task.params) for task in tasks))
             if config.shuffle:
                 logger.warning("tasks come in random order; data.shuffle=False keeps their order")
 

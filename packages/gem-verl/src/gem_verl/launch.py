@@ -61,18 +61,17 @@ def compile_spec(spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> launch.
     )
 
 
-adapter = launch.Adapter("verl", SUPPORTED_VERL, "verl", compile_spec)
+adapter = launch.Adapter("verl", SUPPORTED_VERL, "verl", compile_spec, True, baselines=True)
 
 
 def _check(spec: RunSpec, hardware: Hardware) -> None:
     """Refuse what verl would silently do differently."""
     tasks, parts = spec.training.tasks, spec.algorithm.minibatches
     uneven = f"verl cuts a batch between tasks; training.tasks={tasks} does not divide into so many"
-    torn = f"verl divides rows, not episodes; set it to 1 for {spec.policy.shown}"
     launch.refuse(
         spec,
         ("algorithm.minibatches", tasks % parts > 0, uneven),
-        ("algorithm.minibatches", parts > 1 and not spec.policy.one_row, torn),
+        launch.whole_rows(spec, "verl"),
         launch.all_weights(spec),
     )
     launch.check_hardware(spec, hardware, {"learner.tensor_parallel": "that is Megatron's"})
@@ -213,8 +212,9 @@ def _policy(spec: RunSpec) -> dict[str, Any]:
 
 def _mini_batch(spec: RunSpec) -> int:
     """verl's minibatch size in tasks; its rows are `group_size` times as many."""
+    tasks = spec.training.tasks * launch.most_agents(spec)
     if spec.policy.one_row:
-        return spec.training.tasks // spec.algorithm.minibatches
+        return tasks // spec.algorithm.minibatches
     if spec.policy.turns is None:
         raise ConfigurationError(
             f"policy.turns: {spec.policy.shown} makes a row per turn, and verl must know how many "
@@ -222,7 +222,7 @@ def _mini_batch(spec: RunSpec) -> int:
         )
     # Rows are turns. verl fills batches up to a multiple of this: one that no batch exceeds
     # makes one update per batch out of them.
-    return spec.training.tasks * spec.policy.turns
+    return tasks * spec.policy.turns
 
 
 def _override(key: str, value: Any) -> str:

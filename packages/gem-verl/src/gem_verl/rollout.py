@@ -4,9 +4,12 @@
   episode).
 - `gem_turns`: a training row for every turn.
 
-Rewards are dense: that of each turn lies on its last sampled token. An episode that failed becomes
-one row without any token to train on; it is never silently missing. If this code itself fails, the
-row also carries the reward NaN, at which the estimators and trainers of this package stop the run.
+With `seat=all` it is a match, with the rows of all agents one after the other.
+
+Rewards are dense: that of each turn lies on its last sampled token. An episode that failed, or has
+no turn, becomes one row without any token to train on; it is never silently missing. If this code
+itself fails, the row also carries the reward NaN, at which the estimators and trainers of this
+package stop the run.
 
 For the trainers of this package the last row of an episode has its numbers in `extra_fields`
 (`gem.packed.PackedTrajectory.head`) and, in a field of its own, the whole episode, which they read
@@ -96,13 +99,11 @@ class GemAgentLoop(AgentLoopBase):  # type: ignore[misc]
             **kwargs: Columns of `GemDataset`, and `uid`, `session_id`, `global_steps`.
         """
         try:
-            trajectory, outputs = await self._play(sampling_params, kwargs)
-            self._finish(outputs, trajectory)
+            outputs = await self._play(sampling_params, kwargs)
         except Exception as error:
             # verl only logs what is raised here and goes on with fewer rows.
             logger.exception("the agent loop %r failed", self.agent)
-            outputs = [self._output(kwargs, None, error=f"{type(error).__name__}: {error}")]
-            self._finish(outputs, None)
+            outputs = self._rows(kwargs, None, error=f"{type(error).__name__}: {error}")
         return outputs if len(outputs) > 1 else outputs[0]
 
     @property
@@ -117,7 +118,7 @@ class GemAgentLoop(AgentLoopBase):  # type: ignore[misc]
 
     async def _play(
         self, sampling_params: dict[str, Any], kwargs: dict[str, Any]
-    ) -> tuple[Trajectory, list[GemAgentLoopOutput]]:
+    ) -> list[GemAgentLoopOutput]:
         settings = self._settings
         task, temperature = decode_task(kwargs["gem_task"])
         if temperature is not None:
@@ -132,15 +133,30 @@ class GemAgentLoop(AgentLoopBase):  # type: ignore[misc]
         sampler = _Sampler(chat.stop_ids, seed, engine=engine, params=sampling_params)
         limits, index = self.rollout_config, int(kwargs["index"])
         budget = settings.limits(limits.prompt_length, limits.response_length)
-        trajectory = await settings.play(task, sampler, chat, budget, group=index)
-        if trajectory.failure is not None:
-            return trajectory, [self._output(kwargs, trajectory)]
-        rows = trajectory.training_rows()
+        played = await settings.play_all(task, sampler, chat, budget, group=index)
+        about = {"metrics": episode_metrics(played), "seconds": sampler.seconds}
+        return [row for each in played for row in self._rows(kwargs, each, **about)]
+
+    def _rows(
+        self, kwargs: dict[str, Any], trajectory: Trajectory | None, **about: Any
+    ) -> list[GemAgentLoopOutput]:
+        """Return the rows of an episode; one that has none becomes a row all the same.
+
+        Args:
+            kwargs: See `run`.
+            trajectory: The episode; None if the agent loop failed.
+            **about: See `_output`.
+        """
+        parts = [] if trajectory is None else trajectory.training_rows()
         if self.agent == "gem_turns":
-            rows = [part for row in rows for part in split_turns(row)]
-        return trajectory, [
-            self._output(kwargs, trajectory, row, seconds=sampler.seconds) for row in rows
-        ]
+            parts = [part for row in parts for part in split_turns(row)]
+        rows = [self._output(kwargs, trajectory, row, **about) for row in (*parts,) or (None,)]
+        if trajectory is not None and rows[-1].episode is not None:
+            packed, settings = PackedTrajectory.of(trajectory), self._settings
+            rows[-1].extra_fields["gem"]["episode"] = packed.head
+            whole = settings.record_dir is not None and settings.record != "metrics"
+            rows[-1].episode = packed.data if whole else b""
+        return rows
 
     def _output(
         self,
@@ -148,6 +164,7 @@ class GemAgentLoop(AgentLoopBase):  # type: ignore[misc]
         trajectory: Trajectory | None,
         row: TrainingRow | None = None,
         *,
+        metrics: dict[str, float] | None = None,
         error: str | None = None,
         seconds: float = 0.0,
     ) -> GemAgentLoopOutput:
@@ -156,8 +173,9 @@ class GemAgentLoop(AgentLoopBase):  # type: ignore[misc]
         Args:
             kwargs: See `run`.
             trajectory: The row's episode; None if the agent loop failed.
-            row: The tokens; None if the episode or the agent loop failed: a row of valid shape
-                that takes no part in anything.
+            row: The tokens; None if there are none: a row of valid shape that takes no part in
+                anything.
+            metrics: Of the episode, or of the match that it is a part of.
             error: Why the agent loop failed.
             seconds: Time that the episode waited for the server.
         """
@@ -187,7 +205,10 @@ class GemAgentLoop(AgentLoopBase):  # type: ignore[misc]
             token_rewards=token_rewards,
             num_turns=len(rewards),
             metrics=AgentLoopMetrics(generate_sequences=seconds),
+            episode=b"" if self.config.trainer.v1.trainer_mode in GEM_MODES else None,
             extra_fields={
+                # verl's validation leaves out None.
+                "reward_extra_info": {k: (metrics or {}).get(v) for k, v in SCALARS.items()},
                 "min_global_steps": oldest,
                 "max_global_steps": newest,
                 "turn_scores": [rewards[span.turn] for span in row.spans],
@@ -198,25 +219,6 @@ class GemAgentLoop(AgentLoopBase):  # type: ignore[misc]
                 },
             },
         )
-
-    def _finish(self, outputs: list[GemAgentLoopOutput], trajectory: Trajectory | None) -> None:
-        """Add what is known of an episode as a whole to its rows.
-
-        Args:
-            outputs: The rows.
-            trajectory: The episode; None if the agent loop failed.
-        """
-        metrics = {} if trajectory is None else episode_metrics([trajectory])
-        # verl's validation leaves out None.
-        info = {name: metrics.get(ours) for name, ours in SCALARS.items()}
-        ours = self.config.trainer.v1.trainer_mode in GEM_MODES
-        packed = PackedTrajectory.of(trajectory) if ours and trajectory is not None else None
-        for output in outputs:
-            output.extra_fields["reward_extra_info"] = info
-            output.episode = b"" if ours else None
-            if packed is not None and output is outputs[-1]:
-                output.extra_fields["gem"]["episode"] = packed.head
-                output.episode = packed.data if self._settings.sends_episodes else b""
 
 
 @register("gem_turns")

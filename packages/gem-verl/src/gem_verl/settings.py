@@ -32,11 +32,6 @@ class Settings(BaseSettings):
         "how often a `gem_*` trainer looks for finished episodes (verl: 2 s)", 0.1, above=0
     )
 
-    @property
-    def sends_episodes(self) -> bool:
-        """Whether agent loops hand over whole episodes, not only their numbers."""
-        return self.record_dir is not None and self.record != "metrics"
-
     @classmethod
     def from_config(cls, config: Any) -> Settings:
         """Read the `gem` table of a whole verl configuration.
@@ -47,24 +42,30 @@ class Settings(BaseSettings):
         return cls.from_mapping(config.get("gem") or {})
 
 
-def check_rows(config: Any, agent: str) -> None:
-    """Refuse several training rows per episode in a trainer that would tear them apart.
+def check_rows(config: Any, agent: str, seats: bool = False) -> None:
+    """Refuse several training rows per request in a trainer that would tear them apart.
 
     Args:
         config: A whole verl configuration.
         agent: Name of the agent loop.
+        seats: Whether there are tasks with `seat=all`.
 
     Raises:
         ConfigurationError: The trainer does not know which rows belong to an episode.
     """
     settings, mode = Settings.from_config(config), config.trainer.v1.trainer_mode
-    if (agent == "gem_turns" or not settings.one_row) and mode not in GEM_MODES:
+    if (seats or agent == "gem_turns" or not settings.one_row) and mode not in GEM_MODES:
         reason = f"agent loop {agent!r} with {settings.shown} makes one training row per turn"
+        reason = "seat=all makes one training row per agent" if seats else reason
         raise ConfigurationError(f"{reason}, which trainer_mode={mode} tears apart; {_SUGGESTION}")
 
 
-def check_config(config: Any) -> Settings:
+def check_config(config: Any, seats: bool = False) -> Settings:
     """Return the settings of a verl configuration that GEM rollouts can work with.
+
+    Args:
+        config: A whole verl configuration.
+        seats: Whether there are tasks with `seat=all`.
 
     Raises:
         ConfigurationError: The combination would train on something else than asked for, or fail
@@ -75,7 +76,7 @@ def check_config(config: Any) -> Settings:
     settings = Settings.from_config(config)
     found = list(_refusals(config, settings))
     refuse_values({key: OmegaConf.select(config, key) for key, *_ in found}, found)
-    check_rows(config, config.actor_rollout_ref.rollout.agent.default_agent_loop)
+    check_rows(config, config.actor_rollout_ref.rollout.agent.default_agent_loop, seats)
     return settings
 
 
@@ -97,6 +98,8 @@ def _refusals(config: Any, settings: Settings) -> Iterator[Refusal]:
     critic = f"it needs the critic's values: {_SUGGESTION} and critic.enable=True"
     without = estimator == "gem_gae" and not (ours and config.critic.enable)
     yield "algorithm.adv_estimator", without, critic
+    kept = f"the trainers of gem-verl keep its baselines; {_SUGGESTION}"
+    yield "algorithm.adv_estimator", estimator == "gem_rae" and not ours, kept
     cut = mode == "separate_async" and config.trainer.v1.separate_async.parameter_sync_step > 1
     parts = "it is normalised over a batch, and trainer_mode=separate_async has parts of a batch"
     parts += "; set trainer.v1.separate_async.parameter_sync_step=1, or choose gem_grpo"

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import math
 import os
 from collections.abc import Sequence
@@ -116,12 +117,19 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
         trainer = self.config.trainer
         if self.global_steps and trainer.resume_mode == "auto" and not trainer.val_only:
             trainer.val_before_train = False  # what was due before the checkpoint has been done
+        if self.global_steps and self.config.algorithm.adv_estimator == "gem_rae":
+            self._batch.baselines.update(json.loads(self._state.read_text()))
         actors = list(agent_loop_manager.agent_loop_workers)
         for replica in self.llm_server_manager.get_replicas():
             actors.extend(replica.servers)
         with contextlib.suppress(ValueError):  # a queue without a controller of this name
             actors.append(ray.get_actor("TransferQueueController", namespace="transfer_queue"))
         call_while_alive(partial(super().fit, agent_loop_manager), actors, engine="engine")
+
+    @property
+    def _state(self) -> Path:
+        """File with the baselines of roles, beside the checkpoint of this step."""
+        return Path(self.config.trainer.default_local_dir, f"baselines_{self.global_steps}.json")
 
     def _build_replay_buffer(self) -> Any:
         buffer = super()._build_replay_buffer()
@@ -148,10 +156,12 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
     def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **named: Any) -> Any:
         """Find out which rows belong together; verl fills up the batch and divides it by ranks."""
         data = _read(batch, "extra_fields", "index")
+        baselines = self._batch.baselines
         self._batch, self._trajectories = grouped(
             batch.keys, _column(data["extra_fields"]), _column(data["index"])
         )
-        self._batch.normalise = self._settings.normalise
+        self._batch.normalise, self._batch.baselines = self._settings.normalise, baselines
+        played = len({key.rsplit("_", 1)[0] for key in batch.keys})
         rows = self._rows()
         # The same order in every run: ranks get the same rows and make the same sums.
         batch.reorder([row.place for row in rows])
@@ -160,23 +170,20 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
         places = {key: place for place, key in enumerate(batch.keys)}
         for key, row in zip(keys, rows, strict=True):
             row.place = places[key]
-        for episode in self._batch.episodes:
-            if not episode.valid:
+            if not row.spans:
                 # verl leaves rows with this tag out of its statistics.
-                for row in episode.rows:
-                    batch.tags[row.place]["is_padding"] = True
-        self._check_complete()
+                batch.tags[row.place]["is_padding"] = True
+        self._check_complete(played)
         return batch
 
     def _rows(self) -> list[RowTurns]:
         """Rows of all episodes, in the order of the episodes."""
         return [row for episode in self._batch.episodes for row in episode.rows]
 
-    def _check_complete(self) -> None:
-        """Stop if episodes are missing or too many failed."""
+    def _check_complete(self, played: int) -> None:
+        """Stop if some of the episodes or matches that were played are missing, or many failed."""
         config = self.config
-        expected = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
-        missing = max(expected - len(self._trajectories), 0)
+        missing = max(config.data.train_batch_size * config.actor_rollout_ref.rollout.n - played, 0)
         lost = Failure("engine", "never arrived; verl's log has the reason", attempts=1)
         self._lost = [lost] * missing
         check_episodes(self._trajectories, self._settings.max_failed_fraction, self._lost)
@@ -230,6 +237,9 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
         self._recording.write_iteration(global_steps - 1, metrics, metrics={"update_s": update_s})
         self._recording.write_evaluated(self.global_steps)
         if self._checkpoint_due:
+            if self._batch.baselines:
+                self._state.parent.mkdir(parents=True, exist_ok=True)
+                self._state.write_text(json.dumps(self._batch.baselines))
             with marked_timer("timing_s/save_checkpoint", metrics):
                 super()._save_checkpoint()
             self._checkpoint_due = False
@@ -257,7 +267,8 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
         data = _read(batch, *fields)
         columns = [[row.tolist() for row in data[name].unbind()] for name in fields]
         rows = [TrainedRow(*entries) for entries in zip(*columns, strict=True)]
-        return [[rows[row.place] for row in episode.rows] for episode in self._batch.episodes]
+        episodes = self._batch.episodes
+        return [[rows[row.place] for row in each.rows if row.spans] for each in episodes]
 
     def _val_metrics_update(
         self, names: list[str], uids: Any, infos: Any, *args: Any, **named: Any
@@ -268,7 +279,8 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
         """
         if any(math.isnan(reward) for reward in infos["reward"]):
             raise RolloutError("an agent loop failed during validation; its error is in the log")
-        if sum(map(len, self._recording.evaluated.values())) != len(names):
+        kept = self._recording.evaluated.values()
+        if sum(len({t.match or id(t) for t in each}) for each in kept) != len(names):
             raise RolloutError("verl's validation has other episodes than agent loops played")
         self._recording.check_evaluated(self._settings.max_failed_fraction)
         if not self._batch.episodes:
@@ -321,18 +333,19 @@ def grouped(
     played = sorted(range(len(keys)), key=order)
     for (_, _, uid), places in itertools.groupby(played, lambda place: order(place)[:3]):
         rows = []
+        group = groups.setdefault(uid, len(groups))
         for place in places:
             known = extra_fields[place]["gem"]
             if known["error"]:
                 raise RolloutError(f"an agent loop failed: {known['error']}")
             rows.append(RowTurns(place, [TurnSpan(*span) for span in known["spans"]]))
-        # The last row of an episode has its numbers.
-        trajectory = PackedTrajectory.from_bytes(extra_fields[rows[-1].place]["gem"]["episode"])
-        rewards = trajectory.rewards if trajectory.valid else []
-        group = groups.setdefault(uid, len(groups))
-        whose = trajectory.environment, trajectory.agent
-        batch.episodes.append(EpisodeTurns(group, rows, rewards, trajectory.valid, *whose))
-        trajectories.append(trajectory)
+            if "episode" not in known:
+                continue
+            # The last row of an episode has its numbers.
+            trajectory = PackedTrajectory.from_bytes(known["episode"])
+            batch.episodes.append(EpisodeTurns.of(trajectory, group, rows))
+            trajectories.append(trajectory)
+            rows = []
     return batch, trajectories
 
 

@@ -12,13 +12,14 @@ import argparse
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import parse_qsl, quote
 
 from gem.errors import ConfigurationError, exit_status
 from gem.experiment.mixtures import Tasks, parse_tasks, samples
+from gem.multi import of_one_seat
 from gem.tasks import Task
 
 Line: TypeAlias = "Callable[[DatasetRow], Mapping[str, Any]]"
@@ -170,7 +171,7 @@ def dataset_rows(texts: Sequence[str], *, evaluation: bool) -> Iterator[DatasetR
     sources = parse_sources(texts, "dataset", unique=evaluation)
     for source in sources:
         for task in samples(source.tasks):
-            task.make().close()
+            replace(task, params=of_one_seat(task.env_id, task.params)).make().close()
     number = 0
     for source in sources:
         for task in source.tasks:

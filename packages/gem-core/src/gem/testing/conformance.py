@@ -25,12 +25,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from gem.advantage import ADVANTAGES, advantages
-from gem.experiment.estimate import parts_for
+from gem.advantage import ADVANTAGES
+from gem.experiment.estimate import turn_advantages
 from gem.experiment.runspec import AlgorithmPart
 from gem.testing.golden import golden_batch, golden_turn_rows, of_two_environments
 from gem.training.record import TrainedRow
-from gem.trajectory import Trajectory, turn_table
+from gem.trajectory import Trajectory
 
 if TYPE_CHECKING:
     import pytest
@@ -63,11 +63,18 @@ def critic(episode: int, turn: int) -> float:
 def expected_rows(batch: Sequence[Trajectory], algorithm: AlgorithmPart) -> Rows:
     """Return what a trainer must train on; advantages and rewards are float32.
 
-    A failed episode has no row. The values for `gae` are those of `critic`.
+    A failed episode has no row. The values for `gae` are those of `critic`; the baselines of `rae`
+    are those of a first batch.
     """
     values = [[critic(e, k) for k in range(len(t.turns))] for e, t in enumerate(batch)]
-    table = turn_table(batch, values, parts_for(algorithm.advantage, batch, algorithm.normalise))
-    per_turn, _ = advantages(algorithm.advantage, table, gamma=algorithm.gamma, lam=algorithm.lam)
+    per_turn, _ = turn_advantages(
+        algorithm.advantage,
+        batch,
+        gamma=algorithm.gamma,
+        lam=algorithm.lam,
+        values=values,
+        normalise=algorithm.normalise,
+    )
     return [
         [
             TrainedRow(
@@ -79,7 +86,7 @@ def expected_rows(batch: Sequence[Trajectory], algorithm: AlgorithmPart) -> Rows
             )
             for row in trajectory.training_rows()
         ]
-        for trajectory, of_turns in zip(batch, table.split(per_turn), strict=True)
+        for trajectory, of_turns in zip(batch, per_turn, strict=True)
     ]
 
 

@@ -26,8 +26,9 @@ from typing import Any, Literal, TypeAlias, get_type_hints
 from gem.errors import ConfigurationError, exit_status
 from gem.executors.named import VARIABLE
 from gem.experiment.hardware import CPU, Hardware, model_config
+from gem.experiment.mixtures import samples
 from gem.experiment.runspec import RunSpec
-from gem.multi import ALL, SELF
+from gem.multi import ALL, SELF, agents, all_seats
 from gem.tables import flatten
 from gem.training.platforms import Platform
 from gem.training.settings import Refusal, refuse_values
@@ -214,10 +215,25 @@ def refuse(spec: RunSpec, *found: Refusal) -> None:
     refuse_values(values, [*adaptive, *found])
 
 
+def most_agents(spec: RunSpec) -> int:
+    """Return the most trajectories of a task: 1, or the agents of a match with `seat=all`."""
+    tasks = [task for task in samples(spec.task_set) if all_seats(task.params)]
+    return max((len(agents(task.env_id, task.params)) for task in tasks), default=1)
+
+
 def whole_minibatches(spec: RunSpec) -> Refusal:
     """Refuse minibatches of different numbers of episodes; see `refuse`."""
     reason = f"{spec.episodes} episodes (training.tasks * training.group_size) do not divide so"
     return "algorithm.minibatches", spec.episodes % spec.algorithm.minibatches > 0, reason
+
+
+def whole_rows(spec: RunSpec, trainer: str) -> Refusal:
+    """Refuse minibatches of a trainer that divides rows, where a task has several; see `refuse`."""
+    several = most_agents(spec) > 1
+    shown = "seat=all" if several else spec.policy.shown
+    torn = f"{trainer} divides rows, not episodes; set it to 1 for {shown}"
+    refused = spec.algorithm.minibatches > 1 and (several or not spec.policy.one_row)
+    return "algorithm.minibatches", refused, torn
 
 
 def token_mean(spec: RunSpec, trainer: str) -> Refusal:

@@ -1,5 +1,6 @@
 """Training rows inside a trainer's tensors: write, read and sum values by turn; check the tokens.
 
+- `turns_by_mask`: the turns of a row of which only the mask is known.
 - `write`, `at_turns`, `over_turns`: values of an episode's turns, in rows of tensors
   `[rows, columns]`, torch's or numpy's; `write_all`: those of a batch.
 - `split_turns`: a row for each turn of a row.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -81,6 +83,13 @@ class EpisodeTurns:
     agent: str | None = None
     """Whose episode of a match it is."""
 
+    @classmethod
+    def of(cls, trajectory: Played, group: int, rows: list[RowTurns]) -> EpisodeTurns:
+        """Return the turns of an episode; one that failed has none."""
+        rewards, valid = trajectory.rewards, trajectory.valid
+        whose = trajectory.environment, trajectory.agent
+        return cls(group, rows, rewards if valid else [], valid, *whose)
+
 
 def write(target: Any, rows: Iterable[HasTurns], per_turn: Sequence[float]) -> None:
     """Put each turn's value on its sampled tokens; all other entries stay.
@@ -144,6 +153,23 @@ def over_turns(source: Any, rows: Iterable[HasTurns], turns: int) -> list[float]
         for span in row.spans:
             found[span.turn] = float(response[span.start : span.end].sum())
     return found
+
+
+def turns_by_mask(mask: ArrayLike, rewards: ArrayLike) -> tuple[list[TurnSpan], list[float]]:
+    """Find the turns of a row of which only the mask is known: the runs of ones.
+
+    Args:
+        mask: 1 on sampled tokens, `[response]`.
+        rewards: Of each token, `[response]`.
+
+    Returns:
+        The turns, and the reward of each: all from its first token to the next turn's.
+    """
+    steps = np.diff(np.asarray(mask, np.int64), prepend=0, append=0)
+    starts, ends = np.flatnonzero(steps == 1).tolist(), np.flatnonzero(steps == -1).tolist()
+    spans = [TurnSpan(k, *pair) for k, pair in enumerate(zip(starts, ends, strict=True))]
+    per_token, cuts = np.asarray(rewards, np.float64), [*starts, len(steps)]
+    return spans, [float(per_token[a:b].sum()) for a, b in pairwise(cuts)]
 
 
 def split_turns(row: TrainingRow) -> list[TrainingRow]:
