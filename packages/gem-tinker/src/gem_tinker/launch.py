@@ -44,7 +44,7 @@ def compile_spec(spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> launch.
     return launch.Launch.of(spec, argv, platform, state=[CHECKPOINTS], parity=parity)
 
 
-adapter = launch.Adapter("tinker", SUPPORTED_TINKER, "tinker", compile_spec)
+adapter = launch.Adapter("tinker", SUPPORTED_TINKER, "tinker", compile_spec, all_seats=True)
 
 
 def _check(spec: RunSpec) -> None:
