@@ -28,6 +28,7 @@ GAMES = {
     "multi:LeducPoker-v0": ("leduc_poker", None),
     "multi:PrisonersDilemma-v0": (None, None),
     "multi:RockPaperScissors-v0": ("matrix_rps", None),
+    "multi:Negotiation-v0": (None, None),
     "multi:TwentyQuestions-v0": (None, None),
 }
 

@@ -10,6 +10,7 @@ GAMES: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
     "Nim": ("nim:Nim", {"": {}}),
     "KuhnPoker": ("poker:KuhnPoker", {"": {}}),
     "LeducPoker": ("poker:LeducPoker", {"": {}}),
+    "Negotiation": ("negotiation:Negotiation", {"": {}}),
     "PrisonersDilemma": ("matrix:PrisonersDilemma", {"": {}}),
     "RockPaperScissors": ("matrix:RockPaperScissors", {"": {}}),
     "TwentyQuestions": ("twenty_questions:TwentyQuestions", {"": {}}),
