@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import wandb
+from sglang_router.launch_router import RouterArgs
 from tqdm import trange
 
 from gem.errors import ConfigurationError, UnsupportedVersionError
@@ -24,6 +25,7 @@ from gem.training.record import read_run
 from gem.training.recording import RunRecording
 from gem_rl2 import hook, rollout
 from gem_rl2.record import record_logs
+from gem_rl2.release import check_rl2
 from gem_rl2.rollout import Rollouts
 
 KEYS = ("+gem.advantage=rebn", "+gem.prompt_tokens=100", "+gem.max_failed_fraction=0.5")
@@ -78,6 +80,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "end_descendants_with_me", lambda: None)
     monkeypatch.setattr(processes, "end_with_servers", lambda *_: None)
     monkeypatch.setattr(wandb, "log", wandb.log)
+    monkeypatch.setattr(RouterArgs, "__init__", RouterArgs.__init__)
 
 
 def test_without_the_section_everything_stays_rl2s(world: Any, quiet: None) -> None:
@@ -104,6 +107,14 @@ def test_refused_keys_end_the_run_before_a_model_is_loaded(world: Any, quiet: No
         ours.PPOTrainer(world.config(*KEYS, f"{world.FILTERING}=true"))
     with pytest.raises(ConfigurationError, match=r"did you mean gem\.advantage"):
         ours.PPOTrainer(world.config("+gem.advantages=rebn"))
+
+
+def test_two_runs_of_a_machine_have_routers_whose_metrics_share_no_port(
+    world: Any, quiet: None
+) -> None:
+    hook._switched_on(world.config(*KEYS), check_rl2().form)
+    # 0: the system chooses; without it sglang-router takes the same one every time.
+    assert RouterArgs(worker_urls=[]).prometheus_port == 0
 
 
 class Parts:

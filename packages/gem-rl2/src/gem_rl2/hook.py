@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import partial, partialmethod
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import wandb
 from omegaconf import OmegaConf
+from sglang_router.launch_router import RouterArgs
 from torch.distributed.checkpoint.state_dict import _patch_optimizer_state_dict
 
 from gem.errors import ConfigurationError
@@ -108,6 +109,8 @@ def _switched_on(config: Any, form: Form) -> Rollouts | None:
         last = Checkpoints(keys.save_dir).last
         found = None if last is None else f"{keys.save_dir}/{last.state}"
         keys, config.trainer.load_ckpt_from = replace(keys, checkpoint=found), found
+    # By default the metrics of every router go to one port: a machine's second run would end there.
+    RouterArgs.__init__ = partialmethod(RouterArgs.__init__, prometheus_port=0)
     if settings.trainer_seed is not None:
         torch.manual_seed(settings.trainer_seed)
     return Rollouts(settings, keys)

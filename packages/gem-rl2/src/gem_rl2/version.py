@@ -11,8 +11,5 @@ SUPPORTED_RL2 = "==0.0.2"
 number; `gem_rl2.release` tells them apart."""
 
 TRAINER = Requirement(
-    "rl-square",
-    SUPPORTED_RL2,
-    by=f"gem-rl2 {__version__}",
-    install='pip install "gem-rl2[rl2]"',
+    "rl-square", SUPPORTED_RL2, f"gem-rl2 {__version__}", 'pip install "gem-rl2[rl2]"'
 )
