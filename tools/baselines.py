@@ -37,9 +37,9 @@ class Figure:
 FIGURES = (
     Figure("baselines", "baselines"),
     Figure("algorithms", "algorithms", ("reinforce", "rebn")),
-    Figure("discount", "discount", columns="algorithm.gamma"),
-    Figure("discount-turns", "discount", columns="algorithm.gamma", metric="turns_mean"),
-    Figure("discount-verl", "discount-verl", columns="algorithm.gamma", metric="turns_mean"),
+    Figure("discount", "discount", (), "algorithm.gamma", panels=None),
+    Figure("discount-turns", "discount", (), "algorithm.gamma", "turns_mean", panels=None),
+    Figure("discount-verl", "discount-verl", (), "algorithm.gamma", "turns_mean", panels=None),
     Figure("tools", "tools", ("rebn",), panels=None),
     Figure(
         "transfer",

@@ -32,14 +32,13 @@ from gem.rollout.play import Episode
 from gem.seat import player_of
 from gem.seeding import stream
 from gem.tasks import Task
-from gem.training.record import RUN, Recorder, read_run
 from gem.training.resuming import check_same
 from gem.trajectory import Failure
 from gem_eval.client import Message
 from gem_eval.episode import text_of
 from gem_eval.models import Model
 from gem_eval.players import Player
-from gem_eval.runner import Limits, TooManyFailedError, alone, holds_run, side_by_side
+from gem_eval.runner import Limits, TooManyFailedError, alone, begun, side_by_side
 from gem_eval.server import ContextOverflowError, ServerError
 from gem_eval.tasks import Part, Play
 from gem_eval.tokens import TokenPlays
@@ -214,7 +213,11 @@ def play_matches(
     agents = _agents(part, sides)
     wanted = matches_of(part, agents, list(sides))
     with alone(folder):
-        _begin(folder, about, resume)
+        earlier = begun(folder, about, resume, KIND)
+        if earlier is not None:
+            check_same(
+                folder, *({"settings": each.get("settings", {})} for each in (earlier, about))
+            )
         done = {each.key: each for each in read_results(folder)}
         missing = [each for each in wanted if each.key not in done]
         asyncio.run(_play_all(folder, part, missing, sides, limits, len(wanted)))
@@ -363,17 +366,3 @@ def _agents(part: Part, sides: Mapping[str, Side]) -> tuple[str, ...]:
 
 def _made(task: Task) -> MultiAgentEnv:
     return make_multi(task.env_id, **task.params)
-
-
-def _begin(folder: Path, about: dict[str, Any], resume: bool) -> None:
-    if not holds_run(folder):
-        Recorder(folder).start({"kind": KIND, **about})
-        return
-    if not resume:
-        raise ConfigurationError(
-            f"{folder} holds a run already; --resume continues it, --out names another folder"
-        )
-    meta = read_run(folder).meta
-    if meta.get("kind") != KIND:
-        raise ConfigurationError(f"{folder / RUN} is of no matches")
-    check_same(folder, *({"settings": each.get("settings", {})} for each in (meta, about)))

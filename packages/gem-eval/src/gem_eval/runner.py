@@ -209,17 +209,35 @@ def holds_run(folder: Path) -> bool:
     return any((folder / name).exists() for name in (RUN, METRICS, EPISODES))
 
 
-def _begin(folder: Path, about: dict[str, Any], resume: bool) -> None:
+def begun(folder: Path, about: dict[str, Any], resume: bool, kind: str) -> dict[str, Any] | None:
+    """Begin a record, or return what one that is to be continued says of itself.
+
+    Args:
+        folder: Of the record.
+        about: What a new record says of itself.
+        resume: Whether an earlier record may be continued.
+        kind: `evaluation`, or another word for what is recorded.
+
+    Raises:
+        ConfigurationError: There is a record, and it may not be continued or is of another kind.
+    """
     if not holds_run(folder):
-        Recorder(folder).start({"kind": KIND, **about})
-        return
+        Recorder(folder).start({"kind": kind, **about})
+        return None
     if not resume:
         raise ConfigurationError(
             f"{folder} holds a run already; --resume continues it, --out names another folder"
         )
     meta = read_run(folder).meta
-    if meta.get("kind") != KIND:
-        raise ConfigurationError(f"{folder} holds the record of a training run, not an evaluation")
+    if meta.get("kind") != kind:
+        raise ConfigurationError(f"{folder} holds another record: not of kind {kind!r}")
+    return meta
+
+
+def _begin(folder: Path, about: dict[str, Any], resume: bool) -> None:
+    meta = begun(folder, about, resume, KIND)
+    if meta is None:
+        return
     before, now = meta.get("settings", {}), about.get("settings", {})
     compared = {**now, **{key: before[key] for key in _extended(before, now)}}
     check_same(
