@@ -19,7 +19,9 @@ case "$*" in
 esac
 """
 RAY = """#!/bin/bash
-[[ "$1" == status ]] || { printf '%s\\n' "$@" > "$OUT/ray"; exec sleep 60; }
+[[ "$1" == status ]] && exec test -s "$OUT/ray"
+printf '%s\\n' "$@" > "$OUT/ray"
+exec sleep 60
 """
 
 
