@@ -147,17 +147,28 @@ conformance: $(TRAINER_ENVS) ## Run reference and real trainers, compare them (l
 .PHONY: learn
 learn: env-dev ## Four cheap learning curves end where the recorded ones did
 	$(DEV) $(PYTEST) -rP -n 2 --dist load tests/learn -m "not nightly"
-nightly: $(TRAINER_ENVS) real-model ## What is slow and stable: rounding, small models made anew, defects built in, all of e2e
+NIGHTLY := nightly-own nightly-trainers nightly-learn nightly-adapters nightly-perturbed conformance-breaks real-model \
+  e2e e2e-resume e2e-tools e2e-openenv e2e-eval e2e-openrlhf e2e-oat e2e-tinker e2e-rl2 e2e-trl
+.PHONY: $(filter nightly-%,$(NIGHTLY))
+nightly: $(TRAINER_ENVS) ## What is slow and stable: rounding, small models made anew, defects built in, all of e2e
+	@for stage in $(NIGHTLY); do began=$$(date +%s); code=0; echo "=== $$stage"; \
+	  $(MAKE) --no-print-directory $$stage || code=$$?; \
+	  times="$$times$$(printf '%5d s  exit %d  %s' $$(($$(date +%s) - began)) $$code $$stage)\n"; test $$code = 0 || failed=1; \
+	done; printf "=== stages\n$$times"; test -z "$$failed"
+nightly-own: env-dev
 	$(DEV) $(PYTEST) -m "nightly or slow" tests/conformance/test_noise.py tests/conformance/test_correction.py \
 	  tests/conformance/test_executors.py tests/cpu
+nightly-trainers: $(TRAINER_ENVS)
 	$(DEV) $(PYTEST) -n 2 --dist load -m nightly tests/conformance/test_trainers.py
-	$(DEV) $(PYTEST) -m nightly tests/trl
+nightly-learn: env-dev
 	$(DEV) $(PYTEST) -n 2 --dist load -m nightly tests/learn
+nightly-adapters: $(TRAINER_ENVS)
+	$(DEV) $(PYTEST) -m nightly tests/trl
 	$(VERL) $(PYTEST) -m nightly tests/verl tests/core/test_executors_ray.py
 	$(OPENRLHF) $(PYTEST) -m nightly tests/openrlhf
 	GEM_CPU=1 $(RL2) $(PYTEST) -m nightly tests/rl2
+nightly-perturbed: $(TRAINER_ENVS)
 	@set -e; for seed in $(PERTURBATIONS); do GEM_PERTURB=$$seed $(MAKE) --no-print-directory conformance; done
-	$(MAKE) --no-print-directory conformance-breaks e2e e2e-resume e2e-tools e2e-openenv e2e-eval e2e-openrlhf e2e-oat e2e-tinker e2e-rl2 e2e-trl
 compatibility: env-dev ## Write README's compatibility table; takes over what `make conformance` found last
 	@$(DEV) tools/compatibility.py
 compatibility-check: env-dev ## The table is what the packages say and what conformance found
