@@ -123,3 +123,6 @@ def test_what_has_no_oracle_or_no_room_is_refused(tmp_path: Path) -> None:
     tight = replace(BUDGET, prompt_tokens=16)
     with pytest.raises(ConfigurationError, match="prompt_tokens allows 16"):
         ensure(ENV, {}, Prompting(), tight, QUICK, cache=tmp_path, progress=False)
+    short = replace(BUDGET, turn_tokens=2)
+    with pytest.raises(ConfigurationError, match="does not fit into the 2 that turn_tokens"):
+        ensure(ENV, {}, Prompting(), short, QUICK, cache=tmp_path, progress=False)

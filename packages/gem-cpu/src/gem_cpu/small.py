@@ -86,13 +86,19 @@ class Mixed:
 
     def __call__(self, requests: list[Request]) -> list[Sample]:
         """Answer every request."""
-        return [self._sample(request.episode) for request in requests]
+        return [self._sample(request.episode, request.max_tokens) for request in requests]
 
-    def _sample(self, episode: int) -> Sample:
+    def _sample(self, episode: int, most: int) -> Sample:
         action = mixed_action(
             self._envs[self._tasks[episode].seed], self._competent, self._rng[episode]
         )
-        return Sample([*self._chat.encode_text(action), EOS], None, "stop")
+        ids = [*self._chat.encode_text(action), EOS]
+        if len(ids) > most:
+            raise ConfigurationError(
+                f"policy.model: an action of {len(ids)} tokens does not fit into the {most} that "
+                "turn_tokens and response_tokens leave it"
+            )
+        return Sample(ids, None, "stop")
 
 
 def mixed_action(env: Env, competent: float, rng: Any) -> str:
