@@ -59,9 +59,9 @@ def reference(
     return run("reference", folder / "run", GREEDY, *settings)
 
 
-def findings(reference: Path, other: Path) -> list[str]:
-    recipe = Path(__file__).parents[2] / "recipes" / f"{GREEDY}.toml"
-    algorithm = load_spec(recipe).algorithm
+def findings(reference: Path, other: Path, name: str = GREEDY, *settings: str) -> list[str]:
+    recipe = Path(__file__).parents[2] / "recipes" / f"{name}.toml"
+    algorithm = load_spec(recipe, settings).algorithm
     return [str(f) for f in compare_runs(read_run(reference), read_run(other), algorithm)]
 
 
@@ -99,6 +99,27 @@ def test_a_server_s_sampler_and_trainer_agree_in_every_iteration(
     differences = [m["logprob_difference_max"] for m in metrics if "logprob_difference_max" in m]
     assert len(differences) == (10 if trained[0] == "tinker" else 0)  # TRL's model samples itself
     assert max(differences, default=0) < 1e-4
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("recipe", "settings"),
+    [
+        ("self-play/kuhn-seat-greedy", ()),
+        ("self-play/kuhn-all-greedy", ("algorithm.advantage=rebn", "algorithm.normalise=role")),
+    ],
+)
+def test_a_server_learns_a_game_as_the_reference(
+    recipe: str, settings: tuple[str, ...], run: Run, tmp_path: Path
+) -> None:
+    """From one seat, and all seats with the statistics of each role."""
+    settings = (*SETTINGS, *settings)
+    theirs = run("tinker", tmp_path / "run", recipe, *settings)
+    adapter = beginning(theirs, tmp_path / "adapter")
+    ours = run("reference", tmp_path / "ours", recipe, *settings, f"policy.lora_init={adapter}")
+    found = findings(ours, theirs, recipe, *settings)
+    assert not found, "\n".join(found[:20])
+    assert len({m["grad_norm"] for m in read_run(ours).metrics}) > 3
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
