@@ -28,7 +28,7 @@ def server() -> Iterator[Stub]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gem.envs.tau.llm_user._PAUSE_S", 0.0)
+    monkeypatch.setattr("gem.fetching._PAUSE_S", 0.0)
 
 
 def asked(server: Stub, **params: Any) -> Env:

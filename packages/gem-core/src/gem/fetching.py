@@ -1,14 +1,39 @@
-"""HTTP requests whose answers are limited in size and time: for search tools and WikiGame."""
+"""HTTP requests whose answers are limited in size and time; `asked` repeats those that fail."""
 
 from __future__ import annotations
 
+import http.client
 import time
+import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+from urllib.parse import SplitResult, urlsplit
 
+from gem.errors import ConfigurationError, UnreachableError
 from gem.version import __version__
 
+T = TypeVar("T")
+
 _MAX_BYTES = 1 << 24
+_PAUSE_S = 0.2
+# HTTP statuses that are not retried.
+_FINAL = frozenset({400, 401, 403, 404, 405, 415, 422})
+
+
+def http_address(name: str, url: Any) -> SplitResult:
+    """Check a parameter that is an HTTP address; return its parts.
+
+    Raises:
+        ConfigurationError: It is none.
+    """
+    try:
+        parts = urlsplit(url) if isinstance(url, str) else None
+        if parts and parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return parts
+    except ValueError:  # of the port or an IPv6 address
+        pass
+    raise ConfigurationError(f"{name} must be an http(s) address, got {url!r}")
 
 
 def fetched(
@@ -46,3 +71,48 @@ def fetched(
             if time.monotonic() > deadline:
                 raise TimeoutError("too slow")
         return response.url, answer
+
+
+def asked(
+    who: str,
+    url: str,
+    read: Callable[[bytes], T],
+    *,
+    timeout_s: float,
+    retries: int,
+    malformed: str,
+    reread: bool = False,
+    **request: Any,
+) -> T:
+    """Return what `read` makes of the answer to a request.
+
+    Args:
+        who: Names the server in messages.
+        url: Where to ask.
+        read: Reads the body of an answer; raises ValueError, LookupError or TypeError if it cannot.
+        timeout_s: Time limit of one attempt.
+        retries: Further attempts, after growing pauses, unless the HTTP status is in `_FINAL`.
+        malformed: Says of an answer that cannot be read what it is not.
+        reread: Whether to ask again after such an answer.
+        **request: Further keywords of `fetched`.
+
+    Raises:
+        UnreachableError: The server does not answer, answers with an error, or cannot be read.
+    """
+    reason: object = ""
+    for attempt in range(retries + 1):
+        time.sleep(_PAUSE_S * (2**attempt - 1))
+        try:
+            return read(fetched(url, timeout_s, **request)[1])
+        except urllib.error.HTTPError as error:
+            error.close()
+            reason = f"it answers {error.code} {error.reason}"
+            if error.code in _FINAL:
+                break
+        except (OSError, http.client.HTTPException) as error:
+            reason = getattr(error, "reason", error)
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            reason = f"its answer is not {malformed}: {error}"
+            if not reread:
+                break
+    raise UnreachableError(f"{who}: {reason}; is the address right and is it up?")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import Any, Literal, TypeAlias
 
 from gem.core import Env, Observation
@@ -64,6 +65,10 @@ def difference(
         return None
     turn = 0
     with make_env(trajectory.task) as env:
+        # What models said that played other seats; see `gem.seat.Seat`.
+        said = [json.loads(each.info.get("opponent_said", "[]")) for each in trajectory.turns]
+        if any(said):
+            vars(env.unwrapped)["recorded"] = list(chain.from_iterable(said))
         try:
             observation, _ = env.reset(seed=trajectory.task.seed)
             for turn, recorded in enumerate(trajectory.turns):

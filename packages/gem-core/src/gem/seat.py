@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Mapping
 from functools import cache
 from random import Random
 from typing import Any, ClassVar
 
-from gem.contract import refusal
+from gem.contract import refusal, shown
 from gem.core import Env, Info, Observation, Step, known_options
 from gem.errors import ConfigurationError, ContractError
+from gem.model_server import ModelServer
 from gem.multi import (
     ALL,
     ALTERNATE,
@@ -34,7 +36,8 @@ _ARGUMENTS = """
 
 Args:
     seat: Name of the agent to play; `alternate` takes the seats in turn, by the episode's seed.
-    opponent: Plays the other seats: `random`, `oracle`{scripted}.
+    opponent: Plays the other seats: `random`, `oracle`{scripted}, or a model, by its server's
+        address.
 """
 
 
@@ -53,10 +56,15 @@ class Seat(Env):
     seat has a turn is replaced by that of a seed derived from it. The last observation is the
     `result` in the agent's info.
 
+    A model that plays has a conversation of its own in every episode: its agent's observations and
+    its replies. A server that fails voids the episode. A step's info has what models said since the
+    last one: `opponent_said`, a list of texts as JSON.
+
     Attributes:
         game: The game.
         agent: The agent that is played in this episode.
         opponent: Name of the player of all other seats; `others` if they differ or have none.
+        recorded: What models say in the next episode, in order; when it is used up, they are asked.
     """
 
     oracle_success = 0.0
@@ -77,8 +85,9 @@ class Seat(Env):
             env: The game; the seat resets and steps it.
             agent: Name of the agent to play; `alternate` takes seat `seed % n` of n, so that
                 episodes of one seed share it.
-            opponents: `random`, `oracle`, a name of the game's own `opponents`, a function, or one
-                of these for each of the other agents; by default the game's `default_opponent`.
+            opponents: `random`, `oracle`, a name of the game's own `opponents`, the address of a
+                model (`gem.model_server.ModelServer.of_address`), a function, or one of these for
+                each of the other agents; by default the game's `default_opponent`.
             seed: Seed of the first `reset` that is not given one.
 
         Raises:
@@ -98,7 +107,9 @@ class Seat(Env):
         each = given if isinstance(given, Mapping) else dict.fromkeys(others, given)
         if set(each) - set(env.agents) or set(others) - set(each):
             raise ConfigurationError(f"opponents must be given for {others}, got {sorted(each)}")
-        self._players = {name: player_of(env, player) for name, player in each.items()}
+        self._players = {name: _player(env, player) for name, player in each.items()}
+        self.replayable = not any(isinstance(p, ModelServer) for p in self._players.values())
+        self.recorded: list[str] = []
         names = {player for player in each.values() if isinstance(player, str)}
         self.opponent = names.pop() if len(names) == 1 else "others"
         self._over = True
@@ -116,10 +127,13 @@ class Seat(Env):
         agents = self.game.agents
         fixed = self._fixed != ALTERNATE
         self.agent = self._fixed if fixed else agents[(base + episode) % len(agents)]
+        self._over = True
+        self._said: list[str] = []
         self._streams = {
             each: stream(base, episode, _OPPONENTS, place) for place, each in enumerate(agents)
         }
         for attempt in range(_ATTEMPTS):
+            self._talks: dict[str, list[dict[str, str]]] = {each: [] for each in agents}
             self.game.seek(env_seed(base, attempt) if attempt else base, episode)
             observations, infos = check_multi_reset(self.game, self.game.reset())
             step = MultiStep(observations, dict.fromkeys(agents, 0.0), False, False, infos)
@@ -130,15 +144,22 @@ class Seat(Env):
         raise ContractError(f"{self.game!r} ended {_ATTEMPTS} times before {self.agent} had a turn")
 
     def step(self, action: str) -> Step:
-        """Play one turn; opponents act until the seat is to move again, or the match is over."""
+        """Play one turn; opponents act until the seat is to move again, or the match is over.
+
+        Raises:
+            UnreachableError: The server of a model that plays fails; the episode cannot go on.
+        """
         if self._over or not isinstance(action, str):
             raise refusal(type(self.game).__name__, self._over, action)
+        self._over = True
         reward, step = self._until_asked(self._step({**self._others, self.agent: action}))
-        info = dict(step.infos[self.agent])
+        info = {**step.infos[self.agent], "seat": self.agent}
+        if self._said:
+            info["opponent_said"], self._said = json.dumps(self._said), []
         self._over = not step.observations
         last = info.pop("result", "")
         observation = last if self._over else step.observations[self.agent]
-        return observation, reward, step.terminated, step.truncated, {**info, "seat": self.agent}
+        return observation, reward, step.terminated, step.truncated, info
 
     def _until_asked(self, step: MultiStep) -> tuple[float, MultiStep]:
         """Let opponents act; return the seat's reward until it is asked, and the last step.
@@ -148,7 +169,7 @@ class Seat(Env):
         reward = step.rewards[self.agent]
         while True:
             self._others = {
-                each: self._players[each](self.game, each, seen, self._streams[each])
+                each: self._act(each, seen)
                 for each, seen in step.observations.items()
                 if each != self.agent
             }
@@ -158,6 +179,17 @@ class Seat(Env):
             step = self._step(self._others)
             step.infos[self.agent] = merged(own, step.infos[self.agent])
             reward += step.rewards[self.agent]
+
+    def _act(self, agent: str, observation: Observation) -> str:
+        player = self._players[agent]
+        if not isinstance(player, ModelServer):
+            return player(self.game, agent, observation, self._streams[agent])
+        talk = self._talks[agent]
+        talk.append({"role": "user", "content": shown(observation)})
+        said = self.recorded.pop(0) if self.recorded else player.reply(talk, silent=True)
+        talk.append({"role": "assistant", "content": said})
+        self._said.append(said)
+        return said
 
     def _step(self, actions: Mapping[str, str]) -> MultiStep:
         return check_multi_step(self.game, self.game.step(actions))
@@ -195,6 +227,12 @@ def player_of(env: MultiAgentEnv, player: str | Opponent) -> Opponent:
         return player
     known = {"random": _random, "oracle": _oracle, **env.opponents}
     return known[choice("opponent", player, tuple(known))]
+
+
+def _player(env: MultiAgentEnv, player: str | Opponent) -> Opponent | ModelServer:
+    if isinstance(player, str) and "://" in player:
+        return ModelServer.of_address(player)
+    return player_of(env, player)
 
 
 class Seats:

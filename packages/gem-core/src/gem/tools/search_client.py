@@ -5,17 +5,12 @@
 
 from __future__ import annotations
 
-import http.client
 import json
-import time
-import urllib.error
-import urllib.parse
 from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any
 
-from gem.errors import ConfigurationError, UnreachableError
-from gem.fetching import fetched
+from gem.fetching import asked, http_address
 from gem.plugins import extra
 from gem.tools.search_index import Hit, split_contents
 
@@ -23,10 +18,7 @@ JSON, MSGPACK = "application/json", "application/msgpack"
 PROTOCOLS = {"json": JSON, "msgpack": MSGPACK}
 """Content types by protocol."""
 
-_PAUSE_S = 0.1
 _CACHED = 10_000
-# HTTP statuses that are not retried.
-_FINAL = frozenset({400, 401, 403, 404, 405, 415, 422})
 
 
 def protocol_of(url: str) -> str:
@@ -35,10 +27,7 @@ def protocol_of(url: str) -> str:
     Raises:
         ConfigurationError: The address is not an HTTP address.
     """
-    parts = urllib.parse.urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigurationError(f"url must be an http(s) address, got {url!r}")
-    return "json" if parts.path.rstrip("/").endswith("/retrieve") else "msgpack"
+    return "json" if http_address("url", url).path.rstrip("/").endswith("/retrieve") else "msgpack"
 
 
 def codec(kind: str) -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
@@ -105,37 +94,26 @@ def ask(
         query: What to search for.
         topk: Most passages.
         timeout_s: Time limit of one attempt.
-        retries: Further attempts, after growing pauses, unless the HTTP status is in `_FINAL`.
+        retries: Further attempts, see `gem.fetching.asked`.
 
     Raises:
         MissingExtraError: See `codec`.
         UnreachableError: The server does not answer, answers with an error, or not in the protocol.
     """
-    body = request_body(protocol, query, topk)
-    reason: object = ""
-    for attempt in range(retries + 1):
-        time.sleep(_PAUSE_S * (2**attempt - 1))
-        try:
-            return hits_of(protocol, _posted(url, protocol, body, timeout_s))
-        except urllib.error.HTTPError as error:
-            error.close()
-            reason = f"it answers {error.code} {error.reason}"
-            if error.code in _FINAL:
-                break
-        except (OSError, http.client.HTTPException) as error:
-            reason = getattr(error, "reason", error)
-        except (ValueError, RecursionError) as error:
-            reason = f"its answer is not of the protocol {protocol!r}: {error}"
-            break
-    raise UnreachableError(f"search server {url}: {reason}; is the address right and is it up?")
+    kind = PROTOCOLS[protocol]
+    return asked(
+        f"search server {url}",
+        url,
+        partial(hits_of, protocol),
+        timeout_s=timeout_s,
+        retries=retries,
+        malformed=f"of the protocol {protocol!r}",
+        body=request_body(protocol, query, topk),
+        headers={"Content-Type": kind, "Accept": kind},
+        # Search servers are local.
+        proxies=False,
+    )
 
 
 ask_cached = lru_cache(maxsize=_CACHED)(ask)
 """`ask` with a cache of answers per process; failures are not cached."""
-
-
-def _posted(url: str, protocol: str, body: bytes, timeout_s: float) -> bytes:
-    kind = PROTOCOLS[protocol]
-    headers = {"Content-Type": kind, "Accept": kind}
-    # Without proxies: search servers are local.
-    return fetched(url, timeout_s, body=body, headers=headers, proxies=False)[1]

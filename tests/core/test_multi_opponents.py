@@ -1,0 +1,180 @@
+"""Opponents of a seat: models behind servers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from chat_server import Answer, Stub, refused, said
+from echo import BUDGET
+
+import gem
+from gem.blame import cause_of
+from gem.errors import ConfigurationError, ResetNeededError, UnreachableError
+from gem.experiment.metrics import episode_metrics
+from gem.replay import difference
+from gem.rollout import ChatFormat, Sample, play
+from gem.tasks import Task
+from gem.trajectory import Trajectory
+
+NIM = {"piles": [2, 2], "seat": "second"}
+
+
+class Says:
+    """A sampler that says texts in order."""
+
+    def __init__(self, tokenizer: Any, *texts: str) -> None:
+        self.tokenizer, self.texts, self.asked = tokenizer, texts, 0
+
+    async def __call__(self, request: Any) -> Sample:
+        text, closing = self.texts[self.asked], "<|im_end|>"
+        self.asked += 1
+        ids = self.tokenizer.encode(text, add_special_tokens=False)
+        return Sample([*ids, self.tokenizer.convert_tokens_to_ids(closing)], None, "stop")
+
+
+@pytest.fixture
+def server() -> Iterator[Stub]:
+    stub = Stub()
+    stub.serves("test", 4096)
+    yield stub
+    stub.close()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gem.fetching._PAUSE_S", 0.0)
+
+
+def moves(*texts: str) -> Any:
+    """Answers by the length of the conversation."""
+    return lambda number, body: said(texts[len(body["messages"]) // 2])
+
+
+def played(tokenizer: Any, params: dict[str, Any], *texts: str, seed: int = 1) -> Trajectory:
+    task = Task("multi:Nim-v0", seed, params)
+    sampler = Says(tokenizer, *texts)
+    return asyncio.run(play(task, sampler, ChatFormat(tokenizer), budget=BUDGET))
+
+
+def test_a_model_plays_in_a_conversation_of_its_own(
+    server: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    server.answer = moves("<think>\\boxed{1 2}</think>One. \\boxed{1 1}", "\\boxed{2 1}")
+    env = gem.make("multi:Nim-v0", opponent=server.url, **NIM)
+    assert not env.replayable
+    assert "takes 1 from pile 1." in str(env.reset(seed=0)[0])
+    step = env.step("I know it all \\boxed{1 1}")
+    assert step[4]["opponent_said"] == '["One. \\\\boxed{1 1}", "\\\\boxed{2 1}"]'
+    assert env.step("\\boxed{2 1}")[1] == 1.0
+    first, second = server.requests
+    assert first["model"] == "m" and set(first) == {"model", "messages"}
+    assert server.keys == ["Bearer secret"] * 2
+    opening, own, later = second["messages"]
+    assert [opening] == first["messages"] and "as first against second" in opening["content"]
+    assert own == {"role": "assistant", "content": "One. \\boxed{1 1}"}
+    assert later["role"] == "user" and "second takes 1 from pile 1." in later["content"]
+    assert "I know" not in later["content"]
+    env.reset(seed=0)
+    assert server.requests[2]["messages"] == first["messages"]
+
+
+def test_the_address_says_how_the_model_is_asked(
+    server: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("THE_KEY", "other")
+    server.answer = moves("\\boxed{1 1}")
+    query = "?model=a/b&temperature=0.5&max_tokens=64&top_p=1&timeout_s=9&api_key_env=THE_KEY"
+    gem.make("multi:Nim-v0", opponent=server.url + query, **NIM).reset(seed=0)
+    [body] = server.requests
+    messages = body.pop("messages")
+    assert len(messages) == 1
+    assert body == {"model": "a/b", "temperature": 0.5, "max_tokens": 64, "top_p": 1.0}
+    assert server.keys == ["Bearer other"]
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "ftp://host/v1",
+        "http://",
+        "http://host:port/v1",
+        "http://host:70000/v1",
+        "http://[::1/v1",
+        "http://name:password@host/v1",
+        "http://host/v1#part",
+        "http://host/v1?modle=m",
+        "http://host/v1?model=m&model=n",
+        "http://host/v1?temperature=hot",
+        "http://host/v1?max_tokens=0",
+        "http://host/v1?timeout_s=-1",
+    ],
+)
+def test_a_malformed_address_is_refused_before_anything_is_asked(address: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"http|temperature|max_tokens|timeout_s"):
+        gem.make("multi:Nim-v0", opponent=address)
+
+
+def test_what_a_model_does_not_say_is_a_move_that_cannot_be_read(server: Stub) -> None:
+    server.answer = moves("\\boxed{1 1}", "<think> \\boxed{2 1}")
+    env = gem.make("multi:Nim-v0", opponent=server.url, **NIM)
+    env.reset(seed=0)
+    _, reward, terminated, _, info = env.step("\\boxed{1 1}")
+    assert (reward, terminated, info["success"]) == (0.0, True, False)
+
+
+@pytest.mark.parametrize("answer", [refused(500, "gone"), Answer("{}", cut=True), Answer("{}")])
+def test_a_server_that_fails_voids_the_episode(
+    server: Stub, small_tokenizer: Any, answer: Answer
+) -> None:
+    server.answer = lambda number, body: said("\\boxed{1 1}") if number == 1 else answer
+    env = gem.make("multi:Nim-v0", opponent=server.url, **NIM)
+    env.reset(seed=0)
+    with pytest.raises(UnreachableError, match="the model 'm' at http") as raised:
+        env.step("\\boxed{1 1}")
+    assert cause_of(raised.value) == "tool" and len(server.requests) == 4
+    with pytest.raises(ResetNeededError):
+        env.step("\\boxed{1 1}")
+
+
+def test_a_server_that_closes_in_the_middle_of_a_rollout_voids_it(
+    server: Stub, small_tokenizer: Any
+) -> None:
+    server.answer = moves("\\boxed{1 1}", "\\boxed{2 1}")
+
+    class Closing(Says):
+        async def __call__(self, request: Any) -> Any:
+            if not self.asked:
+                await asyncio.to_thread(server.close)
+            return await super().__call__(request)
+
+    task = Task("multi:Nim-v0", 1, {**NIM, "opponent": server.url})
+    chat = ChatFormat(small_tokenizer)
+    found = asyncio.run(play(task, Closing(small_tokenizer, "\\boxed{1 1}"), chat, budget=BUDGET))
+    assert found.failure is not None and found.failure.cause == "tool"
+    metrics = episode_metrics([found])
+    assert metrics["failed_tool"] == 1 and "return_mean" not in metrics
+    server.close = lambda: None  # type: ignore[method-assign]
+
+
+def test_a_recorded_episode_replays_without_the_server(server: Stub, small_tokenizer: Any) -> None:
+    server.answer = moves("\\boxed{1 1}", "\\boxed{2 1}")
+    params = {**NIM, "opponent": server.url}
+    found = played(small_tokenizer, params, "\\boxed{1 1}", "\\boxed{2 1}")
+    asked = len(server.requests)
+    again = Trajectory.from_dict(found.to_dict())
+    assert difference(again) is None and len(server.requests) == asked == 2
+    again.turns[0].info["opponent_said"] = '["\\\\boxed{1 1}", "\\\\boxed{2 2}"]'
+    assert "reward" in str(difference(again)) or "observation" in str(difference(again))
+
+
+def test_a_snapshot_has_the_conversation(server: Stub) -> None:
+    server.answer = moves("\\boxed{1 1}", "\\boxed{2 1}")
+    env = gem.make("multi:Nim-v0", opponent=server.url, **NIM)
+    env.reset(seed=0)
+    forked = env.spawn(same_state=True)
+    assert env.step("\\boxed{1 1}") == forked.step("\\boxed{1 1}")
+    assert server.requests[1] == server.requests[2]
