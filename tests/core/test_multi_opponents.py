@@ -1,4 +1,4 @@
-"""Opponents of a seat: models behind servers."""
+"""Opponents of a seat: models behind servers, and pools."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from gem.experiment.metrics import episode_metrics
 from gem.replay import difference
 from gem.rollout import ChatFormat, Sample, play
 from gem.tasks import Task
+from gem.training.preflight import check
 from gem.trajectory import Trajectory
 
 NIM = {"piles": [2, 2], "seat": "second"}
@@ -178,3 +179,88 @@ def test_a_snapshot_has_the_conversation(server: Stub) -> None:
     forked = env.spawn(same_state=True)
     assert env.step("\\boxed{1 1}") == forked.step("\\boxed{1 1}")
     assert server.requests[1] == server.requests[2]
+
+
+POOL = "random:3,oracle:1"
+
+
+def test_who_of_a_pool_plays_is_drawn_by_the_episode_s_seed() -> None:
+    env = gem.make("multi:Nim-v0", opponent=POOL)
+    drawn = [env.reset(seed=seed)[1]["opponent"] for seed in range(400)]
+    assert drawn == [env.reset(seed=seed)[1]["opponent"] for seed in range(400)]
+    assert 0.68 < drawn.count("random") / 400 < 0.82
+    assert set(drawn) == {"random", "oracle"}
+    for seed in (drawn.index("oracle"), drawn.index("random")):
+        alone = gem.make("multi:Nim-v0", opponent=drawn[seed])
+        observation, _ = alone.reset(seed=seed)
+        assert env.reset(seed=seed)[0] == observation
+        over = False
+        while not over:
+            action = alone.oracle_action()
+            assert env.oracle_action() == action
+            *expected, info = alone.step(action)
+            assert env.step(action) == (*expected, {**info, "opponent": drawn[seed]})
+            over = expected[2] or expected[3]
+
+
+def test_a_snapshot_has_who_was_drawn() -> None:
+    env = gem.make("multi:Nim-v0", opponent=POOL)
+    found = {env.reset(seed=seed)[1]["opponent"]: env.snapshot() for seed in range(20)}
+    for name, state in found.items():
+        env.restore(state)
+        assert env.unwrapped.opponent == name
+
+
+def test_the_policy_plays_itself_in_its_share_of_a_pool(small_tokenizer: Any) -> None:
+    played_by: dict[str, int] = {}
+    for seed in range(30):
+        params = {**NIM, "seat": "first", "opponent": "self:1,random:1"}
+        moves = ("\\boxed{1 1}", "\\boxed{1 1}", "\\boxed{2 1}", "\\boxed{2 1}")
+        trajectory = played(small_tokenizer, params, *moves, seed=seed)
+        name = trajectory.task.params["opponent"]
+        assert trajectory.valid
+        assert (trajectory.match is not None) == (name == "self")
+        assert name == "self" or difference(trajectory) is None
+        played_by[name] = played_by.get(name, 0) + 1
+    assert set(played_by) == {"self", "random"}
+
+
+def test_a_server_of_a_pool_is_asked_in_its_episodes_only(server: Stub) -> None:
+    env = gem.make("multi:Nim-v0", **NIM, opponent=f"random:1,{server.url}:1")
+    server.answer = lambda number, body: said("\\boxed{1 1}")
+    names = []
+    for seed in range(20):
+        asked = len(server.requests)
+        names.append(env.reset(seed=seed)[1]["opponent"])
+        assert (len(server.requests) > asked) == (names[-1] == server.url)
+    assert len(set(names)) == 2
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        "random:1,",
+        "random:0,oracle:1",
+        "random:-1,oracle:1",
+        "random:inf,oracle:1",
+        "random:x,oracle:1",
+        "random,oracle",
+        "random:1,random:2",
+    ],
+)
+def test_a_malformed_pool_is_refused(pool: str) -> None:
+    with pytest.raises(ConfigurationError, match="is not a player and its weight"):
+        gem.make("multi:Nim-v0", opponent=pool)
+
+
+def test_unknown_players_of_a_pool_and_the_policy_itself_are_named() -> None:
+    with pytest.raises(ConfigurationError, match="nobody"):
+        gem.make("multi:Nim-v0", opponent="random:1,nobody:1")
+    with pytest.raises(ConfigurationError, match="the policy plays all seats"):
+        gem.make("multi:Nim-v0", opponent="random:1,self:1")
+
+
+def test_before_a_run_all_players_of_a_pool_are_made() -> None:
+    check([Task("multi:Nim-v0", 0, {"opponent": "self:1,random:1"})])
+    with pytest.raises(ConfigurationError, match="nobody"):
+        check([Task("multi:Nim-v0", 0, {"opponent": "self:1,random:1,nobody:1"})])

@@ -6,17 +6,23 @@ One method set covers games in which agents take turns, act at the same time, or
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from random import Random
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 from gem.contract import check_reset, check_step, refusal
 from gem.core import Env, EnvSpec, Info, Observation, Stateful
 from gem.errors import ConfigurationError, ContractError, UnknownEnvError
 from gem.parameters import require_known
 from gem.registry import spec
+from gem.seeding import stream
 from gem.specs import imported
+
+if TYPE_CHECKING:
+    from gem.tasks import Task
 
 Opponent: TypeAlias = "Callable[[MultiAgentEnv, str, Observation, Random], str]"
 """Plays an agent: is given the game, the agent's name, its observation and the stream to draw from;
@@ -27,6 +33,9 @@ ALL, ALTERNATE, SELF = "all", "alternate", "self"
 say that the policy plays all seats. Trained are all of them, or the one that `seat` names."""
 
 _FLAGS = ("format_error", "invalid_action")
+
+# Key of the stream that draws who of a pool plays; `gem.seat` has those of the players.
+_POOL = 3
 
 
 class MultiStep(NamedTuple):
@@ -206,8 +215,10 @@ def all_seats(params: Mapping[str, Any]) -> bool:
 
 def against_itself(id: str, params: Mapping[str, Any]) -> bool:
     """Whether a task is a seat of a game whose other seats the policy plays, too."""
-    if params.get("opponent") != SELF:
-        return False
+    return params.get("opponent") == SELF and _of_agents(id)
+
+
+def _of_agents(id: str) -> bool:
     try:
         game = spec(id).load_registered()
     except UnknownEnvError:
@@ -215,11 +226,65 @@ def against_itself(id: str, params: Mapping[str, Any]) -> bool:
     return isinstance(game, type) and issubclass(game, MultiAgentEnv)
 
 
+def pool(opponents: str) -> dict[str, float]:
+    """Return the players of a pool and their weights.
+
+    Args:
+        opponents: Players with their weights, such as `self:0.7,random:0.2,oracle:0.1`. The weight
+            stands behind the last colon; a comma in an address is written `%2C`.
+
+    Raises:
+        ConfigurationError: A player has no positive weight, or is named twice.
+    """
+    found: dict[str, float] = {}
+    for entry in opponents.split(","):
+        name, _, weight = (part.strip() for part in entry.rpartition(":"))
+        try:
+            value = float(weight)
+        except ValueError:
+            value = math.nan
+        if not name or name in found or not 0 < value < math.inf:
+            raise ConfigurationError(
+                f"opponent {opponents!r}: {entry.strip()!r} is not a player and its weight, such "
+                "as random:0.5, with each player once"
+            )
+        found[name] = value
+    return found
+
+
+def drawn(opponents: str, seed: int, episode: int = 0) -> str:
+    """Return who of a pool plays the other seats in an episode of this seed.
+
+    Args:
+        opponents: See `pool`; what has no comma is an opponent of all episodes.
+        seed: Of the episode; samples of one task share the opponent.
+        episode: Number of the episode since the environment was given this seed.
+    """
+    if "," not in opponents:
+        return opponents
+    players = pool(opponents)
+    return stream(seed, episode, _POOL).choices(list(players), list(players.values()))[0]
+
+
+def with_opponent(task: Task) -> Task:
+    """Return a task of the opponent that is drawn, if it names a pool."""
+    opponents = task.params.get("opponent")
+    if not (isinstance(opponents, str) and "," in opponents and _of_agents(task.env_id)):
+        return task
+    return replace(task, params={**task.params, "opponent": drawn(opponents, task.seed)})
+
+
 def of_one_seat(id: str, params: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters of a task that `gem.make` can make.
 
-    Where the policy plays all seats, it plays one against random players instead.
+    Where the policy plays all seats, it plays one against random players instead; of a pool the
+    others are left.
     """
+    opponents = params.get("opponent")
+    if isinstance(opponents, str) and "," in opponents and _of_agents(id):
+        others = {name: weight for name, weight in pool(opponents).items() if name != SELF}
+        one = next(iter(others)) if len(others) == 1 else None
+        return {**params, "opponent": one or ",".join(f"{n}:{w}" for n, w in others.items())}
     if not (all_seats(params) or against_itself(id, params)):
         return dict(params)
     seat = ALTERNATE if all_seats(params) else params.get("seat", ALTERNATE)

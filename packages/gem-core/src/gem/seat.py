@@ -22,7 +22,9 @@ from gem.multi import (
     Opponent,
     check_multi_reset,
     check_multi_step,
+    drawn,
     merged,
+    pool,
 )
 from gem.parameters import choice
 from gem.seeding import env_seed, stream
@@ -36,8 +38,8 @@ _ARGUMENTS = """
 
 Args:
     seat: Name of the agent to play; `alternate` takes the seats in turn, by the episode's seed.
-    opponent: Plays the other seats: `random`, `oracle`{scripted}, or a model, by its server's
-        address.
+    opponent: Plays the other seats: `random`, `oracle`{scripted}, a model, by its server's
+        address, or a pool of these, such as `random:0.7,oracle:0.3`.
 """
 
 
@@ -63,13 +65,14 @@ class Seat(Env):
     Attributes:
         game: The game.
         agent: The agent that is played in this episode.
-        opponent: Name of the player of all other seats; `others` if they differ or have none.
+        opponent: Name of the player of all other seats; `others` if they differ or have none; of a
+            pool the one that was drawn for this episode, which infos name, too.
         recorded: What models say in the next episode, in order; when it is used up, they are asked.
     """
 
     oracle_success = 0.0
     """No share of wins is promised: the opponent decides. The checker compares returns."""
-    _apart: ClassVar[tuple[str, ...]] = ("spec", "_players")
+    _apart: ClassVar[tuple[str, ...]] = ("spec", "_players", "_pool")
 
     def __init__(
         self,
@@ -87,14 +90,17 @@ class Seat(Env):
                 episodes of one seed share it.
             opponents: `random`, `oracle`, a name of the game's own `opponents`, the address of a
                 model (`gem.model_server.ModelServer.of_address`), a function, or one of these for
-                each of the other agents; by default the game's `default_opponent`.
+                each of the other agents; by default the game's `default_opponent`. A pool
+                (`gem.multi.pool`) is drawn from by the episode's seed.
             seed: Seed of the first `reset` that is not given one.
 
         Raises:
             ConfigurationError: There is no such agent or opponent.
         """
         super().__init__(seed=seed)
-        if agent == ALL or opponents == SELF:
+        self._text = opponents if isinstance(opponents, str) and "," in opponents else ""
+        drawable = tuple(pool(self._text)) if self._text else ()
+        if agent == ALL or opponents == SELF or SELF in drawable:
             what = f"seat={ALL}" if agent == ALL else f"opponent={SELF}"
             raise ConfigurationError(
                 f"{what}: the policy plays all seats, which an environment cannot do for it; "
@@ -102,13 +108,15 @@ class Seat(Env):
             )
         self.game = env
         self._fixed = choice("seat", agent, (*env.agents, ALTERNATE))
-        given = opponents or env.default_opponent
+        self._pool = {name: _player(env, name) for name in drawable}
+        given = (drawable[0] if drawable else opponents) or env.default_opponent
         others = [each for each in env.agents if each != agent]
         each = given if isinstance(given, Mapping) else dict.fromkeys(others, given)
         if set(each) - set(env.agents) or set(others) - set(each):
             raise ConfigurationError(f"opponents must be given for {others}, got {sorted(each)}")
         self._players = {name: _player(env, player) for name, player in each.items()}
-        self.replayable = not any(isinstance(p, ModelServer) for p in self._players.values())
+        players = (*self._players.values(), *self._pool.values())
+        self.replayable = not any(isinstance(player, ModelServer) for player in players)
         self.recorded: list[str] = []
         names = {player for player in each.values() if isinstance(player, str)}
         self.opponent = names.pop() if len(names) == 1 else "others"
@@ -127,6 +135,8 @@ class Seat(Env):
         agents = self.game.agents
         fixed = self._fixed != ALTERNATE
         self.agent = self._fixed if fixed else agents[(base + episode) % len(agents)]
+        if self._text:
+            self.opponent = drawn(self._text, base, episode)
         self._over = True
         self._said: list[str] = []
         self._streams = {
@@ -140,7 +150,7 @@ class Seat(Env):
             _, step = self._until_asked(step)
             if step.observations:
                 self._over = False
-                return step.observations[self.agent], {"seat": self.agent}
+                return step.observations[self.agent], self._names()
         raise ContractError(f"{self.game!r} ended {_ATTEMPTS} times before {self.agent} had a turn")
 
     def step(self, action: str) -> Step:
@@ -153,7 +163,7 @@ class Seat(Env):
             raise refusal(type(self.game).__name__, self._over, action)
         self._over = True
         reward, step = self._until_asked(self._step({**self._others, self.agent: action}))
-        info = {**step.infos[self.agent], "seat": self.agent}
+        info = {**step.infos[self.agent], **self._names()}
         if self._said:
             info["opponent_said"], self._said = json.dumps(self._said), []
         self._over = not step.observations
@@ -180,8 +190,11 @@ class Seat(Env):
             step.infos[self.agent] = merged(own, step.infos[self.agent])
             reward += step.rewards[self.agent]
 
+    def _names(self) -> Info:
+        return {"seat": self.agent, **({"opponent": self.opponent} if self._text else {})}
+
     def _act(self, agent: str, observation: Observation) -> str:
-        player = self._players[agent]
+        player = self._pool[self.opponent] if self._text else self._players[agent]
         if not isinstance(player, ModelServer):
             return player(self.game, agent, observation, self._streams[agent])
         talk = self._talks[agent]

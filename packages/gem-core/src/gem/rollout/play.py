@@ -17,7 +17,7 @@ from gem.errors import ConfigurationError, RolloutError
 from gem.executors.asynchronous import AsyncEnv
 from gem.executors.base import Executor
 from gem.executors.held import STEP_TIMEOUT_S, EnvFailedError
-from gem.multi import against_itself
+from gem.multi import against_itself, with_opponent
 from gem.rollout.context import make_context
 from gem.rollout.tokens import ChatFormat
 from gem.specs import imported
@@ -291,6 +291,7 @@ async def play(
         ConfigurationError: The task names an unknown environment or parameter, the chat template
             cannot show an observation, or the executor is unknown or cannot run the environment.
     """
+    task = with_opponent(task) if make_env is None else task
     if make_env is None and against_itself(task.env_id, task.params):
         # By name: that module imports this one.
         play_seat: Callable[..., Awaitable[Trajectory]] = imported("gem.rollout.match:play_seat")

@@ -13,11 +13,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 
 from gem.errors import ConfigurationError, exit_status
 from gem.experiment.mixtures import samples
 from gem.experiment.runspec import RunSpec
-from gem.multi import against_itself, all_seats, make_multi
+from gem.multi import against_itself, all_seats, make_multi, of_one_seat
 from gem.tasks import Task
 
 
@@ -39,7 +40,8 @@ def check(tasks: Iterable[Task]) -> None:
             with make_multi(task.env_id, **task.params) as game:
                 [observation, *_] = game.reset(seed=task.seed)[0].values()
         else:
-            with task.make() as env:
+            params = of_one_seat(task.env_id, task.params)
+            with replace(task, params=params).make() as env:
                 observation, _ = env.reset(seed=task.seed)
         if not isinstance(observation, str) and any(p.get("type") == "image" for p in observation):
             raise ConfigurationError(

@@ -29,11 +29,12 @@ class LlmUser:
         """
         self._server = ModelServer(
             url,
-            named("model", model),
+            model,
             timeout_s=timeout_s,
             api_key_env=api_key_env,
             sampling={"temperature": number("temperature", temperature)},
         )
+        named("model", model)
         self.words: list[str] = []
         self._messages: list[dict[str, str]] = []
 
