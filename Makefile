@@ -150,6 +150,8 @@ learn: env-dev ## Four cheap learning curves end where the recorded ones did
 NIGHTLY := nightly-own nightly-trainers nightly-learn nightly-adapters nightly-perturbed conformance-breaks real-model \
   e2e e2e-resume e2e-tools e2e-openenv e2e-eval e2e-openrlhf e2e-oat e2e-tinker e2e-rl2 e2e-trl
 .PHONY: $(filter nightly-%,$(NIGHTLY))
+# As in .ci/run: a test that failed runs once more, and the list at the end of a stage names it (RERUN).
+nightly: export PYTEST_FLAGS := --reruns 1 -raR
 nightly: $(TRAINER_ENVS) ## What is slow and stable: rounding, small models made anew, defects built in, all of e2e
 	@for stage in $(NIGHTLY); do began=$$(date +%s); code=0; echo "=== $$stage"; \
 	  $(MAKE) --no-print-directory $$stage || code=$$?; \
