@@ -1,8 +1,8 @@
 """Cheap learning curves must end where recorded ones did; with a broken advantage they do not.
 
-Four experiments of docs/baselines.md, of one turn each, with another seed than the recorded runs.
-Bounds ask for at most three quarters of what the recorded seeds learned. No curve notices a wrong
-discount, which conformance does (tests/conformance).
+Experiments of docs/baselines.md, with other seeds than the recorded runs: four of one turn, whose
+bounds ask for at most three quarters of what the recorded seeds learned, and a game with a shortest
+path, in which a discount below 1 must save turns. Success hardly depends on the discount.
 """
 
 from __future__ import annotations
@@ -29,6 +29,41 @@ LAST = 10
 """Iterations at the end that count."""
 
 
+def trained(
+    recipe: str, folder: Path, metric: str, broken: str | None = None, seed: int = SEED
+) -> float:
+    """Train, with a defect of `breaks` if one is given; return the metric at the end."""
+    seeds = (f"seed={seed}", f"env.seed={seed * SEED_STEP}")
+    spec = resolved(load_spec(ROOT / "recipes/baselines" / f"{recipe}.toml", seeds))
+    path = folder / "spec.json"
+    path.write_text(json.dumps(spec.to_mapping()))
+    environment: dict[str, Any] = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "GEM_RECORD": "metrics",
+        "PYTHONPATH": os.pathsep.join(
+            filter(None, [str(ROOT / "tests/conformance"), os.environ.get("PYTHONPATH")])
+        ),
+    }
+    if broken is not None:
+        environment["GEM_BREAK"] = broken
+    code = "import breaks, sys; from gem_bench.reference_command import main; sys.exit(main())"
+    arguments = ["--spec", str(path), "--record", str(folder / f"run-{seed}"), "--device", "cpu"]
+    ended = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=1200,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    values = [line[metric] for line in read_run(folder / f"run-{seed}").metrics]
+    end = statistics.fmean(values[-LAST:])
+    print(f"{recipe}, {broken or 'sound'}, seed {seed}, {metric}: {values[0]:.3f} to {end:.3f}")
+    return end
+
+
 @dataclass(frozen=True)
 class Curve:
     """An experiment, and where it must end."""
@@ -41,38 +76,9 @@ class Curve:
     bound: float
     """Least success at the end."""
 
-    def end(self, folder: Path, broken: str | None = None, seed: int = SEED) -> float:
-        """Train, with a defect of `breaks` if one is given; return success at the end."""
-        recipe = ROOT / "recipes/baselines" / f"{self.recipe}.toml"
-        seeds = (f"seed={seed}", f"env.seed={seed * SEED_STEP}")
-        spec = resolved(load_spec(recipe, seeds))
-        path = folder / "spec.json"
-        path.write_text(json.dumps(spec.to_mapping()))
-        environment: dict[str, Any] = {
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "GEM_RECORD": "metrics",
-            "PYTHONPATH": os.pathsep.join(
-                filter(None, [str(ROOT / "tests/conformance"), os.environ.get("PYTHONPATH")])
-            ),
-        }
-        if broken is not None:
-            environment["GEM_BREAK"] = broken
-        code = "import breaks, sys; from gem_bench.reference_command import main; sys.exit(main())"
-        arguments = ["--spec", str(path), "--record", str(folder / "run"), "--device", "cpu"]
-        ended = subprocess.run(
-            [sys.executable, "-c", code, *arguments],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=1200,
-            check=False,
-        )
-        assert ended.returncode == 0, ended.stderr[-2000:]
-        rates = [line["success_rate"] for line in read_run(folder / "run").metrics]
-        end = statistics.fmean(rates[-LAST:])
-        print(f"{self.recipe}, {broken or 'sound'}, seed {seed}: {rates[0]:.3f} to {end:.3f}")
-        return end
+    def end(self, folder: Path, broken: str | None = None) -> float:
+        """Train; return success at the end."""
+        return trained(self.recipe, folder, "success_rate", broken)
 
 
 CURVES = {
@@ -85,11 +91,43 @@ CURVES = {
     )
 }
 
+TURNS: dict[float, tuple[float, ...]] = {
+    0.9: (3.375, 3.331, 3.153, 3.278, 3.234, 3.625),
+    1.0: (4.606, 4.634, 3.484, 3.934, 4.112, 4.631),
+}
+"""Turns of an episode of `hanoi-long` at the end, of six recorded seeds, by discount."""
+MOST_TURNS = 3.6
+"""Most turns with its discount of 0.9, as a mean over `TURNS_SEEDS`."""
+TURNS_SEEDS = (SEED, SEED + 1, SEED + 2)
+
+
+def turns(folder: Path, broken: str | None = None) -> float:
+    """Train `hanoi-long`; return turns of an episode at the end, the mean over seeds."""
+    ends = (trained("hanoi-long", folder, "turns_mean", broken, seed) for seed in TURNS_SEEDS)
+    return statistics.fmean(ends)
+
 
 @pytest.mark.parametrize("curve", CURVES.values(), ids=lambda curve: curve.recipe)
 def test_recorded_seeds_pass_with_margin(curve: Curve) -> None:
     asked = curve.bound - curve.start
     assert all(asked <= (end - curve.start) * 3 / 4 for end in curve.recorded)
+
+
+def test_recorded_means_of_three_seeds_are_on_their_sides_of_the_bound() -> None:
+    for of_three in (slice(3), slice(3, None)):
+        assert statistics.fmean(TURNS[0.9][of_three]) < MOST_TURNS - 0.15
+        assert statistics.fmean(TURNS[1.0][of_three]) > MOST_TURNS + 0.15
+
+
+@pytest.mark.slow
+def test_a_discount_saves_turns(tmp_path: Path) -> None:
+    assert turns(tmp_path) <= MOST_TURNS
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_a_discount_that_is_left_out_is_noticed(tmp_path: Path) -> None:
+    assert turns(tmp_path, "gamma") > MOST_TURNS
 
 
 @pytest.mark.slow
