@@ -28,6 +28,7 @@ FAMILIES = {
     "game": "Games",
     "multi": "Games of several agents",
     "openspiel": "OpenSpiel",
+    "textarena": "TextArena",
     "tau": "Customer service",
     "math": "Mathematics",
     "code": "Programming",
@@ -62,7 +63,7 @@ def page(family: str, ids: Sequence[str]) -> str:
         "Scores are shares of won episodes (mean return in parentheses) of the seeds 0, 1, ... "
         f"at most {_EPISODES} of them. The oracle plays from what it observed"
     )
-    if family in ("multi", "openspiel"):
+    if family in ("multi", "openspiel", "textarena"):
         lead += (
             " or, where it knows it, the best response to the opponent. All scores are of one seat "
             "against the id's `opponent`; docs/multi_agent.md says what else can be played"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from gem.envs.dataset_ids import CONFIGS, DATASETS, GENERATORS
 from gem.envs.games import GAMES
 from gem.envs.multi import GAMES as MULTI
-from gem.envs.multi import OPENSPIEL
+from gem.envs.multi import OPENSPIEL, TEXTARENA
 from gem.envs.tau import TASKS as TAU
 
 
@@ -23,6 +23,8 @@ def register_all(register: Callable[..., None]) -> None:
         register(name, f"gem.envs.tau.{entry_point}", **parameters)
     for name in OPENSPIEL.split():
         register(f"openspiel:{name}", "gem.envs.multi.openspiel:OpenSpiel", name=name)
+    for name in TEXTARENA.split():
+        register(f"textarena:{name}", "gem.envs.multi.textarena:TextArena", name=name)
     for name, (entry_point, parameters) in DATASETS.items():
         register(name, f"gem.envs.{entry_point}", **parameters)
     for name in GENERATORS:

@@ -86,13 +86,11 @@ class TextArena(MultiAgentEnv):
         optional(integer, "players", players, 2, _MOST_PLAYERS)
         self._random: Any = Random(0).getstate()
         self.asked: tuple[str, ...] = ()
-        known = extra("textarena.envs.registration", _NEEDED).ENV_REGISTRY
+        known = extra("textarena", _NEEDED).envs.registration.ENV_REGISTRY
         if name + _RAW not in known:
             names = [id.removesuffix(_RAW) for id in known if id.endswith(_RAW)]
-            near = ", ".join(get_close_matches(name, names))
-            raise ConfigurationError(
-                f"TextArena has no game {name!r}; {f'near it: {near}' if near else f'{names}'}"
-            )
+            near = ", ".join(get_close_matches(name, names) or names)
+            raise ConfigurationError(f"TextArena has no game {name!r}; it has {near}")
         number = self._least() if players is None else players
         refused = self._refusal(number)
         if refused:
@@ -155,6 +153,9 @@ class TextArena(MultiAgentEnv):
         _ = self.episode_key
         return f"{self.name}, {agent}\n{self._seen[agent]}"
 
+    def _forget(self) -> None:
+        self.asked = ()
+
     def _least(self) -> int:
         """Return the least number of players that the game allows."""
         for number in range(2, _MOST_PLAYERS + 1):
@@ -172,7 +173,8 @@ class TextArena(MultiAgentEnv):
             return str(error) or "AssertionError"
         except Exception as error:
             # Syntax of later Pythons, keys, word lists and files that are missing.
-            raise ConfigurationError(f"TextArena cannot begin {self.name}: {error!r}") from error
+            why = f"{error!r:.200}"
+            raise ConfigurationError(f"TextArena cannot begin {self.name}: {why}") from error
         return ""
 
     def _begun(self, number: int, seed: int) -> Any:
