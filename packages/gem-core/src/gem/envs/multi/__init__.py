@@ -25,10 +25,10 @@ OPENSPIEL = """
 """OpenSpiel's names of the games that have an id; any other is `OpenSpiel(name)`."""
 
 TEXTARENA = """
-    Battleship-v0 Briscola-v0 ConnectFour-v0 Crusade-v0 HighSociety-v0 IndianPoker-v0
-    IteratedMatchingPennies-v0 IteratedPrisonersDilemma-v0 IteratedRockPaperScissors-v0
-    IteratedUltimatumGame-v0 KuhnPoker-v0 LiarsDice-v0 MarketEntryGame-v0 Othello-v0 PigDice-v0
-    PublicGoodsGame-v0 SecretMafia-v0 SimpleBlindAuction-v0 SimpleNegotiation-v0 SimpleTak-v0
-    Snake-v0 Surround-v0 ThreePlayerIPD-v0 ThreePlayerTicTacToe-v0 TicTacToe-v0 WildTicTacToe-v0
+    Briscola-v0 Crusade-v0 HighSociety-v0 IndianPoker-v0 IteratedMatchingPennies-v0
+    IteratedPrisonersDilemma-v0 IteratedRockPaperScissors-v0 IteratedUltimatumGame-v0 KuhnPoker-v0
+    Othello-v0 PigDice-v0 SimpleBlindAuction-v0 SimpleNegotiation-v0 SimpleTak-v0 Snake-v0
+    Surround-v0 ThreePlayerIPD-v0 ThreePlayerTicTacToe-v0 TicTacToe-v0 WildTicTacToe-v0
 """
-"""TextArena's ids of the games that have an id; any other is `TextArena(name)`."""
+"""TextArena's ids of the games that have an id, all of which pass the checker; any other is
+`TextArena(name)`."""

@@ -211,7 +211,7 @@ class TextArena(MultiAgentEnv):
         """Return messages to an agent as lines, without its own words."""
         roles = self.game.state.role_mapping
         return [
-            f"[{roles.get(sender, f'Player {sender}')}] {message}"
+            f"[{roles.get(sender, f'Player {sender}')}] {message}".encode(errors="replace").decode()
             for sender, message, kind in messages
             if sender != place or kind.name != "PLAYER_ACTION"
         ]
