@@ -32,7 +32,7 @@ _LISTED = re.compile(r"(available|valid|legal) (moves|actions)", re.IGNORECASE)
 _PART = re.compile(r"\d{1,9}|\b[A-Za-z](?![A-Za-z])")
 _TRIES = 200
 
-# TextArena draws from the module `random` and seeds it: one call at a time, with a state of its own.
+# TextArena seeds and draws from the module `random`: one call at a time, with a state of its own.
 _LOCK = Lock()
 
 
