@@ -16,7 +16,7 @@ import logging
 import sys
 import time
 import warnings
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +25,7 @@ from scale_node import Engines, Policy, Texts, Work, World, shortest, wait_s
 
 from gem import Env, register
 from gem.core import Step
-from gem.executors.threads import EnvThreads
+from gem.executors.asynchronous import AsyncEnv
 from gem.experiment.tasksets import DatasetRow, encode_task
 from gem.packed import PackedTrajectory
 from gem.rollout import Budget, ChatFormat, Request, Sample, play
@@ -362,18 +362,26 @@ DRIVERS: dict[str, Callable[[Bench], list[Any]]] = {
 }
 
 
-def count_calls(world: World) -> None:
+@contextlib.contextmanager
+def calls_counted(world: World) -> Iterator[None]:
     """Have the world know of the calls to environments that are in progress."""
-    original = EnvThreads.run
+    with contextlib.ExitStack() as restored:
+        for name in ("reset", "step"):
+            original = getattr(AsyncEnv, name)
+            restored.callback(setattr, AsyncEnv, name, original)
+            setattr(AsyncEnv, name, _counted(original, world))
+        yield
 
-    async def run(self: EnvThreads, *args: Any, **limits: Any) -> Any:
+
+def _counted(call: Callable[..., Any], world: World) -> Callable[..., Any]:
+    async def counted(*args: Any) -> Any:
         world.outstanding += 1
         try:
-            return await original(self, *args, **limits)
+            return await call(*args)
         finally:
             world.outstanding -= 1
 
-    EnvThreads.run = run  # type: ignore[method-assign]
+    return counted
 
 
 def memory(name: str) -> int:
@@ -384,21 +392,20 @@ def memory(name: str) -> int:
 
 def measure(driver: str, engines: Engines, work: Work, texts: Texts) -> dict[str, Any]:
     """Play an iteration; return what it took."""
-    play_all, monotonic, run = DRIVERS[driver], time.monotonic, EnvThreads.run
+    play_all, monotonic = DRIVERS[driver], time.monotonic
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")  # the peak of memory is from here on
     before = memory("VmRSS")
     world = Paced.world = World(engines, work, texts)
-    count_calls(world)
     asyncio.set_event_loop_policy(Policy(world))
     time.monotonic = world.now
     try:
-        played = play_all(Bench(world, texts.tokenizer))
+        with calls_counted(world):
+            played = play_all(Bench(world, texts.tokenizer))
         seconds = world.now()
     finally:
         time.monotonic = monotonic
         asyncio.set_event_loop_policy(None)
-        EnvThreads.run = run  # type: ignore[method-assign]
     turns = work.episodes * work.turns
     if world.answers != turns:
         raise RuntimeError(f"{driver}: {world.answers} turns were sampled, not {turns}")

@@ -402,6 +402,8 @@ def wait_s(world: World, episode: int, turn: int) -> None:
     """Spend a step of an environment, in its thread."""
     work, last = world.work, turn + 1 == world.work.turns
     with world:
+        if world.outstanding <= world._sleeping:
+            raise RuntimeError("the clock does not know that a thread computes this step")
         world.held -= 1
         seconds = work.waits_s(episode, turn)
 
