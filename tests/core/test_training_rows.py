@@ -81,6 +81,7 @@ def test_other_tokens_or_another_mask_are_noticed() -> None:
         (ids, [1, *mask[1:]]),
         (ids, [*mask[:-1], 1]),
         (ids, mask[1:]),
+        (ids, [2 * counted for counted in mask]),
     ):
         with pytest.raises(RolloutError, match="row 1 does not hold the tokens"):
             row.check(bad_ids, bad_mask, "row 1")

@@ -234,10 +234,13 @@ class PlacedRow:
         Raises:
             RolloutError: It does not.
         """
-        wanted, found = np.asarray(self.tokens.mask), np.asarray(mask)
-        same = np.array_equal(found[self.columns], wanted)
-        same = same and np.count_nonzero(found) == np.count_nonzero(wanted)
-        if not (same and np.array_equal(ids, self.tokens.ids)):
+        wanted, found, marks = np.asarray(self.tokens.ids), np.asarray(ids), np.asarray(mask)
+        spans = [(self.first + span.start, self.first + span.end) for span in self.spans]
+        # Of the calls that numpy has for this those that cost a short row least.
+        count = np.count_nonzero
+        same = found.shape == wanted.shape and count(found == wanted) == len(wanted)
+        same = same and count(marks) == sum(end - start for start, end in spans)
+        if not (same and all(count(marks[a:b] == 1) == b - a for a, b in spans)):
             raise RolloutError(f"{name} does not hold the tokens that were sampled")
 
     def trained(
