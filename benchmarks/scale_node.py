@@ -169,6 +169,7 @@ class World:
         self._known: dict[tuple[int, ...], list[int]] = {}
         self._lock = threading.RLock()
         self._depth = 0
+        self.loop: Loop | None = None
         self.start()
 
     def start(self) -> None:
@@ -254,6 +255,8 @@ class World:
         with self:
             self._sleeping += 1
             self.at(self.time + seconds, over)
+            if self.loop is not None:  # The loop waits, in real time, as long as threads compute.
+                self.loop.call_soon_threadsafe(int)
         gate.wait()
 
     def at(self, due: float, call: Callable[[float], None]) -> None:
@@ -380,6 +383,7 @@ class Loop(asyncio.SelectorEventLoop):
     def __init__(self, world: World) -> None:
         super().__init__(_Selector(world))
         self._world = world
+        world.loop = self
 
     def time(self) -> float:
         """Return the simulated time."""
