@@ -42,7 +42,10 @@ CHATML = (
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Say on what real trainers ran: other processors and libraries round differently."""
+    """Say why a test was repeated, and on what real trainers ran, as others round differently."""
+    for report in terminalreporter.stats.get("rerun", []):
+        terminalreporter.write_sep("_", f"{report.nodeid} failed and was repeated")
+        terminalreporter.write_line(report.longreprtext)
     ended = [r for kind in ("passed", "failed") for r in terminalreporter.stats.get(kind, [])]
     if any("slow" in report.keywords for report in ended):
         from arithmetic import arithmetic
