@@ -14,6 +14,7 @@ from echo import wait_until
 from gem.envs.games.base import boxed
 from gem.envs.multi.nim import Nim
 from gem.errors import ConfigurationError, RolloutError
+from gem.experiment.estimate import turn_advantages
 from gem.multi import MultiAgentEnv, MultiStep
 from gem.packed import PackedTrajectory
 from gem.replay import difference, match_difference
@@ -165,6 +166,34 @@ def test_tasks_are_played_in_rounds_as_each_alone_would_be(small_tokenizer: Any)
     both = {t.agent: t for t in played[2]}
     assert match_difference(both) is None
     assert both["column"].turns == played[3][0].turns
+
+
+@pytest.mark.parametrize("name", ["reinforce", "rebn", "grpo", "rloo", "rae"])
+def test_a_turn_has_the_same_advantage_if_all_seats_are_trained_and_if_one_is(
+    name: str, small_tokenizer: Any
+) -> None:
+    says = ["\\boxed{check}", "\\boxed{bet}", "\\boxed{call}", "\\boxed{fold}"]
+
+    def sample(requests: list[Request]) -> list[Sample]:
+        """Answer by the prompt alone: the same match has the same moves."""
+        chosen = [says[sum(request.prompt_ids) % len(says)] for request in requests]
+        return [said(small_tokenizer, text) for text in chosen]
+
+    def advantages(**params: str) -> tuple[list[Trajectory], list[list[float]]]:
+        shown = {"on_illegal": "random", **params}
+        tasks = [Task("multi:KuhnPoker-v0", seed, shown) for seed in range(12)]
+        groups = [seed // 4 for seed in range(12)]
+        chat = ChatFormat(small_tokenizer)
+        played = play_tasks(tasks, sample, chat, budget=BUDGET, groups=groups)
+        episodes = [each for together in played for each in together]
+        return episodes, turn_advantages(name, episodes, gamma=0.9, normalise="role")[0]
+
+    episodes, of_all = advantages(seat="all")
+    assert len({tuple(each) for each in of_all}) > 2
+    for place, seat in enumerate(("first", "second")):
+        alone, of_one = advantages(seat=seat, opponent="self")
+        assert [each.turns for each in alone] == [each.turns for each in episodes[place::2]]
+        assert of_one == of_all[place::2]
 
 
 def test_a_game_that_is_not_there_is_refused_by_name(small_tokenizer: Any) -> None:
