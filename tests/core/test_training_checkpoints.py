@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from gem.errors import RecordError
-from gem.training.checkpoints import CHECKPOINTS, Checkpoint, Checkpoints
+from gem.training.checkpoints import (
+    CHECKPOINTS,
+    Checkpoint,
+    Checkpoints,
+    read_baselines,
+    save_baselines,
+)
 
 
 def test_the_newest_state_is_found_again(tmp_path: Path) -> None:
@@ -43,3 +49,22 @@ def test_a_damaged_list_is_refused(tmp_path: Path, line: str, message: str) -> N
     (tmp_path / CHECKPOINTS).write_text(line + "\n")
     with pytest.raises(RecordError, match=message):
         Checkpoints(str(tmp_path))
+
+
+def test_baselines_of_roles_are_read_as_they_were_saved(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoints" / "baselines_3.json"
+    for baselines in ({}, {"first": 0.1, "second": -1 / 3}):
+        save_baselines(path, baselines)
+        assert read_baselines(path) == baselines
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("text", [None, "", '{"first": 0.', "[1]", '{"first": null}'])
+def test_baselines_that_cannot_be_read_are_named_with_what_to_do(
+    tmp_path: Path, text: str | None
+) -> None:
+    path = tmp_path / "baselines_3.json"
+    if text is not None:
+        path.write_text(text, encoding="utf-8")
+    with pytest.raises(RecordError, match=r"baselines_3\.json: .* put the file back, or resume"):
+        read_baselines(path)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-from gem.errors import ConfigurationError, RolloutError
+from gem.errors import ConfigurationError, RecordError, RolloutError
 from gem.packed import PackedTrajectory
 from gem.testing.golden import golden_batch, golden_turn_rows
 from gem.training.recording import RunRecording
@@ -129,7 +129,7 @@ def test_baselines_of_roles_are_saved_with_a_checkpoint_and_read_again(
     monkeypatch.setattr("gem_verl.trainer.ray.get_actor", lambda *_, **__: None)
     resumed.fit(SimpleNamespace(agent_loop_workers=[]))
     assert resumed._batch.baselines == {"first": 0.1, "second": -1 / 3}
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(RecordError, match=r"c/baselines_4\.json: the baselines of roles"):
         begun(4).fit(SimpleNamespace(agent_loop_workers=[]))
 
 

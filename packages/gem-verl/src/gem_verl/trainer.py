@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import math
 import os
 from collections.abc import Sequence
@@ -33,6 +32,7 @@ from verl.utils.debug import marked_timer
 
 from gem.errors import RolloutError
 from gem.packed import PackedTrajectory
+from gem.training.checkpoints import read_baselines, save_baselines
 from gem.training.processes import claim
 from gem.training.ray import call_while_alive
 from gem.training.record import TrainedRow
@@ -118,7 +118,7 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
         if self.global_steps and trainer.resume_mode == "auto" and not trainer.val_only:
             trainer.val_before_train = False  # what was due before the checkpoint has been done
         if self.global_steps and self.config.algorithm.adv_estimator == "gem_rae":
-            self._batch.baselines.update(json.loads(self._state.read_text()))
+            self._batch.baselines.update(read_baselines(self._state))
         actors = list(agent_loop_manager.agent_loop_workers)
         for replica in self.llm_server_manager.get_replicas():
             actors.extend(replica.servers)
@@ -238,8 +238,7 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
         self._recording.write_evaluated(self.global_steps)
         if self._checkpoint_due:
             if self._batch.baselines:
-                self._state.parent.mkdir(parents=True, exist_ok=True)
-                self._state.write_text(json.dumps(self._batch.baselines))
+                save_baselines(self._state, self._batch.baselines)
             with marked_timer("timing_s/save_checkpoint", metrics):
                 super()._save_checkpoint()
             self._checkpoint_due = False

@@ -1,13 +1,15 @@
 """The saved states of a run, so that it can go on where it stopped.
 
-For trainers that save weights and optimiser but leave it to others to note where and when.
-`checkpoints.jsonl` in the record's folder has a line per saved state: `{"iteration": next
-iteration to train, "state": where the trainer has it}`.
+- `Checkpoints`: for trainers that save weights and optimiser but leave it to others to note where
+  and when. `checkpoints.jsonl` in the record's folder has a line per saved state: `{"iteration":
+  next iteration to train, "state": where the trainer has it}`.
+- `save_baselines`, `read_baselines`: those of `gem.advantage.rae`, beside a trainer's checkpoint.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -56,3 +58,27 @@ class Checkpoints:
         self.last = checkpoint
         if self._path is not None:
             append_lines(self._path, [json.dumps(asdict(checkpoint))])
+
+
+def save_baselines(path: Path, baselines: Mapping[str, float]) -> None:
+    """Write the baselines of roles; the file appears complete or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(json.dumps(baselines), encoding="utf-8")
+    part.replace(path)
+
+
+def read_baselines(path: Path) -> dict[str, float]:
+    """Read what `save_baselines` wrote.
+
+    Raises:
+        RecordError: The file is not there or damaged.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return {str(role): float(baseline) for role, baseline in found.items()}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise RecordError(
+            f"{path}: the baselines of roles, which are part of the checkpoint (rae), cannot be "
+            f"read ({error}); put the file back, or resume from a checkpoint that has its own"
+        ) from error
