@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gem.errors import ConfigurationError, UnknownParameterError
 from gem.experiment.estimate import turn_advantages
-from gem.experiment.metrics import ENVIRONMENT, episode_metrics
+from gem.experiment.metrics import PART, episode_metrics
 from gem.experiment.mixtures import SEEDS, EnvPart, Mixture, Stage, parse_tasks, run_tasks
 from gem.experiment.runspec import RunSpec, completed
 from gem.experiment.tasksets import DatasetRow, dataset_rows
@@ -276,11 +276,11 @@ def test_an_episode_keeps_the_name_of_its_environment() -> None:
 
 def test_metrics_of_each_environment_are_those_of_its_valid_episodes() -> None:
     batch = golden_batch()
-    assert not any(ENVIRONMENT.fullmatch(name) for name in episode_metrics(batch))
+    assert not any(PART.fullmatch(name) for name in episode_metrics(batch))
     for index, trajectory in enumerate(batch):
         trajectory.task = replace(trajectory.task, name="even/v0" if index % 2 == 0 else "odd")
     metrics = episode_metrics(batch)
-    found = {name: v for name, v in metrics.items() if ENVIRONMENT.fullmatch(name)}
+    found = {name: v for name, v in metrics.items() if PART.fullmatch(name)}
     assert found == pytest.approx(
         {
             "env/even/v0/share": 4 / 7,
@@ -293,7 +293,7 @@ def test_metrics_of_each_environment_are_those_of_its_valid_episodes() -> None:
             "env/odd/turns_mean": (2 + 3 + 2) / 3,
         }
     )
-    match = ENVIRONMENT.fullmatch("env/even/v0/share")
+    match = PART.fullmatch("env/even/v0/share")
     assert match is not None and match["name"] == "even/v0"
 
 

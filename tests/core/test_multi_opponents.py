@@ -13,7 +13,7 @@ from echo import BUDGET
 import gem
 from gem.blame import cause_of
 from gem.errors import ConfigurationError, ResetNeededError, UnreachableError
-from gem.experiment.metrics import episode_metrics
+from gem.experiment.metrics import PART, episode_metrics
 from gem.replay import difference
 from gem.rollout import ChatFormat, Sample, play
 from gem.tasks import Task
@@ -223,6 +223,31 @@ def test_the_policy_plays_itself_in_its_share_of_a_pool(small_tokenizer: Any) ->
         assert name == "self" or difference(trajectory) is None
         played_by[name] = played_by.get(name, 0) + 1
     assert set(played_by) == {"self", "random"}
+
+
+def test_metrics_of_each_opponent_are_those_of_the_episodes_against_it(
+    small_tokenizer: Any,
+) -> None:
+    chat, rock = ChatFormat(small_tokenizer), ["\\boxed{rock}"] * 4
+
+    def metrics(opponent: str) -> dict[str, float]:
+        shown = {"rounds": 2, "seat": "row", "opponent": opponent}
+        tasks = [Task("multi:RockPaperScissors-v0", seed, shown) for seed in range(16)]
+        samplers = [Says(small_tokenizer, *rock) for _ in tasks]
+        plays = [play(*each, chat, budget=BUDGET) for each in zip(tasks, samplers, strict=True)]
+        return episode_metrics([asyncio.run(each) for each in plays])
+
+    # A policy that always says the same draws against itself.
+    found = metrics("self:0.5,random:0.5")
+    assert found["opponent/self/share"] + found["opponent/random/share"] == 1
+    assert found["opponent/self/return_mean"] == 0
+    shares = [found[f"opponent/{who}/share"] for who in ("self", "random")]
+    returns = [found[f"opponent/{who}/return_mean"] for who in ("self", "random")]
+    mean = sum(share * each for share, each in zip(shares, returns, strict=True))
+    assert mean == pytest.approx(found["return_mean"]) and returns[1] != 0
+    match = PART.fullmatch("opponent/self/share")
+    assert match is not None and match["name"] == "opponent/self"
+    assert not any(name.startswith("opponent/") for name in metrics("random"))
 
 
 def test_a_server_of_a_pool_is_asked_in_its_episodes_only(server: Stub) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gem.errors import RecordError
-from gem.experiment.metrics import ENVIRONMENT, failed_by_cause
+from gem.experiment.metrics import PART, failed_by_cause
 from gem.experiment.runspec import completed
 from gem.tables import flatten
 from gem.training.launch import Parity
@@ -59,11 +59,11 @@ class Curve:
         return self.columns.get(metric, [None] * len(self.iterations))
 
     def divided(self) -> tuple[Curve, dict[str, Curve]]:
-        """Return the curve without the metrics of single environments, and theirs by name."""
+        """Return the curve without metrics of single environments and opponents, and these."""
         rest: dict[str, list[float | None]] = {}
         parts: dict[str, dict[str, list[float | None]]] = defaultdict(dict)
         for name, column in self.columns.items():
-            found = ENVIRONMENT.fullmatch(name)
+            found = PART.fullmatch(name)
             if found is None:
                 rest[name] = column
             else:

@@ -55,7 +55,7 @@ def episode_metrics(
         the environment's limit or a budget), `drift_rate` (episodes that re-rendering would have
         changed), and `length_stop_rate` (turns cut by a token limit). Without a valid episode
         these are left out. Of each environment that has a name (`Task.name`) and a valid episode
-        there are also those of `environment_metrics`.
+        there are also those of `environment_metrics`, and of opponents those of `opponent_metrics`.
     """
     valid = [t for t in trajectories if t.valid]
     turns = sum(len(t.rewards) for t in valid)
@@ -84,11 +84,11 @@ def episode_metrics(
         drift_rate=sum(t.drifted for t in valid) / n,
         length_stop_rate=sum(t.length_stops for t in valid) / max(turns, 1),
     )
-    return metrics | environment_metrics(valid)
+    return metrics | environment_metrics(valid) | opponent_metrics(valid)
 
 
-ENVIRONMENT = re.compile(r"env/(?P<name>.+)/(?P<metric>[^/]+)")
-"""What metrics of one environment are called."""
+PART = re.compile(r"(?:env/|(?=opponent/))(?P<name>.+)/(?P<metric>[^/]+)")
+"""What metrics of one environment, or against one opponent, are called."""
 
 
 def environment_metrics(episodes: Sequence[Played]) -> dict[str, float]:
@@ -101,16 +101,34 @@ def environment_metrics(episodes: Sequence[Played]) -> dict[str, float]:
         `env/<name>/share` (of the episodes), and `success_rate`, `return_mean` and `turns_mean` of
         its episodes likewise; nothing where environments have no names.
     """
+    return _of_parts("env", episodes, [episode.environment for episode in episodes])
+
+
+def opponent_metrics(episodes: Sequence[Played]) -> dict[str, float]:
+    """Summarise the episodes against each opponent that was drawn from a pool.
+
+    Args:
+        episodes: The valid ones of a batch.
+
+    Returns:
+        As `environment_metrics`, `opponent/<opponent>/share` and so on; nothing where all episodes
+        have the same opponent.
+    """
+    names = [str(episode.task.params.get("opponent", "")) for episode in episodes]
+    return _of_parts("opponent", episodes, names) if len(set(names)) > 1 else {}
+
+
+def _of_parts(kind: str, episodes: Sequence[Played], names: Sequence[str]) -> dict[str, float]:
     found: dict[str, float] = {}
-    for name in sorted({t.environment for t in episodes} - {""}):
-        own = [t for t in episodes if t.environment == name]
+    for name in sorted({*names} - {""}):
+        own = [episode for episode, each in zip(episodes, names, strict=True) if each == name]
         metrics = {
             "share": len(own) / len(episodes),
             "success_rate": sum(t.success for t in own) / len(own),
             "return_mean": statistics.fmean(t.total_reward for t in own),
             "turns_mean": sum(len(t.rewards) for t in own) / len(own),
         }
-        found |= {f"env/{name}/{metric}": value for metric, value in metrics.items()}
+        found |= {f"{kind}/{name}/{metric}": value for metric, value in metrics.items()}
     return found
 
 
