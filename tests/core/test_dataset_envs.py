@@ -309,3 +309,18 @@ def test_a_constructor_has_all_parameters_of_a_data_set_and_its_own_defaults(kin
 def test_unknown_keywords_are_named() -> None:
     with pytest.raises(UnknownParameterError, match="no parameter 'spilt'.*split"):
         gem.make("qa:HotpotQA", spilt="train")
+
+
+def test_the_info_repeats_what_the_data_says_in_a_few_words() -> None:
+    row = {
+        "problem": "1 + 1?",
+        "answer": "2",
+        "level": 3,
+        "subject": "Sums",
+        "solution": "2" * 99,
+    }
+    env = gem.make("math:GSM8K", source=[row])
+    env.reset(seed=0)
+    info = env.step(r"\boxed{2}")[4]
+    items = {name: value for name, value in info.items() if name.startswith("item.")}
+    assert items == {"item.level": 3, "item.subject": "Sums"}

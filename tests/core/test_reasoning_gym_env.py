@@ -366,3 +366,9 @@ def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_
     with pytest.raises(MissingExtraError, match=r"pip install 'gem-core\[reasoning-gym\]'"):
         first(ReasoningGymEnv("gcd"))
     worker.pool().close()
+
+
+def test_the_info_has_the_numbers_of_the_item() -> None:
+    env = gem.make("rg:chain_sum", config={"min_terms": 4, "max_terms": 4})
+    env.reset(seed=0)
+    assert env.step(env.oracle_action())[4]["item.num_terms"] == 4

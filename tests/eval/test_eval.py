@@ -27,6 +27,7 @@ import gem
 from gem.__main__ import guarded
 from gem.__main__ import main as gem_main
 from gem.core import Env
+from gem.errors import ConfigurationError
 from gem.tasks import Task
 from gem.training.record import EPISODES, read_episodes, read_run
 from gem.trajectory import Failure, Trajectory, Turn
@@ -715,3 +716,7 @@ def test_the_report_prints_what_was_recorded(
     assert main(["report", "run"]) == 0
     assert capsys.readouterr().out == printed
     assert re.search(r"^game:GuessTheNumber-v0-easy +6 +6 +0 ", printed, re.MULTILINE)
+    assert main(["report", "run", "--by", "turns"]) == 0
+    assert re.search(r"^game:GuessTheNumber-v0-easy, turns \d+ ", capsys.readouterr().out, re.M)
+    with pytest.raises(ConfigurationError, match="no episode has 'level'"):
+        main(["report", "run", "--by", "level"])

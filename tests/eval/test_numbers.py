@@ -10,8 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from gem.errors import ConfigurationError
 from gem_bench.stats import mean_of_estimates, mean_over_tasks, over_tasks
-from gem_eval.numbers import Outcome, Summary, numbers, overall, pass_all, pass_at
+from gem_eval.numbers import (
+    Outcome,
+    Summary,
+    numbers,
+    overall,
+    pass_all,
+    pass_at,
+    split_by,
+)
 from gem_eval.tables import as_json, markdown, of_summary, text
 
 
@@ -19,6 +28,7 @@ def outcome(seed: int, sample: int, success: float, **other: object) -> Outcome:
     values = {
         "total": success, "turns": 2, "end": "terminated", "format_error": False, "empty": 0,
         "cut": 0, "refused": 0, "prompt_tokens": None, "reply_tokens": None, "failure": None,
+        "labels": {}, "calls": None,
     }  # fmt: skip
     return Outcome(seed, sample, success, **{**values, **other})  # type: ignore[arg-type]
 
@@ -86,3 +96,37 @@ def test_an_environment_without_a_valid_episode_is_shown_without_a_result() -> N
     assert "a: 1 episodes failed" in text(table)
     assert "| b | 0 | 0 | 0 | - | - |" in markdown(table)
     assert json.loads(as_json(table))["environments"][1]["success"] is None
+
+
+def test_an_environment_is_split_by_the_values_of_a_label() -> None:
+    levels = [(1, 1.0), (1, 0.0), (3, 1.0), (3, 1.0), (2, 0.0)]
+    played = [outcome(i, 0, s, labels={"item.level": v}) for i, (v, s) in enumerate(levels)]
+    played += [outcome(9, 0, 1.0, failure="engine", labels={"item.level": 1}), outcome(8, 0, 1.0)]
+    found = split_by("item.level", {"math": played, "other": [outcome(0, 0, 1.0)]})
+    rates = {name: (len(each), sum(o.success for o in each)) for name, each in found.items()}
+    names = ["math, item.level 1", "math, item.level 2", "math, item.level 3"]
+    assert rates == dict(zip(names, [(2, 1.0), (1, 0.0), (2, 2.0)], strict=True))
+    with pytest.raises(ConfigurationError, match="no episode has 'level'; there are item.level"):
+        split_by("level", {"math": played})
+
+
+def test_many_numbers_are_split_into_quarters() -> None:
+    sizes = random.Random(0).sample(range(100), 40)
+    played = [outcome(i, 0, 0.0, labels={"size": size}) for i, size in enumerate(sizes)]
+    found = split_by("size", {"rg": played})
+    assert [len(each) for each in found.values()] == [10] * 4
+    ends = [name.split(", size ")[1].split(" to ") for name in found]
+    ordered = sorted(sizes)
+    assert ends == [[str(ordered[10 * i]), str(ordered[10 * i + 9])] for i in range(4)]
+
+
+def test_calls_of_tools_are_counted_and_success_is_told_with_and_without() -> None:
+    calls = [((2, 1), 1.0), ((0, 0), 0.0), ((2, 2), 0.0), ((0, 0), 0.0)]
+    part = numbers("math", [outcome(i, 0, s, calls=c) for i, (c, s) in enumerate(calls)])
+    use = part.tools
+    assert use is not None and use.with_calls is not None and use.without_calls is not None
+    assert (use.calls, use.succeeded) == (1.0, 0.75)
+    assert (use.with_calls.mean, use.without_calls.mean) == (0.5, 0.0)
+    shown = text(of_summary(Summary(Path("run"), "m", [part], None)))
+    assert "math: 1.0 tool calls an episode, 75% without an error; success with a call 0.5" in shown
+    assert numbers("math", [outcome(0, 0, 1.0)]).tools is None

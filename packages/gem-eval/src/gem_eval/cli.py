@@ -126,6 +126,8 @@ def _report(argv: Sequence[str]) -> int:
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
     _add_format(parser, JUNIT)
     _add_max_failed(parser)
+    about = "split environments by a parameter or an entry of the info (item.level, turns, end)"
+    parser.add_argument("--by", metavar="NAME", help=about)
     about = "write a page of HTML instead, with episodes to read"
     parser.add_argument("--out", type=Path, metavar="FILE", help=about)
     about = "most episodes of an evaluation on the page (500)"
@@ -133,7 +135,7 @@ def _report(argv: Sequence[str]) -> int:
     about = "folder with tokenizer.json, for episodes with tokens (the model's)"
     parser.add_argument("--tokenizer", type=Path, metavar="DIR", help=about)
     args = parser.parse_args(argv)
-    summaries = [read_summary(folder) for folder in args.folders]
+    summaries = [read_summary(folder, args.by) for folder in args.folders]
     if args.out is not None:
         page = pages.report(summaries, episodes=args.episodes, tokenizer=args.tokenizer)
         print(save(args.out, page))

@@ -6,16 +6,24 @@ Episodes of one task succeed or fail together, so all intervals are over tasks
 
 from __future__ import annotations
 
+import bisect
 import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from gem.errors import ConfigurationError
 from gem.training.record import EpisodeRecord, read_run
 from gem_bench.stats import Estimate, mean_of_estimates, mean_over_tasks, over_tasks
 from gem_eval.runner import note_of
+
+# Entries of `gem.wrappers.ToolEnv` in the info.
+_CALLS, _SUCCEEDED = "tool_use_counter", "tool_success_counter"
+# Most values of a number that are shown one by one.
+_STEPS = 8
 
 
 @dataclass(frozen=True)
@@ -40,6 +48,23 @@ class Outcome:
     reply_tokens: int | None
     failure: str | None
     """Cause of the failure of a void episode, which has no other result."""
+    labels: Mapping[str, Any]
+    """Parameters of the task, `end`, `turns`, and the info of the last turn."""
+    calls: tuple[int, int] | None
+    """Calls of tools, and those that succeeded; None without tools."""
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """Calls of tools in one environment."""
+
+    calls: float
+    """Mean per episode."""
+    succeeded: float | None
+    """Share of calls that the tool executed without an error; None without any call."""
+    with_calls: Estimate | None
+    """Success of the episodes with a call; None if there is none, as for the next."""
+    without_calls: Estimate | None
 
 
 @dataclass(frozen=True)
@@ -70,6 +95,8 @@ class Numbers:
     reply_tokens: float | None
     format_errors: float | None
     """Share of episodes with a format error."""
+    tools: ToolUse | None
+    """None in an environment without tools, and overall."""
     ends: Mapping[str, int]
     """Valid episodes by their end."""
     empty_replies: int
@@ -96,15 +123,56 @@ class Summary:
     """None if an environment has no valid episode."""
 
 
-def read_summary(folder: Path) -> Summary:
+def read_summary(folder: Path, by: str | None = None) -> Summary:
     """Compute the numbers of a record, also of one that is not complete.
 
+    Args:
+        folder: The record.
+        by: Split each environment by this one of `Outcome.labels`. The overall result is then that
+            of the environments that were not split.
+
     Raises:
+        ConfigurationError: No episode has the label.
         RecordError: The folder holds no record, or a damaged one.
     """
-    parts = [numbers(*part) for part in read_outcomes(folder).items()]
+    outcomes = read_outcomes(folder)
+    whole = parts = [numbers(*part) for part in outcomes.items()]
+    if by is not None:
+        parts = [numbers(*part) for part in split_by(by, outcomes).items()]
     model = read_run(folder).meta.get("trainer", folder.name)
-    return Summary(folder, str(model), parts, overall(parts))
+    return Summary(folder, str(model), parts, overall(whole))
+
+
+def split_by(label: str, outcomes: Mapping[str, Sequence[Outcome]]) -> dict[str, list[Outcome]]:
+    """Split the episodes of every environment by a label; more than eight numbers into quarters.
+
+    Void episodes, which have no result, and episodes without the label are left out.
+
+    Raises:
+        ConfigurationError: No episode has the label.
+    """
+    found: dict[str, list[Outcome]] = {}
+    for name, each in outcomes.items():
+        having = [o for o in each if o.failure is None and label in o.labels]
+        values = [o.labels[label] for o in having]
+        for value, text in _steps(values).items():
+            same = [o for o in having if o.labels[label] == value]
+            found.setdefault(f"{name}, {label} {text}", []).extend(same)
+    if not found:
+        known = sorted({key for each in outcomes.values() for o in each for key in o.labels})
+        raise ConfigurationError(f"no episode has {label!r}; there are {', '.join(known)}")
+    return found
+
+
+def _steps(values: Sequence[Any]) -> dict[Any, str]:
+    """Return each value in order, and the text of the step it belongs to."""
+    numeric = all(isinstance(value, int | float) for value in values)
+    distinct = sorted(set(values), key=None if numeric else str)
+    if not numeric or len(distinct) <= _STEPS:
+        return {value: str(value) for value in distinct}
+    cuts = statistics.quantiles(values, n=4, method="inclusive")
+    steps = [[v for v in distinct if bisect.bisect_left(cuts, v) == i] for i in range(4)]
+    return {v: f"{step[0]:g} to {step[-1]:g}" for step in steps for v in step}
 
 
 def read_outcomes(folder: Path) -> dict[str, list[Outcome]]:
@@ -145,6 +213,7 @@ def numbers(name: str, outcomes: Sequence[Outcome]) -> Numbers:
         prompt_tokens=_mean(each.prompt_tokens for each in valid),
         reply_tokens=_mean(each.reply_tokens for each in valid),
         format_errors=_mean(each.format_error for each in valid),
+        tools=_tool_use(valid),
         ends=dict(Counter(each.end for each in valid).most_common()),
         empty_replies=sum(each.empty for each in valid),
         cut_replies=sum(each.cut for each in valid),
@@ -179,6 +248,7 @@ def overall(parts: Sequence[Numbers]) -> Numbers | None:
         prompt_tokens=_mean(part.prompt_tokens for part in parts),
         reply_tokens=_mean(part.reply_tokens for part in parts),
         format_errors=_mean(part.format_errors for part in parts),
+        tools=None,
         ends=_added(part.ends for part in parts),
         empty_replies=sum(part.empty_replies for part in parts),
         cut_replies=sum(part.cut_replies for part in parts),
@@ -208,6 +278,7 @@ def pass_all(k: int, n: int, c: int) -> float:
 def _outcome(record: EpisodeRecord) -> Outcome:
     trajectory = record.trajectory
     calls = record.notes.get("calls", [])
+    last = trajectory.turns[-1].info if trajectory.turns else {}
     return Outcome(
         seed=trajectory.task.seed,
         sample=record.notes.get("sample", 0),
@@ -225,7 +296,35 @@ def _outcome(record: EpisodeRecord) -> Outcome:
         prompt_tokens=note_of(record, "prompt_tokens"),
         reply_tokens=note_of(record, "reply_tokens"),
         failure=None if trajectory.failure is None else trajectory.failure.cause,
+        labels={
+            **{key: value for key, value in trajectory.task.params.items() if _plain(value)},
+            **last,
+            "end": trajectory.end,
+            "turns": len(trajectory.turns),
+        },
+        calls=(last[_CALLS], last[_SUCCEEDED]) if _CALLS in last else None,
     )
+
+
+def _plain(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _tool_use(valid: Sequence[Outcome]) -> ToolUse | None:
+    calls = [each.calls for each in valid if each.calls is not None]
+    if not calls:
+        return None
+    made, succeeded = (sum(column) for column in zip(*calls, strict=True))
+
+    def success(used: bool) -> Estimate | None:
+        by_task: dict[int, list[float]] = defaultdict(list)
+        for each in valid:
+            if each.calls is not None and bool(each.calls[0]) == used:
+                by_task[each.seed].append(each.success)
+        return over_tasks([*by_task.values()]) if by_task else None
+
+    share = succeeded / made if made else None
+    return ToolUse(made / len(calls), share, success(True), success(False))
 
 
 def _ks(n: int) -> list[int]:

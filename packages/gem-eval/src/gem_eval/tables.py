@@ -154,6 +154,13 @@ def _remarks(summary: Summary) -> list[str]:
         ):
             if count:
                 found.append(f"{count} replies {what}")
+        if part.tools is not None:
+            use = part.tools
+            share = "" if use.succeeded is None else f", {use.succeeded:.0%} without an error"
+            found.append(f"{use.calls:.1f} tool calls an episode{share}")
+            for which, success in (("with", use.with_calls), ("without", use.without_calls)):
+                if success is not None:
+                    found[-1] += f"; success {which} a call {interval(success)}"
         for k, count in part.few_samples.items():
             found.append(f"{count} tasks have fewer than {k} valid samples")
         remarks += [f"{part.name}: {each}" for each in found]

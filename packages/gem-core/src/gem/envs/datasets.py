@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 EnvT = TypeVar("EnvT", bound="DatasetEnv")
 
 _LIMIT = 10**18
+# Longest text, in characters, of an item that is repeated in the info.
+_BRIEF = 40
 VERIFIED_ROWS = 10_000
 """Rows of a source that are verified when it is loaded; later ones are when they are shown."""
 
@@ -40,8 +42,9 @@ class SingleTurnEnv(Env):
     The answer format writes the last lines of the prompt and reads the reply, so that a model that
     does as it is told is graded on what it meant. A reply without an answer gets
     `format_error_reward`. The observation after the step is empty. `info` has `correct`, `success`
-    (the same), `score` (from 0 to 1), `format_error`, `invalid_action` (always False), `index` and
-    `reason`.
+    (the same), `score` (from 0 to 1), `format_error`, `invalid_action` (always False), `index`,
+    `reason` and, as `item.<name>`, what the data says about the item in a number or a few words,
+    such as its difficulty.
 
     These tasks are recalled or computed, not explored: `oracle_action` replies with the recorded
     answer, which the prompt determines.
@@ -160,6 +163,7 @@ class SingleTurnEnv(Env):
             "invalid_action": False,
             "index": self.index,
             "reason": grade.reason,
+            **{f"item.{name}": value for name, value in self._about().items() if _brief(value)},
         }
         return "", reward, True, False, info
 
@@ -196,6 +200,10 @@ class SingleTurnEnv(Env):
         """Return the observation of item `self.index`."""
         raise NotImplementedError
 
+    def _about(self) -> Row:
+        """Return what the data says about the item besides question and answer."""
+        return {}
+
     def _grade(self, answer: str) -> Grade:
         """Grade the answer to item `self.index`."""
         raise NotImplementedError
@@ -207,6 +215,10 @@ class SingleTurnEnv(Env):
     def _recorded_answer(self) -> str:
         """Return the right answer to item `self.index`."""
         raise NotImplementedError
+
+
+def _brief(value: Any) -> bool:
+    return isinstance(value, int | float) or (isinstance(value, str) and len(value) <= _BRIEF)
 
 
 class SingleTurnOptions(TypedDict, total=False):
@@ -346,6 +358,10 @@ class DatasetEnv(SingleTurnEnv):
 
     def _row(self) -> Row:
         return self.table.row(self.index)
+
+    def _about(self) -> Row:
+        asked = (self.question_column, self.answer_column)
+        return {name: value for name, value in self._row().items() if name not in asked}
 
     def _cell(self, row: Row, column: str, *types: type) -> Any:
         """Return a value of the current row, which must be of one of the types.

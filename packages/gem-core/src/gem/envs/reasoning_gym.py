@@ -119,6 +119,10 @@ class ReasoningGymEnv(SingleTurnEnv):
     def _observe(self) -> Observation:
         return self._asked(worker.item(self._item())["question"])
 
+    def _about(self) -> dict[str, Any]:
+        about: dict[str, Any] = worker.item(self._item())["about"]
+        return about
+
     def _grade(self, answer: str) -> Grade:
         if len(answer) > _MAX_ANSWER:
             return Grade(False, 0.0, f"longer than {_MAX_ANSWER} characters")

@@ -59,6 +59,11 @@ def answer(
             return {
                 "question": str(entry["question"]),
                 "answer": None if gold is None else _carried_out(str(gold)),
+                "about": {
+                    name: value
+                    for name, value in entry.get("metadata", {}).items()
+                    if type(value) in (int, float) and name != "source_index"
+                },
             }
         # An item of a composite says which generator it is from.
         name = entry.get("metadata", {}).get("source_dataset", which["name"])
