@@ -115,7 +115,7 @@ def opponent_metrics(episodes: Sequence[Played]) -> dict[str, float]:
         have the same opponent.
     """
     names = [str(episode.task.params.get("opponent", "")) for episode in episodes]
-    return _of_parts("opponent", episodes, names) if len(set(names)) > 1 else {}
+    return _of_parts("opponent", episodes, names) if len({*names} - {""}) > 1 else {}
 
 
 def _of_parts(kind: str, episodes: Sequence[Played], names: Sequence[str]) -> dict[str, float]:
