@@ -10,7 +10,7 @@ import breaks
 import pytest
 from trainers import TRAINERS
 
-from gem.experiment.metrics import ENVIRONMENT
+from gem.experiment.metrics import PART
 from gem.training.record import read_run
 
 pytest.importorskip("gem_bench.runspec", reason="needs the development environment: make env-dev")
@@ -73,7 +73,7 @@ def test_a_real_trainer_learns_several_environments_as_the_reference(
 def by_environment(folder: Path) -> list[dict[str, float]]:
     """Return the metrics of single environments, in each iteration."""
     train = [m for m in read_run(folder).metrics if m["split"] == "train"]
-    return [{k: v for k, v in each.items() if ENVIRONMENT.fullmatch(k)} for each in train]
+    return [{k: v for k, v in each.items() if PART.fullmatch(k)} for each in train]
 
 
 @pytest.fixture(scope="session")
