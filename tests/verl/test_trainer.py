@@ -121,14 +121,16 @@ def test_baselines_of_roles_are_saved_with_a_checkpoint_and_read_again(
         made.global_steps = step
         return made
 
-    made = begun(3)
-    made._batch.baselines = {"first": 0.1, "second": -1 / 3}
-    made._lost, made._checkpoint_due = [], True
-    made._compute_metrics(SimpleNamespace(keys=[], partition_id="train"), {}, {}, 3, 0)
-    resumed = begun(3)
     monkeypatch.setattr("gem_verl.trainer.ray.get_actor", lambda *_, **__: None)
-    resumed.fit(SimpleNamespace(agent_loop_workers=[]))
-    assert resumed._batch.baselines == {"first": 0.1, "second": -1 / 3}
+    # None at all, too: every episode before the checkpoint may have failed.
+    for baselines in ({}, {"first": 0.1, "second": -1 / 3}):
+        made = begun(3)
+        made._batch.baselines = baselines
+        made._lost, made._checkpoint_due = [], True
+        made._compute_metrics(SimpleNamespace(keys=[], partition_id="train"), {}, {}, 3, 0)
+        resumed = begun(3)
+        resumed.fit(SimpleNamespace(agent_loop_workers=[]))
+        assert resumed._batch.baselines == baselines
     with pytest.raises(RecordError, match=r"c/baselines_4\.json: the baselines of roles"):
         begun(4).fit(SimpleNamespace(agent_loop_workers=[]))
 
@@ -155,6 +157,7 @@ class Queue:
 def trainer(batch: list[Line], **recording: Any) -> Any:
     """A trainer that has found out which rows belong together."""
     made: Any = object.__new__(GemTrainerSync)
+    made.config = SimpleNamespace(algorithm=SimpleNamespace(adv_estimator="gem_rebn"))
     made._batch, made._trajectories = grouped(*map(list, zip(*batch, strict=True)))
     made._recording = RunRecording(None if not recording else "record", {}, **recording)
     return made

@@ -237,7 +237,7 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
         self._recording.write_iteration(global_steps - 1, metrics, metrics={"update_s": update_s})
         self._recording.write_evaluated(self.global_steps)
         if self._checkpoint_due:
-            if self._batch.baselines:
+            if self.config.algorithm.adv_estimator == "gem_rae":
                 save_baselines(self._state, self._batch.baselines)
             with marked_timer("timing_s/save_checkpoint", metrics):
                 super()._save_checkpoint()
