@@ -236,7 +236,7 @@ class PlacedRow:
         """
         wanted, found, marks = np.asarray(self.tokens.ids), np.asarray(ids), np.asarray(mask)
         spans = [(self.first + span.start, self.first + span.end) for span in self.spans]
-        # Of the calls that numpy has for this those that cost a short row least.
+        # numpy's cheapest calls for short rows, of which there may be many.
         count = np.count_nonzero
         same = found.shape == wanted.shape and count(found == wanted) == len(wanted)
         same = same and count(marks) == sum(end - start for start, end in spans)
