@@ -63,10 +63,18 @@ _CHARACTERS = str.maketrans(
         "π": "\\pi ",
         "√": " sqrt ", "∪": "\\cup ", "∈": "\\in ", "±": "\\pm ", "∓": "\\mp ", "∅": "\\emptyset ",
         "ℝ": "\\mathbb{R} ", "，": ",", "（": "(", "）": ")", "θ": "\\theta ", "α": "\\alpha ",
-        "β": "\\beta ", "λ": "\\lambda ", "％": "%", "£": "\\$", "€": "\\$", "\xa0": " ",
+        "β": "\\beta ", "λ": "\\lambda ", "′": "'", "″": "''", "％": "%", "£": "\\$", "€": "\\$", "\xa0": " ",
     }
 )  # fmt: skip
 _REALS = re.compile(r"\\mathbb\s*\{?R\}?|\ball real numbers\b")
+_ELLIPSIS = re.compile(r"\.{3,}|\\dots[a-z]?(?![a-zA-Z])")
+# A fraction of one character behind a digit: `2½` is a mixed number.
+_MIXED = re.compile(r"(?<=\d)(?=[\u00bc-\u00be\u2150-\u215e])")
+# `2:30 PM`, `9 a.m.`; two letters without points or a colon may be a product.
+_HALF_OF_DAY = re.compile(r"(?:(?<=:\d\d)\s*([ap])\.?|(?<=\d)\s*([ap])\.)\s?m$", re.I)
+# `5'` and `5''` are feet and inches, or minutes and seconds.
+_MARKED = re.compile(r"(?<=[\d)}])\s*('{1,2})$")
+_MARKS = {"'": "?ft", "''": "?in"}
 _MEMBER = re.compile(r"^\s*[a-zA-Z]\s*\\in(?![a-z])")
 _SCALE = re.compile(rf"(?<=\d)\s*({'|'.join(SCALES)})s?\b", re.I)
 
@@ -74,6 +82,7 @@ _SCALE = re.compile(rf"(?<=\d)\s*({'|'.join(SCALES)})s?\b", re.I)
 def clean(text: str) -> str:
     """Return the answer without typesetting; answers with the same result are equal."""
     if not text.isascii():
+        text = _MIXED.sub(" ", text)
         text = _SUPERSCRIPTS.sub(lambda m: f"^{{{m[0].translate(_SUPERSCRIPT)}}}", text)
         text = unicodedata.normalize("NFKC", text.translate(_CHARACTERS)).translate(_CHARACTERS)
     if "\\" in text:
@@ -92,8 +101,12 @@ def clean(text: str) -> str:
                 break
     else:
         text = _DIGIT_GROUPS.sub("", text)
+    if "..." in text or "\\dots" in text:
+        text = _ELLIPSIS.sub(r" \\ldots ", text)
     text = " ".join(text.replace("$", " ").split()).rstrip(".,; \\").removesuffix("\\row")
     text = text.rstrip()
+    if text[-1:] in ("m", "M"):
+        text = _HALF_OF_DAY.sub(lambda m: f" {(m[1] or m[2]).lower()}m", text)
     return text.replace(" ", "") if _SPACED_DIGITS.fullmatch(text) else text
 
 
@@ -121,6 +134,9 @@ def expanded(cleaned: str) -> tuple[str, str]:
     text = _REALS.sub(r"(-\\infty,\\infty)", text)
     text = _MEMBER.sub("", text)
     text = _SCALE.sub(lambda m: f"*10^{{{SCALES[m[1].lower()]}}}", text)
+    marked = _MARKED.search(text) if text[-1:] == "'" else None
+    if marked:
+        return text[: marked.start()], _MARKS[marked[1]]
     temperature = _TEMPERATURE.search(text) if text[-1:] in ("C", "F") else None
     if temperature:
         return text[: temperature.start()], "degree" + temperature[1]

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 
-from gem.grading.tree import Node, TooComplexError, Work, size, substitute, symbols, unsigned
-from gem.grading.values import same_value
+from gem.grading.tree import (
+    Node,
+    TooComplexError,
+    Work,
+    renamed,
+    size,
+    substitute,
+    symbols,
+    unsigned,
+)
+from gem.grading.values import is_integer, same_value
 
 _MAX_UNORDERED = 64
+_FINITE = frozenset({"set", "list"})
+# A constant of integration, and letters that usually stand for any integer.
+_CONSTANT = re.compile(r"[Cc](?:_\d)?|K")
+_CHOICES = frozenset("ABCDEFGHIJ")
+_PARAMETERS = frozenset({"k", "n", "m"})
+# What tells a function from its derivatives and its inverse: `''` and `^-1`.
+_DECORATION = re.compile(r"[^('^]*(\^[^'(]*)?('*)")
 _DEGREES = ({"degree", "degreeC"}, {"degree", "degreeF"})
 
 
@@ -29,6 +46,8 @@ def _same(answer: Node, gold: Node, work: Work) -> bool:
     kinds = {answer.kind, gold.kind}
     if "choice" in kinds:
         return _same_choice(answer, gold, work)
+    if "family" in kinds:
+        return _same_family(answer, gold, work)
     if "measure" in kinds:
         return _same_measure(answer, gold, work)
     if "named" in kinds:
@@ -44,7 +63,8 @@ def _same(answer: Node, gold: Node, work: Work) -> bool:
         return _same_unordered(_members(answer), _members(gold), work)
     if kinds <= {"interval", "tuple", "list"}:
         return _same_ordered(answer, gold, work)
-    if kinds == {"ratio"}:
+    if kinds == {"ratio"} or kinds == {"ratio", "divide"}:
+        # 3:4 is the fraction 3/4 written another way; 6:8 and 0.75 are not.
         return _all_same(answer.args, gold.args, work)
     if kinds == {"unequal"}:
         return _all_same(answer.args, gold.args, work) or _all_same(
@@ -52,13 +72,50 @@ def _same(answer: Node, gold: Node, work: Work) -> bool:
         )
     if kinds & {"interval", "tuple", "list", "union", "ratio", "equation", "unequal", "chain"}:
         return False
-    return same_value(answer, gold, work)
+    if same_value(answer, gold, work):
+        return True
+    other = _same_constant(answer, gold)
+    return other is not None and same_value(other, gold, work)
+
+
+def _same_constant(answer: Node, gold: Node) -> Node | None:
+    """Return the answer with the gold's constant of integration in place of its own.
+
+    None if one of them has none: a summand such as C, c or C_1 that occurs once. The gold's is a
+    capital, or its only symbol but one.
+    """
+    name, expected = _constant(answer), _constant(gold)
+    if not name or not expected or name == expected:
+        return None
+    others = symbols(gold) - {expected}
+    if others != symbols(answer) - {name} or any(other[0].isupper() for other in others):
+        return None
+    if (expected[0].islower() and len(others) != 1) or {"a", "b"} <= others:
+        return None
+    return renamed(answer, name, expected)
+
+
+def _constant(node: Node) -> str:
+    found, waiting, rest = "", [node] if node.kind == "add" else [], []
+    while waiting:
+        term = waiting.pop()
+        if term.kind == "add":
+            waiting += term.args
+        elif term.kind == "symbol" and _CONSTANT.fullmatch(term.args[0]) and not found:
+            found = str(term.args[0])
+        else:
+            rest.append(term)
+    return "" if any(found in symbols(term) for term in rest) else found
 
 
 def _plain(node: Node, work: Work) -> Node:
     """Simplify a node: a chain of equal values to the last, a set of one to its element, etc."""
     if node.kind == "set" and len(node.args) == 1:
         return _plain(node.args[0], work)
+    if node.kind == "union" and not any(
+        member.kind in ("interval", "tuple", "union") for member in node.args
+    ):
+        return _united(node, work)
     if node.kind == "equation":
         work.spend(size(node))
         if symbols(node):
@@ -75,6 +132,77 @@ def _plain(node: Node, work: Work) -> Node:
         value, unit = node.args[0].args
         return Node("measure", (Node("negate", (value,)), unit))
     return node
+
+
+def _united(node: Node, work: Work) -> Node:
+    """Return the union of finite sets as one set."""
+    members: list[Node] = []
+    for part in node.args:
+        for member in part.args if part.kind in _FINITE else (part,):
+            if len(members) >= _MAX_UNORDERED:
+                raise TooComplexError("too many members")
+            if not any(_same(member, other, work) for other in members):
+                members.append(member)
+    return _plain(Node("set", tuple(members)), work)
+
+
+def _same_family(answer: Node, gold: Node, work: Work) -> bool:
+    """Compare values with a parameter that is any integer: a + bk has the values of a + b(k+1).
+
+    One of them may leave out what the parameter is.
+    """
+    named = [node.args[1] for node in (answer, gold) if node.kind == "family"]
+    parts = []
+    for node, other in ((answer, gold), (gold, answer)):
+        if node.kind == "family":
+            parts.append((node.args[0], node.args[1]))
+            continue
+        parameters = (symbols(node) - symbols(other) | (symbols(node) & set(named))) & _PARAMETERS
+        if len(parameters) != 1:
+            return False
+        parts.append((node, *parameters))
+    (mine, own), (theirs, parameter) = parts
+    if own != parameter and parameter in symbols(mine):
+        return False
+    return _same_values_of_family(renamed(mine, own, parameter), theirs, parameter, work)
+
+
+def _same_values_of_family(answer: Node, gold: Node, parameter: str, work: Work) -> bool:
+    if answer.kind == gold.kind == "named" and answer.args[0] != gold.args[0]:
+        return False
+    answer, gold = (node.args[1] if node.kind == "named" else node for node in (answer, gold))
+    if "list" in (answer.kind, gold.kind):
+        return _same_unordered(
+            _members(answer),
+            _members(gold),
+            work,
+            lambda a, b: _same_values_of_family(a, b, parameter, work),
+        )
+    if _same(answer, gold, work):
+        return True
+    work.spend(3 * (size(answer) + size(gold)))
+    values = [
+        [substitute(node, {parameter: Fraction(k)}) for k in range(3)] for node in (answer, gold)
+    ]
+    steps = []
+    for first, second, third in values:
+        step = _difference(second, first)
+        if not same_value(_difference(third, second), step, work):
+            return False
+        steps.append(step)
+    step, expected = steps
+    if not same_value(step, expected, work) and not same_value(_minus(step), expected, work):
+        return False
+    offset = Node("divide", (_difference(values[0][0], values[1][0]), expected))
+    return is_integer(offset, work)
+
+
+def _minus(node: Node) -> Node:
+    return Node("negate", (node,))
+
+
+def _difference(left: Node, right: Node) -> Node:
+    return Node("add", (left, _minus(right)))
 
 
 def _same_measure(answer: Node, gold: Node, work: Work) -> bool:
@@ -123,7 +251,9 @@ def _same_choice(answer: Node, gold: Node, work: Work) -> bool:
         return bool(answer.args[0] == gold.args[0]) and _same(answer.args[1], gold.args[1], work)
     choice, other = (answer, gold) if answer.kind == "choice" else (gold, answer)
     if other == Node("symbol", (choice.args[0],)):
-        return True
+        # `B. D` names two choices.
+        named = answer.args[1] if choice is answer else gold
+        return named.kind != "symbol" or named.args[0] not in _CHOICES
     if choice is answer:
         return _same(answer.args[1], other, work)
     return _same(other, gold.args[1], work)
@@ -144,7 +274,7 @@ def _same_named(answer: Node, gold: Node, work: Work) -> bool:
     if answer.kind == gold.kind:
         names = {answer.args[0], gold.args[0]}
         functions = all(name == "y" or name.endswith("(x)") for name in names)
-        if len(names) == 1 or (functions and len({name.count("'") for name in names}) == 1):
+        if len(names) == 1 or (functions and _are_one_function(names)):
             return _same(answer.args[1], gold.args[1], work)
         return False
     if gold.kind == "equation":
@@ -160,10 +290,21 @@ def _same_named(answer: Node, gold: Node, work: Work) -> bool:
     return _same(answer, gold.args[1], work)
 
 
+def _are_one_function(names: set[str]) -> bool:
+    """Return whether functions are no derivatives or powers of each other; y may be an inverse."""
+    decorations = set()
+    for name in names:
+        found = _DECORATION.match(name)
+        assert found is not None  # noqa: S101
+        inverse = found[1] or ""
+        decorations.add(("" if "y" in names and inverse == "^-1" else inverse, found[2]))
+    return len(decorations) == 1
+
+
 def _same_equation(answer: Node, gold: Node, work: Work) -> bool:
     """Return whether left minus right of both equations differ by a constant, non-zero factor."""
     work.spend(size(answer) + size(gold))
-    first, second = (Node("add", (e.args[0], Node("negate", (e.args[1],)))) for e in (answer, gold))
+    first, second = (_difference(*equation.args) for equation in (answer, gold))
     names = symbols(first)
     if not names or names != symbols(second):
         return False
@@ -199,14 +340,26 @@ def _members(node: Node) -> tuple[Node, ...]:
     return members
 
 
-def _same_unordered(answers: Sequence[Node], golds: Sequence[Node], work: Work) -> bool:
+def _same_unordered(
+    answers: Sequence[Node],
+    golds: Sequence[Node],
+    work: Work,
+    equal: Callable[[Node, Node], bool] | None = None,
+) -> bool:
     if len(answers) != len(golds):
         return False
     if len(golds) > _MAX_UNORDERED:
         raise TooComplexError("too many members")
     left = list(golds)
     for answer in answers:
-        found = next((i for i, gold in enumerate(left) if _same(answer, gold, work)), None)
+        found = next(
+            (
+                i
+                for i, gold in enumerate(left)
+                if (equal(answer, gold) if equal else _same(answer, gold, work))
+            ),
+            None,
+        )
         if found is None:
             return False
         del left[found]

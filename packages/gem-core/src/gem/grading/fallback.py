@@ -38,6 +38,8 @@ _FORM = (GREEK | FUNCTIONS - {"floor", "ceil", "binom", "max", "min", "gcd", "lc
     geq geqslant lt gt ne neq cdots ldots dots forall exists colon ell quad
 """)
 _WORD = re.compile(r"[^\W\d_]{3,}")
+# Marks that math-verify leaves out: primes behind what is no name, and what goes on.
+_DROPPED = re.compile(r"[^a-zA-Z\s'\"]\s*['\"]|\\[lc]?dots(?![a-zA-Z])")
 _GROUPED = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _BRACKETED = re.compile(r"[(\[{][^()\[\]{}]*[)\]}]")
 _SEPARATOR = re.compile(r"[,;&]|\\row|\\lor|\\vee|\\wedge|\\land|\b(?:or|and)\b")
@@ -79,7 +81,8 @@ def refusal(answer: str, gold: str, readable: bool) -> str:
     Returns:
         `too complex` where math-verify would hardly finish; `different` for an answer with more
         parts than the gold, such as several answers of which one is right; `unreadable` for prose,
-        for an answer with more equations than the gold, and for operations left to compute.
+        for an answer with more equations, primes or ellipses than the gold, and for operations
+        left to compute.
     """
     if _costly(answer) or _costly(gold):
         return "too complex"
@@ -87,6 +90,8 @@ def refusal(answer: str, gold: str, readable: bool) -> str:
         return "different"
     if readable:
         return ""
+    if len(_DROPPED.findall(answer)) > len(_DROPPED.findall(gold)):
+        return "unreadable"
     commands = set(_COMMAND.findall(answer)) - set(_COMMAND.findall(gold))
     if commands - _FORM:
         return "unreadable"

@@ -28,7 +28,7 @@ from gem.grading.tree import (
     unsigned,
 )
 from gem.grading.values import is_rounded, rational
-from gem.grading.vocabulary import words
+from gem.grading.vocabulary import INVERSES, words
 
 # A power of at least this many bits (about 15 digits) is a notation, not an operation.
 _LARGE_BITS = 50
@@ -37,8 +37,10 @@ _MAX_RADICAND = 1_000_000
 
 _FAMILIES = {
     **dict.fromkeys(("sin", "cos", "tan", "cot", "sec", "csc"), "trigonometric function"),
-    **dict.fromkeys(("arcsin", "arccos", "arctan"), "inverse trigonometric function"),
-    **dict.fromkeys(("sinh", "cosh", "tanh"), "hyperbolic function"),
+    **{inverse: "inverse trigonometric function" for inverse in INVERSES.values()},
+    **dict.fromkeys(("sinh", "cosh", "tanh", "coth", "sech", "csch"), "hyperbolic function"),
+    # An inverse hyperbolic function of a number is written as a logarithm.
+    **{inverse: "logarithm" for inverse in INVERSES.values() if inverse.endswith("h")},
     **dict.fromkeys(("ln", "log", "lg", "logbase"), "logarithm"),
     **dict.fromkeys(("floor", "ceil"), "rounding"),
     **dict.fromkeys(("max", "min"), "maximum"),
@@ -47,7 +49,7 @@ _FAMILIES = {
     "binom": "factorial",
 }
 _STRUCTURES = words("""
-    tuple list set ratio interval union matrix named unequal measure choice
+    tuple list set ratio interval union matrix named unequal measure choice family
 """)
 _BY_KIND = {"add": "sum", "multiply": "product", "divide": "quotient", "power": "power"}
 _TEN = Node("number", (Fraction(10), 0))
@@ -111,8 +113,10 @@ def unevaluated(answer: Node | str, gold: Node | str) -> str | None:
     found = _operations(answer)
     if found:
         found -= _operations(gold)
-    elif not isinstance(gold, str) and not isinstance(answer, str):
+    if not found and not isinstance(gold, str) and not isinstance(answer, str):
         found = _beyond_numbers(answer, gold)
+        if not found and _is_uncancelled(answer, gold):
+            found = {"quotient"}
     return min(found, default=None)
 
 
@@ -126,7 +130,15 @@ def _readable(answer: Node | str) -> Node | str:
 def _operations(answer: Node | str) -> set[str]:
     if isinstance(answer, str):
         return _in_text(answer)
-    return {found for component in _components(answer) for found in _in_component(component)}
+    found = {found for component in _components(answer) for found in _in_component(component)}
+    return found | {"union"} if _has_union_of_sets(answer) else found
+
+
+def _has_union_of_sets(node: Node) -> bool:
+    """Return whether finite sets are to be united; a union of intervals is a notation."""
+    if node.kind == "union":
+        return all(part.kind not in ("interval", "tuple") for part in node.args)
+    return node.kind in _STRUCTURES and any(map(_has_union_of_sets, nodes(node)))
 
 
 def _in_text(text: str) -> set[str]:
@@ -178,6 +190,83 @@ def _beyond_numbers(answer: Node, gold: Node) -> set[str]:
         if not (len(sides) > 1 and variables) and not any(map(_is_plain, sides)):
             found.add("variables" if variables else _BY_KIND.get(component.kind, "function"))
     return found
+
+
+class _Quotients(NamedTuple):
+    """What the quotients of variables in an expression are divided by."""
+
+    shared: bool
+    """A factor stands above and below a line, as in x^2/x and 12x/2."""
+    degrees: list[int | None]
+    """Degrees of the divisors; None for one that is no polynomial."""
+
+
+def _is_uncancelled(answer: Node, gold: Node) -> bool:
+    """Return whether an answer has a quotient that the gold shows to cancel: x^2/x for x.
+
+    Either a factor stands above and below the line, or the divisor has a higher degree than all
+    divisors of the gold together, as in (x^2-1)/(x-1) for x+1.
+    """
+    mine = _quotients(answer)
+    if not mine.shared and not any(mine.degrees):
+        return False
+    theirs = _quotients(gold)
+    if mine.shared and not theirs.shared:
+        return True
+    if None in mine.degrees or None in theirs.degrees:
+        return False
+    total = sum(degree or 0 for degree in theirs.degrees)
+    return any((degree or 0) > total for degree in mine.degrees)
+
+
+def _quotients(node: Node) -> _Quotients:
+    shared, degrees = False, []
+    waiting = [part for part in _components(node) if len(_sides(part)) == 1]
+    while waiting:
+        each = waiting.pop()
+        waiting += nodes(each)
+        if each.kind == "divide" and symbols(each):
+            degrees.append(_degree(each.args[1]))
+            shared = shared or _has_shared_factor(*each.args)
+        elif each.kind == "power":
+            exponent = integer(each.args[1])
+            if exponent is not None and exponent < 0:
+                degree = _degree(each.args[0])
+                degrees.append(None if degree is None else -exponent * degree)
+    return _Quotients(shared, degrees)
+
+
+def _has_shared_factor(above: Node, below: Node) -> bool:
+    factors: list[list[Node]] = [[], []]
+    for side, part in enumerate((above, below)):
+        for factor in _flat(unsigned(part), "multiply"):
+            factors[side].append(factor.args[0] if factor.kind == "power" else factor)
+    numbers = [integer(factor) for factor in factors[1]]
+    if any(n and abs(n) > 1 and (integer(m) or 1) % n == 0 for n in numbers for m in factors[0]):
+        return True
+    return any(m == n and symbols(n) for n in factors[1] for m in factors[0])
+
+
+def _degree(node: Node) -> int | None:
+    """Return the degree of a polynomial in all its variables; None for any other expression."""
+    kind, args = node
+    if kind == "number":
+        return 0
+    if kind == "symbol":
+        return len(symbols(node))
+    if kind == "power":
+        exponent = integer(args[1])
+        degree = _degree(args[0])
+        return None if degree is None or exponent is None or exponent < 0 else exponent * degree
+    if kind == "divide":
+        return _degree(args[0]) if _degree(args[1]) == 0 else None
+    if kind in ("add", "multiply", "negate"):
+        parts = [_degree(arg) for arg in args]
+        known = [part for part in parts if part is not None]
+        if len(known) < len(parts):
+            return None
+        return sum(known) if kind == "multiply" else max(known)
+    return None if symbols(node) else 0
 
 
 def _sides(node: Node) -> list[Node]:

@@ -27,7 +27,7 @@ from math import isfinite, nan
 from typing import Any, NamedTuple, TypeAlias
 
 from gem.errors import DataError
-from gem.grading import fallback, notation
+from gem.grading import fallback, notation, phrases
 from gem.grading.cleaning import clean
 from gem.grading.compare import same
 from gem.grading.forms import unevaluated
@@ -159,6 +159,8 @@ def _decide_one(prediction: Any, gold: str) -> tuple[bool, str, Sequence[_Questi
         return True, "exact", ()
     if expected.words and answer.words == expected.words:
         return True, "text", ()
+    if len(expected.words) == 1 and phrases.chosen(answer.cleaned).casefold() == expected.words:
+        return True, "text", ()
     if expected.node is None and expected.words:
         return False, "different", ()
     if expected.node is None or answer.problem == "unreadable":
@@ -215,7 +217,7 @@ def _gold_reading(gold: str) -> _Reading:
 
 
 def _read(text: str) -> _Reading:
-    cleaned = clean(text)
+    cleaned = phrases.cardinal(clean(phrases.without_phrase(text)))
     compact = _SPACES.sub("", cleaned)
     node, problem, words = None, "", ""
     try:

@@ -8,14 +8,23 @@ from fractions import Fraction
 
 from gem.grading.cleaning import expanded
 from gem.grading.relations import equal, inequality, name_of
-from gem.grading.tree import MAX_HEIGHT, Node, TooComplexError, UnreadableError, size
-from gem.grading.vocabulary import ALIASES, CONSTANTS, FUNCTIONS, GREEK, is_product
+from gem.grading.tree import (
+    MAX_HEIGHT,
+    Node,
+    TooComplexError,
+    UnreadableError,
+    integer,
+    size,
+    symbols,
+)
+from gem.grading.vocabulary import ALIASES, CONSTANTS, FUNCTIONS, GREEK, INVERSES, is_product
 
 MAX_LENGTH = 2000
 _MAX_DEPTH = 40
 _MAX_EXPONENT = 400
 # Most tokens of one answer; those parsed again after `back_to` count again.
 _MAX_TOKENS = 3000
+_MAX_PERIODIC = 60
 
 _TOKEN = re.compile(
     r"\s*(?:"
@@ -30,14 +39,27 @@ _REPEATING = re.compile(r"\s*(\d*)\.(\d*)\\overline\s*\{(\d+)\}")
 _MIXED = re.compile(
     r"\s*(?:\\[dtc]?frac\s*(?:\{\s*\d+\s*\}\s*\{\s*\d+\s*\}|\d\s*\d)|\d+\s*/\s*\d+)"
 )
-_SUBSCRIPT = re.compile(r"\s*_\s*(?:\{\s*([a-zA-Z0-9, ]{1,20})\s*\}|([a-zA-Z0-9]))")
-# A name left of an equals sign: `f(x)`, `AB`, `Area`.
+_ELLIPSIS = re.compile(r"\s*\\ldots(?![a-zA-Z])")
+# The digits behind the point of a periodic decimal: the period and its repetitions.
+_PERIODS = (re.compile(r"(\d*?)(\d)\2{2,}"), re.compile(r"(\d*?)(\d{2,10})(?:\2)+(\d*)"))
+_SUBSCRIPT = re.compile(
+    r"\s*_\s*(?:\{\s*\\?([a-zA-Z0-9, ]{1,20})\s*\}|\\([a-zA-Z]+)|([a-zA-Z0-9]))"
+)
+# A name left of an equals sign: `f(x)`, `f^{-1}(x)`, `AB`, `Area`.
 _NAMED = re.compile(
-    r"\s*(?:[a-zA-Z]\s*'{0,3}\s*\(\s*[a-zA-Z0-9]+(?:\s*,\s*[a-zA-Z0-9]+)*\s*\)|[A-Z]{2,4}|[a-zA-Z]{3,12})"
+    r"\s*(?:[a-zA-Z]\s*(?:\^\s*(?:\{\s*\(?-?\w{1,3}\)?\s*\}|-?\d)\s*)?'{0,3}\s*"
+    r"\(\s*[a-zA-Z0-9]+(?:\s*,\s*[a-zA-Z0-9]+)*\s*\)|[A-Z]{2,4}|[a-zA-Z]{3,12})"
     r"\s*(?==(?!=)|\\approx(?![a-zA-Z]))"
 )
-# The letter of a choice before its content: `(B) 5`.
-_CHOICE = re.compile(r"\(([A-J])\)\s+(?!and\b|or\b)(?=-?[^\s*/^=<>,;:!+|)'-])")
+# The letter of a choice before its content: `(B) 5`, `B. 5`.
+_CHOICE = re.compile(r"(?:\(([A-J])\)|([A-J])[.)])\s+(?!and\b|or\b)(?=-?[^\s*/^=<>,;:!+|)'-])")
+_CHOICES = frozenset("(ABCDEFGHIJ")
+# What says that a parameter is any integer: `k \in \mathbb{Z}`, `where n is an integer`.
+_FAMILY = re.compile(
+    r"[\s,;(]{0,4}(?:\b(?:for|where|with)\s+)?(?:\b(?:all|any|every|each|some)\s+)?"
+    r"(?:\bintegers?\s+([a-zA-Z])|\b([a-zA-Z])\s*\\in\s*(?:\\mathbb\s*\{?\s*Z\s*\}?|\\?Z)"
+    r"|\b([a-zA-Z])\s+(?:is\s+)?(?:an\s+|any\s+)?integer)\s*\)?$"
+)
 
 _RELATIONS = {
     "=": "=", "==": "=", "<": "<", ">": ">", "<=": "<=", ">=": ">=", "!=": "!=",
@@ -60,7 +82,7 @@ _ENCLOSING = {
 # Commands that continue a product.
 _FACTORS = {
     *_FRACTIONS,
-    *(f"\\{name}" for name in FUNCTIONS | GREEK),
+    *(f"\\{name}" for name in FUNCTIONS | GREEK | ALIASES.keys()),
     *("\\pi", "\\infty", "\\lfloor", "\\lceil", "\\lvert"),
 }
 
@@ -74,8 +96,12 @@ def read(cleaned: str) -> Node:
     """
     if len(cleaned) > MAX_LENGTH:
         raise TooComplexError("too long")
-    choice = _CHOICE.match(cleaned) if cleaned[:1] == "(" else None
-    text, unit = expanded(cleaned[choice.end() :] if choice else cleaned)
+    choice = _CHOICE.match(cleaned) if cleaned[:1] in _CHOICES else None
+    text = cleaned[choice.end() :] if choice else cleaned
+    family = (
+        _FAMILY.search(text) if text[-1:] in ("Z", "}", ")", "r") or "integer" in text else None
+    )
+    text, unit = expanded(text[: family.start()] if family else text)
     reader = _Reader(text)
     try:
         node = reader.read()
@@ -83,9 +109,14 @@ def read(cleaned: str) -> Node:
         raise TooComplexError("nested too deeply") from None
     if reader.tokens > MAX_HEIGHT // 2:
         size(node)
+    if family:
+        parameter = family[1] or family[2] or family[3]
+        if unit or parameter not in symbols(node):
+            raise UnreadableError(cleaned)
+        node = Node("family", (node, parameter))
     if unit:
         node = Node("measure", (node, unit))
-    return Node("choice", (choice[1], node)) if choice else node
+    return Node("choice", (choice[1] or choice[2], node)) if choice else node
 
 
 class _Reader:
@@ -191,7 +222,7 @@ class _Reader:
         named = _NAMED.match(self.text, self.start)
         name = ""
         if named is not None and self.kind == "name":
-            name = "".join(named[0].split())
+            name = "".join(named[0].split()).replace("{", "").replace("}", "")
             self.end = named.end()
             self.advance()
             self.advance()
@@ -370,7 +401,13 @@ class _Reader:
         if base:
             self.end = base.end()
             self.advance()
-            return Node("symbol", (f"{text}_{(base[1] or base[2]).strip()}",))
+            return Node("symbol", (f"{text}_{(base[1] or base[2] or base[3]).strip()}",))
+        ellipsis = _ELLIPSIS.match(self.text, self.end)
+        if ellipsis:
+            value = _periodic(text)
+            self.end = ellipsis.end()
+            self.advance()
+            return Node("number", (value, 0))
         position = self.end
         if text.isdigit() and _MIXED.match(self.text, position):
             self.advance()
@@ -418,7 +455,7 @@ class _Reader:
     def symbol(self, name: str) -> Node:
         subscript = _SUBSCRIPT.match(self.text, self.end)
         if subscript:
-            name = f"{name}_{(subscript[1] or subscript[2]).strip()}"
+            name = f"{name}_{(subscript[1] or subscript[2] or subscript[3]).strip()}"
             self.end = subscript.end()
         self.advance()
         while self.take("'"):
@@ -437,6 +474,8 @@ class _Reader:
             return Node("call", ("logbase", base, self.operand()))
         if self.token == "^":
             power = self.exponent()
+            if name in INVERSES and integer(power) == -1:
+                name, power = INVERSES[name], None
         if name == "sqrt" and self.take("["):
             self.brackets += 1
             degree = self.sum()
@@ -497,9 +536,21 @@ class _Reader:
             return self.nested(self.matrix)
         if command in _ENCLOSING:
             return self.nested(self.enclosed)
+        if command == "\\langle":
+            return self.nested(self.vector)
         raise UnreadableError(self.text)
 
     # Brackets
+
+    def vector(self) -> Node:
+        self.brackets += 1
+        self.advance()
+        items = self.listed(self.one)
+        self.brackets -= 1
+        self.need("\\rangle")
+        if len(items) == 1:
+            raise UnreadableError(self.text)
+        return Node("interval", (*items, "()")) if len(items) == 2 else Node("tuple", tuple(items))
 
     def enclosed(self) -> Node:
         closer, function = _ENCLOSING[self.token]
@@ -583,6 +634,25 @@ class _Reader:
             raise UnreadableError(self.text)
         self.end = found.end()
         return found[1]
+
+
+def _periodic(text: str) -> Fraction:
+    """Return the value of a decimal whose digits repeat, such as the 0.1666 of `0.1666...`.
+
+    Raises:
+        UnreadableError: The digits do not say how the decimal goes on.
+    """
+    whole, _, digits = text.partition(".")
+    if not digits.isdigit() or len(digits) > _MAX_PERIODIC:
+        raise UnreadableError(text)
+    found = _PERIODS[0].fullmatch(digits)
+    if found is None:
+        found = _PERIODS[1].fullmatch(digits)
+        if found is None or not found[2].startswith(found[3]):
+            raise UnreadableError(text)
+    fixed, period = found[1], found[2]
+    tail = Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(fixed))
+    return Fraction(int(f"{whole or 0}{fixed}"), 10 ** len(fixed)) + tail
 
 
 def _integer(digits: str) -> Node:

@@ -25,14 +25,16 @@ def equal(name: str, sides: list[Node], signs: list[str]) -> Node:
 
 
 def inequality(sides: list[Node], signs: list[str]) -> Node:
-    """Return the interval that an inequality of one symbol describes."""
+    """Return the interval, or the union of two, that an inequality of one symbol describes."""
     if all(sign[0] == ">" for sign in signs):
         sides = sides[::-1]
         signs = [sign.replace(">", "<") for sign in signs[::-1]]
     if len(sides) > 3 or not all(sign[0] == "<" for sign in signs):
         raise UnreadableError(" ".join(signs))
+    infinity = Node("symbol", ("infinity",))
     if len(sides) == 2:
-        infinity = Node("symbol", ("infinity",))
+        if any(_is_absolute(side) for side in sides):
+            return _absolute(sides, signs[0], infinity)
         if "symbol" in (sides[0].kind, _negated(sides[0]).kind):
             sides, signs = [_negated(infinity), *sides], ["<", *signs]
         else:
@@ -46,6 +48,26 @@ def inequality(sides: list[Node], signs: list[str]) -> Node:
         raise UnreadableError(" ".join(signs))
     brackets = ("[" if signs[0] == "<=" else "(") + ("]" if signs[1] == "<=" else ")")
     return Node("interval", (low, high, brackets))
+
+
+def _is_absolute(node: Node) -> bool:
+    """Return whether a side is |x|. The solution of |x-2|<3 is not written down yet."""
+    inner = node.args[1] if node.kind == "call" and node.args[0] == "abs" else None
+    return inner is not None and inner.kind == "symbol" and inner.args[0] not in FIXED
+
+
+def _absolute(sides: list[Node], sign: str, infinity: Node) -> Node:
+    """Return the interval of |x|<5, or the union of |x|>5; the smaller side stands left."""
+    bounded = _is_absolute(sides[0])
+    bound = sides[1] if bounded else sides[0]
+    closed = sign == "<="
+    if bound.kind == "negate" or _is_absolute(bound) or (bounded and integer(bound) == 0):
+        raise UnreadableError(sign)
+    if bounded:
+        return Node("interval", (_negated(bound), bound, "[]" if closed else "()"))
+    low = Node("interval", (_negated(infinity), _negated(bound), "(]" if closed else "()"))
+    high = Node("interval", (bound, infinity, "[)" if closed else "()"))
+    return Node("union", (low, high))
 
 
 def name_of(node: Node) -> str:

@@ -18,6 +18,7 @@ Kinds of `Node` and their arguments:
 | `equation`, `unequal` | two nodes |
 | `chain` | name left of the first equals sign or '', then equal nodes |
 | `choice` | letter of a choice, the node after it |
+| `family` | node, name of a symbol in it that is any integer |
 """
 
 from __future__ import annotations
@@ -120,6 +121,16 @@ def symbols(node: Node) -> frozenset[str]:
         else:
             waiting += nodes(each)
     return frozenset(found - FIXED)
+
+
+def renamed(node: Node, old: str, new: str) -> Node:
+    """Return the tree with another name for a symbol."""
+    if node.kind == "symbol":
+        return Node("symbol", (new,)) if node.args[0] == old else node
+    return Node(
+        node.kind,
+        tuple(renamed(arg, old, new) if isinstance(arg, Node) else arg for arg in node.args),
+    )
 
 
 def substitute(node: Node, values: dict[str, Fraction]) -> Node:

@@ -12,8 +12,9 @@ import math
 import zlib
 from collections.abc import Callable
 from fractions import Fraction
+from typing import NamedTuple
 
-from gem.grading.tree import Node, TooComplexError, Work, size, symbols, unsigned
+from gem.grading.tree import Node, TooComplexError, Work, nodes, size, symbols, unsigned
 
 # Mersenne primes: 2**61 - 1 and 2**89 - 1.
 _PRIMES = (2**61 - 1, 2**89 - 1)
@@ -21,6 +22,7 @@ _POINTS = 4
 _MAX_BITS = 1 << 13
 _MAX_FIELD_EXPONENT = 1 << 64
 _MAX_FACTORIAL = 1000
+_MAX_LOWER = 40
 # Decimals with at least this many digits are taken to be rounded: floats of a data set.
 _ROUNDED_DIGITS = 12
 _ROUNDED = 1e-11
@@ -83,9 +85,28 @@ def rational(node: Node, work: Work) -> Fraction | None:
         return None
 
 
-def is_rounded(*nodes: Node) -> bool:
+def is_integer(node: Node, work: Work) -> bool:
+    """Return whether an expression is the same integer for all values of its symbols.
+
+    Raises:
+        TooComplexError: `work` is spent.
+    """
+    work.spend(_POINTS * size(node))
+    found: set[int] = set()
+    for index in range(_POINTS):
+        try:
+            value = _in_floats(node, _Point(index), [])
+        except (_UndefinedError, OverflowError, ZeroDivisionError, ValueError):
+            continue
+        if not cmath.isfinite(value) or abs(value - round(value.real)) > _CLOSE:
+            return False
+        found.add(round(value.real))
+    return len(found) == 1
+
+
+def is_rounded(*numbers: Node) -> bool:
     """Return whether any node is a decimal with at least `_ROUNDED_DIGITS` digits."""
-    inner = map(unsigned, nodes)
+    inner = map(unsigned, numbers)
     return any(each.kind == "number" and each.args[1] >= _ROUNDED_DIGITS for each in inner)
 
 
@@ -261,7 +282,19 @@ def _in_field(node: Node, point: int, prime: int, work: Work) -> int:
     if kind == "call" and not symbols(node):
         value = _exact(node, work)
         return _quotient(value.numerator, value.denominator, prime)
+    if kind == "call" and args[0] == "binom" and not symbols(args[2]):
+        return _binomial_in_field(args[1], _exact(args[2], work), point, prime, work)
     raise _NotRationalError
+
+
+def _binomial_in_field(upper: Node, lower: Fraction, point: int, prime: int, work: Work) -> int:
+    """Return n(n-1)...(n-k+1)/k! modulo a prime."""
+    if lower.denominator != 1 or not 0 <= lower <= _MAX_LOWER:
+        raise _NotRationalError
+    value, n = 1, _in_field(upper, point, prime, work)
+    for i in range(lower.numerator):
+        value = value * (n - i) % prime
+    return _quotient(value, math.factorial(lower.numerator), prime)
 
 
 def _quotient(above: int, below: int, prime: int) -> int:
@@ -278,8 +311,13 @@ def _same_in_floats(answer: Node, gold: Node, work: Work, cost: int) -> bool:
     elif constant and (rational(answer, work) is None) != (rational(gold, work) is None):
         # One is rational and one irrational: they differ, however close they are.
         tolerance = 1e-14
-    agreed = 0
-    for point in range(1 if constant else 2 * _POINTS):
+    # Outside the domain of the gold, where it has no real value, two expressions may differ.
+    real = not constant and not _has_imaginary(gold)
+    positive = frozenset() if constant else _positive(answer, gold)
+    agreed = inside = 0
+    differs = False
+    for index in range(1 if constant else 2 * _POINTS):
+        point = _Point(index, positive)
         terms: list[float] = [0.0]
         work.spend(cost)
         try:
@@ -296,13 +334,82 @@ def _same_in_floats(answer: Node, gold: Node, work: Work, cost: int) -> bool:
         # Rounding error that remains where large terms cancel.
         noise = 8e-15 * max(terms)
         size = tolerance * max(abs(a), abs(b))
+        outside = real and abs(b.imag) > max(_MAX_NOISE, _MAX_NOISE * abs(b))
         if noise > max(size, _MAX_NOISE) or abs(a - b) > max(size, noise):
-            return False
+            if not outside:
+                return False
+            differs = True
+            continue
         agreed += 1
+        inside += not outside
+    if differs:
+        return inside >= 2
     return agreed >= (1 if constant else 2)
 
 
-def _in_floats(node: Node, point: int, terms: list[float]) -> complex:
+class _Point(NamedTuple):
+    """Where expressions are compared."""
+
+    index: int
+    positive: frozenset[str] = frozenset()
+    """Symbols whose values are positive at all points."""
+
+
+def _has_imaginary(node: Node) -> bool:
+    return node == _IMAGINARY or any(map(_has_imaginary, nodes(node)))
+
+
+_IMAGINARY = Node("symbol", ("i",))
+
+
+def _positive(answer: Node, gold: Node) -> frozenset[str]:
+    """Return the symbols that are positive because the gold has a root or a logarithm of them.
+
+    As in sqrt(k/m): a product of powers, in which the symbol's exponent is odd. None where a
+    modulus tells the signs apart.
+    """
+    found: set[str] = set()
+    waiting = [gold, answer]
+    while waiting:
+        node = waiting.pop()
+        if node.kind == "call" and node.args[0] == "abs":
+            return frozenset()
+        waiting += nodes(node)
+    waiting = [gold]
+    while waiting:
+        node = waiting.pop()
+        waiting += nodes(node)
+        powers = _powers(node.args[-1]) if _is_positive_only(node) else None
+        found.update(name for name, power in (powers or {}).items() if power % 2)
+    return frozenset(found)
+
+
+def _is_positive_only(node: Node) -> bool:
+    return node.kind == "call" and node.args[0] in ("sqrt", "ln", "log", "lg", "logbase")
+
+
+def _powers(node: Node) -> dict[str, int] | None:
+    """Return the exponents of the symbols in a product of powers; None for any other node."""
+    kind, args = node
+    if kind == "number":
+        return {} if args[0] > 0 else None
+    if kind == "symbol":
+        return {str(args[0]): 1}
+    if kind == "power" and args[1].kind == "number" and args[1].args[0].denominator == 1:
+        inner = _powers(args[0])
+        return inner and {name: power * int(args[1].args[0]) for name, power in inner.items()}
+    if kind not in ("multiply", "divide"):
+        return None
+    left, right = map(_powers, args)
+    if left is None or right is None:
+        return None
+    sign = 1 if kind == "multiply" else -1
+    return {
+        name: left.get(name, 0) + sign * right.get(name, 0) for name in left.keys() | right.keys()
+    }
+
+
+def _in_floats(node: Node, point: _Point, terms: list[float]) -> complex:
     """Return the value at a point; `terms` collects the absolute values of all summands."""
     kind, args = node
     if kind == "number":
@@ -338,7 +445,7 @@ def _in_floats(node: Node, point: int, terms: list[float]) -> complex:
     if kind == "degrees":
         return values[0] * math.pi / 180
     if kind == "factorial":
-        if values[0].imag or values[0].real < 0:
+        if values[0].imag or (values[0].real < 0 and not symbols(node)):
             raise _UndefinedError
         return complex(math.gamma(values[0].real + 1))
     raise _UndefinedError
@@ -357,13 +464,27 @@ def _power_of_negative(node: Node, base: float, exponent: complex) -> complex:
 _CONSTANTS = {"pi": complex(math.pi), "e": complex(math.e), "i": 1j, "infinity": complex(math.inf)}
 
 
-def _float_symbol(name: str, point: int) -> complex:
+def _float_symbol(name: str, point: _Point) -> complex:
     if name in _CONSTANTS:
         return _CONSTANTS[name]
-    seed = zlib.crc32(name.encode()) * 2654435761 + point * 0x9E3779B1
+    seed = zlib.crc32(name.encode()) * 2654435761 + point.index * 0x9E3779B1
     size = 0.3 + 2.2 * ((seed >> 7) % 10007) / 10007
     # The first half of the points is positive: some functions are defined only there.
-    return complex(size if point < _POINTS else -size)
+    return complex(size if point.index < _POINTS or name in point.positive else -size)
+
+
+def _arccot(z: complex) -> complex:
+    """Return the inverse cotangent of a positive number; of others there are two conventions."""
+    if z.imag or z.real < 0:
+        raise _UndefinedError
+    return cmath.pi / 2 - cmath.atan(z)
+
+
+def _binomial(n: complex, k: complex) -> complex:
+    if n.imag or k.imag:
+        raise _UndefinedError
+    top, lower, rest = (math.gamma(x + 1) for x in (n.real, k.real, n.real - k.real))
+    return complex(top / lower / rest)
 
 
 _FUNCTIONS: dict[str, Callable[..., complex]] = {
@@ -371,9 +492,22 @@ _FUNCTIONS: dict[str, Callable[..., complex]] = {
     "cot": lambda z: 1 / cmath.tan(z),
     "sec": lambda z: 1 / cmath.cos(z),
     "csc": lambda z: 1 / cmath.sin(z),
+    "coth": lambda z: 1 / cmath.tanh(z),
+    "sech": lambda z: 1 / cmath.cosh(z),
+    "csch": lambda z: 1 / cmath.sinh(z),
     "arcsin": cmath.asin,
     "arccos": cmath.acos,
     "arctan": cmath.atan,
+    "arccot": _arccot,
+    "arcsec": lambda z: cmath.acos(1 / z),
+    "arccsc": lambda z: cmath.asin(1 / z),
+    "arcsinh": cmath.asinh,
+    "arccosh": cmath.acosh,
+    "arctanh": cmath.atanh,
+    "arccoth": lambda z: cmath.atanh(1 / z),
+    "arcsech": lambda z: cmath.acosh(1 / z),
+    "arccsch": lambda z: cmath.asinh(1 / z),
+    "binom": _binomial,
     "ln": cmath.log,
     "log": cmath.log,
     "lg": lambda z: cmath.log(z) / math.log(10),

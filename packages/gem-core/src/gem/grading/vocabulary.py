@@ -10,12 +10,26 @@ def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-FUNCTIONS = words("""
-    sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh ln log lg exp sqrt abs floor
-    ceil root binom logbase max min gcd lcm
+# Functions and their inverses: `\sin^{-1}` is the inverse function, not a power.
+INVERSES = {
+    name: f"arc{name}" for name in words("sin cos tan cot sec csc sinh cosh tanh coth sech csch")
+}
+FUNCTIONS = (
+    frozenset(INVERSES)
+    | frozenset(INVERSES.values())
+    | words("""
+    ln log lg exp sqrt abs floor ceil root binom logbase max min gcd lcm
 """)
+)
 CONSTANTS = {"pi": "pi", "infty": "infinity", "infinity": "infinity", "inf": "infinity"}
-ALIASES = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "tg": "tan", "ctg": "cot"}
+ALIASES = {
+    "tg": "tan",
+    "ctg": "cot",
+    "arctg": "arctan",
+    "arcctg": "arccot",
+    **{f"a{name}": inverse for name, inverse in INVERSES.items()},
+    **{f"ar{name}": inverse for name, inverse in INVERSES.items() if name.endswith("h")},
+}
 GREEK = words("""
     alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta kappa lambda mu nu xi rho
     sigma tau phi varphi chi psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega
