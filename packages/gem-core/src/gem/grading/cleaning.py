@@ -63,19 +63,24 @@ _CHARACTERS = str.maketrans(
         "π": "\\pi ",
         "√": " sqrt ", "∪": "\\cup ", "∈": "\\in ", "±": "\\pm ", "∓": "\\mp ", "∅": "\\emptyset ",
         "ℝ": "\\mathbb{R} ", "，": ",", "（": "(", "）": ")", "θ": "\\theta ", "α": "\\alpha ",
-        "β": "\\beta ", "λ": "\\lambda ", "′": "'", "″": "''", "％": "%", "£": "\\$", "€": "\\$", "\xa0": " ",
+        "β": "\\beta ", "λ": "\\lambda ", "′": "'", "″": "''",
+        "％": "%", "£": "\\$", "€": "\\$", "\xa0": " ",
     }
 )  # fmt: skip
 _REALS = re.compile(r"\\mathbb\s*\{?R\}?|\ball real numbers\b")
 _ELLIPSIS = re.compile(r"\.{3,}|\\dots[a-z]?(?![a-zA-Z])")
 # A fraction of one character behind a digit: `2½` is a mixed number.
 _MIXED = re.compile(r"(?<=\d)(?=[\u00bc-\u00be\u2150-\u215e])")
-# `2:30 PM`, `9 a.m.`; two letters without points or a colon may be a product.
-_HALF_OF_DAY = re.compile(r"(?:(?<=:\d\d)\s*([ap])\.?|(?<=\d)\s*([ap])\.)\s?m$", re.I)
+# `2:30 PM`, `9 a.m.`, `9 am`; other numbers with two letters may be a product.
+_HALF_OF_DAY = re.compile(r"(\d:\d\d|^\d{1,2}(?= )|\d(?= ?[ap]\.)) ?([ap])\.? ?m$", re.IGNORECASE)
+# Chinese and Japanese words behind a number, unless they change it.
+_WIDE_UNIT = re.compile(r"(?<=[\d)}])\s*[\u4e00-\u9fff]{1,6}$")
+_WIDE_CHANGES = frozenset(
+    "一二三四五六七八九十百千万亿億兆半倍分成多余餘点點又和或不非无無约約几幾"
+)
 # `5'` and `5''` are feet and inches, or minutes and seconds.
 _MARKED = re.compile(r"(?<=[\d)}])\s*('{1,2})$")
 _MARKS = {"'": "?ft", "''": "?in"}
-_MEMBER = re.compile(r"^\s*[a-zA-Z]\s*\\in(?![a-z])")
 _SCALE = re.compile(rf"(?<=\d)\s*({'|'.join(SCALES)})s?\b", re.I)
 
 
@@ -106,7 +111,7 @@ def clean(text: str) -> str:
     text = " ".join(text.replace("$", " ").split()).rstrip(".,; \\").removesuffix("\\row")
     text = text.rstrip()
     if text[-1:] in ("m", "M"):
-        text = _HALF_OF_DAY.sub(lambda m: f" {(m[1] or m[2]).lower()}m", text)
+        text = _HALF_OF_DAY.sub(lambda m: f"{m[1]} \\{m[2].upper()}M", text)
     return text.replace(" ", "") if _SPACED_DIGITS.fullmatch(text) else text
 
 
@@ -132,8 +137,12 @@ def expanded(cleaned: str) -> tuple[str, str]:
     """
     text = _DEGREES.sub(r" \\deg ", cleaned)
     text = _REALS.sub(r"(-\\infty,\\infty)", text)
-    text = _MEMBER.sub("", text)
     text = _SCALE.sub(lambda m: f"*10^{{{SCALES[m[1].lower()]}}}", text)
+    if text[-3:] in ("\\AM", "\\PM"):
+        return text[:-3], text[-2:]
+    wide = None if text.isascii() else _WIDE_UNIT.search(text)
+    if wide and _WIDE_CHANGES.isdisjoint(wide[0]):
+        return text[: wide.start()], f"?{wide[0].strip()}"
     marked = _MARKED.search(text) if text[-1:] == "'" else None
     if marked:
         return text[: marked.start()], _MARKS[marked[1]]

@@ -23,6 +23,7 @@ _FINITE = frozenset({"set", "list"})
 # A constant of integration, and letters that usually stand for any integer.
 _CONSTANT = re.compile(r"[Cc](?:_\d)?|K")
 _CHOICES = frozenset("ABCDEFGHIJ")
+_SOMEWHERE = Fraction(7, 5)
 _PARAMETERS = frozenset({"k", "n", "m"})
 # What tells a function from its derivatives and its inverse: `''` and `^-1`.
 _DECORATION = re.compile(r"[^('^]*(\^[^'(]*)?('*)")
@@ -74,25 +75,31 @@ def _same(answer: Node, gold: Node, work: Work) -> bool:
         return False
     if same_value(answer, gold, work):
         return True
-    other = _same_constant(answer, gold)
-    return other is not None and same_value(other, gold, work)
+    return _same_up_to_constant(answer, gold, work)
 
 
-def _same_constant(answer: Node, gold: Node) -> Node | None:
-    """Return the answer with the gold's constant of integration in place of its own.
+def _same_up_to_constant(answer: Node, gold: Node, work: Work) -> bool:
+    """Compare antiderivatives, which a constant may tell apart that is part of their C.
 
-    None if one of them has none: a summand such as C, c or C_1 that occurs once. The gold's is a
+    The constant of integration is a summand such as C, c or C_1 that occurs once. The gold's is a
     capital, or its only symbol but one.
     """
     name, expected = _constant(answer), _constant(gold)
-    if not name or not expected or name == expected:
-        return None
+    if not name or not expected:
+        return False
     others = symbols(gold) - {expected}
     if others != symbols(answer) - {name} or any(other[0].isupper() for other in others):
-        return None
+        return False
     if (expected[0].islower() and len(others) != 1) or {"a", "b"} <= others:
-        return None
-    return renamed(answer, name, expected)
+        return False
+    answer = renamed(answer, name, expected)
+    if name != expected and same_value(answer, gold, work):
+        return True
+    if len(others) != 1:
+        return False
+    work.spend(size(answer) + size(gold))
+    difference = _difference(answer, gold)
+    return same_value(difference, substitute(difference, dict.fromkeys(others, _SOMEWHERE)), work)
 
 
 def _constant(node: Node) -> str:
@@ -152,15 +159,16 @@ def _same_family(answer: Node, gold: Node, work: Work) -> bool:
     One of them may leave out what the parameter is.
     """
     named = [node.args[1] for node in (answer, gold) if node.kind == "family"]
-    parts = []
+    parts: list[tuple[Node, str]] = []
     for node, other in ((answer, gold), (gold, answer)):
         if node.kind == "family":
             parts.append((node.args[0], node.args[1]))
             continue
-        parameters = (symbols(node) - symbols(other) | (symbols(node) & set(named))) & _PARAMETERS
+        parameters = set(symbols(node) - symbols(other) | (symbols(node) & set(named)))
+        parameters &= _PARAMETERS
         if len(parameters) != 1:
             return False
-        parts.append((node, *parameters))
+        parts.append((node, parameters.pop()))
     (mine, own), (theirs, parameter) = parts
     if own != parameter and parameter in symbols(mine):
         return False
@@ -276,7 +284,10 @@ def _same_named(answer: Node, gold: Node, work: Work) -> bool:
         functions = all(name == "y" or name.endswith("(x)") for name in names)
         if len(names) == 1 or (functions and _are_one_function(names)):
             return _same(answer.args[1], gold.args[1], work)
-        return False
+        # `x = y` is `y = x`.
+        return all(
+            a.args[1] == Node("symbol", (b.args[0],)) for a, b in ((answer, gold), (gold, answer))
+        )
     if gold.kind == "equation":
         name, value = answer.args
         return _same_equation(Node("equation", (Node("symbol", (name,)), value)), gold, work)
@@ -295,9 +306,8 @@ def _are_one_function(names: set[str]) -> bool:
     decorations = set()
     for name in names:
         found = _DECORATION.match(name)
-        assert found is not None  # noqa: S101
-        inverse = found[1] or ""
-        decorations.add(("" if "y" in names and inverse == "^-1" else inverse, found[2]))
+        inverse, primes = found.groups("") if found else ("", "")
+        decorations.add(("" if "y" in names and inverse == "^-1" else inverse, primes))
     return len(decorations) == 1
 
 

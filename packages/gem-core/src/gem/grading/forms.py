@@ -37,7 +37,7 @@ _MAX_RADICAND = 1_000_000
 
 _FAMILIES = {
     **dict.fromkeys(("sin", "cos", "tan", "cot", "sec", "csc"), "trigonometric function"),
-    **{inverse: "inverse trigonometric function" for inverse in INVERSES.values()},
+    **dict.fromkeys(INVERSES.values(), "inverse trigonometric function"),
     **dict.fromkeys(("sinh", "cosh", "tanh", "coth", "sech", "csch"), "hyperbolic function"),
     # An inverse hyperbolic function of a number is written as a logarithm.
     **{inverse: "logarithm" for inverse in INVERSES.values() if inverse.endswith("h")},
@@ -109,6 +109,13 @@ def unevaluated(answer: Node | str, gold: Node | str) -> str | None:
             return min(shown)
     answer, gold = _readable(answer), _readable(gold)
     if answer == gold or (not isinstance(answer, str) and answer.kind == "number"):
+        return None
+    if (
+        not isinstance(answer, str)
+        and not isinstance(gold, str)
+        and (answer.kind == gold.kind == "equation")
+    ):
+        # The equation itself was asked for.
         return None
     found = _operations(answer)
     if found:
@@ -198,7 +205,7 @@ class _Quotients(NamedTuple):
     shared: bool
     """A factor stands above and below a line, as in x^2/x and 12x/2."""
     degrees: list[int | None]
-    """Degrees of the divisors; None for one that is no polynomial."""
+    """Degrees of the divisors; None for one that is no polynomial, and for any function."""
 
 
 def _is_uncancelled(answer: Node, gold: Node) -> bool:
@@ -220,12 +227,15 @@ def _is_uncancelled(answer: Node, gold: Node) -> bool:
 
 
 def _quotients(node: Node) -> _Quotients:
-    shared, degrees = False, []
+    shared = False
+    degrees: list[int | None] = []
     waiting = [part for part in _components(node) if len(_sides(part)) == 1]
     while waiting:
         each = waiting.pop()
         waiting += nodes(each)
-        if each.kind == "divide" and symbols(each):
+        if each.kind in ("call", "factorial"):
+            degrees.append(None)
+        elif each.kind == "divide" and symbols(each):
             degrees.append(_degree(each.args[1]))
             shared = shared or _has_shared_factor(*each.args)
         elif each.kind == "power":

@@ -48,6 +48,8 @@ _MAX_LENGTH = 2 * notation.MAX_LENGTH
 _WORDS = re.compile(r"[\w\s'’.,:;&%/()!?-]+")
 _EDGES = " ().,:;?"
 _LETTER = re.compile(r"[^\W\d_]")
+# Letters of choices, and of true, false, yes and no; the case of other symbols matters.
+_CASELESS = frozenset("abcdefghijtfyn")
 _WORD = re.compile(r"[^\W\d_]{2}")
 _SPACES = re.compile(r"(?<!\d) | (?!\d)")
 
@@ -232,7 +234,7 @@ def _read(text: str) -> _Reading:
         if node is None:
             words = bare.rstrip("!" + _EDGES)
         elif _LETTER.fullmatch(bare):
-            words = bare
+            words = bare if bare in _CASELESS else ""
         elif _WORD.search(cleaned):
             words = folded
     return _Reading(cleaned, compact, words, node, problem)

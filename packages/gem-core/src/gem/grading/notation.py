@@ -7,7 +7,7 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from gem.grading.cleaning import expanded
-from gem.grading.relations import equal, inequality, name_of
+from gem.grading.relations import conjunction, equal, inequality, name_of
 from gem.grading.tree import (
     MAX_HEIGHT,
     Node,
@@ -39,6 +39,7 @@ _REPEATING = re.compile(r"\s*(\d*)\.(\d*)\\overline\s*\{(\d+)\}")
 _MIXED = re.compile(
     r"\s*(?:\\[dtc]?frac\s*(?:\{\s*\d+\s*\}\s*\{\s*\d+\s*\}|\d\s*\d)|\d+\s*/\s*\d+)"
 )
+_MEMBER = re.compile(r"\s*([a-zA-Z])\s*\\in(?![a-z])")
 _ELLIPSIS = re.compile(r"\s*\\ldots(?![a-zA-Z])")
 # The digits behind the point of a periodic decimal: the period and its repetitions.
 _PERIODS = (re.compile(r"(\d*?)(\d)\2{2,}"), re.compile(r"(\d*?)(\d{2,10})(?:\2)+(\d*)"))
@@ -69,6 +70,9 @@ _RELATIONS = {
 _SIGNS = {"+": 1, "-": -1, "\\pm": 1, "\\mp": -1}
 _PRODUCTS = frozenset({"*", "\\cdot", "\\times", "\\ast"})
 _QUOTIENTS = frozenset({"/", "\\div"})
+_OR = frozenset({"or", "\\lor", "\\vee"})
+_AND = frozenset({"and", "\\land", "\\wedge"})
+_JOINTS = _OR | _AND | {",", ";"}
 _FRACTIONS = frozenset({"\\frac", "\\dfrac", "\\tfrac", "\\cfrac"})
 _BINOMIALS = frozenset({"\\binom", "\\dbinom", "\\tbinom"})
 # Openers with their closer and the function that they stand for.
@@ -101,7 +105,9 @@ def read(cleaned: str) -> Node:
     family = (
         _FAMILY.search(text) if text[-1:] in ("Z", "}", ")", "r") or "integer" in text else None
     )
-    text, unit = expanded(text[: family.start()] if family else text)
+    text = text[: family.start()] if family else text
+    member = _MEMBER.match(text)
+    text, unit = expanded(text[member.end() :] if member else text)
     reader = _Reader(text)
     try:
         node = reader.read()
@@ -116,6 +122,8 @@ def read(cleaned: str) -> Node:
         node = Node("family", (node, parameter))
     if unit:
         node = Node("measure", (node, unit))
+    if member:
+        node = Node("named", (member[1], node))
     return Node("choice", (choice[1] or choice[2], node)) if choice else node
 
 
@@ -188,11 +196,9 @@ class _Reader:
     def items(self, closers: str = "") -> Node:
         """Parse one item, or a list of items that commas, `and` and `or` separate."""
         items = self.item()
-        joined_by_or = False
-        while self.token in (",", ";", "and", "or", "\\lor", "\\vee") or (
-            self.token == "\\row" and not closers
-        ):
-            joined_by_or = joined_by_or or self.token in ("or", "\\lor", "\\vee")
+        joints = set()
+        while self.token in _JOINTS or (self.token == "\\row" and not closers):
+            joints.add(self.token)
             self.advance()
             if self.token in ("and", "or"):
                 self.advance()
@@ -201,8 +207,10 @@ class _Reader:
                 raise TooComplexError("too many items")
         if len(items) == 1:
             return items[0]
-        if joined_by_or and all(item.kind == "interval" for item in items):
+        if joints & _OR and all(item.kind == "interval" for item in items):
             return Node("union", tuple(items))
+        if joints <= _AND and len(items) == 2:
+            return conjunction(*items) or Node("list", tuple(items))
         return Node("list", tuple(items))
 
     def item(self) -> list[Node]:
@@ -507,6 +515,9 @@ class _Reader:
 
     def operand(self) -> Node:
         """Parse the argument of a function, with or without brackets: `sin 2x` is sin(2x)."""
+        if self.token == "{" and self.text[self.end :].lstrip()[:1] != "(":
+            # As it is printed: \\log{x}^3 is the logarithm of a power.
+            return self.factor()
         if self.token in ("(", "{", "["):
             node = self.primary()
             return Node("degrees", (node,)) if self.take("\\deg") else node

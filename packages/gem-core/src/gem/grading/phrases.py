@@ -21,6 +21,7 @@ _SENTENCE = re.compile(
     r"(?:\$([^$]+)\$|\\\(((?:(?!\\\)).)+)\\\))\s*\.?\s*",
     re.IGNORECASE,
 )
+_BOLD = re.compile(r"\s*\*\*([^*]+)\*\*\s*")
 _NO_SUBJECT = words("a an but cannot if or and than that which without")
 _MAX_LENGTH = 500
 _CHOICE = re.compile(r"\(?([A-J])(?:\)|[.:])\s+(.+)")
@@ -37,6 +38,9 @@ def without_phrase(text: str) -> str:
     """Return the answer in a sentence that says what the answer is; any other text unchanged."""
     if len(text) > _MAX_LENGTH:
         return text
+    bold = _BOLD.fullmatch(text)
+    if bold:
+        return bold[1]
     lead = _LEAD.match(text)
     if lead:
         rest = text[lead.end() :]

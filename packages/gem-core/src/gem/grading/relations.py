@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from gem.grading.tree import FIXED, Node, UnreadableError, integer
+from gem.grading.tree import FIXED, Node, UnreadableError, Work, integer, unsigned
+from gem.grading.values import rational
+
+# Letters that stand for unknowns rather than for given numbers.
+_UNKNOWNS = frozenset("xyztuvw")
 
 
 def equal(name: str, sides: list[Node], signs: list[str]) -> Node:
@@ -35,7 +39,7 @@ def inequality(sides: list[Node], signs: list[str]) -> Node:
     if len(sides) == 2:
         if any(_is_absolute(side) for side in sides):
             return _absolute(sides, signs[0], infinity)
-        if "symbol" in (sides[0].kind, _negated(sides[0]).kind):
+        if _is_unknown(sides[0], sides[1]):
             sides, signs = [_negated(infinity), *sides], ["<", *signs]
         else:
             sides, signs = [*sides, infinity], [*signs, "<"]
@@ -48,6 +52,34 @@ def inequality(sides: list[Node], signs: list[str]) -> Node:
         raise UnreadableError(" ".join(signs))
     brackets = ("[" if signs[0] == "<=" else "(") + ("]" if signs[1] == "<=" else ")")
     return Node("interval", (low, high, brackets))
+
+
+def _is_unknown(left: Node, right: Node) -> bool:
+    """Return whether the left side is the unknown: of x and a, it is x."""
+    names = [
+        unsigned(side).args[0] if unsigned(side).kind == "symbol" else "" for side in (left, right)
+    ]
+    if all(names):
+        return names[0][0] in _UNKNOWNS or names[1][0] not in _UNKNOWNS
+    return bool(names[0])
+
+
+def conjunction(first: Node, second: Node) -> Node | None:
+    """Return the interval of `x>1 and x<5`; None if the two have no part in common, or no values.
+
+    Of `x<1 and x>5` both are meant.
+    """
+    if first.kind != "interval" or second.kind != "interval":
+        return None
+    infinity = Node("symbol", ("infinity",))
+    for left, right in ((first, second), (second, first)):
+        low, high = left.args[0], right.args[1]
+        ends = [rational(end, Work()) for end in (low, high)]
+        if left.args[1] == infinity and right.args[0] == _negated(infinity) and None not in ends:
+            if ends[0] >= ends[1]:  # type: ignore[operator]
+                return None
+            return Node("interval", (low, high, left.args[2][0] + right.args[2][1]))
+    return None
 
 
 def _is_absolute(node: Node) -> bool:

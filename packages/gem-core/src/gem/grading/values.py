@@ -350,7 +350,7 @@ def _same_in_floats(answer: Node, gold: Node, work: Work, cost: int) -> bool:
 class _Point(NamedTuple):
     """Where expressions are compared."""
 
-    index: int
+    number: int
     positive: frozenset[str] = frozenset()
     """Symbols whose values are positive at all points."""
 
@@ -467,10 +467,10 @@ _CONSTANTS = {"pi": complex(math.pi), "e": complex(math.e), "i": 1j, "infinity":
 def _float_symbol(name: str, point: _Point) -> complex:
     if name in _CONSTANTS:
         return _CONSTANTS[name]
-    seed = zlib.crc32(name.encode()) * 2654435761 + point.index * 0x9E3779B1
+    seed = zlib.crc32(name.encode()) * 2654435761 + point.number * 0x9E3779B1
     size = 0.3 + 2.2 * ((seed >> 7) % 10007) / 10007
     # The first half of the points is positive: some functions are defined only there.
-    return complex(size if point.index < _POINTS or name in point.positive else -size)
+    return complex(size if point.number < _POINTS or name in point.positive else -size)
 
 
 def _arccot(z: complex) -> complex:
