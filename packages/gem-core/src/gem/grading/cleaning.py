@@ -138,20 +138,21 @@ def expanded(cleaned: str) -> tuple[str, str]:
     text = _DEGREES.sub(r" \\deg ", cleaned)
     text = _REALS.sub(r"(-\\infty,\\infty)", text)
     text = _SCALE.sub(lambda m: f"*10^{{{SCALES[m[1].lower()]}}}", text)
-    if text[-3:] in ("\\AM", "\\PM"):
+    last = text[-1:]
+    if last == "M" and text[-3:] in ("\\AM", "\\PM"):
         return text[:-3], text[-2:]
     wide = None if text.isascii() else _WIDE_UNIT.search(text)
     if wide and _WIDE_CHANGES.isdisjoint(wide[0]):
         return text[: wide.start()], f"?{wide[0].strip()}"
-    marked = _MARKED.search(text) if text[-1:] == "'" else None
+    marked = _MARKED.search(text) if last == "'" else None
     if marked:
         return text[: marked.start()], _MARKS[marked[1]]
-    temperature = _TEMPERATURE.search(text) if text[-1:] in ("C", "F") else None
+    temperature = _TEMPERATURE.search(text) if last in ("C", "F") else None
     if temperature:
         return text[: temperature.start()], "degree" + temperature[1]
     if "\\dollar" in text:
         return text.replace("\\dollar", " "), "dollar"
-    if text.endswith("%") and "," not in text and ";" not in text:
+    if last == "%" and "," not in text and ";" not in text:
         return text[:-1], "%"
     tail = None
     if not text[-1:].isdigit() or "^" in text:

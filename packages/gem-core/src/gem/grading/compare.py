@@ -19,6 +19,11 @@ from gem.grading.tree import (
 from gem.grading.values import is_integer, same_value
 
 _MAX_UNORDERED = 64
+_EXPRESSIONS = frozenset(
+    {"number", "symbol", "add", "multiply", "divide", "power", "negate", "factorial", "call"}
+)
+# What `_plain` leaves as it is.
+_FINAL = _EXPRESSIONS - {"negate"} | {"interval", "tuple", "list", "measure"}
 _FINITE = frozenset({"set", "list"})
 # A constant of integration, and letters that usually stand for any integer.
 _CONSTANT = re.compile(r"[Cc](?:_\d)?|K")
@@ -44,6 +49,11 @@ def _same(answer: Node, gold: Node, work: Work) -> bool:
     if answer == gold:
         return True
     answer, gold = _plain(answer, work), _plain(gold, work)
+    if answer.kind in _EXPRESSIONS and gold.kind in _EXPRESSIONS:
+        equal = same_value(answer, gold, work)
+        if equal or answer.kind != "add" or gold.kind != "add":
+            return equal
+        return _same_up_to_constant(answer, gold, work)
     kinds = {answer.kind, gold.kind}
     if "choice" in kinds:
         return _same_choice(answer, gold, work)
@@ -73,9 +83,7 @@ def _same(answer: Node, gold: Node, work: Work) -> bool:
         )
     if kinds & {"interval", "tuple", "list", "union", "ratio", "equation", "unequal", "chain"}:
         return False
-    if same_value(answer, gold, work):
-        return True
-    return _same_up_to_constant(answer, gold, work)
+    return same_value(answer, gold, work)
 
 
 def _same_up_to_constant(answer: Node, gold: Node, work: Work) -> bool:
@@ -84,8 +92,9 @@ def _same_up_to_constant(answer: Node, gold: Node, work: Work) -> bool:
     The constant of integration is a summand such as C, c or C_1 that occurs once. The gold's is a
     capital, or its only symbol but one.
     """
-    name, expected = _constant(answer), _constant(gold)
-    if not name or not expected:
+    expected = _constant(gold)
+    name = _constant(answer) if expected else ""
+    if not name:
         return False
     others = symbols(gold) - {expected}
     if others != symbols(answer) - {name} or any(other[0].isupper() for other in others):
@@ -103,7 +112,7 @@ def _same_up_to_constant(answer: Node, gold: Node, work: Work) -> bool:
 
 
 def _constant(node: Node) -> str:
-    found, waiting, rest = "", [node] if node.kind == "add" else [], []
+    found, waiting, rest = "", [node], []
     while waiting:
         term = waiting.pop()
         if term.kind == "add":
@@ -112,11 +121,13 @@ def _constant(node: Node) -> str:
             found = str(term.args[0])
         else:
             rest.append(term)
-    return "" if any(found in symbols(term) for term in rest) else found
+    return "" if found and any(found in symbols(term) for term in rest) else found
 
 
 def _plain(node: Node, work: Work) -> Node:
     """Simplify a node: a chain of equal values to the last, a set of one to its element, etc."""
+    if node.kind in _FINAL:
+        return node
     if node.kind == "set" and len(node.args) == 1:
         return _plain(node.args[0], work)
     if node.kind == "union" and not any(

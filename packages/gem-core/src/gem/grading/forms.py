@@ -120,11 +120,13 @@ def unevaluated(answer: Node | str, gold: Node | str) -> str | None:
     found = _operations(answer)
     if found:
         found -= _operations(gold)
-    if not found and not isinstance(gold, str) and not isinstance(answer, str):
+    elif not isinstance(gold, str) and not isinstance(answer, str):
         found = _beyond_numbers(answer, gold)
-        if not found and _is_uncancelled(answer, gold):
-            found = {"quotient"}
-    return min(found, default=None)
+    if found:
+        return min(found)
+    if isinstance(gold, Node) and isinstance(answer, Node) and _is_uncancelled(answer, gold):
+        return "quotient"
+    return None
 
 
 def _readable(answer: Node | str) -> Node | str:
@@ -214,6 +216,8 @@ def _is_uncancelled(answer: Node, gold: Node) -> bool:
     Either a factor stands above and below the line, or the divisor has a higher degree than all
     divisors of the gold together, as in (x^2-1)/(x-1) for x+1.
     """
+    if not symbols(answer):
+        return False
     mine = _quotients(answer)
     if not mine.shared and not any(mine.degrees):
         return False

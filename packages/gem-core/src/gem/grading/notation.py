@@ -102,12 +102,13 @@ def read(cleaned: str) -> Node:
         raise TooComplexError("too long")
     choice = _CHOICE.match(cleaned) if cleaned[:1] in _CHOICES else None
     text = cleaned[choice.end() :] if choice else cleaned
-    family = (
-        _FAMILY.search(text) if text[-1:] in ("Z", "}", ")", "r") or "integer" in text else None
-    )
-    text = text[: family.start()] if family else text
-    member = _MEMBER.match(text)
-    text, unit = expanded(text[member.end() :] if member else text)
+    family = member = None
+    if "\\in" in text or "integer" in text:
+        family = _FAMILY.search(text)
+        text = text[: family.start()] if family else text
+        member = _MEMBER.match(text)
+        text = text[member.end() :] if member else text
+    text, unit = expanded(text)
     reader = _Reader(text)
     try:
         node = reader.read()
@@ -138,6 +139,7 @@ class _Reader:
         self.tokens = 0
         self.sign = 1
         self.signs_seen = False
+        self.goes_on = "\\ldots" in text
         self.advance()
 
     def read(self) -> Node:
@@ -410,7 +412,7 @@ class _Reader:
             self.end = base.end()
             self.advance()
             return Node("symbol", (f"{text}_{(base[1] or base[2] or base[3]).strip()}",))
-        ellipsis = _ELLIPSIS.match(self.text, self.end)
+        ellipsis = _ELLIPSIS.match(self.text, self.end) if self.goes_on else None
         if ellipsis:
             value = _periodic(text)
             self.end = ellipsis.end()

@@ -9,6 +9,10 @@ import re
 
 from gem.grading.vocabulary import changes_number, words
 
+_START = re.compile(
+    r"\s*(?:\*\*|\\text|so\b|thus|hence|the|my\b|our|final|correct|required|answer|result|solution|val)",
+    re.IGNORECASE,
+)
 _LEAD = re.compile(
     r"\s*(?:\*\*|\\text\s*\{)?\s*(?:(?:so|thus|hence|therefore|then)\b,?\s*)?"
     r"(?:(?:the|my|our)\s+)?(?:(?:final|correct|required)\s+)?(?:answer|result|solution|value)"
@@ -31,12 +35,13 @@ _DOUBTS = words("""
     probably rather versus wrong
 """)
 _ORDINAL = re.compile(r"(\d+)\s*(?:\^\s*)?(?:\{\s*)?(st|nd|rd|th)(?:\s*\})?")
+_LAST = frozenset("tdh}")
 _ENDINGS = {"1": "st", "2": "nd", "3": "rd"}
 
 
 def without_phrase(text: str) -> str:
     """Return the answer in a sentence that says what the answer is; any other text unchanged."""
-    if len(text) > _MAX_LENGTH:
+    if len(text) > _MAX_LENGTH or not _START.match(text):
         return text
     bold = _BOLD.fullmatch(text)
     if bold:
@@ -69,7 +74,7 @@ def chosen(cleaned: str) -> str:
 
 def cardinal(cleaned: str) -> str:
     """Return the number of an ordinal, `5` for `5th`; any other text unchanged."""
-    found = _ORDINAL.fullmatch(cleaned)
+    found = _ORDINAL.fullmatch(cleaned) if cleaned[-1:] in _LAST else None
     if found is None:
         return cleaned
     digits = found[1]
