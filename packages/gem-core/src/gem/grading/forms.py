@@ -254,7 +254,9 @@ def _has_shared_factor(above: Node, below: Node) -> bool:
     factors: list[list[Node]] = [[], []]
     for side, part in enumerate((above, below)):
         for factor in _flat(unsigned(part), "multiply"):
-            factors[side].append(factor.args[0] if factor.kind == "power" else factor)
+            if factor.kind == "power" and (symbols(factor.args[0]) or not symbols(factor.args[1])):
+                factor = factor.args[0]
+            factors[side].append(factor)
     numbers = [integer(factor) for factor in factors[1]]
     if any(n and abs(n) > 1 and (integer(m) or 1) % n == 0 for n in numbers for m in factors[0]):
         return True

@@ -161,7 +161,7 @@ def _decide_one(prediction: Any, gold: str) -> tuple[bool, str, Sequence[_Questi
         return True, "exact", ()
     if expected.words and answer.words == expected.words:
         return True, "text", ()
-    if len(expected.words) == 1 and phrases.chosen(answer.cleaned).casefold() == expected.words:
+    if len(expected.words) == 1 and phrases.chosen(answer.cleaned) == expected.text.strip(_EDGES):
         return True, "text", ()
     if expected.node is None and expected.words:
         return False, "different", ()
