@@ -9,6 +9,7 @@ from fractions import Fraction
 from gem.grading.cleaning import expanded
 from gem.grading.relations import conjunction, equal, inequality, name_of
 from gem.grading.tree import (
+    FIXED,
     MAX_HEIGHT,
     Node,
     TooComplexError,
@@ -17,7 +18,15 @@ from gem.grading.tree import (
     size,
     symbols,
 )
-from gem.grading.vocabulary import ALIASES, CONSTANTS, FUNCTIONS, GREEK, INVERSES, is_product
+from gem.grading.vocabulary import (
+    ALIASES,
+    CONSTANTS,
+    FUNCTIONS,
+    GREEK,
+    INVERSES,
+    VARIANTS,
+    is_product,
+)
 
 MAX_LENGTH = 2000
 _MAX_DEPTH = 40
@@ -46,6 +55,7 @@ _PERIODS = (re.compile(r"(\d*?)(\d)\2{2,}"), re.compile(r"(\d*?)(\d{2,10})(?:\2)
 _SUBSCRIPT = re.compile(
     r"\s*_\s*(?:\{\s*\\?([a-zA-Z0-9, ]{1,20})\s*\}|\\([a-zA-Z]+)|([a-zA-Z0-9]))"
 )
+_INDEX = re.compile(r"\d{1,3}(?![\d.])")
 # A name left of an equals sign: `f(x)`, `f^{-1}(x)`, `AB`, `Area`.
 _NAMED = re.compile(
     r"\s*(?:[a-zA-Z]\s*(?:\^\s*(?:\{\s*\(?-?\w{1,3}\)?\s*\}|-?\d)\s*)?'{0,3}\s*"
@@ -367,7 +377,7 @@ class _Reader:
             first = self.token[0]
             self.end += 1 - len(self.token)
             if self.kind == "name":
-                return self.symbol(first)
+                return self.symbol(first, indexed=False)
             if first.isdigit():
                 self.advance()
                 return _integer(first)
@@ -459,11 +469,17 @@ class _Reader:
             self.advance()
             return self.function(name, latex)
         if name in CONSTANTS or name in GREEK:
-            return self.symbol(CONSTANTS.get(name, name))
+            return self.symbol(CONSTANTS.get(name) or VARIANTS.get(name, name))
         return None
 
-    def symbol(self, name: str) -> Node:
+    def symbol(self, name: str, indexed: bool = True) -> Node:
         subscript = _SUBSCRIPT.match(self.text, self.end)
+        indexed = indexed and not subscript and name not in FIXED
+        index = _INDEX.match(self.text, self.end) if indexed else None
+        if index:
+            # `x1` is the x_1 of plain text.
+            name = f"{name}_{index[0]}"
+            self.end = index.end()
         if subscript:
             name = f"{name}_{(subscript[1] or subscript[2] or subscript[3]).strip()}"
             self.end = subscript.end()

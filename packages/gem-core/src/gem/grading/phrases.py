@@ -10,19 +10,19 @@ import re
 from gem.grading.vocabulary import changes_number, words
 
 _START = re.compile(
-    r"\s*(?:\*\*|\\text|so\b|thus|hence|the|my\b|our|final|correct|required|answer|result|solution|val)",
+    r"\s*(?:\*\*|\\text|so\b|thus|hence|the|my\b|our|final|correct|required|ans|result|solution|val)",
     re.IGNORECASE,
 )
 _LEAD = re.compile(
     r"\s*(?:\*\*|\\text\s*\{)?\s*(?:(?:so|thus|hence|therefore|then)\b,?\s*)?"
-    r"(?:(?:the|my|our)\s+)?(?:(?:final|correct|required)\s+)?(?:answer|result|solution|value)"
+    r"(?:(?:the|my|our)\s+)?(?:(?:final|correct|required)\s+)?(?:answer|ans|result|solution|value)"
     r"\s*(?:\bis\b|\bequals\b|[:=])\s*:?\s*(?:\*\*|\})?\s*",
     re.IGNORECASE,
 )
 # `The probability is $\frac12$.`: one formula, behind which nothing is said.
 _SENTENCE = re.compile(
     r"\s*(?:(?:so|thus|hence|therefore),?\s+)?the((?:\s+[a-z]+){1,6})\s+(?:is|are|equals)\s*:?\s*"
-    r"(?:\$([^$]+)\$|\\\(((?:(?!\\\)).)+)\\\))\s*\.?\s*",
+    r"(?:\$([^$]+)\$|\\\(((?:(?!\\\)).)+)\\\)|((?:[^a-zA-Z$]|\\[a-zA-Z]+)+))\s*\.?\s*",
     re.IGNORECASE,
 )
 _BOLD = re.compile(r"\s*\*\*([^*]+)\*\*\s*")
@@ -56,7 +56,7 @@ def without_phrase(text: str) -> str:
     subject = sentence[1].lower().split()
     if any(word in _NO_SUBJECT or changes_number(word) for word in subject):
         return text
-    return str(sentence[2] or sentence[3])
+    return str(sentence[2] or sentence[3] or sentence[4])
 
 
 def chosen(cleaned: str) -> str:

@@ -26,6 +26,7 @@ ALIASES = {
     "tg": "tan",
     "ctg": "cot",
     "arctg": "arctan",
+    "Abs": "abs",
     "arcctg": "arccot",
     **{f"a{name}": inverse for name, inverse in INVERSES.items()},
     **{f"ar{name}": inverse for name, inverse in INVERSES.items() if name.endswith("h")},
@@ -34,6 +35,8 @@ GREEK = words("""
     alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta kappa lambda mu nu xi rho
     sigma tau phi varphi chi psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega
 """)
+# Two shapes of one letter.
+VARIANTS = {"varepsilon": "epsilon", "vartheta": "theta", "varphi": "phi"}
 _NOTATION = FUNCTIONS | GREEK | ALIASES.keys() | CONSTANTS.keys()
 # Letters of variables that are commonly multiplied without a sign, such as `xyz`.
 VARIABLES = ("abcd", "klmn", "pqrst", "uvwxyz")
