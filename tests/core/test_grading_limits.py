@@ -15,7 +15,8 @@ from gem.grading.formats import BOXED
 from gem.grading.math import grade
 from gem.grading.tree import MAX_WORK
 
-GOLDS = ["5", "x+1", "\\{1,2\\}", "[0,1)", "\\sqrt{2}", "1,2,3,4,5,6", "y=2x+1"]
+GOLDS = ["5", "x+1", "\\{1,2\\}", "[0,1)", "\\sqrt{2}", "1,2,3,4,5,6", "y=2x+1",
+         "x^2+C", "k\\pi, k\\in\\mathbb{Z}", "\\{1\\}\\cup\\{2\\}", "\\sqrt{k/m}"]  # fmt: skip
 NESTED = [
     ("1\\pm(1", ")"), ("\\{\\pm", "\\}"), ("{\\pm1,", "}"), ("\\frac{1\\pm1}{", "}"),
     ("2^{\\pm", "}"),
@@ -80,7 +81,9 @@ def test_a_sign_in_brackets_is_read_twice_however_deep(counts: Counts) -> None:
 @pytest.mark.parametrize(
     "piece",
     ["x+", "x^{10^9}+", "1000!+", "1/97+", "\\{1,2\\},", "(1,2),", "1,", "1=", "\\sin(x)+", "x=1,",
-     "\\sqrt[3]{9^{999}}+", "x^2y=1,", "e^x,", "\\sqrt{2}=", "2^{2^{9}}x+"],
+     "\\sqrt[3]{9^{999}}+", "x^2y=1,", "e^x,", "\\sqrt{2}=", "2^{2^{9}}x+",
+     "C+x+", "\\{1,2\\}\\cup", "\\binom{n}{9}+", "k\\pi,", "x/x+", "\\tan^{-1}x+",
+     "0.333...,", "\\sqrt{k/m}+"],
 )  # fmt: skip
 def test_a_comparison_evaluates_a_bounded_number_of_nodes(piece: str, counts: Counts) -> None:
     for size in (500, 2000, 4000):

@@ -34,6 +34,7 @@ _MAX_EXPONENT = 400
 # Most tokens of one answer; those parsed again after `back_to` count again.
 _MAX_TOKENS = 3000
 _MAX_PERIODIC = 60
+_MAX_PERIOD = 12
 
 _TOKEN = re.compile(
     r"\s*(?:"
@@ -50,8 +51,6 @@ _MIXED = re.compile(
 )
 _MEMBER = re.compile(r"\s*([a-zA-Z])\s*\\in(?![a-z])")
 _ELLIPSIS = re.compile(r"\s*\\ldots(?![a-zA-Z])")
-# The digits behind the point of a periodic decimal: the period and its repetitions.
-_PERIODS = (re.compile(r"(\d*?)(\d)\2{2,}"), re.compile(r"(\d*?)(\d{2,10})(?:\2)+(\d*)"))
 _SUBSCRIPT = re.compile(
     r"\s*_\s*(?:\{\s*\\?([a-zA-Z0-9, ]{1,20})\s*\}|\\([a-zA-Z]+)|([a-zA-Z0-9]))"
 )
@@ -674,13 +673,20 @@ def _periodic(text: str) -> Fraction:
     whole, _, digits = text.partition(".")
     if not digits.isdigit() or len(digits) > _MAX_PERIODIC:
         raise UnreadableError(text)
-    found = _PERIODS[0].fullmatch(digits)
-    if found is None:
-        found = _PERIODS[1].fullmatch(digits)
-        if found is None or not found[2].startswith(found[3]):
-            raise UnreadableError(text)
-    fixed, period = found[1], found[2]
-    tail = Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(fixed))
+    n = len(digits)
+    readings = []
+    for period in range(1, min(_MAX_PERIOD, n // 2) + 1):
+        start = n - period
+        while start and digits[start - 1] == digits[start - 1 + period]:
+            start -= 1
+        if n - start >= (2 * period if period > 1 else 3):
+            readings.append((start + period, period))
+    if not readings:
+        raise UnreadableError(text)
+    # What needs the fewest digits to be said.
+    end, period = min(readings)
+    fixed, repeated = digits[: end - period], digits[end - period : end]
+    tail = Fraction(int(repeated), (10**period - 1) * 10 ** len(fixed))
     return Fraction(int(f"{whole or 0}{fixed}"), 10 ** len(fixed)) + tail
 
 
