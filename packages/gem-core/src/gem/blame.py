@@ -7,6 +7,7 @@ fails under a grader, the cause is the sandbox. Imports nothing of gem.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from contextvars import Context, ContextVar
 from typing import Literal, TypeAlias, cast
 
@@ -52,15 +53,22 @@ class _Boundary:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         _INSIDE.reset(self._token)
-        if isinstance(error, Exception) and cause_of(error) is None:
-            vars(error)[_KEY] = self._cause
+        if error is not None and cause_of(error) is None:
+            # An exception of foreign code may have a `__dict__` of its own making.
+            with suppress(Exception):
+                vars(error)[_KEY] = self._cause
 
 
 def cause_of(error: BaseException | None) -> Cause | None:
     """Return the cause of an exception, or of the one it was raised from; None if it has none."""
-    while error is not None:
-        cause = vars(error).get(_KEY)
-        if cause is not None:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        try:
+            cause = vars(error).get(_KEY)
+        except Exception:  # it is foreign, and so is its `__dict__`
+            cause = None
+        if cause in CAUSES:
             return cast(Cause, cause)
         error = error.__cause__
     return None

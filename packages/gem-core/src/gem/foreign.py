@@ -1,0 +1,157 @@
+"""What foreign code raises: contained, so that it ends a call and never a run, and put into words.
+
+Foreign code is an environment, a tool, a grader or an opponent. It may raise anything: `SystemExit`
+as a command line does, `KeyboardInterrupt`, `asyncio.CancelledError`, an exception whose message
+cannot be read. Whoever calls it catches `BaseException` and goes on with `contained(error)`.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import inspect
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from types import CodeType
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+MOST_CHARACTERS = 4000
+"""Longest message of an exception that is kept; the middle of a longer one is left out."""
+_MOST_TRACE = 20_000
+_RAISES = {dis.opmap[name] for name in ("RAISE_VARARGS", "RERAISE")}
+
+
+class ForeignExitError(Exception):
+    """Foreign code raised what would end this program or a task of its event loop.
+
+    The exception that it raised is `__cause__`.
+    """
+
+
+def contained(error: BaseException) -> Exception:
+    """Return what foreign code raised, as an exception that ends its call only.
+
+    Args:
+        error: What was raised. An ordinary exception is returned as it is; any other, and the
+            exceptions that futures and coroutines refuse, becomes a `ForeignExitError`.
+
+    Raises:
+        BaseException: `error` itself, if the user interrupted this program (Ctrl-C).
+    """
+    if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
+        return error
+    if is_interrupt(error):
+        raise error
+    exit = ForeignExitError(described(error))
+    exit.__cause__ = error
+    return exit
+
+
+def called(function: Callable[..., T], *arguments: Any) -> T:
+    """Call foreign code; what it raises is raised as `contained` returns it."""
+    try:
+        return function(*arguments)
+    except BaseException as error:
+        failed = contained(error)
+        if failed is error:
+            raise
+        raise failed from error
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Whether the user interrupted this program, and foreign code did not raise the exception.
+
+    Python delivers SIGINT to the main thread, between two instructions of the code that runs. A
+    `KeyboardInterrupt` that comes from a `raise` was raised by the code itself, unless the handler
+    of the signal has that `raise`.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    return any(
+        isinstance(each, KeyboardInterrupt) and _is_of_signal(each) for each in _chain(error)
+    )
+
+
+def named(error: BaseException) -> tuple[str, str]:
+    """Return the name of an exception's class, and its message.
+
+    Never raises. The message is shortened, and can be written as UTF-8.
+    """
+    if isinstance(error, ForeignExitError) and error.__cause__ is not None:
+        error = error.__cause__
+    name = type.__dict__["__name__"].__get__(type(error))
+    try:
+        text = str.__str__(str(error))
+    except BaseException as failed:
+        kind = type.__dict__["__name__"].__get__(type(failed))
+        text = f"(its message cannot be read: {kind})"
+    return name, shortened(text, MOST_CHARACTERS)
+
+
+def described(error: BaseException) -> str:
+    """Return `Class: message` of an exception; see `named`."""
+    name, message = named(error)
+    return f"{name}: {message}"
+
+
+def trace(error: BaseException) -> str:
+    """Return an exception with its traceback, for a log; never raises."""
+    try:
+        text = "".join(traceback.format_exception(error))
+    except BaseException:
+        text = described(error)
+    return shortened(text, _MOST_TRACE)
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal; real-time signals have none of their own."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def shortened(text: str, most: int) -> str:
+    """Return a text of about `most` characters at most that can be written as UTF-8."""
+    if len(text) > most:
+        cut = len(text) - most
+        text = f"{text[: most // 2]} ... ({cut} characters left out) ... {text[-(most // 2) :]}"
+    return text.encode(errors="backslashreplace").decode()
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an exception and those that it was raised from or during."""
+    seen: set[int] = set()
+    waiting = [error]
+    while waiting:
+        each = waiting.pop()
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            yield each
+            waiting += [each.__cause__, each.__context__]
+
+
+def _is_of_signal(error: KeyboardInterrupt) -> bool:
+    handler = _code(signal.getsignal(signal.SIGINT))
+    last = None
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code is handler:
+            return True
+        last, trace = trace, trace.tb_next
+    return last is None or last.tb_frame.f_code.co_code[last.tb_lasti] not in _RAISES
+
+
+def _code(handler: Any) -> CodeType | None:
+    """Return the code of a handler that is written in Python."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    function = inspect.unwrap(getattr(handler, "__func__", handler))
+    if not hasattr(function, "__code__"):
+        function = getattr(type(handler).__call__, "__func__", type(handler).__call__)
+    code = getattr(function, "__code__", None)
+    return code if isinstance(code, CodeType) else None
