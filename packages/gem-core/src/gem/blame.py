@@ -7,7 +7,6 @@ fails under a grader, the cause is the sandbox. Imports nothing of gem.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from contextvars import Context, ContextVar
 from typing import Literal, TypeAlias, cast
 
@@ -32,6 +31,8 @@ CAUSES: dict[Cause, str] = {
 """What each cause means, for users."""
 
 _KEY = "_gem_cause"
+# An exception of foreign code may look up attributes in a way of its own.
+_DICT, _CAUSE = (vars(BaseException)[name] for name in ("__dict__", "__cause__"))
 _INSIDE: ContextVar[Cause | None] = ContextVar("gem_boundary", default=None)
 
 
@@ -54,9 +55,7 @@ class _Boundary:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         _INSIDE.reset(self._token)
         if error is not None and cause_of(error) is None:
-            # An exception of foreign code may have a `__dict__` of its own making.
-            with suppress(Exception):
-                vars(error)[_KEY] = self._cause
+            _DICT.__get__(error)[_KEY] = self._cause
 
 
 def cause_of(error: BaseException | None) -> Cause | None:
@@ -64,13 +63,10 @@ def cause_of(error: BaseException | None) -> Cause | None:
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
-        try:
-            cause = vars(error).get(_KEY)
-        except Exception:  # it is foreign, and so is its `__dict__`
-            cause = None
-        if cause in CAUSES:
+        cause = _DICT.__get__(error).get(_KEY)
+        if cause is not None:
             return cast(Cause, cause)
-        error = error.__cause__
+        error = _CAUSE.__get__(error)
     return None
 
 

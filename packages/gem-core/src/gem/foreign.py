@@ -13,23 +13,41 @@ import inspect
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Iterator
-from types import CodeType
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Set
+from types import CodeType, TracebackType
+from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 
 MOST_CHARACTERS = 4000
 """Longest message of an exception that is kept; the middle of a longer one is left out."""
 _MOST_TRACE = 20_000
+# Exceptions that override these run foreign code wherever they are looked at, even by `isinstance`.
+_LOOKED_UP = ("__getattribute__", "__class__", "__dict__")
+_CAUSE, _CONTEXT, _TRACEBACK = (
+    vars(BaseException)[name] for name in ("__cause__", "__context__", "__traceback__")
+)
+_NAME, _FLAGS = vars(type)["__name__"], vars(type)["__flags__"]
+# Of types that are made while a program runs (Py_TPFLAGS_HEAPTYPE).
+_HEAP = 1 << 9
+_ENDING = [getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, n)]
 _RAISES = {dis.opmap[name] for name in ("RAISE_VARARGS", "RERAISE")}
 
 
 class ForeignExitError(Exception):
     """Foreign code raised what would end this program or a task of its event loop.
 
-    The exception that it raised is `__cause__`.
+    The exception that it raised is `__cause__`, unless looking at it runs foreign code.
     """
+
+    def __init__(self, name: str, message: str) -> None:
+        """Store the name of the class that was raised, and the message."""
+        super().__init__(name, message)
+        self.name = name
+        self.message = message
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.message}"
 
 
 def contained(error: BaseException) -> Exception:
@@ -40,14 +58,18 @@ def contained(error: BaseException) -> Exception:
             exceptions that futures and coroutines refuse, becomes a `ForeignExitError`.
 
     Raises:
-        BaseException: `error` itself, if the user interrupted this program (Ctrl-C).
+        BaseException: `error` itself, if a signal ends this program, such as Ctrl-C.
     """
-    if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
-        return error
+    kind = type(error)
+    tame = not any(name in vars(each) for each in _foreign(kind) for name in _LOOKED_UP)
+    refused = issubclass(kind, StopIteration | StopAsyncIteration)
+    if tame and issubclass(kind, Exception) and not refused:
+        return cast(Exception, error)
     if is_interrupt(error):
         raise error
-    exit = ForeignExitError(described(error))
-    exit.__cause__ = error
+    exit = ForeignExitError(*named(error))
+    if tame:
+        exit.__cause__ = error
     return exit
 
 
@@ -63,17 +85,16 @@ def called(function: Callable[..., T], *arguments: Any) -> T:
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Whether the user interrupted this program, and foreign code did not raise the exception.
+    """Whether a signal that ends this program raised an exception, and not foreign code.
 
-    Python delivers SIGINT to the main thread, between two instructions of the code that runs. A
-    `KeyboardInterrupt` that comes from a `raise` was raised by the code itself, unless the handler
-    of the signal has that `raise`.
+    Python runs handlers of signals in the main thread, between two instructions of the code that
+    runs there. A `KeyboardInterrupt` that comes from a `raise` was raised by the code itself,
+    unless a handler has that `raise`.
     """
     if threading.current_thread() is not threading.main_thread():
         return False
-    return any(
-        isinstance(each, KeyboardInterrupt) and _is_of_signal(each) for each in _chain(error)
-    )
+    handlers = {_code(signal.getsignal(number)) for number in _ENDING} - {None}
+    return any(_is_of_signal(each, handlers) for each in _chain(error))
 
 
 def named(error: BaseException) -> tuple[str, str]:
@@ -81,15 +102,13 @@ def named(error: BaseException) -> tuple[str, str]:
 
     Never raises. The message is shortened, and can be written as UTF-8.
     """
-    if isinstance(error, ForeignExitError) and error.__cause__ is not None:
-        error = error.__cause__
-    name = type.__dict__["__name__"].__get__(type(error))
+    if type(error) is ForeignExitError:
+        return error.name, error.message
     try:
         text = str.__str__(str(error))
     except BaseException as failed:
-        kind = type.__dict__["__name__"].__get__(type(failed))
-        text = f"(its message cannot be read: {kind})"
-    return name, shortened(text, MOST_CHARACTERS)
+        text = f"(its message cannot be read: {_NAME.__get__(type(failed))})"
+    return _NAME.__get__(type(error)), shortened(text, MOST_CHARACTERS)
 
 
 def described(error: BaseException) -> str:
@@ -132,17 +151,23 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         if each is not None and id(each) not in seen:
             seen.add(id(each))
             yield each
-            waiting += [each.__cause__, each.__context__]
+            waiting += [_CAUSE.__get__(each), _CONTEXT.__get__(each)]
 
 
-def _is_of_signal(error: KeyboardInterrupt) -> bool:
-    handler = _code(signal.getsignal(signal.SIGINT))
+def _foreign(kind: type[BaseException]) -> Iterator[type]:
+    """Yield the classes of an exception that are written in Python."""
+    return (each for each in type.mro(kind) if _FLAGS.__get__(each) & _HEAP)
+
+
+def _is_of_signal(error: BaseException, handlers: Set[CodeType | None]) -> bool:
     last = None
-    trace = error.__traceback__
+    trace: TracebackType | None = _TRACEBACK.__get__(error)
     while trace is not None:
-        if trace.tb_frame.f_code is handler:
+        if trace.tb_frame.f_code in handlers:
             return True
         last, trace = trace, trace.tb_next
+    if not issubclass(type(error), KeyboardInterrupt):
+        return False
     return last is None or last.tb_frame.f_code.co_code[last.tb_lasti] not in _RAISES
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -12,7 +13,7 @@ from typing import Any, TypeAlias, TypeVar
 from gem.blame import Cause, cause_of
 from gem.contract import check_reset, check_step
 from gem.core import Env, Info, Observation, Step
-from gem.errors import MisuseError, ResetNeededError
+from gem.errors import MisuseError, ResetNeededError, UnknownParameterError
 from gem.executors.threads import CallTimeoutError, env_threads
 from gem.foreign import contained, described, trace
 from gem.trajectory import Failure
@@ -66,6 +67,25 @@ def env_failure(error: BaseException, limit_s: float | None = None) -> EnvFailed
         message = f"environment exceeded its time limit{limit}{where}"
         return EnvFailedError(message, error.inside or "environment")
     return EnvFailedError(described(error), cause_of(error) or "environment")
+
+
+def check_options(env: Env, options: Mapping[str, Any]) -> None:
+    """Raise if an environment cannot be given these options of a reset.
+
+    Raises:
+        UnknownParameterError: Its `reset` does not take one of these names.
+    """
+    if not options:
+        return
+    for name in ("self", "seed"):
+        if name in options:
+            raise UnknownParameterError(f"{name!r} is not an option of a reset")
+    try:
+        inspect.signature(env.reset).bind(seed=None, **options)
+    except TypeError as error:
+        raise UnknownParameterError(f"{type(env).__name__}.reset: {error}") from None
+    except ValueError:  # it is not written in Python
+        return
 
 
 def close_env(env: Env) -> None:
@@ -206,7 +226,9 @@ class HeldEnv:
         return self._env
 
     def _reset(self, seed: int | None, options: Mapping[str, Any]) -> tuple[Observation, Info]:
-        return check_reset(self._load().reset(seed=seed, **options))
+        env = self._load()
+        check_options(env, options)
+        return check_reset(env.reset(seed=seed, **options))
 
     def _step(self, action: str) -> Step:
         if self._env is None:
