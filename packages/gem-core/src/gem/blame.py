@@ -55,7 +55,12 @@ class _Boundary:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         _INSIDE.reset(self._token)
         if error is not None and cause_of(error) is None:
-            _DICT.__get__(error)[_KEY] = self._cause
+            record_cause(error, self._cause)
+
+
+def record_cause(error: BaseException, cause: Cause | None) -> None:
+    """Record the cause of an exception; None for no cause."""
+    _DICT.__get__(error)[_KEY] = cause
 
 
 def cause_of(error: BaseException | None) -> Cause | None:

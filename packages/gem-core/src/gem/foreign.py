@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator, Set
 from types import CodeType, TracebackType
 from typing import Any, TypeVar, cast
 
+from gem.blame import cause_of, record_cause
+
 T = TypeVar("T")
 
 MOST_CHARACTERS = 4000
@@ -68,6 +70,7 @@ def contained(error: BaseException) -> Exception:
     if is_interrupt(error):
         raise error
     exit = ForeignExitError(*named(error))
+    record_cause(exit, cause_of(error))
     if tame:
         exit.__cause__ = error
     return exit

@@ -16,6 +16,7 @@ from typing import Any
 
 from gem.core import Env, EnvSpec
 from gem.errors import ConfigurationError, UnknownEnvError
+from gem.foreign import contained, described
 
 ENTRY_POINT_GROUP = "gem.envs"
 
@@ -146,11 +147,11 @@ def _register_packages() -> None:
     for entry in entry_points(group=ENTRY_POINT_GROUP):
         try:
             entry.load()()
-        except Exception as error:
+        except BaseException as error:
             # One broken package must not make all other environments unavailable.
             warnings.warn(
                 f"the environments of entry point {entry.name} = {entry.value} are missing: "
-                f"{type(error).__name__}: {error}",
+                f"{described(contained(error))}",
                 RuntimeWarning,
                 stacklevel=2,
             )

@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import struct
+from functools import partial
 
 from gem.executors.host import EnvHost
 from gem.workers import pool as graders
@@ -19,6 +20,11 @@ from gem.workers.process import limit
 _LENGTH = struct.Struct("!I")
 _CLOSE_S = 4.0
 """How long environments may take to close."""
+
+
+def _close(descriptor: int) -> None:
+    with contextlib.suppress(OSError):
+        os.close(descriptor)
 
 
 def main(descriptor: str, memory_mb: str, workers: str) -> None:
@@ -34,7 +40,8 @@ def main(descriptor: str, memory_mb: str, workers: str) -> None:
     connection = socket.socket(fileno=int(descriptor))
     connection.set_inheritable(False)
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=connection.close)
+        # Not the object's own `close`: that waits until nobody reads from it.
+        os.register_at_fork(after_in_child=partial(_close, int(descriptor)))
     graders.shared_by = int(workers)
     if memory_mb:
         limit("AS", int(memory_mb) * 2**20)
