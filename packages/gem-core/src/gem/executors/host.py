@@ -117,6 +117,7 @@ class EnvHost:
             FrameError: It is not a frame, and nothing was begun; or it calls an environment whose
                 last call has no answer yet.
         """
+        unknown: list[tuple[str, _HostedEnv | None]] = []
         for name, n, *arguments in decode_requests(frame):
             if name in ("open", "close"):
                 # Closed first: it may take the place of the one that is opened.
@@ -128,11 +129,13 @@ class EnvHost:
             if env is None:
                 message = f"no environment has the number {n}; it was never opened, or is closed"
                 error = json.dumps(["UnknownNumberError", message, "environment"])
-                self._tell([(f'[{n},"error",{error}]', None)])
+                unknown.append((f'[{n},"error",{error}]', None))
             elif env in self._calling:
                 raise FrameError(f"{name!r} of environment {n} before its last call has an answer")
             else:
                 self._begin(n, env, name, arguments)
+        if unknown:
+            self._tell(unknown)
 
     def close(self, wait_s: float) -> None:
         """Close all environments; wait for those that are quick."""

@@ -205,8 +205,12 @@ class _Routes:
 
     async def reset(self, request: Request) -> Response:
         """The first observation of an episode that nobody plays."""
+        from starlette.requests import ClientDisconnect
+
         try:
             body = await asyncio.wait_for(_body(request), REQUEST_S)
+        except ClientDisconnect:
+            return _answer({}, 400)  # nobody reads it
         except asyncio.TimeoutError:
             message = f"the body did not arrive within {REQUEST_S:g} s"
             raise Refusal(408, "VALIDATION_ERROR", message) from None

@@ -18,7 +18,7 @@ from gem.executors.named import make_executor
 from gem.parameters import integer
 from gem.plugins import extra
 from gem.serving.app import application
-from gem.serving.door import doorkeeper
+from gem.serving.door import Lobby, doorkeeper
 from gem.serving.messages import NEEDED, TOKEN_VARIABLE
 from gem.serving.offers import Limits, Offer
 from gem.serving.sessions import Hub
@@ -26,9 +26,7 @@ from gem.serving.sessions import Hub
 # A character of an action takes at most six bytes in JSON.
 _JSON_BYTES = 6
 _ENVELOPE_BYTES = 1 << 16
-_BACKLOG = 2048
-_AT_A_TIME = 64
-"""Connections that are accepted before any of them is served."""
+_BACKLOG = 4096
 _MOST_IDLE = 1024
 _REFUSED = 64
 """WebSockets that are told that the server is full."""
@@ -83,7 +81,7 @@ def fitting(limits: Limits) -> tuple[Limits, int]:
         import resource
     except ImportError:  # this platform has no such limit
         return limits, _MOST_IDLE
-    needed = 2 * limits.max_envs + _MOST_IDLE + _DESCRIPTORS
+    needed = 2 * (limits.max_envs + _MOST_IDLE) + _DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     endless = resource.RLIM_INFINITY
     if soft != endless and soft < needed:
@@ -93,8 +91,8 @@ def fitting(limits: Limits) -> tuple[Limits, int]:
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == endless or soft >= needed:
         return limits, _MOST_IDLE
-    most_idle = min(_MOST_IDLE, soft // 4)
-    most = max(1, (soft - most_idle - _DESCRIPTORS) // 2)
+    most_idle = min(_MOST_IDLE, soft // 8)
+    most = max(1, (soft - _DESCRIPTORS) // 2 - most_idle)
     if most >= limits.max_envs:
         return limits, most_idle
     print(
@@ -116,8 +114,8 @@ async def run(
         hub: Opens the sessions.
         token: See `gem.serving.app.application`.
         listening: The socket; it is closed at the end.
-        most_idle: Most connections that are not WebSockets; if there are more, the oldest of those
-            that ask nothing are closed.
+        most_idle: Most connections that say nothing, and most that are not WebSockets; if there
+            are more, the oldest of those that ask nothing are closed.
     """
     import uvicorn
     from uvicorn.protocols.http.auto import AutoHTTPProtocol
@@ -138,15 +136,26 @@ async def run(
 
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
-            # uvicorn's `backlog` is also how many connections asyncio accepts at a time.
-            listening.listen(_BACKLOG)
+            self.lobby = Lobby(listening, self.protocol, most_idle)
+
+        def protocol(self) -> asyncio.BaseProtocol:
+            made: asyncio.BaseProtocol = self.config.http_protocol_class(
+                config=self.config,
+                server_state=self.server_state,
+                app_state=self.lifespan.state,
+                _loop=loop,
+            )
+            return made
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            self.lobby.close()
+            await super().shutdown(sockets)
 
     server = Server(
         uvicorn.Config(
             application(hub, token),
             http=doorkeeper(AutoHTTPProtocol, most_idle, 2 * limits.max_envs + _REFUSED),
             log_config=None,
-            backlog=_AT_A_TIME,
             access_log=False,
             lifespan="on",
             # A client could otherwise choose the address that its limit counts under.
@@ -159,7 +168,8 @@ async def run(
     )
     draining = asyncio.create_task(_drain(hub, server))
     try:
-        await server.serve(sockets=[listening])
+        # uvicorn listens nowhere: connections come from the lobby.
+        await server.serve(sockets=[])
     finally:
         draining.cancel()
 

@@ -7,9 +7,11 @@ others waiting: `/health` answers within a second.
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -25,6 +27,8 @@ _SHORT_S = 0.02
 """Work that no other client notices."""
 _MOST_UNSENT = 1 << 20
 """Bytes of answers that wait for a client, above which nothing more is read from it."""
+_AT_A_TIME = 256
+"""Connections that are taken before any of them is looked at."""
 _MOST_VALUES = 50_000
 _MOST_STRUCTURE = 1 << 20
 
@@ -114,10 +118,93 @@ class Outgoing:
                     self._bytes -= len(frame)
                     if self._bytes <= _MOST_UNSENT:
                         self._room.set()
+                    # A client that is gone is noticed by the event loop.
+                    await asyncio.sleep(0)
                 self._more.clear()
         finally:
             self._over = True
             self._room.set()
+
+
+class Lobby:
+    """Takes connections, and passes those on that send something.
+
+    A socket that says nothing costs little here: no protocol, no task. It is closed after
+    `REQUEST_S`, or earlier if there are too many.
+    """
+
+    def __init__(
+        self, listening: socket.socket, protocol: Callable[[], asyncio.BaseProtocol], most: int
+    ) -> None:
+        """Begin to take connections, in the running event loop.
+
+        Args:
+            listening: Where they come; `close` closes it.
+            protocol: Makes the protocol of a connection that sends something.
+            most: Most connections that wait here; for each further one the oldest is closed.
+        """
+        self._listening = listening
+        self._protocol = protocol
+        self._most = most
+        self._loop = asyncio.get_running_loop()
+        self._silent: dict[socket.socket, float] = {}
+        self._entering: set[asyncio.Task[Any]] = set()
+        listening.setblocking(False)
+        self._loop.add_reader(listening, self._accept)
+        self._timer = self._loop.call_later(1.0, self._look)
+
+    def close(self) -> None:
+        """Take no further connection, and close those that wait; safe to repeat."""
+        self._timer.cancel()
+        if self._listening.fileno() >= 0:
+            self._loop.remove_reader(self._listening)
+            self._listening.close()
+        self._drop(len(self._silent))
+
+    def _accept(self) -> None:
+        for _ in range(_AT_A_TIME):
+            try:
+                connection, _ = self._listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError:  # no descriptor is left
+                self._loop.remove_reader(self._listening)
+                self._drop(_AT_A_TIME)
+                self._loop.call_later(0.05, self._go_on)
+                return
+            connection.setblocking(False)
+            self._silent[connection] = self._loop.time() + REQUEST_S
+            self._loop.add_reader(connection, self._enter, connection)
+        self._drop(len(self._silent) - self._most)
+
+    def _go_on(self) -> None:
+        if self._listening.fileno() >= 0:
+            self._loop.add_reader(self._listening, self._accept)
+
+    def _enter(self, connection: socket.socket) -> None:
+        self._loop.remove_reader(connection)
+        if self._silent.pop(connection, None) is not None:
+            entering = self._loop.create_task(self._entered(connection))
+            self._entering.add(entering)
+            entering.add_done_callback(self._entering.discard)
+
+    async def _entered(self, connection: socket.socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(self._protocol, connection)
+        except OSError:  # it is gone already
+            connection.close()
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        self._drop(sum(ends <= now for ends in self._silent.values()))
+        self._timer = self._loop.call_later(1.0, self._look)
+
+    def _drop(self, number: int) -> None:
+        """Close the oldest that say nothing."""
+        for connection in list(islice(self._silent, max(0, number))):
+            del self._silent[connection]
+            self._loop.remove_reader(connection)
+            connection.close()
 
 
 def doorkeeper(protocol: Any, most_idle: int, most_sockets: int) -> Any:
