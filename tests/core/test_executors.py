@@ -123,7 +123,7 @@ def _descriptors_of_children() -> list[int]:
         sys.stdout.flush()
         os._exit(0)
     os.close(writing)
-    with open(reading, "rb") as forked:
+    with os.fdopen(reading, "rb") as forked:
         told.append(forked.read())
     return [int(each) for each in told]
 

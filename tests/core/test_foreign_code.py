@@ -76,11 +76,11 @@ def of_words() -> Iterator[Maker]:
         def __getitem__(self, _: Any) -> Any:
             raise SystemExit("sliced")
 
-    class Sub(Exception):
+    class SubError(Exception):
         def __str__(self) -> str:
             return Text("told so")
 
-    class Number(Exception):
+    class NumberError(Exception):
         def __str__(self) -> Any:
             return 3
 
@@ -96,8 +96,8 @@ def of_words() -> Iterator[Maker]:
     yield partial(asyncio.CancelledError, "told so")
     yield partial(ValueError, "\ud800 told so")
     yield partial(ValueError, long)
-    yield Sub
-    yield Number
+    yield SubError
+    yield NumberError
 
 
 KINDS = [*of_python(), *of_methods(), *of_words()]
@@ -269,16 +269,9 @@ def test_asynchronous_rollouts_and_matches_survive_every_kind(small_tokenizer: A
         plays: list[Any] = []
         for kind in range(len(KINDS)):
             for place in ("tool", "step"):
-                plays.append(
-                    play(
-                        Task("x", 1),
-                        answer,
-                        chat,
-                        budget=BUDGET,
-                        make_env=lambda _, kind=kind, place=place: made(kind, place),
-                        retries=0,
-                    )
-                )
+                make: Any = partial(made, kind, place)
+                given: Any = {"make_env": lambda _, make=make: make(), "retries": 0}
+                plays.append(play(Task("x", 1), answer, chat, budget=BUDGET, **given))
             for place in ("reset", "step"):
                 task = Task(SEATS, 1, {"kind": kind, "place": place})
                 plays.append(play_match(task, answer, chat, budget=BUDGET, retries=0))

@@ -166,7 +166,7 @@ class Lobby:
             try:
                 connection, _ = self._listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
+                break
             except OSError:  # no descriptor is left
                 self._loop.remove_reader(self._listening)
                 self._drop(_AT_A_TIME)
