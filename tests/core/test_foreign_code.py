@@ -343,7 +343,7 @@ def test_a_sink_that_raises_loses_its_own_results_only(caplog: pytest.LogCapture
 
 
 PROGRAM = """
-import os, signal, sys, threading, time
+import asyncio, os, signal, sys
 import gem
 from gem.core import Env
 from gem.vector import SyncVectorEnv
@@ -363,12 +363,18 @@ class Slow(Env):
                 os.kill(os.getpid(), signal.SIGINT)
             elif action == "terminate":
                 os.kill(os.getpid(), signal.SIGTERM)
+            elif action == "loop":
+                asyncio.run(interrupted())
             for _ in range(10**9):
                 pass
         except BaseException as error:
             if sys.argv[2] == "converts":
                 sys.exit(0)
             raise
+
+async def interrupted():
+    os.kill(os.getpid(), signal.SIGINT)
+    await asyncio.sleep(60)
 
 def leave(number, frame):
     raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(3)
@@ -383,7 +389,7 @@ with SyncVectorEnv([Slow]) as envs:
 """
 
 
-@pytest.mark.parametrize("action", ["raise", "exit", "signal", "terminate"])
+@pytest.mark.parametrize("action", ["raise", "exit", "signal", "terminate", "loop"])
 @pytest.mark.parametrize("converts", ["passes", "converts"])
 def test_only_a_signal_ends_a_run_in_the_calling_thread(
     tmp_path: Path, action: str, converts: str
@@ -396,7 +402,7 @@ def test_only_a_signal_ends_a_run_in_the_calling_thread(
         assert (ran.returncode, ran.stdout.strip()) == (0, "Failure"), ran.stderr
     else:
         assert ran.stdout == ""
-        expected = {"signal": -signal.SIGINT, "terminate": 3}[action]
+        expected = 3 if action == "terminate" else -signal.SIGINT
         assert ran.returncode == (0 if converts == "converts" else expected)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from gem.contract import shown, succeeded
 from gem.core import Env
 from gem.errors import ConfigurationError, GemError
-from gem.foreign import ForeignExitError, called
+from gem.foreign import ForeignExitError, contained
 from gem.making import make
 from gem.registry import list_envs
 from gem.specs import imported
@@ -114,8 +114,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if "param" in arguments:
             arguments.param = _params(arguments.param)
         run = arguments.run
-        # An environment must not choose this command's exit status.
-        status: int = called(imported(run) if isinstance(run, str) else run, arguments)
+        try:
+            status: int = (imported(run) if isinstance(run, str) else run)(arguments)
+        except (KeyboardInterrupt, Exception):
+            raise
+        except BaseException as error:  # an environment must not choose the exit status
+            raise contained(error) from error
         return status
 
     return guarded(run)

@@ -92,7 +92,7 @@ def is_interrupt(error: BaseException) -> bool:
 
     Python runs handlers of signals in the main thread, between two instructions of the code that
     runs there. A `KeyboardInterrupt` that comes from a `raise` was raised by the code itself,
-    unless a handler has that `raise`.
+    unless a handler has that `raise`, or `asyncio.run`, whose handler cancels its task first.
     """
     if threading.current_thread() is not threading.main_thread():
         return False
@@ -171,7 +171,9 @@ def _is_of_signal(error: BaseException, handlers: Set[CodeType | None]) -> bool:
         last, trace = trace, trace.tb_next
     if not issubclass(type(error), KeyboardInterrupt):
         return False
-    return last is None or last.tb_frame.f_code.co_code[last.tb_lasti] not in _RAISES
+    if last is None or last.tb_frame.f_globals.get("__name__") == "asyncio.runners":
+        return True
+    return last.tb_frame.f_code.co_code[last.tb_lasti] not in _RAISES
 
 
 def _code(handler: Any) -> CodeType | None:

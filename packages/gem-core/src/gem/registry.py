@@ -16,7 +16,6 @@ from typing import Any
 
 from gem.core import Env, EnvSpec
 from gem.errors import ConfigurationError, UnknownEnvError
-from gem.foreign import contained, described
 
 ENTRY_POINT_GROUP = "gem.envs"
 
@@ -148,6 +147,9 @@ def _register_packages() -> None:
         try:
             entry.load()()
         except BaseException as error:
+            # Imported only if needed.
+            from gem.foreign import contained, described
+
             # One broken package must not make all other environments unavailable.
             warnings.warn(
                 f"the environments of entry point {entry.name} = {entry.value} are missing: "
