@@ -306,7 +306,10 @@ def test_connections_leave_no_thread_behind(served: Served) -> None:
     assert threading.active_count() <= before + 3
 
 
-@pytest.mark.parametrize("count", [pytest.param(10_000, marks=pytest.mark.nightly), 300])
+NIGHTLY = [pytest.mark.slow, pytest.mark.nightly]
+
+
+@pytest.mark.parametrize("count", [pytest.param(10_000, marks=NIGHTLY), 300])
 def test_silent_sockets_are_closed_and_the_server_answers(
     count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
