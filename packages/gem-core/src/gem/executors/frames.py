@@ -28,6 +28,8 @@ FRAME_BYTES = 1 << 20
 """Size that frames of several requests or answers do not exceed."""
 FRAME_REQUESTS = 1024
 """Most requests of a frame."""
+FRAME_COMMAS = 12_000
+"""Commas that frames of several requests do not exceed: a server limits the values of a message."""
 
 
 class FrameError(ValueError):

@@ -25,7 +25,13 @@ from typing import Any
 from gem.core import Env, checked_seed
 from gem.errors import ConfigurationError, MisuseError, UnreachableError
 from gem.executors.base import EnvHandle, Executor
-from gem.executors.frames import FRAME_REQUESTS, MOST_BYTES, decode_error, decode_observation
+from gem.executors.frames import (
+    FRAME_COMMAS,
+    FRAME_REQUESTS,
+    MOST_BYTES,
+    decode_error,
+    decode_observation,
+)
 from gem.executors.held import NO_OPTIONS, STEP_TIMEOUT_S, EnvFailedError, EpisodeKey
 from gem.executors.recipe import Recipe
 from gem.executors.threads import CallTimeoutError, Result, Sink, deliver
@@ -475,8 +481,8 @@ def _frames(requests: list[Any], most_bytes: float) -> Iterator[bytes]:
     None has more than `FRAME_REQUESTS`.
     """
     frame = json.dumps(requests).encode()
-    fits = len(frame) <= most_bytes and len(requests) <= FRAME_REQUESTS
-    if fits or len(requests) == 1:
+    fits = len(frame) <= most_bytes and frame.count(b",") <= FRAME_COMMAS
+    if (fits and len(requests) <= FRAME_REQUESTS) or len(requests) == 1:
         yield frame
     else:
         half = len(requests) // 2

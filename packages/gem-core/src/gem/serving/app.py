@@ -295,6 +295,7 @@ class _Routes:
                 await self._turns.take(message.get("text") or "", batch.receive)
                 # A client that does not read its answers is not read either.
                 await answers.room()
+                await batch.room()
         except Refusal as refusal:
             self._hub.metrics.count("refusals", code=str(refusal.status))
             await _close(socket, "failed", str(refusal))

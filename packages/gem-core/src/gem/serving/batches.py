@@ -18,6 +18,7 @@ from gem.serving.sessions import STOPS, Hub, in_loop
 
 _EMPTY_S = 120.0
 """How long a connection without environments is kept; a client closes it earlier."""
+_PAUSE_S = 0.02
 _MOST_REPLAYED = 4096
 """Most turns of an episode that is played again."""
 _MOST_REPLAY_S = 3600.0
@@ -81,6 +82,14 @@ class Batch:
         except ValueError as error:
             message = f"not a frame of requests: {error}"
             raise Refusal(400, "INVALID_JSON", message) from error
+
+    async def room(self) -> None:
+        """Wait until no more calls run than there may be environments.
+
+        A number that is opened again during a call leaves that call behind.
+        """
+        while self._host.calls > self._hub.limits.max_envs:
+            await asyncio.sleep(_PAUSE_S)
 
     def end(self, reason: str, message: str) -> None:
         """Ask whoever speaks to the client to end the connection; see `ended`."""
