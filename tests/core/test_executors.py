@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
+import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -27,12 +30,14 @@ from gem.errors import (
     UnknownParameterError,
 )
 from gem.executors import pool
+from gem.executors.frames import FrameError
 from gem.executors.held import EnvFailedError
 from gem.executors.host import EnvHost
 from gem.executors.named import check_name, make_executor
 from gem.executors.pool import LONE_ENDS, PoolExecutor, Worker
 from gem.executors.process import ProcessExecutor
 from gem.executors.recipe import Recipe
+from gem.serving.executed import ExecutedEnv
 from gem.vector import AsyncVectorEnv, VectorEnv, make_vec
 
 EASY = "game:GuessTheNumber-v0-easy"
@@ -68,11 +73,59 @@ class Trouble(Env):
             re.match(r"(a+)+$", "a" * 60 + "b")
         elif name == "raise":
             raise RuntimeError(value)
+        elif name == "signal":
+            os.kill(os.getpid(), int(value))
+            time.sleep(60)  # another thread may be the one that gets it
+        elif name == "input":
+            subprocess.run([sys.executable, "-c", "input()"], check=False, timeout=60)
+            sys.stdin.read()
+        elif name == "children":
+            name = f"children {_descriptors_of_children()}"
+        elif name == "garbage":
+            _own_socket().sendall(b"\x00\x00\x00\x05[1,2]")
+            time.sleep(60)
         elif name == "misuse":
             raise ConfigurationError(value)
         self.shown.append(self.rng.randrange(10**6))
         done = len(self.shown) >= self.length
         return f"{self.shown} {name}", 0.5, done, False, {"pid": os.getpid()}
+
+
+def _own_socket() -> socket.socket:
+    """The socket by which this worker talks to its executor."""
+    for number in range(3, 64):
+        try:
+            if stat.S_ISSOCK(os.fstat(number).st_mode):
+                return socket.socket(fileno=os.dup(number))
+        except OSError:
+            continue
+    raise AssertionError("this process has no socket")
+
+
+def _descriptors_of_children() -> list[int]:
+    """How many sockets this process's children have: started ones, and forked ones."""
+    count = (
+        "import os, stat\n"
+        "def is_socket(n):\n"
+        "    try: return stat.S_ISSOCK(os.fstat(n).st_mode)\n"
+        "    except OSError: return False\n"
+        "print(sum(map(is_socket, range(64))))"
+    )
+    program = [sys.executable, "-c", count]
+    told = [
+        subprocess.run(program, close_fds=close, capture_output=True, check=True).stdout
+        for close in (True, False)
+    ]
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        os.dup2(writing, 1)
+        exec(count, {})
+        sys.stdout.flush()
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as forked:
+        told.append(forked.read())
+    return [int(each) for each in told]
 
 
 class Fickle(Trouble):
@@ -410,6 +463,201 @@ def test_a_forked_process_starts_workers_of_its_own() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], timeout=120, check=False)
     assert done.returncode == 0
+
+
+def test_what_reads_standard_input_takes_nothing_from_its_neighbours(
+    vectors: Callable[..., Any],
+) -> None:
+    env = vectors("process", num_envs=3, num_workers=1, step_timeout_s=60)
+    env.reset()
+    for turn in range(4):
+        _, rewards, _, _, infos = env.step(["input", "a", "b"])
+        assert rewards.tolist() == [0.5] * 3, (turn, infos)
+
+
+def test_children_of_environments_have_nothing_of_the_executor(vectors: Callable[..., Any]) -> None:
+    env = vectors("process", num_envs=1, num_workers=1)
+    env.reset()
+    observations, *_ = env.step(["children"])
+    assert "children [0, 0, 0]" in observations[0]
+
+
+@pytest.mark.parametrize("number", [40, signal.SIGSEGV])
+def test_any_signal_that_ends_a_worker_is_a_failure_of_its_call(
+    vectors: Callable[..., Any], number: int
+) -> None:
+    env = vectors("process", num_envs=2, num_workers=1, autoreset="disabled")
+    env.reset()
+    _, _, _, truncated, infos = env.step([f"signal {int(number)}", "on"])
+    assert truncated.tolist() == [True, False]
+    assert "was ended by" in infos[0]["failure"].message
+    _, rewards, *_ = env.step({1: "on"})
+    assert rewards.tolist() == [0.5]
+
+
+def test_a_worker_that_sends_garbage_is_ended_alone(vectors: Callable[..., Any]) -> None:
+    env = vectors("process", num_envs=2, num_workers=1, autoreset="disabled")
+    env.reset()
+    _, _, _, truncated, infos = env.step(["garbage", "on"])
+    assert truncated.tolist() == [True, False]
+    assert "sent something that is not an answer" in infos[0]["failure"].message
+    _, rewards, *_ = env.step({1: "on"})
+    assert rewards.tolist() == [0.5]
+
+
+@pytest.mark.parametrize("where", ["look", "received", "write"])
+def test_a_thread_that_all_calls_wait_for_fails_by_name(
+    vectors: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    env = vectors("process", num_envs=2, num_workers=1, autoreset="disabled")
+    env.reset()
+
+    def broken(*_: Any) -> None:
+        raise LookupError("a mistake of ours")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(env._executor, where, broken)
+        _, _, _, truncated, infos = env.step(["wait 3", "wait 3"])
+        assert truncated.all()
+        for info in infos:
+            assert "a mistake of ours" in info["failure"].message
+    env.reset()
+    _, rewards, *_ = env.step(["on", "on"])
+    assert rewards.tolist() == [0.5, 0.5]
+
+
+FRAMES = [
+    {},
+    None,
+    "x",
+    [[]],
+    [["open"]],
+    [["run", 1, 2]],
+    [[1, 2, 3]],
+    [["step", 0]],
+    [["step", True, "x"]],
+    [["step", 1.0, "x"]],
+    [["step", "0", "x"]],
+    [["step", -1, "x"]],
+    [["step", 0, 3]],
+    [["open", 0, {}, None, None]],
+    [["open", 0, {"id": 1, "params": {}, "wrappers": []}, None, None]],
+    [["reset", 0, "7", {}]],
+    [["reset", 0, True, {}]],
+    [["resume", 0, [1], {}, [], "", "x"]],
+    [["resume", 0, [1, 2], {}, [1], "", "x"]],
+    [["load", 0]] * 1025,
+]
+
+
+@pytest.mark.parametrize("frame", FRAMES, ids=lambda frame: json.dumps(frame)[:40])
+def test_a_frame_that_is_none_is_named_and_begins_nothing(frame: Any) -> None:
+    opened: list[Any] = []
+    host = EnvHost(lambda _: None, lambda recipe: opened.append(recipe))  # type: ignore[func-returns-value,arg-type]
+    first = ["open", 5, {"id": EASY, "params": {}, "wrappers": []}, None, None]
+    frame = [first, *frame] if isinstance(frame, list) else frame
+    with pytest.raises(FrameError):
+        host.receive(json.dumps(frame))
+    assert not opened
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "1" * 5000, "[1", "\ud800", '{"a": [}'])
+def test_text_that_the_parser_gives_up_on_is_no_frame(text: str) -> None:
+    with pytest.raises(FrameError):
+        EnvHost(lambda _: None).receive(text)
+
+
+def test_a_number_that_is_opened_again_closes_what_it_had() -> None:
+    made: list[Trouble] = []
+    closed: list[int] = []
+    answers: list[Any] = []
+
+    def admit(recipe: Any) -> Any:
+        number = len(made)
+        env = Trouble()
+        made.append(env)
+        return lambda: env, lambda: closed.append(number)
+
+    host = EnvHost(lambda frame: answers.extend(json.loads(frame)), admit)
+    recipe = {"id": TROUBLE, "params": {}, "wrappers": []}
+    for _ in range(5):
+        host.receive(json.dumps([["open", 3, recipe, None, None], ["load", 3]]))
+        until(lambda: not host.calls)
+    # One that was never used, one during a call, and one whose frame has more.
+    host.receive(json.dumps([["open", 3, recipe, None, None]]))
+    host.receive(json.dumps([["reset", 3, 1, {}]]))
+    until(lambda: not host.calls)
+    host.receive(json.dumps([["step", 3, "wait 0.2"], ["open", 3, recipe, None, None]]))
+    host.receive(json.dumps([["load", 3]]))
+    until(lambda: not host.calls)
+    until(lambda: len(closed) == 6)
+    host.close(5)
+    until(lambda: sorted(closed) == list(range(len(made))))
+    # The answer of the environment that lost its number is not sent under it.
+    assert [each[1] for each in answers] == ["loaded"] * 5 + ["reset", "loaded"]
+
+
+def test_an_environment_has_one_call_at_a_time_and_unknown_ones_an_answer() -> None:
+    answers: list[Any] = []
+    host = EnvHost(lambda frame: answers.extend(json.loads(frame)))
+    host.receive('[["load", 9], ["close", 9], ["step", 9, "x"]]')
+    assert [(n, name) for n, name, _ in answers] == [(9, "error")] * 2
+    assert "no environment has the number 9" in answers[0][2][1]
+    recipe = Recipe(TROUBLE).to_dict()
+    host.receive(json.dumps([["open", 1, recipe, None, None], ["reset", 1, 1, {}]]))
+    until(lambda: not host.calls)
+    host.receive('[["step", 1, "wait 0.3"]]')
+    with pytest.raises(FrameError, match="before its last call has an answer"):
+        host.receive('[["step", 1, "x"]]')
+    until(lambda: not host.calls)
+    host.close(5)
+
+
+@pytest.mark.parametrize("limit", [float("nan"), float("inf"), -1, 0, 1e300, 10**400, None])
+def test_a_limit_that_a_client_names_is_no_longer_than_the_hosts(limit: Any) -> None:
+    answers: list[Any] = []
+    host = EnvHost(lambda frame: answers.extend(json.loads(frame)), limit_s=0.3)
+    recipe = Recipe(TROUBLE).to_dict()
+    host.receive(json.dumps([["open", 1, recipe, limit, None], ["reset", 1, 1, {}]]))
+    until(lambda: not host.calls)
+    host.receive('[["step", 1, "wait 3"]]')
+    until(lambda: not host.calls)
+    assert [each[1] for each in answers] == ["reset", "timeout"]
+
+
+def test_a_replay_is_no_longer_than_the_host_allows() -> None:
+    answers: list[Any] = []
+    host = EnvHost(
+        lambda frame: answers.extend(json.loads(frame)),
+        most_replayed=3,
+        limit_s=0.2,
+        most_replay_s=0.2,
+    )
+    recipe = Recipe(TROUBLE, {"length": 10**9}).to_dict()
+    for actions in (["a"] * 4, ["wait 1"] * 3):
+        request = ["resume", 1, [1, 0], {}, actions, "", "x"]
+        host.receive(json.dumps([["open", 1, recipe, None, None], request]))
+        until(lambda: not host.calls)
+    assert "4 actions to play again; 3 are allowed" in str(answers[0])
+    assert answers[1][1] == "timeout"
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("episode", [0, 1, 7, 10**9])
+def test_any_episode_of_a_series_begins_at_once(mode: str, episode: int) -> None:
+    recipe = Recipe(EASY)
+    local = recipe.make()
+    local.seek(5, episode)
+    executor = make_executor(mode)
+    env = ExecutedEnv(executor, recipe, 60)
+    try:
+        for _ in range(2):
+            env.seek(5, episode)
+            assert env.reset()[0] == local.reset()[0]
+            local.seek(5, episode)
+    finally:
+        env.close()
+        executor.close()
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from typing import NoReturn
 import pytest
 
 from gem.executors.threads import CallTimeoutError, EnvThreads
+from gem.foreign import ForeignExitError
 
 
 @pytest.fixture
@@ -162,7 +163,7 @@ def test_stop_iteration_which_no_future_can_hold_does_not_hang() -> None:
     def empty() -> NoReturn:
         raise StopIteration("no more rows")
 
-    with pytest.raises(RuntimeError, match="StopIteration: no more rows") as caught:
+    with pytest.raises(ForeignExitError, match="StopIteration: no more rows") as caught:
         asyncio.run(asyncio.wait_for(EnvThreads().run(empty), 20))
     assert isinstance(caught.value.__cause__, StopIteration)
 
@@ -219,7 +220,8 @@ def test_calls_that_nobody_waits_for_have_results_limits_and_errors(gate: thread
     assert all_found.wait(60)
     assert found["quick"] == 0
     assert isinstance(found["hanging"], CallTimeoutError)
-    assert isinstance(found["leaving"], SystemExit)
+    assert isinstance(found["leaving"], ForeignExitError)
+    assert isinstance(found["leaving"].__cause__, SystemExit)
     assert isinstance(found["failing"], ZeroDivisionError)
 
 

@@ -333,13 +333,16 @@ def test_vectors_are_silent_picklable_and_closable(capfd: pytest.CaptureFixture[
     assert capfd.readouterr() == ("", "")
 
 
-def test_closing_reaches_every_environment_even_if_one_raises() -> None:
+def test_closing_reaches_every_environment_even_if_one_raises(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     class Stuck(Countdown):
         def close(self) -> None:
             raise OSError("stuck")
 
-    with pytest.raises(OSError, match="stuck"), SyncVectorEnv([Countdown, Stuck, Countdown]) as env:
+    with SyncVectorEnv([Countdown, Stuck, Countdown]) as env:
         pass
+    assert "OSError: stuck" in caplog.text
     assert [e.closed for e in env.envs] == [1, 0, 1]  # type: ignore[attr-defined]
 
 

@@ -54,6 +54,7 @@ def serving(
     parameters: bool = False,
     tools: Sequence[str] = (),
     executor: Executor | None = None,
+    most_idle: int = 1024,
     **limits: Any,
 ) -> Iterator[Served]:
     """Serve ids until the end of the block, and then check that the server ends."""
@@ -66,7 +67,7 @@ def serving(
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
     loop = asyncio.new_event_loop()
     with ThreadPoolExecutor(1) as threads:
-        running = threads.submit(loop.run_until_complete, run(hub, token, listening))
+        running = threads.submit(loop.run_until_complete, run(hub, token, listening, most_idle))
         try:
             yield Served(hub, url, loop)
         finally:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -32,13 +33,15 @@ MEETING: dict[int, threading.Barrier] = {}
 class Scripted(Env):
     """Rewards 0.25 a turn; `end` ends it with reward 1, `crash` raises.
 
-    With the parameter `doomed`, episodes of seeds below it crash whatever is said. With
-    `together`, a step waits until so many environments step at the same time.
+    With the parameter `doomed`, episodes of seeds below it crash whatever is said, or with `exits`
+    call `sys.exit(0)`. With `together`, a step waits until so many environments step at the same
+    time.
     """
 
-    def __init__(self, doomed: int = 0, together: int = 1) -> None:
+    def __init__(self, doomed: int = 0, together: int = 1, exits: bool = False) -> None:
         super().__init__()
         self.doomed = doomed
+        self.exits = exits
         self.together = together
 
     def reset(self, seed: int | None = None, **options: Any) -> tuple[str, dict[str, Any]]:
@@ -49,6 +52,8 @@ class Scripted(Env):
     def step(self, action: str) -> Step:
         if self.together > 1:
             MEETING.setdefault(self.together, threading.Barrier(self.together)).wait(timeout=60)
+        if self.fails and self.exits:
+            sys.exit(0)
         if action == "crash" or self.fails:
             raise OSError("sandbox gone")
         done = action == "end"

@@ -55,11 +55,13 @@ def test_every_turn_has_its_advantage_and_observations_have_none(make_trainer: M
         assert not advantages[~mask[place]].any()
 
 
+@pytest.mark.parametrize("how", ["raises", "exits"])
 def test_a_void_episode_is_left_out_of_loss_and_statistics(
-    make_trainer: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    make_trainer: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str
 ) -> None:
+    exits = str(how == "exits").lower()
     trainer = make_trainer(
-        "gem:test:Scripted-v0?n=8&doomed=1",
+        f"gem:test:Scripted-v0?n=8&doomed=1&exits={exits}",
         script=lambda turn, seed: "end" if seed % 2 else "on",
         group_size=1,
         retries=0,
@@ -75,6 +77,14 @@ def test_a_void_episode_is_left_out_of_loss_and_statistics(
     assert first.trajectory.failure is not None and first.advantages == []
     assert all(other.trajectory.valid for other in others)
     assert "is void: environment" in caplog.text
+
+
+def test_a_run_whose_environments_exit_does_not_end_well(make_trainer: Make) -> None:
+    trainer = make_trainer(
+        "gem:test:Scripted-v0?n=64&doomed=64&exits=true", script=lambda *_: "on", group_size=1
+    )
+    with pytest.raises(RolloutError, match=r"8 of 8 episodes .*SystemExit: 0"):
+        trainer.train()
 
 
 @pytest.mark.parametrize(("doomed", "said"), [(2, "2 of 8 episodes"), (64, "8 of 8 episodes")])

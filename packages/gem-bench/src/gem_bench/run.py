@@ -26,6 +26,7 @@ from gem.errors import ConfigurationError, RecordError
 from gem.experiment.hardware import Hardware
 from gem.experiment.metrics import failed_by_cause, failures_text
 from gem.experiment.runspec import RunSpec
+from gem.foreign import signal_name
 from gem.training.launch import Launch
 from gem.training.record import EPISODES, METRICS, REPLACED, RUN, Recorder, read_run
 from gem_bench.adapters import Compiled, check_environments, compile_launch
@@ -328,6 +329,6 @@ def _timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
 def _exit(code: int) -> str:
     if code >= 0:
         return f"the trainer ended with exit status {code}"
-    name = signal.Signals(-code).name
+    name = signal_name(-code)
     hint = " (by the kernel, for lack of memory?)" if name == "SIGKILL" else ""
     return f"the trainer was killed by {name}{hint}"

@@ -15,6 +15,7 @@ from typing import Any
 from gem.contract import shown, succeeded
 from gem.core import Env
 from gem.errors import ConfigurationError, GemError
+from gem.foreign import ForeignExitError, contained
 from gem.making import make
 from gem.registry import list_envs
 from gem.specs import imported
@@ -113,7 +114,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if "param" in arguments:
             arguments.param = _params(arguments.param)
         run = arguments.run
-        status: int = (imported(run) if isinstance(run, str) else run)(arguments)
+        try:
+            status: int = (imported(run) if isinstance(run, str) else run)(arguments)
+        except (KeyboardInterrupt, Exception):
+            raise
+        except BaseException as error:  # an environment must not choose the exit status
+            raise contained(error) from error
         return status
 
     return guarded(run)
@@ -129,6 +135,9 @@ def guarded(run: Callable[[], int]) -> int:
             warnings.showwarning = _show_warning
             status = run()
         sys.stdout.flush()
+    except ForeignExitError as error:
+        print(f"error: an environment or a tool raised {error}", file=sys.stderr)
+        return 1
     except (GemError, OSError) as error:
         if isinstance(error, BrokenPipeError):
             # The reader of the pipe (head, for instance) closed it. Without this, Python would

@@ -31,6 +31,8 @@ CAUSES: dict[Cause, str] = {
 """What each cause means, for users."""
 
 _KEY = "_gem_cause"
+# An exception of foreign code may look up attributes in a way of its own.
+_DICT, _CAUSE = (vars(BaseException)[name] for name in ("__dict__", "__cause__"))
 _INSIDE: ContextVar[Cause | None] = ContextVar("gem_boundary", default=None)
 
 
@@ -52,17 +54,24 @@ class _Boundary:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         _INSIDE.reset(self._token)
-        if isinstance(error, Exception) and cause_of(error) is None:
-            vars(error)[_KEY] = self._cause
+        if error is not None and cause_of(error) is None:
+            record_cause(error, self._cause)
+
+
+def record_cause(error: BaseException, cause: Cause | None) -> None:
+    """Record the cause of an exception; None for no cause."""
+    _DICT.__get__(error)[_KEY] = cause
 
 
 def cause_of(error: BaseException | None) -> Cause | None:
     """Return the cause of an exception, or of the one it was raised from; None if it has none."""
-    while error is not None:
-        cause = vars(error).get(_KEY)
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        cause = _DICT.__get__(error).get(_KEY)
         if cause is not None:
             return cast(Cause, cause)
-        error = error.__cause__
+        error = _CAUSE.__get__(error)
     return None
 
 

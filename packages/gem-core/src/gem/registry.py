@@ -146,11 +146,14 @@ def _register_packages() -> None:
     for entry in entry_points(group=ENTRY_POINT_GROUP):
         try:
             entry.load()()
-        except Exception as error:
+        except BaseException as error:
+            # Imported only if needed.
+            from gem.foreign import contained, described
+
             # One broken package must not make all other environments unavailable.
             warnings.warn(
                 f"the environments of entry point {entry.name} = {entry.value} are missing: "
-                f"{type(error).__name__}: {error}",
+                f"{described(contained(error))}",
                 RuntimeWarning,
                 stacklevel=2,
             )

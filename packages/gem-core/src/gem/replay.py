@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 from gem.core import Env, Observation
 from gem.errors import ConfigurationError, MissingExtraError, UnreachableError
 from gem.fingerprint import canonical
+from gem.foreign import contained, described
 from gem.multi import MultiAgentEnv, make_multi
 from gem.tasks import Task
 from gem.trajectory import Trajectory
@@ -85,8 +86,8 @@ def difference(
                         return Difference(turn + 1, what, expected, found)
         except (ConfigurationError, MissingExtraError, UnreachableError):
             raise
-        except Exception as error:
-            return Difference(turn, "exception", None, f"{type(error).__name__}: {error}")
+        except BaseException as error:
+            return Difference(turn, "exception", None, described(contained(error)))
     last = trajectory.final_observation
     if last is not None and not same(last, observation):
         return Difference(len(trajectory.turns), "observation", last, observation)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gem.core import Env
-from gem.executors.held import NO_OPTIONS, STEP_TIMEOUT_S
+from gem.executors.held import NO_OPTIONS, STEP_TIMEOUT_S, EpisodeKey
 from gem.executors.recipe import Recipe
 from gem.executors.threads import Sink
 
@@ -60,6 +60,7 @@ class Executor(ABC):
         sink: Sink,
         *,
         timeout_s: float | None = STEP_TIMEOUT_S,
+        after: EpisodeKey | None = None,
     ) -> EnvHandle:
         """Return a handle of a new environment, which its first call makes.
 
@@ -68,6 +69,7 @@ class Executor(ABC):
             sink: Is given the results of its calls.
             timeout_s: Limit of each call in seconds, without its time in a queue; that of the first
                 includes making the environment. None for no limit.
+            after: Key of an episode: the first reset without a seed begins the one after it.
 
         Raises:
             ConfigurationError: The environment cannot be made elsewhere, and has to be.

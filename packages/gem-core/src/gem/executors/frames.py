@@ -8,22 +8,103 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from gem import errors
-from gem.blame import cause_of
+from gem.blame import CAUSES, cause_of
 from gem.contract import plain
 from gem.core import ContentPart, Info, Observation, Step
 from gem.errors import ConfigurationError, GemError, MisuseError
 from gem.executors.held import EnvFailedError
 from gem.fingerprint import canonical
+from gem.foreign import described, named
 
 MOST_BYTES = 64 * 2**20
 """Most bytes of a request or an answer, such as an action or an observation with its info."""
 FRAME_BYTES = 1 << 20
 """Size that frames of several requests or answers do not exceed."""
+FRAME_REQUESTS = 1024
+"""Most requests of a frame."""
+FRAME_COMMAS = 12_000
+"""Commas that frames of several requests do not exceed: a server limits the values of a message."""
+
+
+class FrameError(ValueError):
+    """A frame is not one of requests, or asks for what its sender may not; the message says why."""
+
+
+_REQUESTS: dict[str, tuple[str, ...]] = {
+    "open": ("recipe", "limit", "key"),
+    "load": (),
+    "reset": ("seed", "options"),
+    "step": ("action",),
+    "resume": ("episode", "options", "actions", "digest", "action"),
+    "close": (),
+}
+"""Arguments of each request, after the number of the environment."""
+
+
+def decode_requests(frame: bytes | str) -> list[list[Any]]:
+    """Return the requests of a frame: each a name, a number and the arguments of `_REQUESTS`.
+
+    Raises:
+        FrameError: It is none, or one of its requests is none.
+    """
+    try:
+        requests = json.loads(frame)
+    except (ValueError, RecursionError) as error:
+        raise FrameError(f"not JSON: {described(error):.200}") from None
+    if not isinstance(requests, list) or len(requests) > FRAME_REQUESTS:
+        raise FrameError(f"a frame is a list of at most {FRAME_REQUESTS} requests")
+    for request in requests:
+        if not isinstance(request, list) or len(request) < 2 or not isinstance(request[0], str):
+            raise FrameError(f"a request is [name, number, ...], got {request!r:.100}")
+        name, number, *arguments = request
+        if name not in _REQUESTS:
+            known = ", ".join(_REQUESTS)
+            raise FrameError(f"unknown request {name!r:.100}; known: {known}")
+        # 1, 1.0 and True are one key of a mapping.
+        if type(number) is not int or not 0 <= number < _NUMBERS:
+            raise FrameError(f"the number of an environment is an integer, got {number!r:.100}")
+        expected = _REQUESTS[name]
+        if len(arguments) != len(expected):
+            raise FrameError(f"{name!r} takes {len(expected)} arguments, got {len(arguments)}")
+        for kind, argument in zip(expected, arguments, strict=True):
+            if not _KINDS[kind](argument):
+                raise FrameError(f"{kind} of {name!r} cannot be {argument!r:.100}")
+    return requests
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_key(value: Any) -> bool:
+    return isinstance(value, list) and [type(each) for each in value] == [int, int]
+
+
+_NUMBERS = 1 << 53
+_KINDS: dict[str, Callable[[Any], bool]] = {
+    "recipe": lambda value: (
+        isinstance(value, dict)
+        and isinstance(value.get("id"), str)
+        and isinstance(value.get("params"), dict)
+        and isinstance(value.get("wrappers"), list | str | dict)
+    ),
+    "limit": lambda value: value is None or _is_number(value),
+    "key": lambda value: value is None or _is_key(value),
+    "episode": _is_key,
+    "seed": lambda value: value is None or type(value) is int,
+    "options": lambda value: isinstance(value, dict),
+    "actions": lambda value: (
+        isinstance(value, list) and all(isinstance(each, str) for each in value)
+    ),
+    "digest": lambda value: isinstance(value, str),
+    "action": lambda value: isinstance(value, str),
+}
 
 
 def encode_info(info: Info) -> str:
@@ -99,7 +180,7 @@ def _decoded_image(part: dict[str, Any]) -> ContentPart:
 
 def encode_error(error: BaseException) -> list[Any]:
     """Return an exception as JSON values: its class, its message and what is to blame."""
-    return [type(error).__name__, str(error), cause_of(error)]
+    return [*named(error), cause_of(error)]
 
 
 def decode_error(data: list[Any]) -> Exception:
@@ -108,7 +189,7 @@ def decode_error(data: list[Any]) -> Exception:
     kind = getattr(errors, name, None)
     if isinstance(kind, type) and issubclass(kind, GemError) and issubclass(kind, MisuseError):
         return kind(message)
-    return EnvFailedError(f"{name}: {message}", cause or "environment")
+    return EnvFailedError(f"{name}: {message}", cause if cause in CAUSES else "environment")
 
 
 class Digest:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -12,8 +13,9 @@ from typing import Any, TypeAlias, TypeVar
 from gem.blame import Cause, cause_of
 from gem.contract import check_reset, check_step
 from gem.core import Env, Info, Observation, Step
-from gem.errors import MisuseError, ResetNeededError
+from gem.errors import MisuseError, ResetNeededError, UnknownParameterError
 from gem.executors.threads import CallTimeoutError, env_threads
+from gem.foreign import contained, described, trace
 from gem.trajectory import Failure
 
 T = TypeVar("T")
@@ -43,7 +45,7 @@ class EnvFailedError(Exception):
         return Failure(self.cause, self.message, attempts)
 
 
-def env_failure(error: Exception, limit_s: float | None = None) -> EnvFailedError:
+def env_failure(error: BaseException, limit_s: float | None = None) -> EnvFailedError:
     """Convert an exception from a call to an environment into an `EnvFailedError`.
 
     Args:
@@ -51,8 +53,10 @@ def env_failure(error: Exception, limit_s: float | None = None) -> EnvFailedErro
         limit_s: Time limit to name in the message, in seconds.
 
     Raises:
-        Exception: `error` itself, if it is an error of the run's setup or code (`MisuseError`).
+        BaseException: `error` itself, if it is an error of the run's setup or code (`MisuseError`),
+            or the user interrupted the program.
     """
+    error = contained(error)
     if isinstance(error, MisuseError):
         raise error
     if isinstance(error, EnvFailedError):
@@ -62,22 +66,44 @@ def env_failure(error: Exception, limit_s: float | None = None) -> EnvFailedErro
         where = "" if error.inside is None else f" while it waited for its {error.inside}"
         message = f"environment exceeded its time limit{limit}{where}"
         return EnvFailedError(message, error.inside or "environment")
-    return EnvFailedError(f"{type(error).__name__}: {error}", cause_of(error) or "environment")
+    return EnvFailedError(described(error), cause_of(error) or "environment")
+
+
+def check_options(env: Env, options: Mapping[str, Any]) -> None:
+    """Raise if an environment cannot be given these options of a reset.
+
+    Raises:
+        UnknownParameterError: Its `reset` does not take one of these names.
+    """
+    if not options:
+        return
+    for name in ("self", "seed"):
+        if name in options:
+            raise UnknownParameterError(f"{name!r} is not an option of a reset")
+    try:
+        inspect.signature(env.reset).bind(seed=None, **options)
+    except TypeError as error:
+        raise UnknownParameterError(f"{type(env).__name__}.reset: {error}") from None
+    except ValueError:  # it is not written in Python
+        return
 
 
 def close_env(env: Env) -> None:
-    """Close an environment that is no longer needed; log an exception instead of raising it."""
+    """Close an environment that is no longer needed; log what it raises."""
     try:
         env.close()
-    except Exception:
-        logger.warning("closing %r failed", env, exc_info=True)
+    except BaseException as error:
+        failed = contained(error)
+        logger.warning("closing a %s failed: %s", type(env).__name__, trace(failed))
 
 
 def _close(env: Env | None, after: Iterable[Callable[[], None]]) -> None:
-    if env is not None:
-        close_env(env)
-    for each in after:
-        each()
+    try:
+        if env is not None:
+            close_env(env)
+    finally:
+        for each in after:
+            each()
 
 
 class HeldEnv:
@@ -155,6 +181,9 @@ class HeldEnv:
             return None if self._env is None else self._env.episode_key
         except ResetNeededError:
             return None
+        except BaseException as error:
+            logger.warning("episode_key raised: %s", trace(contained(error)))
+            return None
 
     def close(self, *, wait: bool = False, done: Callable[[], None] | None = None) -> None:
         """Close the environment, or have the running call close it when it returns.
@@ -197,7 +226,9 @@ class HeldEnv:
         return self._env
 
     def _reset(self, seed: int | None, options: Mapping[str, Any]) -> tuple[Observation, Info]:
-        return check_reset(self._load().reset(seed=seed, **options))
+        env = self._load()
+        check_options(env, options)
+        return check_reset(env.reset(seed=seed, **options))
 
     def _step(self, action: str) -> Step:
         if self._env is None:

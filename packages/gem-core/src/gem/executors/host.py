@@ -13,11 +13,15 @@
 episode's actions again, compares what it shows with the digest, and plays one more. Instead of an
 answer there is `[n, "error", [class, message, cause]]`, or `[n, "timeout", boundary]`, after which
 the environment is gone.
+
+An environment has one call at a time. Opening a number again closes what it named before. A frame
+of anything else is a `FrameError`: of the peer, not of an environment.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 from collections import deque
@@ -31,13 +35,16 @@ from gem.executors.frames import (
     FRAME_BYTES,
     MOST_BYTES,
     Digest,
+    FrameError,
+    decode_requests,
     encode_error,
     encode_info,
     encode_observation,
 )
 from gem.executors.held import HeldEnv
 from gem.executors.recipe import Recipe
-from gem.executors.threads import CallTimeoutError, EnvThreads, Result
+from gem.executors.threads import CallTimeoutError, Result, env_threads
+from gem.foreign import contained, described
 
 Admit: TypeAlias = Callable[
     [Mapping[str, Any]], tuple[Callable[[], Env], Callable[[], None] | None]
@@ -56,7 +63,6 @@ class EnvHost:
 
     Attributes:
         stops: Why no further episode begins; None while they do.
-        calls: Number of calls that have no answer yet.
     """
 
     def __init__(
@@ -65,6 +71,8 @@ class EnvHost:
         admit: Admit = _anything,
         most_action_bytes: int = MOST_BYTES,
         limit_s: float | None = None,
+        most_replayed: float = math.inf,
+        most_replay_s: float = math.inf,
     ) -> None:
         """Begin without environments.
 
@@ -73,18 +81,29 @@ class EnvHost:
             admit: Decides what a recipe makes. What the function that it returns raises is the
                 answer to the environment's first call.
             most_action_bytes: Limit of an action, as UTF-8.
-            limit_s: Limit of each call, in seconds, if a request names none or a longer one.
+            limit_s: Limit of each call, in seconds; also if a request names a longer one, or one
+                that is not a positive number.
+            most_replayed: Most actions of an episode that is played again.
+            most_replay_s: Longest time, in seconds, for playing them again, besides the limit of
+                the call.
         """
         self._send = send
         self._admit = admit
         self._most_action_bytes = most_action_bytes
         self._limit_s = limit_s
+        self._most_replayed = most_replayed
+        self._most_replay_s = most_replay_s
         self._sending = threading.Lock()
-        self._unsent: deque[tuple[str, bool]] = deque()
-        self._threads = EnvThreads()
+        self._unsent: deque[tuple[str, _HostedEnv | None]] = deque()
+        self._lock = threading.Lock()
         self._envs: dict[int, _HostedEnv] = {}
+        self._calling: set[_HostedEnv] = set()
         self.stops: str | None = None
-        self.calls = 0
+
+    @property
+    def calls(self) -> int:
+        """Number of calls that have no answer yet."""
+        return len(self._calling)
 
     @property
     def is_playing(self) -> bool:
@@ -92,67 +111,109 @@ class EnvHost:
         return any(env.playing for env in list(self._envs.values()))
 
     def receive(self, frame: bytes | str) -> None:
-        """Begin what a frame of requests asks for; does not wait for environments."""
-        for name, n, *arguments in json.loads(frame):
-            if name == "open":
-                recipe, limit_s, after = arguments
-                if limit_s is None or (self._limit_s is not None and limit_s > self._limit_s):
-                    limit_s = self._limit_s
-                make, closed = self._admit(recipe)
-                key = None if after is None else tuple(after)
-                self._envs[n] = _HostedEnv(HeldEnv(make, key, closed), limit_s)
-            elif name == "close":
-                if n in self._envs:
-                    self._envs.pop(n).held.close()
-            elif n in self._envs:  # else it exceeded its limit, and the answer says so
-                self._begin(n, self._envs[n], name, arguments)
+        """Begin what a frame of requests asks for; does not wait for environments.
+
+        Raises:
+            FrameError: It is not a frame, and nothing was begun; or it calls an environment whose
+                last call has no answer yet.
+        """
+        unknown: list[tuple[str, _HostedEnv | None]] = []
+        for name, n, *arguments in decode_requests(frame):
+            if name in ("open", "close"):
+                # Closed first: it may take the place of the one that is opened.
+                self._replace(n, None)
+                if name == "open":
+                    self._open(n, *arguments)
+                continue
+            env = self._envs.get(n)
+            if env is None:
+                message = f"no environment has the number {n}; it was never opened, or is closed"
+                error = json.dumps(["UnknownNumberError", message, "environment"])
+                unknown.append((f'[{n},"error",{error}]', None))
+            elif env in self._calling:
+                raise FrameError(f"{name!r} of environment {n} before its last call has an answer")
+            else:
+                self._begin(n, env, name, arguments)
+        if unknown:
+            self._tell(unknown)
 
     def close(self, wait_s: float) -> None:
         """Close all environments; wait for those that are quick."""
-        envs, self._envs = list(self._envs.values()), {}
+        with self._lock:
+            envs, self._envs = list(self._envs.values()), {}
         closed = threading.Semaphore(0)
         for env in envs:
             close = partial(env.held.close, wait=True)
-            self._threads.submit(close, lambda results: closed.release(len(results)))
+            env_threads().submit(close, lambda results: closed.release(len(results)))
         ends = time.monotonic() + wait_s
         for _ in envs:
             if not closed.acquire(timeout=max(0.0, ends - time.monotonic())):
                 return
 
+    def _open(
+        self, n: int, recipe: dict[str, Any], limit_s: float | None, after: list[int] | None
+    ) -> None:
+        # NaN is not in the range either.
+        if self._limit_s is not None and not (limit_s is not None and 0 < limit_s <= self._limit_s):
+            limit_s = self._limit_s
+        make, closed = self._admit(recipe)
+        key = None if after is None else (after[0], after[1])
+        self._replace(n, _HostedEnv(HeldEnv(make, key, closed), limit_s))
+
+    def _replace(self, n: int, env: _HostedEnv | None) -> None:
+        """Give a number to an environment, or to none, and close the one that has it."""
+        with self._lock:
+            before = self._envs.pop(n, None)
+            if env is not None:
+                self._envs[n] = env
+        if before is not None:
+            before.held.close()
+
     def _begin(self, n: int, env: _HostedEnv, name: str, arguments: list[Any]) -> None:
-        steps, call = 1, partial(getattr(env, f"call_{name}"), *arguments)
+        limit, call = env.limit_s, partial(getattr(env, f"call_{name}"), *arguments)
         if name in ("step", "resume"):
             size = len(arguments[-1].encode(errors="surrogatepass"))
             if size > self._most_action_bytes:
                 message = f"an action has {size} bytes; {self._most_action_bytes} are allowed"
                 call = partial(_refuse, ConfigurationError(message))
-            elif name == "resume":  # a replay takes as long as its steps
-                steps = len(arguments[2]) + 2
-                call = partial(
-                    call, resumed=partial(self._tell, [f'[{n},"resumed"]'], end_calls=False)
-                )
+            elif name == "resume":
+                played = len(arguments[2])
+                if limit is not None:  # a replay takes as long as its steps
+                    limit += min(limit * (played + 1), self._most_replay_s)
+                call = partial(call, resumed=partial(self._tell, [(f'[{n},"resumed"]', None)]))
+                if played > self._most_replayed:
+                    message = f"{played} actions to play again; {self._most_replayed} are allowed"
+                    call = partial(_refuse, ReplayError(message))
         elif self.stops is not None:
             call = partial(_refuse, UnreachableError(self.stops))
-        limit = None if env.limit_s is None else env.limit_s * steps
-        self.calls += 1
-        self._threads.submit(partial(_answered, call), self._finished, (n, env), limit)
+        self._calling.add(env)
+        env_threads().submit(partial(_answered, call), self._finished, (n, env), limit)
 
     def _finished(self, results: list[Result]) -> None:
-        answers = []
+        answers: list[tuple[str, _HostedEnv | None]] = []
         for (n, env), result in results:
             if isinstance(result, CallTimeoutError):
-                self._envs.pop(n, None)
+                with self._lock:
+                    if self._envs.get(n) is env:
+                        del self._envs[n]
                 env.held.close()
                 result = json.dumps(["timeout", result.inside])
-            elif isinstance(result, BaseException):
+            elif isinstance(result, Exception):
                 env.playing = False
                 result = json.dumps(["error", encode_error(result)])
-            answers.append(f"[{n},{result[1:]}")
-        self._tell(answers, end_calls=True)
+            if self._envs.get(n, env) is env:
+                answers.append((f"[{n},{result[1:]}", env))
+            else:  # the number was opened again: nobody waits for this answer
+                self._calling.discard(env)
+        self._tell(answers)
 
-    def _tell(self, answers: list[str], *, end_calls: bool) -> None:
-        """Send answers, unless another thread sends: then it sends these, too."""
-        self._unsent.extend((answer, end_calls) for answer in answers)
+    def _tell(self, answers: list[tuple[str, _HostedEnv | None]]) -> None:
+        """Send answers, unless another thread sends: then it sends these, too.
+
+        Args:
+            answers: With the environment whose call each ends, if it ends one.
+        """
+        self._unsent.extend(answers)
         while self._unsent and self._sending.acquire(blocking=False):
             try:
                 self._send_frame()
@@ -163,10 +224,11 @@ class EnvHost:
         frame: list[str] = []
         size = 0
         while self._unsent and (not frame or size + len(self._unsent[0][0]) <= FRAME_BYTES):
-            answer, ends_call = self._unsent.popleft()
+            answer, env = self._unsent.popleft()
             frame.append(answer)
             size += len(answer)
-            self.calls -= ends_call
+            if env is not None:
+                self._calling.discard(env)
         if frame:
             self._send(f"[{','.join(frame)}]".encode())
 
@@ -229,8 +291,8 @@ class _HostedEnv:
             self.call_reset(None if episode else base, options)
             for earlier in actions:
                 self.call_step(earlier)
-        except Exception as error:
-            raise ReplayError(f"{type(error).__name__}: {error}") from error
+        except BaseException as error:
+            raise ReplayError(described(contained(error))) from error
         if self._digest.value != digest:
             raise ReplayError("its seed and actions did not give the same observations and rewards")
         resumed()

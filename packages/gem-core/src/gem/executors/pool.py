@@ -19,16 +19,22 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from gem.core import Env, checked_seed
 from gem.errors import ConfigurationError, MisuseError, UnreachableError
 from gem.executors.base import EnvHandle, Executor
-from gem.executors.frames import MOST_BYTES, decode_error, decode_observation
+from gem.executors.frames import (
+    FRAME_COMMAS,
+    FRAME_REQUESTS,
+    MOST_BYTES,
+    decode_error,
+    decode_observation,
+)
 from gem.executors.held import NO_OPTIONS, STEP_TIMEOUT_S, EnvFailedError, EpisodeKey
 from gem.executors.recipe import Recipe
-from gem.executors.threads import CallTimeoutError, Result, Sink
+from gem.executors.threads import CallTimeoutError, Result, Sink, deliver
 from gem.parameters import integer, optional
 
 logger = logging.getLogger(__name__)
@@ -206,6 +212,7 @@ class PoolExecutor(Executor):
         sink: Sink,
         *,
         timeout_s: float | None = STEP_TIMEOUT_S,
+        after: EpisodeKey | None = None,
     ) -> PoolHandle:
         """Return a handle of a new environment, which its first call makes."""
         if not isinstance(source, Recipe):
@@ -213,7 +220,9 @@ class PoolExecutor(Executor):
                 "an environment that a function makes runs in threads only: this executor needs an "
                 "id and parameters, which other processes can be told"
             )
-        return PoolHandle(self, source.to_dict(), sink, timeout_s)
+        handle = PoolHandle(self, source.to_dict(), sink, timeout_s)
+        handle.key = after
+        return handle
 
     def call(self, handle: PoolHandle, name: str, token: Any, arguments: list[Any]) -> None:
         """Begin a call of a handle.
@@ -246,7 +255,7 @@ class PoolExecutor(Executor):
                     for frame in _frames(requests, worker.frame_bytes):
                         worker.send(frame)
             due, self._due = self._due, []
-        _deliver(due)
+        deliver(due)
 
     def flush_soon(self) -> None:
         """Flush after what the running event loop does now: other episodes may call, too."""
@@ -467,19 +476,15 @@ class PoolExecutor(Executor):
 
 
 def _frames(requests: list[Any], most_bytes: float) -> Iterator[bytes]:
-    """Return requests as frames, of more than `most_bytes` only where one request is as large."""
+    """Return requests as frames, of more than `most_bytes` only where one request is as large.
+
+    None has more than `FRAME_REQUESTS`.
+    """
     frame = json.dumps(requests).encode()
-    if len(frame) <= most_bytes or len(requests) == 1:
+    fits = len(frame) <= most_bytes and frame.count(b",") <= FRAME_COMMAS
+    if (fits and len(requests) <= FRAME_REQUESTS) or len(requests) == 1:
         yield frame
     else:
         half = len(requests) // 2
         yield from _frames(requests[:half], most_bytes)
         yield from _frames(requests[half:], most_bytes)
-
-
-def _deliver(due: Iterable[tuple[Sink, Result]]) -> None:
-    by_sink: dict[Sink, list[Result]] = {}
-    for sink, result in due:
-        by_sink.setdefault(sink, []).append(result)
-    for sink, results in by_sink.items():
-        sink(results)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import selectors
 import signal
@@ -18,7 +19,10 @@ from collections import deque
 
 from gem.errors import ConfigurationError, UnreachableError
 from gem.executors.pool import PoolExecutor, Worker
+from gem.foreign import described, signal_name, trace
 from gem.parameters import integer, optional
+
+logger = logging.getLogger(__name__)
 
 _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -69,7 +73,7 @@ class ProcessExecutor(PoolExecutor):
         self._io: _IO | None = None
 
     def _start(self) -> Worker:
-        if self._io is None:
+        if self._io is None or self._io.failed is not None:
             self._io = _IO(self)
         return _Process(self._io, self._memory_mb, self._most)
 
@@ -83,6 +87,12 @@ class ProcessExecutor(PoolExecutor):
         """Return the process ids of the workers."""
         with self._lock:
             return [worker.pid for worker in self._workers if isinstance(worker, _Process)]
+
+    def broken(self, io: _IO) -> None:
+        """Start no further process that a thread which has ended would have to read from."""
+        with self._lock:
+            if self._io is io:
+                self._io = None
 
     def write(self, process: _Process) -> None:
         """Write what did not fit into a process's socket."""
@@ -130,6 +140,8 @@ class _IO:
         self._added = deque[_Process]()
         self._processes: set[_Process] = set()
         self._is_over = False
+        self.failed: str | None = None
+        """Why the thread has ended, if it ended too early."""
         self._thread = threading.Thread(target=self._run, name="gem-processes", daemon=True)
         self._thread.start()
 
@@ -161,6 +173,26 @@ class _IO:
             process.process.returncode = 0  # it is no child of this process
 
     def _run(self) -> None:
+        """Serve all processes; whatever goes wrong, no call waits for a thread that has ended."""
+        try:
+            self._serve()
+        except BaseException as error:
+            self.failed = f"the thread that reads from all workers failed: {described(error)}"
+            logger.error("%s\n%s", self.failed, trace(error))
+            with contextlib.suppress(Exception):
+                self._executor.broken(self)
+            while self._processes or self._added:
+                process = self._processes.pop() if self._processes else self._added.popleft()
+                with contextlib.suppress(Exception):
+                    process.process.kill()
+                    process.socket.close()
+                    process.process.wait(_END_S)
+                self._executor.ended(process, self.failed, UnreachableError(self.failed))
+        self._selector.close()
+        self._woken.close()
+        self._waker.close()
+
+    def _serve(self) -> None:
         look_at = 0.0
         while not self._is_over or self._processes or self._added:
             ready = self._selector.select(_LOOK_S if self._processes or self._added else None)
@@ -169,7 +201,7 @@ class _IO:
                     with contextlib.suppress(BlockingIOError):
                         self._woken.recv(4096)
                 elif events & selectors.EVENT_READ:
-                    self._read(key.data)
+                    self._guarded(key.data)
             while self._added:
                 self._processes.add(process := self._added.popleft())
                 self._selector.register(process.socket, selectors.EVENT_READ, process)
@@ -184,9 +216,16 @@ class _IO:
                 for process in self._processes:
                     if process.kill_at is not None and now >= process.kill_at:
                         process.process.kill()
-        self._selector.close()
-        self._woken.close()
-        self._waker.close()
+
+    def _guarded(self, process: _Process) -> None:
+        """Read from a process; end it, and no other one, if what it sends cannot be used."""
+        try:
+            self._read(process)
+        except Exception as error:
+            why = f"it sent something that is not an answer: {described(error)}"
+            logger.warning("a worker is ended: %s\n%s", why, trace(error))
+            process.process.kill()
+            self._gone(process, why)
 
     def _read(self, process: _Process) -> None:
         try:
@@ -208,7 +247,7 @@ class _IO:
             del received[:end]
             self._executor.received(process, frame)
 
-    def _gone(self, process: _Process) -> None:
+    def _gone(self, process: _Process, why: str = "") -> None:
         self._selector.unregister(process.socket)
         self._processes.discard(process)
         process.socket.close()
@@ -217,14 +256,14 @@ class _IO:
         except subprocess.TimeoutExpired:
             process.process.kill()
             process.process.wait()
-        self._executor.ended(process, _described(process.process.returncode))
+        self._executor.ended(process, why or _described(process.process.returncode))
 
 
 def _described(status: int) -> str:
     if status >= 0:
         return f"its process ended with exit status {status}"
     hint = " (out of memory?)" if status == -signal.SIGKILL else ""
-    return f"its process was ended by {signal.Signals(-status).name}{hint}"
+    return f"its process was ended by {signal_name(-status)}{hint}"
 
 
 class _Process(Worker):
@@ -234,10 +273,13 @@ class _Process(Worker):
         super().__init__()
         self.socket, theirs = socket.socketpair()
         limit = "" if memory_mb is None else str(memory_mb)
-        command = [sys.executable, "-c", _START, json.dumps(sys.path), limit, str(of)]
+        number = theirs.fileno()
+        command = [sys.executable, "-c", _START, json.dumps(sys.path), str(number), limit, str(of)]
         try:
             with theirs:
-                self.process = subprocess.Popen(command, stdin=theirs.fileno())
+                self.process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, pass_fds=(number,)
+                )
         except OSError as error:
             self.socket.close()
             raise UnreachableError(f"cannot start a worker ({sys.executable}): {error}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 import threading
 from collections.abc import Mapping
@@ -13,7 +14,10 @@ from typing import Any
 from gem.errors import UnreachableError
 from gem.executors.host import EnvHost
 from gem.executors.pool import PoolExecutor, Worker
+from gem.foreign import described, named, trace
 from gem.plugins import extra
+
+logger = logging.getLogger(__name__)
 
 _POLL_S = 5.0
 """How long a request for answers waits in an actor."""
@@ -125,16 +129,23 @@ class RayExecutor(PoolExecutor):
             frames = self._ray.get(reference)
         except Exception as error:
             # Of Ray's report the first line says what happened.
-            self.ended(actor, f"its actor ended: {str(error).strip().splitlines()[0]}")
+            what = (named(error)[1].strip().splitlines() or [type(error).__name__])[0]
+            self.ended(actor, f"its actor ended: {what}")
             return
         if frames is None:  # it was asked to end, and its environments are closed
             actor.end(kill=True)
             self.ended(actor, "its actor ended")
             return
-        with self._lock:
-            self._polled[actor.poll()] = actor
-        for frame in frames or [b"[]"]:
-            self.received(actor, frame)
+        try:
+            for frame in frames or [b"[]"]:
+                self.received(actor, frame)
+            with self._lock:
+                self._polled[actor.poll()] = actor
+        except Exception as error:
+            why = f"it sent something that is not an answer: {described(error)}"
+            logger.warning("an actor is ended: %s\n%s", why, trace(error))
+            actor.end(kill=True)
+            self.ended(actor, why)
 
 
 class _Actor(Worker):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -12,7 +13,10 @@ from typing import Any
 from gem.errors import MisuseError, UnreachableError
 from gem.executors.frames import FRAME_BYTES
 from gem.executors.pool import PoolExecutor, Worker
+from gem.foreign import described, trace
 from gem.plugins import extra
+
+logger = logging.getLogger(__name__)
 
 WAIT_S = 30.0
 """How long a server that does not respond, or is full, is asked again and again."""
@@ -120,6 +124,9 @@ class _Connection(Worker):
                 why, error = str(refused), refused
             except (ConnectionClosed, OSError) as lost:
                 why = f"the connection to {self._url} was lost: {lost}"
+            except Exception as failed:
+                why = f"{self._url} sent something that is not an answer: {described(failed)}"
+                logger.warning("%s\n%s", why, trace(failed))
             finally:
                 self._closing.set()
                 self._opened.set()

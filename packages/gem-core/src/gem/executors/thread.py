@@ -8,7 +8,7 @@ from typing import Any
 
 from gem.core import Env
 from gem.executors.base import EnvHandle, Executor
-from gem.executors.held import NO_OPTIONS, STEP_TIMEOUT_S, HeldEnv
+from gem.executors.held import NO_OPTIONS, STEP_TIMEOUT_S, EpisodeKey, HeldEnv
 from gem.executors.recipe import Recipe
 from gem.executors.threads import Sink, env_threads
 
@@ -22,10 +22,11 @@ class ThreadExecutor(Executor):
         sink: Sink,
         *,
         timeout_s: float | None = STEP_TIMEOUT_S,
+        after: EpisodeKey | None = None,
     ) -> EnvHandle:
         """Return a handle of a new environment, which its first call makes."""
         make = source.make if isinstance(source, Recipe) else source
-        return _ThreadHandle(make, sink, timeout_s)
+        return _ThreadHandle(make, sink, timeout_s, after)
 
     def flush(self) -> None:
         """Do nothing: calls begin at once."""
@@ -35,11 +36,17 @@ class ThreadExecutor(Executor):
 
 
 class _ThreadHandle(EnvHandle):
-    def __init__(self, make: Callable[[], Env], sink: Sink, timeout_s: float | None) -> None:
+    def __init__(
+        self,
+        make: Callable[[], Env],
+        sink: Sink,
+        timeout_s: float | None,
+        after: EpisodeKey | None,
+    ) -> None:
         self._make = make
         self._sink = sink
         self._timeout_s = timeout_s
-        self._held = HeldEnv(make)
+        self._held = HeldEnv(make, after)
 
     def load(self, token: Any) -> None:
         self._submit(token, self._held.load)

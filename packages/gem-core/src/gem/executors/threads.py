@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import math
 import os
 import threading
@@ -18,8 +19,11 @@ from queue import SimpleQueue
 from typing import Any, TypeAlias, TypeVar
 
 from gem.blame import Cause, reached
+from gem.foreign import contained, is_interrupt, trace
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 Call: TypeAlias = Callable[[], None]
 Result: TypeAlias = tuple[Any, Any]
@@ -76,9 +80,10 @@ class EnvThreads:
 
         Args:
             function: May block.
-            sink: Is given `(token, result)`; what the function raises is a result, as is
-                `CallTimeoutError`: the call took longer, or it is queued, the system allows no
-                further thread, and no thread has begun any call for that long.
+            sink: Is given `(token, result)`; what the function raises is a result, as
+                `gem.foreign.contained` returns it, and so is `CallTimeoutError`: the call took
+                longer, or it is queued, the system allows no further thread, and no thread has
+                begun any call for that long.
             token: Names the call.
             timeout_s: Limit of the call in seconds, without its time in the queue. A thread whose
                 call exceeds it cannot be ended and stays behind.
@@ -92,7 +97,7 @@ class EnvThreads:
     async def run(
         self, function: Callable[..., T], *args: object, timeout_s: float | None = None
     ) -> T:
-        """Call a function in a thread; return what it returns, raise what it raises.
+        """Call a function in a thread; return what it returns, raise what it raises (contained).
 
         The arguments and `CallTimeoutError` are those of `submit`. A call that is cancelled before
         it begins is not begun.
@@ -132,8 +137,8 @@ class EnvThreads:
                 self._timed.difference_update(expired)
                 self._look_at = min((call.look_at for call in self._timed), default=math.inf)
                 left = self._look_at - now
-            _deliver((call.sink, (call.token, call.timed_out())) for call in expired)
-            self._limits.wait(None if math.isinf(left) else left)
+            deliver((call.sink, (call.token, call.timed_out())) for call in expired)
+            self._limits.wait(None if math.isinf(left) else min(left, threading.TIMEOUT_MAX))
             self._limits.clear()
 
     def _start_worker(self) -> None:
@@ -169,22 +174,33 @@ class EnvThreads:
                 # Otherwise the thread being woken delivers them, perhaps with more results.
                 if arrived or call is None or not self._starting:
                     results, self._results = self._results, results
-            _deliver(results)
+            deliver(results)
             arrived = call is None
             if call is None:
                 self._wake.get()
             else:
-                call()
+                try:
+                    call()
+                except BaseException as error:  # the thread goes on with the calls of others
+                    logger.error("a call of a thread raised: %s", trace(error))
             del call, results  # an idle thread keeps nothing alive
 
 
-def _deliver(results: Iterable[tuple[Sink, Result]]) -> None:
-    """Give results to their sinks, all of one sink together."""
+def deliver(results: Iterable[tuple[Sink, Result]]) -> None:
+    """Give results to their sinks, all of one sink together.
+
+    A sink that raises loses its results and nobody else's: the thread that delivers serves all.
+    """
     grouped: dict[Sink, list[Result]] = {}
     for sink, result in results:
         grouped.setdefault(sink, []).append(result)
     for sink, each in grouped.items():
-        sink(each)
+        try:
+            sink(each)
+        except BaseException as error:
+            logger.error("%d results are lost: their sink raised: %s", len(each), trace(error))
+            if is_interrupt(error):
+                raise
 
 
 def to_loops(results: list[Result]) -> None:
@@ -205,10 +221,6 @@ def _settle(results: Iterable[Result]) -> None:
     for future, result in results:
         if future.done():
             continue  # cancelled
-        if isinstance(result, StopIteration):  # which futures refuse
-            error = RuntimeError(f"StopIteration: {result}")
-            error.__cause__ = result
-            result = error
         if isinstance(result, BaseException):
             future.set_exception(result)
         else:
@@ -263,7 +275,7 @@ class _Call:
         try:
             result: Any = self._context.run(self._function)
         except BaseException as error:
-            result = error
+            result = contained(error)
         with threads._lock:
             if limited:
                 if self not in threads._timed:

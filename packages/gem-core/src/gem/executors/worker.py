@@ -1,4 +1,8 @@
-"""What a process of `ProcessExecutor` runs: frames from a socket, environments in threads."""
+"""What a process of `ProcessExecutor` runs: frames from a socket, environments in threads.
+
+The standard input is `/dev/null`. Programs that an environment starts inherit it, and not the
+socket: they cannot read the requests, or keep the socket open when this process has ended.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import os
 import signal
 import socket
 import struct
+from functools import partial
 
 from gem.executors.host import EnvHost
 from gem.workers import pool as graders
@@ -17,16 +22,26 @@ _CLOSE_S = 4.0
 """How long environments may take to close."""
 
 
-def main(memory_mb: str, workers: str) -> None:
-    """Serve environments until the socket, which is the standard input, ends.
+def _close(descriptor: int) -> None:
+    with contextlib.suppress(OSError):
+        os.close(descriptor)
+
+
+def main(descriptor: str, memory_mb: str, workers: str) -> None:
+    """Serve environments until the socket ends.
 
     Args:
+        descriptor: Number of the socket.
         memory_mb: Limit on the address space; empty for none.
         workers: Number of processes that share this machine's cores.
     """
     # The executor decides when this process ends, also when a user interrupts both.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    connection = socket.socket(fileno=os.dup(0))
+    connection = socket.socket(fileno=int(descriptor))
+    connection.set_inheritable(False)
+    if hasattr(os, "register_at_fork"):
+        # Not the object's own `close`: that waits until nobody reads from it.
+        os.register_at_fork(after_in_child=partial(_close, int(descriptor)))
     graders.shared_by = int(workers)
     if memory_mb:
         limit("AS", int(memory_mb) * 2**20)

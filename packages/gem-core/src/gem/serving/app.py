@@ -21,6 +21,7 @@ from gem.executors.threads import env_threads
 from gem.plugins import extra
 from gem.registry import spec
 from gem.serving.batches import Batch
+from gem.serving.door import REQUEST_S, Outgoing, Turns, bounded
 from gem.serving.messages import (
     ACTION_SCHEMA,
     MOST_ANSWER_BYTES,
@@ -28,6 +29,7 @@ from gem.serving.messages import (
     OBSERVATION_SCHEMA,
     STATE_SCHEMA,
     dumps,
+    fault,
     loads,
 )
 from gem.serving.offers import Refusal
@@ -96,7 +98,7 @@ def application(hub: Hub, token: str | None = None) -> Starlette:
     return Starlette(
         routes=found,
         middleware=[Middleware(_Guard, hub=hub, token=token)],
-        exception_handlers={Refusal: routes.refused},
+        exception_handlers={Refusal: routes.refused, Exception: routes.failed},
         lifespan=lifespan,
     )
 
@@ -107,7 +109,7 @@ class _Guard:
     def __init__(self, app: ASGIApp, hub: Hub, token: str | None) -> None:
         self._app = app
         self._hub = hub
-        self._wanted = None if token is None else f"Bearer {token}".encode()
+        self._wanted = None if token is None else token.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] in ("http", "websocket") and not scope["path"].endswith("/health"):
@@ -123,7 +125,8 @@ class _Guard:
                 return None
             return Refusal(403, "SESSION_ERROR", "web pages may use servers with a token only")
         given = headers.get(b"authorization", b"")
-        if hmac.compare_digest(given, self._wanted):
+        scheme, _, token = given.partition(b" ")  # the scheme in any case, as HTTP has it
+        if scheme.lower() == b"bearer" and hmac.compare_digest(token.strip(), self._wanted):
             return None
         what = "another token" if given else "no token (Authorization: Bearer ...)"
         return Refusal(401, "SESSION_ERROR", f"this server needs a token; the request has {what}")
@@ -145,6 +148,7 @@ class _Routes:
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
+        self._turns = Turns()
 
     async def health(self, request: Request) -> Response:
         """200 while sessions may begin, 503 while the server is draining."""
@@ -201,13 +205,15 @@ class _Routes:
 
     async def reset(self, request: Request) -> Response:
         """The first observation of an episode that nobody plays."""
-        body = b""
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > _MOST_BODY_BYTES:
-                raise Refusal(
-                    413, "VALIDATION_ERROR", f"a body has at most {_MOST_BODY_BYTES} bytes"
-                )
+        from starlette.requests import ClientDisconnect
+
+        try:
+            body = await asyncio.wait_for(_body(request), REQUEST_S)
+        except ClientDisconnect:
+            return _answer({}, 400)  # nobody reads it
+        except asyncio.TimeoutError:
+            message = f"the body did not arrive within {REQUEST_S:g} s"
+            raise Refusal(408, "VALIDATION_ERROR", message) from None
         try:
             data = json.loads(body or b"{}")
         except (ValueError, RecursionError) as error:
@@ -239,6 +245,10 @@ class _Routes:
         self._hub.metrics.count("refusals", code=str(error.status))
         return _answer(error.data, error.status)
 
+    async def failed(self, request: Request, error: Exception) -> Response:
+        """The answer where the server itself fails."""
+        return _answer({**fault(error), "code": "EXECUTION_ERROR"}, 500)
+
     async def session(self, socket: WebSocket) -> None:
         """One environment for the time of a connection."""
         try:
@@ -268,21 +278,24 @@ class _Routes:
 
     async def batch(self, socket: WebSocket) -> None:
         """Many environments for the time of a connection."""
-        loop, frames = asyncio.get_running_loop(), asyncio.Queue[bytes]()
+        loop, answers = asyncio.get_running_loop(), Outgoing()
         try:
             batch = Batch(
-                self._hub, _client(socket), lambda frame: in_loop(loop, frames.put_nowait, frame)
+                self._hub, _client(socket), lambda frame: in_loop(loop, answers.put, frame)
             )
         except Refusal as refusal:
             self._hub.metrics.count("refusals", code=str(refusal.status))
             await socket.send_denial_response(_answer(refusal.data, refusal.status))
             return
-        tasks = [asyncio.create_task(_send_all(socket, frames))]
+        tasks = [asyncio.create_task(answers.send_to(socket, _send))]
         try:
             await socket.accept()
             tasks.append(asyncio.create_task(_end_batch(socket, batch)))
             while (message := await socket.receive())["type"] != "websocket.disconnect":
-                batch.receive(message.get("text") or "")
+                await self._turns.take(message.get("text") or "", batch.receive)
+                # A client that does not read its answers is not read either.
+                await answers.room()
+                await batch.room()
         except Refusal as refusal:
             self._hub.metrics.count("refusals", code=str(refusal.status))
             await _close(socket, "failed", str(refusal))
@@ -299,7 +312,7 @@ class _Routes:
                 return "gone"
             text = message.get("text") or ""  # a binary message is none of JSON
             try:
-                kind, data = _message(text)
+                kind, data = await self._turns.take(text, _message)
                 if kind == "close":
                     await _close(socket, "closed", "")
                     return "closed"
@@ -315,6 +328,20 @@ class _Routes:
             session.end_if_drained()
 
     async def _answered(self, session: Session, kind: str, data: dict[str, Any]) -> str:
+        """Return the answer to a message.
+
+        Raises:
+            Refusal: There is no such message, or it is not allowed now.
+            SessionFailedError: The environment failed, or its answer cannot be sent.
+        """
+        try:
+            return await self._asked(session, kind, data)
+        except (Refusal, SessionFailedError):
+            raise
+        except Exception as error:
+            raise session.failed(error) from error
+
+    async def _asked(self, session: Session, kind: str, data: dict[str, Any]) -> str:
         if kind == "step":
             answer = dumps("observation", await session.step(data))
         elif kind == "reset":
@@ -361,6 +388,15 @@ class _Routes:
         return id
 
 
+async def _body(request: Request) -> bytes:
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > _MOST_BODY_BYTES:
+            raise Refusal(413, "VALIDATION_ERROR", f"a body has at most {_MOST_BODY_BYTES} bytes")
+    return body
+
+
 def _description(id: str) -> str:
     from gem.testing.describing import summary
 
@@ -369,7 +405,7 @@ def _description(id: str) -> str:
 
 def _message(text: str) -> tuple[str, dict[str, Any]]:
     try:
-        return loads(text)
+        return loads(bounded(text))
     except ValueError as error:
         raise Refusal(400, "INVALID_JSON", f"not a message: {error}") from error
 
@@ -384,12 +420,6 @@ async def _end(socket: WebSocket, session: Session) -> None:
 
 async def _end_batch(socket: WebSocket, batch: Batch) -> None:
     await _close(socket, *await batch.ended)
-
-
-async def _send_all(socket: WebSocket, frames: asyncio.Queue[bytes]) -> None:
-    """Send frames as they come."""
-    while await _send(socket, (await frames.get()).decode()):
-        pass
 
 
 async def _send(socket: WebSocket, text: str) -> bool:

@@ -12,8 +12,17 @@ from gem.core import Env
 from gem.errors import ConfigurationError, UnreachableError
 from gem.executors.host import EnvHost
 from gem.executors.recipe import Recipe
-from gem.serving.offers import Refusal
+from gem.serving.door import bounded
+from gem.serving.offers import Refusal, full, refused
 from gem.serving.sessions import STOPS, Hub, in_loop
+
+_EMPTY_S = 120.0
+"""How long a connection without environments is kept; a client closes it earlier."""
+_PAUSE_S = 0.02
+_MOST_REPLAYED = 4096
+"""Most turns of an episode that is played again."""
+_MOST_REPLAY_S = 3600.0
+"""How long that may take, besides the limit of the next turn."""
 
 
 class Batch:
@@ -22,6 +31,7 @@ class Batch:
     Attributes:
         ended: Set to `(reason, message)` when the server ends the connection.
         open: Number of environments that are not closed.
+        client: Address of the client.
     """
 
     def __init__(self, hub: Hub, client: str, send: Callable[[bytes], None]) -> None:
@@ -33,24 +43,34 @@ class Batch:
             send: Is given frames of answers, in any thread.
 
         Raises:
-            Refusal: The server is draining.
+            Refusal: The server is draining, or there are as many connections as environments may
+                be.
         """
         if hub.draining:
             raise Refusal(503, "SESSION_ERROR", STOPS, UnreachableError(STOPS))
+        limits, own = hub.limits, [each for each in hub.batches if each.client == client]
+        if len(hub.batches) >= limits.max_envs:
+            raise full(503, f"all {limits.max_envs} connections are in use")
+        if 0 < limits.max_envs_per_client <= len(own):
+            raise full(429, f"{client} uses all {len(own)} connections that a client may")
         self._hub = hub
-        self._client = client
+        self.client: str = client
         self._loop = asyncio.get_running_loop()
         self._send = send
-        limits = hub.limits
         self._host = EnvHost(
-            self._answer, self._admit, limits.max_action_bytes, limits.step_timeout_s
+            self._answer,
+            self._admit,
+            limits.max_action_bytes,
+            limits.step_timeout_s,
+            most_replayed=_MOST_REPLAYED,
+            most_replay_s=_MOST_REPLAY_S,
         )
         self.ended: asyncio.Future[tuple[str, str]] = self._loop.create_future()
         self.open = 0
         self._used = time.monotonic()
         hub.batches.add(self)
 
-    def receive(self, frame: bytes | str) -> None:
+    def receive(self, frame: str) -> None:
         """Begin what a frame of requests asks for.
 
         Raises:
@@ -58,10 +78,18 @@ class Batch:
         """
         self._used = time.monotonic()
         try:
-            self._host.receive(frame)
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-            message = f"not a frame of requests: {type(error).__name__}: {error}"
+            self._host.receive(bounded(frame))
+        except ValueError as error:
+            message = f"not a frame of requests: {error}"
             raise Refusal(400, "INVALID_JSON", message) from error
+
+    async def room(self) -> None:
+        """Wait until no more calls run than there may be environments.
+
+        A number that is opened again during a call leaves that call behind.
+        """
+        while self._host.calls > self._hub.limits.max_envs:
+            await asyncio.sleep(_PAUSE_S)
 
     def end(self, reason: str, message: str) -> None:
         """Ask whoever speaks to the client to end the connection; see `ended`."""
@@ -69,7 +97,12 @@ class Batch:
             self.ended.set_result((reason, message))
 
     def expire(self, now: float, limit_s: float) -> None:
-        """End the connection if it had no message for a while and no environment works."""
+        """End the connection if it had no message for a while and no environment works.
+
+        One without environments is not kept for as long as others.
+        """
+        if not self.open:
+            limit_s = min(limit_s, _EMPTY_S)
         if not self._host.calls and now - self._used > limit_s:
             self.end("idle", f"the connection had no message for {limit_s:g} s")
 
@@ -100,12 +133,14 @@ class Batch:
         try:
             params = dict(recipe["params"])
             tools = params.pop("tools", [])
-            tools = [tools] if isinstance(tools, str) else list(tools)
+            tools = [tools] if isinstance(tools, str) else tools
+            if not isinstance(tools, list):
+                raise refused("tools are a list")
             if recipe["wrappers"]:
                 message = "a server adds no wrappers; add tools, or wrap the environment here"
                 raise Refusal(400, "VALIDATION_ERROR", message, ConfigurationError(message))
             self._hub.offer.check_parameters(params, tools)
-            self._hub.take(recipe["id"], self._client)
+            self._hub.take(recipe["id"], self.client)
         except Refusal as refusal:
             return functools.partial(_raise, refusal.error), None
         self.open += 1
@@ -115,7 +150,7 @@ class Batch:
 
     def _released(self) -> None:
         self.open -= 1
-        self._hub.released(self._client)
+        self._hub.released(self.client)
 
 
 def _raise(error: Exception) -> Env:

@@ -36,6 +36,8 @@ class ExecutedEnv(Env):
         """
         super().__init__()
         self._executor = executor
+        self._recipe = recipe
+        self._timeout_s = timeout_s
         self._results: SimpleQueue[Any] = SimpleQueue()
         self._begun: EpisodeKey | None = None
         self._handle = executor.open(recipe, self._take, timeout_s=timeout_s)
@@ -48,16 +50,18 @@ class ExecutedEnv(Env):
     def reset(self, seed: int | None = None, **options: Any) -> tuple[Observation, Info]:
         """Begin an episode.
 
-        Executors begin a series of episodes at its first one: if the episode is not the one after
-        the last, those before it in its series are begun, too.
+        An executor begins a series of episodes at its first one, or goes on with the next. For any
+        other episode the environment is made anew, so that no episode takes longer to begin than
+        another.
         """
         super().reset(seed=seed)
         (base, episode), before = self.episode_key, self._begun
         self._begun = None
         if episode and before != (base, episode - 1):
-            self._ask(self._handle.reset, base)
-            for _ in range(episode - 1):
-                self._ask(self._handle.reset)
+            self._handle.close()
+            self._handle = self._executor.open(
+                self._recipe, self._take, timeout_s=self._timeout_s, after=(base, episode - 1)
+            )
         first: tuple[Observation, Info] = self._ask(
             self._handle.reset, None if episode else base, reset_options(options)
         )
@@ -82,6 +86,6 @@ class ExecutedEnv(Env):
         call(None, *arguments)
         self._executor.flush()
         result = self._results.get()
-        if isinstance(result, BaseException):
+        if isinstance(result, Exception):
             raise result
         return result

@@ -19,6 +19,7 @@ from gem.blame import CAUSES, boundary, cause_of
 from gem.contract import plain, shown
 from gem.core import Info, Observation, Step
 from gem.errors import ConfigurationError, ContractError, GemError, RemoteError, ServerFullError
+from gem.foreign import named
 from gem.plugins import extra
 
 NEEDED = "serving environments and their clients need: pip install 'gem-core[serve]'"
@@ -171,10 +172,10 @@ def oversized(size: int, limit: int) -> str:
 
 def fault(error: Exception) -> dict[str, Any]:
     """Return the data that tell a client of an error, without a code."""
-    name = type(error).__name__
+    name, message = named(error)
     known = isinstance(error, GemError | NotImplementedError)
     return {
-        "message": str(error) if known else f"{name}: {error}",
+        "message": message if known else f"{name}: {message}",
         "error": name,
         "cause": cause_of(error),
     }

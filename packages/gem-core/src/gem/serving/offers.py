@@ -10,6 +10,7 @@ from typing import Any
 
 from gem.errors import ConfigurationError, RemoteError, ServerFullError, UnknownEnvError
 from gem.executors.held import STEP_TIMEOUT_S
+from gem.foreign import named
 from gem.making import make
 from gem.registry import list_envs, spec
 from gem.serving.messages import fault
@@ -132,4 +133,4 @@ def full(status: int, message: str) -> Refusal:
 
 def not_now(error: Exception) -> Refusal:
     """Return the refusal of a call that raised, after which the session goes on."""
-    return Refusal(400, "VALIDATION_ERROR", str(error), error)
+    return Refusal(400, "VALIDATION_ERROR", named(error)[1], error)

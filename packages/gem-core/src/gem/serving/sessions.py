@@ -19,7 +19,13 @@ from gem.contract import check_reset, check_step
 from gem.core import Env
 from gem.errors import MisuseError, ResetNeededError, UnreachableError
 from gem.executors.base import Executor
-from gem.executors.held import EnvFailedError, EpisodeKey, HeldEnv, env_failure
+from gem.executors.held import (
+    EnvFailedError,
+    EpisodeKey,
+    HeldEnv,
+    check_options,
+    env_failure,
+)
 from gem.executors.recipe import Recipe
 from gem.executors.threads import CallTimeoutError, env_threads
 from gem.serving.executed import ExecutedEnv
@@ -245,6 +251,7 @@ class Session:
         self.running = False
 
         def begin(env: Env) -> dict[str, Any]:
+            check_options(env, options)
             if key[1]:
                 env.seek(*key)
             found = env.reset(seed=None if key[1] else key[0], **options)
@@ -333,6 +340,17 @@ class Session:
             self._held.close()
         self._hub.closed()
 
+    def failed(self, error: Exception) -> SessionFailedError:
+        """Close the session, as its environment failed; return what tells the client."""
+        failure = env_failure(error, self._hub.limits.step_timeout_s)
+        self.running = False
+        self._hub.metrics.count("failures", id=self.env_id, cause=failure.cause)
+        self.close("failed")
+        data = {**fault(error), "cause": failure.cause}
+        if isinstance(error, CallTimeoutError | EnvFailedError):
+            data["message"] = failure.message
+        return SessionFailedError(data)
+
     async def _call(self, what: str, function: Callable[[Env], T]) -> T:
         limit_s = self._hub.limits.step_timeout_s
         if self._held is None:
@@ -347,14 +365,7 @@ class Session:
         except (MisuseError, ResetNeededError, NotImplementedError) as error:
             raise not_now(error) from error
         except Exception as error:
-            failure = env_failure(error, limit_s)
-            self.running = False
-            self._hub.metrics.count("failures", id=self.env_id, cause=failure.cause)
-            self.close("failed")
-            data = {**fault(error), "cause": failure.cause}
-            if isinstance(error, CallTimeoutError | EnvFailedError):
-                data["message"] = failure.message
-            raise SessionFailedError(data) from error
+            raise self.failed(error) from error
         finally:
             self.busy = False
             self.used = time.monotonic()

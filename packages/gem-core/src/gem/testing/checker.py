@@ -22,6 +22,7 @@ import gem.testing.scores as scores
 from gem import registry
 from gem.core import Env, EnvSpec
 from gem.errors import ConfigurationError, GemError, MissingExtraError, UnreachableError
+from gem.foreign import contained
 from gem.making import make
 from gem.parameters import integer, number, positive
 from gem.testing.contract import check_contract
@@ -275,8 +276,9 @@ def _start(subject: Subject) -> tuple[Subject, CheckResult, bool]:
         subject.factory().close()
     except GemError:
         raise
-    except Exception as error:
-        return subject, CheckResult(check.name, "failed", describe(error), check), False
+    except BaseException as error:
+        detail = describe(contained(error))
+        return subject, CheckResult(check.name, "failed", detail, check), False
     try:
         subject = replace(subject, missing=lacking(subject.factory))
         detail = check.run(subject)
@@ -286,8 +288,9 @@ def _start(subject: Subject) -> tuple[Subject, CheckResult, bool]:
             subject = replace(subject, seeds=seeds, episodes=episodes)
     except (MissingExtraError, UnreachableError):
         raise
-    except Exception as error:
-        return subject, CheckResult(check.name, "failed", describe(error), check), False
+    except BaseException as error:
+        detail = describe(contained(error))
+        return subject, CheckResult(check.name, "failed", detail, check), False
     return subject, CheckResult(check.name, "passed", detail, check), True
 
 
@@ -311,5 +314,5 @@ def _run(check: Check, subject: Subject, runnable: bool) -> CheckResult:
         return CheckResult(check.name, "passed", check.run(subject), check)
     except SkipCheck as skip:
         return CheckResult(check.name, "skipped", str(skip), check)
-    except Exception as error:
-        return CheckResult(check.name, "failed", describe(error), check)
+    except BaseException as error:
+        return CheckResult(check.name, "failed", describe(contained(error)), check)

@@ -17,6 +17,7 @@ from functools import cache
 from typing import Any
 
 from gem.core import Env
+from gem.foreign import contained
 from gem.replay import difference
 from gem.seeding import env_seed, stream
 from gem.tasks import Task
@@ -307,8 +308,9 @@ def check_bad_input(subject: Subject) -> str:
     for n, action in enumerate(_bad_inputs(example), start=1):
         try:
             step = env.step(action)
-        except Exception as error:
-            raise FaultError(f"action {action!r:.60}: {describe(error)}") from error
+        except BaseException as error:
+            what = describe(contained(error))
+            raise FaultError(f"action {action!r:.60}: {what}") from None
         step = require_step(step, f"action {action!r:.60}")
         if step[2] or step[3]:
             env.restore(starts[n % len(starts)])

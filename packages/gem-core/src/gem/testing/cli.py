@@ -13,6 +13,7 @@ from gem import registry
 from gem.core import Env
 from gem.envs.datasets import SingleTurnEnv
 from gem.errors import ConfigurationError, UnknownParameterError
+from gem.foreign import contained
 from gem.making import make
 from gem.seat import Seat
 from gem.testing.checker import named
@@ -81,7 +82,8 @@ def _example(id: str, given: Mapping[str, Any]) -> None:
                 print(f"\nexample: seed 0{with_what}, played by {player}\n\n{transcript(episode)}")
                 return
             print("\nexample: none, it has neither oracle_action() nor sample_random_action()")
-    except Exception as error:
+    except BaseException as raised:
+        error = contained(raised)
         if given and isinstance(error, ConfigurationError | UnknownParameterError):
             raise
         # `info` must work where the environment's packages or servers are missing.

@@ -8,6 +8,7 @@ from typing import Any
 from gem.contract import check_reset, check_step, plain
 from gem.core import Env, Observation, Step
 from gem.errors import ContractError, ResetNeededError
+from gem.foreign import contained
 from gem.testing.playing import shown
 from gem.testing.subject import FaultError, SkipCheck, Subject, describe, require
 
@@ -22,8 +23,9 @@ class Faults(AbstractContextManager["Faults"]):
         self.found: list[str] = []
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
-        if not isinstance(error, Exception):
+        if error is None:
             return False
+        error = contained(error)
         known = isinstance(error, NotImplementedError | ContractError)
         text = str(error) if known else describe(error)
         if text not in self.found:
@@ -40,8 +42,8 @@ def check_contract(subject: Subject) -> str:
     """Return types, flags, and refusals to step before the beginning and after the end."""
     try:
         subject.factory().reset(seed=0)
-    except Exception as error:
-        raise SkipCheck("needs an environment that starts") from error
+    except BaseException as error:
+        raise SkipCheck("needs an environment that starts") from contained(error)
     faults = Faults()
     env = subject.factory()
     with faults:
@@ -103,8 +105,9 @@ def _require_refusal(env: Env, when: str) -> None:
         env.step("")
     except ResetNeededError:
         return
-    except Exception as error:
-        raise FaultError(f"step() {when} must raise ResetNeededError, not {error!r}") from error
+    except BaseException as error:
+        what = describe(contained(error))
+        raise FaultError(f"step() {when} must raise ResetNeededError, not {what}") from None
     raise FaultError(f"step() {when} must raise ResetNeededError, it went on")
 
 

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from gem.core import Observation
 from gem.errors import ConfigurationError, ResetNeededError
 from gem.fingerprint import canonical
+from gem.foreign import contained
 from gem.multi import MultiAgentEnv, MultiStep, check_multi_reset, check_multi_step
 from gem.seeding import stream
 from gem.testing.playing import answer_like, shown
@@ -240,8 +241,9 @@ def _require_error(kind: type[Exception], call: Callable[[], Any], when: str) ->
         call()
     except kind:
         return
-    except Exception as error:
-        raise FaultError(f"step() {when} must raise {kind.__name__}, not {error!r}") from error
+    except BaseException as error:
+        what = describe(contained(error))
+        raise FaultError(f"step() {when} must raise {kind.__name__}, not {what}") from None
     raise FaultError(f"step() {when} must raise {kind.__name__}, it went on")
 
 
@@ -254,8 +256,9 @@ def _require_end(game: MultiAgentEnv, seed: int, max_steps: int) -> None:
         try:
             step = game.step(dict.fromkeys(observations, junk[turn % len(junk)]))
             check_multi_step(game, step)
-        except Exception as error:
-            raise FaultError(f"seed {seed}, an illegal move: {describe(error)}") from error
+        except BaseException as error:
+            what = describe(contained(error))
+            raise FaultError(f"seed {seed}, an illegal move: {what}") from None
         observations = step.observations
         if not observations:
             return

@@ -12,6 +12,7 @@ import threading
 from concurrent.futures import Future, TimeoutError
 from contextlib import AbstractContextManager
 
+from gem.foreign import contained
 from gem.testing.playing import digest, transcript
 from gem.testing.subject import FaultError, SkipCheck, Subject, describe
 from gem.workers.pool import Reply, WorkerPool
@@ -94,6 +95,6 @@ def play(question: str) -> dict[str, str]:
         return {"unknown": describe(error)}
     try:
         played = transcript(subject.factory(), subject.seeds, subject.max_steps)
-    except Exception as error:
-        return {"error": describe(error)}
+    except BaseException as error:
+        return {"error": describe(contained(error))}
     return {"digest": digest(played)}

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from gem.core import Env
+from gem.foreign import contained, described
 from gem.multi import MultiAgentEnv
 from gem.seat import Seat
 from gem.testing.playing import Policy, Score, cpu_time, oracle_policy, random_policy, score
@@ -118,15 +119,15 @@ def lacking(factory: Callable[..., Env]) -> dict[str, str]:
                 probe()
             except NotImplementedError:
                 missing[name] = "not implemented"
-            except Exception as error:
-                missing[name] = describe(error)
+            except BaseException as error:
+                missing[name] = describe(contained(error))
     return missing
 
 
 def describe(error: Exception) -> str:
     """Return an error as one line, or a `FaultError` as one line per fault."""
     if not isinstance(error, FaultError):
-        return _clipped(f"{type(error).__name__}: {error}")
+        return _clipped(described(error))
     return "\n".join(_clipped(str(fault)) for fault in error.args)
 
 

@@ -16,6 +16,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
+from gem.foreign import called
+
 ToolT = TypeVar("ToolT", bound="Tool")
 
 TOOL_CALL = re.compile(r"<tool_call>")
@@ -123,7 +125,7 @@ class Tool(ABC):
 
     async def aexecute(self, call: ToolCall) -> ToolResult:
         """Like `execute`, without blocking the event loop."""
-        return await asyncio.to_thread(self.execute, call)
+        return await asyncio.to_thread(called, self.execute, call)
 
     def observe(self, call: ToolCall, result: ToolResult) -> str:
         """Return the observation that the policy gets for a call."""

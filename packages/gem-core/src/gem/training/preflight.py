@@ -15,9 +15,11 @@ import sys
 from collections.abc import Iterable
 from dataclasses import replace
 
+from gem.core import Observation
 from gem.errors import ConfigurationError, exit_status
 from gem.experiment.mixtures import samples
 from gem.experiment.runspec import RunSpec
+from gem.foreign import called
 from gem.multi import against_itself, all_seats, make_multi, of_one_seat
 from gem.tasks import Task
 
@@ -36,18 +38,24 @@ def check(tasks: Iterable[Task]) -> None:
         GemError: Something that an environment, its tools or their servers need is missing.
     """
     for task in tasks:
-        if all_seats(task.params) or against_itself(task.env_id, task.params):
-            with make_multi(task.env_id, **task.params) as game:
-                [observation, *_] = game.reset(seed=task.seed)[0].values()
-        else:
-            params = of_one_seat(task.env_id, task.params)
-            with replace(task, params=params).make() as env:
-                observation, _ = env.reset(seed=task.seed)
+        observation = called(_first, task)
         if not isinstance(observation, str) and any(p.get("type") == "image" for p in observation):
             raise ConfigurationError(
                 f"{task.env_id} shows images, and policies are shown text only: it can be played "
                 f"and graded, but not trained or evaluated in a run"
             )
+
+
+def _first(task: Task) -> Observation:
+    """Return the first observation of a task."""
+    if all_seats(task.params) or against_itself(task.env_id, task.params):
+        with make_multi(task.env_id, **task.params) as game:
+            [observation, *_] = game.reset(seed=task.seed)[0].values()
+    else:
+        params = of_one_seat(task.env_id, task.params)
+        with replace(task, params=params).make() as env:
+            observation, _ = env.reset(seed=task.seed)
+    return observation
 
 
 def main() -> int:

@@ -175,7 +175,7 @@ class AsyncVectorEnv(VectorEnv):
             future, result = self._futures[i], self._kept.pop(i)
             if future.done():
                 self._kept[i] = result  # cancelled: for `recv`
-            elif isinstance(result, BaseException):
+            elif isinstance(result, Exception):
                 future.set_exception(result)
             else:
                 future.set_result(result)

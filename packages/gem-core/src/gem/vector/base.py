@@ -16,6 +16,7 @@ import numpy.typing as npt
 from gem.core import Info, Observation, Step
 from gem.errors import ConfigurationError, MisuseError, ResetNeededError
 from gem.executors.held import env_failure
+from gem.foreign import trace
 from gem.parameters import choice
 from gem.seeding import env_seed
 from gem.trajectory import Failure
@@ -102,7 +103,7 @@ class VectorEnv(ABC):
             _Slot(None if seed is None or i in kept else env_seed(seed, i)) for i in range(num_envs)
         ]
         # Turns that have ended and were not asked for yet, or what the caller did wrong.
-        self._kept: dict[int, Step | BaseException] = {}
+        self._kept: dict[int, Step | Exception] = {}
 
     @abstractmethod
     def _call(self, i: int, name: str, *arguments: Any) -> None:
@@ -227,9 +228,7 @@ class VectorEnv(ABC):
     def _settle_arrived(self, timeout_s: float | None) -> None:
         """Keep the turns that have ended; wait for some calls."""
         for i, result in self._arrived(timeout_s):
-            if isinstance(result, BaseException) and (
-                isinstance(result, MisuseError) or not isinstance(result, Exception)
-            ):
+            if isinstance(result, MisuseError):
                 self._slots[i].call = None
                 self._kept[i] = result
             elif (step := self._settle(i, result)) is not None:
@@ -272,7 +271,7 @@ class VectorEnv(ABC):
             )
 
     def _failure(self, i: int, call: str, error: Exception) -> Failure:
-        logger.warning("environment %d failed in %s()", i, call, exc_info=error)
+        logger.warning("environment %d failed in %s(): %s", i, call, trace(error))
         failed = env_failure(error)
         message = f"environment {i} failed in {call}(): {failed.message}"
         return Failure(failed.cause, message, attempts=1)
@@ -311,12 +310,12 @@ class VectorEnv(ABC):
         return [int(i) for i in chosen]
 
 
-def steps_of(kept: Iterable[Step | BaseException]) -> list[Step]:
+def steps_of(kept: Iterable[Step | Exception]) -> list[Step]:
     """Return the steps; raise the first error among them."""
     steps = []
     errors = []
     for each in kept:
-        if isinstance(each, BaseException):
+        if isinstance(each, Exception):
             errors.append(each)
         else:
             steps.append(each)

@@ -8,6 +8,8 @@ from typing import Any
 
 from gem.contract import check_reset, check_step
 from gem.core import Env
+from gem.executors.held import close_env
+from gem.foreign import called, contained
 from gem.vector.base import AutoresetMode, VectorEnv
 
 
@@ -42,18 +44,18 @@ class SyncVectorEnv(VectorEnv):
         with ExitStack() as made:
             for env in envs:
                 if not isinstance(env, Env):
-                    env = env()
-                    made.callback(env.close)
+                    env = called(env)
+                    made.callback(close_env, env)
                 self.envs.append(env)
             super().__init__(len(self.envs), autoreset=autoreset, seed=seed, keep_seed=keep_seed)
             made.pop_all()
         self._results: list[tuple[int, Any]] = []
 
     def close(self) -> None:
-        """Close all environments, also when closing one of them raises; safe to repeat."""
+        """Close all environments; what one of them raises is logged. Safe to repeat."""
         with ExitStack() as stack:
             for env in self.envs:
-                stack.callback(env.close)
+                stack.callback(close_env, env)
 
     def _call(self, i: int, name: str, *arguments: Any) -> None:
         env = self.envs[i]
@@ -65,8 +67,8 @@ class SyncVectorEnv(VectorEnv):
                 seed, options = arguments
                 observation, info = check_reset(env.reset(seed=seed, **options))
                 result = observation, dict(info)
-        except Exception as error:
-            result = error
+        except BaseException as error:
+            result = contained(error)
         self._results.append((i, result))
 
     def _arrived(self, timeout_s: float | None) -> list[tuple[int, Any]]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any, TypeVar
 
 from gem.blame import boundary
 from gem.core import Env, Info, Observation, Step, Wrapper
 from gem.errors import ConfigurationError, ResetNeededError, UnreachableError
+from gem.foreign import named
 from gem.grading.formats import AnswerFormat
 from gem.parameters import choice, integer, number
 from gem.tools import Tool, ToolLike, make_tools
@@ -162,7 +164,7 @@ class ToolEnv(Wrapper):
         except UnreachableError as error:
             if self.unreachable == "raise":
                 raise
-            gone = f"[The tool is out of order: {clip(str(error), 200)}]"
+            gone = f"[The tool is out of order: {clip(named(error)[1], 200)}]"
             result = ToolResult(gone, False)
         self.tool_use_counter += 1
         self.tool_success_counter += result.ok
@@ -237,9 +239,10 @@ class ToolEnv(Wrapper):
 
     def close(self) -> None:
         """Close the tools and the environment."""
-        for tool in self.tools:
-            tool.close()
-        self.env.close()
+        with ExitStack() as closing:  # all of them, also if one raises
+            closing.callback(self.env.close)
+            for tool in reversed(self.tools):
+                closing.callback(tool.close)
 
     def snapshot(self) -> bytes:
         """Return the state of wrapper, tools and environment."""
