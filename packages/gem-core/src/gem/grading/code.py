@@ -102,7 +102,7 @@ def grade(
     selected = _longest(parsed, max_tests)
     if not isinstance(program, str) or not program.strip():
         return Verdict(False, "no program", time.perf_counter() - began, 0.0)
-    limits = Limits(wall_s=timeout_s, memory_mb=memory_mb)
+    limits = Limits(cpu_s=timeout_s, memory_mb=memory_mb)
     # Tests of the same kind share sandbox runs, which start when their first verdict is needed.
     runner = Runner(sandbox, "candidate", program, limits)
     # A data set wraps either all expected values in a list of one item, or none of them.

@@ -32,7 +32,7 @@ _CLOSERS = {"<p": "</python>", "``": "```", "<t": "</tool_call>"}
 # Matches the program's file in a traceback; its folder differs in every run.
 _PROGRAM = re.compile(r'File "[^"\n]*[/\\](program(?:-\d+)?\.py)"')
 _LIMITS = {
-    "time": "The program was stopped after {limits.wall_s:g} s.",
+    "time": "The program was stopped after {limits.cpu_s:g} s.",
     "memory": "The program needed more than {limits.memory_mb} MB of memory.",
     "output": "The program printed too much; the rest was cut off.",
 }
@@ -208,7 +208,7 @@ class PythonTool(Tool):
 
     @property
     def _limits(self) -> Limits:
-        return Limits(wall_s=self.timeout_s, memory_mb=self.memory_mb)
+        return Limits(cpu_s=self.timeout_s, memory_mb=self.memory_mb)
 
     def _result(self, result: Result) -> ToolResult:
         stderr = _PROGRAM.sub(r'File "\1"', result.stderr).strip()
