@@ -113,10 +113,10 @@ def test_megabytes_of_output_within_the_limit_are_kept_whole(sandbox: BwrapExecu
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("wall_s", 0),
-        ("wall_s", float("inf")),
-        ("wall_s", float("nan")),
-        ("wall_s", "5"),
+        ("cpu_s", 0),
+        ("cpu_s", float("inf")),
+        ("cpu_s", float("nan")),
+        ("cpu_s", "5"),
         ("memory_mb", 0.5),
         ("memory_mb", 1 << 31),
         ("output_bytes", 0),
@@ -146,7 +146,7 @@ def test_a_hundred_threads_run_at_once_by_default_and_no_more_processes_than_all
         "    try:\n        if os.fork() == 0: time.sleep(60)\n"
         "        started += 1\n    except OSError: break\nprint(started)"
     )
-    assert sandbox.run(forks, "", Limits(wall_s=60.0)).stdout == f"{Limits().processes}\n"
+    assert sandbox.run(forks, "", Limits(cpu_s=60.0)).stdout == f"{Limits().processes}\n"
 
 
 STREAMS = (
@@ -186,7 +186,7 @@ def test_a_hung_program_costs_its_time_and_delays_no_other(sandbox: BwrapExecuto
     sandbox.run("1")
     with ThreadPoolExecutor(8) as threads:
         hung = [
-            threads.submit(sandbox.run, "while True: pass", "", Limits(wall_s=10.0))
+            threads.submit(sandbox.run, "while True: pass", "", Limits(cpu_s=10.0))
             for _ in range(2)
         ]
         time.sleep(0.2)
@@ -300,10 +300,10 @@ def test_a_program_whose_server_is_killed_runs_again_in_a_fresh_one_once(times: 
     ending = threading.Thread(target=end)
     ending.start()
     if times == 1:
-        assert executor.run(program, "", Limits(wall_s=60)).stdout == "rested\n"
+        assert executor.run(program, "", Limits(cpu_s=60)).stdout == "rested\n"
     else:
         with pytest.raises(UnreachableError, match="ended while it ran a program"):
-            executor.run(program, "", Limits(wall_s=60))
+            executor.run(program, "", Limits(cpu_s=60))
     ending.join()
     assert len(killed) == times
 

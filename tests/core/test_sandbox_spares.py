@@ -90,7 +90,7 @@ def test_each_runs_one_program(sandbox: BwrapExecutor) -> None:
 def test_more_programs_than_processes_wait_run_at_a_time(sandbox: BwrapExecutor) -> None:
     server = next(iter(waiting(sandbox)))
     programs = 3 * SPARES
-    hung = Limits(wall_s=10.0)
+    hung = Limits(cpu_s=10.0)
     with ThreadPoolExecutor(programs) as threads:
         running = [
             threads.submit(sandbox.run, "while True: pass", "", hung) for _ in range(programs)
@@ -100,7 +100,7 @@ def test_more_programs_than_processes_wait_run_at_a_time(sandbox: BwrapExecutor)
 
 
 def test_waiting_costs_a_program_none_of_its_time(sandbox: BwrapExecutor) -> None:
-    limit = Limits(wall_s=2.0)
+    limit = Limits(cpu_s=2.0)
     time.sleep(2.5)
     result = sandbox.run("print(1)", "", limit)
     assert (result.stdout, result.limit_hit) == ("1\n", None)

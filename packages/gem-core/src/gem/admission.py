@@ -32,27 +32,27 @@ _CGROUPS = (Path("/sys/fs/cgroup/cpu.max"), Path("/sys/fs/cgroup/cpu/cpu.cfs_quo
 
 
 class Waits:
-    """Counts how long the calls of one environment have waited for a core."""
+    """How long one call of an environment has waited for cores."""
+
+    __slots__ = ("_since", "_total")
 
     def __init__(self) -> None:
         self._total = 0.0
-        self._since: dict[int, float] = {}
+        self._since: float | None = None
 
     def total(self) -> float:
         """Return the seconds waited so far, a wait that goes on included."""
-        now = time.monotonic()
-        return self._total + sum(now - since for since in list(self._since.values()))
+        since = self._since
+        return self._total if since is None else self._total + time.monotonic() - since
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Count the time of the block."""
-        me, began = threading.get_ident(), time.monotonic()
-        self._since[me] = began
+        """Count the time of the block, which runs in the thread of the call."""
+        self._since = time.monotonic()
         try:
             yield
         finally:
-            self._total += time.monotonic() - began
-            del self._since[me]
+            self._total, self._since = self.total(), None
 
 
 waits: ContextVar[Waits | None] = ContextVar("gem_waits", default=None)

@@ -17,6 +17,7 @@ from contextvars import copy_context
 from queue import SimpleQueue
 from typing import Any, TypeAlias, TypeVar
 
+from gem.admission import Waits, waits
 from gem.blame import Cause, reached
 
 T = TypeVar("T")
@@ -80,8 +81,9 @@ class EnvThreads:
                 `CallTimeoutError`: the call took longer, or it is queued, the system allows no
                 further thread, and no thread has begun any call for that long.
             token: Names the call.
-            timeout_s: Limit of the call in seconds, without its time in the queue. A thread whose
-                call exceeds it cannot be ended and stays behind.
+            timeout_s: Limit of the call in seconds, without its time in the queue and without its
+                waits for a core (`gem.admission`). A thread whose call exceeds it cannot be ended
+                and stays behind.
         """
         call = _Call(self, function, sink, token, timeout_s)
         if timeout_s is not None:
@@ -225,6 +227,7 @@ class _Call:
         "_others",
         "_threads",
         "_timeout_s",
+        "_waits",
         "dropped",
         "look_at",
         "sink",
@@ -243,6 +246,8 @@ class _Call:
         self._function = function
         self._timeout_s = timeout_s
         self._context = copy_context()
+        self._waits = Waits()
+        self._context.run(waits.set, self._waits)
         self._began: float | None = None
         self._others = threads._begun
         self.look_at = math.inf if timeout_s is None else time.monotonic() + timeout_s
@@ -281,7 +286,7 @@ class _Call:
         """
         assert self._timeout_s is not None
         if self._began is not None:
-            self.look_at = self._began + self._timeout_s
+            self.look_at = self._began + self._timeout_s + self._waits.total()
         elif starting or begun != self._others:
             self.look_at, self._others = now + self._timeout_s, begun
         return self.look_at <= now

@@ -19,9 +19,10 @@ from gem.admission import Core
 from gem.errors import ConfigurationError
 from gem.parameters import integer, optional
 from gem.sandbox.base import Executor, Limits, Result, Session
-from gem.sandbox.bwrap_server import Server, attempted
+from gem.sandbox.bwrap_server import Server
 from gem.sandbox.bwrap_session import BwrapSession
 from gem.sandbox.packages import names, shown
+from gem.sandbox.running import attempted
 from gem.sandbox.streams import encoded
 
 INSTALL = "apt-get install bubblewrap"

@@ -12,21 +12,19 @@ import select
 import socket
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
-from gem.admission import Core, admitted
-from gem.errors import BusyMachineError, UnreachableError
+from gem.admission import Core
+from gem.errors import UnreachableError
 from gem.sandbox.base import Limits, Result
 from gem.sandbox.inside.protocol import ASLEEP, BUSY, ENDED, FAILED, REPORT, REQUEST
+from gem.sandbox.running import NotSentError, busy
 from gem.sandbox.streams import Outputs, in_memory
 from gem.sandbox.view import PACKAGES, view
 
 _START = "import sys; sys.path[0] = '/sandbox'; sys.path.append(sys.argv.pop(1)); from inside import server; server.main()"  # noqa: E501
 _START_S = 60.0
-_ATTEMPTS = 3
-_PAUSE_S = 0.2
 # If no report comes this long after the program's limit of wall time, the server is stuck.
 _GRACE_S = 60.0
 _UIDS = 4096
@@ -53,39 +51,6 @@ _ENVIRONMENT = {
     # Each further malloc arena reserves 64 MB of the program's address space limit.
     "MALLOC_ARENA_MAX": "1",
 }
-
-
-_T = TypeVar("_T")
-
-
-class NotSentError(OSError):
-    """The sandbox had ended before the request was sent."""
-
-
-def attempted(run: Callable[[Core], _T]) -> _T:
-    """Call `run` when a core is free; if the sandbox fails, call it again with a fresh sandbox.
-
-    No program can end a sandbox, so a second failure is the machine's. A program that got too
-    little CPU time runs again while nothing else does.
-
-    Raises:
-        BusyMachineError: The program got too little CPU time twice.
-        UnreachableError: The sandbox failed twice while the program may have run, or ended
-            `_ATTEMPTS` times before the request was sent.
-    """
-    failed = alone = False
-    for _ in range(_ATTEMPTS):
-        try:
-            with admitted(alone=alone) as core:
-                return run(core)
-        except NotSentError:
-            continue
-        except UnreachableError as error:
-            if failed:
-                raise
-            failed, alone = True, isinstance(error, BusyMachineError)
-            time.sleep(_PAUSE_S)
-    raise UnreachableError(f"the sandbox ended {_ATTEMPTS} times before a program began")
 
 
 class Step(NamedTuple):
@@ -191,10 +156,7 @@ class Server:
         _, exit_code, seconds, cpu_s, ended, state = REPORT.unpack(answer)
         stdout, stderr = outputs.texts()
         if ended.rstrip(b"\0") == BUSY:
-            raise BusyMachineError(
-                f"a program had a CPU for {cpu_s:.1f} s within {seconds:.0f} s and did not sleep: "
-                "too much else runs on this machine"
-            )
+            raise busy(cpu_s, seconds)
         limit_hit = ended.rstrip(b"\0").decode() or None
         if outputs.cut:
             limit_hit = limit_hit or "output"

@@ -17,8 +17,9 @@ from typing import NamedTuple
 from gem.admission import Core
 from gem.errors import UnreachableError
 from gem.sandbox.base import Limits, Result, Session
-from gem.sandbox.bwrap_server import NotSentError, Server, Step, attempted
+from gem.sandbox.bwrap_server import Server, Step
 from gem.sandbox.inside.protocol import GONE
+from gem.sandbox.running import NotSentError, attempted
 from gem.sandbox.streams import encoded
 
 # CPU time that the programs of a lost session may use when they run again.
