@@ -184,10 +184,10 @@ def test_of_proc_there_are_the_descriptors_of_the_program_alone(sandbox: BwrapEx
 
 def test_a_hung_program_costs_its_time_and_delays_no_other(sandbox: BwrapExecutor) -> None:
     sandbox.run("1")
-    with ThreadPoolExecutor(8) as threads:
+    with ThreadPoolExecutor(16) as threads:
         hung = [
-            threads.submit(sandbox.run, "while True: pass", "", Limits(cpu_s=10.0))
-            for _ in range(2)
+            threads.submit(sandbox.run, "import time; time.sleep(60)", "", Limits(cpu_s=5.0))
+            for _ in range(8)
         ]
         time.sleep(0.2)
         others = [threads.submit(sandbox.run, "print(1)") for _ in range(6)]

@@ -1,15 +1,16 @@
 """Admits programs and graders by cores: no more of them run at once than the machine has cores.
 
 Each thing that runs holds a core. Those that wait are admitted first come, first served: within a
-process by a queue, between the processes of a user by locks on files, which the kernel releases when
-a holder is killed. A thread that holds a core gets no second one, so what runs inside of another
-admitted call cannot wait for itself. Imports nothing of gem.
+process by a queue, between the processes of a user by locks on files. The kernel releases the locks
+of a holder that is killed. A thread that holds a core gets no second one, so what runs inside of
+another admitted call cannot wait for itself. Imports nothing of gem.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import math
 import os
 import stat
@@ -20,11 +21,10 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from pathlib import Path
+from typing import Any
 
-try:
-    import fcntl
-except ImportError:  # not a POSIX system: the queue of the process is all there is
-    fcntl = None  # type: ignore[assignment]
+# Elsewhere the queue of the process is all there is.
+_fcntl: Any = importlib.import_module("fcntl") if os.name == "posix" else None
 
 _POLL_S = 0.002
 """Time between two looks at the cores of other processes; one waiting process at a time looks."""
@@ -167,9 +167,10 @@ class _Cores:
     def _in_turn(self, turn: threading.Event, count: int) -> list[int]:
         """Wait for cores, as the first of this process that waits and then as the first of all."""
         held: list[int] = []
-        # Whoever has this lock gets the next cores: two that gather several cannot block each other.
+        # Whoever has this lock gets the next cores: two that want all of them do not block each
+        # other.
         if self._queue >= 0:
-            fcntl.flock(self._queue, fcntl.LOCK_EX)
+            _fcntl.flock(self._queue, _fcntl.LOCK_EX)
         try:
             while True:
                 turn.clear()
@@ -210,7 +211,7 @@ def _quota() -> float:
 
 def _folder() -> Path | None:
     """Return this user's folder of lock files; None if there can be none."""
-    if fcntl is None:
+    if _fcntl is None:
         return None
     # The same for all processes of the user, whatever TMPDIR is.
     shared = Path("/dev/shm")
@@ -234,7 +235,7 @@ def _lock(descriptor: int) -> bool:
     if descriptor < 0:
         return True
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _fcntl.flock(descriptor, _fcntl.LOCK_EX | _fcntl.LOCK_NB)
     except OSError:
         return False
     return True
@@ -242,7 +243,7 @@ def _lock(descriptor: int) -> bool:
 
 def _unlock(descriptor: int) -> None:
     if descriptor >= 0:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        _fcntl.flock(descriptor, _fcntl.LOCK_UN)
 
 
 _mine = threading.local()

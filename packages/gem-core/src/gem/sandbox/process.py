@@ -38,7 +38,7 @@ class SubprocessExecutor(Executor):
     """
 
     def run(self, code: str, stdin: str = "", limits: Limits = Limits()) -> Result:  # noqa: B008
-        """Run a program; see `Executor.run`. Its CPU time includes that of the interpreter's start."""
+        """Run a program; see `Executor.run`. The start of its interpreter counts as CPU time."""
         return attempted(lambda core: self._run(code, stdin, limits, core))
 
     def _run(self, code: str, stdin: str, limits: Limits, core: Core) -> Result:

@@ -50,8 +50,8 @@ def attempted(run: Callable[[Core], _T]) -> _T:
 def busy(cpu_s: float, seconds: float) -> BusyMachineError:
     """Return the error of a run that was given up."""
     return BusyMachineError(
-        f"a program had a CPU for {cpu_s:.1f} s within {seconds:.0f} s, and did not sleep: too much "
-        "else runs on this machine"
+        f"a program had a CPU for {cpu_s:.1f} s within {seconds:.0f} s, and did not sleep: too "
+        "much else runs on this machine"
     )
 
 

@@ -253,9 +253,7 @@ class _Worker:
             problem = (answer or {}).get("error", how)
             raise UnreachableError(f"cannot start a worker for {self._target}: {problem}")
 
-    def exchange(
-        self, request: bytes, timeout_s: float
-    ) -> tuple[dict[str, Any] | None, str, bool]:
+    def exchange(self, request: bytes, timeout_s: float) -> tuple[dict[str, Any] | None, str, bool]:
         """Send a request and wait for the answer.
 
         A process sends `ready` when it starts, and `taken` when it has read a request. `ready`
@@ -293,7 +291,8 @@ class _Worker:
 
         def await_answer() -> None:
             if poll is not None and not expired:
-                watch(lambda left: poll.poll(min(left, _LONGEST_POLL_S) * 1000))
+                ready = poll.poll
+                watch(lambda left: ready(min(left, _LONGEST_POLL_S) * 1000))
 
         began = time.monotonic()
         # The pipe of an idle process is empty, so writing a request of this size does not block.

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 REQUEST = struct.Struct("=dddIIIQQIII?")
-"""Executor to server: limits of CPU time, own time and wall time in seconds (see `clock`), of memory
-and disk in MB, of processes. Then the session fields: key (0: no session), random seed, number of the state to fork (0: the initial one),
-number of the state to make (0: end the session), number of programs before, and whether the forked
-state must be kept."""
+"""Executor to server: limits of CPU, own and wall time in seconds (see `clock`), of memory and disk
+in MB, and of processes. Then the session fields: key (0: no session), random seed, number of the
+state to fork (0: the initial one), number of the state to make (0: end the session), number of
+programs before, and whether the forked state must be kept."""
 ENDED, FAILED = b"=", b"!"
 """First byte of a report or answer: the program ended and the fields follow; or it could not be
 started and an error text follows."""
@@ -29,7 +29,7 @@ state."""
 BUSY = b"busy"
 """In place of a limit's name: at the limit of wall time the program had not had its time."""
 TAKEN = struct.Struct("=IdddddI")
-"""Spare to server: its number, the time at which it took a request and the CPU time that it had used
+"""Spare to server: its number, the time at which it took a request, the CPU time that it had used
 before, the request's limits of CPU, own and wall time and of memory. The report's descriptor is
 attached."""
 STEP = struct.Struct("=III?")
