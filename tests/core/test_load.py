@@ -24,7 +24,7 @@ from gem.errors import BusyMachineError, UnreachableError
 from gem.grading import code
 from gem.grading import math as maths
 from gem.rollout import ChatFormat, play_batch
-from gem.sandbox import BwrapExecutor, Executor, Limits, SubprocessExecutor, base
+from gem.sandbox import BwrapExecutor, Executor, Limits, SubprocessExecutor, base, running
 from gem.sandbox.inside.clock import Clock
 from gem.tasks import Task
 from gem.tools import PythonTool, ToolCall
@@ -97,7 +97,7 @@ def gradings(limit_s: float) -> list[Callable[[], Any]]:
 
 @pytest.mark.parametrize(
     ("at_once", "busy", "limit_s"),
-    [(40, 12, 0.4), pytest.param(200, 24, 1.0, marks=pytest.mark.nightly)],
+    [(30, 8, 0.4), pytest.param(200, 24, 1.0, marks=pytest.mark.nightly)],
 )
 def test_many_gradings_on_a_busy_machine_have_the_verdicts_of_a_quiet_one(
     at_once: int, busy: int, limit_s: float
@@ -124,7 +124,7 @@ SLEEPS = {
     "sleep": "import time\ntime.sleep(600)",
     "short sleeps": "import time\nwhile True: time.sleep(0.01)",
     "a pipe that nobody writes to": "import os\nos.read(os.pipe()[0], 1)",
-    "a lock that nobody releases": "import threading\nx = threading.Lock()\nx.acquire()\nx.acquire()",
+    "a lock nobody releases": "import threading\nx = threading.Lock()\nx.acquire()\nx.acquire()",
     "a child that sleeps": "import os, time\nif os.fork(): os.wait()\ntime.sleep(600)",
     "a stopped child": "import os\nif os.fork(): os.wait()\nos.kill(os.getpid(), 19)\nos.wait()",
     "many sleeping threads": "import threading, time\n"
@@ -186,19 +186,18 @@ def test_the_programs_of_a_session_have_the_same_limits() -> None:
         assert session.run("print(x)").stdout == "4\n"
 
 
-@pytest.mark.parametrize("kind", EXECUTORS)
 def test_a_program_that_ends_over_its_limit_hits_it_also_if_nobody_looked(
-    kind: type[Executor], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # Shorter than the time between two looks.
-    result = kind().run(computing(0.03, "print(1)"), "", Limits(cpu_s=0.02))
-    assert (result.stdout, result.limit_hit) == ("1\n", "time")
+    monkeypatch.setattr(running, "_LOOK_S", 60.0)
+    program, limits = computing(0.3, "print(1)"), Limits(cpu_s=0.2)
+    result = SubprocessExecutor().run(program, "", limits)
+    assert (result.stdout, result.exit_code, result.limit_hit) == ("1\n", 0, "time")
+    assert BwrapExecutor().run(program, "", limits).limit_hit == "time"
 
 
 def test_the_own_time_of_a_program_stands_still_while_it_waits_for_a_cpu() -> None:
-    program = "import os, time\nos.nice(19)\nbegan = time.process_time()\n" + (
-        "while time.process_time() - began < 0.3: pass"
-    )
+    program = computing(0.3, "")
     with busy_machine(6 * (os.cpu_count() or 1)):
         began = time.monotonic()
         process = subprocess.Popen([sys.executable, "-S", "-c", program])
@@ -227,8 +226,6 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_starved_program_runs_again_alone_and_is_then_nobodys_fault(
     kind: type[Executor], impatient: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gem.sandbox import running
-
     asked: list[bool] = []
     admitted = running.admitted
 
@@ -302,11 +299,11 @@ def test_a_call_of_a_worker_ends_at_its_cpu_time_or_if_it_sleeps() -> None:
 def test_a_call_that_starves_runs_again_alone_and_is_then_nobodys_fault(impatient: None) -> None:
     pool = WorkerPool("builtins:eval", 1, by_cores=True)
     pool.call("1", timeout_s=60)
-    starved = f"(__import__('os').nice(19), {LOOPS})"
-    with busy_machine(6 * (os.cpu_count() or 1)):
-        for call in (starved, f"{starved} #{'x' * 100_000}"):
-            with pytest.raises(BusyMachineError, match="twice, and did not sleep"):
-                pool.call(call, timeout_s=0.5)
+    with (
+        busy_machine(4 * (os.cpu_count() or 1)),
+        pytest.raises(BusyMachineError, match="twice, and did not sleep"),
+    ):
+        pool.call(LOOPS, timeout_s=0.5)
     pool.close()
 
 

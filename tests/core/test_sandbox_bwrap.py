@@ -22,10 +22,12 @@ from pathlib import Path
 import pytest
 from processes import below, forked, settled, settles
 
+from gem.admission import Core
 from gem.errors import ConfigurationError, UnreachableError
 from gem.sandbox import BwrapExecutor, Executor, Limits, SubprocessExecutor, resolve
 from gem.sandbox.bwrap_server import Server
 from gem.sandbox.inside import server as inside
+from gem.sandbox.inside.clock import Clock
 from gem.sandbox.inside.protocol import failure, pair
 from gem.sandbox.inside.usage import Usage
 
@@ -325,7 +327,7 @@ def test_words_of_any_length_are_no_report(length: int) -> None:
         thread = threading.Thread(target=refuse)
         thread.start()
         with pytest.raises(UnreachableError, match=re.escape(f"cannot start programs: {words}")):
-            server.run(b"print(1)", b"", Limits(), 0)
+            server.run(b"print(1)", b"", Limits(), 0, Core())
         thread.join()
 
 
@@ -333,13 +335,14 @@ def test_counting_memory_outlives_a_process_that_ends_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     proc = os.open("/proc", os.O_RDONLY)
-    usage = Usage(proc)
+    clock, usage = Clock(os.getpid(), proc=proc), Usage(proc)
 
     def gone(_: int) -> list[str]:
         raise FileNotFoundError
 
     monkeypatch.setattr(os, "listdir", gone)
-    assert usage.memory(os.getpid(), 1 << 40) == 0
+    clock.look()
+    assert usage.memory(clock.pids, 1 << 40) == 0
     os.close(proc)
 
 

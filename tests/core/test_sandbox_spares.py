@@ -143,7 +143,7 @@ def ask(theirs: socket.socket, request: bytes) -> socket.socket:
 
 
 def test_what_cannot_be_confined_says_so_and_runs_nothing() -> None:
-    request = REQUEST.pack(5.0, 100, 64, 8, 0, 0, 0, 0, 0, False)
+    request = REQUEST.pack(5.0, 10.0, 100.0, 100, 64, 8, 0, 0, 0, 0, 0, False)
     asking, requests = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     hearing, taken = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with asking, requests, hearing, taken, ask(asking, request) as report:

@@ -77,7 +77,7 @@ def grade(
             (`"assert f(1) == 2"`). Or any of these as JSON.
         executor: Where programs run; see `gem.sandbox.resolve`.
         max_tests: Above this number, only the tests with the longest inputs are run.
-        timeout_s: Wall-clock limit of each test.
+        timeout_s: Limit of each test's CPU time in seconds; see `gem.sandbox.Limits`.
         memory_mb: Address space of each test.
         partial: Run all tests and score the share that passes. Otherwise stop at the first test
             that fails, with score 0.0.
@@ -92,6 +92,8 @@ def grade(
 
     Raises:
         DataError: The tests are not in one of the forms above.
+        BusyMachineError: The machine gave the program too little CPU time, also when it ran alone.
+        UnreachableError: The sandbox failed.
         ConfigurationError: The executor is not allowed (see `gem.sandbox.resolve`), or cannot run
             tests that call the program.
     """

@@ -32,7 +32,7 @@ _CLOSERS = {"<p": "</python>", "``": "```", "<t": "</tool_call>"}
 # Matches the program's file in a traceback; its folder differs in every run.
 _PROGRAM = re.compile(r'File "[^"\n]*[/\\](program(?:-\d+)?\.py)"')
 _LIMITS = {
-    "time": "The program was stopped: it took more than {limits.cpu_s:g} s.",
+    "time": "The program was stopped after {limits.cpu_s:g} s.",
     "memory": "The program needed more than {limits.memory_mb} MB of memory.",
     "output": "The program printed too much; the rest was cut off.",
 }
