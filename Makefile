@@ -159,7 +159,7 @@ nightly: $(TRAINER_ENVS) ## What is slow and stable: rounding, small models made
 	done; printf "=== stages\n$$times"; test -z "$$failed"
 nightly-own: env-dev
 	$(DEV) $(PYTEST) -m "nightly or slow" tests/conformance/test_noise.py tests/conformance/test_correction.py \
-	  tests/conformance/test_executors.py tests/cpu
+	  tests/conformance/test_executors.py tests/core/test_load.py tests/cpu
 nightly-trainers: $(TRAINER_ENVS)
 	$(DEV) $(PYTEST) -n 2 --dist load -m nightly tests/conformance/test_trainers.py
 nightly-learn: env-dev

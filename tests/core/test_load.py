@@ -97,7 +97,7 @@ def gradings(limit_s: float) -> list[Callable[[], Any]]:
 
 @pytest.mark.parametrize(
     ("at_once", "busy", "limit_s"),
-    [(30, 8, 0.4), pytest.param(200, 24, 1.0, marks=pytest.mark.nightly)],
+    [(40, 8, 0.3), pytest.param(200, 24, 0.5, marks=pytest.mark.nightly)],
 )
 def test_many_gradings_on_a_busy_machine_have_the_verdicts_of_a_quiet_one(
     at_once: int, busy: int, limit_s: float
