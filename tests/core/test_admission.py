@@ -137,6 +137,7 @@ def test_two_processes_that_want_all_cores_do_not_wait_for_each_other(folder: Pa
 
 def says(process: subprocess.Popen[str]) -> bool:
     """Whether it has said that it holds its cores."""
+    assert process.stdout is not None
     return bool(select.select([process.stdout], [], [], 0)[0])
 
 

@@ -17,6 +17,7 @@ import pytest
 from echo import BUDGET, scripted
 
 import gem
+from gem import admission
 from gem.blame import cause_of
 from gem.envs import reasoning_gym_worker as puzzles
 from gem.envs.code import CodeEnv
@@ -227,11 +228,10 @@ def test_a_starved_program_runs_again_alone_and_is_then_nobodys_fault(
     kind: type[Executor], impatient: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[bool] = []
-    admitted = running.admitted
 
     def spied(*, alone: bool) -> Any:
         asked.append(alone)
-        return admitted(alone=alone)
+        return admission.admitted(alone=alone)
 
     monkeypatch.setattr(running, "admitted", spied)
     with pytest.raises(BusyMachineError, match="did not sleep"):

@@ -38,8 +38,8 @@ class ReasoningGymEnv(SingleTurnEnv):
 
     Generators and their scoring run in processes of their own, a few for all environments, because
     some of them seed global generators, depend on hash order, or evaluate the answer as code. An
-    answer whose scoring needs more CPU time than `timeout_s` scores 0. What an answer must be before
-    the library scores it, and which generators ask for more than the library does, is in
+    answer whose scoring needs more CPU time than `timeout_s` scores 0. What an answer must be
+    before the library scores it, and which generators ask for more than the library does, is in
     docs/datasets.md.
     """
 
