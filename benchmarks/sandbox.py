@@ -148,7 +148,7 @@ def leavings(which: str) -> dict[str, float]:
     left = [now - then for now, then in zip(traces(), before, strict=True)]
     with ThreadPoolExecutor(1) as threads:
         began = time.perf_counter()
-        hung = threads.submit(executor.run, "while True: pass", "", Limits(wall_s=HUNG_S))
+        hung = threads.submit(executor.run, "while True: pass", "", Limits(cpu_s=HUNG_S))
         hung.add_done_callback(lambda _: ended.append(time.perf_counter()))
         ended: list[float] = []
         times = []

@@ -30,7 +30,7 @@ class Recorder(sandbox.Executor):
         stdin: str = "",
         limits: sandbox.Limits = sandbox.Limits(),  # noqa: B008
     ) -> sandbox.Result:
-        self.runs.append((stdin, limits.wall_s))
+        self.runs.append((stdin, limits.cpu_s))
         return sandbox.Result(stdin, "", 0, 0.0)
 
 

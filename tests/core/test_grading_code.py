@@ -133,7 +133,7 @@ def test_above_the_maximum_the_longest_inputs_are_run() -> None:
     recorder = Recorder(Result("", "", 0, 0.0))
     assert grade("pass", tests, executor=recorder, max_tests=3, timeout_s=7.0).correct
     assert [stdin for stdin, _ in recorder.runs] == ["xxxxx", "xxxx", "xxx"]
-    assert {limits.wall_s for _, limits in recorder.runs} == {7.0}
+    assert {limits.cpu_s for _, limits in recorder.runs} == {7.0}
 
 
 def test_no_program_is_wrong_without_a_run() -> None:
@@ -231,8 +231,8 @@ def test_output_is_cut_at_its_limit() -> None:
 
 
 def test_limits_must_be_positive_and_executors_can_be_pickled() -> None:
-    with pytest.raises(ConfigurationError, match="wall_s must be a number of seconds above 0"):
-        Limits(wall_s=0)
+    with pytest.raises(ConfigurationError, match="cpu_s must be a number of seconds above 0"):
+        Limits(cpu_s=0)
     assert isinstance(pickle.loads(pickle.dumps(SubprocessExecutor())), SubprocessExecutor)
 
 

@@ -22,10 +22,12 @@ from pathlib import Path
 import pytest
 from processes import below, forked, settled, settles
 
+from gem.admission import Core
 from gem.errors import ConfigurationError, UnreachableError
 from gem.sandbox import BwrapExecutor, Executor, Limits, SubprocessExecutor, resolve
 from gem.sandbox.bwrap_server import Server
 from gem.sandbox.inside import server as inside
+from gem.sandbox.inside.clock import Clock
 from gem.sandbox.inside.protocol import failure, pair
 from gem.sandbox.inside.usage import Usage
 
@@ -113,10 +115,10 @@ def test_megabytes_of_output_within_the_limit_are_kept_whole(sandbox: BwrapExecu
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("wall_s", 0),
-        ("wall_s", float("inf")),
-        ("wall_s", float("nan")),
-        ("wall_s", "5"),
+        ("cpu_s", 0),
+        ("cpu_s", float("inf")),
+        ("cpu_s", float("nan")),
+        ("cpu_s", "5"),
         ("memory_mb", 0.5),
         ("memory_mb", 1 << 31),
         ("output_bytes", 0),
@@ -146,7 +148,7 @@ def test_a_hundred_threads_run_at_once_by_default_and_no_more_processes_than_all
         "    try:\n        if os.fork() == 0: time.sleep(60)\n"
         "        started += 1\n    except OSError: break\nprint(started)"
     )
-    assert sandbox.run(forks, "", Limits(wall_s=60.0)).stdout == f"{Limits().processes}\n"
+    assert sandbox.run(forks, "", Limits(cpu_s=60.0)).stdout == f"{Limits().processes}\n"
 
 
 STREAMS = (
@@ -184,10 +186,10 @@ def test_of_proc_there_are_the_descriptors_of_the_program_alone(sandbox: BwrapEx
 
 def test_a_hung_program_costs_its_time_and_delays_no_other(sandbox: BwrapExecutor) -> None:
     sandbox.run("1")
-    with ThreadPoolExecutor(8) as threads:
+    with ThreadPoolExecutor(16) as threads:
         hung = [
-            threads.submit(sandbox.run, "while True: pass", "", Limits(wall_s=10.0))
-            for _ in range(2)
+            threads.submit(sandbox.run, "import time; time.sleep(60)", "", Limits(cpu_s=5.0))
+            for _ in range(8)
         ]
         time.sleep(0.2)
         others = [threads.submit(sandbox.run, "print(1)") for _ in range(6)]
@@ -300,10 +302,10 @@ def test_a_program_whose_server_is_killed_runs_again_in_a_fresh_one_once(times: 
     ending = threading.Thread(target=end)
     ending.start()
     if times == 1:
-        assert executor.run(program, "", Limits(wall_s=60)).stdout == "rested\n"
+        assert executor.run(program, "", Limits(cpu_s=60)).stdout == "rested\n"
     else:
         with pytest.raises(UnreachableError, match="ended while it ran a program"):
-            executor.run(program, "", Limits(wall_s=60))
+            executor.run(program, "", Limits(cpu_s=60))
     ending.join()
     assert len(killed) == times
 
@@ -325,7 +327,7 @@ def test_words_of_any_length_are_no_report(length: int) -> None:
         thread = threading.Thread(target=refuse)
         thread.start()
         with pytest.raises(UnreachableError, match=re.escape(f"cannot start programs: {words}")):
-            server.run(b"print(1)", b"", Limits(), 0)
+            server.run(b"print(1)", b"", Limits(), 0, Core())
         thread.join()
 
 
@@ -333,13 +335,14 @@ def test_counting_memory_outlives_a_process_that_ends_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     proc = os.open("/proc", os.O_RDONLY)
-    usage = Usage(proc)
+    clock, usage = Clock(os.getpid(), proc=proc), Usage(proc)
 
     def gone(_: int) -> list[str]:
         raise FileNotFoundError
 
     monkeypatch.setattr(os, "listdir", gone)
-    assert usage.memory(os.getpid(), 1 << 40) == 0
+    clock.look()
+    assert usage.memory(clock.pids, 1 << 40) == 0
     os.close(proc)
 
 

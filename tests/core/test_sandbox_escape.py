@@ -140,7 +140,7 @@ def test_memory_that_is_not_wiped_is_found_out() -> None:
     executor = Leaky()
     with host() as particulars:
         executor.run(particulars.fill(attack.before))
-        found = executor.run(particulars.fill(attack.program), limits=Limits(wall_s=60)).stdout
+        found = executor.run(particulars.fill(attack.program), limits=Limits(cpu_s=60)).stdout
     assert "GOT memory at" in found
     with host() as particulars:
         found = SubprocessExecutor().run(particulars.fill(attack.program)).stdout

@@ -27,7 +27,7 @@ from gem.sandbox import (
 )
 
 TIERS = [BwrapExecutor, MontyExecutor, AutoExecutor]
-LIMITS = Limits(wall_s=20.0, memory_mb=256, disk_mb=8, processes=16)
+LIMITS = Limits(cpu_s=20.0, memory_mb=256, disk_mb=8, processes=16)
 
 
 def tier(kind: type[Executor]) -> Executor:
@@ -80,7 +80,7 @@ def test_any_text_is_a_program_and_ends_no_session(session: Session) -> None:
 
 
 def test_a_session_that_holds_too_much_says_so_and_stays_as_it_was() -> None:
-    with tier(MontyExecutor).session(Limits(wall_s=20.0, memory_mb=128)) as session:
+    with tier(MontyExecutor).session(Limits(cpu_s=20.0, memory_mb=128)) as session:
         session.run("x = 1")
         full = session.run("y = 'a' * (100 << 20)")
         assert (full.exit_code, full.limit_hit) == (1, "memory")
@@ -123,7 +123,7 @@ def test_sessions_do_not_see_each_other(session: Session) -> None:
 
 
 def test_a_program_that_hits_a_limit_is_undone() -> None:
-    with tier(BwrapExecutor).session(Limits(wall_s=3.0, memory_mb=128)) as short:
+    with tier(BwrapExecutor).session(Limits(cpu_s=3.0, memory_mb=128)) as short:
         short.run("x = 1")
         hung = short.run("x = 2\nwhile True: pass")
         assert (hung.limit_hit, hung.exit_code) == ("time", -9)

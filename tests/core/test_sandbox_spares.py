@@ -88,19 +88,19 @@ def test_each_runs_one_program(sandbox: BwrapExecutor) -> None:
 
 
 def test_more_programs_than_processes_wait_run_at_a_time(sandbox: BwrapExecutor) -> None:
-    server = next(iter(waiting(sandbox)))
+    # The interpreter of programs that import something.
+    _, server, *_ = waiting(sandbox)
     programs = 3 * SPARES
-    hung = Limits(wall_s=10.0)
+    # They sleep: those that use a core wait for one another.
+    hung, program = Limits(cpu_s=8.0), "import time; time.sleep(60)"
     with ThreadPoolExecutor(programs) as threads:
-        running = [
-            threads.submit(sandbox.run, "while True: pass", "", hung) for _ in range(programs)
-        ]
+        running = [threads.submit(sandbox.run, program, "", hung) for _ in range(programs)]
         assert settles(lambda: len(children(server)) >= programs + SPARES)
         assert {program.result().limit_hit for program in running} == {"time"}
 
 
 def test_waiting_costs_a_program_none_of_its_time(sandbox: BwrapExecutor) -> None:
-    limit = Limits(wall_s=2.0)
+    limit = Limits(cpu_s=2.0)
     time.sleep(2.5)
     result = sandbox.run("print(1)", "", limit)
     assert (result.stdout, result.limit_hit) == ("1\n", None)
@@ -144,7 +144,7 @@ def ask(theirs: socket.socket, request: bytes) -> socket.socket:
 
 
 def test_what_cannot_be_confined_says_so_and_runs_nothing() -> None:
-    request = REQUEST.pack(5.0, 100, 64, 8, 0, 0, 0, 0, 0, False)
+    request = REQUEST.pack(5.0, 10.0, 100.0, 100, 64, 8, 0, 0, 0, 0, 0, False)
     asking, requests = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     hearing, taken = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with asking, requests, hearing, taken, ask(asking, request) as report:

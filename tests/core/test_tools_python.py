@@ -252,7 +252,7 @@ class Waiting(Recorder):
         limits: Limits = Limits(),  # noqa: B008
     ) -> Result:
         await asyncio.sleep(0)
-        return Result(f"{threading.current_thread().name}, {limits.wall_s:g} s", "", 0, 0.0)
+        return Result(f"{threading.current_thread().name}, {limits.cpu_s:g} s", "", 0, 0.0)
 
 
 def test_a_custom_executors_own_arun_runs_asynchronous_calls() -> None:

@@ -75,7 +75,7 @@ def _executor(name: str) -> Executor | str:
     """Return a working executor, or the reason why it is not available."""
     try:
         there = resolve(name)
-        there.run("print(1)", limits=Limits(wall_s=60.0))
+        there.run("print(1)", limits=Limits(cpu_s=60.0))
     except GemError as error:
         return str(error)
     return there

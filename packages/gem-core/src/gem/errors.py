@@ -45,6 +45,10 @@ class UnreachableError(GemError, ConnectionError):
     """A server, hub or worker that an environment needs does not respond; the message names it."""
 
 
+class BusyMachineError(UnreachableError):
+    """A program or grader had a CPU for too little of its time, also when it ran again alone."""
+
+
 class ServerFullError(UnreachableError):
     """A server takes no further session for now; the message says which limit it has reached."""
 

@@ -119,7 +119,7 @@ extract_last_boxed_answer, extract_code_from_model = BOXED.extract, FENCED_CODE.
 
 def run_python(code: str, sandbox_type: str, stdin: str | None = None, timeout: float = 10) -> Any:
     """Run a program; return whether it succeeded, and what it wrote on stdout and stderr."""
-    result = resolve(_executor(sandbox_type)).run(code, stdin or "", Limits(wall_s=timeout))
+    result = resolve(_executor(sandbox_type)).run(code, stdin or "", Limits(cpu_s=timeout))
     return result.exit_code == 0 and not result.limit_hit, result.stdout, result.stderr
 
 

@@ -59,7 +59,7 @@ class CodeEnv(DatasetEnv):
             tests_column: Column with the tests.
             solution_column: Column with a right program, if there is one; only the oracle uses it.
             max_tests: Most tests that are run.
-            timeout_s: Longest time for one test.
+            timeout_s: CPU time of one test in seconds; see `gem.sandbox.Limits`.
             partial: Pay the share of the tests passed.
 
         Raises:

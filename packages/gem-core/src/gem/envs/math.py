@@ -32,7 +32,8 @@ class MathEnv(DatasetEnv):
         Args:
             source: Rows with a problem and an answer: text, a number, or a list of them of which
                 any is right.
-            timeout_s: Longest time that grading one answer may take; then it counts as wrong.
+            timeout_s: CPU time in seconds that math-verify may use for one answer; beyond it the
+                answer counts as wrong.
 
         Raises:
             ConfigurationError: A value is not allowed.

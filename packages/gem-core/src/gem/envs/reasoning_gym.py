@@ -38,8 +38,8 @@ class ReasoningGymEnv(SingleTurnEnv):
 
     Generators and their scoring run in processes of their own, a few for all environments, because
     some of them seed global generators, depend on hash order, or evaluate the answer as code. An
-    answer whose scoring does not end within `timeout_s` scores 0. What an answer must be before
-    the library scores it, and which generators ask for more than the library does, is in
+    answer whose scoring needs more CPU time than `timeout_s` scores 0. What an answer must be
+    before the library scores it, and which generators ask for more than the library does, is in
     docs/datasets.md.
     """
 
@@ -68,7 +68,7 @@ class ReasoningGymEnv(SingleTurnEnv):
             level: Difficulty: every attribute of the generator's curriculum at this level, or at
                 its highest one; from 0. None leaves the generator's defaults.
             config: Further fields of the generator's configuration.
-            timeout_s: Longest time that scoring one answer may take.
+            timeout_s: CPU time in seconds that scoring one answer may use.
             partial_credit: Pay the library's scores below 1 for wrong answers as well.
             eval: Items in order.
             seed: Seed of the first `reset` that is not given one: it chooses among the items.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import faulthandler
 import json
 import math
 import random
@@ -18,6 +17,7 @@ from typing import Any
 from gem.envs import reasoning_gym_logic as logic
 from gem.envs import reasoning_gym_rules as rules
 from gem.errors import ConfigurationError, GemError, MissingExtraError
+from gem.workers.process import limited
 
 # These evaluate an answer in order to accept a list in Python's notation.
 _EVALUATING = (
@@ -49,7 +49,7 @@ def answer(
     Args:
         which: The item.
         text: The answer; None asks for the item.
-        timeout_s: Longest time that scoring may take.
+        timeout_s: CPU time that scoring may use.
     """
     key = json.dumps(which, sort_keys=True)
     try:
@@ -67,11 +67,8 @@ def answer(
             }
         # An item of a composite says which generator it is from.
         name = entry.get("metadata", {}).get("source_dataset", which["name"])
-        faulthandler.dump_traceback_later(min(timeout_s, 1e6), exit=True)
-        try:
+        with limited("VIRTUAL", min(timeout_s, 1e6)):
             return _score(name, text, data, entry)
-        finally:
-            faulthandler.cancel_dump_traceback_later()
     except GemError as error:
         return {"error": str(error), "kind": type(error).__name__}
     except Exception as error:

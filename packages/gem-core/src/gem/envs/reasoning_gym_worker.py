@@ -6,18 +6,18 @@ killed at any time; the others go on meanwhile, and a warm parent forks the next
 
 from __future__ import annotations
 
-import time
+import signal
 from functools import cache
 from typing import Any
 
 from gem.errors import ConfigurationError, DataError, MissingExtraError
 from gem.workers.pool import Reply, WorkerPool
 
-# Building a data set included.
+# CPU time; building a data set included.
 _GENERATION_TIMEOUT_S = 120.0
 _MEMORY_MB = 8192
-# A process that ends this much later than the time limit may have ended for another reason.
-_LATE_S = 1.0
+# How a process ends that scores an answer for longer than it may.
+_OVER = -signal.SIGVTALRM if hasattr(signal, "SIGVTALRM") else None
 
 
 @cache
@@ -26,6 +26,7 @@ def pool() -> WorkerPool:
     return WorkerPool(
         "gem.envs.reasoning_gym_child:answer",
         memory_mb=_MEMORY_MB,
+        by_cores=True,
         # Some generators iterate over sets of text.
         environment={"PYTHONHASHSEED": "0"},
     )
@@ -51,23 +52,22 @@ def score(which: dict[str, Any], answer: str, timeout_s: float) -> tuple[float, 
     """Return the library's score of an answer, from 0 to 1, whether it solves the task, and why.
 
     The item may have to be made again first, which does not count against the time. An answer
-    whose scoring does not end, or ends the process twice, has the score 0.
+    whose scoring needs more than `timeout_s` of CPU time, or ends the process twice, has the score
+    0.
 
     Raises:
+        BusyMachineError: The process got too little CPU time.
         GemError: The item cannot be made; see `item`.
     """
-    for last in (False, True):
-        began = time.monotonic()
+    for _ in range(2):
         reply = pool().call(which, answer, timeout_s, timeout_s=_GENERATION_TIMEOUT_S + timeout_s)
-        took = time.monotonic() - began
-        if reply.failure not in ("crash", "timeout"):
+        if reply.failure == "timeout" or reply.status == _OVER:
+            return 0.0, False, "timeout"
+        if reply.failure != "crash":
             told = _told(which, reply)
             return told["score"], told["solved"], told["reason"]
-        # At the time limit the process ends itself. One that ended sooner, or much later, may have
-        # died for a reason that is none of this answer's.
-        if last or timeout_s <= took < timeout_s + _LATE_S:
-            break
-    return 0.0, False, "timeout" if took >= timeout_s else "crash"
+        # The process may have died for a reason that is none of this answer's.
+    return 0.0, False, "crash"
 
 
 def _told(which: dict[str, Any], reply: Reply) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from contextvars import copy_context
 from queue import SimpleQueue
 from typing import Any, TypeAlias, TypeVar
 
+from gem.admission import Waits, waits
 from gem.blame import Cause, reached
 from gem.foreign import contained, is_interrupt, trace
 
@@ -85,8 +86,9 @@ class EnvThreads:
                 longer, or it is queued, the system allows no further thread, and no thread has
                 begun any call for that long.
             token: Names the call.
-            timeout_s: Limit of the call in seconds, without its time in the queue. A thread whose
-                call exceeds it cannot be ended and stays behind.
+            timeout_s: Limit of the call in seconds, without its time in the queue and without its
+                waits for a core (`gem.admission`). A thread whose call exceeds it cannot be ended
+                and stays behind.
         """
         call = _Call(self, function, sink, token, timeout_s)
         if timeout_s is not None:
@@ -237,6 +239,7 @@ class _Call:
         "_others",
         "_threads",
         "_timeout_s",
+        "_waits",
         "dropped",
         "look_at",
         "sink",
@@ -255,6 +258,8 @@ class _Call:
         self._function = function
         self._timeout_s = timeout_s
         self._context = copy_context()
+        self._waits = Waits()
+        self._context.run(waits.set, self._waits)
         self._began: float | None = None
         self._others = threads._begun
         self.look_at = math.inf if timeout_s is None else time.monotonic() + timeout_s
@@ -293,7 +298,7 @@ class _Call:
         """
         assert self._timeout_s is not None
         if self._began is not None:
-            self.look_at = self._began + self._timeout_s
+            self.look_at = self._began + self._timeout_s + self._waits.total()
         elif starting or begun != self._others:
             self.look_at, self._others = now + self._timeout_s, begun
         return self.look_at <= now

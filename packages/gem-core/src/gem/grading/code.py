@@ -77,7 +77,7 @@ def grade(
             (`"assert f(1) == 2"`). Or any of these as JSON.
         executor: Where programs run; see `gem.sandbox.resolve`.
         max_tests: Above this number, only the tests with the longest inputs are run.
-        timeout_s: Wall-clock limit of each test.
+        timeout_s: Limit of each test's CPU time in seconds; see `gem.sandbox.Limits`.
         memory_mb: Address space of each test.
         partial: Run all tests and score the share that passes. Otherwise stop at the first test
             that fails, with score 0.0.
@@ -92,6 +92,8 @@ def grade(
 
     Raises:
         DataError: The tests are not in one of the forms above.
+        BusyMachineError: The machine gave the program too little CPU time, also when it ran alone.
+        UnreachableError: The sandbox failed.
         ConfigurationError: The executor is not allowed (see `gem.sandbox.resolve`), or cannot run
             tests that call the program.
     """
@@ -102,7 +104,7 @@ def grade(
     selected = _longest(parsed, max_tests)
     if not isinstance(program, str) or not program.strip():
         return Verdict(False, "no program", time.perf_counter() - began, 0.0)
-    limits = Limits(wall_s=timeout_s, memory_mb=memory_mb)
+    limits = Limits(cpu_s=timeout_s, memory_mb=memory_mb)
     # Tests of the same kind share sandbox runs, which start when their first verdict is needed.
     runner = Runner(sandbox, "candidate", program, limits)
     # A data set wraps either all expected values in a list of one item, or none of them.

@@ -76,8 +76,8 @@ def grade(prediction: str | None, gold: Gold, *, timeout_s: float = 1.0) -> Verd
         prediction: The policy's answer, without the box around it; None when it gave none.
         gold: The right answer, LaTeX or plain, or a number; or several, any of which is right.
             A decimal of 12 digits or more is taken to be rounded.
-        timeout_s: Wall-clock limit of math-verify for each gold that it compares, without the
-            start of its process (about two seconds, once).
+        timeout_s: CPU time in seconds that math-verify may use for each gold that it compares,
+            without the start of its process (about two seconds, once).
 
     Returns:
         A verdict with reason `exact`, `number`, `text`, `value` or `symbolic` (the layer that
@@ -90,6 +90,7 @@ def grade(prediction: str | None, gold: Gold, *, timeout_s: float = 1.0) -> Verd
         DataError: The gold is not a string, a finite number or a non-empty sequence of these, or
             it is empty.
         MissingExtraError: The gold needs math-verify, which is not installed.
+        BusyMachineError: The machine gave math-verify too little CPU time, also when it ran alone.
         UnreachableError: Math-verify is needed and its process cannot be started.
     """
     began = time.perf_counter()

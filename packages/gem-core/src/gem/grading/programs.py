@@ -20,9 +20,6 @@ from gem.sandbox import AutoExecutor, BwrapExecutor, Executor, Limits, Result, S
 _INSIDE = Path(__file__).with_name("inside")
 _ROOM = 4 << 20
 """Most bytes of output of one run."""
-_SLACK = 0.25
-"""Extra time of a run that tasks share, as a share of the limit of one task: a task that began
-within it has had all of its own time when the run ends."""
 
 
 @dataclass(frozen=True)
@@ -54,38 +51,39 @@ class Runner:
         self._side = side
         self._program = program
         self._limits = dataclasses.replace(limits, output_bytes=_ROOM)
+        self.used_s = 0.0
+        """CPU time of all runs so far; wall time where the executor does not measure it."""
 
     def answers(self, tasks: Sequence[Any]) -> Iterator[Answer]:
         """Yield the answer to each task, in order; the sandbox runs lazily.
 
-        All tasks share one run, each in its own process. A task that the run's limits kept from
-        starting, or from its full time, is run again alone.
+        Tasks share a run, each in its own process, and the limits of one task hold for the run.
+        Where a limit ends the run, or the program does, the tasks that were kept from starting or
+        from their full time share another run, in which the first of them has all of its time.
 
         Raises:
             ConfigurationError: The executor cannot run the programs of `inside` at all.
         """
-        if not tasks:
-            return
-        wall_s = self._limits.wall_s
-        several = len(tasks) > 1
-        run = self._run(tasks, wall_s * (1 + _SLACK) if several else wall_s)
-        for number, task in enumerate(tasks):
-            if number in run.replies:
-                seconds, reply = run.replies[number]
-                late = several and seconds > wall_s
-                yield Answer(failure="time limit") if late else Answer(reply)
-            elif run.load_error is not None:
-                yield Answer(failure=run.load_error)
-            elif not several or run.had_its_time(number, wall_s):
-                yield Answer(failure=run.failure)
+        left = list(tasks)
+        while left:
+            run = self._run(left)
+            for number in range(len(left)):
+                if number in run.replies:
+                    yield Answer(run.replies[number])
+                elif run.load_error is not None:
+                    yield Answer(failure=run.load_error)
+                elif run.had_its_time(number):
+                    yield Answer(failure=run.failure)
+                else:
+                    left = left[number:]
+                    break
             else:
-                yield from self.answers([task])
+                return
 
-    def _run(self, tasks: Sequence[Any], wall_s: float) -> _Run:
-        limits = dataclasses.replace(self._limits, wall_s=wall_s)
-        run = _Run(self._in_sandbox(self._side, self._program, json.dumps(list(tasks)), limits))
+    def _run(self, tasks: Sequence[Any]) -> _Run:
+        run = _Run(self._in_sandbox(self._side, self._program, json.dumps(list(tasks))))
         if not run.began and run.result.limit_hit is None:
-            result = self._in_sandbox("candidate", "", "[]", limits)
+            result = self._in_sandbox("candidate", "", "[]")
             if not _Run(result).began:
                 last = result.stderr.strip().rpartition("\n")[2]
                 raise ConfigurationError(
@@ -94,11 +92,13 @@ class Runner:
                 )
         return run
 
-    def _in_sandbox(self, side: str, program: str, stdin: str, limits: Limits) -> Result:
+    def _in_sandbox(self, side: str, program: str, stdin: str) -> Result:
         # The policy's program is a literal, so that executors see its imports.
         text = f"PROGRAM = {program!r}\n{_loader(side, self._portable)}"
         with boundary("sandbox"):
-            return self._sandbox.run(text, stdin, limits)
+            result = self._sandbox.run(text, stdin, self._limits)
+        self.used_s += result.seconds if result.cpu_s is None else result.cpu_s
+        return result
 
 
 class _Run:
@@ -108,8 +108,8 @@ class _Run:
         self.result = result
         self.began = False
         self.load_error: str | None = None
-        self.replies: dict[int, tuple[float, Any]] = {}
-        self._starts: dict[int, float] = {}
+        self.replies: dict[int, Any] = {}
+        self._started: set[int] = set()
         for line in result.stdout.split("\n"):
             try:
                 self._read(json.loads(line))
@@ -124,20 +124,17 @@ class _Run:
         elif kind == "load":
             self.load_error = raised(rest[0])
         elif kind == "task":
-            number, start = rest
-            self._starts.setdefault(number, float(start))
+            self._started.add(rest[0])
         elif isinstance(kind, int):
-            seconds, reply = rest
-            self.replies.setdefault(kind, (float(seconds), reply))
+            (reply,) = rest
+            self.replies.setdefault(kind, reply)
 
-    def had_its_time(self, number: int, wall_s: float) -> bool:
+    def had_its_time(self, number: int) -> bool:
         """Return whether a task without a reply would get none in a run of its own either."""
-        if number not in self._starts:
-            return number == 0
-        if self.result.limit_hit is None or number + 1 in self._starts:
+        if number == 0:
             return True
-        # Several tasks together may have hit any other limit.
-        return self.result.limit_hit == "time" and self._starts[number] <= _SLACK * wall_s
+        ended = self.result.limit_hit is None or number + 1 in self._started
+        return number in self._started and ended
 
     @property
     def failure(self) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -73,12 +72,11 @@ def _replayed(
         for test in statements
     ]
     failures: dict[int, str] = {}
-    # All rounds together may take twice the summed limits of the tests.
-    until = time.monotonic() + 2 * len(tasks) * limits.wall_s
-    late = False
+    # All rounds together may use twice the summed CPU time of the tests.
+    most_s, late = runner.used_s + 2 * len(tasks) * limits.cpu_s, False
     for _ in range(MAX_ROUNDS):
         open_ = [place for place in range(len(tasks)) if place not in failures]
-        late = time.monotonic() > until
+        late = runner.used_s + checker.used_s > most_s
         if late or not open_:
             break
         more: dict[int, list[Any]] = {}

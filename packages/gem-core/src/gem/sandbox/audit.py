@@ -23,8 +23,8 @@ from gem.sandbox.attacks import ATTACKS, Attack
 from gem.sandbox.attacks.golds import excerpts
 from gem.sandbox.base import Executor, Limits, Result
 
-# Grace beyond the time limit: a busy machine may be this late in killing a program. A program that
-# escaped its limit would run for ever.
+# CPU time beyond the limit: a machine of many cores may be this late in killing a program of many
+# processes.
 _LATE_S = 10.0
 # Runs of `before` and `after`: more than an executor has spare processes, so that some of the runs
 # get a process made after the attack.
@@ -105,7 +105,7 @@ def audit(executor: Executor, attacks: list[Attack] | None = None) -> Iterator[F
             f"{type(executor).__name__} isolates nothing; attacks would harm this machine"
         )
     with host() as particulars:
-        executor.run("print(1)", limits=Limits(wall_s=60))
+        executor.run("print(1)", limits=Limits(cpu_s=60))
         for attack in ATTACKS if attacks is None else attacks:
             if attack.session and not _has_sessions(executor):
                 yield Finding(attack, "", tried=False)
@@ -126,9 +126,7 @@ def _try(executor: Executor, attack: Attack, host: Host) -> str:
         with _neighbours(executor, attack, host) as problems:
             for _ in range(_TIMES if attack.before else 0):
                 executor.run(host.fill(attack.before))
-            began = time.monotonic()
             results = list(_attack(executor, attack, host))
-            took = time.monotonic() - began
             after = host.fill(attack.after)
             results += [executor.run(after, limits=attack.limits) for _ in range(_TIMES) if after]
             alive = executor.run("print(6 * 7)")
@@ -139,8 +137,9 @@ def _try(executor: Executor, attack: Attack, host: Host) -> str:
     # A program that fails to start in this executor counts as held.
     if attack.limit_hit and result.limit_hit != attack.limit_hit and result.exit_code == 0:
         problems.append(f"no {attack.limit_hit} limit")
-    if took > attack.limits.wall_s + _LATE_S:
-        problems.append(f"{took - attack.limits.wall_s:.1f} s more than its time")
+    over_s = max(each.cpu_s or 0.0 for each in results) - attack.limits.cpu_s
+    if over_s > _LATE_S:
+        problems.append(f"{over_s:.1f} s of CPU time more than its limit")
     if max(len(result.stdout), len(result.stderr)) > attack.limits.output_bytes:
         problems.append("more output than its limit")
     if alive.stdout != "42\n":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 from gem.sandbox.base import Executor, Limits, Result, Session
@@ -15,8 +14,8 @@ class AutoExecutor(Executor):
 
     A program with stdin goes to bubblewrap at once. A program that fails in Monty, other than by a
     limit, is run again from its beginning in bubblewrap: a feature that Monty lacks looks like an
-    error of the program. The first run leaves nothing that the second could see. The time limit
-    applies to both runs together.
+    error of the program. The first run leaves nothing that the second could see. The limits apply
+    to each of the two runs.
     """
 
     isolates = BwrapExecutor.isolates & MontyExecutor.isolates
@@ -36,15 +35,11 @@ class AutoExecutor(Executor):
 
     def run(self, code: str, stdin: str = "", limits: Limits = Limits()) -> Result:  # noqa: B008
         """Run a program; see `Executor.run`."""
-        spent = 0.0
         if not stdin:
             result = self.fast.run(code, stdin, limits)
             if result.exit_code == 0 or result.limit_hit is not None:
                 return result
-            spent = result.seconds
-        left = max(limits.wall_s - spent, 1e-3)
-        result = self.full.run(code, stdin, dataclasses.replace(limits, wall_s=left))
-        return dataclasses.replace(result, seconds=result.seconds + spent)
+        return self.full.run(code, stdin, limits)
 
     def session(self, limits: Limits = Limits()) -> Session:  # noqa: B008
         """Begin a session in bubblewrap, as its programs cannot move; see `Executor.session`."""

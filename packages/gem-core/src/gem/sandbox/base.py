@@ -14,6 +14,12 @@ from gem.parameters import integer
 ISOLATION = frozenset({"files", "network", "processes"})
 """What an executor can keep programs from; see `Executor.isolates`."""
 
+OWN_TIMES = 2.0
+"""Own time that a program may take, in multiples of its CPU time."""
+WALL_TIMES = 20.0
+"""Wall time after which a run is given up, in multiples of the CPU time."""
+LEAST_WALL_S = 60.0
+
 _LARGEST = (1 << 31) - 1
 _LONGEST_S = 10**6
 
@@ -23,12 +29,13 @@ class Limits:
     """Resource limits of one run; every executor enforces them as far as the platform allows.
 
     Raises:
-        ConfigurationError: A limit is not a positive finite number, or a limit other than `wall_s`
+        ConfigurationError: A limit is not a positive finite number, or a limit other than `cpu_s`
             is not an integer.
     """
 
-    wall_s: float = 10.0
-    """Seconds until the program and everything it started is killed."""
+    cpu_s: float = 10.0
+    """Seconds of CPU time that the program may use, with everything it starts. A program may also
+    take no more than `own_s`. Neither depends on what else the machine does."""
     memory_mb: int = 1024
     """Address space of the program, beyond that of a warm interpreter; of all its processes
     together if the executor can count them."""
@@ -42,7 +49,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if name == "wall_s":
+            if name == "cpu_s":
                 number = isinstance(value, Real) and not isinstance(value, bool)
                 if not number or not 0 < value <= _LONGEST_S:
                     raise ConfigurationError(
@@ -51,6 +58,19 @@ class Limits:
                     )
             else:
                 integer(name, value, 1, _LARGEST)
+
+    @property
+    def own_s(self) -> float:
+        """Seconds that the program may take, without those in which it waits for a CPU: twice
+        `cpu_s`. A program that sleeps, or waits for something that does not come, hits this limit.
+        """
+        return OWN_TIMES * self.cpu_s
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds after which a run that hit no limit is given up: the machine gave it no CPU. That
+        is no outcome of the program; it runs again alone, and then `BusyMachineError` is raised."""
+        return max(LEAST_WALL_S, WALL_TIMES * self.cpu_s)
 
 
 @dataclass(frozen=True)
@@ -66,6 +86,8 @@ class Result:
     """Wall time from start to end."""
     limit_hit: str | None = None
     """`time`, `memory` or `output` when that limit ended or cut the run."""
+    cpu_s: float | None = None
+    """CPU time of the program and what it started; None if the executor does not measure it."""
 
 
 class Session(ABC):
@@ -140,7 +162,8 @@ class Executor(ABC):
         """Run a program to its end or to a limit.
 
         Raises:
-            UnreachableError: The program could not be started, through no fault of its own.
+            UnreachableError: The program could not be started, or got too little CPU time, through
+                no fault of its own.
         """
 
     async def arun(self, code: str, stdin: str = "", limits: Limits = Limits()) -> Result:

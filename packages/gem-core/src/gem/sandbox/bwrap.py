@@ -15,12 +15,14 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from gem.admission import Core
 from gem.errors import ConfigurationError
 from gem.parameters import integer, optional
 from gem.sandbox.base import Executor, Limits, Result, Session
-from gem.sandbox.bwrap_server import Server, attempted
+from gem.sandbox.bwrap_server import Server
 from gem.sandbox.bwrap_session import BwrapSession
 from gem.sandbox.packages import names, shown
+from gem.sandbox.running import attempted
 from gem.sandbox.streams import encoded
 
 INSTALL = "apt-get install bubblewrap"
@@ -84,9 +86,9 @@ class BwrapExecutor(Executor):
         source = encoded(code)
         given, level = encoded(stdin), _level(source, self.modules)
 
-        def run() -> Result:
+        def run(core: Core) -> Result:
             with self._pool().server() as server:
-                return server.run(source, given, limits, level)[0]
+                return server.run(source, given, limits, level, core)[0]
 
         return attempted(run)
 

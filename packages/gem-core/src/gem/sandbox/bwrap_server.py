@@ -12,22 +12,21 @@ import select
 import socket
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
+from gem.admission import Core
 from gem.errors import UnreachableError
 from gem.sandbox.base import Limits, Result
-from gem.sandbox.inside.protocol import ENDED, FAILED, REPORT, REQUEST
+from gem.sandbox.inside.protocol import ASLEEP, BUSY, ENDED, FAILED, REPORT, REQUEST
+from gem.sandbox.running import NotSentError, busy
 from gem.sandbox.streams import Outputs, in_memory
 from gem.sandbox.view import PACKAGES, view
 
 _START = "import sys; sys.path[0] = '/sandbox'; sys.path.append(sys.argv.pop(1)); from inside import server; server.main()"  # noqa: E501
 _START_S = 60.0
-_ATTEMPTS = 3
-_PAUSE_S = 0.2
-# If no report comes this long after the program's time limit, the server is stuck.
-_GRACE_S = 10.0
+# If no report comes this long after the program's limit of wall time, the server is stuck.
+_GRACE_S = 60.0
 _UIDS = 4096
 # Most idle sessions of a sandbox, and seconds that one may be idle: beyond that the server ends
 # them. If used again they repeat their programs.
@@ -52,36 +51,6 @@ _ENVIRONMENT = {
     # Each further malloc arena reserves 64 MB of the program's address space limit.
     "MALLOC_ARENA_MAX": "1",
 }
-
-
-_T = TypeVar("_T")
-
-
-class NotSentError(OSError):
-    """The sandbox had ended before the request was sent."""
-
-
-def attempted(run: Callable[[], _T]) -> _T:
-    """Call `run`; if the sandbox fails, call it again, which uses a fresh sandbox.
-
-    No program can end a sandbox, so a second failure is the machine's.
-
-    Raises:
-        UnreachableError: The sandbox failed twice while the program may have run, or ended
-            `_ATTEMPTS` times before the request was sent.
-    """
-    failed = False
-    for _ in range(_ATTEMPTS):
-        try:
-            return run()
-        except NotSentError:
-            continue
-        except UnreachableError:
-            if failed:
-                raise
-            failed = True
-            time.sleep(_PAUSE_S)
-    raise UnreachableError(f"the sandbox ended {_ATTEMPTS} times before a program began")
 
 
 class Step(NamedTuple):
@@ -138,7 +107,7 @@ class Server:
             if mapping:
                 mapping.apply()
             # Fails here, before a policy's program runs, if the kernel does not allow confinement.
-            self.run(b"print(1)", b"", Limits(wall_s=_START_S), 0)
+            self.run(b"print(1)", b"", Limits(cpu_s=_START_S), 0, Core())
         except (OSError, ValueError) as error:
             self.process.kill()
             said = self.process.communicate()[1].decode("utf-8", "replace").strip()
@@ -149,11 +118,20 @@ class Server:
             ) from error
 
     def run(
-        self, source: bytes, stdin: bytes, limits: Limits, level: int, step: Step = _ALONE
+        self,
+        source: bytes,
+        stdin: bytes,
+        limits: Limits,
+        level: int,
+        core: Core,
+        step: Step = _ALONE,
     ) -> tuple[Result, int]:
         """Run a program; return its result and the number of its session's state.
 
+        The core is released when the program sleeps.
+
         Raises:
+            BusyMachineError: The program got too little CPU time.
             NotSentError: The sandbox had ended before the request was sent.
             UnreachableError: The sandbox ended during the run, or cannot start programs.
         """
@@ -171,25 +149,29 @@ class Server:
                     self.broken = True
                     raise NotSentError(str(error)) from error
             outputs.close_theirs()
-            answer = self._await(report, outputs, limits, alone=not step.key)
+            answer = self._await(report, outputs, limits, core, alone=not step.key)
         if not answer.startswith(ENDED):
             words = answer[len(FAILED) :].decode("utf-8", "replace")
             raise UnreachableError(f"the sandbox cannot start programs: {words}")
-        _, exit_code, seconds, ended, state = REPORT.unpack(answer)
+        _, exit_code, seconds, cpu_s, ended, state = REPORT.unpack(answer)
         stdout, stderr = outputs.texts()
+        if ended.rstrip(b"\0") == BUSY:
+            raise busy(cpu_s, seconds)
         limit_hit = ended.rstrip(b"\0").decode() or None
         if outputs.cut:
             limit_hit = limit_hit or "output"
         elif exit_code and "MemoryError" in stderr.rstrip().rpartition("\n")[2][:60]:
             limit_hit = limit_hit or "memory"
-        return Result(stdout, stderr, exit_code, seconds, limit_hit), state
+        return Result(stdout, stderr, exit_code, seconds, limit_hit, cpu_s), state
 
     def end_session(self, key: int) -> None:
         """End a session, if the server has it."""
         with contextlib.suppress(OSError):
             self.steps.send(_request(Limits(), _ALONE._replace(key=key)))
 
-    def _await(self, report: socket.socket, outputs: Outputs, limits: Limits, alone: bool) -> bytes:
+    def _await(
+        self, report: socket.socket, outputs: Outputs, limits: Limits, core: Core, alone: bool
+    ) -> bytes:
         """Collect output until the server reports the program's end; return the report."""
         outputs.poll.register(report, select.POLLIN)
         began, patience = time.monotonic(), _START_S + limits.wall_s + _GRACE_S
@@ -202,6 +184,9 @@ class Server:
                     if not message:
                         self.broken = True
                         raise UnreachableError("the sandbox ended while it ran a program")
+                    if message == ASLEEP:
+                        core.release()
+                        continue
                     outputs.poll.unregister(report)
                     # All writers have ended or (in a session) are stopped.
                     outputs.drain(to_its_end=alone)
@@ -236,7 +221,8 @@ class Server:
 
 
 def _request(limits: Limits, step: Step) -> bytes:
-    return REQUEST.pack(limits.wall_s, limits.memory_mb, limits.disk_mb, limits.processes, *step)
+    times = limits.cpu_s, limits.own_s, limits.wall_s
+    return REQUEST.pack(*times, limits.memory_mb, limits.disk_mb, limits.processes, *step)
 
 
 class _Mapping:

@@ -11,17 +11,18 @@ import pickle
 import re
 import secrets
 import threading
-import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+from gem.admission import Core
 from gem.errors import UnreachableError
 from gem.sandbox.base import Limits, Result, Session
-from gem.sandbox.bwrap_server import NotSentError, Server, Step, attempted
+from gem.sandbox.bwrap_server import Server, Step
 from gem.sandbox.inside.protocol import GONE
+from gem.sandbox.running import NotSentError, attempted
 from gem.sandbox.streams import encoded
 
-# Time limit for running the programs of a lost session again.
+# CPU time that the programs of a lost session may use when they run again.
 _REPEAT_S = 60.0
 _LOST = "the session has ended: what earlier programs did is lost, and this one was not run\n"
 # Memory addresses in output differ between sandboxes; the digest ignores them.
@@ -71,24 +72,24 @@ class BwrapSession(Session):
         """Run the next program; see `Session.run`."""
         source, given = encoded(code), encoded(stdin)
         with self._lock:
-            return attempted(lambda: self._run(source, given))
+            return attempted(lambda core: self._run(source, given, core))
 
-    def _run(self, source: bytes, stdin: bytes) -> Result:
+    def _run(self, source: bytes, stdin: bytes, core: Core) -> Result:
         """Run a program in the present state; if the state is lost, return the result `_LOST`."""
         # The first attempt may find that the server ended the session, or the session itself.
         for _ in range(2):
             if self._place is not None and self._place.server.ended():
                 self._leave()
-            if self._place is None and not self._repeat():
+            if self._place is None and not self._repeat(core):
                 break
-            result = self._step(source, stdin)
+            result = self._step(source, stdin, core)
             if result is not None:
                 return result
         self._leave()
         self._begin_anew()
         return Result("", _LOST, 1, 0.0)
 
-    def _step(self, source: bytes, stdin: bytes) -> Result | None:
+    def _step(self, source: bytes, stdin: bytes, core: Core) -> Result | None:
         """Run a program in the current place; return None if the state to fork is gone."""
         place = self._place
         assert place is not None
@@ -96,7 +97,7 @@ class BwrapSession(Session):
         before = len(self._programs)
         step = Step(place.key, self._seed, place.state, target, before, place.state in place.needed)
         try:
-            result, state = place.server.run(source, stdin, self._limits, 0, step)
+            result, state = place.server.run(source, stdin, self._limits, 0, core, step)
         except (NotSentError, UnreachableError):
             self._leave()
             raise
@@ -109,23 +110,25 @@ class BwrapSession(Session):
             self._programs += (_Program(source, stdin, _came(result)),)
         return result
 
-    def _repeat(self) -> bool:
+    def _repeat(self, core: Core) -> bool:
         """Rebuild the present state by running all programs again; return whether it succeeded.
 
-        It fails if a program's output differs this time, or if the programs take too long.
+        It fails if a program's output differs this time, or if the programs use too much CPU time.
         """
-        programs, until = self._programs, time.monotonic() + _REPEAT_S
+        programs, left_s = self._programs, _REPEAT_S
         self._place = _Place(self._connect())
         self._programs = ()
         try:
-            return all(time.monotonic() < until and self._repeats(program) for program in programs)
+            for program in programs:
+                result = self._step(program.source, program.stdin, core)
+                if result is None or _came(result) != program.came or self._place is None:
+                    return False
+                left_s -= result.cpu_s or 0.0
+                if left_s < 0:
+                    return False
+            return True
         finally:
             self._programs = programs
-
-    def _repeats(self, program: _Program) -> bool:
-        """Run a program again; return whether its output is the same."""
-        result = self._step(program.source, program.stdin)
-        return result is not None and _came(result) == program.came and self._place is not None
 
     def _leave(self) -> None:
         place, self._place = self._place, None

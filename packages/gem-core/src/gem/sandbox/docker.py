@@ -8,12 +8,17 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from gem.admission import Core
 from gem.errors import ConfigurationError, UnreachableError
 from gem.plugins import extra
 from gem.sandbox.base import Executor, Limits, Result
+from gem.sandbox.running import attempted, watch
 from gem.sandbox.streams import encoded
 
 INSTALL = "pip install 'gem-core[docker]'"
+_LOOK_S = 0.25
+# Most own time between two looks.
+_MOST_S = 2.0
 # The first line of stdin is the program as JSON; the rest is the program's own stdin.
 _START = (
     "import json, sys; sys.argv = ['program.py']; "
@@ -60,13 +65,19 @@ class DockerExecutor(Executor):
         """Run a program; see `Executor.run`."""
         docker = _docker()
         given = json.dumps(encoded(code).decode()).encode() + b"\n" + encoded(stdin)
-        try:
-            with contextlib.closing(docker.from_env()) as client:
-                return self._run(client, given, limits)
-        except (docker.errors.DockerException, OSError) as error:
-            raise UnreachableError(f"the container engine failed: {error}") from error
 
-    def _run(self, client: Any, given: bytes, limits: Limits) -> Result:
+        def run(core: Core) -> Result:
+            try:
+                with contextlib.closing(docker.from_env()) as client:
+                    return self._run(client, given, limits, core)
+            except UnreachableError:
+                raise
+            except (docker.errors.DockerException, OSError) as error:
+                raise UnreachableError(f"the container engine failed: {error}") from error
+
+        return attempted(run)
+
+    def _run(self, client: Any, given: bytes, limits: Limits, core: Core) -> Result:
         with self._container(client, limits) as container:
             socket = container.attach_socket(params={"stdin": 1, "stream": 1})
             container.start()
@@ -76,17 +87,16 @@ class DockerExecutor(Executor):
                 stream.settimeout(limits.wall_s)
                 stream.sendall(given)
                 stream.shutdown(1)
+            clock = _ContainerClock(container)
             limit_hit, exit_code = None, -9
             try:
-                left = max(0.1, limits.wall_s - (time.monotonic() - began))
-                exit_code = container.wait(timeout=left)["StatusCode"]
-            except OSError:
-                # The SDK's errors of its HTTP client, time-outs included, are OSErrors.
-                if time.monotonic() - began < limits.wall_s:
-                    raise
-                limit_hit = "time"
-                container.kill()
-            seconds = time.monotonic() - began
+                if watch(clock, limits, core, clock.ended):
+                    limit_hit = "time"
+                    container.kill()
+                else:
+                    exit_code = clock.exit_code
+            finally:
+                seconds = time.monotonic() - began
             socket.close()
             container.reload()
             if container.attrs["State"].get("OOMKilled"):
@@ -102,7 +112,7 @@ class DockerExecutor(Executor):
                         limit_hit = limit_hit or "output"
                         break
                 texts.append(bytes(kept[: limits.output_bytes]).decode("utf-8", "replace"))
-            return Result(texts[0], texts[1], exit_code, seconds, limit_hit)
+            return Result(texts[0], texts[1], exit_code, seconds, limit_hit, clock.cpu_s)
 
     @contextlib.contextmanager
     def _container(self, client: Any, limits: Limits) -> Iterator[Any]:
@@ -130,6 +140,53 @@ class DockerExecutor(Executor):
             yield container
         finally:
             container.remove(force=True)
+
+
+class _ContainerClock:
+    """Measures a container as `gem.sandbox.inside.clock` does a process.
+
+    The engine counts the CPU time. Own time is estimated from whether a thread can run at a look;
+    where the engine cannot list threads, it is wall time.
+    """
+
+    def __init__(self, container: Any) -> None:
+        self.cpu_s = self.own_s = 0.0
+        self.wants = self.asleep = False
+        self.exit_code = -9
+        self._container = container
+        self._at = time.monotonic()
+
+    def ended(self, seconds: float) -> bool:
+        """Return whether the container ends within a quarter of a second, or longer if asked."""
+        seconds, began = max(seconds, _LOOK_S), time.monotonic()
+        try:
+            self.exit_code = self._container.wait(timeout=seconds)["StatusCode"]
+        except OSError:
+            # The SDK's errors of its HTTP client, time-outs included, are OSErrors.
+            if time.monotonic() - began < seconds:
+                raise
+            return False
+        return True
+
+    def look(self) -> None:
+        now = time.monotonic()
+        passed, self._at = now - self._at, now
+        shown = self._container.stats(stream=False, one_shot=True)["cpu_stats"]["cpu_usage"]
+        # Of a container that has just ended there is nothing.
+        cpu_s = max(self.cpu_s, shown.get("total_usage", 0) / 1e9)
+        used, self.cpu_s = cpu_s - self.cpu_s, cpu_s
+        self.wants = self._wants()
+        waited = max(0.0, passed - used) if self.wants else 0.0
+        self.own_s += min(passed - waited, _MOST_S)
+        self.asleep = not self.wants and used < passed / 10
+
+    def _wants(self) -> bool:
+        try:
+            listed = self._container.top(ps_args="-eLo pid,stat")
+            place = listed["Titles"].index("STAT")
+            return any(process[place].startswith("R") for process in listed["Processes"] or ())
+        except (_docker().errors.APIError, LookupError, ValueError):
+            return False
 
 
 def _docker() -> Any:

@@ -6,15 +6,19 @@ import atexit
 import contextlib
 import functools
 import os
+import signal
 import threading
 import time
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 from typing import Any
 
-from gem.errors import UnreachableError
+from gem.admission import Core
+from gem.errors import BusyMachineError, UnreachableError
 from gem.plugins import extra
 from gem.sandbox.base import Executor, Limits, Result, Session
+from gem.sandbox.inside.clock import Clock
+from gem.sandbox.running import attempted, watch
 from gem.sandbox.streams import encoded
 
 INSTALL = "pip install 'gem-core[monty]'"
@@ -95,16 +99,34 @@ class MontySession(Session):
 def _run(code: str, limits: Limits, state: bytes | None = None) -> tuple[Result, bytes | None]:
     """Run a program, in a session's state if given; return the result and the state after it.
 
-    The state after it is None outside of sessions and if a limit ended the program.
+    The state after it is None outside of sessions and if a limit ended the program. Monty counts
+    wall time. A program that does not end in time is run again while this process measures its
+    time; those of a session, whose state holds the limits, are always measured.
     """
+
+    def run(core: Core) -> tuple[Result, bytes | None]:
+        if state is None:
+            result = _fed(code, limits, None, None)
+            if result[0].limit_hit != "time":
+                return result
+        return _fed(code, limits, state, core)
+
+    return attempted(run)
+
+
+def _fed(
+    code: str, limits: Limits, state: bytes | None, core: Core | None
+) -> tuple[Result, bytes | None]:
+    """Run a program once; given a core, measure its time."""
     monty = _monty()
     # Monty also counts overhead besides the text: allow for it, cut the text below.
     output = monty.CollectStreams(max_bytes=limits.output_bytes + _OVERHEAD)
     bounds = {
-        "max_feed_duration_secs": limits.wall_s,
-        "max_total_sleep_secs": limits.wall_s,
+        "max_feed_duration_secs": limits.cpu_s if core is None else limits.wall_s + _GRACE_S,
+        "max_total_sleep_secs": limits.own_s,
         "max_memory": limits.memory_mb << 20,
     }
+    guard = None
     began = time.monotonic()
     error, limit_hit, after = "", None, None
     try:
@@ -112,6 +134,8 @@ def _run(code: str, limits: Limits, state: bytes | None = None) -> tuple[Result,
             if state:
                 worker.load_session(state)
             began = time.monotonic()
+            if core is not None and worker.worker_pid is not None:
+                guard = _Guard(worker.worker_pid, limits, core)
             try:
                 worker.feed_run(encoded(code).decode(), print_callback=output)
             except monty.MontyCrashedError:
@@ -119,10 +143,16 @@ def _run(code: str, limits: Limits, state: bytes | None = None) -> tuple[Result,
             except monty.MontyError as raised:
                 error = raised.display()
                 limit_hit = _limit(error)
+            finally:
+                if guard is not None:
+                    guard.end()
             if state is not None and limit_hit is None:
                 after = worker.dump()
     except monty.MontyCrashedError as crash:
-        limit_hit = "time" if time.monotonic() - began >= limits.wall_s else None
+        if guard is not None and guard.error is not None:
+            raise guard.error from crash
+        late = guard.hit if guard is not None else time.monotonic() - began >= limits.cpu_s
+        limit_hit = "time" if late else None
         error = f"the interpreter ended: {crash}"
     except monty.MontyError as problem:
         # The session's state exceeds the memory limit when it is serialised or loaded.
@@ -142,7 +172,43 @@ def _run(code: str, limits: Limits, state: bytes | None = None) -> tuple[Result,
     if max(map(len, both)) > limits.output_bytes:
         limit_hit = limit_hit or "output"
     stdout, stderr = (data[: limits.output_bytes].decode("utf-8", "replace") for data in both)
-    return Result(stdout, stderr, int(bool(error)), seconds, limit_hit), after
+    cpu_s = guard.clock.cpu_s if guard is not None else None
+    return Result(stdout, stderr, int(bool(error)), seconds, limit_hit, cpu_s), after
+
+
+class _Guard:
+    """Kills a worker when its program hits a limit of time."""
+
+    def __init__(self, pid: int, limits: Limits, core: Core) -> None:
+        self.hit = False
+        self.error: BusyMachineError | None = None
+        # What older programs of the worker have used does not count.
+        self.clock = Clock(pid, _used(pid))
+        self._done = threading.Event()
+        self._thread = threading.Thread(
+            target=self._watch, args=(pid, limits, core), name="gem-monty", daemon=True
+        )
+        self._thread.start()
+
+    def end(self) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _watch(self, pid: int, limits: Limits, core: Core) -> None:
+        try:
+            self.hit = watch(self.clock, limits, core, self._done.wait)
+        except BusyMachineError as error:
+            self.error = error
+        if not self._done.is_set():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _used(pid: int) -> float:
+    """Return the CPU time of a process so far."""
+    clock = Clock(pid)
+    clock.look()
+    return clock.cpu_s
 
 
 def _limit(error: str) -> str | None:

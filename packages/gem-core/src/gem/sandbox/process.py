@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -13,12 +14,18 @@ import time
 from pathlib import Path
 from typing import BinaryIO
 
+from gem.admission import Core
 from gem.errors import UnreachableError
 from gem.sandbox.base import Executor, Limits, Result
+from gem.sandbox.inside.clock import Clock
+from gem.sandbox.running import attempted, watch
 from gem.sandbox.streams import encoded
 
 # Sets the limits that the platform has, then execs the interpreter.
-_START = 'ulimit -v "$1" 2>/dev/null; ulimit -f "$2" 2>/dev/null; shift 2; exec "$@"'
+_START = (
+    'ulimit -v "$1" 2>/dev/null; ulimit -f "$2" 2>/dev/null; ulimit -t "$3" 2>/dev/null; shift 3; '
+    'exec "$@"'
+)
 
 
 class SubprocessExecutor(Executor):
@@ -31,7 +38,10 @@ class SubprocessExecutor(Executor):
     """
 
     def run(self, code: str, stdin: str = "", limits: Limits = Limits()) -> Result:  # noqa: B008
-        """Run a program; see `Executor.run`."""
+        """Run a program; see `Executor.run`. The start of its interpreter counts as CPU time."""
+        return attempted(lambda core: self._run(code, stdin, limits, core))
+
+    def _run(self, code: str, stdin: str, limits: Limits, core: Core) -> Result:
         with tempfile.TemporaryDirectory(prefix="gem-run-", ignore_cleanup_errors=True) as name:
             folder = Path(name)
             (folder / "program.py").write_bytes(encoded(code))
@@ -42,7 +52,7 @@ class SubprocessExecutor(Executor):
                 (folder / "stderr").open("w+b") as err,
             ):
                 began = time.perf_counter()
-                exit_code, timed_out = _run(folder, (source, out, err), limits)
+                exit_code, timed_out, cpu_s = _run(folder, (source, out, err), limits, core)
                 seconds = time.perf_counter() - began
                 stdout, cut_out = _read(out, limits.output_bytes)
                 stderr, cut_err = _read(err, limits.output_bytes)
@@ -53,18 +63,20 @@ class SubprocessExecutor(Executor):
             limit_hit = "output"
         elif exit_code and stderr.rstrip().rpartition("\n")[2].startswith("MemoryError"):
             limit_hit = "memory"
-        return Result(stdout, stderr, exit_code, seconds, limit_hit)
+        return Result(stdout, stderr, exit_code, seconds, limit_hit, cpu_s)
 
 
 def _run(
-    folder: Path, streams: tuple[BinaryIO, BinaryIO, BinaryIO], limits: Limits
-) -> tuple[int, bool]:
-    """Return the exit code, and whether the time limit ended the program."""
+    folder: Path, streams: tuple[BinaryIO, BinaryIO, BinaryIO], limits: Limits, core: Core
+) -> tuple[int, bool, float]:
+    """Return the exit code, whether the program hit its time limit, and its CPU time."""
     program = [sys.executable, "-I", "-X", "utf8", str(folder / "program.py")]
     shell = shutil.which("sh")
     if shell is not None:
         # One block more than the limit, so that output exactly at the limit is not cut.
         sizes = [str(limits.memory_mb * 1024), str(limits.output_bytes // 512 + 1)]
+        # For a process that the watching thread does not end because it has no CPU itself.
+        sizes.append(str(int(limits.cpu_s) + 2))
         program = [shell, "-c", _START, "sh", *sizes, *program]
     source, out, err = streams
     kept = {name: os.environ[name] for name in ("PATH", "SYSTEMROOT") if name in os.environ}
@@ -81,15 +93,42 @@ def _run(
         )
     except OSError as error:
         raise UnreachableError(f"cannot start {program[0]}: {error}") from error
-    timed_out = False
+    clock = Clock(process.pid)
+    timed_out, used_s = False, 0.0
     try:
-        process.wait(limits.wall_s)
-    except subprocess.TimeoutExpired:
-        timed_out = True
+        timed_out = watch(clock, limits, core, lambda seconds: _ends(process, seconds))
     finally:
         _kill_group(process)
+        used_s = max(_waited(process), clock.cpu_s)
+    # A program that is over its limit hits it, whether or not a look came before its end.
+    return process.returncode, timed_out or used_s > limits.cpu_s, used_s
+
+
+def _ends(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Return whether a process ends within so many seconds, without waiting for its status."""
+    if not hasattr(os, "pidfd_open"):
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+    descriptor = os.pidfd_open(process.pid)
+    try:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        return bool(poll.poll(seconds * 1000))
+    finally:
+        os.close(descriptor)
+
+
+def _waited(process: subprocess.Popen[bytes]) -> float:
+    """Wait for a process; return the CPU time of it and its children, 0 where that is unknown."""
+    if process.returncode is not None or not hasattr(os, "wait4"):
         process.wait()
-    return process.returncode, timed_out
+        return 0.0
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return used.ru_utime + used.ru_stime
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from gem import sandbox
 from gem.blame import boundary
-from gem.errors import UnreachableError
+from gem.errors import BusyMachineError, UnreachableError
 from gem.parameters import flag, integer, positive
 from gem.sandbox import Limits, Result
 from gem.tools.base import (
@@ -32,7 +32,7 @@ _CLOSERS = {"<p": "</python>", "``": "```", "<t": "</tool_call>"}
 # Matches the program's file in a traceback; its folder differs in every run.
 _PROGRAM = re.compile(r'File "[^"\n]*[/\\](program(?:-\d+)?\.py)"')
 _LIMITS = {
-    "time": "The program was stopped after {limits.wall_s:g} s.",
+    "time": "The program was stopped after {limits.cpu_s:g} s.",
     "memory": "The program needed more than {limits.memory_mb} MB of memory.",
     "output": "The program printed too much; the rest was cut off.",
 }
@@ -70,7 +70,7 @@ class PythonTool(Tool):
         Args:
             executor: What runs the programs; see `gem.sandbox.resolve`. None, the default, is one
                 that isolates; `reset` raises if none is available.
-            timeout_s: Seconds until a program is killed.
+            timeout_s: Seconds of CPU time until a program is killed; see `gem.sandbox.Limits`.
             memory_mb: Memory of a program.
             max_output: Most characters of output that the policy is shown: head and tail.
             keep_error_last_line: Show only the last line of standard error: the exception without
@@ -157,6 +157,9 @@ class PythonTool(Tool):
                     runner, limits = self._runner()
                     result = runner.run(call.arguments["code"], "", *limits)
                 return self._result(result)
+            except BusyMachineError:
+                # The executor has tried again.
+                raise
             except UnreachableError:
                 if attempt == self.retries:
                     raise
@@ -172,6 +175,9 @@ class PythonTool(Tool):
                     runner, limits = self._runner()
                     result = await runner.arun(call.arguments["code"], "", *limits)
                 return self._result(result)
+            except BusyMachineError:
+                # The executor has tried again.
+                raise
             except UnreachableError:
                 if attempt == self.retries:
                     raise
@@ -208,7 +214,7 @@ class PythonTool(Tool):
 
     @property
     def _limits(self) -> Limits:
-        return Limits(wall_s=self.timeout_s, memory_mb=self.memory_mb)
+        return Limits(cpu_s=self.timeout_s, memory_mb=self.memory_mb)
 
     def _result(self, result: Result) -> ToolResult:
         stderr = _PROGRAM.sub(r'File "\1"', result.stderr).strip()

@@ -1,4 +1,5 @@
 """Function calls in killable worker processes.
 
-`pool` is the caller's side, `process` the worker's. Imports only `gem.errors` of gem.
+`pool` is the caller's side, `process` the worker's. Imports of gem only `gem.errors`,
+`gem.admission` and, for a call that takes long, the clock in `gem.sandbox.inside`.
 """

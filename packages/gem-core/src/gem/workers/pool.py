@@ -21,7 +21,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gem.errors import ConfigurationError, UnreachableError
+from gem.admission import admitted
+from gem.errors import BusyMachineError, ConfigurationError, UnreachableError
 
 _START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from gem.workers import process; process.serve(*sys.argv[2:])"  # noqa: E501
 
@@ -30,6 +31,15 @@ _START_TIMEOUT_S = 120.0
 
 shared_by = 1
 """Number of processes like this one that run such pools beside each other."""
+
+OWN_TIMES = 2.0
+"""Time without waiting for a CPU that a call may take after its first `timeout_s`, in multiples."""
+WALL_TIMES = 20.0
+"""Wall time after which a call is given up, in multiples of its CPU time."""
+LEAST_WALL_S = 60.0
+_LOOK_S = 0.05
+# How a process ends at its limit of CPU time.
+_OVER = -signal.SIGPROF if hasattr(signal, "SIGPROF") else None
 
 # Cap on a poll's timeout, which is a 32-bit number of milliseconds.
 _LONGEST_POLL_S = 2_000_000.0
@@ -45,14 +55,14 @@ class Reply:
     """`timeout`; `crash` (the process ended, for instance out of memory); or the exception that the
     function raised, as `Class: message`."""
     status: int | None = field(default=None, compare=False)
-    """Exit status of a crashed process, as in `subprocess`; None if it is not known."""
+    """Exit status of a process that ended, as in `subprocess`; None if it is not known."""
 
 
 class WorkerPool:
     """A bounded number of worker processes that each answer one call at a time.
 
     Workers start when first needed and serve later calls too. They are fresh interpreters, never
-    forks of this process, whose threads could break a fork. If a call reaches its time limit or is
+    forks of this process, whose threads could break a fork. If a call reaches a limit or is
     interrupted, the pool kills and replaces its worker. Where `os.fork` exists this takes
     milliseconds: each worker is a fork of a warm parent of its own. All methods are thread-safe.
     After `os.fork` the child starts with no workers and does not touch the parent's. Workers end at
@@ -66,6 +76,7 @@ class WorkerPool:
         *,
         memory_mb: int | None = 2048,
         environment: Mapping[str, str] | None = None,
+        by_cores: bool = False,
     ) -> None:
         """Store the parameters; nothing is started.
 
@@ -77,6 +88,8 @@ class WorkerPool:
             memory_mb: Limit on each worker's address space, where the platform has one; None: no
                 limit.
             environment: Environment variables of the workers, added to those of this process.
+            by_cores: Whether a call waits until a core is free (`gem.admission`). Not for functions
+                that themselves run what waits for cores.
 
         Raises:
             ConfigurationError: A value is not allowed.
@@ -91,6 +104,7 @@ class WorkerPool:
         self.workers = workers
         self._memory_mb = memory_mb
         self._environment = dict(environment or {})
+        self._by_cores = by_cores
         self._begin()
         _pools.add(self)
         _watch()
@@ -98,31 +112,53 @@ class WorkerPool:
     def call(self, *args: Any, timeout_s: float) -> Reply:
         """Call the function in a worker.
 
+        A call that does not get enough CPU time runs again; with `by_cores` it runs alone then.
+
         Args:
             *args: Arguments; must be JSON.
-            timeout_s: Wall-clock limit of the function, not counting the start of a worker or the
-                wait for a free one (bounded by the limits of earlier calls).
+            timeout_s: Limit of the function's CPU time, not counting the start of a worker or the
+                wait for a free one. A function that sleeps for about three times as long hits it,
+                too. Waiting for a CPU does not count. Where the platform measures no CPU time
+                (Windows), three times this wall time is the limit.
 
         Raises:
+            BusyMachineError: The function got too little CPU time twice.
             UnreachableError: No worker can be started.
         """
         request = json.dumps([timeout_s, args]).encode() + b"\n"
         with self._slots:
-            for _ in range(2):
-                worker = self._idle_worker()
-                reusable = False
-                try:
-                    answer, expired, taken = worker.exchange(request, timeout_s)
-                    # A replacement would read a request that was not taken, and answer it late.
-                    reusable = taken and worker.alive()
-                finally:
-                    # An exception in this thread leaves the exchange unfinished: not reusable.
-                    self._give_back(worker, reusable)
-                if taken:
-                    break
+            for alone in (False, True):
+                core = admitted(alone=alone) if self._by_cores else contextlib.nullcontext()
+                with core:
+                    reply = self._answer(request, timeout_s)
+                if reply is not None:
+                    return reply
+        raise BusyMachineError(
+            f"a call of {self.target} got less than {timeout_s:g} s of CPU time within "
+            f"{_wall_s(timeout_s):.0f} s, twice, and did not sleep: too much else runs on this "
+            "machine"
+        )
+
+    def _answer(self, request: bytes, timeout_s: float) -> Reply | None:
+        """Return the answer to a request; None if the worker got too little CPU time."""
+        for _ in range(2):
+            worker = self._idle_worker()
+            reusable = False
+            try:
+                answer, expired, taken = worker.exchange(request, timeout_s)
+                # A replacement would read a request that was not taken, and answer it late.
+                reusable = taken and worker.alive()
+            finally:
+                # An exception in this thread leaves the exchange unfinished: not reusable.
+                self._give_back(worker, reusable)
+            if taken:
+                break
         if answer is not None:
             return Reply(answer.get("value"), answer.get("error"))
-        return Reply(None, "timeout") if expired else Reply(None, "crash", worker.status)
+        if expired == "busy":
+            return None
+        late = expired == "timeout" or worker.status == _OVER
+        return Reply(None, "timeout" if late else "crash", worker.status)
 
     def close(self) -> None:
         """End all workers; a later call starts new ones. Safe to repeat."""
@@ -213,46 +249,57 @@ class _Worker:
     def await_start(self) -> None:
         answer, expired, _ = self.exchange(b"", _START_TIMEOUT_S)
         if answer is not None or not self.alive():
-            how = f"not ready after {_START_TIMEOUT_S:g} s" if expired else "its process ended"
+            how = "it is not ready in time" if expired else "its process ended"
             problem = (answer or {}).get("error", how)
             raise UnreachableError(f"cannot start a worker for {self._target}: {problem}")
 
-    def exchange(
-        self, request: bytes, timeout_s: float
-    ) -> tuple[dict[str, Any] | None, bool, bool]:
+    def exchange(self, request: bytes, timeout_s: float) -> tuple[dict[str, Any] | None, str, bool]:
         """Send a request and wait for the answer.
 
         A process sends `ready` when it starts, and `taken` when it has read a request. `ready`
         instead of an answer means that the process died and was replaced.
 
         Returns:
-            The answer, None if the process died; whether the time limit was reached; whether a
-            process took the request.
+            The answer, None if the process died; why it was killed: `timeout`, `busy` (it got too
+            little CPU time) or ''; whether a process took the request.
         """
         lock = threading.Lock()
-        answered = expired = taken = False
+        answered = taken = False
+        expired = ""
+        done = threading.Event()
+        clock: Any = None
 
-        def expire() -> None:
-            nonlocal expired
-            with lock:
-                if not answered:
-                    expired = True
-                    self._kill()
+        def watch(ended: Callable[[float], object]) -> None:
+            """Wait for an end; kill the process at a limit. The process knows that of CPU time."""
+            nonlocal expired, clock
+            if ended(max(0.0, began + timeout_s - time.monotonic())):
+                return
+            if clock is None:
+                # Most calls never need it.
+                from gem.sandbox.inside.clock import Clock
+
+                clock = Clock(self.pid)
+            while not ended(_LOOK_S):
+                clock.look()
+                slept = clock.own_s >= OWN_TIMES * timeout_s and not clock.wants
+                if slept or time.monotonic() - began >= _wall_s(timeout_s):
+                    with lock:
+                        if not answered:
+                            expired = "timeout" if slept else "busy"
+                            self._kill()
+                    return
 
         def await_answer() -> None:
-            left = max(0.0, began + timeout_s - time.monotonic())
-            milliseconds = min(left, _LONGEST_POLL_S) * 1000
-            if poll is not None and not expired and not poll.poll(milliseconds):
-                expire()
+            if poll is not None and not expired:
+                ready = poll.poll
+                watch(lambda left: ready(min(left, _LONGEST_POLL_S) * 1000))
 
         began = time.monotonic()
         # The pipe of an idle process is empty, so writing a request of this size does not block.
         poll = self._poll if self._poll and len(request) <= select.PIPE_BUF else None
-        # The timer kills the process, which ends the blocking read on every platform.
-        timer = None if poll else threading.Timer(timeout_s, expire)
-        if timer is not None:
-            timer.daemon = True
-            timer.start()
+        if poll is None:
+            # The thread kills the process, which ends the blocking read on every platform.
+            threading.Thread(target=watch, args=(done.wait,), daemon=True).start()
         self._busy = True
         answer = None
         try:
@@ -275,8 +322,7 @@ class _Worker:
                 self.pid = self.process.pid if message is None else message["ready"]
             self._busy = bool(request) and not taken
         finally:
-            if timer is not None:
-                timer.cancel()
+            done.set()
         return answer, expired, taken
 
     def _message(self, await_answer: Callable[[], None]) -> dict[str, Any] | None:
@@ -329,16 +375,23 @@ class _Worker:
                 os.kill(self.pid, signal.SIGKILL)
 
 
+def _wall_s(timeout_s: float) -> float:
+    return max(LEAST_WALL_S, WALL_TIMES * timeout_s)
+
+
 _pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
 _shared: dict[str, WorkerPool] = {}
 _shared_lock = threading.Lock()
 
 
 def shared(target: str) -> WorkerPool:
-    """Return this process's shared pool for a function, making it at the first call."""
+    """Return this process's shared pool for a function, making it at the first call.
+
+    Its calls wait for a free core.
+    """
     with _shared_lock:
         if target not in _shared:
-            _shared[target] = WorkerPool(target)
+            _shared[target] = WorkerPool(target, by_cores=True)
         return _shared[target]
 
 

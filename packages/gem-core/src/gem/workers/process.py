@@ -6,9 +6,9 @@ import contextlib
 import importlib
 import json
 import os
+import signal
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -56,14 +56,36 @@ def _answer(function: Callable[..., Any], answers: Any, ended: int | None) -> No
         timeout_s, arguments = json.loads(line)
         # If this process dies after this message, the caller reports a crash.
         _send(answers, {"taken": os.getpid()})
-        # So that a call ends even if the caller has died and cannot kill it.
-        limit("CPU", int(time.process_time() + timeout_s) + 2)
-        try:
-            answer = {"value": function(*arguments)}
-            json.dumps(answer)
-        except Exception as error:
-            answer = {"error": f"{type(error).__name__}: {error}"}
+        with limited("PROF", timeout_s):
+            try:
+                answer = {"value": function(*arguments)}
+                json.dumps(answer)
+            except Exception as error:
+                answer = {"error": f"{type(error).__name__}: {error}"}
         _send(answers, answer)
+
+
+@contextlib.contextmanager
+def limited(kind: str, cpu_s: float) -> Iterator[None]:
+    """Have the kernel end this process when the block uses so much CPU time, where it can.
+
+    Whatever the process computes, in Python or not, it ends by a signal.
+
+    Args:
+        kind: `PROF`, which counts user and system time and ends the process by SIGPROF; or
+            `VIRTUAL`, which counts user time and ends it by SIGVTALRM.
+        cpu_s: Limit in seconds.
+    """
+    which = getattr(signal, f"ITIMER_{kind}", None)
+    if which is None:
+        yield
+        return
+    signal.signal(signal.SIGPROF if kind == "PROF" else signal.SIGVTALRM, signal.SIG_DFL)
+    signal.setitimer(which, cpu_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(which, 0.0)
 
 
 def _send(stream: Any, message: dict[str, Any]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -13,9 +12,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 leave = os._exit
-_write, _now, _dumps = os.write, time.perf_counter, json.dumps
+_write, _dumps = os.write, json.dumps
 _fork, _waitpid = os.fork, os.waitpid
-_began = _now()
 
 
 def begin() -> tuple[Any, int]:
@@ -81,15 +79,13 @@ def feed(tasks: list[Any], answers: int, solve: Callable[[Any, bool, list[Any]],
 def _begun(tasks: list[Any], answers: int) -> Iterator[tuple[Any, bool, Callable[[Any], None]]]:
     """Yield each task, whether it is the last, and the function that writes its answer.
 
-    Before each task, writes `["task", number, seconds since the run began]`; with the answer,
-    `[number, seconds since the task began, answer]`.
+    Before each task, writes `["task", number]`; with the answer, `[number, answer]`.
     """
     for number, task in enumerate(tasks):
-        began = _now() if number else _began
-        say(answers, ["task", number, _now() - _began])
+        say(answers, ["task", number])
         # The caller uses the function before the next task changes these names.
         yield (
             task,
             number + 1 == len(tasks),
-            lambda answer: say(answers, [number, _now() - began, answer]),  # noqa: B023
+            lambda answer: say(answers, [number, answer]),  # noqa: B023
         )

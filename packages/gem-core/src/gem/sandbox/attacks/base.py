@@ -15,7 +15,7 @@ class Attack:
     isolation: str
     """What it tests: a label of `Executor.isolates`, or `limits`."""
     program: str
-    limits: Limits = field(default_factory=lambda: Limits(wall_s=5.0, memory_mb=256))
+    limits: Limits = field(default_factory=lambda: Limits(cpu_s=5.0, memory_mb=256))
     before: str = ""
     """A harmless program run before; `program` looks for traces of it."""
     after: str = ""
@@ -43,8 +43,8 @@ libc = ctypes.CDLL(None, use_errno=True)
 def call(what, *arguments):
     attempt(what, lambda: libc.syscall(*map(ctypes.c_long, arguments)) >= 0)
 """
-SMALL = Limits(wall_s=3.0, memory_mb=128, disk_mb=8, processes=16, output_bytes=65536)
-CROWD = Limits(wall_s=20.0, memory_mb=128, disk_mb=8, processes=16)
+SMALL = Limits(cpu_s=3.0, memory_mb=128, disk_mb=8, processes=16, output_bytes=65536)
+CROWD = Limits(cpu_s=20.0, memory_mb=128, disk_mb=8, processes=16)
 """Long enough that even on a busy machine many processes reach the memory limit first."""
 CROWD_PROGRAM = """
 import os, time

@@ -151,8 +151,8 @@ def frames():
 attempt("frames", lambda: list(frames()) or None)
 """
 
-_LIMITS = Limits(wall_s=30.0, memory_mb=512)
-_BROAD = Limits(wall_s=60.0, memory_mb=512)
+_LIMITS = Limits(cpu_s=30.0, memory_mb=512)
+_BROAD = Limits(cpu_s=60.0, memory_mb=512)
 
 GOLDS = [
     Attack("read golds by the names of their files", "files", _FILES + _BY_NAME, _BROAD),

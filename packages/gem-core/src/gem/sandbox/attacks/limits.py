@@ -69,7 +69,7 @@ for name in ("AS", "NPROC", "FSIZE", "CPU", "NOFILE"):
     which = getattr(resource, "RLIMIT_" + name)
     attempt(name, lambda: resource.setrlimit(which, (resource.RLIM_INFINITY,) * 2) is None)
 """
-_BRIEF = Limits(wall_s=0.5, memory_mb=128)
+_BRIEF = Limits(cpu_s=0.5, memory_mb=128)
 
 
 def _limit(name: str, program: str, limit_hit: str | None = None, limits: Limits = SMALL) -> Attack:

@@ -12,20 +12,26 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-REQUEST = struct.Struct("=dIIIQQIII?")
-"""Executor to server: wall limit in seconds, memory and disk limits in MB, processes. Then the
-session fields: key (0: no session), random seed, number of the state to fork (0: the initial one),
-number of the state to make (0: end the session), number of programs before, and whether the forked
-state must be kept."""
+REQUEST = struct.Struct("=dddIIIQQIII?")
+"""Executor to server: limits of CPU, own and wall time in seconds (see `clock`), of memory and disk
+in MB, and of processes. Then the session fields: key (0: no session), random seed, number of the
+state to fork (0: the initial one), number of the state to make (0: end the session), number of
+programs before, and whether the forked state must be kept."""
 ENDED, FAILED = b"=", b"!"
 """First byte of a report or answer: the program ended and the fields follow; or it could not be
 started and an error text follows."""
-REPORT = struct.Struct("=cid6sI")
-"""Server to executor: `ENDED`, exit code, seconds, name of the limit that ended the program (zero
-padded), number of the session's state."""
-TAKEN = struct.Struct("=IddI")
-"""Spare to server: its number, the time at which it took a request, the request's wall and memory
-limits. The report's descriptor is attached."""
+ASLEEP = b"~"
+"""Server to executor, before the report and at most once: the program waits, and not for a CPU."""
+REPORT = struct.Struct("=cidd6sI")
+"""Server to executor: `ENDED`, exit code, seconds of wall time and of CPU time, name of the limit
+that ended the program (zero padded; `BUSY` is none of the program's), number of the session's
+state."""
+BUSY = b"busy"
+"""In place of a limit's name: at the limit of wall time the program had not had its time."""
+TAKEN = struct.Struct("=IdddddI")
+"""Spare to server: its number, the time at which it took a request, the CPU time that it had used
+before, the request's limits of CPU, own and wall time and of memory. The report's descriptor is
+attached."""
 STEP = struct.Struct("=III?")
 """Server to keeper: number of the state to fork, of the state to make, programs before, whether
 the forked state must be kept."""

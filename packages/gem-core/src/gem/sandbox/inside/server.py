@@ -21,8 +21,11 @@ import sys
 import time
 
 from . import confine, prepared, program, session, spare
+from .clock import Clock
 from .protocol import (
     ANSWER,
+    ASLEEP,
+    BUSY,
     ENDED,
     FAILED,
     GONE,
@@ -47,8 +50,9 @@ _WATCH_S = 0.05
 _NEVER = float("inf")
 # Number of spares. The server makes them when it is idle, or when none is left.
 SPARES = 4
-# Time for a keeper to stop a program; after that the server kills the session.
-_STOP_S = 2.0
+# Time for a keeper to stop a program; after that the server kills the session. Long, for the keeper
+# may have to wait for a CPU; the program is stopped at once.
+_STOP_S = 30.0
 # While no process can be created, requests wait this long for running programs to end.
 _FULL_S = 20.0
 _NO_ROOM = (errno.EAGAIN, errno.ENOMEM, errno.ENOSPC)
@@ -63,7 +67,14 @@ class _Call:
         # Descriptor for the report; -1 for a spare.
         self.report = -1
         self.began = self.deadline = _NEVER
+        self.clock: Clock | None = None
+        # Limits: CPU time, own time, bytes.
+        self.cpu_s = self.own_s = 0.0
         self.memory = 0
+        # CPU time at the begin; of all its processes at the end, where the kernel knows it.
+        self.spent_s = 0.0
+        self.used_s = 0.0
+        self.slept = False
         self.limit_hit = b""
         self.stopping = False
         self.session: _Session | None = None
@@ -190,22 +201,18 @@ class _Server:
         self.done.append(descriptor)
 
     def _watch(self) -> None:
-        """Kill calls over their time or memory limit, end idle sessions; set the next alarm."""
+        """Kill calls over a limit, end idle sessions; set the next alarm."""
         now = time.monotonic()
         self.alarm = self.pause if now < self.pause else _NEVER
         count = now >= self.count
         for call in self.running.values():
+            if count and now - call.began >= _WATCH_S and not call.limit_hit:
+                self._measure(call)
             if now >= call.deadline:
-                self._kill(call, b"time")
-            elif (
-                count
-                and now - call.began >= _WATCH_S
-                and self.usage.memory(call.pid, call.memory) > call.memory
-            ):
-                self._kill(call, b"memory")
+                self._kill(call, BUSY)
             self.alarm = min(self.alarm, call.deadline)
         if count:
-            # Counting memory takes at most a tenth of the server's time.
+            # Measuring takes at most a tenth of the server's time.
             self.count = now + max(_WATCH_S, 10 * (time.monotonic() - now))
         if self.running:
             self.alarm = min(self.alarm, self.count)
@@ -214,6 +221,20 @@ class _Server:
                 self._end(waiting)
             elif waiting.call is None:
                 self.alarm = min(self.alarm, waiting.used + self.idle_s)
+
+    def _measure(self, call: _Call) -> None:
+        """Kill a call over its limit of time or memory; tell the executor of one that sleeps."""
+        clock = call.clock
+        assert clock is not None
+        clock.look()
+        # One that wants a CPU shows soon what it does with it: it ends, uses it, or sleeps again.
+        if clock.cpu_s >= call.cpu_s or (clock.own_s >= call.own_s and not clock.wants):
+            self._kill(call, b"time")
+        elif self.usage.memory(clock.pids, call.memory) > call.memory:
+            self._kill(call, b"memory")
+        elif clock.asleep and not call.slept:
+            call.slept = True
+            _say(call.report, ASLEEP)
 
     def _make_spare(self) -> None:
         try:
@@ -252,8 +273,11 @@ class _Server:
                 message, descriptors = receive(self.taken)
             except BlockingIOError:
                 return
-            number, began, wall_s, memory_mb = TAKEN.unpack(message)
-            self._follow(self.spares.pop(number), descriptors[0], began, wall_s, memory_mb)
+            number, began, spent_s, *limits = TAKEN.unpack(message)
+            call = self.spares.pop(number)
+            call.spent_s = spent_s
+            call.clock = Clock(call.pid, spent_s, self.usage.proc)
+            self._follow(call, descriptors[0], began, *limits)
 
     def _accept(self) -> bool:
         """Serve one request for a session; return whether the executor has hung up."""
@@ -275,18 +299,19 @@ class _Server:
 
     def _step(self, request: bytes, report: int, streams: list[int]) -> None:
         """Pass a program on to its session's keeper, starting the session if it is the first."""
-        wall_s, memory_mb, _, _, key, _, state, target, before, needed = REQUEST.unpack(request)
+        *limits, _, _, key, _, state, target, before, needed = REQUEST.unpack(request)
         if key not in self.sessions and state == 0:
             self._begin(key, request)
         found = self.sessions.get(key)
         if found is None or found.call is not None:
-            _say(report, REPORT.pack(ENDED, 0, 0.0, b"", GONE))
+            _say(report, REPORT.pack(ENDED, 0, 0.0, 0.0, b"", GONE))
             self.done.append(report)
             return
         call = _Call(0, found.pid)
         call.session, found.call = found, call
+        call.clock = Clock(call.pid, None, self.usage.proc)
         _tell(found.channel, STEP.pack(state, target, before, needed), streams)
-        self._follow(call, report, time.monotonic(), wall_s, memory_mb)
+        self._follow(call, report, time.monotonic(), *limits)
 
     def _begin(self, key: int, request: bytes) -> None:
         living = [each for each in self.sessions.values() if not each.ending]
@@ -323,11 +348,18 @@ class _Server:
         return pid
 
     def _follow(
-        self, call: _Call, report: int, began: float, wall_s: float, memory_mb: int
+        self,
+        call: _Call,
+        report: int,
+        began: float,
+        cpu_s: float,
+        own_s: float,
+        wall_s: float,
+        memory_mb: int,
     ) -> None:
         """Start to watch a running program's limits and report."""
         call.report, call.began, call.deadline = report, began, began + wall_s
-        call.memory = memory_mb * _MB
+        call.cpu_s, call.own_s, call.memory = cpu_s, own_s, memory_mb * _MB
         self.alarm = min(self.alarm, call.deadline, began + _WATCH_S)
         self.running[report] = call
         self._expect(report, lambda: self._hung_up(call))
@@ -348,8 +380,9 @@ class _Server:
 
     def _ended(self, ended: _Call | _Session, descriptor: int) -> None:
         self._leave(descriptor)
-        _, status = os.waitpid(ended.pid, 0)
+        _, status, used = os.wait4(ended.pid, 0)
         if isinstance(ended, _Call):
+            ended.used_s = used.ru_utime + used.ru_stime - ended.spent_s
             if ended.report < 0:
                 # Its `TAKEN` message may not have been read yet.
                 self._hear()
@@ -386,7 +419,16 @@ class _Server:
 
     def _report(self, call: _Call, exit_code: int, state: int) -> None:
         took = time.monotonic() - call.began
-        self._forget(call, REPORT.pack(ENDED, exit_code, took, call.limit_hit, state))
+        clock = call.clock
+        assert clock is not None
+        if call.session is not None and state != GONE and took >= _WATCH_S:
+            # The program's process lives on as the session's state.
+            clock.look()
+        used_s = max(call.used_s, clock.cpu_s)
+        # A program that is over its limit hits it, whether or not a look came before its end.
+        if used_s > call.cpu_s and call.limit_hit in (b"", BUSY):
+            call.limit_hit = b"time"
+        self._forget(call, REPORT.pack(ENDED, exit_code, took, used_s, call.limit_hit, state))
 
     def _forget(self, call: _Call, message: bytes) -> None:
         """Send the final report and stop tracking the call."""

@@ -41,7 +41,8 @@ the files."""
 _NUMBER = struct.Struct("=i")
 _HOW_ENDED = b"?"
 STOP = b"."
-_PATIENCE_S = 2.0
+# Long, for a state may have to wait for a CPU.
+_PATIENCE_S = 15.0
 # Of the limit on open files, the share reserved for the state's own code.
 _FILES_APART = 32
 _FULL = b"earlier programs of the session have left too many processes\n"

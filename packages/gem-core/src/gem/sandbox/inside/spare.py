@@ -47,7 +47,6 @@ class Origin:
         self.uids = uids
         self.size = size
         self.filter = confine.Filter(filter)
-        self.cores = os.cpu_count() or 1
 
 
 def wait(origin: Origin, number: int) -> NoReturn:
@@ -68,9 +67,10 @@ def wait(origin: Origin, number: int) -> NoReturn:
     if problem:
         os.write(report, problem)
         os._exit(1)
-    wall_s, memory_mb, *_ = REQUEST.unpack(request)
+    cpu_s, own_s, wall_s, memory_mb, *_ = REQUEST.unpack(request)
+    now = time.monotonic(), time.process_time()
     # Raises if the server died; the spare then exits, as nothing would enforce the limits.
-    send(origin.taken, TAKEN.pack(number, time.monotonic(), wall_s, memory_mb), [report])
+    send(origin.taken, TAKEN.pack(number, *now, cpu_s, own_s, wall_s, memory_mb), [report])
     try:
         source = program.contents(code)
         limits = _confine(origin, request, report, streams)
@@ -89,7 +89,7 @@ def keep(origin: Origin, number: int, request: bytes, channel: int) -> NoReturn:
         limits = _confine(origin, request, channel, [null] * 3)
     except BaseException as error:
         _fail(channel, error)
-    seed: int = REQUEST.unpack(request)[5]
+    seed: int = REQUEST.unpack(request)[7]
     session.keep(_socket.socket(fileno=_REPORT), seed, lambda: confine.limit_resources(*limits))
 
 
@@ -113,7 +113,7 @@ def _confine(
     Returns:
         The arguments for `confine.limit_resources`, which the caller sets.
     """
-    wall_s, memory_mb, disk_mb, processes, *_ = REQUEST.unpack(request)
+    cpu_s, _, _, memory_mb, disk_mb, processes, *_ = REQUEST.unpack(request)
     if disk_mb != _DISK_MB:
         confine.private_folder(disk_mb)
     session.use(streams)
@@ -124,8 +124,8 @@ def _confine(
     confine.drop_capabilities()
     origin.filter.install()
     os.chdir("/tmp")
-    cpu_s = int(wall_s * origin.cores) + 2
-    return origin.size + memory_mb * _MB, disk_mb * _MB, processes, cpu_s
+    # The server ends the program as a whole; the kernel would end one process a little later.
+    return origin.size + memory_mb * _MB, disk_mb * _MB, processes, int(cpu_s) + 2
 
 
 def _fail(report: int, error: BaseException) -> NoReturn:

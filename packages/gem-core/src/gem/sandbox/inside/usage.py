@@ -13,20 +13,20 @@ class Usage:
     """Counts the memory of the server's descendants, through a descriptor of /proc.
 
     Attributes:
+        proc: Descriptor of /proc.
         size: Address space of the server, in bytes.
     """
 
     def __init__(self, proc: int) -> None:
-        self._proc = proc
+        self.proc = proc
         self.size, self._resident = self._bytes("self", 0), self._bytes("self", 1)
 
-    def memory(self, pid: int, enough: int) -> int:
-        """Return the bytes that a program of several processes uses.
+    def memory(self, pids: list[int], enough: int) -> int:
+        """Return the bytes that a program's processes use together.
 
         Returns 0 for a single process, which the kernel limits, and if a rough count shows at most
         `enough` bytes.
         """
-        pids = self._tree(pid)
         # Without what each shares with the server.
         rough = sum(max(0, self._bytes(pid, 1) - self._resident) for pid in pids)
         if len(pids) < 2 or rough <= enough:
@@ -39,23 +39,6 @@ class Usage:
                     total += int(line.split()[1]) << 10
         return total
 
-    def _tree(self, root: int) -> list[int]:
-        """Return the pids of a process and its descendants."""
-        found = [root]
-        for pid in found:
-            try:
-                folder = os.open(f"{pid}/task", os.O_RDONLY, dir_fd=self._proc)
-                try:
-                    threads = os.listdir(folder)
-                finally:
-                    os.close(folder)
-            except OSError:
-                # The process has ended.
-                continue
-            for thread in threads:
-                found.extend(map(int, self._read(f"{pid}/task/{thread}/children").split()))
-        return found
-
     def _bytes(self, pid: int | str, field: int) -> int:
         """Return a field of a process's statm in bytes."""
         fields = self._read(f"{pid}/statm").split() or ["0", "0"]
@@ -64,7 +47,7 @@ class Usage:
     def _read(self, path: str) -> str:
         """Return the content of a file of /proc; "" if the process has ended."""
         try:
-            with open(os.open(path, os.O_RDONLY, dir_fd=self._proc)) as file:
+            with open(os.open(path, os.O_RDONLY, dir_fd=self.proc)) as file:
                 return file.read()
         except OSError:
             return ""
