@@ -82,9 +82,9 @@ def wrappings(action: str) -> dict[str, str]:
     }
     form = next(begin for begin in EMPTY if before.endswith(begin))
     wrapped["an empty one behind"] = action + BEHIND.replace("{}", EMPTY[form])
-    if len(answer) > 1:
-        hidden = "".join(INVISIBLE)
-        wrapped[BETWEEN] = f"{before}{answer[0]}{hidden}{answer[1:]}{after}"
+    # Not between a backslash and a brace, where it would open or close the box.
+    place = next((i for i in range(1, len(answer)) if answer[i - 1] != "\\"), 0)
+    wrapped[BETWEEN] = f"{before}{answer[:place]}{''.join(INVISIBLE)}{answer[place:]}{after}"
     return wrapped
 
 
@@ -187,6 +187,7 @@ def test_characters_that_are_drawn_are_kept() -> None:
         (r"\text{\{1}", r"\{1"),
         (r"\text{}", r"\text{}"),
         ("1, 2...", "1, 2..."),
+        ("It is so..", "It is so"),
         ("5'", "5'"),
         ('"', '"'),
         ("$", "$"),

@@ -92,6 +92,6 @@ def _inner(text: str) -> str | None:
     for begin, end_ in _PAIRS:
         if text.startswith(begin) and text.endswith(end_):
             return text[len(begin) : -len(end_)].strip() or None
-    if text.endswith(".") and not text.endswith(".."):
+    if text.endswith(".") and not text.endswith("..."):
         return text[:-1].rstrip() or None
     return None
