@@ -221,12 +221,6 @@ def test_an_answer_without_a_solution_earns_nothing(
             ["bore, danger, any words", "bore danger"],
         ),
         (
-            "calendar_arithmetic",
-            {"answer": "Monday"},
-            ["Monday", "monday", " Monday", "Tuesday"],
-            ["not Monday", "Monday or Tuesday", "Monday is wrong", "Monday, I think"],
-        ),
-        (
             "boxnet",
             {"answer": None},
             ['[{"Agent[0.5, 0.5]": "move(box_red, square[0.5, 1.5])"}]', "[]"],
@@ -295,6 +289,14 @@ def paid_beside(name: str, items: int) -> list[str]:
             if env.step(f"\\boxed{{{answer}}}")[1] > 0:
                 paid_for.append(f"{name}, item {idx}: {answer!r:.100}")
     return paid_for
+
+
+def test_words_around_the_recorded_answer_are_more_than_the_answer() -> None:
+    entry = {"answer": "Monday 5"}
+    for text in ("Monday 5", "on the 5", " Monday 5.", "Monday 5!", "(Monday 5)", "x = Monday 5"):
+        assert not rules.more_than_right("calendar_arithmetic", text, entry), text
+    for text in ("not Monday 5", "Monday 5 or so", "Monday 5 is wrong", "Monday 5, I think"):
+        assert rules.more_than_right("calendar_arithmetic", text, entry), text
 
 
 @pytest.mark.parametrize("name", SEARCHED)

@@ -86,10 +86,20 @@ def refusal(name: str, text: str, entry: Entry) -> str | None:
         return "not a finite number"
     if _HUGE.search(text) and not _HUGE.search(gold):
         return "not a finite number"
+    rule = _RULES.get(name)
     try:
-        return _RULES.get(name, _nothing_beside)(text, entry)
+        return None if rule is None else rule(text, entry)
     except _UNREADABLE as error:
         return f"cannot be read ({type(error).__name__})"
+
+
+def more_than_right(name: str, text: str, entry: Entry) -> bool:
+    """Whether an answer that the library takes for right is the recorded one and more words.
+
+    Some generators search the text for the answer, so that `not 5` and `5 or 6` are right. Those
+    with a rule of their own have it say so.
+    """
+    return name not in _RULES and _nothing_beside(text, entry) is not None
 
 
 def _tree(text: str) -> ast.expr:
@@ -233,10 +243,7 @@ def _recorded(text: str, entry: Entry) -> str | None:
 
 
 def _nothing_beside(text: str, entry: Entry) -> str | None:
-    """Refuse the recorded answer with words around it that it does not have: `not 5`, `5 or 6`.
-
-    For generators without a rule of their own, some of which search the text for the answer.
-    """
+    """Refuse the recorded answer with words around it that it does not have: `not 5`, `5 or 6`."""
     gold = str(entry.get("answer") or "").strip()
     if not gold or gold not in text:
         return None

@@ -6,7 +6,10 @@ import re
 from typing import NamedTuple
 
 # An escaped brace, `\{`, opens nothing; `\\` escapes no brace, unless a command begins in it.
-_TOKEN = re.compile(r"(\\(?:boxed|fbox)\s*\{)|\\\\(?!(?:boxed|fbox)\s*\{)|\\[{}]|([{}])")
+_TOKEN = re.compile(r"(\\(?:boxed|fbox)\s*\{)|\\\\(?!(?:boxed|fbox)\s*\{)|\\[{}]|({)|(})")
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+# Without any brace inside. If no other brace opens, these are all boxes.
+_PLAIN = re.compile(r"\\boxed\{([^{}\\]*)\}")
 
 
 class Box(NamedTuple):
@@ -22,26 +25,31 @@ class Box(NamedTuple):
 
 def find_boxes(reply: str) -> list[Box]:
     """Return all boxes, in the order in which they open."""
-    if "boxed" not in reply and "fbox" not in reply:
+    first = _BOX.search(reply)
+    if first is None:
         return []
-    boxes: list[Box] = []
-    # Places in `boxes` of those that are open, None for a brace of another kind.
-    opened: list[int | None] = []
-    for token in _TOKEN.finditer(reply):
-        if token[1]:
-            opened.append(len(boxes))
-            boxes.append(Box(token.start(), token.end(), None))
-        elif token[2] == "{":
-            opened.append(None)
-        elif token[2] == "}" and opened:
-            place = opened.pop()
-            if place is not None:
-                boxes[place] = boxes[place]._replace(end=token.start())
-    return boxes
+    places: list[tuple[int, int]] = []
+    ends: dict[int, int] = {}
+    # Numbers of the boxes that are open, -1 for a brace of another kind.
+    opened: list[int] = []
+    # What is open before the first box closes none.
+    for token in _TOKEN.finditer(reply, first.start()):
+        kind = token.lastindex
+        if kind == 1:
+            opened.append(len(places))
+            places.append(token.span())
+        elif kind == 2:
+            opened.append(-1)
+        elif kind == 3 and opened:
+            ends[opened.pop()] = token.start()
+    return [Box(begin, start, ends.get(place)) for place, (begin, start) in enumerate(places)]
 
 
 def boxed_texts(reply: str) -> list[str]:
     """Return the contents of all boxes that are closed, in the order in which they open."""
+    plain = _PLAIN.findall(reply)
+    if len(plain) == reply.count("{"):
+        return plain
     return [reply[box.start : box.end] for box in find_boxes(reply) if box.end is not None]
 
 
@@ -49,9 +57,10 @@ def closing_brace(text: str, start: int) -> int | None:
     """Return the place of the brace that closes one opened before `start`, None if none does."""
     depth = 1
     for token in _TOKEN.finditer(text, start):
-        if token[1] or token[2] == "{":
+        kind = token.lastindex
+        if kind in (1, 2):
             depth += 1
-        elif token[2] == "}":
+        elif kind == 3:
             depth -= 1
             if not depth:
                 return token.end() - 1

@@ -14,6 +14,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 from gem.errors import DataError
@@ -34,6 +35,9 @@ _MARKS = re.compile(
     r"|(?P<between>(?<=\d)[^\w\s]+(?=\d))"
     rf"|{_ASCII_MARK.pattern}"
 )
+# Without one of these, no mark is kept.
+_AT_NUMBERS = re.compile(r"[#+-]|[.$£€]\d|\d[^\w\s]+\d")
+_DELETED = str.maketrans("", "", string.punctuation)
 _MINUS = re.compile(r"(?<![\w)\].%-])[\u2010-\u2015\ufe58\ufe63\uff0d](?=[$£€]?\.?\d)|\u2212")
 _VULGAR = re.compile(r"(?<=\d)(?=[¼-¾⅐-⅞])")
 # Other numbers, such as 007, are names.
@@ -54,7 +58,7 @@ def grade(prediction: str | None, gold: Gold) -> Verdict:
         DataError: The gold is not a string or a non-empty sequence of strings.
     """
     began = time.perf_counter()
-    expected = {_compared(text) for text in _readings(gold)} - {""}
+    expected = {_expected(text) for text in _readings(gold)} - {""}
     if not isinstance(prediction, str):
         return Verdict(False, "no answer", time.perf_counter() - began, 0.0)
     answers = [_compared(reading) for reading in readings(prediction)]
@@ -90,6 +94,9 @@ def normalise(text: str) -> str:
     Punctuation that changes an answer stays: see the module. A text of punctuation or articles
     alone keeps them.
     """
+    if text.isascii() and not _ASCII_MARK.search(text):
+        words = " ".join(text.casefold().split())
+        return " ".join(_ARTICLES.sub(" ", words).split()) or words
     text = visible(text)
     while True:
         shorter = _shortened(text)
@@ -110,7 +117,11 @@ def _shortened(text: str) -> str:
             if not unicodedata.combining(c)
         )
     folded = " ".join(text.casefold().split())
-    words = _MARKS.sub(_mark, _THOUSANDS.sub(lambda found: found[0].replace(",", ""), folded))
+    if _AT_NUMBERS.search(folded):
+        words = _THOUSANDS.sub(lambda found: found[0].replace(",", ""), folded)
+        words = _MARKS.sub(_mark, words)
+    else:
+        words = folded.translate(_DELETED)
     if not words.isascii():
         words = "".join(c for c in words if c.isascii() or unicodedata.category(c)[0] != "P")
     words = " ".join(words.split()) or folded
@@ -125,6 +136,10 @@ def _compared(text: str) -> str | Decimal:
     """Return what two equal answers have in common: a number, or the normalised text."""
     words = normalise(text)
     return Decimal(words) if _NUMBER.fullmatch(words) else words
+
+
+# Many answers are compared with one gold.
+_expected = lru_cache(maxsize=4096)(_compared)
 
 
 def _readings(gold: Any) -> list[str]:

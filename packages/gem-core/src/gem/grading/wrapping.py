@@ -23,6 +23,7 @@ _PAIRS = (
     *(("**", "**"), ("__", "__"), ("*", "*"), ("```", "```"), ("`", "`")),
     *(('"', '"'), ("'", "'"), ("“", "”"), ("‘", "’"), ("«", "»"), ("„", "“")),
 )
+_OPENING = frozenset({begin[0] for begin, _ in _PAIRS} | {"\\"})
 _ESCAPED = re.compile(r"\\([_%#&${}])")
 # Invisible, but not of the category Cf: the grapheme joiner, the variation selectors, and the
 # Mongolian separators.
@@ -72,6 +73,8 @@ def readings(text: str) -> tuple[str, ...]:
     be written in no other way inside `\text`. A grader that takes any of them takes the text.
     """
     text = text.strip()
+    if text.isascii() and not _may_be_wrapped(text) and "\\" not in text:
+        return (text,)
     found = {text: None, visible(text).strip(): None}
     for _ in range(_MOST_LAYERS):
         inner = _inner(next(reversed(found)))
@@ -82,8 +85,14 @@ def readings(text: str) -> tuple[str, ...]:
     return tuple(found)
 
 
+def _may_be_wrapped(text: str) -> bool:
+    return text[:1] in _OPENING or text[-1:] == "."
+
+
 def _inner(text: str) -> str | None:
     """Return a text without its outermost layer, None if it has none; never an empty text."""
+    if not _may_be_wrapped(text):
+        return None
     command = _COMMAND.match(text)
     if command is not None:
         end = closing_brace(text, command.end())

@@ -149,7 +149,10 @@ class Game(Env, Generic[Move]):
 
     def _last_move(self, action: str) -> Move | None:
         for content in reversed(boxed_texts(action)):
-            for reading in readings(content):
+            move = self._parse(content.strip())
+            if move is not None:
+                return move
+            for reading in readings(content)[1:]:
                 move = self._parse(reading)
                 if move is not None:
                     return move
