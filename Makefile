@@ -160,6 +160,7 @@ nightly: $(TRAINER_ENVS) ## What is slow and stable: rounding, small models made
 nightly-own: env-dev
 	$(DEV) $(PYTEST) -m "nightly or slow" tests/conformance/test_noise.py tests/conformance/test_correction.py \
 	  tests/conformance/test_executors.py tests/cpu
+	$(DEV) $(PYTEST) -rP -m nightly tests/core/test_wrapped_answers.py tests/core/test_reasoning_gym_rules.py
 nightly-trainers: $(TRAINER_ENVS)
 	$(DEV) $(PYTEST) -n 2 --dist load -m nightly tests/conformance/test_trainers.py
 nightly-learn: env-dev

@@ -139,7 +139,7 @@ def _boxed_in_tag(reply: str) -> str | None:
 BOXED = AnswerFormat(
     "boxed", "After thinking, give your final answer inside \\boxed{}.", _boxed, "\\boxed{{}}"
 )
-r"""The last `\boxed{...}` that holds something is the answer; there is none if the last box is open.
+r"""The last `\boxed{...}` that holds something is the answer; none if the last box is not closed.
 
 Boxes side by side, or joined by commas, `and`, `or` and the like, are one answer, a list:
 `\boxed{1} or \boxed{2}` is `1, 2`.

@@ -80,7 +80,9 @@ def check_guesses(subject: Subject) -> str:
     luckiest = max(lucky, key=lambda text: lucky[text], default="")
     floor = ""
     if luckiest and lucky[luckiest] > max(most, MIN_FLOOR_MARGIN):
-        floor = f"; the constant {luckiest:.60} is right by luck in {lucky[luckiest]:.2f} of the items"
+        floor = (
+            f"; the constant {luckiest:.60} is right by luck in {lucky[luckiest]:.2f} of the items"
+        )
     return f"{tried} answers that solve nothing earn at most {most:.2f}{floor}"
 
 
