@@ -133,7 +133,8 @@ class ReasoningGymEnv(SingleTurnEnv):
             paid = score if solved or self.partial_credit else 0.0
             if best is None or paid > best.score:
                 best = Grade(score == 1.0, paid, reason)
-            if best.correct:
+            # Of a text whose scoring does not end, a part would hardly be scored sooner.
+            if best.correct or reason in ("timeout", "crash"):
                 break
         assert best is not None
         return best

@@ -165,7 +165,7 @@ class Episode:
                 raise RolloutError(f"sampler returned {n} tokens of {most} allowed")
             if sample.logprobs is not None and len(sample.logprobs) != n:
                 raise RolloutError(f"sampler returned {n} tokens, {len(sample.logprobs)} log-probs")
-            _check_logprobs(sample.logprobs or ())
+            check_logprobs(sample.logprobs or ())
         self._sample, self._asked, self.request = sample, self.request, None
         with boundary("template"):
             self._reply = self._chat.read(sample.token_ids)
@@ -254,7 +254,12 @@ class Episode:
             self.trajectory.drift = self._context.finish(None if responded else self._reply)
 
 
-def _check_logprobs(logprobs: Sequence[float]) -> None:
+def check_logprobs(logprobs: Sequence[float]) -> None:
+    """Check the log-probabilities of sampled tokens.
+
+    Raises:
+        RolloutError: One of them is not finite, or above 0 by more than rounding (0.001).
+    """
     for place, value in enumerate(logprobs):
         try:
             # False for NaN, too.

@@ -20,8 +20,8 @@ from gem.tools.base import printable
 SAMPLE = "sample"
 """Name of the corpus that ships with the package."""
 
-# Chinese, Japanese, Thai, Lao, Khmer and Burmese put no spaces between words; Korean joins particles
-# to them.
+# Chinese, Japanese, Thai, Lao, Khmer and Burmese put no spaces between words, and Korean joins
+# particles to them.
 _SPACELESS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
 _WORD = re.compile(rf"[{_SPACELESS}]|[^\W{_SPACELESS}]+")
 _INITIALS = re.compile(r"\b(?:[^\W\d_]\.){2,}(?:[^\W\d_]\b)?")
