@@ -6,7 +6,9 @@ answers set in `\text{}`, in `$ $`, in quotes and so on: every step pays what it
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -160,6 +162,14 @@ def test_wrapped_answers_earn_what_plain_ones_earn_in_every_id() -> None:
         print(f"left out, {reason}: {', '.join(ids)}")
     assert not differing, "\n".join(differing[:40])
     assert counts["ids"] >= 190
+
+
+def test_no_environment_has_a_way_of_its_own_to_find_boxes() -> None:
+    folder = Path(gem.__file__).parent / "envs"
+    # The command in a regular expression, not in a text.
+    finding = re.compile(r"\\\\(?:\(\?:)?f?box(?:ed)?[^\n]*(?:\\\{|\[\^)")
+    for path in folder.rglob("*.py"):
+        assert not finding.search(path.read_text(encoding="utf-8")), path
 
 
 @pytest.mark.parametrize("character", INVISIBLE, ids=lambda c: f"U+{ord(c):04X}")

@@ -54,7 +54,7 @@ class QaEnv(DatasetEnv):
         golds = [_words(gold) for gold in (value if isinstance(value, list) else [value])]
         words = [gold for gold in golds if gold is not None]
         # What nobody sees is no answer; beside others it does no harm.
-        told = [gold for gold in words if grader.normalise(gold)]
+        told = [gold for gold in words if gold[:1].isalnum() or grader.normalise(gold)]
         if len(words) < len(golds) or not told:
             raise self._fault(self.answer_column, f"{value!r:.200} is no answer")
         return told
