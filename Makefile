@@ -147,7 +147,8 @@ conformance: $(TRAINER_ENVS) ## Run reference and real trainers, compare them (l
 .PHONY: learn
 learn: env-dev ## Four cheap learning curves end where the recorded ones did
 	$(DEV) $(PYTEST) -rP -n 2 --dist load tests/learn -m "not nightly"
-NIGHTLY := nightly-own nightly-trainers nightly-learn nightly-adapters nightly-perturbed conformance-breaks real-model \
+NIGHTLY := nightly-own nightly-trainers nightly-learn nightly-adapters nightly-perturbed \
+  conformance-breaks real-model \
   e2e e2e-resume e2e-tools e2e-openenv e2e-eval e2e-openrlhf e2e-oat e2e-tinker e2e-rl2 e2e-trl
 .PHONY: $(filter nightly-%,$(NIGHTLY))
 # As in .ci/run: a test that failed runs once more, and the list at the end of a stage names it (RERUN).
@@ -160,7 +161,7 @@ nightly: $(TRAINER_ENVS) ## What is slow and stable: rounding, small models made
 nightly-own: env-dev
 	$(DEV) $(PYTEST) -m "nightly or slow" tests/conformance/test_noise.py tests/conformance/test_correction.py \
 	  tests/conformance/test_executors.py tests/cpu
-	$(DEV) $(PYTEST) -m nightly tests/core tests/bench tests/eval tests/packages
+	$(DEV) $(PYTEST) -rP -m nightly tests/core tests/bench tests/eval tests/packages
 nightly-trainers: $(TRAINER_ENVS)
 	$(DEV) $(PYTEST) -n 2 --dist load -m nightly tests/conformance/test_trainers.py
 nightly-learn: env-dev

@@ -45,6 +45,7 @@ MODULES = (
     "gem.grading.code",
     "gem.grading.qa",
     "gem.grading.formats",
+    "gem.grading.wrapping",
     "gem.testing",
     "gem.testing.conformance",
     "gem.experiment",

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import gem
 from gem import registry
-from gem.core import Env, Wrapper
+from gem.core import Env, Info, Wrapper
 from gem.errors import (
     ConfigurationError,
     ResetNeededError,
@@ -104,6 +104,28 @@ def test_random_actions_do_not_change_the_episode() -> None:
     b.reset(seed=3)
     b.sample_random_action()
     assert throws(a) == throws(b)
+
+
+def test_an_environment_need_not_call_the_constructor_above_it() -> None:
+    class Plain(gem.Env):
+        def __init__(self) -> None:
+            self.number = 0
+
+        def reset(self, seed: int | None = None, **options: Any) -> tuple[str, Info]:
+            super().reset(seed=seed)
+            self.number = self.rng.randrange(10**9)
+            return str(self.number), {}
+
+        def step(self, action: str) -> Any:
+            return "", 0.0, True, False, {}
+
+    env, other = Plain(), Plain()
+    with pytest.raises(ResetNeededError):
+        _ = env.rng
+    env.reset()
+    other.seek(*env.episode_key)
+    assert other.reset() == (str(env.number), {})
+    assert env.spawn(same_state=True).reset() == other.reset()
 
 
 def test_use_before_reset_says_so() -> None:

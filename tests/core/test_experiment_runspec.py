@@ -31,6 +31,8 @@ SPEC: dict[str, Any] = {
     "eval": [{"name": "same", "id": "game:GuessTheNumber-v0-easy"}],
 }
 
+RECIPE = Path(__file__).parents[2] / "recipes" / "guess-easy.toml"
+
 
 def changed(path: str, value: Any) -> dict[str, Any]:
     data = copy.deepcopy(SPEC)
@@ -229,9 +231,17 @@ def test_a_missing_adapter_says_how_to_install_it() -> None:
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.parametrize("suffix", [".toml", ".json"])
+def test_a_byte_order_mark_is_no_part_of_a_spec(tmp_path: Path, suffix: str) -> None:
+    spec = RunSpec.read(RECIPE)
+    path = tmp_path / f"spec{suffix}"
+    text = RECIPE.read_text() if suffix == ".toml" else json.dumps(spec.to_mapping())
+    path.write_text(text, encoding="utf-8-sig")
+    assert RunSpec.read(path) == spec
+
+
 def test_a_spec_is_read_from_toml_or_json(tmp_path: Path) -> None:
-    recipe = Path(__file__).parents[2] / "recipes" / "guess-easy.toml"
-    spec = RunSpec.read(recipe)
+    spec = RunSpec.read(RECIPE)
     path = tmp_path / "spec.json"
     path.write_text(json.dumps(spec.to_mapping()))
     assert RunSpec.read(path) == spec

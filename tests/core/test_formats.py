@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pickle
+import re
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gem.grading.braces import boxed_texts
 from gem.grading.formats import (
     ANSWER_TAG,
     ANSWER_TAG_BOXED,
@@ -88,8 +90,14 @@ def test_formats_can_be_pickled(form: AnswerFormat) -> None:
         # An escaped brace is no brace.
         (r"\boxed{[0,1\}}", r"[0,1\}"),
         (r"\boxed{}", ""),
-        (r"\boxed{6}\boxed{}", ""),
-        (r"\boxed{6} or \boxed{ }", ""),
+        # A box with nothing in it is talk about boxes.
+        (r"\boxed{6}\boxed{}", "6"),
+        (r"\boxed{6} or \boxed{ }", "6"),
+        (r"\boxed{192} (I was asked to use \boxed{})", "192"),
+        (r"\boxed{192}, in the form \boxed{...} as asked", "192"),
+        (r"\boxed{1} or \boxed{2} in \boxed{\dots}", "1, 2"),
+        (r"\boxed{} in \boxed{...}", "..."),
+        (r"\boxed{6} \boxed{} \boxed{7", None),
         (r"\boxed{}\boxed{6}", "6"),
         ("\\boxed{a\nb}", "a\nb"),
         # The last one counts, even when it is left open.
@@ -124,6 +132,8 @@ def test_the_last_fenced_block_is_the_program(reply: str, program: str | None) -
         (ANSWER_TAG, "<answer>a</answer><answer> b </answer>", "b"),
         (ANSWER_TAG, "<answer>a</answer><answer>b", "a"),
         (ANSWER_TAG, "a</answer>", None),
+        (ANSWER_TAG, "<answer>a</answer> inside <answer> </answer>", "a"),
+        (ANSWER_TAG, "<answer></answer> <answer>...</answer>", "..."),
         (THINK_BOXED, r"x \boxed{1} </think> \boxed{2}", "2"),
         (THINK_BOXED, r"\boxed{2}", None),
         (THINK_BOXED, r"</think></think> \boxed{2}", None),
@@ -160,6 +170,32 @@ def test_tags_and_thinking_are_told_apart(
 )
 def test_boxes_that_are_joined_are_one_answer(reply: str, answer: str | None) -> None:
     assert BOXED.extract(reply) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (r"\boxed{A} then \boxed{B}", ["A", "B"]),
+        (r"\boxed{f{x}{y}}", ["f{x}{y}"]),
+        (r"\boxed{a\boxed{b}}", [r"a\boxed{b}", "b"]),
+        (r"\boxed{open", []),
+        (r"}} \boxed{A} {", ["A"]),
+        (r"{\boxed{A}", ["A"]),
+        (r"\boxed{\{1,2\}}", [r"\{1,2\}"]),
+        (r"\\boxed{1}", ["1"]),
+        (r"\boxed{a \\}", [r"a \\"]),
+    ],
+)
+def test_boxes_are_balanced(text: str, expected: list[str]) -> None:
+    assert boxed_texts(text) == expected
+
+
+@given(st.text("{}\\boxed a", max_size=60))
+def test_the_braces_in_a_box_match(text: str) -> None:
+    for content in boxed_texts(text):
+        assert f"\\boxed{{{content}}}" in text
+        bare = re.sub(r"\\\\(?!boxed\s*\{)|\\[{}]", "", content)
+        assert bare.count("{") == bare.count("}")
 
 
 def test_several_boxes_are_no_hedge() -> None:

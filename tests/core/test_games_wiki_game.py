@@ -15,8 +15,9 @@ from wiki import go
 
 import gem
 from gem.envs.games.wiki_backends import Graph, GraphBackend, graph
-from gem.envs.games.wiki_game import WikiGame, balanced_boxes, shortened
+from gem.envs.games.wiki_game import WikiGame, shortened
 from gem.errors import ConfigurationError, DataError
+from gem.grading.braces import boxed_texts
 from gem.testing.describing import parameters
 
 IDS = [f"game:WikiGame-v0{suffix}" for suffix in ("", "-easy", "-hard")]
@@ -159,28 +160,6 @@ def test_summaries_are_cut_in_the_unit_asked_for(length: int, unit: str, expecte
     assert shortened("One two. Three four! Five", length, unit) == expected
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (r"\boxed{A} then \boxed{B}", ["A", "B"]),
-        (r"\boxed{f{x}{y}}", ["f{x}{y}"]),
-        (r"\boxed{a\boxed{b}}", [r"a\boxed{b}", "b"]),
-        (r"\boxed{open", []),
-        (r"}} \boxed{A} {", ["A"]),
-        (r"{\boxed{A}", ["A"]),
-    ],
-)
-def test_boxes_are_balanced(text: str, expected: list[str]) -> None:
-    assert balanced_boxes(text) == expected
-
-
-@given(st.text("{}\\boxed a", max_size=60))
-def test_what_is_in_a_box_has_as_many_opening_as_closing_braces(text: str) -> None:
-    for content in balanced_boxes(text):
-        assert content.count("{") == content.count("}")
-        assert f"\\boxed{{{content}}}" in text
-
-
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_text_without_a_box_costs_a_turn_and_does_not_end_the_game(
     small: str, variant: str
@@ -207,7 +186,7 @@ def test_a_title_that_is_no_link_is_invalid_and_near_ones_are_named(
 @given(st.text("{}\\boxed a", max_size=40), st.sampled_from(["", "\\boxed{b}", "\\boxed{ }"]))
 def test_the_last_closed_box_with_something_in_it_is_the_move(before: str, after: str) -> None:
     text = before + after
-    contents = [" ".join(content.split()) for content in balanced_boxes(text)]
+    contents = [" ".join(content.split()) for content in boxed_texts(text)]
     expected = next((content for content in reversed(contents) if content), None)
     assert WikiGame()._last_move(text) == expected
 

@@ -185,6 +185,33 @@ class Premises(Task):
         return float(answer.strip("()").split(" ∧ ") == [f"{n} is odd" for n in self.numbers[:2]])
 
 
+class Conclusion(Task):
+    """Any letter in the list follows; `Q` is there in a third of the items."""
+
+    always = False
+
+    def _observe(self) -> Observation:
+        return self._asked(f"Name one of these: {' '.join(sorted(self._letters()))}")
+
+    def _letters(self) -> set[str]:
+        return {"WVQ"[self.index % 3], *("XYZ" if not self.always else "Q")}
+
+    def _recorded_answer(self) -> str:
+        raise NotImplementedError
+
+    def _score(self, answer: str) -> float:
+        return float(answer in self._letters())
+
+    def _random_answer(self) -> str:
+        return "W"
+
+
+class EveryConclusion(Conclusion):
+    """`Q` is always there."""
+
+    always = True
+
+
 def result(env: Callable[..., Any], **params: Any) -> tuple[str, str]:
     report = check_env(env, only=["guesses"], cpu_s=60.0, **params)
     assert report.results[0].status == "passed", report
@@ -219,6 +246,14 @@ def test_a_scorer_that_pays_for_nothing_is_accused(env: Callable[..., Any], how:
     assert re.search(how, detail), detail
 
 
+def test_a_constant_that_is_right_by_luck_is_the_floor_and_no_fault_below_one_half() -> None:
+    status, detail = result(Conclusion)
+    assert status == "passed", detail
+    assert re.search("the constant 'Q' is right by luck in 0.[23][0-9] of the items", detail)
+    status, detail = result(EveryConclusion)
+    assert (status, "the lucky constant 'Q'" in detail) == ("failed", True), detail
+
+
 def test_the_verdict_is_the_same_twice() -> None:
     assert result(Prefix) == result(Prefix)
 
@@ -228,6 +263,13 @@ def test_the_verdict_is_the_same_twice() -> None:
 def test_shares_for_wrong_answers_are_accused_and_not_paid_unless_asked_for(name: str) -> None:
     assert result(ReasoningGymEnv, name=name)[0] == "passed"
     assert result(ReasoningGymEnv, name=name, partial_credit=True)[0] == "failed"
+
+
+@pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="needs the extra reasoning-gym")
+def test_the_floor_of_a_generator_with_many_right_answers_is_said() -> None:
+    status, detail = result(ReasoningGymEnv, name="propositional_logic")
+    assert status == "passed", detail
+    assert re.search("the constant .* is right by luck in 0.[1234][0-9] of the items", detail)
 
 
 def test_environments_of_several_turns_are_left_out() -> None:

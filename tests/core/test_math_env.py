@@ -76,6 +76,33 @@ def test_a_gold_of_another_kind_is_an_error_of_the_data(gold: Any) -> None:
         graded(gold, "1")
 
 
+@pytest.mark.parametrize(
+    ("gold", "what"),
+    [
+        *[(gold, "has an empty answer") for gold in ("", " ", "$ $", "\u200b", ["5", "$$"])],
+        *[(gold, "nobody can give the answer") for gold in ("}", "1}{2", "\\boxed{", ["}", "{"])],
+    ],
+)
+def test_an_answer_that_nobody_can_give_is_an_error_of_the_data_when_it_is_loaded(
+    gold: Any, what: str
+) -> None:
+    rows = [{"problem": "?", "answer": "1"}] * 3 + [{"problem": "?", "answer": gold}]
+    with pytest.raises(DataError, match=f"row 3, column 'answer': .*{what}"):
+        MathEnv(rows).reset(idx=0)
+
+
+def test_one_of_several_answers_that_can_be_given_is_enough() -> None:
+    env = MathEnv([{"problem": "?", "answer": ["}", "5"]}])
+    env.reset()
+    assert env.step("\\boxed{5}")[1] == 1.0
+
+
+def test_an_answer_that_the_grader_does_not_take_is_an_error_before_it_is_shown() -> None:
+    env = MathEnv([{"problem": "?", "answer": "x" * 3}, {"problem": "?", "answer": "\\text{ . }"}])
+    with pytest.raises(DataError, match="row 1, column 'answer': "):
+        env.reset(idx=1)
+
+
 @pytest.mark.parametrize("name", ["arithmetic", "gsm8k", "math", "geometry"])
 def test_every_sampled_answer_is_graded_right_and_a_guess_wrong(name: str) -> None:
     make = MathVisualEnv if name == "geometry" else MathEnv

@@ -39,7 +39,7 @@ def test_the_last_tag_counts() -> None:
     assert graded("b", "<answer>b</answer> no, <answer>a</answer>")[1] == 0.0
 
 
-@pytest.mark.parametrize("gold", [[], "", [" "], None])
+@pytest.mark.parametrize("gold", [[], "", [" "], None, "\u200b", "\u0301"])
 def test_a_row_without_an_answer_is_an_error_of_the_data(gold: Any) -> None:
     with pytest.raises(DataError, match="row 0, column 'answer': "):
         graded(gold, "<answer></answer>")
@@ -67,6 +67,27 @@ def test_the_oracle_says_a_number_as_it_is_graded() -> None:
     env = QaEnv([{"problem": "?", "answer": 4.0}])
     env.reset()
     assert env.answer == 4.0
+    assert env.step(env.oracle_action())[1] == 1.0
+
+
+@pytest.mark.parametrize("gold", ["A", "An", "the", "The The", "!!!", "+", "?", ["B", "A"]])
+def test_the_oracle_wins_with_an_answer_of_articles_or_punctuation(gold: Any) -> None:
+    env = QaEnv([{"problem": "?", "answer": gold}])
+    for recorded in gold if isinstance(gold, list) else [gold]:
+        env.reset()
+        assert env.step(f"<answer>{recorded}</answer>")[1] == 1.0
+    env.reset()
+    assert env.step(env.oracle_action())[1] == 1.0
+
+
+@pytest.mark.parametrize("gold", ["a</answer><answer>", ["a</answer> <answer>"] * 2])
+def test_an_answer_that_no_reply_can_give_is_an_error_of_the_data(gold: Any) -> None:
+    rows = [{"problem": "?", "answer": "a"}] * 3 + [{"problem": "?", "answer": gold}]
+    with pytest.raises(DataError, match="row 3, column 'answer': nobody can give .* 'answer_tag'"):
+        QaEnv(rows).reset(idx=0)
+    # In another form it can be given.
+    env = QaEnv(rows, answer_format="boxed")
+    env.reset(idx=3)
     assert env.step(env.oracle_action())[1] == 1.0
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
+import gem
 from gem.core import Env
 from gem.envs import reasoning_gym_logic as logic
 from gem.envs import reasoning_gym_rules as rules
@@ -159,9 +160,65 @@ def test_an_answer_without_a_solution_earns_nothing(
         ),
         (
             "gsm_symbolic",
-            {"answer": "70"},
-            ["70", "70.0", "$70", "70 apples", "+70"],
-            ["-70", "70 or 71", "71", "7 0", "seventy"],
+            {"answer": "70", "question": "How many red apples are there in all?"},
+            ["70", "70.0", "$70", "70 apples", "+70", "70 red apples", "70 \\text{ apples}", "70%"],
+            [
+                *("-70", "70 or 71", "71", "7 0", "seventy", "not 70", "70 is wrong"),
+                *("70, any words", "70 is not", "I think 70", "70 pears"),
+            ],
+        ),
+        (
+            "advanced_geometry",
+            {"answer": "(-8.000, 0.500)"},
+            ["(-8.000, 0.500)", "-8, 0.5", "( -8 , .5 )".replace(".5", "0.5")],
+            ["(-8.000, 0.500), any words", "(-8, 0.5), (1, 2)", "not (-8, 0.5)", "(-8, 0.5, 1)"],
+        ),
+        ("advanced_geometry", {"answer": "5.94°"}, ["5.94", "5.94°"], ["5.94° or 6°", "not 5.94°"]),
+        (
+            "fraction_simplification",
+            {"answer": "$\\frac{9}{32}$"},
+            ["$\\frac{9}{32}$", "9/32", "\\dfrac{9}{32}", "$9/32$", "9 / 32"],
+            ["\\frac{9}{32} or 1", "\\frac{9}{32} is wrong", "not 9/32", "9/32, 1/2"],
+        ),
+        (
+            "kakurasu",
+            {"answer": "0 1\n1 0"},
+            ["0 1\n1 0", "01\n10", "[[0, 1],\n[1, 0]]"],
+            ["not 0 1\n1 0", "0 1\n1 0 or so", "0 1\n1 2"],
+        ),
+        (
+            "knights_knaves",
+            {"answer": "Riley is an egoist, and Lily is a sage."},
+            ["Lily is a sage and Riley is an egoist", "Riley egoist, Lily sage"],
+            ["not Lily is a sage and Riley is an egoist", "I think Riley egoist, Lily sage"],
+        ),
+        ("polynomial_equations", {"answer": "-0.5, 1.0"}, ["-0.5, 1", "1.0,-.5"], ["-0.5, 1, or"]),
+        ("polynomial_equations", {"answer": ""}, ["no real solutions", "[]"], [""]),
+        (
+            "quantum_lock",
+            {"answer": "C → B"},
+            ["C → B", "C, B", "cb", '["C", "B"]', "C -> B"],
+            ["not C → B", "C → B or so"],
+        ),
+        ("survo", {"answer": "6 4\n10 2"}, ["6 4\n10 2"], ["not 6 4\n10 2", "6 4\n10 2 so"]),
+        (
+            "time_intervals",
+            {"answer": "46 days"},
+            ["46 days", "46", "1 day"],
+            ["46 days, any", "46 days or 45", "46 is wrong", "46 days, 00:00"],
+        ),
+        ("time_intervals", {"answer": "05:31:54.489"}, ["05:31:54.489", "5:31"], ["05:31 or 1"]),
+        (
+            "time_intervals",
+            {"answer": "40 days, 01:00"},
+            ["40 days, 01:00", "40 days,1:00:00"],
+            ["40 days, 01:00, any", "40 days"],
+        ),
+        (
+            "word_sorting",
+            {"answer": "bore, danger"},
+            ["bore, danger", "bore,danger"],
+            ["bore, danger, any words", "bore danger"],
         ),
         (
             "boxnet",
@@ -194,6 +251,66 @@ def test_a_rule_lets_right_answers_through_and_refuses_wrong_ones(
 ) -> None:
     assert {text: rules.refusal(name, text, entry) for text in right} == dict.fromkeys(right)
     assert [text for text in wrong if rules.refusal(name, text, entry) is None] == []
+
+
+AROUND_THE_ANSWER = (
+    *("{right}, any words", "{right} or {wrong}", "{wrong} or {right}", "{right}, {wrong}"),
+    *("{wrong}, {right}", "{right}\n{wrong}", "not {right}", "{right} is wrong"),
+    *("I think {right}", "it is {right}, no?", "{right} ({wrong})"),
+)
+SEARCHED = (
+    *("advanced_geometry", "fraction_simplification", "gsm_symbolic", "kakurasu"),
+    *("knights_knaves", "polynomial_equations", "quantum_lock", "survo", "time_intervals"),
+    *("word_sorting", "spell_backward"),
+)
+# More moves after those that solve it are another solution.
+MOVES = ("jugs", "quantum_lock", "rubiks_cube", "rush_hour", "sokoban")
+
+
+def paid_beside(name: str, items: int) -> list[str]:
+    """Return the answers with more than the right one in them that a generator pays for."""
+    env, golds = gem.make(f"rg:{name}"), dict[int, str]()
+    for idx in range(items):
+        env.reset(idx=idx)
+        try:
+            golds[idx] = recorded(env)
+        except NotImplementedError:
+            continue
+    paid_for = []
+    for idx, right in golds.items():
+        others = (gold for gold in golds.values() if gold not in right and right not in gold)
+        wrong = next(others, None)
+        for around in AROUND_THE_ANSWER:
+            two = "{wrong}" in around
+            if two and (wrong is None or name in MOVES):
+                continue
+            answer = around.replace("{right}", right).replace("{wrong}", wrong or "")
+            env.reset(idx=idx)
+            if env.step(f"\\boxed{{{answer}}}")[1] > 0:
+                paid_for.append(f"{name}, item {idx}: {answer!r:.100}")
+    return paid_for
+
+
+def test_words_around_the_recorded_answer_are_more_than_the_answer() -> None:
+    entry = {"answer": "Monday 5"}
+    for text in ("Monday 5", "on the 5", " Monday 5.", "Monday 5!", "(Monday 5)", "x = Monday 5"):
+        assert not rules.more_than_right("calendar_arithmetic", text, entry), text
+    for text in ("not Monday 5", "Monday 5 or so", "Monday 5 is wrong", "Monday 5, I think"):
+        assert rules.more_than_right("calendar_arithmetic", text, entry), text
+
+
+@pytest.mark.parametrize("name", SEARCHED)
+def test_nothing_beside_the_right_answer_is_paid(name: str) -> None:
+    assert paid_beside(name, 4) == []
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_no_generator_pays_for_more_than_the_right_answer() -> None:
+    names = [id.removeprefix("rg:") for id in gem.list_envs("rg:")]
+    paid_for = [line for name in names for line in paid_beside(name, 8)]
+    print(f"{len(names)} generators, {len(AROUND_THE_ANSWER)} answers to each of 8 items")
+    assert paid_for == []
 
 
 @pytest.mark.parametrize(

@@ -239,6 +239,30 @@ def test_what_the_sampler_raises_says_that_the_engine_failed(
     assert cause_of(caught.value) == "engine"
 
 
+_NAN, _INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize("driver", ["batch", "async"])
+@pytest.mark.parametrize("value", [_NAN, -_INF, _INF, 5.0, 0.01, None, "-0.5"])
+def test_what_is_no_log_probability_never_reaches_training(
+    small_tokenizer: Any, driver: str, value: Any
+) -> None:
+    expected = rf"log-probability {value!r} for token 2 of 3"
+    with pytest.raises(RolloutError, match=expected) as caught:
+        drive(driver, small_tokenizer, lambda task: Echo(), logprobs=[-0.1, value, -0.2])
+    assert cause_of(caught.value) == "engine"
+
+
+@pytest.mark.parametrize("driver", ["batch", "async"])
+def test_log_probabilities_are_kept_as_the_engine_reports_them(
+    small_tokenizer: Any, driver: str
+) -> None:
+    # A greedy engine reports 0, and rounding may make that a little more.
+    logprobs = [0.0, 1e-6, -1e30]
+    trajectory = drive(driver, small_tokenizer, lambda task: Echo(), logprobs=logprobs)
+    assert [turn.logprobs for turn in trajectory.turns] == [logprobs] * 3
+
+
 @pytest.mark.parametrize("driver", ["batch", "async"])
 def test_a_hanging_environment_is_given_up(small_tokenizer: Any, driver: str) -> None:
     release = threading.Event()

@@ -111,15 +111,47 @@ def test_leaving_out_a_write_fails() -> None:
 
 
 def test_a_forbidden_wish_needs_the_words_of_refusal() -> None:
-    env = gem.make("tau:RetailGen-v0", intents="refuse", max_intents=1)
+    env: Any = gem.make("tau:RetailGen-v0", intents="refuse", max_intents=1)
     for seed in range(10):
         env.reset(seed=seed)
+        while "cannot do" not in env.oracle_action():
+            env.step(env.oracle_action())
         state = env.snapshot()
         _, reward, terminated, _, _ = env.step(f"Sorry, {REFUSAL.lower()}.")
         assert terminated and reward == 1.0
         env.restore(state)
         env.step("No.")
         assert env.step(NOTHING)[1] == 0.0
+
+
+@pytest.mark.parametrize("brief", [False, True])
+def test_a_refusal_counts_once_the_customer_is_found_and_an_order_is_read(brief: bool) -> None:
+    env: Any = gem.make("tau:RetailGen-v0", intents="refuse", max_intents=2, brief=brief)
+    for seed in range(20):
+        env.reset(seed=seed)
+        scene = env.unwrapped.scene
+        found = tool_call(search(scene))
+        read = tool_call(next(c for c in scene.task.actions if c.name == "get_order_details"))
+        other = tool_call(Call("get_order_details", {"order_id": a_strangers_order(scene)}))
+        for before in ((), (found,), (read,), (found, other)):
+            # Whoever said it at once may say it again, too late or not at all.
+            for again in (REFUSAL, NOTHING):
+                env.reset(seed=seed)
+                for action in (*before, REFUSAL, again, NOTHING):
+                    _, reward, terminated, _, _ = env.step(action)
+                    if terminated:
+                        break
+                assert reward == 0.0, (seed, before, again)
+        env.reset(seed=seed)
+        for action in (REFUSAL, found, read):
+            assert env.step(action)[1] == 0.0
+        assert env.step(REFUSAL)[1] == 1.0
+
+
+def a_strangers_order(scene: Any) -> str:
+    """Return an order of another customer."""
+    orders = database()["orders"].items()
+    return next(key for key, order in orders if order["user_id"] != scene.gold.user_id)
 
 
 def test_the_first_call_is_paid_once_and_by_how_right_it_is() -> None:

@@ -124,6 +124,24 @@ def test_the_index_ranks_by_bm25(texts: list[list[str]], query: list[str], topk:
         assert [hit.text for hit in hits] == [passages[number] for number, _ in expected]
 
 
+@pytest.mark.parametrize(
+    ("passage", "query"),
+    [
+        ("A café in São Paulo", "cafe sao"),
+        ("A cafe in Sao Paulo", "CAFÉ"),
+        ("The U.S.A. are a country", "USA"),
+        ("The USA are a country", "U.S.A."),
+        ("Made in the u.s. of old", "US U.S"),
+        ("日本の首都は東京です", "首都"),
+        ("대한민국의 수도는 서울이다", "수도"),
+        ("ガラス", "ガラス"),
+    ],
+)
+def test_accents_initials_and_scripts_without_spaces_are_found(passage: str, query: str) -> None:
+    rows = [{"title": "", "text": text} for text in ("another text", passage, "and one more")]
+    assert [hit.text for hit in Index(*build(rows)).search(query, 1)] == [passage]
+
+
 @pytest.mark.parametrize("topk", [1, 5, 24])
 def test_of_passages_with_equal_scores_the_earlier_ones_come_first(topk: int) -> None:
     passages = [" ".join(words) for words in itertools.permutations(WORDS[:4])]

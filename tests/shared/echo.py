@@ -82,6 +82,7 @@ def drive(
     *,
     error: Exception | None = None,
     responses: Any = ((9,),),
+    logprobs: Any = None,
     **kwargs: Any,
 ) -> Trajectory:
     sampler, chat = scripted([list(ids) for ids in responses]), ChatFormat(tokenizer)
@@ -89,6 +90,8 @@ def drive(
     def answer_all(batch: list[Request]) -> list[Sample]:
         if error is not None:
             raise error
+        if logprobs is not None:
+            return [Sample([9] * len(logprobs), list(logprobs), "stop") for _ in batch]
         return [sampler(r) for r in batch]
 
     async def answer(request: Request) -> Sample:

@@ -120,6 +120,18 @@ def test_a_policy_that_fails_is_not_taken_for_a_broken_environment(tokenizer: An
         played(group(), broken, LeaveOut())
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("-inf"), 5.0])
+def test_what_is_no_log_probability_never_reaches_training(tokenizer: Any, value: float) -> None:
+    policy = Policy(tokenizer, "a", "bc", "end")
+
+    async def broken(*args: Any, **kwargs: Any) -> Any:
+        sampled = await policy(*args, **kwargs)
+        return TokensWithLogprobs(sampled.tokens, [value, *sampled.logprobs[1:]], "stop")
+
+    with pytest.raises(RolloutError, match="log-probability"):
+        played(group(), broken, LeaveOut())
+
+
 def test_a_turn_that_is_longer_than_agreed_is_refused(tokenizer: Any) -> None:
     with pytest.raises(RolloutError, match="13 tokens of 12"):
         played(group(), Policy(tokenizer, "a" * 12))

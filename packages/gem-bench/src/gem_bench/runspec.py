@@ -79,7 +79,8 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
         ConfigurationError: It cannot be read; the message says `what` it should be.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        # Editors of Windows begin a file with a byte order mark.
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise ConfigurationError(f"no {what} at {path}") from None
     except (OSError, ValueError) as error:

@@ -105,6 +105,12 @@ class Stateful:
     _apart: ClassVar[tuple[str, ...]] = ("spec",)
     """Attributes that are not state: `snapshot` leaves them out, `restore` keeps them."""
 
+    # Of a class, too: a subclass whose `__init__` does not call this one's has no base seed.
+    _base_seed: int | None = None
+    _episode: int = -1
+    _rng: random.Random | None = None
+    _action_rng: random.Random | None = None
+
     def __init__(self, *, seed: int | None = None) -> None:
         """Set the seed of the first `reset` that is not given one.
 
@@ -113,8 +119,7 @@ class Stateful:
         """
         self._base_seed = checked_seed(seed)
         self._episode = -1
-        self._rng: random.Random | None = None
-        self._action_rng: random.Random | None = None
+        self._rng = self._action_rng = None
 
     @property
     def rng(self) -> random.Random:

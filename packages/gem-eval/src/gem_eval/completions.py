@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, ClassVar
 
-from gem.errors import ConfigurationError
-from gem.rollout import Request, Sample
+from gem.errors import ConfigurationError, RolloutError
+from gem.rollout import Request, Sample, check_logprobs
 from gem.training.sampling import EngineSampler
 from gem_eval.client import VLLM_IDS, usage_note
 from gem_eval.server import ContextOverflowError, Server
@@ -96,6 +96,10 @@ class HttpSampler(EngineSampler):
             raise ValueError(f"{len(ids)} tokens, asked for {request.max_tokens}")
         if logprobs is not None and len(logprobs) != len(ids):
             raise ValueError(f"{len(ids)} tokens with {len(logprobs)} log-probabilities")
+        try:
+            check_logprobs(logprobs or ())
+        except RolloutError as error:
+            raise ValueError(str(error)) from None
         sample = self.sample(ids, logprobs, cut=finish == "length")
         own = {"prompt_tokens": len(request.prompt_ids), "reply_tokens": len(sample.token_ids)}
         return sample, {**counts, **own, "finish_reason": finish}

@@ -27,11 +27,20 @@ from tinker_cookbook.rl import types as rl
 from tinker_cookbook.rl.rollouts import do_single_rollout
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
+from gem.blame import boundary
 from gem.errors import ConfigurationError
 from gem.executors.asynchronous import AsyncEnv
 from gem.executors.held import STEP_TIMEOUT_S, EnvFailedError
 from gem.experiment.mixtures import Tasks, parse_tasks
-from gem.rollout import Budget, ChatFormat, Episode, Prompting, Sample, together
+from gem.rollout import (
+    Budget,
+    ChatFormat,
+    Episode,
+    Prompting,
+    Sample,
+    check_logprobs,
+    together,
+)
 from gem.tasks import Task
 from gem.training import settings
 from gem.trajectory import Failure, Trajectory
@@ -173,7 +182,14 @@ class LeaveOut(rollout_strategy.RolloutStrategy):  # type: ignore[misc]
 
 
 def _played(found: rl.Trajectory, episode: Trajectory) -> Played:
-    """Join what the cookbook knows of an episode, the log-probabilities, to what GEM knows."""
+    """Join what the cookbook knows of an episode, the log-probabilities, to what GEM knows.
+
+    Raises:
+        gem.errors.RolloutError: They are none.
+    """
+    for transition in found.transitions:
+        with boundary("engine"):
+            check_logprobs(transition.ac.logprobs)
     episode.turns = [
         replace(turn, logprobs=list(transition.ac.logprobs))
         for turn, transition in zip(episode.turns, found.transitions, strict=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar
@@ -111,7 +112,7 @@ class SingleTurnEnv(Env):
             self._addressed += 1
             self.index = idx
         # An item that cannot be graded must show before a model has written anything.
-        self._verify_item()
+        self._verify_shown()
         observation = self._observe()
         self._over = False
         return observation, {"index": self.index}
@@ -129,6 +130,10 @@ class SingleTurnEnv(Env):
 
     def _verify_item(self) -> None:
         """Raise `DataError` if item `self.index` cannot be graded; need not find every fault."""
+
+    def _verify_shown(self) -> None:
+        """Raise `DataError` if item `self.index`, which is to be shown, cannot be won."""
+        self._verify_item()
 
     _endless = False
     """Whether new items follow when all `_size()` items were shown."""
@@ -327,7 +332,7 @@ class DatasetEnv(SingleTurnEnv):
         Raises:
             DataError: A row cannot be graded.
         """
-        key = type(self), self.answer_column
+        key = type(self), self.answer_column, self.answer_format
         if key in table.verified:
             return
         # Another environment: this one may be in the middle of an episode.
@@ -352,6 +357,24 @@ class DatasetEnv(SingleTurnEnv):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_loaded": None}
+
+    def _require_winner(self, answers: list[str], right: Callable[[str], bool]) -> None:
+        """Raise `DataError` if no reply can win item `self.index`.
+
+        Args:
+            answers: Recorded answers, any of which is right.
+            right: Whether an answer as it is read counts as one.
+        """
+        form = self.answer_format
+        for answer in answers:
+            # Nothing in it that a format could take for its own mark.
+            read = answer if answer.isalnum() else form.extract(form.wrap(answer))
+            if read is not None and right(read):
+                return
+        raise self._fault(
+            self.answer_column,
+            f"nobody can give the answer {answers[0]!r:.200} in the form {form.name!r}",
+        )
 
     def _size(self) -> int:
         return len(self.table)

@@ -9,6 +9,7 @@ from gem.core import ContentPart, Observation
 from gem.envs.datasets import DatasetEnv, DatasetOptions, Grade
 from gem.errors import DataError
 from gem.grading import math as grader
+from gem.grading.cleaning import clean
 from gem.grading.formats import BOXED
 from gem.parameters import extending, positive, text
 from gem.sources import Row, Source
@@ -42,7 +43,20 @@ class MathEnv(DatasetEnv):
         self.timeout_s = positive("timeout_s", timeout_s)
 
     def _verify_item(self) -> None:
-        self._gold()
+        answers = self._answers()
+        if not all(answer.isalnum() or clean(answer) for answer in answers):
+            raise self._fault(self.answer_column, f"{answers!r:.200} has an empty answer")
+        known = {answer.strip() for answer in answers}
+        self._require_winner(answers, lambda read: read in known or self._grade(read).correct)
+
+    def _verify_shown(self) -> None:
+        super()._verify_shown()
+        # Parsing the recorded answer takes longer than loading it.
+        self._require_winner(self._answers(), lambda read: self._grade(read).correct)
+
+    def _answers(self) -> list[str]:
+        gold = self._gold()
+        return [str(each) for each in (gold if isinstance(gold, list) else [gold])]
 
     def _gold(self) -> Any:
         gold = self._cell(self._row(), self.answer_column, *_GOLD_TYPES)

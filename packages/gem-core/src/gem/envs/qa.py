@@ -20,7 +20,8 @@ _GUESSES = ("Paris", "1969", "the Nile", "Albert Einstein", "water", "seven", "n
 class QaEnv(DatasetEnv):
     """Questions with short answers; 1.0 for an exact match with any recorded answer, else 0.0.
 
-    Case, punctuation, articles and accents do not count.
+    Case, accents, articles and punctuation do not count, except where they change the answer: 1.5
+    is not 15, `C#` is not `C`, and `A` is an answer. See `gem.grading.qa`.
     """
 
     guesses: tuple[str, ...] = _GUESSES
@@ -40,15 +41,23 @@ class QaEnv(DatasetEnv):
         super().__init__(source, **options)
 
     def _verify_item(self) -> None:
-        self._golds()
+        golds = self._golds()
+        known = set(golds)
+
+        def right(read: str) -> bool:
+            return read in known or grader.grade(read, golds).correct
+
+        self._require_winner(golds, right)
 
     def _golds(self) -> list[str]:
         value = self._cell(self._row(), self.answer_column, object)
         golds = [_words(gold) for gold in (value if isinstance(value, list) else [value])]
         words = [gold for gold in golds if gold is not None]
-        if len(words) < len(golds) or not any(gold.strip() for gold in words):
+        # What nobody sees is no answer; beside others it does no harm.
+        told = [gold for gold in words if gold[:1].isalnum() or grader.normalise(gold)]
+        if len(words) < len(golds) or not told:
             raise self._fault(self.answer_column, f"{value!r:.200} is no answer")
-        return words
+        return told
 
     def _grade(self, answer: str) -> Grade:
         verdict = grader.grade(answer, self._golds())

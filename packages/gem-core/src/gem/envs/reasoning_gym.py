@@ -12,6 +12,7 @@ from gem.envs import reasoning_gym_worker as worker
 from gem.envs.datasets import Grade, SingleTurnEnv, SingleTurnOptions
 from gem.errors import ConfigurationError
 from gem.grading.formats import BOXED
+from gem.grading.wrapping import readings
 from gem.parameters import extending, flag, integer, optional, positive, text
 
 if TYPE_CHECKING:
@@ -126,8 +127,17 @@ class ReasoningGymEnv(SingleTurnEnv):
     def _grade(self, answer: str) -> Grade:
         if len(answer) > _MAX_ANSWER:
             return Grade(False, 0.0, f"longer than {_MAX_ANSWER} characters")
-        score, solved, reason = worker.score(self._item(), answer, self.timeout_s)
-        return Grade(score == 1.0, score if solved or self.partial_credit else 0.0, reason)
+        best: Grade | None = None
+        for reading in readings(answer):
+            score, solved, reason = worker.score(self._item(), reading, self.timeout_s)
+            paid = score if solved or self.partial_credit else 0.0
+            if best is None or paid > best.score:
+                best = Grade(score == 1.0, paid, reason)
+            # Of a text whose scoring does not end, a part would hardly be scored sooner.
+            if best.correct or reason in ("timeout", "crash"):
+                break
+        assert best is not None
+        return best
 
     def _random_answer(self) -> str:
         return str(self.action_rng.randrange(1000))
@@ -135,6 +145,6 @@ class ReasoningGymEnv(SingleTurnEnv):
     def _recorded_answer(self) -> str:
         answer = worker.item(self._item())["answer"]
         read = self.answer_format.extract(self.answer_format.wrap(answer)) if answer else None
-        if read is None or worker.score(self._item(), read, self.timeout_s)[0] < 1.0:
+        if read is None or not self._grade(read).correct:
             raise NotImplementedError(f"{self.name}, item {self.index}: no answer is recorded")
         return str(answer)

@@ -178,6 +178,8 @@ def _score(name: str, text: str, data: Any, entry: dict[str, Any]) -> dict[str, 
         return {"score": 0.0, "solved": False, "reason": reason}
     score = min(1.0, max(0.0, score)) if math.isfinite(score) else 0.0
     solved = score >= rules.least(name)
+    if solved and rules.more_than_right(name, text, entry):
+        return {"score": 0.0, "solved": False, "reason": "more than the answer"}
     reason = "equal" if score == 1.0 else "right, in part" if solved else "different"
     return {"score": score, "solved": solved, "reason": reason}
 

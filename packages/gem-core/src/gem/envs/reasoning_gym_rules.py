@@ -1,8 +1,9 @@
 """What an answer to reasoning-gym must be before the library scores it, and what its scores mean.
 
 Some of the library's own scoring (0.1.25) pays for answers that solve nothing: `nan`, a formula
-of other numbers, a prefix of the number. `refusal` keeps such answers from it, and expressions
-whose evaluation would take forever. `least` tells the scores of a solved task from those of a
+of other numbers, a prefix of the number; or for a right answer that is taken back, `not 5`, or one
+of several, `5 or 6`. `refusal` keeps such answers from it, and expressions whose evaluation would
+take forever. `least` tells the scores of a solved task from those of a
 wrong answer.
 """
 
@@ -19,6 +20,7 @@ from fractions import Fraction
 from typing import Any
 
 from gem.envs import reasoning_gym_logic as logic
+from gem.grading.vocabulary import words
 
 Entry = Mapping[str, Any]
 Rule = Callable[[str, Entry], str | None]
@@ -90,6 +92,15 @@ def refusal(name: str, text: str, entry: Entry) -> str | None:
         return None if rule is None else rule(text, entry)
     except _UNREADABLE as error:
         return f"cannot be read ({type(error).__name__})"
+
+
+def more_than_right(name: str, text: str, entry: Entry) -> bool:
+    """Whether an answer that the library takes for right is the recorded one and more words.
+
+    Some generators search the text for the answer, so that `not 5` and `5 or 6` are right. Those
+    with a rule of their own have it say so.
+    """
+    return name not in _RULES and _nothing_beside(text, entry) is not None
 
 
 def _tree(text: str) -> ast.expr:
@@ -232,7 +243,79 @@ def _recorded(text: str, entry: Entry) -> str | None:
     return None if text.lower() == str(entry["answer"]).lower() else "different"
 
 
+def _nothing_beside(text: str, entry: Entry) -> str | None:
+    """Refuse the recorded answer with words around it that it does not have: `not 5`, `5 or 6`."""
+    gold = str(entry.get("answer") or "").strip()
+    if not gold or gold not in text:
+        return None
+    more = set(_WORD.findall(text.replace(gold, " "))) - set(_WORD.findall(gold))
+    return "more than the answer" if more else None
+
+
+def _all_of(pattern: str) -> Rule:
+    """Return a rule: why an answer is wrong that is not, as a whole, written in this way."""
+    whole = re.compile(pattern)
+    return lambda text, entry: None if whole.fullmatch(text.strip()) else "more than the answer"
+
+
+def _number_of_things(text: str, entry: Entry) -> str | None:
+    """Take one number; up to two words behind it must be the question's, for they name a unit."""
+    several = _one_number(text, entry)
+    if several is not None:
+        return several
+    found = _THINGS.fullmatch(_TEXT.sub(r" \1 ", text))
+    if found is None:
+        return "more than a number"
+    said = set(found[1].lower().split())
+    named = set(re.findall(r"[a-z]+", str(entry["question"]).lower())) - _NO_UNITS
+    return None if said <= named | _UNITS else "more than a number"
+
+
+def _as_many_words(text: str, entry: Entry) -> str | None:
+    # The library compares as many words as there are to sort.
+    return None if text.count(",") == str(entry["answer"]).count(",") else "not the given words"
+
+
+def _pair_or_number(text: str, entry: Entry) -> str | None:
+    # Of a point, the library reads what is between the first two commas.
+    pair = str(entry["answer"]).startswith("(")
+    return _PAIR(text, entry) if pair else _nothing_beside(text, entry)
+
+
+def _duration(text: str, entry: Entry) -> str | None:
+    gold = str(entry["answer"])
+    if ":" not in gold:
+        return _DAYS(text, entry)
+    return (_DAYS_AND_TIME if "day" in gold else _TIME)(text, entry)
+
+
+def _who_is_what(text: str, entry: Entry) -> str | None:
+    # The library searches for sentences of the form "A is a b".
+    known = {*_WORD.findall(str(entry["answer"]).lower()), "and", "is", "an"}
+    return None if set(_WORD.findall(text.lower())) <= known else "more than the answer"
+
+
+def _listed_numbers(text: str, entry: Entry) -> str | None:
+    # The library passes over what is no number. Where there is no solution, that is what to write.
+    for part in text.split(",") if entry["answer"] else ():
+        float(part)
+    return None
+
+
+_WORD = re.compile(r"[^\W\d_]{2,}")
+_THINGS = re.compile(r"[^\w.-]*-?\d+(?:\.\d+)?[^\w,]*((?:[A-Za-z]+(?: [A-Za-z]+)?)?)[^\w]*")
+_TEXT = re.compile(r"\\text\s*\{([^{}]*)\}")
+_UNITS = frozenset({"cents", "dollars", "percent"})
+_NO_UNITS = words("""
+    a an and any are at false if is isn it less more most never no not or than that the to was wrong
+""")
+_DAYS = _all_of(r"-?\d+(?: +days?)?")
+_TIME = _all_of(r"\d+:\d+(?::\d+(?:\.\d+)?)?")
+_DAYS_AND_TIME = _all_of(r"-?\d+ days, *\d+:\d+(?::\d+(?:\.\d+)?)?")
+_PAIR = _all_of(r"\(?\s*-?\d+(?:\.\d+)?\s*,\s*-?\d+(?:\.\d+)?\s*\)?")
+
 _RULES: dict[str, Rule] = {
+    "advanced_geometry": _pair_or_number,
     "boxnet": _boxes_only,
     "coin_flip": _coin_flip,
     # The library takes spaces away first, also those in "n a n".
@@ -242,16 +325,26 @@ _RULES: dict[str, Rule] = {
     "figlet_font": _same_letters,
     # The library takes every answer that is not empty for right.
     "game_of_life_halting": _recorded,
-    "gsm_symbolic": _one_number,
+    "fraction_simplification": _all_of(
+        r"\$*\s*(?:\\[dtc]?frac\s*\{\s*\d+\s*\}\s*\{\s*\d+\s*\}|\d+\s*/\s*\d+)\s*\$*"
+    ),
+    "gsm_symbolic": _number_of_things,
     "intermediate_integration": _expression,
+    "kakurasu": _all_of(r"[01\s,;|\[\]]+"),
+    "knights_knaves": _who_is_what,
     "letter_jumble": _same_letters,
     "number_sorting": _number_sorting,
+    "polynomial_equations": _listed_numbers,
     "polynomial_multiplication": _expression,
     "propositional_logic": _conclusion,
     "puzzle24": _puzzle24,
+    "quantum_lock": _all_of(r"""[A-Ca-c\s,;→>\[\]"'-]+"""),
     "rubiks_cube": _few_repeats,
     "rush_hour": _few_repeats,
     "simple_integration": _expression,
     "sokoban": _written_in("UDLR \t\r\n", "more than moves"),
     "spell_backward": _same_letters,
+    "survo": _all_of(r"[\d\s|+-]+"),
+    "time_intervals": _duration,
+    "word_sorting": _as_many_words,
 }

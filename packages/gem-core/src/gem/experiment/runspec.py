@@ -185,7 +185,8 @@ class RunSpec:
         import tomllib  # of Python 3.11
 
         try:
-            text = path.read_text(encoding="utf-8")
+            # Editors of Windows begin a file with a byte order mark.
+            text = path.read_text(encoding="utf-8-sig")
             data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
         except (OSError, ValueError) as error:
             raise ConfigurationError(f"cannot read the spec {path}: {error}") from error

@@ -17,6 +17,7 @@ from gem.grading.vocabulary import (
     is_notation,
     words,
 )
+from gem.grading.wrapping import unwrapped
 
 _POWERS = {"square": "2", "sq": "2", "cubic": "3"}
 _NO_UNITS = frozenset({"and", "mod"})
@@ -86,6 +87,7 @@ _SCALE = re.compile(rf"(?<=\d)\s*({'|'.join(SCALES)})s?\b", re.I)
 
 def clean(text: str) -> str:
     """Return the answer without typesetting; answers with the same result are equal."""
+    text = unwrapped(text)
     if not text.isascii():
         text = _MIXED.sub(" ", text)
         text = _SUPERSCRIPTS.sub(lambda m: f"^{{{m[0].translate(_SUPERSCRIPT)}}}", text)

@@ -6,7 +6,10 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+from gem.grading.braces import Box, find_boxes
+
+# What a box holds in a sentence about boxes.
+_NOTHING = re.compile(r"(?:[\s$.…]|\\[lc]?dots(?![a-zA-Z])|\\text\s*\{\s*\})*")
 # Text between boxes that are parts of one answer.
 _JOINT = re.compile(
     r"(?:\s|\$|\*|\\[()\[\]])*(?:(?:[,;/|&]|"
@@ -52,47 +55,40 @@ class AnswerFormat:
 
 
 def _boxed(reply: str) -> str | None:
-    r"""Return the content of the last `\boxed{...}`, None if its brace is never closed.
+    r"""Return the content of the last `\boxed{...}` that holds something.
 
-    Boxes beside it, or joined to it by commas, `and`, `or` and the like, are parts of the same
-    answer; empty boxes are ignored.
+    An empty one behind it, or one with dots, is talk about boxes. None if there is no box, or if
+    the last one is never closed. Boxes beside it, or joined to it by commas, `and`, `or` and the
+    like, are parts of the same answer.
     """
-    boxes = [found.span() for found in _BOX.finditer(reply)]
+    boxes = find_boxes(reply)
     if not boxes:
         return None
-    begin, start = boxes.pop()
-    last = _content(reply[start:])
-    if not last or not last.strip() or not boxes:
+    last = content = _content(reply, boxes[-1])
+    while boxes and content is not None and _NOTHING.fullmatch(content):
+        boxes.pop()
+        content = _content(reply, boxes[-1]) if boxes else None
+    if content is None:
         return last
-    contents = {last: None}
-    for start, end in reversed(boxes):
-        content = _content(reply[end:begin])
-        if not content or not content.strip():
+    contents = {content: None}
+    begin = boxes.pop().begin
+    for box in reversed(boxes):
+        if box.end is None or box.end >= begin:
             break
-        joint = reply[end + len(content) + 1 : begin]
-        if len(joint) > _MAX_JOINT or not (_JOINT.fullmatch(joint) or _BESIDE.fullmatch(joint)):
+        content = reply[box.start : box.end]
+        joint = reply[box.end + 1 : begin]
+        if _NOTHING.fullmatch(content) or len(joint) > _MAX_JOINT:
+            break
+        if not (_JOINT.fullmatch(joint) or _BESIDE.fullmatch(joint)):
             break
         # Equal boxes count once.
         contents[content] = None
-        begin = start
+        begin = box.begin
     return ", ".join(reversed(contents))
 
 
-def _content(text: str) -> str | None:
-    """Return the text before the matching closing brace, None if there is none."""
-    end = text.find("}")
-    inner = text[:end]
-    if end < 0 or ("{" not in inner and "\\" not in inner):
-        return None if end < 0 else inner
-    # An escaped brace, `\{`, opens nothing.
-    rest = text.replace("\\\\", "  ").replace("\\{", "  ").replace("\\}", "  ")
-    open_braces, end = 1, -1
-    while open_braces:
-        begin, end = end + 1, rest.find("}", end + 1)
-        if end < 0:
-            return None
-        open_braces += rest.count("{", begin, end) - 1
-    return text[:end]
+def _content(reply: str, box: Box) -> str | None:
+    return None if box.end is None else reply[box.start : box.end]
 
 
 def _fenced(reply: str) -> str | None:
@@ -104,10 +100,20 @@ def _fenced(reply: str) -> str | None:
 
 
 def _tagged(reply: str) -> str | None:
-    """Return the content of the last `<answer>...</answer>`."""
-    end = reply.rfind("</answer>")
-    start = reply.rfind("<answer>", 0, max(end, 0))
-    return None if start < 0 else reply[start + len("<answer>") : end]
+    """Return the content of the last `<answer>...</answer>` that holds something.
+
+    If none does, the last one's.
+    """
+    last, end = None, len(reply)
+    while True:
+        end = reply.rfind("</answer>", 0, end)
+        start = reply.rfind("<answer>", 0, max(end, 0))
+        if start < 0:
+            return last
+        content = reply[start + len("<answer>") : end]
+        if not _NOTHING.fullmatch(content):
+            return content
+        last, end = content if last is None else last, start
 
 
 def _boxed_after_thinking(reply: str) -> str | None:
@@ -121,9 +127,7 @@ def _tagged_after_thinking(reply: str) -> str | None:
     if "</think> <answer>" not in reply:
         return None
     content = _tagged(reply)
-    if content is None or not _BOX.search(content):
-        return content
-    return _boxed(content)
+    return _boxed(content) if content is not None and find_boxes(content) else content
 
 
 def _boxed_in_tag(reply: str) -> str | None:
@@ -135,7 +139,7 @@ def _boxed_in_tag(reply: str) -> str | None:
 BOXED = AnswerFormat(
     "boxed", "After thinking, give your final answer inside \\boxed{}.", _boxed, "\\boxed{{}}"
 )
-r"""The last `\boxed{...}` is the answer; there is no answer if the last box is not closed.
+r"""The last `\boxed{...}` that holds something is the answer; none if the last box is not closed.
 
 Boxes side by side, or joined by commas, `and`, `or` and the like, are one answer, a list:
 `\boxed{1} or \boxed{2}` is `1, 2`.

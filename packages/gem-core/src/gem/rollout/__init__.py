@@ -6,7 +6,7 @@ Adapters call `play` or `play_batch`; neither imports a trainer.
 from gem.rollout.collect import BatchSampler, play_batch, together
 from gem.rollout.context import Context, make_context
 from gem.rollout.match import play_match, play_tasks
-from gem.rollout.play import Budget, Episode, Request, Sample, Sampler, play
+from gem.rollout.play import Budget, Episode, Request, Sample, Sampler, check_logprobs, play
 from gem.rollout.prompting import Prompting
 from gem.rollout.tokens import ChatFormat
 from gem.rollout.transcript import TokenTranscript
@@ -22,6 +22,7 @@ __all__ = [
     "Sample",
     "Sampler",
     "TokenTranscript",
+    "check_logprobs",
     "make_context",
     "play",
     "play_batch",

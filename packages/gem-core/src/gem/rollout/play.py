@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import math
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -23,6 +24,9 @@ from gem.rollout.tokens import ChatFormat
 from gem.specs import imported
 from gem.tasks import Task
 from gem.trajectory import EpisodeEnd, Failure, StopReason, Trajectory, Turn
+
+# In float32 a log-probability of 0 may come out this much larger, and no more.
+_ROUNDING = 1e-3
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,8 @@ class Sample:
     token_ids: list[int]
     """Exactly the sampled ids, the closing token included."""
     logprobs: list[float] | None
-    """Log-probability of each id under the sampling policy, or None."""
+    """Log-probability of each id under the sampling policy, or None: finite, and at most 0 but for
+    rounding (0.001). They are kept as the engine reports them."""
     stop_reason: StopReason
     version: int | tuple[int, int] | None = None
     """Version of the weights that sampled, or the oldest and newest of several, if the engine
@@ -149,7 +154,8 @@ class Episode:
         take for a format error.
 
         Raises:
-            RolloutError: There is no request, or the sample does not satisfy it.
+            RolloutError: There is no request, or the sample does not satisfy it: it has too many
+                tokens, or log-probabilities that are none.
         """
         if self.request is None:
             raise RolloutError("Episode.receive: no request is open")
@@ -159,6 +165,7 @@ class Episode:
                 raise RolloutError(f"sampler returned {n} tokens of {most} allowed")
             if sample.logprobs is not None and len(sample.logprobs) != n:
                 raise RolloutError(f"sampler returned {n} tokens, {len(sample.logprobs)} log-probs")
+            check_logprobs(sample.logprobs or ())
         self._sample, self._asked, self.request = sample, self.request, None
         with boundary("template"):
             self._reply = self._chat.read(sample.token_ids)
@@ -245,6 +252,26 @@ class Episode:
         self.trajectory.final_observation = self._observation
         with boundary("template"):
             self.trajectory.drift = self._context.finish(None if responded else self._reply)
+
+
+def check_logprobs(logprobs: Sequence[float]) -> None:
+    """Check the log-probabilities of sampled tokens.
+
+    Raises:
+        RolloutError: One of them is not finite, or above 0 by more than rounding (0.001).
+    """
+    for place, value in enumerate(logprobs):
+        try:
+            # False for NaN, too.
+            possible = -math.inf < value <= _ROUNDING
+        except TypeError:
+            possible = False
+        if not possible:
+            raise RolloutError(
+                f"sampler returned the log-probability {value!r} for token {place + 1} of "
+                f"{len(logprobs)}; expected a finite number of at most 0: the engine's logits are "
+                "broken, or it reports something else"
+            )
 
 
 async def play(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from importlib.resources import files
@@ -19,9 +20,15 @@ from gem.tools.base import printable
 SAMPLE = "sample"
 """Name of the corpus that ships with the package."""
 
-_WORD = re.compile(r"\w+")
+# Chinese, Japanese, Thai, Lao, Khmer and Burmese put no spaces between words, and Korean joins
+# particles to them.
+_SPACELESS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
+_WORD = re.compile(rf"[{_SPACELESS}]|[^\W{_SPACELESS}]+")
+_INITIALS = re.compile(r"\b(?:[^\W\d_]\.){2,}(?:[^\W\d_]\b)?")
+# Marks that make another letter in Japanese.
+_VOICED = "\u3099\u309a"
 _CORPUS, _MARK = "corpus.jsonl", "gem-index.json"
-_FORMAT = 1
+_FORMAT = 2
 _EVERY = 5_000
 _BLOCK = 256
 # Stop words: in nearly every English passage, so useless in a query.
@@ -80,7 +87,19 @@ class Index:
 
 
 def _words(text: str) -> list[str]:
-    return [word for word in _WORD.findall(text.lower()) if word not in _STOP_WORDS]
+    """Return the words of a passage or a query.
+
+    Accents do not count, `U.S.A.` is also `USA`, and in scripts without spaces between words every
+    character is a word.
+    """
+    text = text.lower()
+    if not text.isascii():
+        text = unicodedata.normalize("NFKD", text)
+        bare = "".join(c for c in text if not unicodedata.combining(c) or c in _VOICED)
+        text = unicodedata.normalize("NFC", bare)
+    if "." in text:
+        text = _INITIALS.sub(lambda found: f"{found[0]} {found[0].replace('.', '')} ", text)
+    return [word for word in _WORD.findall(text) if word not in _STOP_WORDS]
 
 
 def passages_of(

@@ -9,6 +9,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from gem.contract import refusal
 from gem.core import Env, Info, Step, known_options
 from gem.errors import ConfigurationError
+from gem.grading.braces import boxed_texts
+from gem.grading.wrapping import readings
 from gem.parameters import flag
 
 Move = TypeVar("Move")
@@ -18,7 +20,6 @@ FORMAT_ERROR_REWARD = -0.1
 MAX_TURNS = 10**6
 """Most turns that any game can be given."""
 
-BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
 _SEPARATORS = re.compile(r"[\s,]+")
 _INTEGERS = re.compile(r"[+-]?[0-9]{1,18}(?:[\s,]+[+-]?[0-9]{1,18})*")
 _LETTERS = re.compile(r"[A-Za-z]+(?:[\s,]+[A-Za-z]+)*")
@@ -45,6 +46,9 @@ def refused(feedback: str) -> Outcome:
 
 class Game(Env, Generic[Move]):
     r"""A game of text turns in which the last readable `\boxed{...}` is the move.
+
+    Text commands, Markdown, quotes and the like around the whole of a box's content do not count:
+    see `gem.grading.wrapping`.
 
     Subclasses set the parameters of the episode, `max_turns` among them, in `_start` and
     implement the other underscore methods. Every step's info has the keys `success`,
@@ -144,15 +148,15 @@ class Game(Env, Generic[Move]):
         _ = self.episode_key
 
     def _last_move(self, action: str) -> Move | None:
-        for content in reversed(self._boxes(action)):
+        for content in reversed(boxed_texts(action)):
             move = self._parse(content.strip())
             if move is not None:
                 return move
+            for reading in readings(content)[1:]:
+                move = self._parse(reading)
+                if move is not None:
+                    return move
         return None
-
-    def _boxes(self, action: str) -> list[str]:
-        """Return the contents of the boxes in an action, in their order."""
-        return BOXED.findall(action)
 
     def _unreadable(self) -> Outcome:
         """Return the outcome of an action that cannot be read."""

@@ -10,6 +10,7 @@ from functools import lru_cache
 from gem.envs.games.base import MAX_TURNS, Game, Outcome, boxed
 from gem.envs.games.wiki_backends import GraphBackend, Kiwix, MediaWiki, Page, Server
 from gem.errors import ConfigurationError, DataError
+from gem.grading.wrapping import readings
 from gem.parameters import choice, flag, integer
 
 STEP_REWARD = -0.05
@@ -26,7 +27,6 @@ _UNITS = ("characters", "words", "sentences")
 _MAX_CLICKS = 5
 _ATTEMPTS = 10
 _LONGEST_ECHO = 80
-_BRACES = re.compile(r"(\\boxed)?\{|\}")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 
 _RULES = {
@@ -206,13 +206,14 @@ class WikiGame(Game[str]):
             "it is listed."
         )
 
-    def _boxes(self, action: str) -> list[str]:
-        return balanced_boxes(action)
-
     def _parse(self, content: str) -> str | None:
         return " ".join(content.replace("_", " ").split()) or None
 
     def _play(self, move: str) -> Outcome:
+        for reading in readings(move):
+            if reading.upper() == _PREVIOUS or self._followable(reading) is not None:
+                move = reading
+                break
         said = f"At turn {self.turn}, you chose {_echo(move)}"
         if move.upper() == _PREVIOUS:
             return self._go_back()
@@ -301,20 +302,6 @@ class WikiGame(Game[str]):
         if not leading:
             return self._random_move() if self._obstacle() else PREVIOUS
         return min(leading, key=lambda title: (clicks[title], title))
-
-
-def balanced_boxes(text: str) -> list[str]:
-    r"""Return the contents of all closed `\boxed{...}`, in the order in which they open."""
-    opened: list[tuple[int, bool]] = []
-    found: list[tuple[int, int]] = []
-    for brace in _BRACES.finditer(text):
-        if brace[0] != "}":
-            opened.append((brace.end(), brace[0] != "{"))
-        elif opened:
-            start, is_box = opened.pop()
-            if is_box:
-                found.append((start, brace.start()))
-    return [text[start:end] for start, end in sorted(found)]
 
 
 @lru_cache(maxsize=4096)

@@ -9,8 +9,10 @@ from random import Random
 from typing import Any
 
 from gem.core import Info, Observation
-from gem.envs.games.base import BOXED, boxed
+from gem.envs.games.base import boxed
 from gem.errors import ConfigurationError
+from gem.grading.braces import boxed_texts
+from gem.grading.wrapping import readings
 from gem.multi import MultiAgentEnv, MultiStep, require_asked
 
 ILLEGAL_REWARD = -1.0
@@ -133,12 +135,14 @@ class Match(MultiAgentEnv):
     def _read(self, agent: str, action: str) -> tuple[str, str]:
         """Return an action's move, and the flag of its fault if it has one."""
         legal = self._options[agent]
-        for content in reversed(BOXED.findall(action)):
-            move = as_move(content) if len(content) < 100 else ""
-            if move in legal:
-                return move, ""
-            if move in self._all_moves():
-                return move, "invalid_action"
+        for content in reversed(boxed_texts(action)):
+            moves = [as_move(each) for each in readings(content) if len(each) < 100]
+            for move in moves:
+                if move in legal:
+                    return move, ""
+            for move in moves:
+                if move in self._all_moves():
+                    return move, "invalid_action"
         return "", "format_error"
 
     def _ask(self, agents: tuple[str, ...]) -> dict[str, Observation]:

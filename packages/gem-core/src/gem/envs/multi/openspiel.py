@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from random import Random
 from typing import Any
 
-from gem.envs.games.base import BOXED
 from gem.envs.multi.base import Match, as_move
 from gem.errors import ConfigurationError
+from gem.grading.braces import boxed_texts
 from gem.parameters import text
 from gem.plugins import extra
 
@@ -130,7 +130,7 @@ class OpenSpiel(Match):
     def _read(self, agent: str, action: str) -> tuple[str, str]:
         # Which moves there are depends on the state: what is in the box is a move, legal or not.
         move, fault = super()._read(agent, action)
-        return (move, "invalid_action") if fault and BOXED.search(action) else (move, fault)
+        return (move, "invalid_action") if fault and boxed_texts(action) else (move, fault)
 
     def _view(self, agent: str) -> str:
         place = self.agents.index(agent)

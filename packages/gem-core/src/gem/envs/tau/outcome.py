@@ -13,6 +13,7 @@ from gem.envs.tau.data import Call, Task, database, tasks, text
 from gem.envs.tau.records import Changes, Records, RefusedError
 from gem.envs.tau.tools import Toolbox, call
 from gem.errors import ConfigurationError
+from gem.grading.wrapping import visible
 
 TOOLS: dict[str, Toolbox] = {"retail": retail_tools.TOOLS, "airline": airline_tools.TOOLS}
 """The tools of each domain."""
@@ -121,7 +122,7 @@ def knows_email(task: Task) -> bool:
 
 def mentions(said: str, wanted: Iterable[str]) -> set[str]:
     """Return which of the wanted texts a message contains, ignoring case and its commas."""
-    said = said.lower().replace(",", "")
+    said = visible(said).lower().replace(",", "")
     return {each for each in wanted if each.lower() in said}
 
 

@@ -326,7 +326,7 @@ class Retail(Env):
     def _heard(self, message: str) -> tuple[str, bool]:
         """Pass a message to the user; return the answer and whether the conversation ends."""
         scene = self.scene
-        said = mentions(message, scene.missing)
+        said = self.credited(message)
         if self._closing:
             self.said |= said
             return self.heard, True
@@ -343,6 +343,10 @@ class Retail(Env):
             self._closing = True
             return heard, False
         return heard, ends
+
+    def credited(self, message: str) -> set[str]:
+        """Return what a message to the user says of what the agent still has to say."""
+        return mentions(message, self.scene.missing)
 
     def _info(self, ended: bool, over: bool) -> Info:
         info: Info = {

@@ -7,7 +7,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from gem.core import Step
-from gem.envs.tau.data import Call, Task
+from gem.envs.tau.data import Call, Task, database
 from gem.envs.tau.generated import INTENTS, REFUSAL, Shape, generated
 from gem.envs.tau.oracle import search
 from gem.envs.tau.outcome import TRANSFER
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _LIMIT = 1 << 48
 _SEARCHES = ("find_user_id_by_email", "find_user_id_by_name_zip")
+_READ = "get_order_details"
 _WRITES = {
     "cancel": "cancel_pending_order",
     "return": "return_delivered_order_items",
@@ -40,9 +41,9 @@ class RetailGen(Retail):
     """Generated retail tasks with the tools and the database of TAU-bench, for training.
 
     A customer of the database has one or more wishes; the tools decide what is right. Wishes may
-    have conditions, and may be forbidden: then the agent must say "I cannot do that". No task
-    shares a write with one of the benchmark's 114, and doing nothing earns nothing. There are 2^48
-    tasks of each shape.
+    have conditions, and may be forbidden: then the agent must say "I cannot do that", which counts
+    once it has found the customer and read an order of theirs. No task shares a write with one of
+    the benchmark's 114, and doing nothing earns nothing. There are 2^48 tasks of each shape.
 
     Rewards and infos are those of `Retail`. With `first_call_reward` r, success pays 1 - r, and the
     first tool call of an episode pays up to r: a quarter for any call of a tool there is, half for
@@ -106,7 +107,7 @@ class RetailGen(Retail):
         return generated(self.index, self.shape)
 
     def _instructions(self) -> str:
-        refusing = f' If the policy forbids a wish, say "{REFUSAL}".'
+        refusing = f' If an order shows that the policy forbids a wish, say "{REFUSAL}".'
         if not self.shape.brief:
             return f"{prompt(self.domain, self.tool_names)}\n\n{refusing.strip()}"
         tools = "; ".join(f"{n}({', '.join(TOOLS[n].parameters)})" for n in self.tool_names)
@@ -122,6 +123,19 @@ class RetailGen(Retail):
             self._paid = True
             reward += self.first_call_reward * self._first_call
         return observation, reward, terminated, truncated, info
+
+    def credited(self, message: str) -> set[str]:
+        """Return what a message says of what must be said.
+
+        A refusal counts once the agent has found the customer and read an order of theirs: nothing
+        else shows that the policy forbids the wish.
+        """
+        said = super().credited(message)
+        orders = database()["users"][self.gold.user_id]["orders"]
+        looked = {Call(_READ, {"order_id": order}).key for order in orders}
+        if self.identified != self.gold.user_id or looked.isdisjoint(self.tried):
+            said.discard(REFUSAL)
+        return said
 
     def _called(self, wanted: Call, error: str | None) -> tuple[str, bool]:
         if self._first_call is None:
@@ -140,7 +154,7 @@ def _share(name: str, value: Any) -> float:
 
 def _needed(intents: Sequence[str]) -> tuple[str, ...]:
     """Return the tools that wishes need, in the order of `TOOLS`."""
-    needed = {*_SEARCHES, "get_order_details", TRANSFER}
+    needed = {*_SEARCHES, _READ, TRANSFER}
     needed |= {_WRITES[kind] for kind in intents if kind in _WRITES}
     if any("payment_method_id" in TOOLS[name].parameters for name in needed):
         needed.add("get_user_details")

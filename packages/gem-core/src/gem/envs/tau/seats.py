@@ -9,7 +9,6 @@ from typing import ClassVar, NamedTuple
 from gem.core import Info, Observation, Step
 from gem.envs.tau.llm_user import scenario
 from gem.envs.tau.oracle import MESSAGES, next_action, proposal, random_call
-from gem.envs.tau.outcome import mentions
 from gem.envs.tau.retail import CONSENT, ENDS, Retail
 from gem.envs.tau.retail_gen import RetailGen
 from gem.envs.tau.scripted import GREETING, STOP, Scene, ScriptedUser
@@ -128,7 +127,7 @@ class RetailSeats(MultiAgentEnv):
 
     def _ask_user(self, message: str) -> MultiStep:
         scene = self.retail.scene
-        said = mentions(message, scene.missing)
+        said = self.retail.credited(message)
         missing = [each for each in scene.missing if each not in said]
         self._answer = self._script.reply(scene._replace(missing=missing), message)
         self._message = message
