@@ -14,7 +14,7 @@ from typing import Any
 
 from gem.contract import shown, succeeded
 from gem.core import Env
-from gem.errors import ConfigurationError, GemError
+from gem.errors import ConfigurationError, GemError, exit_place
 from gem.making import make
 from gem.registry import list_envs
 from gem.specs import imported
@@ -137,6 +137,13 @@ def guarded(run: Callable[[], int]) -> int:
             return 0
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except SystemExit as error:
+        # argparse ends the program itself after `--help`. Other code that does, such as an
+        # environment's, has kept the command from its work.
+        if error.code or exit_place(error).startswith(argparse.__file__):
+            raise
+        print(f"error: ended by sys.exit({error.code!r}): {exit_place(error)}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gem import version
 from gem.__main__ import at_least
-from gem.errors import ConfigurationError
+from gem.errors import ConfigurationError, UnfinishedError
 from gem.executors.named import NAMES, check_name
 from gem.training.record import EpisodeRecord
 from gem_bench.report import save
@@ -105,7 +105,7 @@ def main(argv: Sequence[str]) -> int:
             around=model.around,
             earlier=earlier,
         )
-    except (TooManyFailedError, SpentError) as error:
+    except (TooManyFailedError, SpentError, UnfinishedError) as error:
         progress.end()
         _say(f"error: {error}\n{folder} has the others; --resume plays what is missing")
         return 1

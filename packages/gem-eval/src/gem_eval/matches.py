@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -32,6 +32,7 @@ from gem.rollout.play import Episode
 from gem.seat import player_of
 from gem.seeding import stream
 from gem.tasks import Task
+from gem.training.ending import to_the_end
 from gem.training.resuming import check_same
 from gem.trajectory import Failure
 from gem_eval.client import Message
@@ -208,6 +209,7 @@ def play_matches(
         ConfigurationError: It is no game of two agents, a name is no player of it, or the folder
             holds something else.
         TooManyFailedError: More matches failed than `limits` allow.
+        UnfinishedError: Code that runs in a match called `sys.exit()`.
     """
     limits = limits or Limits()
     agents = _agents(part, sides)
@@ -220,7 +222,15 @@ def play_matches(
             )
         done = {each.key: each for each in read_results(folder)}
         missing = [each for each in wanted if each.key not in done]
-        asyncio.run(_play_all(folder, part, missing, sides, limits, len(wanted)))
+        ended = 0
+
+        def counted(_: Result) -> None:
+            nonlocal ended
+            ended += 1
+
+        # Around the event loop: what calls `sys.exit()` in one match ends the loop.
+        with to_the_end(lambda: ended, lambda: len(missing), "matches"):
+            asyncio.run(_play_all(folder, part, missing, sides, limits, len(wanted), counted))
         found = {each.key: each for each in read_results(folder)}
     return [found[each.key] for each in wanted if each.key in found]
 
@@ -242,6 +252,7 @@ async def _play_all(
     sides: Mapping[str, Side],
     limits: Limits,
     wanted: int,
+    watch: Callable[[Result], None],
 ) -> None:
     failed = 0
     numbers = itertools.count()
@@ -250,6 +261,7 @@ async def _play_all(
         nonlocal failed
         result = await _played(match, part, sides, limits, numbers)
         append_lines(folder / MATCHES, [json.dumps(asdict(result))])
+        watch(result)
         if result.failure:
             failed += 1
             if failed > limits.max_failed * wanted:

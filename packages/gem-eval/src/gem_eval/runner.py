@@ -21,6 +21,7 @@ from gem.executors.base import Executor
 from gem.executors.held import STEP_TIMEOUT_S
 from gem.experiment.metrics import episode_metrics
 from gem.packed import PackedTrajectory
+from gem.training.ending import to_the_end
 from gem.training.record import (
     EPISODES,
     METRICS,
@@ -102,6 +103,7 @@ def evaluate(
             other settings; another process uses the folder; the model's server refuses requests.
         TooManyFailedError: More episodes failed than `limits` allow; the record has the others.
         RecordError: The record cannot be read or written.
+        UnfinishedError: Code that runs in the evaluation called `sys.exit()`.
     """
     limits = limits or Limits()
     with alone(folder):
@@ -113,7 +115,16 @@ def evaluate(
         missing = [each for each in wanted if each.key not in done]
         allowed = limits.max_failed * len(wanted)
         (folder / METRICS).unlink(missing_ok=True)
-        asyncio.run(_play_all(missing, recorder, play, turns, limits, allowed, watch, around))
+        ended = 0
+
+        def counted(played: Played) -> None:
+            nonlocal ended
+            ended += 1
+            watch(played)
+
+        # Around the event loop: what calls `sys.exit()` in one episode ends the loop.
+        with to_the_end(lambda: ended, lambda: len(missing), "episodes"):
+            asyncio.run(_play_all(missing, recorder, play, turns, limits, allowed, counted, around))
         write_metrics(recorder, [part.split for part in parts])
 
 

@@ -36,6 +36,8 @@ RECORDED = {
 """Names in the record, and in OpenRLHF's logs."""
 
 EVALUATED = "evaluated"
+ITERATIONS = "gem_iterations"
+"""Attribute of OpenRLHF's arguments: how many iterations the run was asked for."""
 
 
 @functools.cache
