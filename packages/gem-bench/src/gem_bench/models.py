@@ -26,6 +26,11 @@ SMALL_MODELS = {
 SMALL = "small"
 
 
+def is_made(model: str) -> bool:
+    """Whether gem-cpu makes this `policy.model`, which may take a while."""
+    return model in SMALL_MODELS or model.partition("?")[0] == SMALL
+
+
 def resolve_model(model: str, name: str = "policy.model") -> str:
     """Return a folder or hub name for `policy.model`.
 

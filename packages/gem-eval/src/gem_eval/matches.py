@@ -33,13 +33,14 @@ from gem.seat import player_of
 from gem.seeding import stream
 from gem.tasks import Task
 from gem.training.ending import to_the_end
+from gem.training.folders import alone
 from gem.training.resuming import check_same
 from gem.trajectory import Failure
 from gem_eval.client import Message
 from gem_eval.episode import text_of
 from gem_eval.models import Model
 from gem_eval.players import Player
-from gem_eval.runner import Limits, TooManyFailedError, alone, begun, side_by_side
+from gem_eval.runner import Limits, TooManyFailedError, begun, side_by_side
 from gem_eval.server import ContextOverflowError, ServerError
 from gem_eval.tasks import Part, Play
 from gem_eval.tokens import TokenPlays

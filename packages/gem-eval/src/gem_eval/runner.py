@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +21,7 @@ from gem.executors.held import STEP_TIMEOUT_S
 from gem.experiment.metrics import episode_metrics
 from gem.packed import PackedTrajectory
 from gem.training.ending import to_the_end
+from gem.training.folders import alone
 from gem.training.record import (
     EPISODES,
     METRICS,
@@ -40,7 +40,6 @@ from gem_eval.tasks import Part, Play, covers, plays
 T = TypeVar("T")
 
 KIND = "evaluation"
-LOCK = "lock"
 
 
 class TooManyFailedError(GemError):
@@ -194,25 +193,6 @@ async def side_by_side(
         for worker in workers:
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
-
-
-@contextlib.contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Create the folder and keep other processes from writing into it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / LOCK).open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ConfigurationError(
-                    f"another evaluation is being written to {folder}; give this one another --out"
-                ) from None
-            yield
-    except RecordError:
-        raise
-    except OSError as error:
-        raise RecordError(f"cannot use the record folder {folder}: {error}") from error
 
 
 def holds_run(folder: Path) -> bool:

@@ -17,6 +17,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from difflib import get_close_matches
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from operator import attrgetter
@@ -477,6 +478,13 @@ class Adapter:
         return self.compiler(spec, run_dir=run_dir, hardware=hardware)
 
 
+def unknown_trainer(name: str, known: Iterable[str]) -> str:
+    """Say that there is no adapter of this name, which ones there are, and which may be meant."""
+    close = get_close_matches(name, sorted(known), n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return f"no adapter for trainer {name!r}; known: {', '.join(sorted(known)) or 'none'}{hint}"
+
+
 def find_adapter(name: str) -> Adapter:
     """Return the installed adapter called `name`.
 
@@ -485,10 +493,7 @@ def find_adapter(name: str) -> Adapter:
     """
     found = {entry.name: entry for entry in entry_points(group=ENTRY_POINT_GROUP)}
     if name not in found:
-        raise ConfigurationError(
-            f"no adapter {name!r} is installed; installed: {', '.join(sorted(found)) or 'none'}. "
-            f"Install it with: pip install gem-{name}"
-        )
+        raise ConfigurationError(unknown_trainer(name, found))
     adapter: Adapter = found[name].load()
     return adapter
 

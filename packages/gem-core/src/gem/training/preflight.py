@@ -20,6 +20,7 @@ from gem.experiment.mixtures import samples
 from gem.experiment.runspec import RunSpec
 from gem.multi import against_itself, all_seats, make_multi, of_one_seat
 from gem.tasks import Task
+from gem.training.ending import to_the_end
 
 
 def environments(spec: RunSpec) -> list[Task]:
@@ -52,10 +53,13 @@ def check(tasks: Iterable[Task]) -> None:
 
 def main() -> int:
     """Check the RunSpec on standard input."""
-    return exit_status(
-        lambda: check(environments(RunSpec.from_mapping(json.load(sys.stdin)))),
-        json.JSONDecodeError,
-    )
+
+    def run() -> None:
+        spec = RunSpec.from_mapping(json.load(sys.stdin))
+        with to_the_end(lambda: 0, lambda: 0):
+            check(environments(spec))
+
+    return exit_status(run, json.JSONDecodeError)
 
 
 if __name__ == "__main__":
