@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gem.__main__ import show_any_text
 from gem.errors import GemError
 from gem.experiment.hardware import Hardware
 from gem.experiment.runspec import RunSpec
@@ -30,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         conform; 2 if the request is impossible, with a message on standard error; 124 after a
         timeout; 130 after an interrupt.
     """
+    show_any_text()
     args = _parser().parse_args(argv)
     command: Callable[[argparse.Namespace], int] = args.call
     try:

@@ -145,9 +145,9 @@ def _run(
         check_ended(run_dir, earlier)
     else:
         with contextlib.suppress(RecordError):  # there is none, or it cannot be read
-            meta = read_run(run_dir).meta
-            if overwrite or recorded_nothing(run_dir, meta):
-                check_ended(run_dir, meta)
+            there = read_run(run_dir).meta
+            if overwrite or recorded_nothing(run_dir, there):
+                check_ended(run_dir, there)
                 overwrite = True
         clear(run_dir, (RUN, METRICS, EPISODES, *REPLACED), overwrite=overwrite)
     seconds: dict[str, float] = {}

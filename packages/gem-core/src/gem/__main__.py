@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import math
 import os
 import sys
@@ -124,6 +125,7 @@ def guarded(run: Callable[[], int]) -> int:
 
     Warnings are printed without their place, and a closed pipe is no error.
     """
+    show_any_text()
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
@@ -148,6 +150,13 @@ def guarded(run: Callable[[], int]) -> int:
         print("\ninterrupted", file=sys.stderr)
         return 130
     return status
+
+
+def show_any_text() -> None:
+    """Let the standard streams print what they cannot encode as escapes, instead of failing."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:

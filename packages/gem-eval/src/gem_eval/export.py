@@ -124,7 +124,7 @@ def _messages(
 
 def _json_lines(path: Path, found: Iterable[Mapping[str, Any]]) -> int:
     number = 0
-    with path.open("w", encoding="utf-8") as file:
+    with path.open("w", encoding="utf-8", errors="replace") as file:
         for row in found:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
             number += 1

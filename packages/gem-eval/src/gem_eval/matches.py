@@ -242,7 +242,7 @@ def read_results(folder: Path) -> list[Result]:
     Raises:
         RecordError: It cannot be read.
     """
-    results = [Result(**line) for line in read_lines(folder / MATCHES)]
+    results = [Result(**line) for line in read_lines(folder / MATCHES, Result)]
     return [each for each in results if not each.failure]
 
 

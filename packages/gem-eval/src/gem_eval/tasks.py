@@ -8,9 +8,8 @@ from importlib.resources import files
 from pathlib import Path
 from urllib.parse import parse_qsl
 
-import tomllib
-
 from gem.errors import ConfigurationError
+from gem.tables import parse_toml
 from gem.tasks import URI_SCHEME, Task, TaskSet
 
 SUITE = "suite:"
@@ -108,20 +107,17 @@ def _suite(text: str) -> list[str]:
     folder = files("gem_eval").joinpath("suites")
     own = sorted(each.name.removesuffix(".toml") for each in folder.iterdir())
     if name in own:
-        source = folder.joinpath(f"{name}.toml").read_text(encoding="utf-8")
+        source = folder.joinpath(f"{name}.toml").read_bytes()
     elif name.endswith(".toml"):
         try:
-            source = Path(name).read_text(encoding="utf-8")
+            source = Path(name).read_bytes()
         except OSError as error:
             raise ConfigurationError(f"suite {name!r} cannot be read: {error}") from error
     else:
         raise ConfigurationError(
             f"unknown suite {name!r}; known: {', '.join(own)}, or the path of a .toml file"
         )
-    try:
-        tasks = tomllib.loads(source).get("tasks")
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigurationError(f"suite {name!r} is no TOML: {error}") from error
+    tasks = parse_toml(source, f"suite {name!r}").get("tasks")
     if not isinstance(tasks, list) or not tasks or not all(isinstance(t, str) for t in tasks):
         raise ConfigurationError(f"suite {name!r} needs a list `tasks` of ids and task URIs")
     return tasks

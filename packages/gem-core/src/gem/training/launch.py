@@ -29,6 +29,7 @@ from gem.executors.named import VARIABLE
 from gem.experiment.hardware import CPU, Hardware, model_config
 from gem.experiment.mixtures import samples
 from gem.experiment.runspec import RunSpec
+from gem.json_lines import parse_as
 from gem.multi import ALL, SELF, agents, all_seats
 from gem.tables import flatten
 from gem.training.platforms import Platform
@@ -434,7 +435,7 @@ class Launch:
     @classmethod
     def from_json(cls, text: str) -> Launch:
         """Rebuild from `to_json`."""
-        data = json.loads(text)
+        data = parse_as(text, dict[str, Any], "the command")
         return cls(**{**data, "parity": [Parity(**each) for each in data["parity"]]})
 
 
@@ -506,7 +507,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
 
     def compile_spec() -> None:
-        asked = json.load(sys.stdin)
+        asked = parse_as(sys.stdin.read(), dict[str, dict[str, Any]], "standard input")
         launch = find_adapter(args.adapter).compile(
             RunSpec.from_mapping(asked["spec"]),
             run_dir=args.run_dir.absolute(),
@@ -514,7 +515,7 @@ def main(argv: list[str] | None = None) -> int:
         )
         sys.stdout.write(launch.to_json() + "\n")
 
-    return exit_status(compile_spec, json.JSONDecodeError)
+    return exit_status(compile_spec)
 
 
 if __name__ == "__main__":
