@@ -37,7 +37,10 @@ def of_texts(content: bytes) -> Iterator[Mutation]:
     yield "deep list", b"[" * DEEP + b"\n" + content
     yield "deep closed list", b"[" * DEEP + b"]" * DEEP + b"\n" + content
     yield "deep object", b'{"a":' * DEEP + b"1" + b"}" * DEEP + b"\n" + content
-    yield "below the parser's depth", first[:-1] + b',"z":' + b"[" * 400 + b"]" * 400 + b"}\n" + rest
+    yield (
+        "below the parser's depth",
+        first[:-1] + b',"z":' + b"[" * 400 + b"]" * 400 + b"}\n" + rest,
+    )
     yield "long integer", first[:-1] + f', "z": {_HUGE}}}\n'.encode() + rest
     for line in (b"1", b'"text"', b"null", b"[]", b"{}", b"NaN", b"<html>", b"a,b,c"):
         yield f"line {line.decode()}", line + b"\n" + content

@@ -92,7 +92,12 @@ def usage_note(data: Mapping[str, Any]) -> dict[str, int]:
         "reasoning_tokens": _object(usage.get("completion_tokens_details")).get("reasoning_tokens"),
     }
     # What a server counts in another way decides nothing: it is left out.
-    return {n: count for n, count in counts.items() if type(count) is int and 0 <= count < 2**63}
+    return {name: count for name, count in counts.items() if is_count(count)}
+
+
+def is_count(value: Any) -> bool:
+    """Whether a value is a number of tokens."""
+    return type(value) is int and 0 <= value < 2**63
 
 
 def _object(value: Any) -> Mapping[str, Any]:

@@ -16,7 +16,7 @@ from gem.errors import ConfigurationError
 from gem.json_lines import checked
 from gem.rollout import Request, Sample
 from gem.training.sampling import EngineSampler
-from gem_eval.client import VLLM_IDS, first_choice, usage_note
+from gem_eval.client import VLLM_IDS, first_choice, is_count, usage_note
 from gem_eval.server import ContextOverflowError, Server
 
 Notes = list[dict[str, Any]]
@@ -195,7 +195,7 @@ class GenerateSampler(HttpSampler):
         _check_echo(self.engine, n == len(request.prompt_ids), n, request)
         ids, logprobs = [each[1] for each in sampled], [each[0] for each in sampled]
         cached = meta.get("cached_tokens")
-        counts = {"cached_tokens": cached} if type(cached) is int else {}
+        counts = {"cached_tokens": cached} if is_count(cached) else {}
         return self._complete(request, ids, logprobs, meta["finish_reason"]["type"], counts)
 
 

@@ -44,7 +44,8 @@ def rows(
     Raises:
         RecordError: The record cannot be read.
     """
-    prompting = run.meta.get("model", {}).get("prompting", {})
+    known = run.meta.get("model", {})
+    prompting = known.get("prompting", {}) if isinstance(known, dict) else {}
     system = prompting.get("system_prompt") or run.meta.get("settings", {}).get("system")
     model = str(run.meta.get("trainer", ""))
     for record in run.episodes():

@@ -66,7 +66,8 @@ def write_logs(folder: Path, out: Path) -> list[Path]:
 
 def _log(run: RunRecord, settings: Mapping[str, Any], part: Part) -> dict[str, Any]:
     model = str(run.meta.get("trainer"))
-    prompting = run.meta.get("model", {}).get("prompting", {})
+    known = run.meta.get("model", {})
+    prompting = known.get("prompting", {}) if isinstance(known, dict) else {}
     system = prompting.get("system_prompt") or settings.get("system")
     samples = [
         # A log can have no lone surrogates; a record can, as it is ASCII.

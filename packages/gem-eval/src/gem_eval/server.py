@@ -50,6 +50,8 @@ MOST_ANSWER_BYTES = 32 << 20
 
 
 _LEAST_CODED = 6
+_LEAST_SHOWN = 3
+"""Fewer characters beside a mask may be any word's."""
 _MASKED = re.compile(
     r"(?P<left>[\w.+/=-]*?)(?:[*\u2022\u25cf\u2026#]+|\.{3,}|[xX]{4,})(?P<right>[\w+/=-]*)"
 )
@@ -420,6 +422,10 @@ def hidden(key: str, text: str) -> str:
         left, right = found["left"], found["right"]
         begun = next((n for n in range(len(left)) if key.startswith(left[n:])), len(left))
         ended = next((n for n in range(len(right), 0, -1) if key.endswith(right[:n])), 0)
+        if len(left) - begun < _LEAST_SHOWN:
+            begun = len(left)
+        if ended < _LEAST_SHOWN:
+            ended = 0
         if begun == len(left) and not ended:
             return found[0]
         return f"{left[:begun]}<key>{right[ended:]}"

@@ -125,6 +125,27 @@ class SpecEntry(TypedDict):
     training: TrainingEntry
 
 
+class PromptingEntry(TypedDict, total=False):
+    """See `gem.rollout.Prompting`."""
+
+    system_prompt: str | None
+
+
+class ModelEntry(TypedDict, total=False):
+    """What an evaluation found of its model."""
+
+    tier: str
+    prompting: PromptingEntry
+
+
+class SettingsEntry(TypedDict, total=False):
+    """What an evaluation was asked for."""
+
+    system: str | None
+    samples: int
+    tasks: list[str]
+
+
 class RunFile(TypedDict, total=False):
     """What readers rely on in `run.json`."""
 
@@ -137,7 +158,7 @@ class RunFile(TypedDict, total=False):
     spec: dict[str, Any]
     config: Any
     hardware: dict[str, Any]
-    model: str | dict[str, Any]
+    model: str | ModelEntry
     command: list[str]
     environment: dict[str, str]
     parity: list[ParityEntry]
@@ -146,7 +167,7 @@ class RunFile(TypedDict, total=False):
     run_id: str
     started: str
     resumed: list[dict[str, Any]]
-    settings: dict[str, Any]
+    settings: SettingsEntry
     parts: list[str]
 
 
@@ -427,6 +448,9 @@ def read_run(folder: str | Path) -> RunRecord:
     return RunRecord(folder, meta, _metrics(folder / METRICS))
 
 
+_COUNTS = ("episodes", "failed_episodes", "recorded_episodes")
+
+
 def _check_meta(meta: dict[str, Any], place: str) -> None:
     checked(meta, RunFile, place, RecordError)
     for name in ("spec", "hardware"):
@@ -455,6 +479,9 @@ def read_metrics_line(line: dict[str, Any], place: str) -> dict[str, Any]:
                 check(value, float | None, name)
             if printable(name) != name:
                 raise WrongTypeError(f"{name!r:.60} is not the name of a metric")
+        for name in _COUNTS:
+            if (line.get(name) or 0) < 0:
+                raise WrongTypeError(f"{name} must be from 0, got {line[name]}")
         _check_place(line)
     except WrongTypeError as error:
         raise RecordError(f"{place} is damaged: {error}") from error
