@@ -38,12 +38,24 @@ COMMANDS = "gem.commands"
 and return the exit status. They are imported when they are called."""
 
 
+_PACKAGES = {"eval": "gem-eval"}
+"""Packages of ours that have further commands."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return the exit status: 0 fine, 1 failed or no match, 2 misuse."""
     words = list(sys.argv[1:] if argv is None else argv)
     further = {entry.name: entry for entry in entry_points(group=COMMANDS)}
     if words and words[0] in further:
         return guarded(lambda: further[words[0]].load()(words[1:]))
+    if words and words[0] in _PACKAGES:
+        package = _PACKAGES[words[0]]
+        print(
+            f"error: `gem {words[0]}` is a command of {package}, which is not installed here; in a "
+            f"clone of the repository: pip install packages/{package}",
+            file=sys.stderr,
+        )
+        return 2
     parser = argparse.ArgumentParser(
         prog="python -m gem",
         description=__doc__,

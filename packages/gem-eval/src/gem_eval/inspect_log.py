@@ -50,7 +50,7 @@ def write_logs(folder: Path, out: Path) -> list[Path]:
         raise ConfigurationError(f"{folder} holds no evaluation")
     settings = run.meta["settings"]
     written = []
-    for part in parse_tasks(settings["tasks"], episodes=1, seed=0):
+    for part in parse_tasks(settings["tasks"]):
         log = EvalLog.model_validate(_log(run, settings, part))
         recompute_metrics(log)
         when = re.sub(r"[:+]", "-", log.eval.created)

@@ -200,6 +200,11 @@ def holds_run(folder: Path) -> bool:
     return any((folder / name).exists() for name in (RUN, METRICS, EPISODES))
 
 
+def holds_already(folder: Path) -> str:
+    """Say that a folder holds a record, and what can be done."""
+    return f"{folder} holds a run already; --resume continues it, --out names another folder"
+
+
 def begun(folder: Path, about: dict[str, Any], resume: bool, kind: str) -> dict[str, Any] | None:
     """Begin a record, or return what one that is to be continued says of itself.
 
@@ -216,9 +221,7 @@ def begun(folder: Path, about: dict[str, Any], resume: bool, kind: str) -> dict[
         Recorder(folder).start({"kind": kind, **about})
         return None
     if not resume:
-        raise ConfigurationError(
-            f"{folder} holds a run already; --resume continues it, --out names another folder"
-        )
+        raise ConfigurationError(holds_already(folder))
     meta = read_run(folder).meta
     if meta.get("kind") != kind:
         raise ConfigurationError(f"{folder} holds another record: not of kind {kind!r}")

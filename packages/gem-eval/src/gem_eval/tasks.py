@@ -46,28 +46,40 @@ class Play:
         return self.part.split, self.task.seed, self.sample
 
 
-def parse_tasks(texts: Sequence[str], *, episodes: int, seed: int) -> list[Part]:
+EPISODES = 32
+"""Tasks of an environment, if nothing else is said."""
+_OPTIONS = {"episodes": "n", "seed": "seed"}
+"""Options, and the parameter of a task URI that has the last word."""
+
+
+def parse_tasks(
+    texts: Sequence[str], *, episodes: int | None = None, seed: int | None = None
+) -> list[Part]:
     """Return the parts of an evaluation, in the order given.
 
     Args:
         texts: Environment ids, task URIs (`gem:<id>?n=32&seed=0&<parameter>=<value>`), or suites:
             `suite:smoke`, `suite:<file>.toml`, which has a list `tasks` of ids and URIs.
-        episodes: Tasks of an environment whose URI has no `n`.
-        seed: First seed where the URI has no `seed`.
+        episodes: Tasks of an environment whose URI has no `n`; None: `EPISODES`.
+        seed: First seed where the URI has no `seed`; None: 0.
 
     Raises:
-        ConfigurationError: A text is none of these, or two of them have a task in common.
+        ConfigurationError: A text is none of these, two of them have a task in common, or
+            `episodes` or `seed` is given and no URI leaves it open.
     """
+    asked = {"episodes": episodes, "seed": seed}
+    used: set[str] = set()
     flat = [each for text in texts for each in (_suite(text) if _is_suite(text) else [text])]
     parts: list[Part] = []
     for text in flat:
         uri = text if text.startswith(URI_SCHEME) else f"{URI_SCHEME}{text}"
         tasks = TaskSet.parse(uri)
         given = {name for name, _ in parse_qsl(uri.partition("?")[2], keep_blank_values=True)}
+        used |= {option for option, name in _OPTIONS.items() if name not in given}
         tasks = replace(
             tasks,
-            n=tasks.n if "n" in given else episodes,
-            seed=tasks.seed if "seed" in given else seed,
+            n=tasks.n if "n" in given else (EPISODES if episodes is None else episodes),
+            seed=tasks.seed if "seed" in given else (seed or 0),
         )
         part = Part(_name(tasks), tasks)
         if any(part.name == other.name for other in parts):
@@ -75,6 +87,12 @@ def parse_tasks(texts: Sequence[str], *, episodes: int, seed: int) -> list[Part]
                 f"{part.name} is there twice; one task set has all seeds of an environment"
             )
         parts.append(part)
+    for option, value in asked.items():
+        if value is not None and option not in used:
+            raise ConfigurationError(
+                f"--{option} {value} has no effect: all of these tasks say their "
+                f"{_OPTIONS[option]} themselves"
+            )
     return parts
 
 

@@ -77,7 +77,7 @@ class ParityEntry(TypedDict):
     how: str
 
 
-class EnvEntry(TypedDict):
+class EnvEntry(TypedDict, total=False):
     """An environment of a RunSpec."""
 
     id: str
@@ -85,26 +85,26 @@ class EnvEntry(TypedDict):
     params: dict[str, Any]
 
 
-class PolicyEntry(TypedDict):
+class PolicyEntry(TypedDict, total=False):
     """The policy of a RunSpec."""
 
     model: str
 
 
-class AlgorithmEntry(TypedDict):
+class AlgorithmEntry(TypedDict, total=False):
     """The algorithm of a RunSpec."""
 
     advantage: str
     gamma: float
 
 
-class OptimizerEntry(TypedDict):
+class OptimizerEntry(TypedDict, total=False):
     """The optimiser of a RunSpec."""
 
     lr: float
 
 
-class TrainingEntry(TypedDict):
+class TrainingEntry(TypedDict, total=False):
     """The size of a RunSpec."""
 
     iterations: int
@@ -113,8 +113,8 @@ class TrainingEntry(TypedDict):
     precision: str
 
 
-class SpecEntry(TypedDict):
-    """What readers rely on in a RunSpec, which may be of a version or estimator not known here."""
+class SpecEntry(TypedDict, total=False):
+    """What readers rely on in a RunSpec, which may be of another version: keys may be missing."""
 
     name: str
     seed: int
