@@ -4,16 +4,41 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import importlib.metadata
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gem.experiment.hardware import CPU
+_entry_points = importlib.metadata.entry_points
+
+
+@cache
+def _strangers() -> frozenset[str]:
+    """Distributions that plug something into GEM and are none of ours: what the user installed."""
+    groups = [each for each in _entry_points().groups if each.startswith("gem.")]
+    there = {e.dist.name for group in groups for e in _entry_points(group=group) if e.dist}
+    packages = Path(__file__).parents[1] / "packages"
+    return frozenset(there - {path.name for path in packages.iterdir()} - {"gem-template"})
+
+
+def _ours(**wanted: str) -> Any:
+    found = _entry_points(**wanted)
+    kept = [e for e in found if e.dist is None or e.dist.name not in _strangers()]
+    return importlib.metadata.EntryPoints(kept)
+
+
+# Before anything of GEM is imported: tests see GEM's own environments, whatever else is installed.
+if _strangers():
+    importlib.metadata.entry_points = _ours  # type: ignore[assignment]
+
+from gem.experiment.hardware import CPU  # noqa: E402
 
 with contextlib.suppress(ImportError):  # not every trainer's environment has it
     from hypothesis import HealthCheck, settings
@@ -42,7 +67,10 @@ CHATML = (
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Say why a test was repeated, and on what real trainers ran, as others round differently."""
+    """Say why tests were skipped or repeated, and on what real trainers ran, which round."""
+    reasons = Counter(r.longrepr[2] for r in terminalreporter.stats.get("skipped", []))
+    for reason, number in reasons.most_common():
+        terminalreporter.write_line(f"{number} skipped: {reason.removeprefix('Skipped: ')}")
     for report in terminalreporter.stats.get("rerun", []):
         terminalreporter.write_sep("_", f"{report.nodeid} failed and was repeated")
         terminalreporter.write_line(report.longreprtext)

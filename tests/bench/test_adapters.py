@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,9 +15,11 @@ from gem.errors import ConfigurationError, GemError, MissingExtraError, Unsuppor
 from gem.experiment.hardware import CPU
 from gem.experiment.runspec import RunSpec
 from gem.training.launch import Launch, Parity
-from gem_bench.adapters import compile_launch, installed_adapters
+from gem_bench.adapters import WITH_ADAPTERS, compile_launch, in_a_clone, installed_adapters
 from gem_bench.models import resolve_model
 from gem_bench.parity import command_text, parity_text
+
+MAKEFILE = Path(__file__).parents[2] / "Makefile"
 
 
 def named(spec: RunSpec, name: str) -> RunSpec:
@@ -81,14 +84,40 @@ def test_what_an_environment_says_when_it_breaks_is_shown(
         compile_launch("fake", small_spec, run_dir=tmp_path, python=python)
 
 
-def test_a_trainer_that_is_not_installed_is_answered_with_the_commands_that_install_it(
-    small_spec: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("trainer", [*WITH_ADAPTERS, "reference"])
+def test_a_trainer_that_is_not_installed_is_answered_with_a_command_that_exists(
+    trainer: str, small_spec: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigurationError) as error:
-        compile_launch("nosuch", small_spec, run_dir=tmp_path)
-    assert "pip install gem-nosuch" in str(error.value)
-    assert "make env-nosuch" in str(error.value)
+    monkeypatch.setattr("gem_bench.adapters.installed_adapters", list)
+    found = set()
+    if trainer != "reference":
+        with pytest.raises(ConfigurationError) as error:
+            compile_launch(trainer, small_spec, run_dir=tmp_path)
+        found |= set(re.findall("make (env-[a-z0-9]+)", str(error.value)))
+    found |= set(re.findall("make (env-[a-z0-9]+)", in_a_clone(trainer)))
+    targets = set(re.findall(r"^(env-[a-z0-9]+):", MAKEFILE.read_text(), re.MULTILINE))
+    assert len(found) == 1
+    assert found <= targets
+
+
+def test_every_environment_of_the_makefile_is_of_a_known_trainer() -> None:
+    targets = set(re.findall(r"^env-([a-z0-9]+):", MAKEFILE.read_text(), re.MULTILINE))
+    assert targets - {"dev", "inspect"} == set(WITH_ADAPTERS)
+
+
+@pytest.mark.parametrize(
+    ("typo", "meant"), [("vrel", "verl"), ("openrhlf", "openrlhf"), ("refrence", "reference")]
+)
+def test_a_typo_is_answered_with_the_trainer_that_is_meant(
+    typo: str, meant: str, small_spec: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And with no command: a package of that name may be somebody else's."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationError, match=f"did you mean '{meant}'") as error:
+        compile_launch(typo, small_spec, run_dir=tmp_path)
+    assert f"-{typo}" not in str(error.value)
+    assert "pip install" not in str(error.value)
 
 
 def test_an_unsupported_version_is_answered_with_both_versions_and_the_way_out(
@@ -98,7 +127,7 @@ def test_an_unsupported_version_is_answered_with_both_versions_and_the_way_out(
     with pytest.raises(UnsupportedVersionError) as error:
         compile_launch("fake", named(small_spec, "old"), run_dir=tmp_path)
     assert "fake 0.3 is installed, gem-fake supports >=1" in str(error.value)
-    assert "make env-fake" in str(error.value)
+    assert "make env-fake" not in str(error.value)  # there is no such target
 
 
 def test_the_reference_trainer_is_an_adapter_that_matches_every_setting(

@@ -80,12 +80,13 @@ def test_trainers_and_settings_make_rows_of_their_own(tmp_path: Path) -> None:
 def test_seeds_may_bring_tasks_of_their_own_but_the_same_to_every_trainer(tmp_path: Path) -> None:
     def run(trainer: str, seed: int, tasks: int) -> Path:
         meta = {"spec": {"name": "x", "seed": seed, "env": {"seed": tasks}}}
-        return write(tmp_path / f"{trainer}{seed}", [0.5], trainer=trainer, meta=meta)
+        folder = tmp_path / f"{trainer}{seed}-{tasks}"
+        return write(folder, [0.5], trainer=trainer, meta=meta)
 
     same = compare(load_runs([run(t, s, 100 * s) for t in ("a", "b") for s in (0, 1)]))
     assert [row.seeds for row in same.rows] == [[0, 1], [0, 1]]
     assert not same.differing
-    other = compare(load_runs([run("a", 0, 0), run("b", 1, 100)]))
+    other = compare(load_runs([tmp_path / "a0-0", tmp_path / "b1-100"]))
     assert other.differing == {"env.seed": [[0], [100]]}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import gem
 from gem.advantage import ADVANTAGES
 from gem.core import Step
 from gem.envs.games.guess_the_number import GuessTheNumber
-from gem.errors import ConfigurationError, RolloutError
+from gem.errors import ConfigurationError, RolloutError, UnfinishedError
 from gem.experiment.runspec import RunSpec
 from gem.training.record import RunRecord, read_run
 
@@ -166,6 +167,16 @@ def test_a_batch_that_lost_too_much_stops_the_run_as_in_every_adapter(
     match = r"of 16 episodes .* at most a share of 0 may\. By cause: environment \d+ \(.*lamp went"
     with pytest.raises(RolloutError, match=match):
         reference.train(spec, tmp_path, device="cpu")
+
+
+def test_a_run_that_code_ends_early_is_an_error(
+    make_spec: Callable[..., RunSpec], tmp_path: Path
+) -> None:
+    def leave(iteration: int, split: str, metrics: Any) -> None:
+        sys.exit(0)
+
+    with pytest.raises(UnfinishedError, match="after 1 of 2 iterations"):
+        reference.train(make_spec(), tmp_path, device="cpu", report=leave)
 
 
 def test_a_batch_without_a_surviving_episode_stops_the_run(

@@ -13,7 +13,10 @@ from typing import Any
 
 import pytest
 
-from gem.training.record import read_run
+from gem.experiment.runspec import RunSpec
+from gem.training.preflight import check, environments
+from gem.training.record import Recorder, read_run
+from gem_bench.__main__ import main
 from gem_bench.learning import nothing_learnt
 from gem_bench.processes import Family, _processes, _processes_by_ps
 
@@ -263,6 +266,98 @@ def test_a_folder_that_holds_a_run_is_only_used_again_when_told_so(
     assert "--overwrite" in err
     assert finish(gem_bench(*command, "--overwrite"))[0] == 0
     assert len(read_run(out).metrics) == 6
+
+
+def test_a_second_run_into_the_folder_of_one_that_goes_on_is_refused_with_its_process(
+    gem_bench: Start, spec_file: WriteSpec, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    first = gem_bench("run", spec_file("hang"), "--to", "fake", "--out", out)
+    wait_for(out / "hanging")
+    for words in ((), ("--overwrite",), ("--resume",)):
+        code, _, err = finish(
+            gem_bench("run", spec_file("hang"), "--to", "fake", "--out", out, *words)
+        )
+        assert code == 2
+        assert f"another process writes a record into {out}: process id {first.pid}" in err
+    first.send_signal(signal.SIGINT)
+    assert finish(first)[0] == 130
+    assert [line["iteration"] for line in read_run(out).metrics] == [0, 1, 2]
+
+
+def test_of_two_runs_that_are_started_together_one_runs(
+    gem_bench: Start, spec_file: WriteSpec, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    command = ("run", spec_file(), "--to", "fake", "--out", out)
+    both = [gem_bench(*command) for _ in range(2)]
+    ended = sorted(finish(process)[0] for process in both)
+    assert ended == [0, 2]
+    assert [line["iteration"] for line in read_run(out).metrics] == list(range(6))
+
+
+def test_a_run_that_could_not_be_started_leaves_no_folder(
+    gem_bench: Start, spec_file: WriteSpec, tmp_path: Path
+) -> None:
+    for name in ("refused", "missing"):
+        spec = spec_file(name)
+        assert finish(gem_bench("run", spec, "--to", "fake", "--out", tmp_path / "out"))[0] == 2
+        assert not (tmp_path / "out").exists()
+
+
+def test_a_run_that_recorded_nothing_is_in_nobodys_way(
+    gem_bench: Start, spec_file: WriteSpec, tmp_path: Path
+) -> None:
+    command = ("run", spec_file(), "--to", "fake", "--out", tmp_path / "out")
+    failed = {"command": ["x"], "status": "failed", "iterations": 0}
+    Recorder(tmp_path / "out").start(failed)
+    assert finish(gem_bench(*command))[0] == 0
+    # Another program's record, or one with an iteration, is.
+    for meta, line in (({"trainer": "trl"}, False), (failed, True)):
+        recorder = Recorder(tmp_path / f"other-{line}")
+        recorder.start(meta)
+        if line:
+            recorder.metrics(0, {"loss": 1.0})
+        code, _, err = finish(gem_bench(*command[:-1], recorder.folder))
+        assert code == 2
+        assert "already holds a run" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--to", "fkae"), "did you mean 'fake'"),
+        (("--to", "fake", "--set", "name=refused"), "algorithm.gamma: fake cannot discount"),
+        (("--to", "fake", "--set", "env.id=game:Nope"), "game:Nope"),
+        (("--to", "fake", "--set", "env.params.nope=1"), "nope"),
+    ],
+)
+@pytest.mark.parametrize("model", ["small", "small?competent=0.3", "smollm2", "tiny"])
+def test_what_is_wrong_is_said_before_a_model_is_made(
+    words: tuple[str, ...],
+    said: str,
+    model: str,
+    fake_installed: Path,
+    spec_file: WriteSpec,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def made(*_: Any) -> None:
+        raise AssertionError("a model is made")
+
+    monkeypatch.setattr("gem_bench.models._maker", made)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(fake_installed))
+    monkeypatch.setattr("gem_bench.run.check_environments", checked_here)
+    asked = [str(spec_file()), *words, "--set", f"policy.model={model}", "--cpu", "--out", "out"]
+    assert main(["run", *asked]) == 2
+    assert said in capsys.readouterr().err
+
+
+def checked_here(compiled: Any, spec: RunSpec) -> None:
+    """What `check_environments` asks the trainer's Python, without another process."""
+    check(environments(spec))
 
 
 def test_nothing_goes_on_from_what_an_earlier_run_left(

@@ -65,9 +65,9 @@ def test_list_says_what_cannot_be_imported(
 ) -> None:
     gem.list_envs()
     monkeypatch.setattr("gem.registry._registry", dict(gem.registry._registry))
-    gem.register("mine:Gone-v0", "no_such_module:Env")
-    _, out, _ = run("list", "-l", "mine:", capsys=capsys)
-    assert out == "mine:Gone-v0  cannot be imported: No module named 'no_such_module'\n"
+    gem.register("gone:Gone-v0", "no_such_module:Env")
+    _, out, _ = run("list", "-l", "gone:Gone-v0", capsys=capsys)
+    assert out == "gone:Gone-v0  cannot be imported: No module named 'no_such_module'\n"
 
 
 def test_info_tells_parameters_limits_and_an_episode(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import site
+import stat
 import subprocess
 import sys
 from dataclasses import replace
@@ -76,6 +77,12 @@ def test_an_attack_gets_nothing(tier: str, attack: object) -> None:
     assert finding.got == ""
 
 
+def closed(path: Path) -> Path | None:
+    """Return the outermost folder around a path that others than its owner cannot open."""
+    around = (each for each in [*reversed(path.parents), path] if not each.is_symlink())
+    return next((each for each in around if not each.stat().st_mode & stat.S_IXOTH), None)
+
+
 @pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("bwrap") is None,
     reason="whoever is not root has tested this above; or bubblewrap is not installed",
@@ -87,17 +94,19 @@ def test_no_attack_gets_anything_from_a_sandbox_that_an_ordinary_user_started() 
         "from gem.sandbox import BwrapExecutor\nfrom gem.sandbox.audit import audit\n"
         "for found in audit(BwrapExecutor(servers=1)): print(found.attack.name, '|', found.got)"
     )
-    # The home of root, in which the interpreter may be, opened as far as it needs.
-    home = Path.home()
+    # The interpreter may be in folders of root's that nobody else can open: they are opened as far
+    # as it needs.
     needed = [sys.prefix, sys.base_prefix, *site.getsitepackages(), *gem.__path__]
-    folders = {path for folder in needed if (path := Path(folder).resolve()).is_relative_to(home)}
-    parents = sorted({parent for folder in folders for parent in folder.parents})
-    command: list[str | Path] = ["bwrap", "--dev-bind", "/", "/", "--perms", "0755"]
-    command += ["--tmpfs", home]
-    for parent in parents:
-        command += ["--perms", "0755", "--dir", parent] if parent.is_relative_to(home) else []
-    for folder in folders:
-        command += ["--ro-bind", folder, folder]
+    named = {path for folder in needed for path in (Path(folder), Path(folder).resolve())}
+    folders = {path: top for path in named if (top := closed(path)) is not None}
+    command: list[str | Path] = ["bwrap", "--dev-bind", "/", "/"]
+    for top in sorted(set(folders.values())):
+        command += ["--perms", "0755", "--tmpfs", top]
+    parents = {p for path, top in folders.items() for p in path.parents if p.is_relative_to(top)}
+    for parent in sorted(parents):
+        command += ["--perms", "0755", "--dir", parent]
+    for path in sorted(folders):
+        command += ["--ro-bind", path.resolve(), path]
     run = subprocess.run(
         [*command, sys.executable, "-c", code], capture_output=True, text=True, timeout=900
     )

@@ -344,7 +344,7 @@ def test_a_run_does_not_go_on_with_the_record_of_another(
     RunRecording(tmp_path, about)
     # Nothing is recorded yet.
     RunRecording(tmp_path, {**about, **changes}, free=["log"])
-    (tmp_path / METRICS).write_text('{"iteration": 0, "split": "train"}\n')
+    (tmp_path / METRICS).write_text('{"iteration": 0, "split": "train", "time_s": 1}\n')
     RunRecording(tmp_path, {**about, "config": {"lr": 1.0, "log": "c"}}, free=["log"])
     with pytest.raises(ConfigurationError, match=re.escape(said)) as error:
         RunRecording(tmp_path, {**about, **changes}, free=["log"])
@@ -354,7 +354,7 @@ def test_a_run_does_not_go_on_with_the_record_of_another(
 
 def test_configurations_are_compared_only_where_it_is_known_what_may_differ(tmp_path: Path) -> None:
     RunRecording(tmp_path, {**ABOUT, "config": {"lr": 1.0}})
-    (tmp_path / METRICS).write_text('{"iteration": 0, "split": "train"}\n')
+    (tmp_path / METRICS).write_text('{"iteration": 0, "split": "train", "time_s": 1}\n')
     RunRecording(tmp_path, {**ABOUT, "config": {"lr": 2.0}})
 
 

@@ -421,7 +421,7 @@ def test_a_failure_in_a_vector_is_blamed_on_what_failed() -> None:
         (
             lambda: make_vec(EASY, vectorization_mode="async"),
             ConfigurationError,
-            "unknown executor 'async'; known: thread",
+            "Gymnasium's 'async' is 'thread'",
         ),
     ],
 )

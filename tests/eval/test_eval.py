@@ -32,6 +32,7 @@ from gem.tasks import Task
 from gem.training.record import EPISODES, read_episodes, read_run
 from gem.trajectory import Failure, Trajectory, Turn
 from gem_eval.cli import main
+from gem_eval.client import Reply
 from gem_eval.numbers import read_summary
 from gem_eval.progress import Progress
 from gem_eval.spending import Prices, Spending
@@ -530,6 +531,43 @@ def test_a_wrong_setting_is_refused(
 )
 def test_a_model_that_cannot_be_asked_is_refused(evaluate: Run, words: tuple[str, ...]) -> None:
     assert evaluate(GUESS, *words) == 2
+
+
+def test_code_that_calls_exit_ends_no_evaluation_with_status_0(
+    evaluate: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    replied: list[int] = []
+
+    async def leave(self: Any, messages: Any, tools: Any = ()) -> Any:
+        replied.append(1)
+        if len(replied) > 3:
+            sys.exit(0)
+        return Reply("")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("gem_eval.players.SilentPlayer.reply", leave)
+        assert evaluate(GUESS, "--episodes", 6, "--concurrency", 1, model="noop") == 1
+    said = capsys.readouterr()
+    assert "of 6 episodes, because code that runs in it called sys.exit(0)" in said.err
+    assert "--resume plays what is missing" in said.err
+    assert said.out == ""
+    assert evaluate(GUESS, "--episodes", 6, "--resume", model="noop") == 0
+    assert len(episodes(tmp_path / "run")) == 6
+
+
+@pytest.mark.parametrize("status", [0, 3, None])
+def test_an_environment_that_calls_exit_ends_no_evaluation_with_status_0(
+    evaluate: Run, monkeypatch: pytest.MonkeyPatch, crashing: str, status: int | None
+) -> None:
+    monkeypatch.setattr(Crashing, "step", lambda self, action: sys.exit(status))
+    try:
+        ended: object = evaluate(crashing, "--episodes", 6, model="random")
+    except SystemExit as error:
+        ended = error.code
+    assert ended not in (0, None)
 
 
 # Going on

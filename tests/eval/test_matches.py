@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,19 @@ def test_a_void_match_is_played_again_and_nothing_else(
     assert all(after[key] == each for key, each in before.items())
     lines = Path("run", MATCHES).read_text().splitlines()
     assert sum(not json.loads(line)["failure"] for line in lines) == 8
+
+
+def test_code_that_calls_exit_ends_no_match_with_status_0(
+    match: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def leave(self: Any, match: Any) -> None:
+        sys.exit(0)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("gem_eval.matches._ByScript.say", leave)
+        assert match(TICTACTOE, "random", "oracle") not in (0, None)
+    assert "0 of 8 matches" in capsys.readouterr().err
+    assert match(TICTACTOE, "random", "oracle", "--resume") == 0
 
 
 def test_a_record_is_continued_only_with_its_settings(match: Run) -> None:

@@ -17,6 +17,8 @@ class Answer:
     body: str
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
+    raw: bool = False
+    """The body's characters are bytes."""
     cut: bool = False
     """Say that the body is longer, and close the connection."""
 
@@ -91,7 +93,7 @@ class Stub:
                         stub.running -= 1
 
             def send(self, answer: Answer) -> None:
-                data = answer.body.encode()
+                data = answer.body.encode("latin-1" if answer.raw else "utf-8")
                 self.send_response(answer.status)
                 for name, value in answer.headers.items():
                     self.send_header(name.replace("_", "-"), value)

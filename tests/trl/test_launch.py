@@ -350,7 +350,7 @@ def test_another_experiment_does_not_go_on_with_the_record_of_this_one(
 ) -> None:
     path, given = tmp_path / "spec.json", spec()
     begin(Recorder(tmp_path), {"trainer": "trl", "spec": given.to_mapping()})
-    (tmp_path / "metrics.jsonl").write_text('{"iteration": 0, "split": "train"}\n')
+    (tmp_path / "metrics.jsonl").write_text('{"iteration": 0, "split": "train", "time_s": 1}\n')
     path.write_text(json.dumps(replace(given, seed=4).to_mapping()))
     assert train.main([str(path), "--record", str(tmp_path), "use_cpu=true"]) == 2
     assert "spec.seed: 3 there, 4 here" in capsys.readouterr().err

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import TrainerCallback
 
 import gem_trl.trainer
-from gem.errors import ConfigurationError, RolloutError, UnsupportedVersionError
+from gem.errors import ConfigurationError, RolloutError, UnfinishedError, UnsupportedVersionError
 from gem.training.record import read_run
 from gem.training.seams import check_seams
 
@@ -137,6 +139,40 @@ def test_episodes_of_a_row_of_the_dataset_are_a_group(make_trainer: Make, tmp_pa
         (e.trajectory.group, e.trajectory.task.seed) for e in read_run(tmp_path / "run").episodes()
     ]
     assert found == [(number, number) for number in range(8) for _ in range(2)]
+
+
+@pytest.mark.parametrize("folder", ["run", None])
+def test_a_training_that_code_ends_by_sys_exit_is_an_error(
+    make_trainer: Make, tmp_path: Path, folder: str | None
+) -> None:
+    record = None if folder is None else str(tmp_path / folder)
+    trainer = make_trainer(script=lambda *_: "end", record_dir=record, args={"max_steps": 3})
+
+    class Leaves(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == 2:
+                sys.exit()
+
+    trainer.add_callback(Leaves())
+    with pytest.raises(UnfinishedError, match="after 1 of 3 iterations.*sys.exit.None"):
+        trainer.train()
+
+
+def test_a_callback_may_end_the_training_early_and_a_lost_iteration_is_an_error(
+    make_trainer: Make, tmp_path: Path
+) -> None:
+    class Stops(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            control.should_training_stop = True
+
+    trainer = make_trainer(script=lambda *_: "end", record_dir=str(tmp_path / "run"))
+    trainer.add_callback(Stops())
+    trainer.train()
+    assert len(read_run(tmp_path / "run").metrics) == 1
+    unlogged = make_trainer(script=lambda *_: "end", record_dir=str(tmp_path / "other"))
+    unlogged.log = lambda *_, **__: None
+    with pytest.raises(UnfinishedError, match="recorded only 0 of 2 iterations"):
+        unlogged.train()
 
 
 def test_an_iteration_of_several_steps_is_one_line(make_trainer: Make, tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,18 +13,20 @@ from gem.experiment.hardware import CPU
 from gem.experiment.runspec import RunSpec
 from gem.testing.conformance import difference
 from gem.training.record import read_run
-from gem_template.launch import adapter
+from gem_template.launch import CONFIG, adapter
 
 
-def run(spec: RunSpec, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run the trainer as gem-bench does."""
+def run(
+    spec: RunSpec, folder: Path, files: Mapping[str, str] | None = None, path: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Run the trainer as gem-bench does, with other `files` and a further folder of modules."""
     made = adapter.compile(spec, run_dir=folder, hardware=CPU)
     folder.mkdir()
-    for name, text in made.files.items():
+    for name, text in {**made.files, **(files or {})}.items():
         (folder / name).write_text(text)
     return subprocess.run(
         [sys.executable, *made.argv[1:]],
-        env={"GEM_RECORD_ROWS": "1", "PYTHONPATH": ":".join(sys.path), **made.env},
+        env={"GEM_RECORD_ROWS": "1", "PYTHONPATH": ":".join([*sys.path, path]), **made.env},
         capture_output=True,
         text=True,
         timeout=300,
@@ -52,6 +56,21 @@ def test_the_same_seed_gives_the_same_run(spec: RunSpec, tmp_path: Path) -> None
         found = read_run(tmp_path / name).metrics
         metrics.append([{k: v for k, v in m.items() if k != "time_s"} for m in found])
     assert metrics[0] == metrics[1]
+
+
+def test_a_run_that_code_ends_early_ends_with_an_error(spec: RunSpec, tmp_path: Path) -> None:
+    (tmp_path / "leaving.py").write_text(
+        "import sys\n"
+        "from gem_template.trainer import GemTrainer\n"
+        "class Leaving(GemTrainer):\n"
+        "    def evaluate(self, step):\n"
+        "        step < 2 or sys.exit(0)\n"
+    )
+    made = adapter.compile(spec, run_dir=tmp_path / "run", hardware=CPU)
+    config = json.loads(made.files[CONFIG]) | {"trainer": "leaving:Leaving"}
+    done = run(spec, tmp_path / "run", {CONFIG: json.dumps(config)}, str(tmp_path))
+    assert done.returncode == 1
+    assert "the run ended after 2 of 3 iterations" in done.stderr
 
 
 def test_a_run_whose_episodes_all_fail_ends_and_says_why(spec: RunSpec, tmp_path: Path) -> None:

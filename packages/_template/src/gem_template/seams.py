@@ -8,6 +8,7 @@ _TRAINER = "fake_trainer:Trainer"
 
 SEAMS = (
     Seam(f"{_TRAINER}.__init__", "self, config"),
+    Seam(f"{_TRAINER}.train", "self"),
     Seam(f"{_TRAINER}.rollout", "self, texts, evaluation"),
     Seam(f"{_TRAINER}.compute_advantages", "self, batch"),
     Seam(f"{_TRAINER}.log", "self, step, values"),

@@ -56,6 +56,16 @@ class GemTrainer(fake_trainer.Trainer):  # type: ignore[misc]
         self.evaluated: list[str] = []
         """Names of the evaluations that the episodes belong to, one for each episode."""
 
+    def train(self) -> None:
+        """Train to the end.
+
+        Raises:
+            UnfinishedError: Fewer iterations are recorded than were asked for, or something called
+                `sys.exit()`.
+        """
+        with self.recording.to_the_end(lambda: int(self.config["steps"])):
+            super().train()
+
     async def rollout(self, texts: list[str], evaluation: bool = False) -> list[dict[str, Any]]:
         """Play an episode of each text; return the training rows.
 

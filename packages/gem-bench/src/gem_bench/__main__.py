@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gem.__main__ import show_any_text
 from gem.errors import GemError
 from gem.experiment.hardware import Hardware
 from gem.experiment.runspec import RunSpec
@@ -30,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         conform; 2 if the request is impossible, with a message on standard error; 124 after a
         timeout; 130 after an interrupt.
     """
+    show_any_text()
     args = _parser().parse_args(argv)
     command: Callable[[argparse.Namespace], int] = args.call
     try:
@@ -47,15 +49,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _compile(args: argparse.Namespace) -> int:
     from gem_bench.adapters import compile_launch
-    from gem_bench.models import resolved
+    from gem_bench.models import is_made, resolved
     from gem_bench.parity import command_text, parity_text
 
-    spec = _spec(args)
-    spec = resolved(spec)
+    spec, hardware = _spec(args), _hardware(args)
     run_dir = args.out or Path("runs", f"{spec.name}-{args.to}")
-    launch = compile_launch(
-        args.to, spec, run_dir=run_dir, hardware=_hardware(args), python=args.python
-    ).launch
+    known = {"run_dir": run_dir, "hardware": hardware, "python": args.python}
+    if is_made(spec.policy.model):
+        compile_launch(args.to, spec, **known)  # says what is wrong before a model is made
+    spec = resolved(spec)
+    launch = compile_launch(args.to, spec, **known).launch
     if args.json:
         print(launch.to_json())
         return 0
@@ -92,17 +95,20 @@ def _fit(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace) -> int:
     from gem.packed import VARIABLE
     from gem_bench.fit import check
-    from gem_bench.models import resolved
     from gem_bench.run import run
 
-    spec, hardware = _spec(args), _hardware(args)
-    if not (args.no_fit_check or hardware.cpu):
-        why = check(args.to, resolved(spec), hardware)
+    hardware = _hardware(args)
+
+    def fits(spec: RunSpec) -> None:
+        if args.no_fit_check or hardware.cpu:
+            return
+        why = check(args.to, spec, hardware)
         if why is not None:
             with contextlib.suppress(OSError):  # as at the end
                 print(f"gem-bench: {why}", file=sys.stderr, flush=True)
+
     outcome = run(
-        spec,
+        _spec(args),
         trainer=args.to,
         run_dir=args.out,
         hardware=hardware,
@@ -111,6 +117,7 @@ def _run(args: argparse.Namespace) -> int:
         resume=args.resume,
         timeout_s=args.timeout,
         environment={} if args.record is None else {VARIABLE: args.record},
+        warned=fits,
     )
     return _ended(args.to, outcome)
 

@@ -25,10 +25,12 @@ from gem.errors import ConfigurationError, GemError, MissingExtraError, Unsuppor
 from gem.experiment.hardware import Hardware, check_model
 from gem.experiment.runspec import RunSpec
 from gem.training import launch
-from gem.training.launch import ENTRY_POINT_GROUP, Launch, find_adapter
+from gem.training.launch import ENTRY_POINT_GROUP, Launch, find_adapter, unknown_trainer
 from gem_bench.reference_setup import CHECKPOINTS, check_supported
 
 VENVS = ".venvs"
+WITH_ADAPTERS = ("oat", "openrlhf", "rl2", "roll", "tinker", "trl", "verl")
+"""Trainers whose adapters come with gem-bench; `make env-<trainer>` builds their environments."""
 COMPILE_TIMEOUT_S = 300
 
 
@@ -83,7 +85,7 @@ def compile_launch(
         made = find_adapter(trainer).compile(spec, run_dir=run_dir, hardware=hardware)
         return Compiled(made, Path(sys.executable))
     except (UnsupportedVersionError, MissingExtraError) as error:
-        raise type(error)(f"{error}{_in_a_clone(trainer)}") from error
+        raise type(error)(f"{error}{in_a_clone(trainer)}") from error
 
 
 def check_environments(compiled: Compiled, spec: RunSpec) -> None:
@@ -159,15 +161,20 @@ def _talk(
 
 
 def _not_installed(trainer: str) -> str:
-    known = ", ".join(installed_adapters()) or "none"
-    return (
-        f"no adapter for trainer {trainer!r}: neither here (installed: {known}) nor in "
-        f"{VENVS}/{trainer}. Install it with `pip install gem-{trainer}`{_in_a_clone(trainer)}"
-    )
+    installed = installed_adapters()
+    if trainer in WITH_ADAPTERS:
+        return (
+            f"the adapter of {trainer} is neither installed here (installed: "
+            f"{', '.join(installed) or 'none'}) nor in {VENVS}/{trainer}{in_a_clone(trainer)}"
+        )
+    return unknown_trainer(trainer, {*installed, *WITH_ADAPTERS})
 
 
-def _in_a_clone(trainer: str) -> str:
-    return f"; in a clone of the repository: `make env-{trainer}`"
+def in_a_clone(trainer: str) -> str:
+    """Say how a clone of the repository builds the environment of a trainer that has one there."""
+    venv = "dev" if trainer == "reference" else trainer
+    known = trainer in (*WITH_ADAPTERS, "reference")
+    return f"; in a clone of the repository: `make env-{venv}`" if known else ""
 
 
 class ReferenceAdapter:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gem.training.record import METRICS
+from gem.errors import RecordError
+from gem.training.record import read_run
 
 
 def nothing_learnt(lines: Sequence[dict[str, Any]]) -> str:
@@ -25,13 +25,10 @@ def nothing_learnt(lines: Sequence[dict[str, Any]]) -> str:
 
 def nothing_learnt_in(run_dir: Path) -> str:
     """Return `nothing_learnt` of a recorded run; "" if a line of its metrics is damaged."""
-    lines = []
-    for text in (run_dir / METRICS).read_text(encoding="utf-8").splitlines():
-        try:
-            lines.append(json.loads(text))
-        except ValueError:
-            return ""
-    return nothing_learnt(lines)
+    try:
+        return nothing_learnt(read_run(run_dir).metrics)
+    except RecordError:
+        return ""
 
 
 def _cause(train: Sequence[dict[str, Any]]) -> str:

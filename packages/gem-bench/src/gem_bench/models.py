@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import importlib
 import itertools
-import json
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from gem.errors import ConfigurationError, MissingExtraError
+from gem.errors import ConfigurationError, DataError, MissingExtraError
 from gem.experiment.runspec import RunSpec
+from gem.json_lines import read_json
 from gem.multi import of_one_seat
 from gem.rollout.prompting import Prompting
 
@@ -24,6 +24,11 @@ SMALL_MODELS = {
 
 
 SMALL = "small"
+
+
+def is_made(model: str) -> bool:
+    """Whether gem-cpu makes this `policy.model`, which may take a while."""
+    return model in SMALL_MODELS or model.partition("?")[0] == SMALL
 
 
 def resolve_model(model: str, name: str = "policy.model") -> str:
@@ -128,8 +133,8 @@ def _check(folder: Path, name: str) -> None:
     if (folder / "chat_template.jinja").exists() or (folder / "chat_template.json").exists():
         return
     try:
-        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        config = read_json(folder / "tokenizer_config.json", dict[str, Any], DataError)
+    except DataError as error:
         raise ConfigurationError(f"{name}: {folder} has no tokenizer: {error}") from error
     if not config.get("chat_template"):
         raise ConfigurationError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import os
 import shutil
@@ -14,7 +13,9 @@ from collections import deque
 from pathlib import Path
 from typing import Any, TextIO
 
-from gem.training.record import METRICS
+from gem.errors import RecordError
+from gem.json_lines import parse_as
+from gem.training.record import METRICS, read_metrics_line
 
 _RECENT = 10
 """Iterations over which a shown value is averaged."""
@@ -37,7 +38,11 @@ class Tail:
         """A hash of each line that was read."""
 
     def read(self) -> list[dict[str, Any]]:
-        """Return the lines added since the last call, without an incomplete last line."""
+        """Return the lines added since the last call, without an incomplete last line.
+
+        Raises:
+            RecordError: A line is damaged.
+        """
         kept: list[int] = []
         try:
             with self._path.open("rb") as file:
@@ -55,7 +60,15 @@ class Tail:
         found = list(map(hash, lines))
         self._known += found
         same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(kept, found, strict=False))
-        return [json.loads(line) for line in lines[len(list(same)) :]]
+        fresh = lines[len(list(same)) :]
+        first = len(self._known) - len(fresh) + 1
+        return [
+            read_metrics_line(
+                parse_as(line, dict[str, Any], place := f"{self._path}, line {n}", RecordError),
+                place,
+            )
+            for n, line in enumerate(fresh, first)
+        ]
 
 
 class Progress:

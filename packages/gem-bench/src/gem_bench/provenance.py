@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
+
+from gem.json_lines import parse_as
 
 _PACKAGES = ("gem-core", "gem-bench", "gem-cpu", "torch", "transformers", "vllm", "ray", "numpy")
 _ASK = """
@@ -41,7 +42,7 @@ def versions(python: Path, trainer: str) -> dict[str, str]:
     adapter = f"gem-{trainer}"
     names = dict.fromkeys([*_PACKAGES, trainer, adapter])
     answer = _output([str(python), "-c", _ASK, adapter, *names])
-    found: dict[str, str] = json.loads(answer) if answer else {}
+    found: dict[str, str] = parse_as(answer, dict[str, str], str(python)) if answer else {}
     return found
 
 

@@ -382,6 +382,7 @@ def train(
             cannot be used (the message names the key), or `record` holds another run.
         RecordError: The record or a checkpoint cannot be written or read.
         RolloutError: More episodes of a batch failed than `training.max_failed_fraction`.
+        UnfinishedError: Code that runs in the training called `sys.exit()`.
     """
     check_supported(spec)
     recording = open_record(spec, record, again=checkpoints is not None)
@@ -408,25 +409,26 @@ def train(
             report(iteration, f"eval:{part.name}", metrics)
 
     begin = checkpoints.restore(learner) if checkpoints else 0
-    for iteration in range(begin, spec.training.iterations):
-        evaluate(iteration)
-        tasks = spec.train_tasks(iteration, success_rates(spec, record, iteration))
-        key = (iteration, 0)
-        episodes, seconds = rollout(
-            learner, chat, tasks, spec.training.group_size, spec.sampling, key
-        )
-        began = time.perf_counter()
-        rows = training_rows(episodes)
-        values = learner.values(rows, [len(t.turns) for t in episodes])
-        advantage, target = turn_advantages(spec.algorithm, episodes, values, learner.baselines)
-        metrics = learner.update(rows, advantage, target)
-        metrics |= {"lr": spec.optimizer.lr, "update_s": time.perf_counter() - began}
-        trained = partial(trained_rows, rows, episodes, advantage)
-        recording.keep_batch(episodes, advantage, trained, metrics=seconds)
-        report(iteration, "train", recording.write_iteration(iteration, metrics=metrics))
-        if checkpoints:
-            checkpoints.save(learner, iteration + 1)
-    evaluate(spec.training.iterations)
+    with recording.to_the_end(lambda: spec.training.iterations):
+        for iteration in range(begin, spec.training.iterations):
+            evaluate(iteration)
+            tasks = spec.train_tasks(iteration, success_rates(spec, record, iteration))
+            key = (iteration, 0)
+            episodes, seconds = rollout(
+                learner, chat, tasks, spec.training.group_size, spec.sampling, key
+            )
+            began = time.perf_counter()
+            rows = training_rows(episodes)
+            values = learner.values(rows, [len(t.turns) for t in episodes])
+            advantage, target = turn_advantages(spec.algorithm, episodes, values, learner.baselines)
+            metrics = learner.update(rows, advantage, target)
+            metrics |= {"lr": spec.optimizer.lr, "update_s": time.perf_counter() - began}
+            trained = partial(trained_rows, rows, episodes, advantage)
+            recording.keep_batch(episodes, advantage, trained, metrics=seconds)
+            report(iteration, "train", recording.write_iteration(iteration, metrics=metrics))
+            if checkpoints:
+                checkpoints.save(learner, iteration + 1)
+        evaluate(spec.training.iterations)
     return learner
 
 

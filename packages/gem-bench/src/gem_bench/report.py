@@ -116,10 +116,11 @@ def save(path: Path, text: str) -> str:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        # An episode's texts may have half a surrogate pair, which UTF-8 lacks.
+        path.write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
         raise GemError(f"cannot write {path}: {error}") from error
-    return f"{path} ({len(text.encode()) / 1024:,.0f} kB)"
+    return f"{path} ({path.stat().st_size / 1024:,.0f} kB)"
 
 
 class _Vocabularies:

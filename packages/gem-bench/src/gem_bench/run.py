@@ -27,12 +27,13 @@ from gem.experiment.hardware import Hardware
 from gem.experiment.metrics import failed_by_cause, failures_text
 from gem.experiment.runspec import RunSpec
 from gem.foreign import signal_name
+from gem.training.folders import alone
 from gem.training.launch import Launch
 from gem.training.record import EPISODES, METRICS, REPLACED, RUN, Recorder, read_run
 from gem_bench.adapters import Compiled, check_environments, compile_launch
 from gem_bench.learning import nothing_learnt_in
 from gem_bench.logs import explain
-from gem_bench.models import resolved
+from gem_bench.models import is_made, resolved
 from gem_bench.processes import Family
 from gem_bench.progress import Progress, Tail, clock
 from gem_bench.provenance import decisive, git_commit, machine, versions
@@ -70,8 +71,12 @@ def run(
     resume: bool = False,
     timeout_s: float | None = None,
     environment: Mapping[str, str] | None = None,
+    warned: Callable[[RunSpec], object] = lambda _: None,
 ) -> Outcome:
     """Run `spec` with `trainer`.
+
+    Trainer, settings and environments are checked before a model is made. No other run can be
+    started in the folder from the first check on.
 
     Args:
         spec: The experiment; `policy.model` may be `tiny`, `tiny-tools` or `smollm2`.
@@ -84,15 +89,52 @@ def run(
             has none. One that is finished is left as it is.
         timeout_s: End the run after this many seconds.
         environment: Environment variables of the trainer, besides the launcher's.
+        warned: Called with the experiment before the trainer is started, when its model is there;
+            what it raises keeps the run from being started.
 
     Raises:
-        ConfigurationError: The run cannot be started with these arguments; nothing was started.
+        ConfigurationError: The run cannot be started with these arguments, or another process
+            writes into the folder; nothing was started.
         RecordError: The record cannot be written, or the one to go on with cannot be read.
     """
+    if resume:
+        earlier_run(run_dir)  # without one, no folder is made
+    plan = _Plan(spec, trainer, run_dir, hardware or Hardware(), python, warned)
+    with alone(run_dir):
+        return _run(plan, overwrite, resume, timeout_s, environment or {})
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is to be run; see `run`."""
+
+    spec: RunSpec
+    trainer: str
+    run_dir: Path
+    hardware: Hardware
+    python: Path | None
+    warned: Callable[[RunSpec], object]
+
+    def compile(self, spec: RunSpec) -> Compiled:
+        """Return the trainer's command for the spec, whose model may be another."""
+        return compile_launch(
+            self.trainer, spec, run_dir=self.run_dir, hardware=self.hardware, python=self.python
+        )
+
+
+def _run(
+    plan: _Plan,
+    overwrite: bool,
+    resume: bool,
+    timeout_s: float | None,
+    environment: Mapping[str, str],
+) -> Outcome:
+    """Do what `run` does, in a folder that is this process's alone."""
+    spec, trainer, run_dir = plan.spec, plan.trainer, plan.run_dir
     given: dict[str, Any] = {
         "trainer": trainer,
         "spec": spec.to_mapping(),
-        "hardware": (hardware or Hardware()).to_mapping(),
+        "hardware": plan.hardware.to_mapping(),
     }
     earlier: dict[str, Any] = {}
     if resume:
@@ -103,25 +145,29 @@ def run(
             return Outcome("finished", f"it was already, after {done} iterations", done)
         check_ended(run_dir, earlier)
     else:
-        if overwrite:
-            with contextlib.suppress(RecordError):  # there is none, or it cannot be read
-                check_ended(run_dir, read_run(run_dir).meta)
+        with contextlib.suppress(RecordError):  # there is none, or it cannot be read
+            there = read_run(run_dir).meta
+            if overwrite or recorded_nothing(run_dir, there):
+                check_ended(run_dir, there)
+                overwrite = True
         clear(run_dir, (RUN, METRICS, EPISODES, *REPLACED), overwrite=overwrite)
     seconds: dict[str, float] = {}
+    making = is_made(spec.policy.model)
+    if making:
+        # That may take minutes: everything else that can be wrong is said before.
+        with _timed(seconds, "check"):
+            check_environments(plan.compile(spec), spec)
     with _timed(seconds, "model"):
         ready = resolved(spec)
+    plan.warned(ready)
     with _timed(seconds, "compile"):
-        compiled = compile_launch(
-            trainer,
-            ready,
-            run_dir=run_dir,
-            hardware=hardware,
-            python=python,
-        )
+        compiled = plan.compile(ready)
     launch = compiled.launch
-    compiled = replace(compiled, launch=replace(launch, env={**launch.env, **(environment or {})}))
-    with _timed(seconds, "check"):
-        check_environments(compiled, spec)
+    compiled = replace(compiled, launch=replace(launch, env={**launch.env, **environment}))
+    if not making:
+        with _timed(seconds, "check"):
+            check_environments(compiled, spec)
+    program = _program(compiled)
     found = versions(compiled.python, trainer)
     if resume:
         decided = {"model": ready.policy.model, "versions": decisive(found)}
@@ -149,7 +195,7 @@ def run(
     if resume:
         meta["resumed"] = [*earlier.get("resumed", []), {"iteration": None, "started": started}]
     recorder.start(meta)
-    outcome = _supervise(compiled, recorder, meta, timeout_s)
+    outcome = _supervise(compiled, program, recorder, meta, timeout_s)
     if outcome.status != "finished" and given["hardware"]["checkpoint_every"] is not None:
         hint = "the same command with --resume goes on from its last checkpoint"
         outcome = replace(outcome, message=f"{outcome.message}\n{hint}")
@@ -195,6 +241,33 @@ def clear(run_dir: Path, names: Iterable[str], *, overwrite: bool) -> None:
             raise RecordError(f"cannot remove {run_dir / name}: {error}") from error
 
 
+def recorded_nothing(run_dir: Path, meta: Mapping[str, Any]) -> bool:
+    """Whether a run of gem-bench ended before it recorded anything: there is nothing to lose.
+
+    Args:
+        run_dir: Its folder.
+        meta: Its `run.json`.
+    """
+    files = [run_dir / name for name in (METRICS, EPISODES, *REPLACED)]
+    empty = not any(file.exists() and file.stat().st_size for file in files)
+    return empty and "command" in meta and meta.get("status") != "finished"
+
+
+def _program(compiled: Compiled) -> str:
+    """Return the path of the trainer's command.
+
+    Raises:
+        ConfigurationError: It is not there.
+    """
+    program = compiled.launch.argv[0]
+    found = shutil.which(program, path=compiled.environment()["PATH"])
+    if found is None:
+        raise ConfigurationError(
+            f"the trainer's command {program!r} is not on the PATH of {compiled.python.parent}"
+        )
+    return found
+
+
 def _write_files(run_dir: Path, launch: Launch) -> None:
     for name, content in launch.files.items():
         path = run_dir / name
@@ -206,19 +279,16 @@ def _write_files(run_dir: Path, launch: Launch) -> None:
 
 
 def _supervise(
-    compiled: Compiled, recorder: Recorder, meta: dict[str, Any], timeout_s: float | None
+    compiled: Compiled,
+    program: str,
+    recorder: Recorder,
+    meta: dict[str, Any],
+    timeout_s: float | None,
 ) -> Outcome:
     """Start the command and wait until all of its processes have ended or been terminated.
 
     Of `meta`, which is in `run.json`, the seconds are filled in, and where a resumed run goes on.
     """
-    env = compiled.environment()
-    program, *arguments = compiled.launch.argv
-    found = shutil.which(program, path=env["PATH"])
-    if found is None:
-        raise ConfigurationError(
-            f"the trainer's command {program!r} is not on the PATH of {compiled.python.parent}"
-        )
     log_path = recorder.folder / LOG
     seconds, resumed = meta["seconds"], meta.get("resumed")
     began = time.monotonic()
@@ -248,9 +318,11 @@ def _supervise(
                 log.flush()
             log_began = log.tell()
             signals = stack.enter_context(signals_collected())
-            family = Family([found, *arguments], env=env, log=log, run_id=meta["run_id"])
+            command = [program, *compiled.launch.argv[1:]]
+            env = compiled.environment()
+            family = Family(command, env=env, log=log, run_id=meta["run_id"])
         except OSError as error:
-            raise ConfigurationError(f"cannot start {found}: {error}") from error
+            raise ConfigurationError(f"cannot start {program}: {error}") from error
         try:
             while family.launcher.poll() is None and stop is None:
                 time.sleep(_POLL_S)

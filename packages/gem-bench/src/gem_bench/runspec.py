@@ -9,11 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import tomllib
-
 from gem.errors import ConfigurationError
 from gem.experiment.hardware import Hardware
 from gem.experiment.runspec import RunSpec
+from gem.tables import parse_toml
 
 SHIPPED = Path(__file__).with_name("hardware")
 """Folder of the shipped hardware files."""
@@ -79,12 +78,12 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
         ConfigurationError: It cannot be read; the message says `what` it should be.
     """
     try:
-        # Editors of Windows begin a file with a byte order mark.
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        content = path.read_bytes()
     except FileNotFoundError:
         raise ConfigurationError(f"no {what} at {path}") from None
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{path}: cannot be read as TOML: {error}") from error
+    except OSError as error:
+        raise ConfigurationError(f"{path}: cannot be read: {error}") from error
+    return parse_toml(content, str(path))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,8 +140,8 @@ def _index(array: list[Any], text: str, override: str) -> int:
 
 def _toml_value(text: str) -> Any:
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        return parse_toml(f"value = {text}", "the value")["value"]
+    except ConfigurationError:
         return text.strip()
 
 

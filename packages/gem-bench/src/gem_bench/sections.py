@@ -20,6 +20,8 @@ def summary(groups: Sequence[Group]) -> str:
     s = next((group.settings for group in groups if group.settings), None)
     if s is None:
         return "No settings are recorded."
+    if not all(key in s for key in _TOLD) or not _prefixes(s):
+        return "The settings are not completely recorded."
     envs = " and ".join(_environment(s, prefix) for prefix in _prefixes(s))
     estimators = dict.fromkeys(g.settings.get("algorithm.advantage", "?") for g in groups)
     episodes = s["training.tasks"] * s["training.group_size"]
@@ -28,6 +30,11 @@ def summary(groups: Sequence[Group]) -> str:
         f"{s['algorithm.gamma']:g}: {s['training.iterations']} iterations of {episodes} episodes, "
         f"learning rate {s['optimizer.lr']:g}, {s['training.precision']}."
     )
+
+
+_TOLD = ("training.tasks", "training.group_size", "training.iterations", "training.precision")
+_TOLD += ("policy.model", "algorithm.gamma", "optimizer.lr")
+"""Settings that `summary` tells."""
 
 
 def _prefixes(settings: Mapping[str, Any]) -> list[str]:

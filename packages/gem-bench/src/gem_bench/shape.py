@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from gem.errors import ConfigurationError
+from gem.errors import ConfigurationError, DataError
 from gem.experiment.hardware import model_config
+from gem.json_lines import read_json
 
 _FAMILIES = {  # whether query, key and value have biases, queries and keys norms
     "llama": (False, False),
@@ -164,9 +164,9 @@ def find_config(model: str, file: Path | None = None) -> dict[str, Any]:
         cached = try_to_load_from_cache(model, "config.json")
         file = Path(cached) if isinstance(cached, str) else None
     try:
-        text = None if file is None else file.read_text(encoding="utf-8")
-        config = model_config(model) if text is None else dict(json.loads(text))
-    except (OSError, ValueError, TypeError) as error:
+        known = None if file is None else read_json(file, dict[str, Any], DataError)
+        config = model_config(model) if known is None else known
+    except DataError as error:
         raise ConfigurationError(
             f"{file or model}: no configuration of a model: {error}"
         ) from error

@@ -13,7 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gem.errors import ConfigurationError
+from gem.errors import ConfigurationError, DataError
+from gem.json_lines import read_json
 
 _BYTE_FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -29,7 +30,7 @@ def token_bytes(folder: Path) -> dict[int, bytes]:
     """
     path = folder / "tokenizer.json"
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = read_json(path, dict[str, Any], DataError)
         vocab = data["model"]["vocab"]
         pieces = (
             vocab.items() if isinstance(vocab, dict) else ((p, i) for i, (p, _) in enumerate(vocab))

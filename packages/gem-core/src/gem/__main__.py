@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import math
 import os
 import sys
@@ -14,7 +15,7 @@ from typing import Any
 
 from gem.contract import shown, succeeded
 from gem.core import Env
-from gem.errors import ConfigurationError, GemError
+from gem.errors import ConfigurationError, GemError, exit_place
 from gem.foreign import ForeignExitError, contained
 from gem.making import make
 from gem.registry import list_envs
@@ -38,12 +39,24 @@ COMMANDS = "gem.commands"
 and return the exit status. They are imported when they are called."""
 
 
+_PACKAGES = {"eval": "gem-eval"}
+"""Packages of ours that have further commands."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return the exit status: 0 fine, 1 failed or no match, 2 misuse."""
     words = list(sys.argv[1:] if argv is None else argv)
     further = {entry.name: entry for entry in entry_points(group=COMMANDS)}
     if words and words[0] in further:
         return guarded(lambda: further[words[0]].load()(words[1:]))
+    if words and words[0] in _PACKAGES:
+        package = _PACKAGES[words[0]]
+        print(
+            f"error: `gem {words[0]}` is a command of {package}, which is not installed here; in a "
+            f"clone of the repository: pip install packages/{package}",
+            file=sys.stderr,
+        )
+        return 2
     parser = argparse.ArgumentParser(
         prog="python -m gem",
         description=__doc__,
@@ -130,6 +143,7 @@ def guarded(run: Callable[[], int]) -> int:
 
     Warnings are printed without their place, and a closed pipe is no error.
     """
+    show_any_text()
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
@@ -146,10 +160,24 @@ def guarded(run: Callable[[], int]) -> int:
             return 0
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except SystemExit as error:
+        # argparse ends the program itself after `--help`. Other code that does, such as an
+        # environment's, has kept the command from its work.
+        if error.code or exit_place(error).startswith(argparse.__file__):
+            raise
+        print(f"error: ended by sys.exit({error.code!r}): {exit_place(error)}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130
     return status
+
+
+def show_any_text() -> None:
+    """Let the standard streams print what they cannot encode as escapes, instead of failing."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:

@@ -19,7 +19,7 @@ every statistic and have advantage and return 0. No function ever returns NaN. I
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -94,9 +94,16 @@ class TurnTable:
             values: `values[episode][turn]`, shaped like `rewards`.
 
         Raises:
-            ConfigurationError: Lengths differ, a part is not within [0, `part_count`), or a valid
-                turn's reward or value is not finite or above `MAX_MAGNITUDE`.
+            ConfigurationError: An episode has no list of rewards, lengths differ, a part is not
+                within [0, `part_count`), or a valid turn's reward or value is not finite or above
+                `MAX_MAGNITUDE`.
         """
+        for index, row in enumerate(rewards):
+            if not isinstance(row, Sized):
+                raise ConfigurationError(
+                    f"rewards must be rewards[episode][turn], a list for each episode; that of "
+                    f"episode {index} is {row!r:.80}"
+                )
         episodes = len(rewards)
         columns = {"groups": groups, "parts": parts, "valid": valid, "values": values}
         for name, column in columns.items():

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Callable
 
 
@@ -73,8 +74,18 @@ class RolloutError(MisuseError, RuntimeError):
     """A rollout cannot go on, because of the sampler or a broken protocol, not of one episode."""
 
 
+class UnfinishedError(GemError, RuntimeError):
+    """A run ended before all that was asked for is recorded; the message has both numbers."""
+
+
 class RecordError(GemError, OSError):
     """A run's record cannot be written or read; lines written before stay readable."""
+
+
+def exit_place(error: SystemExit) -> str:
+    """Return the file, line and function that called `sys.exit()`."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{place.filename}, line {place.lineno}, in {place.name}"
 
 
 def exit_status(run: Callable[[], object], *others: type[Exception]) -> int:

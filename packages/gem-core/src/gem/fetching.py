@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import ipaddress
 import time
 import urllib.error
 import urllib.request
@@ -36,6 +37,17 @@ def http_address(name: str, url: Any) -> SplitResult:
     raise ConfigurationError(f"{name} must be an http(s) address, got {url!r}")
 
 
+def is_local(url: str) -> bool:
+    """Whether an address is this machine, which no proxy reaches: it would only learn keys."""
+    host = (urlsplit(url).hostname or "").rstrip(".")
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback or address.is_unspecified
+
+
 def fetched(
     url: str,
     timeout_s: float,
@@ -51,7 +63,8 @@ def fetched(
         timeout_s: Time limit of connecting, of each wait for data, and of the whole answer.
         body: Of a POST request; None makes it a GET request.
         headers: Of the request.
-        proxies: Whether to use the proxies that environment variables name.
+        proxies: Whether to use the proxies that environment variables name. None reaches this
+            machine.
 
     Raises:
         HTTPError: The server answers with an error; its status is the `code`.
@@ -61,7 +74,8 @@ def fetched(
     named = {"User-Agent": f"gem-core/{__version__}", **(headers or {})}
     request = urllib.request.Request(url, data=body, headers=named)
     deadline = time.monotonic() + timeout_s
-    opener = urllib.request.build_opener(*([] if proxies else [urllib.request.ProxyHandler({})]))
+    direct = not proxies or is_local(url)
+    opener = urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if direct else []))
     with opener.open(request, timeout=timeout_s) as response:
         answer = b""
         while chunk := response.read1(1 << 16):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from gem.core import Env, EnvSpec, WrapperLike
-from gem.errors import ConfigurationError
+from gem.errors import ConfigurationError, GemError
 from gem.parameters import require_known
 from gem.registry import spec
 
@@ -41,7 +41,8 @@ def make(
     Raises:
         UnknownEnvError: No such id.
         UnknownParameterError: The environment has no such parameter.
-        ConfigurationError: A parameter value is not allowed.
+        ConfigurationError: A parameter is missing or has a value that is not allowed, or the id's
+            entry point cannot be imported or makes no environment.
     """
     if bool(id) == bool(env_id):
         raise ConfigurationError(
@@ -49,9 +50,25 @@ def make(
         )
     found = id if isinstance(id, EnvSpec) else spec(id or env_id)
     kwargs = {**found.kwargs, **overrides}
-    entry_point = found.load()
+    try:
+        entry_point = found.load()
+    except (ModuleNotFoundError, AttributeError) as error:
+        if isinstance(error, GemError):
+            raise
+        raise ConfigurationError(
+            f"environment {found.id!r}: its entry point {found.entry_point!r} cannot be imported: "
+            f"{error}"
+        ) from error
     require_known(found.id, entry_point, kwargs)
     env: Env = entry_point(**kwargs)
+    lacking = [
+        name for name in ("reset", "step", "close") if not callable(getattr(env, name, None))
+    ]
+    if lacking or type(env).step is Env.step:
+        raise ConfigurationError(
+            f"environment {found.id!r}: what its entry point {found.entry_point!r} returns has no "
+            f"{', '.join(lacking or ['step'])}; it must be a gem.Env"
+        )
     made = EnvSpec(found.id, found.entry_point, kwargs)
     env.unwrapped.spec = made
     # If the entry point returned a wrapper: calling it again makes it, so the spec leaves it out.

@@ -6,12 +6,13 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict
 from urllib.parse import parse_qsl
 
 from gem.blame import boundary
 from gem.errors import ConfigurationError
 from gem.fetching import asked, http_address
+from gem.json_lines import parse_as
 from gem.parameters import integer, number, positive
 from gem.tables import json_or_text
 
@@ -135,6 +136,23 @@ class ModelServer:
         return said
 
 
+class _Entry(TypedDict):
+    id: str
+
+
+class _Models(TypedDict):
+    data: list[_Entry]
+
+
+class _Choice(TypedDict, total=False):
+    index: Any
+    message: dict[str, Any]
+
+
+class _Answer(TypedDict):
+    choices: list[_Choice]
+
+
 _SAMPLING: dict[str, Callable[[str, Any], Any]] = {
     "temperature": number,
     "top_p": positive,
@@ -143,11 +161,16 @@ _SAMPLING: dict[str, Callable[[str, Any], Any]] = {
 
 
 def _first_listed(body: bytes) -> str:
-    return str(json.loads(body)["data"][0]["id"])
+    listed = parse_as(body, _Models, "the list of models")["data"]
+    return str(listed[0]["id"])
 
 
 def _said(silent: bool, body: bytes) -> str:
-    content = json.loads(body)["choices"][0]["message"]["content"]
+    choices = parse_as(body, _Answer, "the answer")["choices"]
+    message = next((c["message"] for c in choices if c.get("index", 0) == 0), None)
+    if message is None:
+        raise ValueError("no choice has the index 0")
+    content = message.get("content")
     if silent and content is None:
         content = ""
     if not isinstance(content, str):

@@ -48,7 +48,7 @@ def extending(base: type, *hidden: str, **defaults: Any) -> Callable[[Constructo
 def require_known(
     what: str, function: Callable[..., Any], given: Iterable[str], *hidden: str
 ) -> None:
-    """Raise if a function does not take a keyword; the message names those it takes.
+    """Raise if a function does not take a keyword, or lacks one that it needs.
 
     Args:
         what: What the parameters are of, for the message.
@@ -57,12 +57,21 @@ def require_known(
         *hidden: Parameters of the function that may not be given.
 
     Raises:
-        UnknownParameterError: At least one keyword is unknown.
+        UnknownParameterError: At least one keyword is unknown; the message names those it takes.
+        ConfigurationError: A parameter without a default is not given.
     """
     # Cached: inspecting a constructor takes longer than running most of them.
     look = _parameters if isinstance(function, Hashable) else _parameters.__wrapped__
     parameters = look(function)
+    given = list(given)
+    needed = [
+        name
+        for name, p in parameters.items()
+        if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    ]
+    missing = [name for name in needed if name not in given and name not in hidden]
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        _check_given(what, missing)
         return
     unknown = [name for name in given if name not in parameters or name in hidden]
     if unknown:
@@ -70,6 +79,13 @@ def require_known(
         raise UnknownParameterError(
             f"{what} has no parameter {', '.join(map(repr, unknown))}; it has {has}"
         )
+    _check_given(what, missing)
+
+
+def _check_given(what: str, missing: list[str]) -> None:
+    if missing:
+        several = "s" if len(missing) > 1 else ""
+        raise ConfigurationError(f"{what} needs the parameter{several} {', '.join(missing)}")
 
 
 @functools.lru_cache(maxsize=1024)

@@ -7,6 +7,7 @@ environments from the specs.
 from __future__ import annotations
 
 import difflib
+import re
 import threading
 import warnings
 from collections.abc import Callable, Mapping
@@ -100,11 +101,26 @@ def spec(id: str | Mapping[str, Any]) -> EnvSpec:
 
 
 def _unknown_message(id: str) -> str:
-    ids = list(_registry)
-    by_folded = {name.casefold(): name for name in ids}
-    near = difflib.get_close_matches(id.casefold(), by_folded, n=3, cutoff=0.6)
-    hint = f"did you mean {', '.join(by_folded[n] for n in near)}?" if near else ""
-    return f"unknown environment id {id!r}; {hint or 'gem.list_envs() names all ids'}"
+    by_folded = {name.casefold(): name for name in list(_registry)}
+    asked = id.casefold()
+    close = difflib.get_close_matches(asked, by_folded, n=12, cutoff=0.6)
+    # A family's name and a version, which many ids share, bring no two ids near each other.
+    near = [each for each in close if _alike(_own_name(asked), _own_name(each))]
+    if near:
+        meant = ", ".join(by_folded[each] for each in near[:3])
+        return f"unknown environment id {id!r}; did you mean {meant}?"
+    family = f"{asked.partition(':')[0]}:"
+    listed = f"gem.list_envs({family!r})" if any(n.startswith(family) for n in by_folded) else ""
+    return f"unknown environment id {id!r}; {listed or 'gem.list_envs()'} names all ids"
+
+
+def _alike(asked: str, name: str) -> bool:
+    begun = len(asked) > 2 and name.startswith(asked)
+    return begun or difflib.SequenceMatcher(None, asked, name).ratio() > 0.6
+
+
+def _own_name(id: str) -> str:
+    return re.sub(r"-v[0-9]+", "", id.partition(":")[2] or id)
 
 
 def _load() -> None:

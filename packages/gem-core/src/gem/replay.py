@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import chain, takewhile
@@ -12,6 +11,7 @@ from gem.core import Env, Observation
 from gem.errors import ConfigurationError, MissingExtraError, UnreachableError
 from gem.fingerprint import canonical
 from gem.foreign import contained, described
+from gem.json_lines import checked, parse_as
 from gem.multi import MultiAgentEnv, make_multi
 from gem.tasks import Task
 from gem.trajectory import Trajectory
@@ -67,7 +67,9 @@ def difference(
     turn = 0
     with make_env(trajectory.task) as env:
         # What models said that played other seats; see `gem.seat.Seat`.
-        said = [json.loads(each.info.get("opponent_said", "[]")) for each in trajectory.turns]
+        texts = [each.info.get("opponent_said") or "[]" for each in trajectory.turns]
+        place = f"opponent_said of the episode of {trajectory.task}"
+        said = [parse_as(checked(t, str, place), list[Any], place) for t in texts]
         if any(said):
             vars(env.unwrapped)["recorded"] = list(chain.from_iterable(said))
         try:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import csv
 import functools
 import io
-import json
 import mmap
 import re
 import threading
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from gem.errors import ConfigurationError, DataError, UnreachableError
+from gem.json_lines import parse
 from gem.plugins import extra
 from gem.seeding import stream
 
@@ -183,10 +183,8 @@ class _Lines(Table):
 class _JsonLines(_Lines):
     def row(self, index: int) -> Row:
         try:
-            row = json.loads(self._text(index))
-        except ValueError as error:
-            if isinstance(error, DataError):
-                raise
+            row = parse(self._text(index), "the row")
+        except DataError as error:
             raise DataError(f"{self.name}, row {index}: not JSON ({error})") from None
         if not isinstance(row, dict):
             raise DataError(f"{self.name}, row {index}: {type(row).__name__}, not a JSON object")

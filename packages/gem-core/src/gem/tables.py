@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import json
 import math
 import types
 import typing
@@ -17,7 +16,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, field
 from typing import Any, TypeVar
 
-from gem.errors import ConfigurationError
+from gem.errors import ConfigurationError, DataError
+from gem.json_lines import parse
 
 PartT = TypeVar("PartT")
 
@@ -136,9 +136,30 @@ def assignments(part: type[Any], arguments: Sequence[str]) -> dict[str, Any]:
 def json_or_text(text: str) -> Any:
     """Return the value of a text that is JSON, and any other text as it is."""
     try:
-        return json.loads(text)
-    except json.JSONDecodeError:
+        return parse(text, "the value")
+    except DataError:
         return text
+
+
+def parse_toml(text: str | bytes, place: str) -> dict[str, Any]:
+    """Return the content of a TOML text.
+
+    Args:
+        text: Bytes are UTF-8.
+        place: Where the text comes from, for the message.
+
+    Raises:
+        ConfigurationError: It is not TOML; the message begins with `place`.
+    """
+    import tomllib  # of Python 3.11
+
+    try:
+        # Editors of Windows begin a file with a byte order mark.
+        return tomllib.loads(text.decode("utf-8-sig") if isinstance(text, bytes) else text)
+    except RecursionError:
+        raise ConfigurationError(f"{place}: arrays and tables nest too deeply for TOML") from None
+    except ValueError as error:  # also a wrong encoding, and integers that are too long
+        raise ConfigurationError(f"{place}: cannot be read as TOML: {error}") from error
 
 
 def flatten(settings: Mapping[str, Any]) -> dict[str, Any]:

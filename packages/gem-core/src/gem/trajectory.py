@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from gem.blame import CAUSES, Cause
 from gem.contract import succeeded
 from gem.core import Observation
-from gem.errors import ConfigurationError
+from gem.errors import ConfigurationError, DataError
 from gem.fingerprint import Fingerprint, canonical, fingerprint
+from gem.json_lines import parse_as
 from gem.tasks import Task
 
 if TYPE_CHECKING:
@@ -384,8 +385,8 @@ class Trajectory:
             ConfigurationError: The line is not a recorded trajectory.
         """
         try:
-            data = json.loads(line)
-        except json.JSONDecodeError as error:
+            data = parse_as(line, dict[str, Any], "the line")
+        except DataError as error:
             raise ConfigurationError(f"not a recorded trajectory: {error}") from error
         return cls.from_dict(data)
 

@@ -6,12 +6,14 @@ import argparse
 import re
 import sys
 from collections.abc import Sequence
+from hashlib import blake2b
 from pathlib import Path
 
 from gem import version
 from gem.__main__ import at_least
-from gem.errors import ConfigurationError
+from gem.errors import ConfigurationError, UnfinishedError
 from gem.executors.named import NAMES, check_name
+from gem.registry import spec
 from gem.training.record import EpisodeRecord
 from gem_bench.report import save
 from gem_eval import __version__, export, junit, match_command, pages, regrade
@@ -21,7 +23,7 @@ from gem_eval.models import OPENAI, add_options, choose
 from gem_eval.native import with_native_tools
 from gem_eval.numbers import read_summary
 from gem_eval.progress import Progress
-from gem_eval.runner import Limits, TooManyFailedError, evaluate
+from gem_eval.runner import Limits, TooManyFailedError, evaluate, holds_already, holds_run
 from gem_eval.spending import Prices, Spending, SpentError
 from gem_eval.tables import FORMATS, of_comparison, of_gate, of_summary
 from gem_eval.tasks import parse_tasks
@@ -30,6 +32,7 @@ JUNIT = "junit"
 NATIVE = "native"
 _EXAMPLES = """examples:
   gem eval suite:smoke --model oracle
+  gem eval suite:smoke --model openai:qwen3 --url http://localhost:8000/v1 --out evals/qwen3
   gem eval game:Sudoku-v0-easy eval:MATH500 --model openai:qwen3 --url http://localhost:8000/v1
   gem eval 'gem:game:Wordle-v0?n=64&seed=1000' --model openai:qwen3 --url ... --samples 4
   gem eval report evals/qwen3 --format markdown
@@ -52,9 +55,13 @@ def main(argv: Sequence[str]) -> int:
     if argv and argv[0] in _READERS:
         return _READERS[argv[0]](argv[1:])
     args = _parser().parse_args(argv)
-    folder = args.out or Path("evals", re.sub(r"[^\w.-]+", "-", args.model.removeprefix(OPENAI)))
     parts = parse_tasks(args.tasks, episodes=args.episodes, seed=args.seed)
+    for part in parts:
+        spec(part.tasks.env_id)  # a typo is said before the folder is looked at
     check_name(args.executor)
+    folder = args.out or default_folder(args.model, args.tasks)
+    if holds_run(folder) and not args.resume:
+        raise ConfigurationError(holds_already(folder))
     model = choose(args)
     settings = {
         "tasks": [part.tasks.uri for part in parts],
@@ -105,7 +112,7 @@ def main(argv: Sequence[str]) -> int:
             around=model.around,
             earlier=earlier,
         )
-    except (TooManyFailedError, SpentError) as error:
+    except (TooManyFailedError, SpentError, UnfinishedError) as error:
         progress.end()
         _say(f"error: {error}\n{folder} has the others; --resume plays what is missing")
         return 1
@@ -119,6 +126,20 @@ def main(argv: Sequence[str]) -> int:
         _say(f"cost: {spending.cost:.4g}")
     _say(f"every episode: {folder}")
     return 0
+
+
+def default_folder(model: str, tasks: Sequence[str]) -> Path:
+    """Return the folder of a record that no option names: of this model and these tasks."""
+    asked = "+".join(tasks)
+    name = f"{model.removeprefix(OPENAI)}-{asked}"
+    plain = re.sub(r"[^\w.+-]+", "-", name).strip("-")
+    if len(plain) > _LONGEST_NAME or plain != name.replace(":", "-"):
+        # Different tasks have different folders, also where the readable name is the same.
+        plain = f"{plain[:_LONGEST_NAME]}-{blake2b(asked.encode(), digest_size=4).hexdigest()}"
+    return Path("evals", plain)
+
+
+_LONGEST_NAME = 80
 
 
 def _report(argv: Sequence[str]) -> int:
@@ -234,7 +255,7 @@ def _parser() -> argparse.ArgumentParser:
         "oracle, random, noop, openai:NAME of a server, hf:MODEL, or run:FOLDER of a training run"
     )
     add("--model", required=True, help=about)
-    add("--out", type=Path, metavar="DIR", help="folder of the record (evals/<model>)")
+    add("--out", type=Path, metavar="DIR", help="folder of the record (evals/<model>-<tasks>)")
     add(
         "--resume",
         action="store_true",
@@ -245,10 +266,10 @@ def _parser() -> argparse.ArgumentParser:
     group = parser.add_argument_group("what is played")
     add = group.add_argument
     about = "tasks of each environment whose URI has no n (32)"
-    add("--episodes", type=at_least(int, 1), default=32, metavar="N", help=about)
+    add("--episodes", type=at_least(int, 1), metavar="N", help=about)
     add("--samples", type=at_least(int, 1), default=1, metavar="K", help="episodes a task (1)")
     about = "first seed of environments whose URI has none (0)"
-    add("--seed", type=at_least(int, 0), default=0, metavar="S", help=about)
+    add("--seed", type=at_least(int, 0), metavar="S", help=about)
     about = "most turns, besides the environment's own limit"
     add("--turns", type=at_least(int, 1), metavar="N", help=about)
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from gem.errors import ConfigurationError
+from gem.json_lines import checked
 from gem.rollout.thinking import MARKERS
 from gem.trajectory import StopReason
 from gem_eval import native
@@ -83,39 +84,68 @@ class ChatClient:
 
 def usage_note(data: Mapping[str, Any]) -> dict[str, int]:
     """Return the numbers of tokens that an answer tells, by the names of `Reply.note`."""
-    usage = data.get("usage") or {}
-    details = usage.get("completion_tokens_details") or {}
+    usage = _object(data.get("usage"))
     counts = {
         "prompt_tokens": usage.get("prompt_tokens"),
         "reply_tokens": usage.get("completion_tokens"),
-        "cached_tokens": (usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
-        "reasoning_tokens": details.get("reasoning_tokens"),
+        "cached_tokens": _object(usage.get("prompt_tokens_details")).get("cached_tokens"),
+        "reasoning_tokens": _object(usage.get("completion_tokens_details")).get("reasoning_tokens"),
     }
-    return {name: count for name, count in counts.items() if isinstance(count, int)}
+    # What a server counts in another way decides nothing: it is left out.
+    return {name: count for name, count in counts.items() if is_count(count)}
+
+
+def is_count(value: Any) -> bool:
+    """Whether a value is a number of tokens."""
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def first_choice(data: Mapping[str, Any]) -> Any:
+    """Return the choice of an answer whose index is 0; a server need not say the index.
+
+    Raises:
+        ValueError, KeyError, TypeError: There is none.
+    """
+    for choice in data["choices"]:
+        if choice.get("index", 0) == 0:
+            return choice
+    raise ValueError("no choice has the index 0")
 
 
 def _parsed(may_call: bool, data: Any) -> Reply:
-    choice = data["choices"][0]
+    choice = first_choice(data)
     message = choice["message"]
     refusal = message.get("refusal")
+    finish = choice.get("finish_reason")
     text, thought = _split(_content(message.get("content") or refusal))
     calls = native.calls_of(message) if may_call else []
     note = {
         **usage_note(data),
-        "finish_reason": choice.get("finish_reason"),
+        "finish_reason": finish if isinstance(finish, str) else None,
         "refused": True if refusal else None,
         # vLLM has called it both.
-        "reasoning": message.get("reasoning_content") or message.get("reasoning") or thought,
+        "reasoning": _content(
+            message.get("reasoning_content") or message.get("reasoning") or thought
+        ),
         "tool_calls": calls or None,
         "content": text if calls else None,
     }
     return Reply(
         native.action(calls) if calls else text,
-        "length" if choice.get("finish_reason") == "length" else "stop",
+        "length" if finish == "length" else "stop",
         {name: value for name, value in note.items() if value is not None and value != ""},
-        list(data.get("prompt_token_ids") or []),
-        list(choice.get("token_ids") or []),
+        _token_ids(data.get("prompt_token_ids")),
+        _token_ids(choice.get("token_ids")),
     )
+
+
+def _token_ids(value: Any) -> list[int]:
+    found: list[int] = checked(value or [], list[int], "token ids")
+    return found
 
 
 def _content(content: Any) -> str:

@@ -143,7 +143,7 @@ def judge(
     comparison = compare(against, folder)
     if comparison.missing:
         raise ConfigurationError(f"only one of the two has {', '.join(comparison.missing)}")
-    return _verdict(comparison.overall, -max_drop, "change of success")
+    return _verdict(comparison.overall, 0.0 - max_drop, "change of success")
 
 
 def sign_test(gained: int, lost: int) -> float:

@@ -13,9 +13,10 @@ from functools import partial
 from typing import Any, ClassVar
 
 from gem.errors import ConfigurationError, RolloutError
+from gem.json_lines import checked
 from gem.rollout import Request, Sample, check_logprobs
 from gem.training.sampling import EngineSampler
-from gem_eval.client import VLLM_IDS, usage_note
+from gem_eval.client import VLLM_IDS, first_choice, is_count, usage_note
 from gem_eval.server import ContextOverflowError, Server
 
 Notes = list[dict[str, Any]]
@@ -90,6 +91,8 @@ class HttpSampler(EngineSampler):
     def _complete(
         self, request: Request, ids: Any, logprobs: Any, finish: Any, counts: Mapping[str, int]
     ) -> tuple[Sample, dict[str, Any]]:
+        checked(ids, list[int], "token ids")
+        checked(logprobs, list[float] | None, "log-probabilities")
         if finish not in _FINISHED:
             raise ValueError(f"the request ended with {finish!r}")
         if len(ids) > request.max_tokens:
@@ -137,7 +140,7 @@ class CompletionsSampler(HttpSampler):
         }
 
     def _parsed(self, request: Request, data: Any) -> tuple[Sample, dict[str, Any]]:
-        choice = data["choices"][0]
+        choice = first_choice(data)
         ids, prompt = choice.get("token_ids"), choice.get("prompt_token_ids")
         if ids is None or prompt is None:
             raise ConfigurationError(
@@ -196,7 +199,7 @@ class GenerateSampler(HttpSampler):
         _check_echo(self.engine, n == len(request.prompt_ids), n, request)
         ids, logprobs = [each[1] for each in sampled], [each[0] for each in sampled]
         cached = meta.get("cached_tokens")
-        counts = {"cached_tokens": cached} if isinstance(cached, int) else {}
+        counts = {"cached_tokens": cached} if is_count(cached) else {}
         return self._complete(request, ids, logprobs, meta["finish_reason"]["type"], counts)
 
 

@@ -44,7 +44,8 @@ def rows(
     Raises:
         RecordError: The record cannot be read.
     """
-    prompting = run.meta.get("model", {}).get("prompting", {})
+    known = run.meta.get("model", {})
+    prompting = known.get("prompting", {}) if isinstance(known, dict) else {}
     system = prompting.get("system_prompt") or run.meta.get("settings", {}).get("system")
     model = str(run.meta.get("trainer", ""))
     for record in run.episodes():
@@ -124,7 +125,7 @@ def _messages(
 
 def _json_lines(path: Path, found: Iterable[Mapping[str, Any]]) -> int:
     number = 0
-    with path.open("w", encoding="utf-8") as file:
+    with path.open("w", encoding="utf-8", errors="replace") as file:
         for row in found:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
             number += 1

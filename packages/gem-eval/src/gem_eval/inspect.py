@@ -47,8 +47,8 @@ from gem_eval.tasks import parse_tasks
 @task
 def env(
     id: str,
-    n: int = 32,
-    seed: int = 0,
+    n: int | None = None,
+    seed: int | None = None,
     turns: int | None = None,
     system: str | None = None,
     executor: str = "thread",
@@ -58,8 +58,8 @@ def env(
 
     Args:
         id: An environment id, or a task URI, `gem:<id>?<parameter>=<value>`.
-        n: Samples, unless the URI has its own `n`.
-        seed: First seed, unless the URI has its own.
+        n: Samples, where the URI has no `n`; by default 32.
+        seed: First seed, where the URI has none; by default 0.
         turns: Most turns, besides the environment's own limit.
         system: A system message that begins each conversation.
         executor: Where environments run, see `gem.executors.named.make_executor`.

@@ -50,7 +50,7 @@ def write_logs(folder: Path, out: Path) -> list[Path]:
         raise ConfigurationError(f"{folder} holds no evaluation")
     settings = run.meta["settings"]
     written = []
-    for part in parse_tasks(settings["tasks"], episodes=1, seed=0):
+    for part in parse_tasks(settings["tasks"]):
         log = EvalLog.model_validate(_log(run, settings, part))
         recompute_metrics(log)
         when = re.sub(r"[:+]", "-", log.eval.created)
@@ -66,7 +66,8 @@ def write_logs(folder: Path, out: Path) -> list[Path]:
 
 def _log(run: RunRecord, settings: Mapping[str, Any], part: Part) -> dict[str, Any]:
     model = str(run.meta.get("trainer"))
-    prompting = run.meta.get("model", {}).get("prompting", {})
+    known = run.meta.get("model", {})
+    prompting = known.get("prompting", {}) if isinstance(known, dict) else {}
     system = prompting.get("system_prompt") or settings.get("system")
     samples = [
         # A log can have no lone surrogates; a record can, as it is ASCII.

@@ -225,9 +225,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--resume", action="store_true", help="play what the record lacks")
     add("--format", choices=sorted(FORMATS), default="text", help="of what is printed")
     about = "tasks, if the URI has no n (32)"
-    add("--episodes", type=at_least(int, 1), default=32, metavar="N", help=about)
+    add("--episodes", type=at_least(int, 1), metavar="N", help=about)
     about = "first seed, if the URI has none (0)"
-    add("--seed", type=at_least(int, 0), default=0, metavar="S", help=about)
+    add("--seed", type=at_least(int, 0), metavar="S", help=about)
     about = "virtual draws of each pair, for the ratings; above 0 (1)"
     add("--prior", type=at_least(float, 1e-6), default=PRIOR, metavar="N", help=about)
     add_options(parser)

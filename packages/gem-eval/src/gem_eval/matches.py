@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -32,13 +32,15 @@ from gem.rollout.play import Episode
 from gem.seat import player_of
 from gem.seeding import stream
 from gem.tasks import Task
+from gem.training.ending import to_the_end
+from gem.training.folders import alone
 from gem.training.resuming import check_same
 from gem.trajectory import Failure
 from gem_eval.client import Message
 from gem_eval.episode import text_of
 from gem_eval.models import Model
 from gem_eval.players import Player
-from gem_eval.runner import Limits, TooManyFailedError, alone, begun, side_by_side
+from gem_eval.runner import Limits, TooManyFailedError, begun, side_by_side
 from gem_eval.server import ContextOverflowError, ServerError
 from gem_eval.tasks import Part, Play
 from gem_eval.tokens import TokenPlays
@@ -208,6 +210,7 @@ def play_matches(
         ConfigurationError: It is no game of two agents, a name is no player of it, or the folder
             holds something else.
         TooManyFailedError: More matches failed than `limits` allow.
+        UnfinishedError: Code that runs in a match called `sys.exit()`.
     """
     limits = limits or Limits()
     agents = _agents(part, sides)
@@ -220,7 +223,15 @@ def play_matches(
             )
         done = {each.key: each for each in read_results(folder)}
         missing = [each for each in wanted if each.key not in done]
-        asyncio.run(_play_all(folder, part, missing, sides, limits, len(wanted)))
+        ended = 0
+
+        def counted(_: Result) -> None:
+            nonlocal ended
+            ended += 1
+
+        # Around the event loop: what calls `sys.exit()` in one match ends the loop.
+        with to_the_end(lambda: ended, lambda: len(missing), "matches"):
+            asyncio.run(_play_all(folder, part, missing, sides, limits, len(wanted), counted))
         found = {each.key: each for each in read_results(folder)}
     return [found[each.key] for each in wanted if each.key in found]
 
@@ -231,7 +242,7 @@ def read_results(folder: Path) -> list[Result]:
     Raises:
         RecordError: It cannot be read.
     """
-    results = [Result(**line) for line in read_lines(folder / MATCHES)]
+    results = [Result(**line) for line in read_lines(folder / MATCHES, Result)]
     return [each for each in results if not each.failure]
 
 
@@ -242,6 +253,7 @@ async def _play_all(
     sides: Mapping[str, Side],
     limits: Limits,
     wanted: int,
+    watch: Callable[[Result], None],
 ) -> None:
     failed = 0
     numbers = itertools.count()
@@ -250,6 +262,7 @@ async def _play_all(
         nonlocal failed
         result = await _played(match, part, sides, limits, numbers)
         append_lines(folder / MATCHES, [json.dumps(asdict(result))])
+        watch(result)
         if result.failure:
             failed += 1
             if failed > limits.max_failed * wanted:

@@ -22,6 +22,7 @@ from gem.errors import ConfigurationError
 from gem.rollout import Budget, ChatFormat, Prompting, Sampler
 from gem.rollout.thinking import MODES
 from gem.tables import check, json_or_text
+from gem.training.preflight import environments
 from gem_bench.models import resolve_model
 from gem_eval.client import ChatClient
 from gem_eval.completions import CompletionsSampler, GenerateSampler, HttpSampler, Notes
@@ -30,7 +31,7 @@ from gem_eval.players import ModelPlayer, Player, ScriptedPlayer, SilentPlayer
 from gem_eval.scripted import POLICIES
 from gem_eval.server import Served, Server
 from gem_eval.tasks import Play
-from gem_eval.tokens import Sampling, TokenPlays
+from gem_eval.tokens import Sampling, TokenPlays, setting_of
 from gem_eval.trained import Trained, find_trained
 
 OPENAI, LOCAL, RUN = "openai:", "hf:", "run:"
@@ -220,9 +221,13 @@ def _local(args: argparse.Namespace) -> Model:
     most = _context_tokens(args, context_tokens(loaded), args.model)
     turn = args.max_tokens or (policy.turn_tokens if policy else MAX_TOKENS)
     budget = Budget(min(turn, most), most, most, context_tokens=most)
-    if policy:
-        limits = ("response_tokens", "prompt_tokens", "turns")
-        budget = replace(budget, **{name: getattr(policy, name) for name in limits})
+    limits: dict[str, Budget] = {}
+    if trained.spec and policy:
+        # Of other environments and parameters nobody knows how long their prompts are.
+        same = {
+            name: getattr(policy, name) for name in ("response_tokens", "prompt_tokens", "turns")
+        }
+        limits = {setting_of(task): replace(budget, **same) for task in environments(trained.spec)}
     given = {"temperature": args.temperature, "top_p": args.top_p}
     given = {name: value for name, value in given.items() if value is not None}
     sampling = {**SAMPLING, **given, **params}
@@ -230,7 +235,9 @@ def _local(args: argparse.Namespace) -> Model:
     about = {"engine": "transformers", "dtype": args.dtype, "trained": trained.name}
     about |= {"tokenizer": trained.model, "logprobs": "raw"}
     settings = {"model": args.model, "system": args.system, "sampling": sampling}
-    return _exact(model.episode, chat, budget, prompting, settings, about, lambda: model)
+    if limits:
+        about |= {"trained_budget": asdict(next(iter(limits.values())))}
+    return _exact(model.episode, chat, budget, prompting, settings, about, lambda: model, limits)
 
 
 def _exact(
@@ -241,6 +248,7 @@ def _exact(
     settings: Mapping[str, Any],
     about: Mapping[str, Any],
     around: Callable[[], AbstractAsyncContextManager[object]],
+    trained: Mapping[str, Budget] | None = None,
 ) -> Model:
     """Return a model that is asked by tokens."""
     from gem_eval.local import tokenizer_hash
@@ -253,7 +261,8 @@ def _exact(
         "prompting": asked,
         "budget": asdict(budget),
     }
-    return Model(TokenPlays(sampling, chat, budget, prompting.context), settings, about, around)
+    plays = TokenPlays(sampling, chat, budget, prompting.context, trained)
+    return Model(plays, settings, about, around)
 
 
 def _tier(args: argparse.Namespace, served: Served) -> str:

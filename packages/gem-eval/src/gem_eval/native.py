@@ -13,7 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 from gem.core import Env, Info, Observation, Wrapper
-from gem.errors import ConfigurationError
+from gem.errors import ConfigurationError, DataError
+from gem.json_lines import parse
 from gem.tools.base import printable
 from gem.wrappers import ToolEnv
 from gem_eval.tasks import Part
@@ -134,8 +135,8 @@ def after(text: str, note: Mapping[str, Any]) -> dict[str, Any]:
 
 def _object(arguments: str) -> str:
     try:
-        return arguments if isinstance(json.loads(arguments), dict) else "{}"
-    except (ValueError, RecursionError):
+        return arguments if isinstance(parse(arguments, "the call"), dict) else "{}"
+    except DataError:
         return "{}"
 
 

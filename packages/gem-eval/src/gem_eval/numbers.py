@@ -298,12 +298,17 @@ def _outcome(record: EpisodeRecord) -> Outcome:
         failure=None if trajectory.failure is None else trajectory.failure.cause,
         labels={
             **{key: value for key, value in trajectory.task.params.items() if _plain(value)},
-            **last,
+            **{key: value for key, value in last.items() if _plain(value)},
             "end": trajectory.end,
             "turns": len(trajectory.turns),
         },
-        calls=(last[_CALLS], last[_SUCCEEDED]) if _CALLS in last else None,
+        calls=_calls(last),
     )
+
+
+def _calls(info: Mapping[str, Any]) -> tuple[int, int] | None:
+    made, succeeded = info.get(_CALLS), info.get(_SUCCEEDED)
+    return (made, succeeded) if type(made) is int and type(succeeded) is int else None
 
 
 def _plain(value: Any) -> bool:

@@ -18,6 +18,7 @@ from gem.errors import ConfigurationError
 from gem.executors.named import NAMES, check_name
 from gem.replay import same
 from gem.tasks import Task, TaskSet
+from gem.training.folders import alone
 from gem.training.record import EpisodeRecord, Recorder, read_run
 from gem.trajectory import Trajectory
 from gem_eval import __version__
@@ -25,7 +26,7 @@ from gem_eval.client import Message, Reply
 from gem_eval.episode import play
 from gem_eval.numbers import read_summary
 from gem_eval.players import Tools
-from gem_eval.runner import KIND, Limits, alone, holds_run, side_by_side, write_metrics
+from gem_eval.runner import KIND, Limits, holds_run, side_by_side, write_metrics
 from gem_eval.server import ContextOverflowError, ServerError
 from gem_eval.tables import FORMATS, of_summary
 from gem_eval.tasks import Part, Play
@@ -99,9 +100,9 @@ def regrade(folder: Path, out: Path, limits: Limits | None = None) -> Changes:
     if run.meta.get("kind") != KIND:
         raise ConfigurationError(f"{folder} holds no evaluation")
     changes = Changes()
-    if holds_run(out):
-        raise ConfigurationError(f"{out} holds a run already; --out names another folder")
     with alone(out):
+        if holds_run(out):
+            raise ConfigurationError(f"{out} holds a run already; --out names another folder")
         recorder = Recorder(out)
         versions = {"gem-core": version.__version__, "gem-eval": __version__}
         origin = {"folder": folder.name, "versions": run.meta.get("versions", {})}

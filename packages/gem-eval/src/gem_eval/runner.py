@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +20,8 @@ from gem.executors.base import Executor
 from gem.executors.held import STEP_TIMEOUT_S
 from gem.experiment.metrics import episode_metrics
 from gem.packed import PackedTrajectory
+from gem.training.ending import to_the_end
+from gem.training.folders import alone
 from gem.training.record import (
     EPISODES,
     METRICS,
@@ -39,7 +40,6 @@ from gem_eval.tasks import Part, Play, covers, plays
 T = TypeVar("T")
 
 KIND = "evaluation"
-LOCK = "lock"
 
 
 class TooManyFailedError(GemError):
@@ -102,6 +102,7 @@ def evaluate(
             other settings; another process uses the folder; the model's server refuses requests.
         TooManyFailedError: More episodes failed than `limits` allow; the record has the others.
         RecordError: The record cannot be read or written.
+        UnfinishedError: Code that runs in the evaluation called `sys.exit()`.
     """
     limits = limits or Limits()
     with alone(folder):
@@ -113,7 +114,16 @@ def evaluate(
         missing = [each for each in wanted if each.key not in done]
         allowed = limits.max_failed * len(wanted)
         (folder / METRICS).unlink(missing_ok=True)
-        asyncio.run(_play_all(missing, recorder, play, turns, limits, allowed, watch, around))
+        ended = 0
+
+        def counted(played: Played) -> None:
+            nonlocal ended
+            ended += 1
+            watch(played)
+
+        # Around the event loop: what calls `sys.exit()` in one episode ends the loop.
+        with to_the_end(lambda: ended, lambda: len(missing), "episodes"):
+            asyncio.run(_play_all(missing, recorder, play, turns, limits, allowed, counted, around))
         write_metrics(recorder, [part.split for part in parts])
 
 
@@ -185,28 +195,14 @@ async def side_by_side(
         await asyncio.gather(*workers, return_exceptions=True)
 
 
-@contextlib.contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Create the folder and keep other processes from writing into it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / LOCK).open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ConfigurationError(
-                    f"another evaluation is being written to {folder}; give this one another --out"
-                ) from None
-            yield
-    except RecordError:
-        raise
-    except OSError as error:
-        raise RecordError(f"cannot use the record folder {folder}: {error}") from error
-
-
 def holds_run(folder: Path) -> bool:
     """Whether a folder holds a record, or a part of one."""
     return any((folder / name).exists() for name in (RUN, METRICS, EPISODES))
+
+
+def holds_already(folder: Path) -> str:
+    """Say that a folder holds a record, and what can be done."""
+    return f"{folder} holds a run already; --resume continues it, --out names another folder"
 
 
 def begun(folder: Path, about: dict[str, Any], resume: bool, kind: str) -> dict[str, Any] | None:
@@ -225,9 +221,7 @@ def begun(folder: Path, about: dict[str, Any], resume: bool, kind: str) -> dict[
         Recorder(folder).start({"kind": kind, **about})
         return None
     if not resume:
-        raise ConfigurationError(
-            f"{folder} holds a run already; --resume continues it, --out names another folder"
-        )
+        raise ConfigurationError(holds_already(folder))
     meta = read_run(folder).meta
     if meta.get("kind") != kind:
         raise ConfigurationError(f"{folder} holds another record: not of kind {kind!r}")

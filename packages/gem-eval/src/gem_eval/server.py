@@ -11,7 +11,7 @@ What is asked is up to `gem_eval.client` (text) and `gem_eval.completions` (toke
 from __future__ import annotations
 
 import asyncio
-import json
+import base64
 import math
 import random
 import re
@@ -23,11 +23,14 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
+from urllib.parse import quote
 
 import httpx
 
-from gem.errors import ConfigurationError, GemError
+from gem.errors import ConfigurationError, DataError, GemError
+from gem.fetching import is_local
+from gem.json_lines import parse, parse_as
 
 T = TypeVar("T")
 
@@ -42,6 +45,28 @@ _LONGEST_WAIT_S = 600.0
 _LONGEST_PAUSE_S = 60.0
 _FIRST_PAUSE_S = 0.5
 _MOST_TEXT = 600
+MOST_ANSWER_BYTES = 32 << 20
+"""Largest answer of a server, decompressed; a larger one is a failed call."""
+
+
+_LEAST_CODED = 6
+_LEAST_SHOWN = 3
+"""Fewer characters beside a mask may be any word's."""
+_MASKED = re.compile(
+    r"(?P<left>[\w.+/=-]*?)(?:[*\u2022\u25cf\u2026#]+|\.{3,}|[xX]{4,})(?P<right>[\w+/=-]*)"
+)
+
+
+class _Entry(TypedDict):
+    id: str
+
+
+class _Models(TypedDict):
+    data: list[_Entry]
+
+
+class _Version(TypedDict):
+    version: str
 
 
 class ServerError(GemError):
@@ -50,6 +75,28 @@ class ServerError(GemError):
 
 class ContextOverflowError(GemError):
     """The conversation is longer than the model's context; the message is the server's."""
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What a server sent."""
+
+    status: int
+    reason: str
+    headers: httpx.Headers
+    content: bytes
+
+    @property
+    def text(self) -> str:
+        """The content as text, whatever it is."""
+        return self.content.decode("utf-8", "replace")
+
+
+class _TooLargeError(Exception):
+    """An answer is larger than `MOST_ANSWER_BYTES`."""
+
+    def __init__(self) -> None:
+        super().__init__(f"an answer of more than {MOST_ANSWER_BYTES >> 20} MiB")
 
 
 class Limiter:
@@ -170,6 +217,8 @@ class Server:
         self._clients: list[httpx.AsyncClient] = []
         self._free: list[httpx.AsyncClient] = []
         self._tls = httpx.create_ssl_context()
+        # A proxy cannot reach this machine, and would be sent the key.
+        self._proxies = not is_local(self.url)
 
     @contextmanager
     def _http(self) -> Iterator[httpx.AsyncClient]:
@@ -179,6 +228,7 @@ class Server:
                 headers=self._headers,
                 timeout=httpx.Timeout(self._timeout_s, connect=min(30.0, self._timeout_s)),
                 verify=self._tls,
+                trust_env=self._proxies,
             )
             self._clients.append(client)
             self._free.append(client)
@@ -208,37 +258,51 @@ class Server:
         """
         try:
             response = self._get(f"{self.url}/models")
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, _TooLargeError) as error:
             raise ConfigurationError(
                 f"no server answers at {self.url}: {_described(error)}; start it, or name "
                 "another with --url"
             ) from None
-        if response.status_code in (401, 403):
+        if response.status in (401, 403):
             raise self._refused(response)
         served = Served()
         # Servers need not say any of this; proxies say some.
-        with suppress(httpx.HTTPError, ValueError, TypeError, KeyError, AttributeError):
-            models = {each["id"]: each for each in response.json()["data"]}
+        with suppress(httpx.HTTPError, _TooLargeError, DataError):
+            listed = parse_as(response.content, _Models, "the list of models")
+            models = {each["id"]: each for each in listed["data"]}
             served = Served.of(models.get(self.model, {}))
             if served.engine == "vllm":
-                version = self._get(f"{self.url.removesuffix('/v1')}/version").json()["version"]
+                answer = self._get(f"{self.url.removesuffix('/v1')}/version").content
+                version = parse_as(answer, _Version, "the version")["version"]
                 served = replace(served, version=tuple(map(int, re.findall(r"\d+", version)[:3])))
         return served
 
-    def _get(self, url: str) -> httpx.Response:
+    def _get(self, url: str) -> _Answer:
         timeout_s = min(30.0, self._timeout_s)
-        with httpx.Client(headers=self._headers, timeout=timeout_s, verify=self._tls) as http:
-            return http.get(url)
+        deadline = time.monotonic() + timeout_s
+        options: dict[str, Any] = {"verify": self._tls, "trust_env": self._proxies}
+        with (
+            httpx.Client(headers=self._headers, timeout=timeout_s, **options) as http,
+            http.stream("GET", url) as response,
+        ):
+            content = bytearray()
+            for chunk in response.iter_bytes():
+                content += chunk
+                if len(content) > MOST_ANSWER_BYTES:
+                    raise _TooLargeError
+                if time.monotonic() > deadline:
+                    raise httpx.ReadTimeout(f"no whole answer within {timeout_s:g} s")
+            return _answer(response, content)
 
     async def ask(
-        self, url: str, body: Mapping[str, Any], parse: Callable[[Any], T]
+        self, url: str, body: Mapping[str, Any], read: Callable[[Any], T]
     ) -> tuple[T, dict[str, Any]]:
-        """Return what `parse` makes of an answer, and how it came.
+        """Return what `read` makes of an answer, and how it came.
 
         Args:
             url: Of the request.
             body: Of the request.
-            parse: Is given the answer's JSON; a `ValueError`, `TypeError`, `KeyError`, `IndexError`
+            read: Is given the answer's JSON; a `ValueError`, `TypeError`, `KeyError`, `IndexError`
                 or `AttributeError` that it raises means that the answer lacks a reply, and the
                 server is asked again. A `ConfigurationError` ends the evaluation.
 
@@ -258,20 +322,20 @@ class Server:
                 async with self._limiter.call(), asyncio.timeout(self._timeout_s):
                     began = time.monotonic()
                     with self._http() as http:
-                        response = await http.post(url, json=body)
+                        response = await _posted(http, url, body)
             except TimeoutError:
                 problem = f"no answer within {self._timeout_s:g} s"
-            except httpx.HTTPError as error:
+            except (httpx.HTTPError, _TooLargeError) as error:
                 problem = _described(error)
             else:
-                status, seconds = response.status_code, time.monotonic() - began
+                status, seconds = response.status, time.monotonic() - began
                 if status == 200:
                     try:
-                        found = parse(response.json())
+                        found = read(parse(response.content, "the answer"))
                     except ConfigurationError:
                         raise
                     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-                        what = _described(error)
+                        what = self._hidden(_described(error))[:_MOST_TEXT]
                         problem = f"an answer without a reply ({what}): {self._words(response)}"
                     else:
                         self._limiter.grow()
@@ -293,33 +357,80 @@ class Server:
                 await asyncio.sleep(wait_s)
         raise ServerError(f"{self.url} failed {self._retries + 1} times, at last: {problem}")
 
-    def _refused(self, response: httpx.Response) -> ConfigurationError:
+    def _refused(self, response: _Answer) -> ConfigurationError:
         hint = ""
-        if response.status_code in (401, 403):
+        if response.status in (401, 403):
             hint = "; the key is the value of the environment variable that --key-env names"
-        elif response.status_code == 404:
+        elif response.status == 404:
             hint = f"; is {self.model!r} a model of this server, and does the URL end in /v1?"
-        elif response.status_code == 400:
+        elif response.status == 400:
             hint = "; --param NAME=VALUE changes a field of the request, NAME=null leaves it out"
             if "vocabulary" in response.text:
                 hint = "; --tokenizer must be the model's"
         return ConfigurationError(
-            f"{self.url} answers {response.status_code}: {self._words(response)}{hint}"
+            f"{self.url} answers {response.status}: {self._words(response)}{hint}"
         )
 
-    def _words(self, response: httpx.Response) -> str:
+    def _words(self, response: _Answer) -> str:
         """Return the server's message without the key, which some servers repeat."""
         text = response.text
-        try:
-            error = json.loads(text)
+        with suppress(DataError):
+            error = parse(response.content, "the answer")
             while isinstance(error, dict) and ("error" in error or "message" in error):
-                error = error.get("error") or error["message"]
+                error = error.get("error") or error.get("message")
             text = error if isinstance(error, str) else text
-        except ValueError:
-            pass
-        if self._key:
-            text = text.replace(self._key, "<key>")
-        return text[:_MOST_TEXT] or response.reason_phrase
+        return self._hidden(text)[:_MOST_TEXT] or response.reason
+
+    def _hidden(self, text: str) -> str:
+        """Return a text without the key, as it is, encoded, or with its middle masked."""
+        return hidden(self._key, text) if self._key else text
+
+
+async def _posted(http: httpx.AsyncClient, url: str, body: Mapping[str, Any]) -> _Answer:
+    async with http.stream("POST", url, json=body) as response:
+        content = bytearray()
+        async for chunk in response.aiter_bytes():
+            content += chunk
+            if len(content) > MOST_ANSWER_BYTES:
+                raise _TooLargeError
+        return _answer(response, content)
+
+
+def _answer(response: httpx.Response, content: bytearray) -> _Answer:
+    status, reason = response.status_code, response.reason_phrase
+    return _Answer(status, reason, response.headers, bytes(content))
+
+
+def hidden(key: str, text: str) -> str:
+    """Return a text in which a key is replaced.
+
+    It is found as it is, quoted for an address, in base64 (also as a part of a longer text) and
+    hexadecimal, and with all but its beginning or end masked by stars, points or the like.
+    """
+    raw = key.encode()
+    forms = {key, quote(key, safe=""), raw.hex(), raw.hex().upper()}
+    for offset in range(3):
+        for encode in (base64.b64encode, base64.urlsafe_b64encode):
+            coded = encode(bytes(offset) + raw).decode()
+            # Only characters that no byte before or after the key takes part in.
+            whole = coded[-(-offset * 8 // 6) : (offset + len(raw)) * 8 // 6]
+            forms.add(whole if len(whole) >= _LEAST_CODED else key)
+    for form in sorted(forms, key=len, reverse=True):
+        text = text.replace(form, "<key>")
+
+    def shown(found: re.Match[str]) -> str:
+        left, right = found["left"], found["right"]
+        begun = next((n for n in range(len(left)) if key.startswith(left[n:])), len(left))
+        ended = next((n for n in range(len(right), 0, -1) if key.endswith(right[:n])), 0)
+        if len(left) - begun < _LEAST_SHOWN:
+            begun = len(left)
+        if ended < _LEAST_SHOWN:
+            ended = 0
+        if begun == len(left) and not ended:
+            return found[0]
+        return f"{left[:begun]}<key>{right[ended:]}"
+
+    return _MASKED.sub(shown, text)
 
 
 def checked_url(url: str) -> str:
@@ -342,7 +453,7 @@ def checked_url(url: str) -> str:
     return url.rstrip("/")
 
 
-def _retry_after(response: httpx.Response) -> float | None:
+def _retry_after(response: _Answer) -> float | None:
     """Return the seconds that the server asks to wait, as a number or a date; None if neither."""
     text = response.headers.get("Retry-After", "")
     try:

@@ -8,9 +8,8 @@ from importlib.resources import files
 from pathlib import Path
 from urllib.parse import parse_qsl
 
-import tomllib
-
 from gem.errors import ConfigurationError
+from gem.tables import parse_toml
 from gem.tasks import URI_SCHEME, Task, TaskSet
 
 SUITE = "suite:"
@@ -47,28 +46,40 @@ class Play:
         return self.part.split, self.task.seed, self.sample
 
 
-def parse_tasks(texts: Sequence[str], *, episodes: int, seed: int) -> list[Part]:
+EPISODES = 32
+"""Tasks of an environment, if nothing else is said."""
+_OPTIONS = {"episodes": "n", "seed": "seed"}
+"""Options, and the parameter of a task URI that has the last word."""
+
+
+def parse_tasks(
+    texts: Sequence[str], *, episodes: int | None = None, seed: int | None = None
+) -> list[Part]:
     """Return the parts of an evaluation, in the order given.
 
     Args:
         texts: Environment ids, task URIs (`gem:<id>?n=32&seed=0&<parameter>=<value>`), or suites:
             `suite:smoke`, `suite:<file>.toml`, which has a list `tasks` of ids and URIs.
-        episodes: Tasks of an environment whose URI has no `n`.
-        seed: First seed where the URI has no `seed`.
+        episodes: Tasks of an environment whose URI has no `n`; None: `EPISODES`.
+        seed: First seed where the URI has no `seed`; None: 0.
 
     Raises:
-        ConfigurationError: A text is none of these, or two of them have a task in common.
+        ConfigurationError: A text is none of these, two of them have a task in common, or
+            `episodes` or `seed` is given and no URI leaves it open.
     """
+    asked = {"episodes": episodes, "seed": seed}
+    used: set[str] = set()
     flat = [each for text in texts for each in (_suite(text) if _is_suite(text) else [text])]
     parts: list[Part] = []
     for text in flat:
         uri = text if text.startswith(URI_SCHEME) else f"{URI_SCHEME}{text}"
         tasks = TaskSet.parse(uri)
         given = {name for name, _ in parse_qsl(uri.partition("?")[2], keep_blank_values=True)}
+        used |= {option for option, name in _OPTIONS.items() if name not in given}
         tasks = replace(
             tasks,
-            n=tasks.n if "n" in given else episodes,
-            seed=tasks.seed if "seed" in given else seed,
+            n=tasks.n if "n" in given else (EPISODES if episodes is None else episodes),
+            seed=tasks.seed if "seed" in given else (seed or 0),
         )
         part = Part(_name(tasks), tasks)
         if any(part.name == other.name for other in parts):
@@ -76,6 +87,12 @@ def parse_tasks(texts: Sequence[str], *, episodes: int, seed: int) -> list[Part]
                 f"{part.name} is there twice; one task set has all seeds of an environment"
             )
         parts.append(part)
+    for option, value in asked.items():
+        if value is not None and option not in used:
+            raise ConfigurationError(
+                f"--{option} {value} has no effect: all of these tasks say their "
+                f"{_OPTIONS[option]} themselves"
+            )
     return parts
 
 
@@ -108,20 +125,17 @@ def _suite(text: str) -> list[str]:
     folder = files("gem_eval").joinpath("suites")
     own = sorted(each.name.removesuffix(".toml") for each in folder.iterdir())
     if name in own:
-        source = folder.joinpath(f"{name}.toml").read_text(encoding="utf-8")
+        source = folder.joinpath(f"{name}.toml").read_bytes()
     elif name.endswith(".toml"):
         try:
-            source = Path(name).read_text(encoding="utf-8")
+            source = Path(name).read_bytes()
         except OSError as error:
             raise ConfigurationError(f"suite {name!r} cannot be read: {error}") from error
     else:
         raise ConfigurationError(
             f"unknown suite {name!r}; known: {', '.join(own)}, or the path of a .toml file"
         )
-    try:
-        tasks = tomllib.loads(source).get("tasks")
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigurationError(f"suite {name!r} is no TOML: {error}") from error
+    tasks = parse_toml(source, f"suite {name!r}").get("tasks")
     if not isinstance(tasks, list) or not tasks or not all(isinstance(t, str) for t in tasks):
         raise ConfigurationError(f"suite {name!r} needs a list `tasks` of ids and task URIs")
     return tasks

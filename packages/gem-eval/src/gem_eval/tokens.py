@@ -7,13 +7,15 @@ this process (`gem_eval.local`).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from gem.executors.base import Executor
 from gem.executors.held import STEP_TIMEOUT_S
 from gem.rollout import Budget, ChatFormat, Sampler, play
+from gem.tasks import Task
 from gem.trajectory import Failure, Trajectory
 from gem_eval.completions import Notes
 from gem_eval.episode import Played
@@ -24,11 +26,21 @@ Sampling = Callable[[Play, Notes], AbstractContextManager[Sampler]]
 """Makes the sampler of an episode, which notes every call, until the episode ends."""
 
 
+def setting_of(task: Task) -> str:
+    """Return a task's environment and parameters as one text."""
+    return json.dumps([task.env_id, dict(task.params)], sort_keys=True)
+
+
 class TokenPlays:
     """Plays episodes by tokens; is called as `gem_eval.episode.Plays`."""
 
     def __init__(
-        self, sampling: Sampling, chat: ChatFormat, budget: Budget, context: str = "chat"
+        self,
+        sampling: Sampling,
+        chat: ChatFormat,
+        budget: Budget,
+        context: str = "chat",
+        trained: Mapping[str, Budget] | None = None,
     ) -> None:
         """Store the model and how it is prompted.
 
@@ -36,12 +48,14 @@ class TokenPlays:
             sampling: The model.
             chat: Its chat format.
             budget: Token limits.
+            trained: Those of the environments that the model was trained in, by `setting_of`.
             context: What builds the prompts, see `gem.rollout.context`.
         """
         self.sampling = sampling
         self.chat = chat
         self.budget = budget
         self.context = context
+        self._trained = trained or {}
         self._numbers = itertools.count()
 
     async def __call__(
@@ -55,7 +69,8 @@ class TokenPlays:
     ) -> Played:
         """Play an episode; see `gem_eval.episode.play` for arguments and failures."""
         notes: Notes = []
-        budget = self.budget if turns is None else replace(self.budget, turns=turns)
+        budget = self._trained.get(setting_of(each.task), self.budget)
+        budget = budget if turns is None else replace(budget, turns=turns)
         with self.sampling(each, notes) as sampler:
             try:
                 trajectory = await play(

@@ -19,6 +19,7 @@ from gem.experiment.tasksets import DatasetRow, Source
 from gem.packed import PackedTrajectory
 from gem.training import batches, recording, status_files
 from gem.training.checkpoints import Checkpoint, Checkpoints
+from gem.training.ending import to_the_end
 from gem.training.rows import placed_rows
 from gem_oat import TRAINER, advantage, compat, data
 from gem_oat.settings import Args, shown
@@ -36,9 +37,21 @@ class Learner(PPOMultiTurnLearner):  # type: ignore[misc]
     args: Args
 
     def run(self) -> None:
-        """Train to the end; called by Launchpad."""
-        with status_files.reported(f"learner {self._rank}"):
+        """Train to the end; called by Launchpad.
+
+        Raises:
+            UnfinishedError: Fewer iterations are recorded than were asked for, or something called
+                `sys.exit()`.
+        """
+        with status_files.reported(f"learner {self._rank}"), to_the_end(self._done, self._wanted):
             super().run()
+
+    def _done(self) -> int:
+        return self.recording.iterations if hasattr(self, "recording") else 0
+
+    def _wanted(self) -> int:
+        recorded = self.args.gem.record_dir is not None and self.strategy.is_rank_0()
+        return self.args.iterations if recorded else 0
 
     def _init(self, args: Args, actors: list[Any]) -> None:
         super()._init(args, actors)

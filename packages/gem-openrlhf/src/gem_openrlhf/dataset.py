@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from gem.experiment.tasksets import DatasetRow
+from gem_openrlhf.record import ITERATIONS
 from gem_openrlhf.resume import clear_leftovers
 from gem_openrlhf.settings import check_dataset, load_settings
 
@@ -32,7 +33,12 @@ def install(module: ModuleType) -> None:
         settings = load_settings(strategy.args.train.agent_func_path)
         if settings is None:
             return train, evaluation, steps
-        check_dataset(strategy.args, len(train.dataset))
+        args, tasks = strategy.args, len(train.dataset)
+        check_dataset(args, tasks)
+        # Of tasks that are left out because their episodes are alike, nobody knows how many.
+        if not args.algo.dynamic_filtering_enable:
+            iterations = tasks // args.rollout.batch_size * args.train.num_episodes
+            setattr(args, ITERATIONS, iterations)
         # OpenRLHF loads models only when it knows the number of steps, which this returns.
         clear_leftovers(strategy.args, settings)
         if settings.task_order == "file":

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from types import ModuleType
 from typing import Any
 
 from openrlhf.utils.logging_utils import TensorboardLogger
 
-from gem_openrlhf.record import recording, write_evaluated
+from gem_openrlhf.record import ITERATIONS, recording, write_evaluated
 from gem_openrlhf.settings import load_settings
 
 
@@ -21,6 +22,9 @@ class GemTensorboardLogger(TensorboardLogger):  # type: ignore[misc]
         settings = load_settings(args.train.agent_func_path)
         known = (None, None) if settings is None else (settings.record_dir, settings.record)
         self._recording = recording(*known)
+        # `gem_openrlhf.dataset` has counted them before OpenRLHF makes its trackers.
+        self._end = ExitStack()
+        self._end.enter_context(self._recording.to_the_end(lambda: getattr(args, ITERATIONS, 0)))
 
     def log_train(self, global_step: int, logs_dict: Mapping[str, Any]) -> None:
         """Log and record an iteration."""
@@ -31,6 +35,15 @@ class GemTensorboardLogger(TensorboardLogger):  # type: ignore[misc]
         """Log and record an evaluation."""
         super().log_eval(global_step, logs_dict)
         write_evaluated(self._recording, global_step)
+
+    def close(self) -> None:
+        """Close; OpenRLHF does it when its loop has ended.
+
+        Raises:
+            UnfinishedError: Fewer iterations are recorded than were asked for.
+        """
+        super().close()
+        self._end.close()
 
 
 def install(module: ModuleType) -> None:

@@ -12,6 +12,8 @@ import json
 import os
 from pathlib import Path
 
+from gem.errors import RecordError
+from gem.json_lines import parse_as
 from gem.packed import PackedTrajectory
 from gem.training.recording import RunRecording
 from gem.trajectory import Trajectory
@@ -36,6 +38,8 @@ RECORDED = {
 """Names in the record, and in OpenRLHF's logs."""
 
 EVALUATED = "evaluated"
+ITERATIONS = "gem_iterations"
+"""Attribute of OpenRLHF's arguments: how many iterations the run was asked for."""
 
 
 @functools.cache
@@ -57,7 +61,9 @@ def write_evaluated(record: RunRecording, step: int) -> None:
     if record.folder is None:
         return
     for file in sorted((record.folder / EVALUATED).glob("*.jsonl")):
-        for name, text in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
+        lines = file.read_bytes().splitlines()
+        for n, line in enumerate(lines, 1):
+            name, text = parse_as(line, tuple[str, str], f"{file}, line {n}", RecordError)
             record.keep_evaluated(name, [PackedTrajectory.from_text(text)])
         file.unlink()
     record.write_evaluated(step)

@@ -46,6 +46,7 @@ SEAMS = {
     "gem_openrlhf.logs": [
         Seam("openrlhf.utils.logging_utils:TensorboardLogger.log_train", _LOGGED),
         Seam("openrlhf.utils.logging_utils:TensorboardLogger.log_eval", _LOGGED),
+        Seam("openrlhf.utils.logging_utils:TensorboardLogger.close", "self"),
     ],
     "gem_openrlhf.passes": [
         Seam("openrlhf.utils.deepspeed.deepspeed:DeepspeedStrategy.get_ds_train_config")

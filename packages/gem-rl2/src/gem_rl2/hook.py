@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial, partialmethod
 from importlib import import_module
@@ -76,22 +77,35 @@ def install(program: ModuleType) -> None:
             super().__init__(config)
             processes.end_with_servers("sglang", "gem-rl2: a process of SGLang has ended")
             self._evaluates_first = rollouts is not None and _evaluates_first(rollouts)
-            if rollouts is not None:
-                _extend(self, program, rollouts, rl2)
+            recording = None if rollouts is None else _extend(self, program, rollouts, rl2)
+            eval_only = rollouts is not None and rollouts.keys.eval_only
+            self._recording = None if eval_only else recording
 
         def train(self) -> Any:
             """Train; in a checkout a coroutine."""
             if rl2.form == "head":
                 return self._train_checkout()
-            if self._evaluates_first:
-                for rows in self.test_dataloader:
-                    self.rollout(rows, False, 0)
-            return super().train()
+            with self._to_the_end():
+                if self._evaluates_first:
+                    for rows in self.test_dataloader:
+                        self.rollout(rows, False, 0)
+                return super().train()
 
         async def _train_checkout(self) -> None:
-            if self._evaluates_first:
-                await self.rollout(False, 0)
-            await super().train()
+            with self._to_the_end():
+                if self._evaluates_first:
+                    await self.rollout(False, 0)
+                await super().train()
+
+        def _to_the_end(self) -> AbstractContextManager[None]:
+            """Demand of rank 0, which records, all iterations."""
+            if self._recording is None:
+                return nullcontext()
+            config = self.config.trainer
+            if rl2.form == "head":
+                return self._recording.to_the_end(lambda: config.total_steps)
+            steps = len(self.train_dataloader)
+            return self._recording.to_the_end(lambda: config.n_epochs * steps)
 
     GemPPOTrainer.__name__ = GemPPOTrainer.__qualname__ = base.__name__
     program.PPOTrainer = GemPPOTrainer  # type: ignore[attr-defined]
@@ -122,8 +136,14 @@ def _evaluates_first(rollouts: Rollouts) -> bool:
     return asked and keys.checkpoint is None and not keys.eval_only
 
 
-def _extend(trainer: Any, program: Any, rollouts: Rollouts, rl2: Installation) -> None:
-    """Change the parts that RL2's trainer has made, and `compute_advantages` of its program."""
+def _extend(
+    trainer: Any, program: Any, rollouts: Rollouts, rl2: Installation
+) -> RunRecording | None:
+    """Change the parts that RL2's trainer has made, and `compute_advantages` of its program.
+
+    Returns:
+        The record, which rank 0 writes; None in the other ranks.
+    """
     settings, keys = rollouts.settings, rollouts.keys
     parts = [part for name in ("actor", "critic") if (part := getattr(trainer, name, None))]
     for part in parts:
@@ -142,7 +162,7 @@ def _extend(trainer: Any, program: Any, rollouts: Rollouts, rl2: Installation) -
     if settings.task_order == "file" and hasattr(owner, "train_dataloader"):
         owner.train_dataloader = in_order(owner.train_dataloader)
     if torch.distributed.get_rank():
-        return
+        return None
     if getattr(trainer.rollout.env, "generate", None) is not rollout.generate:
         raise ConfigurationError(
             "rollout.env_path: the section gem needs GEM's env file, $(python -m gem_rl2 "
@@ -154,6 +174,7 @@ def _extend(trainer: Any, program: Any, rollouts: Rollouts, rl2: Installation) -
         trainer.rollout.env.generate = rollouts.generate
     recording = record_logs(rollouts, rl2)
     program.compute_advantages = seam(program.compute_advantages, rollouts, recording)
+    return recording
 
 
 def seam(original: Any, rollouts: Rollouts, recording: RunRecording) -> Any:

@@ -68,6 +68,16 @@ class GemAgenticPipeline(agentic_pipeline.AgenticPipeline):  # type: ignore[misc
         agentic_pipeline.agentic_compute_advantage = self._compute_advantage
         self._log, self.tracker.log = self.tracker.log, self._log_and_record
 
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Train to the end; see ROLL's method.
+
+        Raises:
+            UnfinishedError: Fewer iterations are recorded than were asked for, or something called
+                `sys.exit()`.
+        """
+        with self._recording.to_the_end(lambda: int(self.pipeline_config.max_steps)):
+            return super().run(*args, **kwargs)
+
     def _check_whole_batch(self) -> None:
         """Let ROLL itself say whether it would copy or delete rows of a batch."""
         size = self.pipeline_config.rollout_batch_size

@@ -29,7 +29,9 @@ from tinker_cookbook.rl import types as rl
 from tinker_cookbook.utils.misc_utils import split_list
 
 from gem.errors import ConfigurationError, exit_status
+from gem.experiment.mixtures import parse_tasks
 from gem.training import recording, seams, settings
+from gem.training.ending import to_the_end
 from gem_tinker import COOKBOOK, __version__, check_tinker
 from gem_tinker.advantage import Objective, batch_rows, to_datums, trained_rows
 from gem_tinker.server import probe
@@ -143,6 +145,7 @@ async def main(config: Config) -> None:
     Raises:
         ConfigurationError: The configuration cannot work, or the server cannot do it.
         RolloutError: Too many episodes failed.
+        UnfinishedError: Fewer batches are recorded than there are.
         UnsupportedVersionError: The cookbook has other functions than it had.
     """
     check_tinker()
@@ -156,7 +159,11 @@ async def main(config: Config) -> None:
     # The adapter of a direct run, on attention and MLP projections.
     made = tinker.ServiceClient.create_lora_training_client
     adapter = partialmethod(made, train_unembed=False)
+    steps = len(parse_tasks(builder.train)) // builder.groups_per_batch
+    if getattr(config, "max_steps", None) is not None:
+        steps = min(steps, config.max_steps)
     with (
+        batches.recording.to_the_end(lambda: steps),
         seams.replaced(cookbook, "prepare_minibatch", batches.prepare),
         seams.replaced(cookbook, "do_train_step_and_get_sampling_client", batches.step),
         seams.replaced(tinker.ServiceClient, "create_lora_training_client", adapter),
@@ -171,5 +178,15 @@ async def main(config: Config) -> None:
         )
 
 
+def run(config: Config) -> None:
+    """Train in an event loop; see `main`.
+
+    Raises:
+        UnfinishedError: Something called `sys.exit()`, which ends the loop, not `main`.
+    """
+    with to_the_end(lambda: 0, lambda: 0):
+        asyncio.run(main(config))
+
+
 if __name__ == "__main__":
-    sys.exit(exit_status(lambda: asyncio.run(main(chz.entrypoint(Config, allow_hyphens=True)))))
+    sys.exit(exit_status(lambda: run(chz.entrypoint(Config, allow_hyphens=True))))

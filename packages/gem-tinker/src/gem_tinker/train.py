@@ -14,7 +14,7 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -27,6 +27,7 @@ from gem.experiment.metrics import show, update_metrics
 from gem.tasks import Task
 from gem.training import batches, sampling, settings
 from gem.training.checkpoints import Checkpoint, Checkpoints
+from gem.training.ending import to_the_end
 from gem.training.recording import Report, RunRecording
 from gem.trajectory import Trajectory
 from gem_tinker import TRAINER, check_tinker
@@ -186,7 +187,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(__doc__)
         return 0
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    return exit_status(lambda: asyncio.run(train(read(arguments), show)))
+    return exit_status(lambda: _run(read(arguments)))
+
+
+def _run(config: Config) -> None:
+    """Train, to the end."""
+    last = Checkpoints(config.record_dir).last
+    recorded = last.iteration if last else 0
+
+    def report(iteration: int, split: str, metrics: Mapping[str, float]) -> None:
+        nonlocal recorded
+        show(iteration, split, metrics)
+        recorded = iteration + 1 if split == "train" else recorded
+
+    # Around the event loop: what calls `sys.exit()` in one task ends the loop, not the others.
+    with to_the_end(lambda: recorded, lambda: config.iterations):
+        asyncio.run(train(config, report))
 
 
 if __name__ == "__main__":

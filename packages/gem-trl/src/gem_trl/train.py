@@ -11,15 +11,15 @@ last whole one when it is started again.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
-from gem.errors import exit_status
+from gem.errors import RecordError, exit_status
 from gem.experiment.runspec import RunSpec
+from gem.json_lines import read_json
 from gem.tables import json_or_text
 from gem.training.processes import free_port
 from gem.training.record import Recorder
@@ -72,6 +72,10 @@ def train(spec: RunSpec, folder: Path, given: Mapping[str, Any]) -> None:
     trainer.train(resume_from_checkpoint=last)
 
 
+class _State(TypedDict):
+    global_step: int
+
+
 def last_checkpoint(saved: Path, processes: int) -> str | None:
     """Return the last whole checkpoint in a folder; None if there is none.
 
@@ -83,8 +87,8 @@ def last_checkpoint(saved: Path, processes: int) -> str | None:
     for path in saved.glob("checkpoint-*"):
         try:
             # What the Trainer writes last.
-            state = json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            state = read_json(path / "trainer_state.json", _State)
+        except RecordError:
             state = {}
         if state and len(list(path.glob("rng_state*.pth"))) == processes:
             whole.append((state["global_step"], str(path)))

@@ -1,6 +1,6 @@
 """`GemGRPOTrainer`: TRL's GRPOTrainer with GEM's episodes and an advantage for every turn.
 
-Three seams of TRL, of which nothing is copied or patched:
+Four seams of TRL, of which nothing is copied or patched:
 
 - `rollout_func`, TRL's hook: takes the prompts of this process, each a task, and returns token ids,
   log-probabilities and `env_mask` (1: sampled, 0: said by the environment).
@@ -8,6 +8,7 @@ Three seams of TRL, of which nothing is copied or patched:
   TRL's `[rows]`. TRL's loss takes both, "to support subclasses that provide advantages with shape
   (B, T)".
 - `log`, extended: finishes the entries of the record.
+- `train`, extended: a training that records fewer iterations than it was asked for is an error.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from gem_trl.settings import GemSettings, check_config, steps_per_iteration
 SEAMS = [
     Seam("trl:GRPOTrainer._generate_and_score_completions", "self, inputs"),
     Seam("trl:GRPOTrainer.log", "self, logs, start_time"),
+    Seam("trl:GRPOTrainer.train"),
     *calls(
         "trl",
         {
@@ -117,6 +119,23 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         """The last episodes of this process, one a row of TRL's tensors."""
         self._batch: tuple[list[PackedTrajectory], PerTurn, dict[str, float]]
         """The last training episodes of all processes, their advantages, and metrics."""
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Train to the end; see TRL's method. A callback may end the training earlier.
+
+        Raises:
+            UnfinishedError: Fewer iterations are recorded than were asked for, or something called
+                `sys.exit()`.
+        """
+        with self._recording.to_the_end(self._wanted):
+            return super().train(*args, **kwargs)
+
+    def _wanted(self) -> int:
+        """Return the iterations of the run, or those until a callback ended the training."""
+        state = self.state
+        ended = self.control.should_training_stop and state.global_step > 0
+        steps = state.global_step if ended else state.max_steps
+        return int(steps // steps_per_iteration(self.args))
 
     def _stop_at_turn_end(self) -> None:
         """A chat template may close a message with another token than the model's eos."""

@@ -124,7 +124,9 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
             actors.extend(replica.servers)
         with contextlib.suppress(ValueError):  # a queue without a controller of this name
             actors.append(ray.get_actor("TransferQueueController", namespace="transfer_queue"))
-        call_while_alive(partial(super().fit, agent_loop_manager), actors, engine="engine")
+        steps = 0 if trainer.val_only else self.total_training_steps
+        with self._recording.to_the_end(lambda: steps):
+            call_while_alive(partial(super().fit, agent_loop_manager), actors, engine="engine")
 
     @property
     def _state(self) -> Path:

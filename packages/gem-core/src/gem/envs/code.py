@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from gem.envs.datasets import DatasetEnv, DatasetOptions, Grade
 from gem.errors import DataError
 from gem.grading import code as grader
 from gem.grading.formats import FENCED_CODE
+from gem.json_lines import parse
 from gem.parameters import extending, flag, integer, positive, text
 from gem.sources import Row, Source
 
@@ -93,8 +93,8 @@ class CodeEnv(DatasetEnv):
         tests = self._cell(row, self.answer_column, str, Mapping, list)
         if isinstance(tests, str):
             try:
-                tests = json.loads(tests)
-            except ValueError as error:
+                tests = parse(tests, "the cell")
+            except DataError as error:
                 raise self._fault(self.answer_column, f"not JSON ({error})") from None
         return tests
 

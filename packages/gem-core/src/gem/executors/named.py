@@ -11,6 +11,8 @@ from gem.executors.base import Executor
 
 NAMES = "thread, process[:workers], ray[:workers], remote:http://host:port"
 
+EXECUTORS = ("thread", "process", "ray", "remote")
+"""The kinds of executors."""
 VARIABLE = "GEM_EXECUTOR"
 """Environment variable with the name of the executor where none is given; else `thread`."""
 
@@ -76,7 +78,7 @@ def check_name(name: str) -> tuple[str, int | None]:
     if kind == "remote" and number.startswith(("http://", "https://")):
         return kind, None
     workers = int(number) if number.isdecimal() else None
-    if kind not in ("thread", "process", "ray") or (colon and (kind == "thread" or not workers)):
+    if kind not in EXECUTORS[:3] or (colon and (kind == "thread" or not workers)):
         raise ConfigurationError(f"unknown executor {name!r}; known: {NAMES}")
     return kind, workers
 

@@ -6,15 +6,15 @@ the trainer that neither of the two can say are `native`, and go to it as they a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from gem.errors import ConfigurationError
+from gem.errors import ConfigurationError, DataError
 from gem.executors.named import check_name
 from gem.experiment.runspec import RunSpec
+from gem.json_lines import read_json
 from gem.tables import build, setting
 
 
@@ -158,9 +158,13 @@ def check_model(spec: RunSpec, hardware: Hardware) -> None:
 
 
 def model_config(model: str) -> dict[str, Any]:
-    """Return the `config.json` of a model's folder; empty where there is none."""
+    """Return the `config.json` of a model's folder; empty where there is none.
+
+    Raises:
+        DataError: It cannot be read.
+    """
     config = Path(model) / "config.json"
     if not config.exists():
         return {}
-    found: dict[str, Any] = json.loads(config.read_text(encoding="utf-8"))
+    found: dict[str, Any] = read_json(config, dict[str, Any], DataError)
     return found

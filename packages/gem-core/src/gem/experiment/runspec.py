@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -10,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from gem.advantage import ADVANTAGES
-from gem.errors import ConfigurationError
+from gem.errors import ConfigurationError, DataError
 from gem.experiment.estimate import NORMALISE
 from gem.experiment.mixtures import SEEDS, EnvPart, Mixture, Tasks
 from gem.experiment.tasksets import Source, check_names
+from gem.json_lines import parse
 from gem.rollout.play import Budget
 from gem.rollout.prompting import Prompting
-from gem.tables import build, filled, setting
+from gem.tables import build, filled, parse_toml, setting
 from gem.tasks import Task, TaskSet
 
 MAX_FAILED_FRACTION = 0.1
@@ -182,13 +182,11 @@ class RunSpec:
         Raises:
             ConfigurationError: It cannot be read or is no RunSpec; the message names the file.
         """
-        import tomllib  # of Python 3.11
-
         try:
-            # Editors of Windows begin a file with a byte order mark.
-            text = path.read_text(encoding="utf-8-sig")
-            data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-        except (OSError, ValueError) as error:
+            content = path.read_bytes()
+            json = path.suffix == ".json"
+            data = parse(content, str(path)) if json else parse_toml(content, str(path))
+        except (OSError, DataError, ConfigurationError) as error:
             raise ConfigurationError(f"cannot read the spec {path}: {error}") from error
         try:
             return cls.from_mapping(data)

@@ -19,6 +19,7 @@ from urllib.parse import parse_qsl, quote
 
 from gem.errors import ConfigurationError, exit_status
 from gem.experiment.mixtures import Tasks, parse_tasks, samples
+from gem.json_lines import parse
 from gem.multi import of_one_seat
 from gem.tasks import Task
 
@@ -119,7 +120,7 @@ def decode_task(text: str) -> tuple[Task, float | None]:
         ConfigurationError: `encode_task` did not write this text.
     """
     try:
-        data = json.loads(text)
+        data = parse(text, "the row")
         return Task.from_dict(data), data["temperature"]
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigurationError(f"not a task of a GEM dataset: {text[:200]!r}") from error
@@ -141,7 +142,7 @@ class DatasetRow:
 
     def encode(self) -> str:
         """Return the text from which `decode` rebuilds the row, without the name."""
-        label = json.loads(encode_task(self.task, self.temperature))
+        label = {**self.task.to_dict(), "temperature": self.temperature}
         return json.dumps({**label, "number": self.number, "eval": self.evaluation})
 
     @classmethod
@@ -152,7 +153,7 @@ class DatasetRow:
             ConfigurationError: `encode` did not write this text.
         """
         task, temperature = decode_task(text)
-        rest = json.loads(text)
+        rest = parse(text, "the row")
         return cls(task, temperature, rest.get("number", 0), evaluation=rest.get("eval"))
 
 

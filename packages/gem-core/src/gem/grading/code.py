@@ -23,6 +23,7 @@ from gem.grading.programs import Runner
 from gem.grading.replay import failures, results
 from gem.grading.statements import Statement
 from gem.grading.verdict import Verdict
+from gem.json_lines import parse
 from gem.sandbox import Executor, Limits, resolve
 
 Tests: TypeAlias = "str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]]"
@@ -188,8 +189,8 @@ def _key(key: Any) -> Any:
 def _parsed(tests: Any) -> list[_Test]:
     if isinstance(tests, str):
         try:
-            tests = json.loads(tests)
-        except ValueError as error:
+            tests = parse(tests, "the text")
+        except DataError as error:
             raise DataError(f"tests are not JSON ({error}): {tests!r:.200}") from None
     if isinstance(tests, Mapping):
         inputs: Any = tests.get("inputs")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
-import json
 import os
 import socket
 import time
@@ -26,6 +24,8 @@ from gem.errors import (
     UnknownEnvError,
     UnreachableError,
 )
+from gem.fetching import is_local
+from gem.json_lines import parse
 from gem.parameters import number, optional, positive, text
 from gem.plugins import extra
 from gem.serving.messages import (
@@ -153,7 +153,7 @@ def connected(stack: contextlib.ExitStack, url: str, token: str | None) -> Any:
                 open_timeout=_CONNECT_S,
                 close_timeout=_CLOSE_S,
                 max_size=MOST_ANSWER_BYTES,
-                **({"proxy": None} if _is_local(url) else {}),
+                **({"proxy": None} if is_local(url) else {}),
             )
         )
     except InvalidStatus as error:
@@ -326,10 +326,10 @@ def fetched(url: str, token: str | None) -> Any:
         ConfigurationError: The server refuses the token, or has no JSON there.
         UnreachableError: The server does not respond.
     """
-    opener = build_opener(ProxyHandler({})) if _is_local(url) else build_opener()
+    opener = build_opener(ProxyHandler({})) if is_local(url) else build_opener()
     try:
         with opener.open(Request(url, headers=_headers(token)), timeout=_CONNECT_S) as response:
-            return json.loads(response.read(MOST_ANSWER_BYTES))
+            return parse(response.read(MOST_ANSWER_BYTES), "the answer")
     except HTTPError as error:
         raise _refused(url, error.code, error.read(_MOST_REFUSAL)) from error
     except (HTTPException, ValueError) as error:
@@ -358,7 +358,7 @@ def _refused(url: str, status: int, body: bytes) -> GemError:
     """Return the error of an answer of HTTP that is none."""
     known = True
     try:
-        reason = str(json.loads(body)["message"])
+        reason = str(parse(body, "the answer")["message"])
     except (ValueError, KeyError, TypeError):
         known = False
         reason = body.decode(errors="replace")[:_MOST_REFUSAL].strip() or "without a reason"
@@ -373,12 +373,3 @@ def _refused(url: str, status: int, body: bytes) -> GemError:
 
 def _headers(token: str | None) -> dict[str, str]:
     return {} if token is None else {"Authorization": f"Bearer {token}"}
-
-
-def _is_local(url: str) -> bool:
-    """Whether an address is this machine, which no proxy reaches."""
-    host = urlsplit(url).hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from gem.errors import ConfigurationError, DataError, UnreachableError
+from gem.json_lines import read_json
 from gem.parameters import integer, positive
 from gem.tools.base import (
     TOOL_CALL,
@@ -91,10 +92,7 @@ class MCPTool(Tool):
         Raises:
             DataError: The file cannot be read or is no JSON.
         """
-        try:
-            servers = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise DataError(f"{path} cannot be read as JSON: {error}") from error
+        servers = read_json(Path(path), error=DataError)
         return cls(servers, **parameters)
 
     @classmethod

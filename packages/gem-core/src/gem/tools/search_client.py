@@ -11,6 +11,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from gem.fetching import asked, http_address
+from gem.json_lines import parse
 from gem.plugins import extra
 from gem.tools.search_index import Hit, split_contents
 
@@ -37,7 +38,7 @@ def codec(kind: str) -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
         MissingExtraError: The type is MessagePack, and the extra `search` is not installed.
     """
     if kind == JSON:
-        return (lambda value: json.dumps(value).encode()), json.loads
+        return (lambda value: json.dumps(value).encode()), partial(parse, place="the body")
     msgpack = extra(
         "msgpack",
         "search servers that speak MessagePack need msgpack: pip install 'gem-core[search]'",

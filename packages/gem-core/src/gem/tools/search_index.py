@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gem.errors import ConfigurationError, DataError
+from gem.json_lines import parse, read_json
 from gem.plugins import extra
 from gem.sources import Table, load
 from gem.tools.base import printable
@@ -123,7 +124,7 @@ def passages_of(
             continue
         try:
             yield _passage(line)
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             message = f"{name}, line {number}: {' '.join(str(error).split())[:200]}"
             if broken is None:
                 raise DataError(message) from None
@@ -131,7 +132,7 @@ def passages_of(
 
 
 def _passage(line: bytes) -> dict[str, str]:
-    row = json.loads(line.decode())
+    row = parse(line, "the row")
     if not isinstance(row, dict):
         raise ValueError("not a JSON object")
     title: Any
@@ -262,7 +263,7 @@ def _opened(name: str, changed_ns: int, size: int) -> Index:
             return Index(*build(passages_of(lines, name)))
     bm25s = _bm25s()
     try:
-        mark = json.loads((path / _MARK).read_text())
+        mark = read_json(path / _MARK, dict[str, Any], DataError)
         if mark["format"] != _FORMAT:
             raise DataError(f"{path} has index format {mark['format']}, not {_FORMAT}: build anew")
         scorer = bm25s.BM25.load(name, mmap=True, show_progress=False)

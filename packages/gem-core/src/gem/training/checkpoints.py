@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gem.errors import RecordError
-from gem.json_lines import append_lines, drop_torn_line, read_lines
+from gem.json_lines import append_lines, drop_torn_line, read_json, read_lines
 
 CHECKPOINTS = "checkpoints.jsonl"
 
@@ -43,11 +43,8 @@ class Checkpoints:
         """The newest, or None."""
         if self._path is not None:
             drop_torn_line(self._path)
-            for line in read_lines(self._path):
-                try:
-                    self.last = Checkpoint(**line)
-                except TypeError as error:
-                    raise RecordError(f"{self._path}: not a checkpoint: {line}") from error
+            for line in read_lines(self._path, Checkpoint):
+                self.last = Checkpoint(**line)
 
     def add(self, checkpoint: Checkpoint) -> None:
         """Note a saved state.
@@ -75,9 +72,9 @@ def read_baselines(path: Path) -> dict[str, float]:
         RecordError: The file is not there or damaged.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return {str(role): float(baseline) for role, baseline in found.items()}
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+        found = read_json(path, dict[str, float])
+        return {role: float(baseline) for role, baseline in found.items()}
+    except RecordError as error:
         raise RecordError(
             f"{path}: the baselines of roles, which are part of the checkpoint (rae), cannot be "
             f"read ({error}); put the file back, or resume from a checkpoint that has its own"

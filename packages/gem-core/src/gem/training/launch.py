@@ -17,6 +17,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from difflib import get_close_matches
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from operator import attrgetter
@@ -28,6 +29,7 @@ from gem.executors.named import VARIABLE
 from gem.experiment.hardware import CPU, Hardware, model_config
 from gem.experiment.mixtures import samples
 from gem.experiment.runspec import RunSpec
+from gem.json_lines import parse_as
 from gem.multi import ALL, SELF, agents, all_seats
 from gem.tables import flatten
 from gem.training.platforms import Platform
@@ -433,7 +435,7 @@ class Launch:
     @classmethod
     def from_json(cls, text: str) -> Launch:
         """Rebuild from `to_json`."""
-        data = json.loads(text)
+        data = parse_as(text, dict[str, Any], "the command")
         return cls(**{**data, "parity": [Parity(**each) for each in data["parity"]]})
 
 
@@ -477,6 +479,13 @@ class Adapter:
         return self.compiler(spec, run_dir=run_dir, hardware=hardware)
 
 
+def unknown_trainer(name: str, known: Iterable[str]) -> str:
+    """Say that there is no adapter of this name, which ones there are, and which may be meant."""
+    close = get_close_matches(name, sorted(known), n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    return f"no adapter for trainer {name!r}; known: {', '.join(sorted(known)) or 'none'}{hint}"
+
+
 def find_adapter(name: str) -> Adapter:
     """Return the installed adapter called `name`.
 
@@ -485,10 +494,7 @@ def find_adapter(name: str) -> Adapter:
     """
     found = {entry.name: entry for entry in entry_points(group=ENTRY_POINT_GROUP)}
     if name not in found:
-        raise ConfigurationError(
-            f"no adapter {name!r} is installed; installed: {', '.join(sorted(found)) or 'none'}. "
-            f"Install it with: pip install gem-{name}"
-        )
+        raise ConfigurationError(unknown_trainer(name, found))
     adapter: Adapter = found[name].load()
     return adapter
 
@@ -501,7 +507,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
 
     def compile_spec() -> None:
-        asked = json.load(sys.stdin)
+        asked = parse_as(sys.stdin.read(), dict[str, dict[str, Any]], "standard input")
         launch = find_adapter(args.adapter).compile(
             RunSpec.from_mapping(asked["spec"]),
             run_dir=args.run_dir.absolute(),
@@ -509,7 +515,7 @@ def main(argv: list[str] | None = None) -> int:
         )
         sys.stdout.write(launch.to_json() + "\n")
 
-    return exit_status(compile_spec, json.JSONDecodeError)
+    return exit_status(compile_spec)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ minutes later.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
@@ -20,8 +19,10 @@ from gem.errors import ConfigurationError, exit_status
 from gem.experiment.mixtures import samples
 from gem.experiment.runspec import RunSpec
 from gem.foreign import called
+from gem.json_lines import parse
 from gem.multi import against_itself, all_seats, make_multi, of_one_seat
 from gem.tasks import Task
+from gem.training.ending import to_the_end
 
 
 def environments(spec: RunSpec) -> list[Task]:
@@ -60,10 +61,13 @@ def _first(task: Task) -> Observation:
 
 def main() -> int:
     """Check the RunSpec on standard input."""
-    return exit_status(
-        lambda: check(environments(RunSpec.from_mapping(json.load(sys.stdin)))),
-        json.JSONDecodeError,
-    )
+
+    def run() -> None:
+        spec = RunSpec.from_mapping(parse(sys.stdin.read(), "standard input"))
+        with to_the_end(lambda: 0, lambda: 0):
+            check(environments(spec))
+
+    return exit_status(run)
 
 
 if __name__ == "__main__":

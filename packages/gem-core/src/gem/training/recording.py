@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from gem.experiment.metrics import episode_metrics
 from gem.packed import Played, Selection
-from gem.training.record import RUN, Recorder, TrainedRow, read_run
+from gem.training.ending import to_the_end
+from gem.training.record import METRICS, RUN, Recorder, TrainedRow, read_run
 from gem.training.resuming import check_same
 from gem.training.settings import check_episodes
 from gem.trajectory import Failure
@@ -77,10 +79,44 @@ class RunRecording:
         self._names = dict(names or {})
         self._report = report
         self._begins = True
+        self._recorded: int | None = None
         self._logged: dict[str, Any] = {}
         self._batch: _Batch | None = None
         self.evaluated: dict[str, list[Played]] = {}
         """Episodes of evaluations that are not written yet, by name."""
+
+    @property
+    def iterations(self) -> int:
+        """Number of iterations up to the last one that is recorded.
+
+        That is the last one of this process or, before it has written one, of the record that it
+        goes on with.
+        """
+        if self._recorded is not None:
+            return self._recorded
+        if self.folder is None or not (self.folder / METRICS).exists():
+            return 0
+        lines = read_run(self.folder).metrics
+        return max((line["iteration"] + 1 for line in lines if line["split"] == "train"), default=0)
+
+    def to_the_end(self, wanted: Callable[[], int]) -> AbstractContextManager[None]:
+        """Return a context for a trainer's own loop: it must record all iterations.
+
+        Without a folder, a process that writes no iteration is not checked: it may go on with a run
+        that was complete.
+
+        Args:
+            wanted: Returns how many iterations the run was asked for; called when the block ends.
+
+        Raises:
+            UnfinishedError: When the block ends before that; see `gem.training.ending`.
+        """
+
+        def checked() -> int:
+            known = self.folder is not None or self._recorded is not None
+            return wanted() if known else 0
+
+        return to_the_end(lambda: self.iterations, checked)
 
     def keep_batch(
         self,
@@ -146,6 +182,7 @@ class RunRecording:
         self._batch, self._logged = None, {}
         found = _measured(batch.metrics | self._renamed(known), metrics)
         self._write(iteration, "train", found, batch)
+        self._recorded = iteration + 1
         return found
 
     def write_evaluation(

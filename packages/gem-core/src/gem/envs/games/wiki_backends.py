@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html.parser
 import http.client
-import json
 import random
 import re
 import string
@@ -21,6 +20,7 @@ from typing import Any, NamedTuple
 
 from gem.errors import DataError, UnreachableError
 from gem.fetching import fetched
+from gem.json_lines import parse
 
 _DEADLINE_S = 4.0
 _RANDOM_TRIES = 10
@@ -83,7 +83,7 @@ class Graph:
 
 def _page_of(line: str, where: str) -> Page:
     try:
-        row = json.loads(line)
+        row = parse(line, "the line")
         title, summary, links = row["title"], row["summary"], row["links"]
     except (ValueError, TypeError, KeyError) as error:
         raise DataError(
@@ -187,8 +187,8 @@ class Server(ABC):
         if answer is None:
             return None
         try:
-            return json.loads(answer[1])
-        except ValueError:
+            return parse(answer[1], "the answer")
+        except DataError:
             raise UnreachableError(
                 f"{type(self).__name__}: {self.url} answers with something that is no JSON: is it "
                 "the address of such a server?"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from gem.errors import DataError
+from gem.json_lines import parse, read_json
 
 Record: TypeAlias = dict[str, Any]
 """A user, an order, a flight and so on, as JSON has it."""
@@ -72,7 +73,7 @@ def database(domain: str = "retail") -> Database:
 @cache
 def _database(domain: str) -> Database:
     raw = gzip.decompress((files("gem") / f"data/tau/{domain}_db.json.gz").read_bytes())
-    tables: Database = json.loads(raw)
+    tables: Database = parse(raw, f"{domain}_db.json.gz")
     return tables
 
 
@@ -96,10 +97,10 @@ def _tasks(path: str | None, domain: str) -> tuple[Task, ...]:
     try:
         if path is None:
             file = files("gem") / f"data/tau/{domain}_tasks.json.gz"
-            rows = json.loads(gzip.decompress(file.read_bytes()))
+            rows = parse(gzip.decompress(file.read_bytes()), file.name)
         else:
-            rows = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+            rows = read_json(Path(path), error=DataError)
+    except (OSError, DataError) as error:
         raise DataError(f"data {path!r} cannot be read as JSON: {error}") from None
     if not isinstance(rows, list) or not rows:
         raise DataError(f"data {path!r} must be a list of tasks of tau2-bench")

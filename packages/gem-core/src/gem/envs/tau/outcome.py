@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from gem.envs.tau.records import Changes, Records, RefusedError
 from gem.envs.tau.tools import Toolbox, call
 from gem.errors import ConfigurationError
 from gem.grading.wrapping import visible
+from gem.json_lines import parse
 
 TOOLS: dict[str, Toolbox] = {"retail": retail_tools.TOOLS, "airline": airline_tools.TOOLS}
 """The tools of each domain."""
@@ -73,7 +73,7 @@ def chosen(path: str | None, split: str, domain: str = "retail") -> tuple[Task, 
     if split == "clean":
         kept = tuple(task for task in every if is_clean(task))
     else:
-        ids = set(json.loads(text(f"{domain}_splits.json"))[split])
+        ids = set(parse(text(f"{domain}_splits.json"), "the splits")[split])
         kept = tuple(task for task in every if split == "base" or task.id in ids)
     if not kept:
         raise ConfigurationError(f"split {split!r} has no task of data {path!r}")
