@@ -10,6 +10,7 @@ from typing import Any
 from gem.experiment.hardware import Hardware
 from gem.experiment.runspec import RunSpec, SamplingPart
 from gem.training import launch, platforms
+from gem.training.pairs import COMPUTED, ON_CPU, pairs
 from gem.training.settings import Settings
 from gem_oat import SUPPORTED_OAT, check_oat
 
@@ -29,12 +30,24 @@ def compile_spec(spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> launch.
     flags = launch.with_native(flags | launch.copied(spec, _NAMES, hardware), hardware, "oat")
     argv = ["python", "-m", "gem_oat", *starmap(_argument, flags.items())]
     how = launch.ALL_WEIGHTS | launch.SHARED_GPUS | _NAMES | _HOW
-    departures = launch.departures(spec, bf16=_BF16, undecayed="biases and norms")
+    departures = launch.departures(
+        spec,
+        weights=launch.optimizer_weights("DeepSpeed's ZeRO keeps them beside those in bf16"),
+        bf16=_BF16,
+        undecayed="biases and norms",
+    )
     parity = launch.parity(spec, how, departures, hardware, "oat")
     return launch.Launch.of(spec, argv, platform, parity=parity, state=["oat/checkpoints"])
 
 
-adapter = launch.Adapter("oat", SUPPORTED_OAT, "oat", compile_spec, all_seats=True)
+PAIRS = (
+    pairs(ON_CPU, ON_CPU, "runs", "tests/conformance, on the CPU"),
+    pairs("gpus_per_node", {"sdpa", "fp32"}, "runs", "test_real_runs.py, on the CPU"),
+    pairs(COMPUTED, COMPUTED, "untried"),
+)
+"""Which settings of the hardware work together in oat."""
+
+adapter = launch.Adapter("oat", SUPPORTED_OAT, "oat", compile_spec, True, pairs=PAIRS)
 
 
 def _check(spec: RunSpec, hardware: Hardware) -> None:

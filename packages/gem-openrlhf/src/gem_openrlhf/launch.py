@@ -10,6 +10,7 @@ from gem.experiment.hardware import Hardware
 from gem.experiment.runspec import RunSpec
 from gem.experiment.tasksets import dataset_text
 from gem.training import launch, platforms
+from gem.training.pairs import COMPUTED, ON_CPU, pairs
 from gem.training.platforms import Platform
 from gem_openrlhf import worker
 from gem_openrlhf.dataset import line
@@ -133,11 +134,30 @@ def compile_spec(spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> launch.
         {worker.VARIABLE: worker.HOOK, "RAY_DEDUP_LOGS": "0"},
         files=_files(spec, run_dir, hardware),
         state=[EVALUATED, CHECKPOINTS],
-        parity=launch.parity(spec, HOW, _departures(spec, hardware.cpu), hardware, "openrlhf"),
+        parity=launch.parity(spec, HOW, _departures(spec, hardware), hardware, "openrlhf"),
     )
 
 
-adapter = launch.Adapter("openrlhf", SUPPORTED_OPENRLHF, "openrlhf", compile_spec)
+PAIRS = (
+    pairs(
+        "learner.sequence_parallel",
+        "sdpa",
+        "refused",
+        "ring attention is flash attention's, which OpenRLHF would choose by itself; install "
+        "flash-attn, or set sequence_parallel to 1",
+    ),
+    pairs(ON_CPU, ON_CPU, "runs", "tests/conformance, on the CPU"),
+    pairs(
+        "gpus_per_node",
+        {"learner.pass_tokens", "sdpa", "flash attention", "fp32"},
+        "runs",
+        "test_ranks.py, on the CPU",
+    ),
+    pairs(COMPUTED, COMPUTED, "untried"),
+)
+"""Which settings of the hardware work together in OpenRLHF."""
+
+adapter = launch.Adapter("openrlhf", SUPPORTED_OPENRLHF, "openrlhf", compile_spec, pairs=PAIRS)
 
 
 def _check(spec: RunSpec, hardware: Hardware) -> None:
@@ -221,9 +241,14 @@ def _arguments(flags: dict[str, Any]) -> list[str]:
     return out
 
 
-def _departures(spec: RunSpec, cpu: bool) -> Iterator[launch.Parity]:
+def _departures(spec: RunSpec, hardware: Hardware) -> Iterator[launch.Parity]:
     yield from launch.departures(
         spec,
+        weights=launch.optimizer_weights(
+            "DeepSpeed's ZeRO keeps them beside those in bf16",
+            hardware.native.get("openrlhf"),
+            "ds.param_dtype",
+        ),
         bf16="bf16 weights and gradients, fp32 in the optimiser",
         undecayed="biases and norms",
         values_on_tokens=True,
@@ -233,4 +258,4 @@ def _departures(spec: RunSpec, cpu: bool) -> Iterator[launch.Parity]:
         how = "OpenRLHF draws the rows of a minibatch at random"
         yield launch.Parity("algorithm.minibatches", "emulated", how)
     how = "OpenRLHF knows bf16 and fp16: trained in bf16"
-    yield from launch.bf16_only(spec, how, cpu=cpu)
+    yield from launch.bf16_only(spec, how, cpu=hardware.cpu)

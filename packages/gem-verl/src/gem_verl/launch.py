@@ -12,9 +12,10 @@ from gem.experiment.runspec import RunSpec
 from gem.experiment.tasksets import Source
 from gem.tasks import TaskSet
 from gem.training import launch, platforms
+from gem.training.pairs import COMPUTED, ON_CPU, pairs
 from gem.training.platforms import Platform
 from gem_verl import SUPPORTED_VERL, check_verl
-from gem_verl.settings import Settings
+from gem_verl.settings import CRITIC, FLASH, SPLIT, Settings, fused
 
 _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"
@@ -56,12 +57,26 @@ def compile_spec(spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> launch.
         ["python", "-m", "verl.trainer.main_ppo", *overrides],
         platform,
         {"HYDRA_FULL_ERROR": "1", "RAY_DEDUP_LOGS": "0"},
-        parity=launch.parity(spec, _NAMES | _HOW, _departures(spec), hardware, "verl"),
+        parity=launch.parity(spec, _NAMES | _HOW, _departures(spec, hardware), hardware, "verl"),
         state=[_CHECKPOINTS],
     )
 
 
-adapter = launch.Adapter("verl", SUPPORTED_VERL, "verl", compile_spec, True, baselines=True)
+PAIRS = (
+    pairs(
+        "learner.sequence_parallel",
+        "sdpa",
+        "refused",
+        f"{SPLIT.format('sdpa')}, or set sequence_parallel to 1",
+    ),
+    pairs("critic", "sdpa", "refused", f"{CRITIC}; {FLASH}", on_gpus=True),
+    pairs(ON_CPU, ON_CPU, "runs", "tests/conformance, on the CPU"),
+    pairs({"nodes", "gpus_per_node"}, {"gpus_per_node", "sdpa", "fp32"}, "runs", "test_ranks.py"),
+    pairs(COMPUTED, COMPUTED, "untried"),
+)
+"""Which settings of the hardware work together in verl."""
+
+adapter = launch.Adapter("verl", SUPPORTED_VERL, "verl", compile_spec, True, True, PAIRS)
 
 
 def _check(spec: RunSpec, hardware: Hardware) -> None:
@@ -198,6 +213,7 @@ def _policy(spec: RunSpec) -> dict[str, Any]:
         f"{_ACTOR}.loss_agg_mode": _LOSSES[algorithm.loss_aggregation],
         f"{_ACTOR}.use_kl_loss": algorithm.kl_coef > 0,
         f"{_ROLLOUT}.max_num_batched_tokens": max(8192, tokens),
+        "actor_rollout_ref.model.use_fused_kernels": fused(spec.policy.model),
     }
     if algorithm.tis_clip is not None:
         settings[f"{_CORRECTION}.rollout_is"] = "token"
@@ -232,8 +248,16 @@ def _override(key: str, value: Any) -> str:
     return f"{key}={launch.hydra_value(value)}"
 
 
-def _departures(spec: RunSpec) -> Iterator[launch.Parity]:
-    yield from launch.departures(spec, bf16="autocast in training, bf16 weights in rollouts")
+def _departures(spec: RunSpec, hardware: Hardware) -> Iterator[launch.Parity]:
+    yield from launch.departures(
+        spec,
+        weights=launch.optimizer_weights(
+            "fsdp_config.model_dtype=fp32, AdamW on FSDP's shards",
+            hardware.native.get("verl"),
+            *_both("{fsdp}.model_dtype"),
+        ),
+        bf16="autocast in training, bf16 weights in rollouts",
+    )
     if spec.algorithm.loss_aggregation == "row-mean-token-sum" and not spec.policy.one_row:
         how = "verl counts the rows it fills batches up with: the loss is scaled down"
         yield launch.Parity("algorithm.loss_aggregation", "emulated", how)
