@@ -325,7 +325,8 @@ def check_estimated(
         raise RolloutError(
             f"{len(failures)} of {len(episodes) + len(lost)} episodes failed, and verl's own "
             f"estimator {estimator} takes a failed episode for one of reward 0; set "
-            f"algorithm.adv_estimator to one of {', '.join(ESTIMATORS)}. {failure_reasons(failures)}"
+            f"algorithm.adv_estimator to one of {', '.join(ESTIMATORS)}. "
+            f"{failure_reasons(failures)}"
         )
 
 
