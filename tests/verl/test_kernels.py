@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from gem_verl.settings import scales
+from gem.experiment.hardware import logit_scales
 
 LENGTHS = [40, 90, 70]
 """Of rows that are packed into one of 200 tokens, which two ranks cut in the middle."""
@@ -165,13 +165,13 @@ def test_fused_kernels_leave_out_what_scales_logits(tmp_path: Any) -> None:
     batch = torch.arange(1, 30)[None]
     labels = torch.roll(batch, -1, 1)
     expected = network(input_ids=batch, use_cache=False).logits.log_softmax(-1)
-    expected = expected.gather(-1, labels[..., None]).squeeze(-1)
+    expected = expected.gather(-1, labels[..., None]).squeeze(-1).detach()
     original = type(network).forward
     try:
         apply_monkey_patch(network, use_fused_kernels=True, fused_kernels_backend="torch")
-        found = network(input_ids=batch, use_cache=False, return_dict=True).log_probs
+        found = network(input_ids=batch, use_cache=False, return_dict=True).log_probs.detach()
     finally:
         type(network).forward = original
     assert float((found - expected).abs().max()) > 0.01
     config.save_pretrained(tmp_path)
-    assert scales(str(tmp_path)) == ["final_logit_softcapping"]
+    assert logit_scales(str(tmp_path)) == ["final_logit_softcapping"]

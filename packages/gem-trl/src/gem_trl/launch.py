@@ -111,7 +111,8 @@ def _gpu(spec: RunSpec) -> Platform:
 def _settings(spec: RunSpec, hardware: Hardware) -> dict[str, Any]:
     """Return the fields of GRPOConfig that hardware decides; see `grpo_config`."""
     fields = launch.copied(spec, _HARDWARE, hardware)
-    fields["per_device_train_batch_size"] = launch.pass_tokens(spec, hardware) // spec.policy.tokens
+    fitting = launch.pass_tokens(spec, hardware, fused=True)
+    fields["per_device_train_batch_size"] = fitting // spec.policy.tokens
     if launch.attention(spec, hardware) != "sdpa":
         fields["model_init_kwargs"] = {"attn_implementation": launch.attention(spec, hardware)}
     fields["report_to"] = [*filter(None, [hardware.logger])]

@@ -5,16 +5,14 @@ Users add keys with hydra's plus sign, `+gem.turn_tokens=64`; all have defaults.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from gem.errors import ConfigurationError
-from gem.experiment.hardware import model_config
+from gem.experiment.hardware import logit_scales
 from gem.tables import setting
 from gem.training.settings import Refusal, refuse_values
 from gem.training.settings import Settings as BaseSettings
@@ -40,10 +38,6 @@ SPLIT = (
     f"and log-probabilities are wrong; {FLASH}"
 )
 ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
-
-SCALES = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
-"""Keys of a model's configuration that change logits after the last matrix. verl's fused kernels
-compute from that matrix alone."""
 
 _SPLIT = ("actor.fsdp_config.", "actor.", "ref.fsdp_config.", "ref.")
 _MODEL, _ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
@@ -161,33 +155,6 @@ def _refusals(config: Any, settings: Settings) -> Iterator[Refusal]:
     yield f"{_ROLLOUT}.max_model_len", short, f"an episode may have {longest} tokens ({sizes})"
 
 
-def fused(model: str) -> bool:
-    """Return whether verl's fused kernels compute a model's log-probabilities.
-
-    They never make the logits of a whole pass. Without them and without flash attention verl takes
-    the log-probabilities of one token after the other.
-
-    Args:
-        model: A folder or a name; one that is not downloaded is taken to scale no logits, and
-            `check_config` looks again when the run begins.
-    """
-    return not scales(model)
-
-
-def scales(model: str) -> list[str]:
-    """Return the keys of a model's configuration that change logits after the last matrix."""
-    config = model_config(model)
-    if not config and find_spec("huggingface_hub") is not None:
-        from huggingface_hub import try_to_load_from_cache
-        from huggingface_hub.errors import HFValidationError
-
-        with contextlib.suppress(HFValidationError):  # a path of another machine
-            found = try_to_load_from_cache(model, "config.json")
-            if isinstance(found, str):
-                config = model_config(str(Path(found).parent))
-    return [key for key in SCALES if config.get(key) not in (None, 1)]
-
-
 def _on_gpus(config: Any) -> Iterator[Refusal]:
     """Yield settings of GPUs that are valid each by itself, and wrong together."""
     from omegaconf import OmegaConf
@@ -205,6 +172,7 @@ def _on_gpus(config: Any) -> Iterator[Refusal]:
     alone = lacking and os.environ.get("GEM_CPU") != "1"
     yield "critic.enable", bool(valued) and alone, f"{CRITIC}; {FLASH}"
     whole = OmegaConf.select(config, f"{_MODEL}.use_fused_kernels")
-    scaled = scales(str(config.actor_rollout_ref.model.path))
+    scaled = logit_scales(str(config.actor_rollout_ref.model.path))
+    # The kernels compute from the last matrix alone.
     changed = f"the model's {', '.join(scaled)} would be left out; set it to False"
     yield f"{_MODEL}.use_fused_kernels", bool(whole and scaled), changed

@@ -108,7 +108,11 @@ def namesakes(settings: type[Any], form: str = "{}") -> dict[str, Names]:
 
 
 def copied(
-    spec: RunSpec, names: Mapping[str, Names], hardware: Hardware | None = None
+    spec: RunSpec,
+    names: Mapping[str, Names],
+    hardware: Hardware | None = None,
+    *,
+    fused: bool = False,
 ) -> dict[str, Any]:
     """Return the settings of a trainer that have the value of a setting of the spec.
 
@@ -118,13 +122,14 @@ def copied(
             `hardware.` before it. `parity` takes the same table.
         hardware: What the run is given, with values in the place of defaults that depend on the
             experiment; without it its keys are left out.
+        fused: See `pass_tokens`.
     """
     values = {key: attrgetter(key)(spec) for key in names if not key.startswith("hardware.")}
     if hardware is not None:
         values |= _flat(hardware) | {
             "hardware.engine.engines": hardware.engines,
             "hardware.learner.attention": attention(spec, hardware),
-            "hardware.learner.pass_tokens": pass_tokens(spec, hardware),
+            "hardware.learner.pass_tokens": pass_tokens(spec, hardware, fused=fused),
         }
     return {
         name: values[key]
@@ -292,15 +297,21 @@ def attention(spec: RunSpec, hardware: Hardware) -> str:
     return "flash_attention_2" if flash and find_spec("flash_attn") is not None else "sdpa"
 
 
-def pass_tokens(spec: RunSpec, hardware: Hardware) -> int:
+def pass_tokens(spec: RunSpec, hardware: Hardware, *, fused: bool = False) -> int:
     """Return the most tokens of a forward pass, at least those of an episode.
 
     By default the logits take at most 1 GiB as fp32. A model that is no folder is taken to have a
     vocabulary of 131,072 tokens.
+
+    Args:
+        spec: The experiment.
+        hardware: What the run is given.
+        fused: Whether the trainer never makes the logits of a whole pass. On a GPU the default is
+            then 16,384 tokens.
     """
     vocabulary = model_config(spec.policy.model).get("vocab_size", 2**17)
-    tokens = hardware.learner.pass_tokens or min(2**28 // int(vocabulary), 65_536)
-    return max(tokens, spec.policy.tokens)
+    default = 16_384 if fused and not hardware.cpu else min(2**28 // int(vocabulary), 65_536)
+    return max(hardware.learner.pass_tokens or default, spec.policy.tokens)
 
 
 def departures(

@@ -115,12 +115,12 @@ def pairs(
     Raises:
         ValueError: A name is not in `FEATURES`, or a reason is missing.
     """
-    sets = [frozenset([each] if isinstance(each, str) else each) for each in (some, others)]
-    if unknown := sorted(frozenset().union(*sets) - set(FEATURES)):
+    left, right = (frozenset([x] if isinstance(x, str) else x) for x in (some, others))
+    if unknown := sorted((left | right) - set(FEATURES)):
         raise ValueError(f"no such feature: {', '.join(unknown)}")
     if status != "untried" and not why:
         raise ValueError(f"{status}: say why")
-    return Pair(*sets, status, why, on_gpus)
+    return Pair(left, right, status, why, on_gpus)
 
 
 ON_CPU = ("learner.pass_tokens", "sdpa", "critic", "initial policy", "fp32")
