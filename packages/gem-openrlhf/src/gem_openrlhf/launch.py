@@ -72,7 +72,8 @@ OTHERS = {
     "optimizer": "actor.adam, actor.lr_scheduler=constant",
     "training.iterations": "rows of data.prompt_dataset",
     "training.precision": "ds.param_dtype",
-    "hardware.learner.pass_tokens": "rollout.micro_batch_size, train.micro_batch_size",
+    "hardware.learner.pass_tokens": "rollout.max_tokens_per_gpu, train.max_tokens_per_gpu with "
+    "flash attention, else rollout.micro_batch_size, train.micro_batch_size",
 }
 """Parity of a setting whose value is in no flag as it is, or needs more words."""
 
@@ -199,7 +200,8 @@ def _flags(spec: RunSpec, run_dir: Path, hardware: Hardware) -> dict[str, Any]:
     algorithm, policy = spec.algorithm, spec.policy
     step = spec.episodes // algorithm.minibatches
     share = step // hardware.ranks
-    fitting = launch.pass_tokens(spec, hardware) // policy.tokens
+    tokens = launch.pass_tokens(spec, hardware)
+    fitting = tokens // policy.tokens
     micro = next(n for n in range(min(share, fitting), 0, -1) if share % n == 0)
     flags: dict[str, Any] = {
         "train.agent_func_path": run_dir / AGENT_FILE,
@@ -213,8 +215,11 @@ def _flags(spec: RunSpec, run_dir: Path, hardware: Hardware) -> dict[str, Any]:
         "rollout.micro_batch_size": micro,
         "train.batch_size": step,
         "train.micro_batch_size": micro,
-        "ds.packing_samples": launch.attention(spec, hardware) == "flash_attention_2",
     }
+    if launch.attention(spec, hardware) == "flash_attention_2":
+        # Rows without padding, as many in a forward pass as fit.
+        flags |= {"ds.packing_samples": True, "train.dynamic_batch_enable": True}
+        flags |= dict.fromkeys(("rollout.max_tokens_per_gpu", "train.max_tokens_per_gpu"), tokens)
     if algorithm.tis_clip is not None:
         correction = "algo.advantage.is_correction"
         flags |= {f"{correction}_level": "token", f"{correction}_mode": "clip"}
