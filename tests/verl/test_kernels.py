@@ -6,6 +6,8 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -175,3 +177,28 @@ def test_fused_kernels_leave_out_what_scales_logits(tmp_path: Any) -> None:
     assert float((found - expected).abs().max()) > 0.01
     config.save_pretrained(tmp_path)
     assert logit_scales(str(tmp_path)) == ["final_logit_softcapping"]
+
+
+@pytest.mark.parametrize("tokens", [400, 1600])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_verls_fused_head_takes_the_estimated_memory(
+    precision: str, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `gem-bench fit` says of it, and of oat's, which is the same but for names."""
+    from memory import Peak
+    from verl.utils.experimental.torch_functional import FusedLinearForPPO
+
+    # A package of this repository that the environments of trainers lack.
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "packages" / "gem-bench" / "src"))
+    from gem_bench.fit import TRAINERS
+
+    dtype, element = (torch.float32, 4) if precision == "fp32" else (torch.bfloat16, 2)
+    hidden = torch.randn(tokens, 64, dtype=dtype).requires_grad_()
+    weight = torch.randn(6000, 64, dtype=dtype).requires_grad_()
+    with Peak() as measured:
+        logprobs, _ = FusedLinearForPPO()(hidden, weight, torch.randint(0, 6000, (tokens,)))
+        logprobs.sum().backward()
+    shape = SimpleNamespace(vocabulary=6000, hidden=64)
+    head = TRAINERS["verl"].head
+    guessed = head.size(shape, tokens, element, trained=True, entropy=False)  # type: ignore[arg-type]
+    assert 0.8 < guessed / measured.peak < 1.2
