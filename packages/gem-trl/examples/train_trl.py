@@ -18,6 +18,7 @@ from trl import GRPOConfig
 from gem_trl import GemGRPOTrainer, GemSettings, eval_datasets, task_dataset
 
 CPU = "--cpu" in sys.argv
+GPU = {"use_vllm": True, "vllm_max_model_length": 5120}  # of an episode; by default the model's
 OUT = os.environ.get("OUT", "runs/train_trl")
 URI = f"gem:game:GuessTheNumber-v0{'-easy?hint=range&prompt=short&' if CPU else '?'}"
 
@@ -42,7 +43,7 @@ config = GRPOConfig(
     **(
         {"use_cpu": True, "bf16": False}
         if CPU
-        else {"use_vllm": True, "vllm_max_model_length": 5120}
+        else GPU
     ),
 )
 
