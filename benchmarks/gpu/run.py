@@ -10,6 +10,8 @@ between the sampler's log-probabilities and the trainer's (`gem_bench.gap`). L0 
 trainer's rows of the first batch with those of `gem.advantage`, L2 loss and gradient norm of the
 first update with what the reference makes of the same episodes.
 
+A GPU's memory is read with nvidia-smi: the benchmark needs an NVIDIA GPU.
+
 `--smoke` does the same on the CPU with the tiny model; its speeds mean nothing.
 """
 
@@ -35,7 +37,7 @@ from typing import Any
 import torch
 import transformers
 
-from gem.errors import GemError
+from gem.errors import ConfigurationError, GemError
 from gem.experiment.runspec import RunSpec
 from gem.packed import VARIABLE
 from gem.testing.conformance import Finding, expected_rows
@@ -97,6 +99,21 @@ class Memory:
     def _watch(self) -> None:
         while not self._done.wait(0.5):
             self.peak = max(self.peak, self._read())
+
+    @staticmethod
+    def check() -> None:
+        """Refuse a machine whose GPU's memory cannot be read.
+
+        Raises:
+            ConfigurationError: nvidia-smi is missing, or does not answer.
+        """
+        try:
+            Memory._of_gpu()
+        except (OSError, subprocess.CalledProcessError, ValueError) as error:
+            raise ConfigurationError(
+                f"nvidia-smi does not say how much memory is used ({error}): the benchmark runs on "
+                "NVIDIA's GPUs, with nvidia-smi on the PATH, or with --smoke on the CPU"
+            ) from error
 
     @staticmethod
     def _of_gpu() -> int:
@@ -190,6 +207,8 @@ def measure(args: argparse.Namespace, out: Path) -> bool:
     pass_tokens = hardware.learner.pass_tokens or PASS_TOKENS
     hardware = replace(hardware, learner=replace(hardware.learner, pass_tokens=pass_tokens))
     marker = uuid.uuid4().hex
+    if gpu:
+        Memory.check()
     memory = Memory(gpu, marker)
     environment = {"GEM_RECORD_ROWS": "1", VARIABLE: "all", _MARK: marker}
     with memory.watched():

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
 import json
-import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from gem.errors import ConfigurationError
 from gem.experiment.hardware import Hardware
 from gem.experiment.runspec import RunSpec
 from gem_bench.__main__ import main
-from gem_bench.fit import GB, PHASES, TRAINERS, advise, check, estimate
+from gem_bench.fit import GB, PHASES, TRAINERS, Tiles, advise, check, estimate, unknown
 from gem_bench.runspec import SHIPPED, load_hardware, load_spec
 from gem_bench.shape import Shape, find_config
 
@@ -209,53 +209,135 @@ class Row(NamedTuple):
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("trainer", ["trl", "trl with checkpointing", "reference"])
-def test_a_pass_takes_the_estimated_memory_within_a_quarter(trainer: str, precision: str) -> None:
+def test_a_pass_takes_the_estimated_memory_within_a_quarter(
+    trainer: str, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = small("qwen3")
     model = model_of(config)
     import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
-    from torch.utils._pytree import tree_leaves
+    from memory import Peak
 
     from gem_bench.reference import token_statistics
-
-    class Peak(TorchDispatchMode):
-        """Most bytes, at any time, of storages that operations have made."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.live: dict[int, int] = {}
-            self.peak = 0
-
-        def __torch_dispatch__(self, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            out = f(*args, **(kwargs or {}))
-            for each in tree_leaves(out):
-                if isinstance(each, torch.Tensor):
-                    storage = each.untyped_storage()
-                    if storage._cdata not in self.live:
-                        self.live[storage._cdata] = storage.nbytes()
-                        weakref.finalize(storage, self.live.pop, storage._cdata, 0)
-            self.peak = max(self.peak, sum(self.live.values()))
-            return out
 
     name, _, checkpointing = trainer.partition(" with ")
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
+    if name == "trl":
+        utils = pytest.importorskip("trl.trainer.utils", reason="has the head")
+        on_few_rows(importlib.import_module("trl.kernels.chunked_logprob"), monkeypatch)
+        utils.add_fused_lm_head(model, outputs=("log_probs", "entropy"))
     for each in model.parameters():
         each.grad = torch.zeros_like(each)
     with Peak() as measured:
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
             if name == "reference":
-                chosen, _ = token_statistics(model, [Row([7] * 256, range(1, 256))], 1.0)
+                chosen, _ = token_statistics(model, [Row([7] * 512, range(1, 512))], 1.0)
             else:
-                ids = torch.full((1, 256), 7)
-                logits = model(input_ids=ids, use_cache=False).logits.float()
-                chosen = logits.log_softmax(-1).gather(2, ids[..., None])
+                ids = torch.full((1, 512), 7)
+                chosen = model(input_ids=ids, labels=ids, fused_lm_head=True).log_probs
         torch.autograd.backward(-chosen.mean())
     hardware = Hardware.from_mapping({"learner": {"checkpointing": bool(checkpointing)}})
-    spec = experiment(training={"tasks": 1, "precision": precision})
+    length = {"prompt_tokens": 112, "response_tokens": 400}
+    spec = experiment(policy=length, training={"tasks": 1, "precision": precision})
     parts = estimate(name, spec, hardware, Shape.of(config.to_dict())).phases["learn"]
     guessed = sum(parts.get(each, 0) for each in ("copies", "activations", "logits"))
     assert 0.8 < guessed / measured.peak < 1.25
+
+
+ROWS, WIDTH = 4, 2048
+
+
+def on_few_rows(kernels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run TRL's kernels on a few rows at a time, as GPUs do; on a CPU they copy whole tiles."""
+    import torch
+
+    def by_rows(kernel: Any) -> Any:
+        def fold(tile: Any, stride: int, *args: Any, **named: Any) -> None:
+            for at in range(0, len(tile), ROWS):
+                part = slice(at, at + ROWS)
+                rows = [x[part] if isinstance(x, torch.Tensor) and x.dim() else x for x in args]
+                kernel(tile[part], stride, *rows, **named)
+
+        return fold
+
+    def add(total: Any, a: Any, b: Any) -> None:
+        for at in range(0, len(b), 16):
+            part = slice(at, at + 16)
+            total.addmm_(a[:, part].float(), b[part].float())
+
+    for name in ("_forward_tile", "_backward_tile"):
+        monkeypatch.setattr(kernels, name, by_rows(getattr(kernels, name)))
+    monkeypatch.setattr(kernels, "_addmm_fp32", add)
+    # Of a width that suits a small vocabulary.
+    utils = importlib.import_module("trl.trainer.utils")
+    assert (
+        Tiles().tokens,
+        Tiles().vocabulary,
+    ) == (kernels.TOKEN_CHUNK_SIZE, utils._CHUNKED_LOGPROB_CHUNK_SIZE)
+    monkeypatch.setattr(utils, "_CHUNKED_LOGPROB_CHUNK_SIZE", WIDTH)
+    monkeypatch.setitem(TRAINERS, "trl", replace(TRAINERS["trl"], head=Tiles(vocabulary=WIDTH)))
+
+
+SMALL_SHAPE = Shape.of({**qwen3(64, 1, 4, 64, tied=True), "vocab_size": 5000})
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("tokens", [1500, 4200])
+def test_trls_own_head_takes_the_estimated_memory(
+    tokens: int, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = pytest.importorskip("trl.kernels.chunked_logprob", reason="has the head")
+    import torch
+    from memory import Peak
+
+    on_few_rows(kernels, monkeypatch)
+    hidden = torch.randn(tokens, 64).to(torch.bfloat16 if precision == "bf16" else torch.float32)
+    weight = torch.randn(5000, 64).mul(0.02).requires_grad_()
+    targets = torch.randint(0, 5000, (tokens,))
+    head = (1.0, WIDTH, None, 1.0, ("log_probs", "entropy"))
+    with Peak() as measured:
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+            out, *_ = kernels.ChunkedLogProbFunction.apply(
+                hidden.requires_grad_(), weight, None, targets, *head
+            )
+        out.sum().backward()
+    element = 2 if precision == "bf16" else 4
+    guessed = TRAINERS["trl"].head.size(SMALL_SHAPE, tokens, element, trained=True, entropy=False)
+    assert 0.8 < guessed / measured.peak < 1.2
+
+
+def test_heads_that_make_no_whole_logits_stop_growing_with_the_pass() -> None:
+    shape = SHAPES["Qwen3-1.7B"]
+    for trainer, keeps in TRAINERS.items():
+        short, long = (
+            keeps.head.size(shape, tokens, 2, trained=True, entropy=False)
+            for tokens in (8_192, 16_384)
+        )
+        assert keeps.head.whole == (long > 1.9 * short), trainer
+        assert keeps.head.whole == (trainer not in ("verl", "oat", "trl"))
+
+
+def test_native_settings_count_or_are_named() -> None:
+    spec, _ = spec_for(next(path for path in RECIPES if path.stem == "published-game"))
+    shape, key = SHAPES["Qwen3-4B"], "actor_rollout_ref.actor.fsdp_config"
+
+    def needs(trainer: str, native: dict[str, Any]) -> tuple[float, list[str]]:
+        hardware = Hardware().with_native(trainer, native)
+        found = estimate(trainer, spec, hardware, shape)
+        return found.total("step") / GB, unknown(trainer, spec, hardware)
+
+    plain, none = needs("verl", {})
+    assert none == []
+    offloaded, none = needs("verl", {f"{key}.offload_policy": True})
+    assert offloaded < 10 < plain and none == []
+    halved, none = needs("verl", {f"+{key}.model_dtype": "bfloat16"})
+    assert halved < 0.65 * plain and none == []
+    same, [named] = needs("verl", {f"{key}.model_dtype": "float8"})
+    assert (same, named) == (plain, f"{key}.model_dtype")
+    assert needs("trl", {"deepspeed": "zero3.json"})[1] == ["deepspeed"]
+    critic = replace(spec, algorithm=replace(spec.algorithm, advantage="gae"))
+    native = Hardware().with_native("verl", {f"{key}.offload_policy": True})
+    assert unknown("verl", critic, native) == [f"{key}.offload_policy"]
 
 
 def spec_for(recipe: Path) -> tuple[RunSpec, Shape]:
@@ -314,7 +396,7 @@ def test_advice_names_what_helps() -> None:
     short, steps = game("Qwen3-1.7B", "verl", learner={"checkpointing": False})
     assert short > 0
     assert steps == [("learner.checkpointing", True)]
-    short, steps = game("Qwen3-1.7B", "verl", learner={"pass_tokens": 100_000})
+    short, steps = game("Qwen3-1.7B", "openrlhf", learner={"pass_tokens": 100_000})
     assert short > 0
     assert steps == [("learner.pass_tokens", 12_800)]
     short, steps = game("Qwen3-1.7B", "openrlhf", engine={"memory_share": 0.05})
@@ -390,7 +472,7 @@ def test_the_command_says_whether_it_fits(files: Files, capsys: pytest.CaptureFi
     asked = ["fit", spec, "--to", "verl", "--model-config", config]
     assert main(asked) == 0
     out = capsys.readouterr().out
-    assert "1.72 billion parameters on 1 GPU of 80 GB, 2,048 tokens a pass" in out
+    assert "1.72 billion parameters on 1 GPU of 80 GB, 4,096 tokens a pass" in out
     assert out.endswith("fits\n")
     assert main([*asked, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["parameters"] == SHAPES["Qwen3-1.7B"].parameters
@@ -472,6 +554,24 @@ def test_a_run_that_does_not_fit_is_refused_unless_told_otherwise(
     for allowed in ("--no-fit-check", "--cpu"):
         assert main([*asked, allowed]) == 2
         assert "already holds a run" in capsys.readouterr().err
+
+
+def test_a_run_with_a_native_setting_that_may_change_its_memory_is_not_refused(
+    files: Files, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec, config = files("Qwen3-32B")
+    native = ["--to", "trl", "--native", "deepspeed=zero3.json"]
+    assert main(["fit", spec, "--model-config", config, *native]) == 2
+    assert "what native.trl.deepspeed changes is not known" in capsys.readouterr().err
+    model = tmp_path / "model"
+    model.mkdir()
+    (tmp_path / config).rename(model / "config.json")
+    (model / "chat_template.jinja").write_text("")
+    taken(tmp_path)
+    assert main(["run", spec, *native, "--out", "out", "--set", f"policy.model={model}"]) == 2
+    said = capsys.readouterr().err
+    assert "memory is not estimated: what native.trl.deepspeed changes is not known" in said
+    assert "already holds a run" in said
 
 
 def test_a_run_of_a_model_that_is_not_here_goes_on(

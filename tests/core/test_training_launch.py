@@ -11,7 +11,7 @@ import pytest
 from gem.errors import ConfigurationError
 from gem.experiment.hardware import CPU, Hardware
 from gem.experiment.runspec import RunSpec
-from gem.training import platforms
+from gem.training import launch, platforms
 from gem.training.launch import (
     ALL_WEIGHTS,
     SEED_PER_TURN,
@@ -20,10 +20,10 @@ from gem.training.launch import (
     all_weights,
     bf16_only,
     copied,
-    departures,
     executor_variable,
     hydra_value,
     namesakes,
+    optimizer_weights,
     parity,
     refuse,
     token_mean,
@@ -66,6 +66,27 @@ def test_a_refusal_names_key_reason_and_value() -> None:
     lora = spec(policy={"lora_rank": 8})
     with pytest.raises(ConfigurationError, match=r"^policy.lora_rank: all weights .*, got 8$"):
         refuse(lora, all_weights(lora))
+
+
+WEIGHTS = optimizer_weights("in the shards")
+
+
+def departures(*args: Any, **named: Any) -> list[Parity]:
+    """What trainers differ in, besides the precision of weights, of which all say something."""
+    weights, *found = launch.departures(*args, weights=WEIGHTS, **named)
+    assert weights == WEIGHTS
+    return found
+
+
+def test_fp32_weights_are_matched_unless_a_native_setting_changes_them() -> None:
+    key = "fsdp.model_dtype"
+    for given in ({}, {key: "fp32"}, {key: "torch.float32"}, {"other": "bf16"}):
+        assert optimizer_weights("in the shards", given, key) == WEIGHTS
+    assert (WEIGHTS.status, WEIGHTS.how) == ("matched", "fp32: in the shards")
+    for given in ({key: "bfloat16"}, {f"+{key}": "bf16"}, {key: None}):
+        found = optimizer_weights("in the shards", given, key)
+        assert (found.name, found.status) == (WEIGHTS.name, "unmatched")
+        assert found.how.endswith("updates below its rounding are lost")
 
 
 def test_departures_are_those_of_the_spec() -> None:

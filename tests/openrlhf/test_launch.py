@@ -249,6 +249,32 @@ def test_hardware_reaches_openrlhf(name: str, world: Any, tmp_path: Path) -> Non
     assert parity["ckpt.max_num"].status == "native"
 
 
+def test_packed_rows_fill_forward_passes_as_in_the_example(world: Any, tmp_path: Path) -> None:
+    from gem_openrlhf.settings import check_flags
+
+    def parsed(attention: str) -> Any:
+        machine = eight(learner={"attention": attention, "pass_tokens": 4096})
+        launch = adapter.compile(spec(), run_dir=tmp_path, hardware=machine)
+        args = world.parse(launch.argv[3:])
+        check_flags(args, settings_of(launch.files["agent.py"], tmp_path))
+        return args
+
+    args = parsed("flash_attention_2")
+    assert args.ds.packing_samples and args.train.dynamic_batch_enable
+    assert args.train.max_tokens_per_gpu == args.rollout.max_tokens_per_gpu == 4096
+    args = parsed("sdpa")
+    assert not args.ds.packing_samples and not args.train.dynamic_batch_enable
+
+
+def test_a_row_is_shared_with_flash_attention_only(world: Any, tmp_path: Path) -> None:
+    split = eight(learner={"sequence_parallel": 2})
+    with pytest.raises(ConfigurationError, match="ring attention is flash attention's"):
+        adapter.compile(spec(), run_dir=tmp_path, hardware=split)
+    split = eight(learner={"sequence_parallel": 2, "attention": "flash_attention_2"})
+    args = world.parse(adapter.compile(spec(), run_dir=tmp_path, hardware=split).argv[3:])
+    assert args.ds.ring_attn_size == 2 and args.ds.packing_samples
+
+
 def test_rows_that_do_not_divide_among_ranks_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="24 episodes do not divide among 16 ranks"):
         adapter.compile(spec(), run_dir=tmp_path, hardware=replace(Hardware(), gpus_per_node=16))

@@ -18,7 +18,7 @@ from gem.errors import ConfigurationError, MissingExtraError
 from gem.experiment.hardware import CPU, Hardware
 from gem.experiment.runspec import RunSpec
 from gem.tables import flatten
-from gem.training.launch import Launch
+from gem.training.launch import OPTIMIZER_WEIGHTS, Launch
 from gem_roll.launch import TEMPLATE, adapter
 from gem_roll.settings import GemSettings
 
@@ -216,6 +216,41 @@ def test_a_machine_without_a_gpu_changes_what_is_of_the_machine(compile: Compile
     assert there.env["RAY_ADDRESS"] == "local"
     assert len(there.env["RAY_TMPDIR"]) < 60
     assert "CUDA_VISIBLE_DEVICES" in there.unset
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_weights_move_at_a_small_learning_rate(precision: str, compile: Compile) -> None:
+    """ROLL loads the policy in `param_dtype`, by default fp32, and its AdamW changes those weights.
+
+    FSDP's arithmetic has the same key, whose default is bf16: see FSDP2TrainStrategy.initialize and
+    setup_fsdp2_configuration.
+    """
+    torch = pytest.importorskip("torch", reason="makes the step")
+    launch = compile(training={"precision": precision})
+    tree = config(compile(training={"precision": precision}, algorithm={"advantage": "gae"}))
+    strategy = tree["actor_train"]["strategy_args"]["strategy_config"]
+    assert tree["critic"]["strategy_args"] == "${actor_train.strategy_args}"
+    loaded = getattr(torch, strategy.get("param_dtype", "float32"))
+    computed = getattr(torch, strategy.get("param_dtype", "bfloat16"))
+    assert (loaded, computed) == (
+        torch.float32,
+        torch.float32 if precision == "fp32" else torch.bfloat16,
+    )
+    torch.manual_seed(0)
+    start = torch.randn(1000) * 0.02
+    moved = {}
+    for dtype in (loaded, torch.bfloat16):
+        weight = torch.nn.Parameter(start.to(dtype))
+        before = weight.detach().clone()
+        optimizer = torch.optim.AdamW([weight], lr=1e-6, weight_decay=0)
+        for _ in range(5):
+            weight.grad = torch.full_like(weight, 1e-3)
+            optimizer.step()
+        moved[dtype] = float((weight.detach().float() - before.float()).abs().mean())
+    assert moved[loaded] == pytest.approx(5e-6, rel=0.01)
+    assert moved[torch.bfloat16] < 0.1 * moved[loaded]
+    said = {each.name: each.status for each in launch.parity}
+    assert said[OPTIMIZER_WEIGHTS] == "matched"
 
 
 def test_the_template_names_what_a_person_looks_for() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -11,9 +12,25 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.slow
+
+def test_without_nvidia_smi_the_benchmark_says_so(tmp_path: Path) -> None:
+    """A container or a machine with other GPUs."""
+    ended = subprocess.run(
+        [sys.executable, "benchmarks/gpu/run.py", "reference", "--out", str(tmp_path / "out")],
+        cwd=ROOT,
+        env={**os.environ, "PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert ended.returncode == 2, ended.stderr
+    assert ended.stderr.startswith("nvidia-smi does not say how much memory is used (")
+    assert "--smoke" in ended.stderr
+    assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trainer", ["reference", "trl"])
 def test_the_smoke_run_measures_and_all_levels_hold(trainer: str, tmp_path: Path) -> None:
     ended = subprocess.run(

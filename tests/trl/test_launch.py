@@ -135,15 +135,19 @@ def test_trl_takes_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         def __init__(self, args: Any, gem: Any, **others: Any) -> None:
             check_config(args, gem)
             trained.append(args)
+            lengths.append((gem.prompt_tokens, gem.response_tokens))
 
         def train(self) -> None:
             pass
 
     trained: list[Any] = []
+    lengths: list[tuple[int, int]] = []
     monkeypatch.setattr("gem_trl.GemGRPOTrainer", Trainer)
     monkeypatch.setenv("OUT", str(tmp_path))
     runpy.run_path(str(EXAMPLES["trl"]))
     assert trained[0].use_vllm
+    # vLLM would make room for the longest text that the model can read, which small GPUs lack.
+    assert trained[0].vllm_max_model_length == sum(lengths[0])
 
 
 @pytest.mark.parametrize("processes", [1, 2, 8])

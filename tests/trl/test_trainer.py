@@ -89,6 +89,47 @@ def test_a_run_whose_environments_exit_does_not_end_well(make_trainer: Make) -> 
         trainer.train()
 
 
+def test_trls_loggers_get_gems_metrics(make_trainer: Make, tmp_path: Path) -> None:
+    """Once an iteration, of however many optimiser steps, and with the values of the record."""
+    trainer = make_trainer(
+        "gem:test:Scripted-v0?n=64&doomed=1",
+        script=lambda turn, seed: "end" if seed % 2 else "on",
+        group_size=1,
+        retries=0,
+        max_failed_fraction=0.5,
+        record_dir=str(tmp_path / "run"),
+        args={"max_steps": 4, "per_device_train_batch_size": 4, "steps_per_generation": 2},
+    )
+    trainer.train()
+    logged = [entry for entry in trainer.state.log_history if "gem/success_rate" in entry]
+    recorded = [m for m in read_run(tmp_path / "run").metrics if m["split"] == "train"]
+    assert len(logged) == len(recorded) == 2
+    for entry, metrics in zip(logged, recorded, strict=True):
+        for name in ("success_rate", "return_mean", "turns_mean", "episodes", "failed_episodes"):
+            assert entry[f"gem/{name}"] == pytest.approx(metrics[name]), name
+    assert logged[0]["gem/failed_episodes"] == 1
+
+
+def test_weights_move_at_a_small_learning_rate_in_bf16(make_trainer: Make) -> None:
+    """Updates of 1e-6 are smaller than the steps of bf16: the optimiser's weights are fp32."""
+    trainer = make_trainer(
+        script=lambda turn, seed: "end" if seed % 3 == 0 else "on",
+        advantage="reinforce",
+        args={"max_steps": 1, "learning_rate": 1e-6, "bf16": True},
+    )
+    before = [weight.detach().clone() for weight in trainer.model.parameters()]
+    trainer.train()
+    moved = [
+        (after.detach() - weight).abs()
+        for after, weight in zip(trainer.model.parameters(), before, strict=True)
+    ]
+    assert all(weight.dtype == torch.float32 for weight in before)
+    # Adam's first step is the learning rate wherever there is a gradient.
+    assert max(float(each.max()) for each in moved) == pytest.approx(1e-6, rel=0.2)
+    most = sum(int((each > 5e-7).sum()) for each in moved)
+    assert most > 0.5 * sum(each.numel() for each in moved)
+
+
 @pytest.mark.parametrize(("doomed", "said"), [(2, "2 of 8 episodes"), (64, "8 of 8 episodes")])
 def test_too_many_failures_stop_the_run(make_trainer: Make, doomed: int, said: str) -> None:
     trainer = make_trainer(

@@ -19,6 +19,7 @@ DATA = [
     "data.custom_cls.path=pkg://gem_verl.dataset",
     "data.custom_cls.name=GemDataset",
     "actor_rollout_ref.rollout.name=vllm",
+    "algorithm.adv_estimator=gem_rebn",
 ]
 
 

@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from gem.experiment.hardware import CPU, Hardware
 from gem.experiment.runspec import RunSpec
 from gem.experiment.tasksets import decode_task
 from gem.tables import flatten
-from gem.training.launch import Launch, find_adapter, hydra_value
+from gem.training.launch import OPTIMIZER_WEIGHTS, Launch, find_adapter, hydra_value
 from gem_verl.dataset import GemDataset
 from gem_verl.settings import Settings, check_config
 
@@ -53,9 +54,13 @@ def spec(**tables: Any) -> RunSpec:
     return RunSpec.from_mapping(data)
 
 
+GPU = Hardware()
+FLASH = replace(GPU, learner=replace(GPU.learner, attention="flash_attention_2"))
+
+
 def compiled(run: RunSpec, *, cpu: bool = True, hardware: Hardware | None = None) -> Launch:
     return find_adapter("verl").compile(
-        run, run_dir=Path("/runs/a b"), hardware=hardware or (CPU if cpu else Hardware())
+        run, run_dir=Path("/runs/a b"), hardware=hardware or (CPU if cpu else GPU)
     )
 
 
@@ -89,10 +94,17 @@ FORMS = {
 }
 
 
+def in_bf16(run: RunSpec) -> RunSpec:
+    return replace(run, training=replace(run.training, precision="bf16"))
+
+
 @pytest.mark.parametrize("cpu", [True, False], ids=["cpu", "gpu"])
 @pytest.mark.parametrize("form", FORMS)
 def test_every_key_exists_in_verls_configuration(compose: Any, form: str, cpu: bool) -> None:
-    check_config(configured(compose, FORMS[form], cpu=cpu))
+    run, hardware = FORMS[form], CPU
+    if not cpu:
+        run, hardware = in_bf16(run), FLASH
+    check_config(configured(compose, run, hardware=hardware))
 
 
 def accepted(config: Any, model: Path) -> bool:
@@ -339,9 +351,9 @@ def test_hardware_reaches_verl(compose: Any, form: str) -> None:
     machine = eight(
         {"verl": {"trainer.max_actor_ckpt_to_keep": 2}},
         engine={"tensor_parallel": 2},
-        learner={"sequence_parallel": 4},
+        learner={"sequence_parallel": 4, "attention": "flash_attention_2"},
     )
-    config = configured(compose, FORMS[form], hardware=machine)
+    config = configured(compose, in_bf16(FORMS[form]), hardware=machine)
     check_config(config)
     assert (config.trainer.nnodes, config.trainer.n_gpus_per_node) == (1, 8)
     assert (config.trainer.save_freq, config.trainer.logger) == (7, ["console", "wandb"])
@@ -349,13 +361,60 @@ def test_hardware_reaches_verl(compose: Any, form: str) -> None:
     model, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
     assert (rollout.tensor_model_parallel_size, rollout.gpu_memory_utilization) == (2, 0.35)
     assert model.use_remove_padding and not model.enable_gradient_checkpointing
-    assert model.override_config.attn_implementation == "sdpa"
+    assert model.override_config.attn_implementation == "flash_attention_2"
     parts = [(config.actor_rollout_ref.actor, "fsdp_config")]
     parts += [(config.critic, "fsdp")] if form == "gae" else []
     for part, fsdp in parts:
         assert part.ppo_max_token_len_per_gpu == 4096
         assert part[fsdp].ulysses_sequence_parallel_size == 4
         assert part[fsdp].optimizer_offload and not part[fsdp].param_offload
+
+
+def test_a_row_is_shared_and_a_critic_loaded_with_flash_attention_only() -> None:
+    split = eight(learner={"sequence_parallel": 2})
+    with pytest.raises(ConfigurationError, match=r"sequence_parallel with .*=sdpa: .* are wrong;"):
+        compiled(spec(), hardware=split)
+    with pytest.raises(ConfigurationError, match=r"=gae: verl loads critics with flash attention"):
+        compiled(FORMS["gae"], hardware=GPU)
+
+
+def test_without_flash_attention_the_choice_is_refused_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The setting is nobody's: it follows from a package that is not there."""
+    run = in_bf16(spec())
+    machine = Hardware.from_mapping({"gpus_per_node": 2, "learner": {"sequence_parallel": 2}})
+    with pytest.raises(ConfigurationError, match="install flash-attn"):
+        compiled(run, hardware=machine)
+    monkeypatch.setattr("gem.training.launch.find_spec", lambda name: name == "flash_attn")
+    assert "=flash_attention_2" in " ".join(compiled(run, hardware=machine).argv)
+
+
+def test_log_probabilities_are_fused_unless_the_model_scales_its_logits(
+    compose: Any, tmp_path: Path
+) -> None:
+    def fused(model: str) -> bool:
+        config = configured(compose, spec(policy={"model": model}))
+        return bool(config.actor_rollout_ref.model.use_fused_kernels)
+
+    assert fused("some/model")
+    for number, (scale, expected) in enumerate(
+        [({}, True), ({"logits_scaling": 1}, True), ({"final_logit_softcapping": 30.0}, False)]
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        folder.joinpath("config.json").write_text(json.dumps(scale))
+        assert fused(str(folder)) == expected
+
+
+def test_another_precision_of_the_optimisers_weights_is_unmatched(compose: Any) -> None:
+    def weights(native: dict[str, Any]) -> str:
+        run = compiled(in_bf16(spec()), hardware=GPU.with_native("verl", native))
+        [found] = [k for k in run.parity if k.name == OPTIMIZER_WEIGHTS]
+        return found.status
+
+    key = "actor_rollout_ref.actor.fsdp_config.model_dtype"
+    # verl's default, which we leave alone.
+    assert OmegaConf.select(configured(compose, spec(), cpu=False), key) == "fp32"
+    assert (weights({}), weights({key: "bfloat16"})) == ("matched", "unmatched")
 
 
 def test_hardware_that_fsdp_has_not_is_refused() -> None:

@@ -114,12 +114,19 @@ def test_a_second_run_with_the_same_sockets_is_refused(tmp_path: Path) -> None:
     trainer.claim_sockets("01000000", str(tmp_path)).close()
 
 
-def test_the_doctor_says_what_a_critic_on_a_gpu_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_says_what_a_gpu_lacks_without_flash_attention(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("GEM_CPU", "1")
-    assert doctor.check_critic() == "critic: verl can load one"
+    assert "none on the CPU" in doctor.check_attention()
     monkeypatch.delenv("GEM_CPU")
     monkeypatch.setattr(doctor, "find_spec", lambda name: None)
-    assert 'pip install "verl[fsdp]>=0.9.1,<0.10"' in doctor.check_critic()
+    said = doctor.check_attention()
+    for part in ("use_fused_kernels=True", "no critic", "no sequence parallelism"):
+        assert part in said
+    assert 'pip install "verl[fsdp]>=0.9.1,<0.10"' in said
+    monkeypatch.setattr(doctor, "find_spec", lambda name: name)
+    assert doctor.check_attention() == "flash attention: found"
 
 
 def test_the_doctor_finds_this_installation_well() -> None:

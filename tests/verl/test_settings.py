@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import verl
+from hydra import compose as compose_config
+from hydra import initialize_config_dir
 
 from gem.errors import ConfigurationError
-from gem_verl.settings import Settings, check_config
+from gem_verl.settings import ATTENTION, Settings, check_config
 
 BASE = [
     "actor_rollout_ref.rollout.name=vllm",
     "actor_rollout_ref.rollout.agent.default_agent_loop=gem",
     "algorithm.adv_estimator=gem_rebn",
 ]
+
+ASYNC = [f"trainer.v1.trainer_mode={mode}colocate_async" for mode in ("", "gem_")]
+SDPA = f"+{ATTENTION}=sdpa"
+SPLIT = [f"actor_rollout_ref.actor.{t}ulysses_sequence_parallel_size" for t in ("fsdp_config.", "")]
 
 
 @pytest.mark.parametrize("mode", ["sync", "colocate_async", "gem_sync", "gem_colocate_async"])
@@ -77,10 +85,67 @@ def test_parts_of_a_batch_are_enough_where_nothing_is_normalised_over_all_of_it(
             ["algorithm.filter_groups.enable=True", "trainer.v1.trainer_mode=gem_sync"],
             "filter_groups.enable: it takes a failed episode for one of reward 0",
         ),
+        (["algorithm.adv_estimator=grpo"], "reward 0, .* cannot stop at it; set trainer.v1"),
+        *((["+gem.seed=1", mode], "^gem.seed: a turn that verl interrupts") for mode in ASYNC),
+        *(
+            ([f"{key}=2", SDPA], f"^{key}: verl shares .* sdpa .* wrong; .*, got 2$")
+            for key in SPLIT
+        ),
+        (["critic.enable=True"], "^critic.enable: verl loads critics with flash attention only"),
+        (
+            ["algorithm.adv_estimator=gae", "trainer.v1.trainer_mode=gem_sync"],
+            "^critic.enable: verl loads critics with flash attention only",
+        ),
     ],
 )
 def test_what_would_not_do_as_told_is_refused(
-    compose: Any, overrides: list[str], reason: str
+    compose: Any, overrides: list[str], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("GEM_CPU", raising=False)
     with pytest.raises(ConfigurationError, match=reason):
         check_config(compose([*BASE, *overrides]))
+
+
+@pytest.mark.parametrize("attention", ["flash_attention_3", None])
+def test_a_row_is_shared_where_attention_is_flash_attention(
+    compose: Any, attention: str | None
+) -> None:
+    chosen = [f"+{ATTENTION}={attention}"] if attention else []  # verl's default is flash attention
+    check_config(compose([*BASE, *chosen, f"{SPLIT[0]}=2"]))
+
+
+def test_verls_own_estimators_work_with_a_trainer_that_stops_at_a_failed_episode(
+    compose: Any,
+) -> None:
+    check_config(
+        compose([*BASE, "trainer.v1.trainer_mode=gem_sync", "algorithm.adv_estimator=grpo"])
+    )
+
+
+def test_fused_kernels_are_refused_for_a_model_that_scales_its_logits(
+    compose: Any, tmp_path: Path
+) -> None:
+    model = f"actor_rollout_ref.model.path={tmp_path}"
+    fused = "actor_rollout_ref.model.use_fused_kernels=True"
+    tmp_path.joinpath("config.json").write_text('{"final_logit_softcapping": 30.0}')
+    check_config(compose([*BASE, model]))
+    with pytest.raises(ConfigurationError, match="use_fused_kernels: the model's final_logit_soft"):
+        check_config(compose([*BASE, model, fused]))
+
+
+@pytest.mark.parametrize(
+    ("launcher", "name"),
+    [
+        ("fully_async_policy/config/fully_async_ppo_trainer", "fully-async"),
+        ("one_step_off_policy/config/one_step_off_ppo_trainer", "one-step-off"),
+    ],
+)
+def test_verls_other_launchers_are_refused_by_name(launcher: str, name: str) -> None:
+    """Their own configurations, as verl composes them."""
+    folder, _, config = launcher.rpartition("/")
+    experimental = Path(verl.__file__).parent / "experimental"
+    search = f"hydra.searchpath=[file://{Path(verl.__file__).parent / 'trainer' / 'config'}]"
+    with initialize_config_dir(str(experimental / folder), version_base=None):
+        composed = compose_config(config, overrides=[search, *BASE])
+    with pytest.raises(ConfigurationError, match=f"{name} launcher .*=gem_colocate_async"):
+        check_config(composed)

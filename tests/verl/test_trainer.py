@@ -7,19 +7,21 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
+import torch
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from gem.errors import ConfigurationError, RecordError, RolloutError
 from gem.packed import PackedTrajectory
 from gem.testing.golden import golden_batch, golden_turn_rows
 from gem.training.recording import RunRecording
-from gem.trajectory import Trajectory
+from gem.trajectory import Failure, Trajectory
 from gem_verl.rollout import EPISODE
 from gem_verl.settings import Settings
-from gem_verl.trainer import GemTrainerSync, grouped
+from gem_verl.trainer import GemTrainerSync, check_estimated, grouped
 
 Line = tuple[str, dict[str, Any], int]
 """Key, extra fields and index of a row."""
@@ -254,3 +256,43 @@ def test_an_iteration_and_then_its_evaluation_are_recorded_before_its_checkpoint
     assert [(line["iteration"], line["split"]) for line in lines] == [
         *((0, "train"), (1, "train"), (2, "eval:same"), (2, "train"))
     ]
+
+
+class Ended(NamedTuple):
+    """An episode, of which only its failure is looked at."""
+
+    failure: Failure | None = None
+
+
+def test_verls_own_estimator_takes_a_failed_episode_for_one_of_reward_0(compose: Any) -> None:
+    """Why a run with one ends there. Three episodes of a group won, and one is void."""
+    from verl.protocol import DataProto
+    from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
+
+    mask = torch.tensor([[1, 1, 1]] * 3 + [[0, 0, 0]])
+    rewards = torch.tensor([[0.0, 0.0, 1.0]] * 3 + [[0.0, 0.0, 0.0]])
+
+    def advantages(estimator: str, rows: int) -> list[float]:
+        tensors = {"response_mask": mask[:rows], "token_level_rewards": rewards[:rows]}
+        data = DataProto.from_dict(
+            tensors={**tensors, "token_level_scores": rewards[:rows].clone()},
+            non_tensors={"uid": np.array(["a"] * rows, dtype=object)},
+        )
+        keys = [f"a_{row}_0" for row in range(rows)]
+        config = compose([f"algorithm.adv_estimator={estimator}"]).algorithm
+        found = compute_advantage_for_multi_trajectories(
+            data, keys, adv_estimator=estimator, config=config
+        )
+        return [round(float(row[0]), 3) for row in found.batch["advantages"][:3]]
+
+    assert advantages("grpo", 3) == [0, 0, 0]
+    assert min(advantages("grpo", 4)) > 0.4
+    failed = [Ended(), Ended(), Ended(), Ended(Failure("sandbox", "gone", attempts=2))]
+    for estimator in ("grpo", "rloo", "reinforce_plus_plus_baseline"):
+        check_estimated(estimator, failed[:3])
+        with pytest.raises(RolloutError, match=rf"1 of 4 .* {estimator} .*gem_grpo.*sandbox 1 \("):
+            check_estimated(estimator, failed)
+    lost = [Failure("engine", "never arrived", attempts=1)]
+    with pytest.raises(RolloutError, match="1 of 4 episodes failed"):
+        check_estimated("grpo", failed[:3], lost)
+    check_estimated("gem_grpo", failed)

@@ -14,6 +14,7 @@ from gem.errors import ConfigurationError, UnsupportedVersionError
 from gem.experiment.hardware import CPU
 from gem.experiment.runspec import RunSpec
 from gem.tables import flatten
+from gem.training.launch import OPTIMIZER_WEIGHTS
 from gem_template import doctor
 from gem_template.launch import CONFIG, adapter
 from gem_template.settings import Settings
@@ -30,7 +31,8 @@ def changed(spec: RunSpec, key: str, value: Any) -> RunSpec:
 def test_every_setting_has_a_parity(spec: RunSpec, tmp_path: Path) -> None:
     made = adapter.compile(spec, run_dir=tmp_path, hardware=CPU)
     names = {each.name for each in made.parity}
-    assert names == {*flatten(spec.to_mapping()), "hardware.device", "hardware.executor"}
+    others = {"hardware.device", "hardware.executor", OPTIMIZER_WEIGHTS}
+    assert names == {*flatten(spec.to_mapping()), *others}
     config = json.loads(made.files[CONFIG])
     assert (config["gamma"], config["gem"]["advantage"]) == (0.9, "reinforce")
 

@@ -5,8 +5,8 @@
     MODEL=/path/to/tiny python train_oat.py --cpu    the same training for real, without a GPU: a
                                                      model of a few hundred thousand weights
 
-Needs: oat-llm 0.2 with vLLM on Python 3.10, and pip install gem-core gem-oat (for --cpu gem-cpu,
-see docs/oat.md). Check: python -m gem_oat.doctor
+Needs: oat-llm 0.2 with vLLM on Python 3.10, and gem-core and gem-oat from a clone (for --cpu
+gem-cpu, see docs/oat.md). Check: python -m gem_oat.doctor
 
 Launchpad starts processes that import `gem_oat` themselves: nothing of a run may be defined in this
 file. Subclasses of `gem_oat.Learner` or `gem_oat.Actor` go into a module of their own, and from

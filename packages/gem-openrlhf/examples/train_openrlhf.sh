@@ -11,7 +11,7 @@
 #
 # Started again with the same OUT, it goes on from the last checkpoint; remove $OUT/checkpoints to begin anew.
 #
-# Needs: OpenRLHF 0.11 with vLLM, and pip install gem-core gem-openrlhf  (for --cpu also gem-cpu, see docs)
+# Needs: OpenRLHF 0.11 with vLLM, and gem-core and gem-openrlhf from a clone  (for --cpu also gem-cpu, see docs)
 # Check: python -m gem_openrlhf.doctor
 set -euo pipefail
 

@@ -8,7 +8,7 @@
 #   GEM_RL2_HOME=/path/to/RL2 ./train_rl2.sh        with a git checkout of RL2 instead of the release,
 #                                                   whose keys have other names
 #
-# Needs: RL2 with SGLang, and pip install gem-core gem-rl2  (for --cpu also gem-cpu, see docs)
+# Needs: RL2 with SGLang, and gem-core and gem-rl2 from a clone  (for --cpu also gem-cpu, see docs)
 # Check: python -m gem_rl2.doctor
 set -euo pipefail
 

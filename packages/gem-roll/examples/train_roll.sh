@@ -6,7 +6,7 @@
 #                                                    model of a few hundred thousand weights
 #
 # Needs: a checkout of ROLL at commit 8eb27cc with its requirements but gem-llm, and
-#        pip install gem-core gem-roll  (for --cpu also gem-cpu, see docs/roll.md)
+#        gem-core and gem-roll from a clone  (for --cpu also gem-cpu, see docs/roll.md)
 # Check: python -m gem_roll.doctor
 set -euo pipefail
 : "${GEM_ROLL_HOME:?the path of a checkout of ROLL is needed: docs/roll.md}"
@@ -25,12 +25,14 @@ if [[ "${1:-}" == "--cpu" ]]; then
   export VLLM_TARGET_DEVICE=cpu VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind
   export RAY_ADDRESS=local RAY_TMPDIR=${RAY_TMPDIR:-/tmp/gem-roll-$$} RAY_memory_monitor_refresh_ms=0
   model=$MODEL env=game:GuessTheNumber-v0-easy params='{hint: range, prompt: short}'
-  steps=3 tasks=16 prompt=40 response=128 turn=8 evaluate=2 lr=1.0e-3 short=fp32 long=float32 rows=16
+  steps=3 tasks=16 prompt=40 response=128 turn=8 evaluate=2 lr=1.0e-3 short=fp32 rows=16
+  computed=', param_dtype: float32'
   train_on='list(range(0,1))' sample_on='list(range(1,2))' sharded=1
   engine='{enforce_eager: true, gpu_memory_utilization: 0.1, attention_config: {}, load_format: auto}'
 else
   model=${MODEL:-Qwen/Qwen3-1.7B-Base} env=${ENV:-game:GuessTheNumber-v0} params='{}'
-  steps=200 tasks=128 prompt=1024 response=4096 turn=512 evaluate=20 lr=1.0e-6 short=bf16 long=bfloat16 rows=2
+  steps=200 tasks=128 prompt=1024 response=4096 turn=512 evaluate=20 lr=1.0e-6 short=bf16 rows=2
+  computed=   # by default bf16; a param_dtype of bfloat16 would also be that of the optimiser's weights
   train_on='list(range(0,8))' sample_on='list(range(0,8))' sharded=8   # ROLL gives the GPUs to one at a time
   engine='{gpu_memory_utilization: 0.6, load_format: auto}'
   ! python -c 'import flash_attn' 2>/dev/null || attention=fa2
@@ -75,7 +77,7 @@ actor_train:
     gradient_accumulation_steps: $((tasks / rows / sharded))   # the whole batch in one optimiser step
   strategy_args:
     strategy_name: fsdp2_train
-    strategy_config: {fsdp_size: $sharded, param_dtype: $long, reduce_dtype: float32}
+    strategy_config: {fsdp_size: $sharded, reduce_dtype: float32$computed}
   device_mapping: $train_on
   infer_batch_size: $rows
 actor_infer:

@@ -1,10 +1,12 @@
 """Train an LLM agent in a GEM environment with TRL.
 
-    accelerate launch --num_processes 8 train_trl.py     8 GPUs of 80 GB: Qwen3-1.7B-Base
+    accelerate launch --num_processes 8 train_trl.py     8 GPUs of 80 GB: Qwen3-1.7B-Base, batches
+                                                         of 128 episodes
+    python train_trl.py                                  one GPU: batches of 16
     MODEL=/path/to/tiny python train_trl.py --cpu        the same training for real, without a GPU:
                                                          a model of a few hundred thousand weights
 
-Needs: pip install gem-core "gem-trl[vllm]" (for --cpu gem-trl, see docs/trl.md).
+Needs: gem-core and gem-trl[vllm] from a clone (for --cpu gem-trl, see docs/trl.md).
 Check: python -m gem_trl.doctor
 """
 
@@ -16,6 +18,7 @@ from trl import GRPOConfig
 from gem_trl import GemGRPOTrainer, GemSettings, eval_datasets, task_dataset
 
 CPU = "--cpu" in sys.argv
+GPU = {"use_vllm": True, "vllm_max_model_length": 5120}  # of an episode; by default the model's
 OUT = os.environ.get("OUT", "runs/train_trl")
 URI = f"gem:game:GuessTheNumber-v0{'-easy?hint=range&prompt=short&' if CPU else '?'}"
 
@@ -26,7 +29,7 @@ config = GRPOConfig(
     max_steps=3 if CPU else 200,
     num_generations=2,  # TRL refuses 1; gem.group_size has the last word
     per_device_train_batch_size=16 if CPU else 2,
-    gradient_accumulation_steps=1 if CPU else 8,
+    gradient_accumulation_steps=1 if CPU else 8,  # 64 on one GPU makes batches of 128, too
     max_completion_length=8 if CPU else 512,  # of a turn
     vllm_importance_sampling_correction=False,  # on by default, leaves out whole episodes
     learning_rate=1e-3 if CPU else 1e-6,
@@ -37,7 +40,11 @@ config = GRPOConfig(
     num_generations_eval=1,
     logging_steps=1,
     save_steps=2 if CPU else 50,
-    **({"use_cpu": True, "bf16": False} if CPU else {"use_vllm": True}),
+    **(
+        {"use_cpu": True, "bf16": False}
+        if CPU
+        else GPU
+    ),
 )
 
 trainer = GemGRPOTrainer(

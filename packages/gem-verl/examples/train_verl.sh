@@ -3,11 +3,15 @@
 #
 #   ./train_verl.sh                            all GPUs of this node, of 80 GB: Qwen3-1.7B-Base
 #   GPUS=4 ./train_verl.sh                     four of them
-#   ./train_verl.sh trainer.nnodes=2           any further setting of verl wins over those below
+#   ./train_verl.sh data.train_batch_size=64   any further setting of verl wins over those below
+#   RAY_ADDRESS=10.0.0.1:6379 ./train_verl.sh trainer.nnodes=2
+#                                              two nodes, which have joined one Ray cluster before:
+#                                              ray start --head --port 6379, and on the other node
+#                                              ray start --address 10.0.0.1:6379
 #   MODEL=/path/to/tiny ./train_verl.sh --cpu  the same training for real, without a GPU: a model
 #                                              of a few hundred thousand weights, a few iterations
 #
-# Needs: pip install "verl[vllm]>=0.9.1,<0.10" gem-core gem-verl   (for --cpu also gem-cpu, see docs)
+# Needs: verl[vllm]>=0.9.1,<0.10, gem-core and gem-verl (from a clone, docs/verl.md), better also flash-attn
 # Check: python -m gem_verl.doctor
 set -euo pipefail
 
@@ -47,6 +51,7 @@ run=(
   actor_rollout_ref.model.path="$model"
   +actor_rollout_ref.model.override_config.attn_implementation="$attention"
   actor_rollout_ref.model.use_remove_padding=True                    # rows are packed, not padded
+  actor_rollout_ref.model.use_fused_kernels=True                     # never the logits of a whole pass
   actor_rollout_ref.model.enable_gradient_checkpointing=True
   actor_rollout_ref.actor.strategy=fsdp2
   actor_rollout_ref.actor.optim.lr=1e-6

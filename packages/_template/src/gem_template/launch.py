@@ -11,6 +11,7 @@ from gem.experiment.hardware import Hardware
 from gem.experiment.runspec import RunSpec
 from gem.experiment.tasksets import dataset_rows
 from gem.training import launch
+from gem.training.pairs import COMPUTED, ON_CPU, pairs
 from gem.training.platforms import Platform
 from gem_template.settings import Settings
 from gem_template.version import SUPPORTED_TEMPLATE, TRAINER
@@ -76,7 +77,15 @@ def compile_spec(spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> launch.
     )
 
 
-adapter = launch.Adapter(TRAINER.distribution, SUPPORTED_TEMPLATE, "template", compile_spec)
+PAIRS = (
+    pairs(ON_CPU, ON_CPU, "runs", "the tests of this package run them"),
+    pairs(COMPUTED, COMPUTED, "untried"),
+)
+"""Which settings of the hardware work together. First come those that are wrong together."""
+
+adapter = launch.Adapter(
+    TRAINER.distribution, SUPPORTED_TEMPLATE, "template", compile_spec, pairs=PAIRS
+)
 
 
 def _check(spec: RunSpec, hardware: Hardware) -> None:
@@ -125,7 +134,9 @@ def _lines(*uris: str, evaluation: bool = False) -> str:
 
 
 def _departures(spec: RunSpec) -> Iterator[launch.Parity]:
-    yield from launch.departures(spec)
+    # What its optimiser computes with: float64 here, fp32 in others.
+    weights = launch.Parity(launch.OPTIMIZER_WEIGHTS, "matched", "float64, in one table")
+    yield from launch.departures(spec, weights=weights)
     if spec.training.precision == "bf16":
         yield launch.Parity("training.precision", "unmatched", "fake-trainer computes in float64")
     yield launch.Parity(

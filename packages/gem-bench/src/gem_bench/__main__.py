@@ -85,11 +85,14 @@ def _fit(args: argparse.Namespace) -> int:
     shape = Shape.of(find_config(spec.policy.model, args.model_config))
     found = fit.estimate(args.to, spec, hardware, shape)
     steps = list(fit.advise(args.to, spec, hardware, shape))
+    strange = fit.unknown(args.to, spec, hardware)
     if args.json:
-        print(json.dumps(fit.to_mapping(found, steps)))
+        print(json.dumps({**fit.to_mapping(found, steps), "unknown": strange}))
     else:
         print("\n".join([*fit.table(found), *fit.verdict(found, steps)]))
-    return 1 if found.shortage else 0
+    if strange:
+        print(f"gem-bench: {fit.unknown_text(args.to, strange)}", file=sys.stderr)
+    return (2 if strange else 1) if found.shortage else 0
 
 
 def _run(args: argparse.Namespace) -> int:

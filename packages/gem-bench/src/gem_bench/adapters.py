@@ -26,6 +26,7 @@ from gem.experiment.hardware import Hardware, check_model
 from gem.experiment.runspec import RunSpec
 from gem.training import launch
 from gem.training.launch import ENTRY_POINT_GROUP, Launch, find_adapter, unknown_trainer
+from gem.training.pairs import COMPUTED, ON_CPU, pairs
 from gem_bench.reference_setup import CHECKPOINTS, check_supported
 
 VENVS = ".venvs"
@@ -219,11 +220,16 @@ class ReferenceAdapter:
             argv=argv,
             env=env,
             files={spec_file.name: json.dumps(spec.to_mapping(), indent=2) + "\n"},
-            parity=launch.parity(spec, _BY_DEFINITION, (), hardware, "reference"),
+            parity=launch.parity(spec, _BY_DEFINITION, _DEPARTURES, hardware, "reference"),
             state=[CHECKPOINTS],
-        )
+        ).checked(_PAIRS, spec, hardware, "sdpa")
 
 
+_DEPARTURES = (launch.optimizer_weights("torch's AdamW; passes in bf16 are under autocast"),)
+_PAIRS = (
+    pairs((*ON_CPU, "learner.checkpointing"), ON_CPU, "runs", "tests/bench, on the CPU"),
+    pairs(COMPUTED, COMPUTED, "untried"),
+)
 _BY_DEFINITION = {
     **dict.fromkeys(RunSpec.__dataclass_fields__, "by definition"),
     "hardware.device": "--device",

@@ -11,10 +11,10 @@ The phases are `sample` (engines play episodes), `learn` (forward and backward p
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from operator import attrgetter
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 from gem.errors import ConfigurationError
 from gem.experiment.hardware import Hardware
@@ -42,6 +42,82 @@ OTHER = 2 * GB
 """CUDA's context, kernels and communication; as much again in an engine's share."""
 
 
+class Head(Protocol):
+    """What computes log-probabilities from the output of the last layer."""
+
+    whole: ClassVar[bool]
+    """Whether it makes the logits of all tokens of a pass."""
+
+    def size(
+        self, shape: Shape, tokens: int, element: int, *, trained: bool, entropy: bool
+    ) -> float:
+        """Return its bytes in a forward and backward pass.
+
+        Args:
+            shape: The model.
+            tokens: Of the pass.
+            element: Bytes of a number in the arithmetic of the pass.
+            trained: Whether the output head gets gradients; not with adapters.
+            entropy: Whether the loss has an entropy bonus.
+        """
+
+
+@dataclass(frozen=True)
+class Whole:
+    """The logits of all tokens of a pass."""
+
+    each: int
+    """Bytes of a logit in bf16: model's, fp32's, softmax and both gradients; in fp32 16 or more."""
+    whole: ClassVar[bool] = True
+
+    def size(
+        self, shape: Shape, tokens: int, element: int, *, trained: bool, entropy: bool
+    ) -> float:
+        """Return its bytes; see `Head.size`."""
+        return tokens * shape.vocabulary * (self.each if element == 2 else max(16, self.each))
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """verl's and oat's fused head: all logits of 512 tokens at a time, computed again backwards."""
+
+    tokens: int = 512
+    whole: ClassVar[bool] = False
+
+    def size(
+        self, shape: Shape, tokens: int, element: int, *, trained: bool, entropy: bool
+    ) -> float:
+        """Return its bytes; see `Head.size`."""
+        chunk = min(tokens, self.tokens) * shape.vocabulary
+        weight = element * shape.vocabulary * shape.hidden
+        # In fp32: logits, probabilities, which token it was, their difference, and the gradient;
+        # of an entropy bonus log-probabilities and a product. Then the gradient of the head, which
+        # is added to that of the earlier chunks.
+        folding = (28 if entropy else 20) * chunk
+        adding = (12 + element) * chunk + weight * trained
+        return max(folding, adding) + weight * trained + 2 * element * tokens * shape.hidden
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """TRL's fused head: tiles of tokens and vocabulary, which its kernels change in place."""
+
+    tokens: int = 4096
+    vocabulary: int = 32_768
+    whole: ClassVar[bool] = False
+
+    def size(
+        self, shape: Shape, tokens: int, element: int, *, trained: bool, entropy: bool
+    ) -> float:
+        """Return its bytes; see `Head.size`."""
+        # The buffer has the whole width even if the vocabulary is smaller.
+        tile = min(tokens, self.tokens) * self.vocabulary * element
+        # Autocast's copy of a part of the head; gradients are added up in fp32.
+        part = min(self.vocabulary, shape.vocabulary) * shape.hidden * element * (element == 2)
+        gradient = 4 * shape.vocabulary * shape.hidden * trained
+        return tile + part + gradient + (4 + element) * tokens * shape.hidden
+
+
 @dataclass(frozen=True)
 class Keeps:
     """What a trainer keeps on each GPU; bytes are of a parameter, in bf16 training."""
@@ -58,8 +134,12 @@ class Keeps:
     """Phases without the optimiser's state if `learner.offload` is set."""
     reference: str = "none"
     """The initial policy of a KL penalty: `whole`, `shared` or, if in main memory, `none`."""
-    logits: int = 16
-    """Bytes of a logit in bf16: model's, fp32's, softmax and both gradients; in fp32 16 or more."""
+    reference_weights: int | None = None
+    """Bytes of its parameters; None: as many as the policy's."""
+    head: Head = field(default_factory=lambda: Whole(16))
+    """How log-probabilities are computed from the last layer's output."""
+    away: tuple[str, ...] = ()
+    """States that are in main memory all the time."""
     share: float = 0.5
     """The engine's part of the memory where `engine.memory_share` is not set."""
     sleeps: bool = True
@@ -79,11 +159,14 @@ _ZERO_2 = Keeps(
 )
 TRAINERS = {
     # FSDP2 with weights in fp32; the optimiser's state is loaded for the whole update.
-    "verl": Keeps(offload=("sample",), logits=8, lacking=("learner.tensor_parallel",)),
+    "verl": Keeps(offload=("sample",), head=Chunks(), lacking=("learner.tensor_parallel",)),
     # `ds.enable_sleep` takes the optimiser away while engines sample.
     "openrlhf": replace(_ZERO_2, while_sampling=("weights",), share=0.4, split_pass=True),
     "oat": replace(
-        _ZERO_2, share=0.45, lacking=("nodes", "engine.tensor_parallel", *_ROWS_AND_MATRICES)
+        _ZERO_2,
+        head=Chunks(),
+        share=0.45,
+        lacking=("nodes", "engine.tensor_parallel", *_ROWS_AND_MATRICES),
     ),
     # FSDP; `offload_model` is on by default, and the optimiser's state is loaded for its step.
     "rl2": Keeps(
@@ -91,6 +174,7 @@ TRAINERS = {
     ),
     # DDP and autocast; the engine stays.
     "trl": Keeps(
+        head=Tiles(),
         shared="none",
         reference="whole",
         share=0.3,
@@ -99,12 +183,10 @@ TRAINERS = {
         lora=True,
         lacking=("nodes", *_ROWS_AND_MATRICES),
     ),
-    # FSDP2 with everything in bf16, moments included.
+    # FSDP2 with weights in fp32; the initial policy in bf16.
     "roll": Keeps(
-        weights=2,
-        gradients=2,
-        optimizer=4,
         reference="shared",
+        reference_weights=2,
         share=0.6,
         lacking=("engine.tensor_parallel", *_ROWS_AND_MATRICES),
     ),
@@ -112,7 +194,7 @@ TRAINERS = {
         shared="none",
         while_sampling=("weights", "gradients", "optimizer"),
         own_sampler=("bf16", "fp32"),
-        logits=20,  # the entropy's, too
+        head=Whole(20),  # the entropy's, too
         lora=True,
         lacking=("nodes", "gpus_per_node", "engine.tensor_parallel", *_ROWS_AND_MATRICES),
     ),
@@ -157,7 +239,7 @@ class Estimate:
 
 def estimate(trainer: str, spec: RunSpec, hardware: Hardware, shape: Shape) -> Estimate:
     """Estimate the memory of each GPU; keys of the hardware that a trainer lacks count as 1."""
-    keeps, element = TRAINERS[trainer], 4 if spec.training.precision == "fp32" else 2
+    keeps, element = keeps_of(trainer, hardware), 4 if spec.training.precision == "fp32" else 2
     hardware = _used(keeps, hardware)
     memory, adapters = hardware.gpu_memory_gb * GB, shape.adapters(spec.policy.lora_rank)
     trained = adapters or shape.parameters
@@ -166,19 +248,26 @@ def estimate(trainer: str, spec: RunSpec, hardware: Hardware, shape: Shape) -> E
     def kept(phase: str) -> set[str]:
         away = hardware.learner.offload and phase in keeps.offload
         there = keeps.while_sampling if phase == "sample" else states
-        return set(there) - ({"optimizer"} if away else set())
+        return set(there) - ({"optimizer"} if away else set()) - set(keeps.away)
 
     waiting = {"initial policy": 0.0, "critic": 0.0}
     if spec.algorithm.kl_coef and not adapters:
         divided = {"none": 0.0, "whole": hardware.learner.tensor_parallel, "shared": hardware.gpus}
         if by := divided[keeps.reference]:
-            waiting["initial policy"] = shape.parameters * max(keeps.weights, element) / by
+            each = max(keeps.reference_weights or keeps.weights, element)
+            waiting["initial policy"] = shape.parameters * each / by
     if spec.algorithm.advantage == "gae":
         critic = _states(keeps, element, hardware, shape.critic, shape.critic)
         waiting["critic"] = sum(critic[state] for state in kept("sample"))
 
     tokens, parallel = _tokens(keeps, spec, hardware), hardware.engine.tensor_parallel
     passes = _passes(keeps, element, hardware, shape, tokens)
+    head = keeps.head.size(
+        shape, tokens, element, trained=not adapters, entropy=spec.algorithm.entropy_coef != 0
+    )
+    # The head is gone when a layer is computed again: of the two only the larger counts.
+    again = passes.pop("again")
+    passes |= {"logits": head} if head > again else {"activations": passes["activations"] + again}
     # GPUs have at least one head each, if need be the same one.
     keys = max(shape.keys / parallel, shape.queries / shape.heads)
     kv_token = 2 * shape.layers * keys * element
@@ -193,7 +282,8 @@ def estimate(trainer: str, spec: RunSpec, hardware: Hardware, shape: Shape) -> E
 
     among = 1 if keeps.shared == "none" else hardware.gpus
     # torch's AdamW makes denominators beside its state, DeepSpeed gradients in fp32.
-    further = {"sample": sampler, "learn": passes, "step": {"scratch": 4 * trained / among}}
+    scratch = 0 if "optimizer" in keeps.away else 4 * trained / among
+    further = {"sample": sampler, "learn": passes, "step": {"scratch": scratch}}
     phases = {}
     for phase in PHASES:
         parts = {name: states[name] for name in states if name in kept(phase)}
@@ -204,6 +294,45 @@ def estimate(trainer: str, spec: RunSpec, hardware: Hardware, shape: Shape) -> E
     return Estimate(
         phases, memory, hardware.gpus, shape.parameters, tokens, kv_token, episode, room
     )
+
+
+_AGAIN = 1.6
+"""What the backward pass of a layer takes, over what its forward pass keeps: measured."""
+_FSDP = "actor_rollout_ref.actor.fsdp_config"
+_OFFLOAD = f"{_FSDP}.offload_policy"
+"""verl's key that leaves weights, gradients and optimiser in main memory."""
+_STATES = ("weights", "gradients", "optimizer")
+_BF16 = {"weights": 2, "gradients": 2, "optimizer": 4}
+_NATIVE: Mapping[str, Mapping[str, Mapping[Any, dict[str, Any]]]] = {
+    "verl": {
+        _OFFLOAD: {True: {"away": _STATES}, False: {}},
+        f"{_FSDP}.param_offload": {True: {"while_sampling": ("optimizer",)}, False: {}},
+        f"{_FSDP}.model_dtype": {
+            **{key: {} for key in ("fp32", "float32")},
+            **dict.fromkeys(("bf16", "bfloat16"), _BF16),
+        },
+    }
+}
+"""What native settings of a trainer change, by key and value."""
+
+
+def keeps_of(trainer: str, hardware: Hardware) -> Keeps:
+    """Return what a trainer keeps on a GPU, with the native settings that are known here."""
+    keeps = TRAINERS[trainer]
+    for name, value in hardware.native.get(trainer, {}).items():
+        known = _NATIVE.get(trainer, {}).get(name.lstrip("+"), {})
+        keeps = replace(keeps, **known.get(value, {}))
+    return keeps
+
+
+def unknown(trainer: str, spec: RunSpec, hardware: Hardware) -> list[str]:
+    """Return the native settings that may make the estimate wrong: all that are not known here.
+
+    Those of the actor say nothing of a critic.
+    """
+    known = {} if spec.algorithm.advantage == "gae" else _NATIVE.get(trainer, {})
+    given = hardware.native.get(trainer, {})
+    return [name for name, value in given.items() if value not in known.get(name.lstrip("+"), ())]
 
 
 def _used(keeps: Keeps, hardware: Hardware) -> Hardware:
@@ -232,7 +361,7 @@ def _states(
 def _tokens(keeps: Keeps, spec: RunSpec, hardware: Hardware) -> int:
     """Return the most tokens of a GPU's forward pass."""
     sequence, length = hardware.learner.sequence_parallel, spec.policy.tokens
-    most = pass_tokens(spec, hardware)
+    most = pass_tokens(spec, hardware, fused=not keeps.head.whole)
     if keeps.split_pass:
         most = -(-most // sequence)
     if not spec.policy.one_row:
@@ -244,15 +373,20 @@ def _tokens(keeps: Keeps, spec: RunSpec, hardware: Hardware) -> int:
 def _passes(
     keeps: Keeps, element: int, hardware: Hardware, shape: Shape, tokens: int
 ) -> dict[str, float]:
-    """Return the bytes of what forward and backward passes need beside the states."""
+    """Return the bytes of what passes through the layers need beside the states.
+
+    `again` is what the backward pass computes again.
+    """
     autocast = keeps.shared == "none" and element == 2
     arithmetic = "fp32" if element == 4 else "autocast" if autocast else "bf16"
     layer = shape.activations(arithmetic, hardware.learner.tensor_parallel)
+    again = 0.0
+    activations = shape.layers * layer
     if hardware.learner.checkpointing:
-        # Inputs of all layers, and one layer computed again: arXiv 2205.05198, section 5.
-        activations = shape.layers * shape.hidden * (4 if autocast else element) + layer
-    else:
-        activations = shape.layers * layer
+        # Inputs of all layers, and one layer computed again (arXiv 2205.05198, section 5) with the
+        # gradients of what it keeps.
+        activations = shape.layers * shape.hidden * (4 if autocast else element)
+        again = _AGAIN * layer
     copies = {
         # Autocast: all weights in bf16.
         "none": 2 * shape.parameters * autocast,
@@ -263,9 +397,7 @@ def _passes(
     return {
         "copies": float(copies[keeps.shared]),
         "activations": tokens * activations,
-        "logits": float(
-            tokens * shape.vocabulary * (keeps.logits if element == 2 else max(16, keeps.logits))
-        ),
+        "again": tokens * again,
     }
 
 
@@ -288,7 +420,9 @@ def advise(
             changed = _with(spec, key, value) if learned else spec
             given = hardware if learned else _with(hardware, key, value)
             then = estimate(trainer, changed, given, shape)
-            if then.shortage < now.shortage:
+            # A native setting is proposed where nothing else is needed beside it.
+            alone = not key.startswith("native.") or not then.shortage
+            if then.shortage < now.shortage and alone:
                 found.append((learned, then.shortage, key, value, then, changed, given))
         if not found:
             return
@@ -300,7 +434,7 @@ def _changes(
     trainer: str, spec: RunSpec, hardware: Hardware, now: Estimate, shape: Shape
 ) -> Iterator[tuple[str, Any]]:
     """Yield what could be changed, the least costly first; a trainer ignores some of it."""
-    keeps, learner, length = TRAINERS[trainer], hardware.learner, spec.policy.tokens
+    keeps, learner, length = keeps_of(trainer, hardware), hardware.learner, spec.policy.tokens
     yield "learner.checkpointing", True
     if (learner.pass_tokens or 0) > length:
         yield "learner.pass_tokens", length
@@ -312,6 +446,8 @@ def _changes(
             yield "engine.memory_share", share
     if keeps.offload:
         yield "learner.offload", True
+    if trainer == "verl" and spec.algorithm.advantage != "gae":
+        yield f"native.verl.{_OFFLOAD}", True
     step = spec.episodes // spec.algorithm.minibatches
     for key, most in (
         ("engine.tensor_parallel", hardware.gpus_per_node),
@@ -335,6 +471,9 @@ def _changes(
 def _with(settings: Any, key: str, value: Any) -> Any:
     """Return a spec or hardware with another value of a dotted key."""
     name, _, rest = key.partition(".")
+    if name == "native":
+        trainer, _, native = rest.partition(".")
+        return settings.with_native(trainer, {native: value})
     return replace(
         settings, **{name: _with(getattr(settings, name), rest, value) if rest else value}
     )
@@ -369,9 +508,17 @@ def check(trainer: str, spec: RunSpec, hardware: Hardware) -> str | None:
         return f"memory is not estimated: {error}"
     found = estimate(trainer, spec, hardware, shape)
     if found.shortage:
+        if strange := unknown(trainer, spec, hardware):
+            return f"memory is not estimated: {unknown_text(trainer, strange)}"
         steps = list(advise(trainer, spec, hardware, shape))
         raise ConfigurationError("\n".join([*verdict(found, steps), "--no-fit-check tries it"]))
     return None
+
+
+def unknown_text(trainer: str, names: list[str]) -> str:
+    """Return what is said of native settings that `unknown` has found."""
+    keys = ", ".join(f"native.{trainer}.{name}" for name in names)
+    return f"what {keys} changes is not known; a run may need less, or more"
 
 
 def to_mapping(found: Estimate, steps: list[tuple[str, Any, Estimate]]) -> dict[str, Any]:

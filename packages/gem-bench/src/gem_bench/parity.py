@@ -8,7 +8,7 @@ from typing import Any
 
 from gem.training.launch import Launch, Parity
 
-STATUSES = ("unmatched", "emulated", "native", "matched")
+STATUSES = ("unmatched", "emulated", "untried", "native", "matched")
 
 
 def parity_text(settings: Mapping[str, Any], parity: Sequence[Parity]) -> str:
@@ -21,7 +21,7 @@ def parity_text(settings: Mapping[str, Any], parity: Sequence[Parity]) -> str:
     lines = []
     for status in STATUSES:
         found = [each for each in parity if each.status == status]
-        if status == "native" and not found:
+        if status in ("untried", "native") and not found:
             continue
         lines.append(f"{status} ({len(found)})" + ("" if found else ": none"))
         named = [(_setting(each.name, settings), each.how) for each in found]

@@ -7,9 +7,10 @@ from itertools import starmap
 from pathlib import Path
 from typing import Any
 
-from gem.experiment.hardware import Hardware
+from gem.experiment.hardware import Hardware, logit_scales
 from gem.experiment.runspec import RunSpec, SamplingPart
 from gem.training import launch, platforms
+from gem.training.pairs import COMPUTED, ON_CPU, pairs
 from gem.training.settings import Settings
 from gem_oat import SUPPORTED_OAT, check_oat
 
@@ -26,15 +27,29 @@ def compile_spec(spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> launch.
     _check(spec, hardware)
     platform = platforms.of("oat", spec, run_dir, hardware, _SHARED_GPUS)
     flags = _computed(spec, run_dir, hardware) | platform.settings
-    flags = launch.with_native(flags | launch.copied(spec, _NAMES, hardware), hardware, "oat")
+    fused = bool(flags["use_fused_lm_head"])
+    copied = launch.copied(spec, _NAMES, hardware, fused=fused)
+    flags = launch.with_native(flags | copied, hardware, "oat")
     argv = ["python", "-m", "gem_oat", *starmap(_argument, flags.items())]
     how = launch.ALL_WEIGHTS | launch.SHARED_GPUS | _NAMES | _HOW
-    departures = launch.departures(spec, bf16=_BF16, undecayed="biases and norms")
+    departures = launch.departures(
+        spec,
+        weights=launch.optimizer_weights("DeepSpeed's ZeRO keeps them beside those in bf16"),
+        bf16=_BF16,
+        undecayed="biases and norms",
+    )
     parity = launch.parity(spec, how, departures, hardware, "oat")
     return launch.Launch.of(spec, argv, platform, parity=parity, state=["oat/checkpoints"])
 
 
-adapter = launch.Adapter("oat", SUPPORTED_OAT, "oat", compile_spec, all_seats=True)
+PAIRS = (
+    pairs(ON_CPU, ON_CPU, "runs", "tests/conformance, on the CPU"),
+    pairs("gpus_per_node", {"sdpa", "fp32"}, "runs", "test_real_runs.py, on the CPU"),
+    pairs(COMPUTED, COMPUTED, "untried"),
+)
+"""Which settings of the hardware work together in oat."""
+
+adapter = launch.Adapter("oat", SUPPORTED_OAT, "oat", compile_spec, True, pairs=PAIRS)
 
 
 def _check(spec: RunSpec, hardware: Hardware) -> None:
@@ -127,6 +142,7 @@ def _computed(spec: RunSpec, run_dir: Path, hardware: Hardware) -> dict[str, Any
         "max_train": size.tasks * size.iterations,
         "train_batch_size": spec.episodes // spec.algorithm.minibatches,
         "collocate": True,
+        "use_fused_lm_head": not logit_scales(spec.policy.model),
         "flash_attn": launch.attention(spec, hardware) == "flash_attention_2",
         "gem_resume": hardware.checkpoint_every is not None,
         "use_wb": hardware.logger == "wandb",

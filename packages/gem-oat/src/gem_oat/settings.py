@@ -13,6 +13,7 @@ from oat.algorithms.ppo import PPOArgs
 from oat.args import default_args_validation
 
 from gem.advantage import ADVANTAGES
+from gem.experiment.hardware import logit_scales
 from gem.experiment.mixtures import Tasks, parse_tasks, run_tasks
 from gem.experiment.tasksets import Source, parse_sources
 from gem.rollout import Budget
@@ -218,6 +219,9 @@ def _algorithm(args: Args) -> Iterator[Refusal]:
     yield "num_samples", name in COMPARING and args.num_samples < 2, alone
     compared = "--tis_c needs vLLM's log-probabilities, of temperature 1; set --tis_c None"
     yield "temperature", args.tis_c is not None and temperature != 1, compared
+    scaled = logit_scales(str(args.pretrain))
+    kept = f"it leaves out the model's {', '.join(scaled)}: --no-use_fused_lm_head"
+    yield "use_fused_lm_head", bool(args.use_fused_lm_head and scaled), kept
     yield "temperature", not 0 < temperature < math.inf, "must be above 0; --top_k 1 is greedy"
 
 

@@ -10,6 +10,7 @@ from gem.experiment.hardware import Hardware
 from gem.experiment.runspec import RunSpec
 from gem.experiment.tasksets import dataset_text
 from gem.training import launch, platforms
+from gem.training.pairs import COMPUTED, ON_CPU, pairs
 from gem.training.platforms import Platform
 from gem_openrlhf import worker
 from gem_openrlhf.dataset import line
@@ -71,7 +72,8 @@ OTHERS = {
     "optimizer": "actor.adam, actor.lr_scheduler=constant",
     "training.iterations": "rows of data.prompt_dataset",
     "training.precision": "ds.param_dtype",
-    "hardware.learner.pass_tokens": "rollout.micro_batch_size, train.micro_batch_size",
+    "hardware.learner.pass_tokens": "rollout.max_tokens_per_gpu, train.max_tokens_per_gpu with "
+    "flash attention, else rollout.micro_batch_size, train.micro_batch_size",
 }
 """Parity of a setting whose value is in no flag as it is, or needs more words."""
 
@@ -133,11 +135,30 @@ def compile_spec(spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> launch.
         {worker.VARIABLE: worker.HOOK, "RAY_DEDUP_LOGS": "0"},
         files=_files(spec, run_dir, hardware),
         state=[EVALUATED, CHECKPOINTS],
-        parity=launch.parity(spec, HOW, _departures(spec, hardware.cpu), hardware, "openrlhf"),
+        parity=launch.parity(spec, HOW, _departures(spec, hardware), hardware, "openrlhf"),
     )
 
 
-adapter = launch.Adapter("openrlhf", SUPPORTED_OPENRLHF, "openrlhf", compile_spec)
+PAIRS = (
+    pairs(
+        "learner.sequence_parallel",
+        "sdpa",
+        "refused",
+        "ring attention is flash attention's, which OpenRLHF would choose by itself; install "
+        "flash-attn, or set sequence_parallel to 1",
+    ),
+    pairs(ON_CPU, ON_CPU, "runs", "tests/conformance, on the CPU"),
+    pairs(
+        "gpus_per_node",
+        {"learner.pass_tokens", "sdpa", "flash attention", "fp32"},
+        "runs",
+        "test_ranks.py, on the CPU",
+    ),
+    pairs(COMPUTED, COMPUTED, "untried"),
+)
+"""Which settings of the hardware work together in OpenRLHF."""
+
+adapter = launch.Adapter("openrlhf", SUPPORTED_OPENRLHF, "openrlhf", compile_spec, pairs=PAIRS)
 
 
 def _check(spec: RunSpec, hardware: Hardware) -> None:
@@ -179,7 +200,8 @@ def _flags(spec: RunSpec, run_dir: Path, hardware: Hardware) -> dict[str, Any]:
     algorithm, policy = spec.algorithm, spec.policy
     step = spec.episodes // algorithm.minibatches
     share = step // hardware.ranks
-    fitting = launch.pass_tokens(spec, hardware) // policy.tokens
+    tokens = launch.pass_tokens(spec, hardware)
+    fitting = tokens // policy.tokens
     micro = next(n for n in range(min(share, fitting), 0, -1) if share % n == 0)
     flags: dict[str, Any] = {
         "train.agent_func_path": run_dir / AGENT_FILE,
@@ -193,8 +215,11 @@ def _flags(spec: RunSpec, run_dir: Path, hardware: Hardware) -> dict[str, Any]:
         "rollout.micro_batch_size": micro,
         "train.batch_size": step,
         "train.micro_batch_size": micro,
-        "ds.packing_samples": launch.attention(spec, hardware) == "flash_attention_2",
     }
+    if launch.attention(spec, hardware) == "flash_attention_2":
+        # Rows without padding, as many in a forward pass as fit.
+        flags |= {"ds.packing_samples": True, "train.dynamic_batch_enable": True}
+        flags |= dict.fromkeys(("rollout.max_tokens_per_gpu", "train.max_tokens_per_gpu"), tokens)
     if algorithm.tis_clip is not None:
         correction = "algo.advantage.is_correction"
         flags |= {f"{correction}_level": "token", f"{correction}_mode": "clip"}
@@ -221,9 +246,14 @@ def _arguments(flags: dict[str, Any]) -> list[str]:
     return out
 
 
-def _departures(spec: RunSpec, cpu: bool) -> Iterator[launch.Parity]:
+def _departures(spec: RunSpec, hardware: Hardware) -> Iterator[launch.Parity]:
     yield from launch.departures(
         spec,
+        weights=launch.optimizer_weights(
+            "DeepSpeed's ZeRO keeps them beside those in bf16",
+            hardware.native.get("openrlhf"),
+            "ds.param_dtype",
+        ),
         bf16="bf16 weights and gradients, fp32 in the optimiser",
         undecayed="biases and norms",
         values_on_tokens=True,
@@ -233,4 +263,4 @@ def _departures(spec: RunSpec, cpu: bool) -> Iterator[launch.Parity]:
         how = "OpenRLHF draws the rows of a minibatch at random"
         yield launch.Parity("algorithm.minibatches", "emulated", how)
     how = "OpenRLHF knows bf16 and fp16: trained in bf16"
-    yield from launch.bf16_only(spec, how, cpu=cpu)
+    yield from launch.bf16_only(spec, how, cpu=hardware.cpu)

@@ -11,6 +11,7 @@ from gem.experiment.hardware import Hardware
 from gem.experiment.runspec import RunSpec
 from gem.experiment.tasksets import dataset_text
 from gem.training import launch, platforms
+from gem.training.pairs import COMPUTED, ON_CPU, pairs
 from gem.training.platforms import Platform
 from gem_rl2.__main__ import ENV_FILE
 from gem_rl2.dataset import line
@@ -79,12 +80,28 @@ def compile_spec(spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> launch.
         files=_files(spec),
         state=["model"],
         parity=launch.parity(
-            spec, HOW | names, _departures(spec, rl2.form, hardware.cpu), hardware, "rl2"
+            spec, HOW | names, _departures(spec, rl2.form, hardware), hardware, "rl2"
         ),
     )
 
 
-adapter = launch.Adapter("rl2", SUPPORTED_RL2, "rl2", compile_spec, all_seats=True)
+PAIRS = (
+    pairs("fp32", COMPUTED, "runs", "tests/conformance; RL2 computes in bf16 on a GPU"),
+    pairs((*ON_CPU, "flash attention"), ON_CPU, "runs", "tests/conformance, on the CPU"),
+    pairs("gpus_per_node", {"flash attention", "initial policy"}, "runs", "test_ranks.py"),
+    pairs(COMPUTED, COMPUTED, "untried"),
+)
+"""Which settings of the hardware work together in RL2."""
+
+adapter = launch.Adapter(
+    "rl2",
+    SUPPORTED_RL2,
+    "rl2",
+    compile_spec,
+    all_seats=True,
+    pairs=PAIRS,
+    attention="flash_attention_2",
+)
 
 
 def _check(spec: RunSpec, hardware: Hardware) -> None:
@@ -219,11 +236,12 @@ def _word(name: str) -> str:
     return "".join(c if c.isalnum() or c in "-_." else "-" for c in name)
 
 
-def _departures(spec: RunSpec, form: Form, cpu: bool) -> Iterator[launch.Parity]:
+def _departures(spec: RunSpec, form: Form, hardware: Hardware) -> Iterator[launch.Parity]:
     ends_between = spec.eval and spec.training.iterations % spec.eval_every
     yield from launch.departures(
         spec,
         "rollout.server_args.random_seed; which turn gets which number depends on timing",
+        weights=launch.optimizer_weights("AdamW on FSDP's shards of fp32 weights"),
         bf16="fp32 weights, bf16 in FSDP's mixed precision",
         values_on_tokens=True,
         missed="not at the end" if ends_between else None,
@@ -235,4 +253,4 @@ def _departures(spec: RunSpec, form: Form, cpu: bool) -> Iterator[launch.Parity]
         how = "actor.update_per_rollout; groups in the order in which they end"
         yield launch.Parity("algorithm.minibatches", "emulated", how)
     if form == "release":
-        yield from launch.bf16_only(spec, "the release trains in bf16 only", cpu=cpu)
+        yield from launch.bf16_only(spec, "the release trains in bf16 only", cpu=hardware.cpu)

@@ -20,6 +20,7 @@ from gem.experiment.runspec import RunSpec
 from gem.tables import flatten
 from gem.tasks import TaskSet
 from gem.training import launch, platforms
+from gem.training.pairs import COMPUTED, ON_CPU, pairs
 from gem.training.platforms import Platform
 from gem_roll.checkout import LAUNCHER, check_roll
 from gem_roll.settings import ONE_ROW
@@ -39,6 +40,7 @@ HOW: dict[str, launch.Names] = {
 }
 """How settings, or all of a table, reach ROLL that the template does not name."""
 
+_OPTIMISED = ("actor_train", "critic")
 _LACKING = {
     "engine.tensor_parallel": "a GPU has a whole engine here",
     "learner.tensor_parallel": "FSDP divides no matrices",
@@ -79,11 +81,17 @@ def compile_spec(spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> launch.
         platform,
         {"ROLL_LOG_DIR": str(run_dir / "logs"), "TOKENIZERS_PARALLELISM": "false"},
         files={f"{CONFIG}.yaml": _config(spec, hardware, template, run_dir, given)},
-        parity=launch.parity(spec, HOW | names, _departures(spec), hardware, "roll"),
+        parity=launch.parity(spec, HOW | names, _departures(spec, hardware), hardware, "roll"),
     )
 
 
-adapter = launch.Adapter("roll", SUPPORTED_ROLL, "roll", compile_spec)
+PAIRS = (
+    pairs(ON_CPU, ON_CPU, "runs", "tests/conformance, on the CPU"),
+    pairs(COMPUTED, COMPUTED, "untried"),
+)
+"""Which settings of the hardware work together in ROLL."""
+
+adapter = launch.Adapter("roll", SUPPORTED_ROLL, "roll", compile_spec, pairs=PAIRS)
 
 
 def _config(
@@ -119,6 +127,11 @@ def _computed(spec: RunSpec, hardware: Hardware) -> Tree:
     rows = max(n for n in range(1, min(step, fitting) + 1) if step % n == 0)
     attention = launch.attention(spec, hardware).replace("flash_attention_2", "fa2")
     evaluated = {f"eval:{each.name}": len(each.tasks) for each in spec.evaluations} or {"train": 1}
+    sharding: Tree = {"fsdp_size": hardware.gpus, "reduce_dtype": "float32"}
+    if spec.training.precision == "fp32":
+        # In bf16 ROLL would load the optimiser's weights in this type, too: where it is left out
+        # they are fp32, and FSDP computes in bf16.
+        sharding["param_dtype"] = "float32"
     return {
         ".env_type": tasks[0].env_id,
         ".params": dict(tasks[0].params),
@@ -134,25 +147,32 @@ def _computed(spec: RunSpec, hardware: Hardware) -> Tree:
         ".adv_estimator": "gae" if algorithm.advantage == "gae" else "reinforce",
         ".use_kl_loss": algorithm.kl_coef > 0,
         "algorithm.loss_aggregation": algorithm.loss_aggregation.replace("row-", "seq-"),
-        ".param_dtype": {"fp32": "float32", "bf16": "bfloat16"}[spec.training.precision],
         "hardware.logger": hardware.logger or "stdout",
         "hardware.checkpoint_every": hardware.checkpoint_every or 1_000_000_000,
         "hardware.learner.attention": attention,
         "hardware.learner.checkpointing": not hardware.learner.checkpointing,
         "hardware.engine.memory_share": hardware.engine.memory_share or 0.6,
-        ".gpus": hardware.gpus,
+        ".sharding": sharding,
         ".devices": f"list(range(0,{hardware.gpus}))",
         "hardware.learner.pass_tokens": rows,
         "algorithm.minibatches": step // rows,
     }
 
 
-def _departures(spec: RunSpec) -> Iterator[launch.Parity]:
+def _departures(spec: RunSpec, hardware: Hardware) -> Iterator[launch.Parity]:
     at_end = spec.eval and spec.training.iterations % spec.eval_every == 0
     yield from launch.departures(
         spec,
         "vLLM's own; which turn gets which number depends on timing",
-        bf16="weights and FSDP's arithmetic in bf16, reduced in fp32",
+        weights=launch.optimizer_weights(
+            "FSDP2TrainStrategy loads them so where param_dtype is left out",
+            hardware.native.get("roll"),
+            *(
+                f"{part}.strategy_args.strategy_config.param_dtype"
+                for part in ("actor_train", "critic")
+            ),
+        ),
+        bf16="FSDP's arithmetic in bf16, reduced in fp32",
         values_on_tokens=True,
         missed="not at the end" if at_end else None,
     )

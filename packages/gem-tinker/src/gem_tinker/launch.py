@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 from gem.experiment.hardware import Hardware
 from gem.experiment.runspec import RunSpec
 from gem.training import launch, platforms
 from gem.training.checkpoints import CHECKPOINTS
+from gem.training.pairs import COMPUTED, pairs
 from gem.training.platforms import Platform
 from gem_tinker import SUPPORTED_TINKER, check_tinker
 from gem_tinker.settings import NO_CRITIC, TEMPERATURE, Config
@@ -44,7 +46,10 @@ def compile_spec(spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> launch.
     return launch.Launch.of(spec, argv, platform, state=[CHECKPOINTS], parity=parity)
 
 
-adapter = launch.Adapter("tinker", SUPPORTED_TINKER, "tinker", compile_spec, all_seats=True)
+PAIRS = (pairs(COMPUTED, COMPUTED, "runs", "the hardware is the server's; no key reaches it"),)
+"""Which settings of the hardware work together with a Tinker server."""
+
+adapter = launch.Adapter("tinker", SUPPORTED_TINKER, "tinker", compile_spec, True, pairs=PAIRS)
 
 
 def _check(spec: RunSpec) -> None:
@@ -99,7 +104,11 @@ _IGNORED: dict[str, tuple[str, ...]] = {"hosted": (), "skyrl_jax": ("grad_clip",
 
 
 def _departures(spec: RunSpec, hardware: Hardware) -> Iterator[launch.Parity]:
-    yield from launch.departures(spec)
+    served = hardware.cpu and spec.training.precision == "fp32"
+    how = "adapters in fp32, on gem-cpu's server" if served else "the server decides"
+    status: Literal["matched", "unmatched"] = "matched" if served else "unmatched"
+    weights = launch.Parity(launch.OPTIMIZER_WEIGHTS, status, how)
+    yield from launch.departures(spec, weights=weights)
     if spec.sampling.top_k > 1 or (spec.sampling.top_p < 1 and spec.sampling.top_k != 1):
         how = "ratios are to the sampler's log-probabilities, not to recomputed ones"
         yield launch.Parity("algorithm.clip", "emulated", how)

@@ -12,6 +12,7 @@ from gem.experiment.hardware import Hardware
 from gem.experiment.runspec import RunSpec
 from gem.training import launch, platforms
 from gem.training.launch import Launch, Names, Parity
+from gem.training.pairs import COMPUTED, ON_CPU, pairs
 from gem.training.platforms import Platform
 from gem_trl import SUPPORTED_TRL, check_trl
 from gem_trl.adapters import BEGINNING
@@ -90,7 +91,14 @@ def compile_spec(spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> Launch:
     )
 
 
-adapter = launch.Adapter("trl", SUPPORTED_TRL, "dev", compile_spec)
+PAIRS = (
+    pairs(ON_CPU, ON_CPU, "runs", "tests/conformance, on the CPU"),
+    pairs("gpus_per_node", {"sdpa", "fp32"}, "runs", "test_processes.py, on the CPU"),
+    pairs(COMPUTED, COMPUTED, "untried"),
+)
+"""Which settings of the hardware work together in TRL."""
+
+adapter = launch.Adapter("trl", SUPPORTED_TRL, "dev", compile_spec, pairs=PAIRS)
 
 
 def _gpu(spec: RunSpec) -> Platform:
@@ -103,7 +111,8 @@ def _gpu(spec: RunSpec) -> Platform:
 def _settings(spec: RunSpec, hardware: Hardware) -> dict[str, Any]:
     """Return the fields of GRPOConfig that hardware decides; see `grpo_config`."""
     fields = launch.copied(spec, _HARDWARE, hardware)
-    fields["per_device_train_batch_size"] = launch.pass_tokens(spec, hardware) // spec.policy.tokens
+    fitting = launch.pass_tokens(spec, hardware, fused=True)
+    fields["per_device_train_batch_size"] = fitting // spec.policy.tokens
     if launch.attention(spec, hardware) != "sdpa":
         fields["model_init_kwargs"] = {"attn_implementation": launch.attention(spec, hardware)}
     fields["report_to"] = [*filter(None, [hardware.logger])]
@@ -113,7 +122,12 @@ def _settings(spec: RunSpec, hardware: Hardware) -> dict[str, Any]:
 
 
 def _departures(spec: RunSpec) -> Iterator[Parity]:
-    yield from launch.departures(spec, _SEEDS, undecayed="biases and norms")
+    yield from launch.departures(
+        spec,
+        _SEEDS,
+        weights=launch.optimizer_weights("TRL loads them in fp32, passes are under autocast"),
+        undecayed="biases and norms",
+    )
     if spec.algorithm.minibatches > 1:
         how = (
             "TRL draws the rows of a minibatch at random, and divides by the mean number of tokens "

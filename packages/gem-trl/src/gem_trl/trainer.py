@@ -7,7 +7,7 @@ Four seams of TRL, of which nothing is copied or patched:
 - `_generate_and_score_completions`, extended: puts advantages `[rows, tokens]` in the place of
   TRL's `[rows]`. TRL's loss takes both, "to support subclasses that provide advantages with shape
   (B, T)".
-- `log`, extended: finishes the entries of the record.
+- `log`, extended: finishes the entries of the record. TRL's loggers get `gem/*`.
 - `train`, extended: a training that records fewer iterations than it was asked for is an error.
 """
 
@@ -237,7 +237,10 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         output["advantages"] = advantages.to(output["completion_ids"].device)
         rows = gather_object(trained) if rows_wanted() else []
         metrics |= self._logprob_difference(output)
-        self._recording.keep_batch(everyone, per_turn, lambda: rows, metrics=metrics)
+        kept = self._recording.keep_batch(everyone, per_turn, lambda: rows, metrics=metrics)
+        # TRL logs the means of these lists, and empties them.
+        for name, value in kept.items():
+            self._metrics["train"][f"gem/{name}"].append(value)
         return output
 
     @torch.no_grad()

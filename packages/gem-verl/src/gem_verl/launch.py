@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from gem.errors import ConfigurationError
-from gem.experiment.hardware import Hardware
+from gem.experiment.hardware import Hardware, logit_scales
 from gem.experiment.runspec import RunSpec
 from gem.experiment.tasksets import Source
 from gem.tasks import TaskSet
 from gem.training import launch, platforms
+from gem.training.pairs import COMPUTED, ON_CPU, pairs
 from gem.training.platforms import Platform
 from gem_verl import SUPPORTED_VERL, check_verl
-from gem_verl.settings import Settings
+from gem_verl.settings import CRITIC, FLASH, SPLIT, Settings
 
 _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"
@@ -44,7 +45,8 @@ def compile_spec(spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> launch.
     """
     check_verl()
     _check(spec, hardware)
-    settings = _ALWAYS | launch.copied(spec, _NAMES, hardware)
+    fused = not logit_scales(spec.policy.model)
+    settings = _ALWAYS | launch.copied(spec, _NAMES, hardware, fused=fused)
     settings |= _policy(spec) | _run(spec, run_dir, hardware)
     if spec.algorithm.advantage != "gae":
         settings = {k: v for k, v in settings.items() if not k.lstrip("+").startswith("critic")}
@@ -56,12 +58,26 @@ def compile_spec(spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> launch.
         ["python", "-m", "verl.trainer.main_ppo", *overrides],
         platform,
         {"HYDRA_FULL_ERROR": "1", "RAY_DEDUP_LOGS": "0"},
-        parity=launch.parity(spec, _NAMES | _HOW, _departures(spec), hardware, "verl"),
+        parity=launch.parity(spec, _NAMES | _HOW, _departures(spec, hardware), hardware, "verl"),
         state=[_CHECKPOINTS],
     )
 
 
-adapter = launch.Adapter("verl", SUPPORTED_VERL, "verl", compile_spec, True, baselines=True)
+PAIRS = (
+    pairs(
+        "learner.sequence_parallel",
+        "sdpa",
+        "refused",
+        f"{SPLIT.format('sdpa')}, or set sequence_parallel to 1",
+    ),
+    pairs("critic", "sdpa", "refused", f"{CRITIC}; {FLASH}", on_gpus=True),
+    pairs(ON_CPU, ON_CPU, "runs", "tests/conformance, on the CPU"),
+    pairs({"nodes", "gpus_per_node"}, {"gpus_per_node", "sdpa", "fp32"}, "runs", "test_ranks.py"),
+    pairs(COMPUTED, COMPUTED, "untried"),
+)
+"""Which settings of the hardware work together in verl."""
+
+adapter = launch.Adapter("verl", SUPPORTED_VERL, "verl", compile_spec, True, True, PAIRS)
 
 
 def _check(spec: RunSpec, hardware: Hardware) -> None:
@@ -198,6 +214,8 @@ def _policy(spec: RunSpec) -> dict[str, Any]:
         f"{_ACTOR}.loss_agg_mode": _LOSSES[algorithm.loss_aggregation],
         f"{_ACTOR}.use_kl_loss": algorithm.kl_coef > 0,
         f"{_ROLLOUT}.max_num_batched_tokens": max(8192, tokens),
+        # Without them and without flash attention verl takes one token after the other.
+        "actor_rollout_ref.model.use_fused_kernels": not logit_scales(spec.policy.model),
     }
     if algorithm.tis_clip is not None:
         settings[f"{_CORRECTION}.rollout_is"] = "token"
@@ -232,8 +250,16 @@ def _override(key: str, value: Any) -> str:
     return f"{key}={launch.hydra_value(value)}"
 
 
-def _departures(spec: RunSpec) -> Iterator[launch.Parity]:
-    yield from launch.departures(spec, bf16="autocast in training, bf16 weights in rollouts")
+def _departures(spec: RunSpec, hardware: Hardware) -> Iterator[launch.Parity]:
+    yield from launch.departures(
+        spec,
+        weights=launch.optimizer_weights(
+            "fsdp_config.model_dtype=fp32, AdamW on FSDP's shards",
+            hardware.native.get("verl"),
+            *_both("{fsdp}.model_dtype"),
+        ),
+        bf16="autocast in training, bf16 weights in rollouts",
+    )
     if spec.algorithm.loss_aggregation == "row-mean-token-sum" and not spec.policy.one_row:
         how = "verl counts the rows it fills batches up with: the loss is scaled down"
         yield launch.Parity("algorithm.loss_aggregation", "emulated", how)

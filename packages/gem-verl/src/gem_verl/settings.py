@@ -5,11 +5,14 @@ Users add keys with hydra's plus sign, `+gem.turn_tokens=64`; all have defaults.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from gem.errors import ConfigurationError
+from gem.experiment.hardware import logit_scales
 from gem.tables import setting
 from gem.training.settings import Refusal, refuse_values
 from gem.training.settings import Settings as BaseSettings
@@ -20,7 +23,24 @@ GEM_MODES = ("gem_sync", "gem_colocate_async")
 MODES = ("sync", "colocate_async", "separate_async", *GEM_MODES)
 """Values of `trainer.v1.trainer_mode` that work with GEM rollouts."""
 
-_ROLLOUT = "actor_rollout_ref.rollout"
+FLASH = "install flash-attn (docs/verl.md)"
+CRITIC = "verl loads critics with flash attention only"
+
+LAUNCHERS = {
+    "async_training": "verl's fully-async launcher",
+    "rollout": "verl's one-step-off launcher",
+}
+"""Tables that only launchers other than verl.trainer.main_ppo have at the top of a configuration.
+The first name that a configuration has is its launcher's."""
+
+SPLIT = (
+    "verl shares a row inside flash attention only: with {} each GPU sees its own part of the row, "
+    f"and log-probabilities are wrong; {FLASH}"
+)
+ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
+
+_SPLIT = ("actor.fsdp_config.", "actor.", "ref.fsdp_config.", "ref.")
+_MODEL, _ROLLOUT = "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 _SUGGESTION = "set trainer.v1.trainer_mode=gem_sync"
 
 
@@ -74,7 +94,15 @@ def check_config(config: Any, seats: bool = False) -> Settings:
     from omegaconf import OmegaConf  # comes with verl, which compiling a command must not need
 
     settings = Settings.from_config(config)
-    found = list(_refusals(config, settings))
+    # Their agent loops know no `session_id`, and keep one reward of an episode.
+    for table, launcher in LAUNCHERS.items():
+        if config.get(table) is not None:
+            raise ConfigurationError(
+                f"{launcher} does not work with GEM's episodes: its agent loops keep one reward of "
+                "an episode, and not those of turns; use verl.trainer.main_ppo with "
+                "trainer.v1.trainer_mode=gem_colocate_async"
+            )
+    found = [*_refusals(config, settings), *_on_gpus(config)]
     refuse_values({key: OmegaConf.select(config, key) for key, *_ in found}, found)
     check_rows(config, config.actor_rollout_ref.rollout.agent.default_agent_loop, seats)
     return settings
@@ -107,6 +135,13 @@ def _refusals(config: Any, settings: Settings) -> Iterator[Refusal]:
     filtered = algorithm.get("filter_groups") or {}
     zeros = "it takes a failed episode for one of reward 0; leave it at False"
     yield "algorithm.filter_groups.enable", bool(filtered.get("enable")), zeros
+    own = not estimator.startswith("gem_")
+    zero = "verl's own estimators take a failed episode for one of reward 0, and its own trainers "
+    zero += f"cannot stop at it; {_SUGGESTION}, which does, or choose one of GEM's estimators"
+    yield "algorithm.adv_estimator", own and not ours, zero
+    again = "a turn that verl interrupts to load weights goes on with the random numbers that it "
+    again += f"began with; leave it out, or {_SUGGESTION}"
+    yield "gem.seed", settings.seed is not None and "_async" in mode, again
     seeded = rollout.name == "sglang" and settings.seed is not None
     yield "gem.seed", seeded, "verl hands it to SGLang, whose requests know no `seed`; leave it out"
     lost = "episodes do not say to which experts tokens were routed; leave it at False"
@@ -118,3 +153,26 @@ def _refusals(config: Any, settings: Settings) -> Iterator[Refusal]:
     short = rollout.max_model_len is not None and rollout.max_model_len < longest
     sizes = "data.max_prompt_length + data.max_response_length"
     yield f"{_ROLLOUT}.max_model_len", short, f"an episode may have {longest} tokens ({sizes})"
+
+
+def _on_gpus(config: Any) -> Iterator[Refusal]:
+    """Yield settings of GPUs that are valid each by itself, and wrong together."""
+    from omegaconf import OmegaConf
+
+    # Without the key verl asks for flash attention.
+    attention = str(OmegaConf.select(config, ATTENTION) or "flash_attention_2")
+    sizes = (f"actor_rollout_ref.{part}ulysses_sequence_parallel_size" for part in _SPLIT)
+    for key in sizes:
+        split = int(OmegaConf.select(config, key) or 1) > 1
+        yield key, split and "flash" not in attention, f"{SPLIT.format(attention)}, or set it to 1"
+    valued = config.critic.enable
+    if valued is None:
+        valued = str(config.algorithm.adv_estimator) == "gae"
+    lacking = find_spec("flash_attn") is None and config.trainer.device == "cuda"
+    alone = lacking and os.environ.get("GEM_CPU") != "1"
+    yield "critic.enable", bool(valued) and alone, f"{CRITIC}; {FLASH}"
+    whole = OmegaConf.select(config, f"{_MODEL}.use_fused_kernels")
+    scaled = logit_scales(str(config.actor_rollout_ref.model.path))
+    # The kernels compute from the last matrix alone.
+    changed = f"the model's {', '.join(scaled)} would be left out; set it to False"
+    yield f"{_MODEL}.use_fused_kernels", bool(whole and scaled), changed

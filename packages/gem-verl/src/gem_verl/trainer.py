@@ -39,10 +39,10 @@ from gem.training.record import TrainedRow
 from gem.training.recording import RunRecording
 from gem.training.rows import EpisodeTurns, RowTurns
 from gem.training.seams import Seam, check_seams
-from gem.training.settings import check_episodes
+from gem.training.settings import MayFail, check_episodes, failure_reasons
 from gem.trajectory import Failure, TurnSpan
 from gem_verl import TRAINER
-from gem_verl.advantage import Batch, given
+from gem_verl.advantage import ESTIMATORS, Batch, given
 from gem_verl.rollout import EPISODE
 from gem_verl.settings import check_config
 
@@ -189,6 +189,7 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
         lost = Failure("engine", "never arrived; verl's log has the reason", attempts=1)
         self._lost = [lost] * missing
         check_episodes(self._trajectories, self._settings.max_failed_fraction, self._lost)
+        check_estimated(config.algorithm.adv_estimator, self._trajectories, self._lost)
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         """Let the estimators of this package see episodes and values."""
@@ -306,6 +307,29 @@ class GemTrainerColocateAsync(_GemTrainer, PPOTrainerColocateAsync):  # type: ig
     """`trainer.v1.trainer_mode=gem_colocate_async`."""
 
     trainer_mode = property(lambda self: "colocate_async", lambda self, value: None)
+
+
+def check_estimated(
+    estimator: str, episodes: Sequence[MayFail], lost: Sequence[Failure] = ()
+) -> None:
+    """Stop at a failed episode that verl's own estimator would take for one of reward 0.
+
+    Args:
+        estimator: verl's `algorithm.adv_estimator`.
+        episodes: The batch.
+        lost: Failures of episodes that never arrived.
+
+    Raises:
+        RolloutError: An episode failed, and the estimator is not one of this package.
+    """
+    failures = [*(each.failure for each in episodes if each.failure is not None), *lost]
+    if failures and estimator not in ESTIMATORS:
+        raise RolloutError(
+            f"{len(failures)} of {len(episodes) + len(lost)} episodes failed, and verl's own "
+            f"estimator {estimator} takes a failed episode for one of reward 0; set "
+            f"algorithm.adv_estimator to one of {', '.join(ESTIMATORS)}. "
+            f"{failure_reasons(failures)}"
+        )
 
 
 def grouped(

@@ -6,8 +6,10 @@ the trainer that neither of the two can say are `native`, and go to it as they a
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +157,31 @@ def check_model(spec: RunSpec, hardware: Hardware) -> None:
                 f"{part}.tensor_parallel: {spec.policy.model} has {heads} attention heads, which "
                 f"do not divide among {size} GPUs"
             )
+
+
+SCALES = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
+"""Keys of a model's configuration that change logits after the last matrix."""
+
+
+def logit_scales(model: str) -> list[str]:
+    """Return the keys with which a model changes logits after the last matrix.
+
+    The fused heads of some trainers compute from that matrix alone.
+
+    Args:
+        model: A folder or a name. A model that is not downloaded is taken to have none: ask again
+            when the run begins.
+    """
+    config = model_config(model)
+    if not config and find_spec("huggingface_hub") is not None:
+        from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub.errors import HFValidationError
+
+        with contextlib.suppress(HFValidationError):  # a path of another machine
+            cached = try_to_load_from_cache(model, "config.json")
+            if isinstance(cached, str):
+                config = model_config(str(Path(cached).parent))
+    return [key for key in SCALES if config.get(key) not in (None, 1)]
 
 
 def model_config(model: str) -> dict[str, Any]:

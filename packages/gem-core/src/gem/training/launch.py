@@ -16,7 +16,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from difflib import get_close_matches
 from importlib.metadata import entry_points
 from importlib.util import find_spec
@@ -32,6 +32,7 @@ from gem.experiment.runspec import RunSpec
 from gem.json_lines import parse_as
 from gem.multi import ALL, SELF, agents, all_seats
 from gem.tables import flatten
+from gem.training import pairs
 from gem.training.platforms import Platform
 from gem.training.settings import Refusal, refuse_values
 
@@ -48,8 +49,9 @@ class Parity:
 
     name: str
     """Key of the RunSpec, or the trainer's own name for something the spec cannot say."""
-    status: Literal["matched", "emulated", "unmatched", "native"]
-    """`native`: a setting of the trainer that was given to it as it is."""
+    status: Literal["matched", "emulated", "unmatched", "untried", "native"]
+    """`untried`: pairs of settings that nobody has run together; see `gem.training.pairs`.
+    `native`: a setting of the trainer that was given to it as it is."""
     how: str = ""
     """By which of the trainer's settings; why not, where unmatched; the value, where native."""
 
@@ -65,6 +67,10 @@ SHARED_GPUS = {
 
 SEED_PER_TURN = "every turn has a seed of its own; other random numbers than in other trainers"
 """How `gem.training.sampling.EngineSampler` lets trainers draw random numbers."""
+
+OPTIMIZER_WEIGHTS = "precision of the optimiser's weights"
+FP32 = ("fp32", "float32", "float", "32")
+"""How trainers write it."""
 
 _SEATS = {
     f"seat={ALL}": "all seats of a match, an episode for each",
@@ -104,7 +110,11 @@ def namesakes(settings: type[Any], form: str = "{}") -> dict[str, Names]:
 
 
 def copied(
-    spec: RunSpec, names: Mapping[str, Names], hardware: Hardware | None = None
+    spec: RunSpec,
+    names: Mapping[str, Names],
+    hardware: Hardware | None = None,
+    *,
+    fused: bool = False,
 ) -> dict[str, Any]:
     """Return the settings of a trainer that have the value of a setting of the spec.
 
@@ -114,13 +124,14 @@ def copied(
             `hardware.` before it. `parity` takes the same table.
         hardware: What the run is given, with values in the place of defaults that depend on the
             experiment; without it its keys are left out.
+        fused: See `pass_tokens`.
     """
     values = {key: attrgetter(key)(spec) for key in names if not key.startswith("hardware.")}
     if hardware is not None:
         values |= _flat(hardware) | {
             "hardware.engine.engines": hardware.engines,
             "hardware.learner.attention": attention(spec, hardware),
-            "hardware.learner.pass_tokens": pass_tokens(spec, hardware),
+            "hardware.learner.pass_tokens": pass_tokens(spec, hardware, fused=fused),
         }
     return {
         name: values[key]
@@ -288,21 +299,28 @@ def attention(spec: RunSpec, hardware: Hardware) -> str:
     return "flash_attention_2" if flash and find_spec("flash_attn") is not None else "sdpa"
 
 
-def pass_tokens(spec: RunSpec, hardware: Hardware) -> int:
+def pass_tokens(spec: RunSpec, hardware: Hardware, *, fused: bool = False) -> int:
     """Return the most tokens of a forward pass, at least those of an episode.
 
     By default the logits take at most 1 GiB as fp32. A model that is no folder is taken to have a
     vocabulary of 131,072 tokens.
+
+    Args:
+        spec: The experiment.
+        hardware: What the run is given.
+        fused: Whether the trainer never makes the logits of a whole pass. On a GPU the default is
+            then 16,384 tokens.
     """
     vocabulary = model_config(spec.policy.model).get("vocab_size", 2**17)
-    tokens = hardware.learner.pass_tokens or min(2**28 // int(vocabulary), 65_536)
-    return max(tokens, spec.policy.tokens)
+    default = 16_384 if fused and not hardware.cpu else min(2**28 // int(vocabulary), 65_536)
+    return max(hardware.learner.pass_tokens or default, spec.policy.tokens)
 
 
 def departures(
     spec: RunSpec,
     seeds: str = SEED_PER_TURN,
     *,
+    weights: Parity,
     bf16: str | None = None,
     undecayed: str | None = None,
     values_on_tokens: bool = False,
@@ -317,11 +335,13 @@ def departures(
     Args:
         spec: The experiment.
         seeds: How random numbers are drawn.
+        weights: The precision in which the optimiser keeps the weights; see `optimizer_weights`.
         bf16: How the trainer computes in bf16, where the reference uses autocast.
         undecayed: Which weights the trainer leaves out of weight decay; None: none.
         values_on_tokens: Whether the critic is trained on all tokens of a turn.
         missed: Which evaluation that the spec asks for the trainer never makes.
     """
+    yield weights
     if spec.sampling.top_k != 1:
         yield Parity("seed", "emulated", seeds)
     if spec.algorithm.kl_coef:
@@ -342,6 +362,23 @@ def departures(
     for index, part in enumerate(spec.eval):
         if missed or part.every != spec.eval_every:
             yield Parity(f"eval.{index}.every", "emulated", how)
+
+
+def optimizer_weights(how: str, native: Mapping[str, Any] | None = None, *keys: str) -> Parity:
+    """Return the parity of the precision in which the optimiser keeps the weights: fp32.
+
+    At a learning rate of 1e-6 most updates are smaller than the steps of bf16 and would be lost.
+
+    Args:
+        how: By what the trainer keeps them in fp32.
+        native: Native settings of the trainer.
+        *keys: Those that would make it another precision.
+    """
+    for key, value in (native or {}).items():
+        if key.lstrip("+") in keys and str(value).removeprefix("torch.") not in FP32:
+            lost = f"{key} = {json.dumps(value)}: updates below its rounding are lost"
+            return Parity(OPTIMIZER_WEIGHTS, "unmatched", lost)
+    return Parity(OPTIMIZER_WEIGHTS, "matched", f"fp32: {how}")
 
 
 def bf16_only(spec: RunSpec, reason: str, *, cpu: bool) -> Iterator[Parity]:
@@ -428,6 +465,31 @@ class Launch:
             **others,
         )
 
+    def checked(
+        self,
+        table: Iterable[pairs.Pair],
+        spec: RunSpec,
+        hardware: Hardware,
+        only: str | None = None,
+    ) -> Launch:
+        """Return the launch with a line about the pairs of settings that nobody has tried.
+
+        Args:
+            table: The trainer's; see `gem.training.pairs`.
+            spec: The experiment.
+            hardware: What the run is given.
+            only: The only implementation of attention that the trainer has, if it has only one.
+
+        Raises:
+            ConfigurationError: A pair of settings is refused, or the table says nothing of it.
+        """
+        untried = list(pairs.check(table, spec, hardware, only or attention(spec, hardware)))
+        if not untried:
+            return self
+        return replace(
+            self, parity=[*self.parity, Parity("together", "untried", "; ".join(untried))]
+        )
+
     def to_json(self) -> str:
         """Return JSON that `from_json` reads back."""
         return json.dumps(asdict(self))
@@ -455,6 +517,10 @@ class Adapter:
     """Whether it trains all seats of a match (`seat=all`)."""
     baselines: bool = False
     """Whether it keeps baselines of roles (`algorithm.advantage = "rae"`)."""
+    pairs: tuple[pairs.Pair, ...] = ()
+    """Which settings of the hardware work together. A pair without a row stops the compile."""
+    attention: str | None = None
+    """The only implementation of attention that the trainer has, if it has only one."""
 
     def compile(self, spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> Launch:
         """Return the trainer's native command for a spec.
@@ -476,7 +542,8 @@ class Adapter:
         lacking = spec.algorithm.advantage == "rae" and not self.baselines
         found: list[Refusal] = [(key, values[key] == ALL, one) for key in seats]
         refuse_values(values, [*found, ("algorithm.advantage", lacking, roles)])
-        return self.compiler(spec, run_dir=run_dir, hardware=hardware)
+        made = self.compiler(spec, run_dir=run_dir, hardware=hardware)
+        return made.checked(self.pairs, spec, hardware, self.attention)
 
 
 def unknown_trainer(name: str, known: Iterable[str]) -> str:
