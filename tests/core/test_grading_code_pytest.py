@@ -226,7 +226,7 @@ OPTIONS = st.fixed_dictionaries(
 
 
 @given(COLLECTIONS, COLLECTIONS, st.booleans(), st.floats(0.99, 1.01), OPTIONS)
-@settings(max_examples=3000)
+@settings(max_examples=250)
 def test_any_two_values_are_close_if_they_are_for_pytest(
     value: Any, wanted: Any, near: bool, factor: float, options: dict[str, Any]
 ) -> None:
@@ -302,7 +302,7 @@ RETURNED = [
 
 
 @given(st.data())
-@settings(max_examples=3000)
+@settings(max_examples=150)
 def test_a_plain_test_is_judged_as_python_judges_it(data: st.DataObject) -> None:
     returned = [data.draw(st.sampled_from(RETURNED)) for _ in range(3)]
 
@@ -314,6 +314,8 @@ def test_a_plain_test_is_judged_as_python_judges_it(data: st.DataObject) -> None
 
     tested = expression(data.draw(st.integers(1, 2)))
     assume("f(" in tested)
+    # The text of an iterator, and `is` of it, depend on where it lies in memory.
+    returned = [each if "str(" not in tested or "for" not in each else "[]" for each in returned]
     scope = {"Fraction": fractions.Fraction, "Decimal": decimal.Decimal, "math": math}
     scope.update(deque=collections.deque)
 
