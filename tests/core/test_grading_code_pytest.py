@@ -125,7 +125,7 @@ RAISES = [
     "try:\n    f({n})\n    pytest.fail()\nexcept Exception as e:\n    assert 'Bad' in str(type(e))",
     "try:\n    f({n})\n    ok = False\nexcept:\n    ok = True\nassert ok",
     "try:\n    f({n})\n    pytest.fail()\nexcept pytest.fail.Exception:\n    pass",
-    "x = 0\ntry:\n    with pytest.raises(ValueError): f({n})\nexcept Exception:\n    x = 1\nassert x",
+    "x = 0\ntry:\n    with raises(ValueError): f({n})\nexcept Exception:\n    x = 1\nassert x",
     "def test_it():\n    with pytest.raises(ValueError, match='x'):\n        f({n})",
     "for n in ({n}, 1):\n    with pytest.raises(ValueError): f(n)",
 ]  # fmt: skip

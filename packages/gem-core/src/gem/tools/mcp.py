@@ -161,23 +161,28 @@ class MCPTool(Tool):
 
     def parse(self, text: str) -> ToolCall | None:
         """Return the first call, as JSON or as `<tool_name>` and `<arguments>` tags."""
+        found = json_call(text)
+        if found is not None:
+            name, arguments, error, cut = found[0]
+            ignored = len(TOOL_CALL.findall(text, found[1].end))
+            if name not in self._offered:
+                return None
+            return ToolCall(name, arguments, error, ignored, cut)
         block = first_block(text, TOOL_CALL, "</tool_call>")
         if block is None:
             return None
         ignored = len(TOOL_CALL.findall(text, block.end))
-        found = json_call(text)
-        if found is not None:
-            name, arguments, error = found[0]
-            return ToolCall(name, arguments, error, ignored) if name in self._offered else None
         named = first_block(block.content, _NAME, "</tool_name>")
-        if named is None:
+        if named is None or named.cut or block.cut:
             return None
         name = printable(named.content.strip())
         if name not in self._offered:
             known = ", ".join(self._offered)
-            error = f"There is no function {clip(name, 80)!r}; there are: {known}."
-            return ToolCall(name, error=error, ignored=ignored)
+            why = f"There is no function {clip(name, 80)!r}; there are: {known}."
+            return ToolCall(name, error=why, ignored=ignored)
         given = first_block(block.content, _ARGUMENTS, "</arguments>")
+        if given is not None and given.cut:
+            return ToolCall(name, error=given.error, ignored=ignored)
         return ToolCall(name, *read_arguments(given.content if given else {}), ignored)
 
     def execute(self, call: ToolCall) -> ToolResult:

@@ -26,9 +26,9 @@ class ToolEnv(Wrapper):
     """Lets the policy call tools; calls take no turn of the environment.
 
     The first tool whose `parse` finds a call in a reply handles the step, even if the call fails;
-    only a reply without any call reaches the environment. A malformed call, or one of an unknown
-    tool, is answered as a failed call. After `max_tool_uses` calls every reply reaches the
-    environment.
+    only a reply without any call reaches the environment. A malformed call, one without its end
+    (cut by a stop string or a token limit), or one of an unknown tool, is answered as a failed
+    call. After `max_tool_uses` calls every reply reaches the environment.
 
     The observation of a call ends with the environment's last request, so that every context shows
     the latest board.
@@ -182,10 +182,15 @@ class ToolEnv(Wrapper):
 
     def _call(self, action: str) -> tuple[Tool | None, ToolCall] | None:
         """Return the reply's call and its tool; None for the tool if the call fits none."""
+        cut = None
         for tool in self.tools:
             call = tool.parse(action)
-            if call is not None:
+            if call is not None and not call.cut:
                 return tool, call
+            if call is not None and cut is None:
+                cut = tool, call
+        if cut is not None:
+            return cut
         if TOOL_CALL.search(action) is None:
             return None
         found = json_call(action)
