@@ -189,8 +189,8 @@ def test_blocks_of_any_text_are_in_order_and_parts_of_it(text: str) -> None:
 
 @pytest.mark.parametrize(
     "part",
-    ["```\n", "```py\n", "```py\n```", "```py\n'''\n```\n", "```py\n\\'''\n```\n'''", "'''\n", "~~~\n",
-     "```python x", "a```", " ", "\"", "#"],
+    ["```\n", "```py\n", "```py\n```", "```py\n'''\n```\n", "```py\n\\'''\n```\n'''", "'''\n",
+     "~~~\n", "```python x", "a```", " ", "\"", "#"],
 )  # fmt: skip
 def test_a_long_text_of_fences_is_read_in_linear_time(part: str) -> None:
     # Quadratic work would take hours here.
