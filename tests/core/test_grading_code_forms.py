@@ -402,7 +402,7 @@ def test_a_test_whose_text_shows_that_no_program_passes_it_is_an_error_of_the_da
         ("import pytest\nx = pytest.approx([[1]])\nassert f(3) == x", "no nested"),
         ("import pytest\nx = pytest.approx({1})\nassert f(3) == x", "ordered"),
         ("import pytest\nassert f(3) < pytest.approx(9)", "other than =="),
-        ("import pytest\nassert pytest.approx(f(3), 9)", "whether a pytest.approx is true"),
+        ("import pytest\nassert pytest.approx(f(3))", "whether a pytest.approx is true"),
         ("assert f == f", "needs a comparison"),
     ],
 )

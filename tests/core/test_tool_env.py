@@ -210,6 +210,7 @@ def test_info_has_counters_the_whole_reply_and_those_of_the_episode_before() -> 
         "tool_type": "echo",
         "tool_use_counter": 1,
         "tool_success_counter": 0,
+        "tool_timeout_counter": 0,
         "parsed_action": action,
     }
     env.step("<echo>x")

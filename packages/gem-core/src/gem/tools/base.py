@@ -51,6 +51,8 @@ class ToolResult:
     ok: bool
     """Whether the call succeeded: false for a program that crashed, a function that returned an
     error, a malformed call."""
+    timed_out: bool = False
+    """Whether the call was given up after a wall-clock limit; `ToolEnv` counts such calls."""
 
 
 class JsonCall(NamedTuple):

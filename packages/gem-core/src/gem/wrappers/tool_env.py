@@ -34,14 +34,15 @@ class ToolEnv(Wrapper):
     the latest board.
 
     Every step's info has `use_tool` (bool), `tool_type` (empty without a call),
-    `tool_use_counter` and `tool_success_counter`; that of a call also `parsed_action`, the whole
-    reply. The info of `reset` has the counters of the episode before, `prev_ep_tool_use_counter`
-    and `prev_ep_tool_success_counter`.
+    `tool_use_counter`, `tool_success_counter` and `tool_timeout_counter`; that of a call also
+    `parsed_action`, the whole reply. The info of `reset` has the counters of the episode before,
+    `prev_ep_tool_use_counter` and `prev_ep_tool_success_counter`.
 
     Attributes:
         tools: This environment's own tools.
         tool_use_counter: Calls in this episode.
         tool_success_counter: Successful calls in this episode.
+        tool_timeout_counter: Calls in this episode that were given up after a wall-clock limit.
     """
 
     _apart = ("env", "tools")
@@ -113,6 +114,7 @@ class ToolEnv(Wrapper):
     def _forget(self) -> None:
         self.tool_use_counter = 0
         self.tool_success_counter = 0
+        self.tool_timeout_counter = 0
         self._running = False
         self._asked = ""
 
@@ -166,6 +168,7 @@ class ToolEnv(Wrapper):
             result = ToolResult(gone, False)
         self.tool_use_counter += 1
         self.tool_success_counter += result.ok
+        self.tool_timeout_counter += result.timed_out
         reward = 0.0
         if gone is None:
             reward = self.tool_reward
@@ -223,6 +226,7 @@ class ToolEnv(Wrapper):
             "tool_type": tool_type,
             "tool_use_counter": self.tool_use_counter,
             "tool_success_counter": self.tool_success_counter,
+            "tool_timeout_counter": self.tool_timeout_counter,
         }
 
     @property
