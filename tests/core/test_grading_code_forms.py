@@ -323,18 +323,17 @@ def test_statements_that_compute_are_run_in_turns_with_the_program(program: str,
         (STACK, "def f(): return Stack(1)\nassert f() in [Stack(2)]", "comparison"),
         ("def f(): return f", "x = 1\nassert f().startswith('a')", "has not made itself"),
         ("def f(): return [object()]", "x = f()\nassert x", "objects inside of data"),
-        (SQUARE, "assert 1 == 1", "calls nothing of the program"),
-        (SQUARE, "def test():\n    pass", "calls nothing of the program"),
-        (SQUARE, "def check(candidate):\n    assert candidate(3) == 9", "calls nothing"),
-        (SQUARE, "import os\nassert f(3) == 9", "imports 'os'"),
-        (SQUARE, "import sympy\nassert f(3) == 9", "imports 'sympy'"),
-        ("def f(g): return g(3)", "assert f(lambda x: x * x) == 9", "argument of type 'function'"),
         (
             SQUARE,
             "x = 1.0\nfor _ in range(99):\n    x = f(x + 1) % 7",
             f"more than {MAX_ROUNDS} rounds",
         ),
         (SQUARE, "for i in range(20_000):\n    f(i)", "more than 10000 calls"),
+        (
+            "class E(Exception):\n  @property\n  def code(self): return 3\ndef f(x): raise E",
+            "try:\n    f(3)\nexcept Exception as e:\n    assert e.code == 3",
+            "the attribute 'code' of the program's exception",
+        ),
     ],
 )
 def test_what_cannot_be_judged_is_refused_and_says_why(program: str, test: str, why: str) -> None:
@@ -356,6 +355,63 @@ def test_a_statement_that_is_no_python_is_an_error_of_the_data() -> None:
         grade(SQUARE, ["assert f(3 == 9"])
     with pytest.raises(DataError, match="asserts a tuple"):
         grade(SQUARE, ["assert (f(3) == 9, 'm')"])
+
+
+@pytest.mark.parametrize(
+    ("test", "why"),
+    [
+        ("assert 1 == 1", "calls nothing of the program"),
+        ("def test():\n    pass", "calls nothing of the program"),
+        ("def check(candidate):\n    assert candidate(3) == 9", "calls nothing"),
+        ("class TestF:\n    def test_f(self):\n        assert f(3) == 9", "calls nothing"),
+        ("import os\nassert f(3) == 9", "imports 'os'"),
+        ("def test_f():\n    import sympy\n    assert f(3) == 9", "imports 'sympy'"),
+        ("from unittest import TestCase\nassert f(3) == 9", "imports 'unittest'"),
+        ("def test_f(capsys):\n    assert f(3) == 9", "needs the fixture 'capsys'"),
+        ("def test_f(n, *, x=1, y):\n    assert f(3) == 9", "needs the fixture 'n'"),
+        ("import pytest\nx = pytest.fixture(f)", "uses pytest.fixture"),
+        ("import pytest as p\n@p.mark.slow\ndef test():\n    assert f(3) == 9", "pytest.mark"),
+        ("from pytest import *\nassert f(3) == 9", r"uses pytest\.\*"),
+        ("from pytest import warns\nassert f(3) == 9", r"uses pytest\.warns"),
+        ("import pytest\nwith pytest.raises(E, mach='x'):\n    f(3)", "an argument 'mach'"),
+        ("import pytest\nwith pytest.raises(E, match='('):\n    f(3)", "not a regular"),
+        ("from pytest import raises as r\nwith r():\n    f(3)", "without an exception"),
+        ("try:\n    f(3)\nexcept* ValueError:\n    pass", r"except\*|not a Python"),
+    ],
+)
+def test_a_test_whose_text_shows_that_no_program_passes_it_is_an_error_of_the_data(
+    test: str, why: str
+) -> None:
+    with pytest.raises(DataError, match=why):
+        grader.verify([test])
+    # Also where there is no program to be tested.
+    with pytest.raises(DataError, match=why):
+        grader.grade(None, [test])
+
+
+@pytest.mark.parametrize(
+    ("test", "why"),
+    [
+        ("assert f(lambda x: x * x) == 9", "argument of type 'function'"),
+        ("x = 1\nassert x == 2\nassert f(3) == 9", "fails before it calls the program"),
+        ("x = {}\ny = x['a']\nassert f(3) == 9", r"before it calls the program \(KeyError"),
+        ("x = __import__('os')\nassert f(3) == 9", "imports 'os'"),
+        ("import pytest\nx = getattr(pytest, 'mark')\nf(x)", r"uses pytest\.mark"),
+        ("import pytest\nwith pytest.raises(3):\n    f(3)", "no exception class"),
+        ("import pytest\nk = {'macht': 'x'}\nwith pytest.raises(E, **k):\n    f(3)", "'macht'"),
+        ("import pytest\nx = pytest.approx([[1]])\nassert f(3) == x", "no nested"),
+        ("import pytest\nx = pytest.approx({1})\nassert f(3) == x", "ordered"),
+        ("import pytest\nassert f(3) < pytest.approx(9)", "other than =="),
+        ("import pytest\nassert pytest.approx(f(3))", "whether a pytest.approx is true"),
+        ("assert f == f", "needs a comparison"),
+    ],
+)
+def test_a_test_that_fails_whatever_the_program_answers_is_an_error_of_the_data(
+    test: str, why: str
+) -> None:
+    for program in (SQUARE, "def f(x): return None"):
+        with pytest.raises(DataError, match=why):
+            grade(program, [test])
 
 
 @pytest.mark.parametrize(

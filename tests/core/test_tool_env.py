@@ -131,7 +131,9 @@ def test_the_first_tool_that_finds_a_call_owns_the_step_even_if_it_fails() -> No
         ('<tool_call>{"name": "ecko", "arguments": {}}</tool_call>', "no tool 'ecko'; there are: "),
         ('<tool_call>{"name": "ecko"</tool_call>', "not valid JSON"),
         ("<tool_call>[1]</tool_call>", 'a JSON object with "name"'),
-        ("<tool_call>", "between <tool_call> and </tool_call>"),
+        ("<tool_call>", "The call has no end; write </tool_call> after it."),
+        ("<tool_call>{} {}</tool_call>", "more than one object"),
+        ("<tool_call><tool_name>x</tool_name>", "between <tool_call>"),
         ("<tool_call><tool_name>x</tool_name></tool_call>", "between <tool_call>"),
         ('<tool_call>{"name": "\\ud800"}</tool_call>', "no tool '?'"),
     ],
@@ -208,6 +210,7 @@ def test_info_has_counters_the_whole_reply_and_those_of_the_episode_before() -> 
         "tool_type": "echo",
         "tool_use_counter": 1,
         "tool_success_counter": 0,
+        "tool_timeout_counter": 0,
         "parsed_action": action,
     }
     env.step("<echo>x")

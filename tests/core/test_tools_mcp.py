@@ -103,7 +103,7 @@ def test_the_policy_is_shown_names_descriptions_and_schemas(clock: MCPTool) -> N
         ('{"name": "days_in_month", "arguments": 3}', "must be a JSON object, not a number"),
         ('{"name": "current_time", "arguments": {"timezone": "X/Y"}}', "unknown time zone"),
         ('{"name": "days_in_month", "arguments": {"date": "\\ud800"}}', "'?' is not a time"),
-        ("<tool_name>days_in_month</tool_name><arguments>{", "Field required"),
+        ("<tool_name>days_in_month</tool_name><arguments>{", "write </arguments> after it"),
         ("<tool_name>nope</tool_name><arguments>{}</arguments>", "There is no function 'nope'"),
         ("<tool_name>get_timestamp</tool_name><arguments>{</arguments>", "not valid JSON"),
         ("<tool_name>get_timestamp</tool_name>", "Field required"),
@@ -136,11 +136,14 @@ def test_calls_of_functions_that_it_does_not_have_are_left_to_others(clock: MCPT
         assert clock.parse(text) is None
 
 
-def test_the_connection_stays_open_over_calls_and_episodes(clock: MCPTool) -> None:
-    before: Any = clock.__dict__["_connections"]["time"]
+def test_the_connection_stays_open_over_the_calls_of_an_episode(clock: MCPTool) -> None:
     clock.reset()
-    assert said(clock, "days_in_month", date="2024-02-03").ok
-    assert clock.__dict__["_connections"]["time"] is before
+    before = clock._connections["time"]
+    for _ in range(2):
+        assert said(clock, "days_in_month", date="2024-02-03").ok
+        assert clock._connections["time"] is before
+    clock.reset()
+    assert clock._connections["time"] is not before
 
 
 def test_calls_can_be_awaited_beside_each_other(clock: MCPTool) -> None:

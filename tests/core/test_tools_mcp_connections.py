@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 from mcp_servers import NAMES, HttpServer, said, server_in
 
+import gem
 from gem.errors import UnreachableError
 from gem.tools import MCPTool, ToolResult
+from gem.wrappers import ToolEnv
 
 pytest.importorskip("mcp")
 pytest.importorskip("gem_cpu.time_server", reason="has the server that is asked")
@@ -84,16 +86,82 @@ def test_a_call_that_ends_the_server_each_time_is_the_calls_own_fault(opened: An
     assert said(tool, "f") == ToolResult("up", ok=True)
 
 
-def test_a_slow_call_is_given_up_and_the_connection_goes_on(opened: Any) -> None:
-    tool = opened(
-        "def answer(arguments):\n"
-        "    time.sleep(arguments.get('s', 0))\n    return {'result': text('done')}",
-        timeout_s=0.3,
-    )
-    result = said(tool, "f", s=0.6)
-    assert "f was not done after 0.3 s" in result.text
-    tool.timeout_s = 10.0
-    assert said(tool, "f").text == "done"
+# One request at a time: while it sleeps it answers nothing else.
+SLEEPER = """
+calls = 0
+def answer(arguments):
+    global calls
+    calls += 1
+    if arguments.get('once') and not os.path.exists(__file__ + '.slept'):
+        open(__file__ + '.slept', 'w')
+        time.sleep(600)
+    if arguments.get('leave'):
+        open(__file__ + '.gone', 'w')
+    time.sleep(arguments.get('s', 0))
+    return {'result': text(f'{os.getpid()} {calls}')}
+if os.path.exists(__file__ + '.gone'):
+    os._exit(1)
+"""
+
+
+def test_a_call_that_blocks_its_server_costs_no_other_call_and_no_other_episode(
+    opened: Any,
+) -> None:
+    env = ToolEnv(gem.make("game:GuessTheNumber-v0-easy"), opened(SLEEPER, timeout_s=2.0))
+    pids = set()
+    for _ in range(2):
+        env.reset(seed=0)
+        observation, *_ = env.step('<tool_call>{"name": "f"}</tool_call>')
+        # A new server: it has forgotten the calls of the episode before.
+        assert observation.split()[1] == "1", observation
+        pids.add(int(observation.split()[0]))
+        hanging = '<tool_call>{"name": "f", "arguments": {"s": 600}}</tool_call>'
+        observation, *_, info = env.step(hanging)
+        assert "f was not done after 2 s" in observation
+        assert (info["tool_success_counter"], info["tool_timeout_counter"]) == (1, 1)
+        observation, *_, info = env.step('<tool_call>{"name": "f"}</tool_call>')
+        assert observation.split()[1] == "1", observation
+        assert (info["tool_success_counter"], info["tool_timeout_counter"]) == (2, 1)
+        pids.add(int(observation.split()[0]))
+    env.close()
+    assert len(pids) == 4
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_a_call_that_is_slow_once_is_repeated_and_not_told(opened: Any) -> None:
+    result = said(opened(SLEEPER, timeout_s=2.0), "f", once=True)
+    assert result.ok
+    assert not result.timed_out
+
+
+def test_a_server_that_hangs_and_does_not_start_again_is_to_blame(opened: Any) -> None:
+    tool = opened(SLEEPER, timeout_s=1.0, retries=0)
+    with pytest.raises(UnreachableError):
+        said(tool, "f", s=600, leave=True)
+
+
+def test_servers_may_be_kept_over_episodes_and_are_replaced_if_they_answer_nothing(
+    opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = opened(SLEEPER, keep=True, timeout_s=60.0)
+    pid = said(tool, "f").text.split()[0]
+    tool.reset()
+    assert said(tool, "f").text.split() == [pid, "2"]
+    monkeypatch.setattr("gem.tools.mcp_connection._ANSWER_S", 0.5)
+    os.kill(int(pid), signal.SIGSTOP)
+    tool.reset()
+    assert said(tool, "f").text.split()[1] == "1"
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid), 0)
+
+
+def test_a_server_that_was_not_used_serves_the_next_episode(opened: Any) -> None:
+    tool = opened("def answer(arguments): return {'result': text(str(os.getppid()))}")
+    connection = tool._connections["server"]
+    tool.reset()
+    assert tool._connections["server"] is connection
 
 
 @pytest.mark.parametrize(
@@ -162,12 +230,12 @@ def test_a_server_over_http_answers_dies_and_comes_back(http: HttpServer) -> Non
 def test_a_server_over_http_that_answers_nothing_is_to_blame_for_a_slow_call(
     http: HttpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gem.tools.mcp_connection._PING_S", 0.5)
+    monkeypatch.setattr("gem.tools.mcp_connection._ANSWER_S", 0.5)
     tool = MCPTool(http.url, retries=0, timeout_s=0.5)
     tool.reset()
     http.process.send_signal(signal.SIGSTOP)
     try:
-        with pytest.raises(UnreachableError, match="not done after 0.5 s, nor a ping"):
+        with pytest.raises(UnreachableError, match="not done after 0.5 s, nor a question"):
             said(tool, "days_in_month", date="2024-02-03")
     finally:
         http.process.send_signal(signal.SIGCONT)

@@ -79,11 +79,9 @@ def test_a_program_is_found_in_every_form(text: str) -> None:
     "text",
     [
         "print(1)",
-        "<python>print(1)",
-        "</python>print(1)<python>",
+        "</python>print(1)",
         "```\nprint(1)\n```",
         "```pyrex\nprint(1)\n```",
-        "```python",
         '<tool_call>{"name": "search", "arguments": {"query": "python"}}</tool_call>',
         "<tool_call>print(1)</tool_call>",
         "",
@@ -91,6 +89,12 @@ def test_a_program_is_found_in_every_form(text: str) -> None:
 )
 def test_what_is_no_program_is_left_to_others(text: str) -> None:
     assert tool().parse(text) is None
+
+
+def test_a_block_quoted_in_a_call_of_another_tool_is_no_call() -> None:
+    query = "```python\nprint(1)\n``` or <python>2</python>"
+    call = {"name": "search", "arguments": {"query": query}}
+    assert tool().parse(f"<tool_call>{json.dumps(call)}</tool_call>") is None
 
 
 def test_the_block_that_ends_first_runs_and_the_others_are_named_as_ignored() -> None:

@@ -98,6 +98,12 @@ class CodeEnv(DatasetEnv):
                 raise self._fault(self.answer_column, f"not JSON ({error})") from None
         return tests
 
+    def _verify_item(self) -> None:
+        try:
+            grader.verify(self._tests(self._row()))
+        except DataError as error:
+            raise self._fault(self.answer_column, str(error)) from None
+
     def _grade(self, answer: str) -> Grade:
         try:
             verdict = grader.grade(

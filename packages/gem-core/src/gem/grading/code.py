@@ -92,7 +92,8 @@ def grade(
         what is compared, and how.
 
     Raises:
-        DataError: The tests are not in one of the forms above.
+        DataError: The tests are not in one of the forms above, or no program can pass one of them:
+            it fails before it calls the program, for instance, or needs a fixture of pytest.
         BusyMachineError: The machine gave the program too little CPU time, also when it ran alone.
         UnreachableError: The sandbox failed.
         ConfigurationError: The executor is not allowed (see `gem.sandbox.resolve`), or cannot run
@@ -130,6 +131,17 @@ def grade(
     correct = passed == len(selected)
     score = passed / len(selected) if partial else float(correct)
     return Verdict(correct, reason or "passed", time.perf_counter() - began, score)
+
+
+def verify(tests: Tests) -> None:
+    """Raise if tests are in no form that `grade` takes, or if no program can pass them.
+
+    Runs nothing, and so does not find every test that no program can pass.
+
+    Raises:
+        DataError: The message names the test.
+    """
+    _parsed(tests)
 
 
 def _printed(test: _Printed, sandbox: Executor, program: str, limits: Limits) -> str:

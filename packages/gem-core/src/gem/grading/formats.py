@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gem.fences import fenced_blocks
 from gem.grading.braces import Box, find_boxes
 
 # What a box holds in a sentence about boxes.
@@ -22,7 +23,6 @@ _JOINT = re.compile(
 # Between boxes side by side. A box on a new line is apart: it repeats or corrects the one before.
 _BESIDE = re.compile(r"(?:[^\S\n]|\$|\\[()\[\]])*")
 _MAX_JOINT = 200
-_FENCE = re.compile(r"```[^\s`]*[^\S\n]*\n(.*?)```", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -92,11 +92,11 @@ def _content(reply: str, box: Box) -> str | None:
 
 
 def _fenced(reply: str) -> str | None:
-    """Return the last fenced code block whose fence ends its line."""
-    content = None
-    for block in _FENCE.finditer(reply):
-        content = block[1]
-    return content
+    """Return the last closed block of Python; else of no language; else of any."""
+    blocks = [block for block in fenced_blocks(reply) if block.closed]
+    python = [block for block in blocks if block.python]
+    unnamed = [block for block in blocks if not block.language]
+    return (python or unnamed or blocks)[-1].content if blocks else None
 
 
 def _tagged(reply: str) -> str | None:
@@ -152,7 +152,8 @@ FENCED_CODE = AnswerFormat(
     _fenced,
     "```python\n{}\n```",
 )
-"""The last fenced code block is the answer."""
+"""The last fenced block of Python is the answer; if there is none, the last block without a
+language, or else with another one (`gem.fences`)."""
 
 ANSWER_TAG = AnswerFormat(
     "answer_tag",

@@ -45,22 +45,27 @@ class CallFailedError(Exception):
     """A call of the program raised."""
 
 
-def _number(value: Any) -> Any:
-    if not isinstance(value, (int, float, complex)):
-        raise TypeError(f"not a number: {type(value).__name__}")
-    return value
+_OWN = (int, float, complex, str, bytes, list, tuple, dict, set, frozenset, range, type(None))
+"""Types whose arithmetic is bounded: that of numbers, or an error."""
+
+
+def _bounded_types(*values: Any) -> None:
+    """Leave values of other types, whose operations may be expensive, to a sandbox."""
+    if not all(isinstance(value, _OWN) for value in values):
+        raise NeedsSandboxError("arithmetic of what is no number")
 
 
 def _times(left: Any, right: Any) -> Any:
     for items, times in ((left, right), (right, left)):
         if isinstance(items, (str, bytes, list, tuple)):
             if not isinstance(times, int):
-                raise TypeError("a sequence is repeated by an integer")
+                raise TypeError(f"a sequence is not repeated {type(times).__name__} times")
             if times > 0 and _contained(items, _MAX_LENGTH // times) * times > _MAX_LENGTH:
                 raise ValueError("a sequence is too long")
             return items * times
+    _bounded_types(left, right)
     _bounded(left, right)
-    return _number(left) * _number(right)
+    return left * right
 
 
 def _contained(value: Any, limit: int) -> int:
@@ -87,19 +92,23 @@ def _power(base: Any, exponent: Any) -> Any:
     integers = isinstance(base, int) and isinstance(exponent, int)
     if integers and base.bit_length() * abs(exponent) > _MAX_BITS:
         raise OverflowError("an integer is too large")
-    return _number(base) ** _number(exponent)
+    _bounded_types(base, exponent)
+    return base**exponent
 
 
 def _plus(left: Any, right: Any) -> Any:
-    if isinstance(left, (str, bytes, list, tuple)):
-        return left + right
-    return _number(left) + _number(right)
+    _bounded_types(left, right)
+    return left + right
 
 
 def _numbers(operation: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     def apply(left: Any, right: Any) -> Any:
+        _bounded_types(left, right)
+        if isinstance(left, (str, bytes)):
+            # The text that `%` makes may be of any length.
+            raise NeedsSandboxError("arithmetic of a text")
         _bounded(left, right)
-        return operation(_number(left), _number(right))
+        return operation(left, right)
 
     return apply
 
@@ -123,13 +132,17 @@ def _hashed(kind: Callable[[Any], Any]) -> Callable[..., Any]:
     return make
 
 
-def _text(value: Any = "") -> str:
+def _text(value: Any = "", *more: Any, **named: Any) -> str:
+    if more or named:
+        raise NeedsSandboxError("more arguments than one")
     _bounded(value)
     return str(value)
 
 
 def _parsed(kind: Callable[[Any], Any]) -> Callable[..., Any]:
-    def parse(value: Any = 0) -> Any:
+    def parse(value: Any = 0, *more: Any, **named: Any) -> Any:
+        if more or named:
+            raise NeedsSandboxError("more arguments than one")
         if isinstance(value, (str, bytes)) and len(value) > _MAX_DIGITS:
             raise ValueError("a number has too many digits")
         return kind(value)
@@ -145,11 +158,11 @@ def _sum(items: Any, start: Any = 0) -> Any:
     return sum(values, start)
 
 
-def _rounded(value: Any, digits: Any = None) -> Any:
-    _bounded(value)
-    if isinstance(digits, int) and abs(digits) > _MAX_DIGITS:
+def _rounded(number: Any, ndigits: Any = None) -> Any:
+    _bounded(number)
+    if isinstance(ndigits, int) and abs(ndigits) > _MAX_DIGITS:
         raise ValueError("too many digits")
-    return round(value, digits)
+    return round(number, ndigits)
 
 
 def _over(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -158,7 +158,8 @@ def _loader(side: str, portable: bool) -> str:
     They are compiled here, once, because that takes longer than running them; `portable` sends
     source, for another version of Python.
     """
-    texts = [(_INSIDE / f"{name}.py").read_text("utf-8") for name in ("encoding", "batch", side)]
+    names = ["encoding", "batch", *(["stand_in"] if side == "checker" else []), side]
+    texts = [(_INSIDE / f"{name}.py").read_text("utf-8") for name in names]
     if portable:
         parts = [text.encode() for text in texts]
     else:

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from gem.errors import DataError
 from gem.grading.plain import NeedsSandboxError, NotPlainError, Plain
 from gem.grading.programs import Answer, Runner
 from gem.grading.statements import Statement
@@ -25,6 +26,9 @@ def failures(
     All plain tests share one run of the program (`gem.grading.plain`). Any other test runs in a
     sandbox without the program until it needs an unknown result. The program then runs with all
     operations so far, and the test runs again with the results, until it asks for nothing new.
+
+    Raises:
+        DataError: No program can pass a test.
     """
     plain: dict[int, Plain] = {}
     for place, statement in enumerate(statements):
@@ -82,6 +86,9 @@ def _replayed(
         more: dict[int, list[Any]] = {}
         for place, answer in zip(open_, checker.answers([tasks[p] for p in open_]), strict=True):
             outcome, failure = results(answer, 2)
+            if not failure and outcome[0] == "unusable":
+                source = statements[place].source
+                raise DataError(f"no program can pass a test: {outcome[1]}: {source!r:.200}")
             if not failure and outcome[0] == "more":
                 more[place] = list(outcome[1])
             else:

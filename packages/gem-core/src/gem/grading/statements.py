@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import ast
 import builtins
+import re
 import symtable
 from collections.abc import Iterator
 
 from gem.errors import DataError
-from gem.grading.inside.encoding import PREAMBLE
+from gem.grading.inside.encoding import IMPORTED, PREAMBLE, PROGRAM
+from gem.grading.inside.stand_in import OFFERED
 
 # Preamble names that a test may use. The preamble's functions are left out: a test that calls one
 # more likely means a function of the program.
-_MODULES = frozenset([*PREAMBLE[""], "np"])
+_MODULES = frozenset([*PREAMBLE[""], "np", "pytest"])
 _PREAMBLE = _MODULES.union(PREAMBLE["typing"], PREAMBLE["collections"])
 _BUILTINS = frozenset(dir(builtins))
 
@@ -28,7 +30,9 @@ class Statement:
         test calls a single function, of Python or the preamble, the program must define that one.
 
         Raises:
-            DataError: The source is not Python, or asserts a tuple, which is always true.
+            DataError: The source is not Python, asserts a tuple, which is always true, or cannot be
+                passed by any program, as far as its syntax shows: it needs modules, or parts of
+                pytest, that tests do not have, or calls nothing of the program.
         """
         self.source = source
         try:
@@ -49,6 +53,99 @@ class Statement:
             called = _called(self.tree, free)
             self.names = called if len(called) == 1 else frozenset()
         self.preamble = (free & known) - self.names
+        fault = _fault(self.tree, self.names)
+        if fault:
+            raise DataError(f"no program can pass a test: {fault}: {source!r:.200}")
+
+
+def _fault(tree: ast.Module, names: frozenset[str]) -> str:
+    """Return why no program can pass a test, or '' if its syntax does not show that."""
+    imported: set[str] = set()
+    pytest, raises = {"pytest"}, set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name for alias in node.names}
+            pytest |= {str(a.asname) for a in node.names if a.name == "pytest" and a.asname}
+        elif isinstance(node, ast.ImportFrom):
+            imported.add(node.module or ".")
+            if node.module == "pytest":
+                for alias in node.names:
+                    if alias.name not in OFFERED:
+                        return f"it uses pytest.{alias.name}"
+                raises |= {a.asname or a.name for a in node.names if a.name == "raises"}
+        elif type(node).__name__ == "TryStar":
+            return "it uses except*"
+    for name in sorted(imported - PROGRAM - {"pytest"}):
+        if name.partition(".")[0] not in IMPORTED:
+            return f"it imports {name!r}"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and _named(node.value, pytest):
+            if node.attr not in OFFERED:
+                return f"it uses pytest.{node.attr}"
+        elif isinstance(node, ast.Call):
+            called = node.func
+            of_pytest = isinstance(called, ast.Attribute) and _named(called.value, pytest)
+            if _named(called, raises) or (of_pytest and ast.unparse(called).endswith(".raises")):
+                fault = _raises_fault(node)
+                if fault:
+                    return fault
+    if not (names or imported & PROGRAM or "__import__" in _bare(tree)):
+        return "it calls nothing of the program"
+    return _definitions_fault(tree)
+
+
+def _named(node: ast.expr, names: set[str]) -> bool:
+    return isinstance(node, ast.Name) and node.id in names
+
+
+def _raises_fault(node: ast.Call) -> str:
+    """Return what is wrong with the arguments of `pytest.raises`, or ''."""
+    keywords = {keyword.arg: keyword.value for keyword in node.keywords}
+    stars = None in keywords or any(isinstance(part, ast.Starred) for part in node.args)
+    if stars or len(node.args) > 1 or "func" in keywords:
+        return ""
+    if not node.args and not keywords:
+        return "it uses pytest.raises without an exception"
+    unknown = sorted(map(str, set(keywords) - {"expected_exception", "match", "check"}))
+    if unknown:
+        return f"it uses pytest.raises with an argument {unknown[0]!r}"
+    match = keywords.get("match")
+    if isinstance(match, ast.Constant) and isinstance(match.value, str):
+        try:
+            re.compile(match.value)
+        except re.error as error:
+            return f"the match of pytest.raises is not a regular expression ({error})"
+    return ""
+
+
+def _definitions_fault(tree: ast.Module) -> str:
+    """Return why a test of definitions alone does nothing, or ''."""
+    passive = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.Pass)
+    for node in tree.body:
+        constant = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if not (constant or isinstance(node, passive) or _plain_class(node)):
+            return ""
+    defined = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    tests = [node for node in defined if node.name.startswith("test")]
+    if not tests:
+        return "it calls nothing of the program: no function is called, or named test..."
+    for test in tests:
+        given = test.args
+        needed = [*given.posonlyargs, *given.args][: -len(given.defaults) or None]
+        needed += [a for a, d in zip(given.kwonlyargs, given.kw_defaults, strict=True) if d is None]
+        if needed:
+            return f"{test.name} needs the fixture {needed[0].arg!r}"
+    return ""
+
+
+def _plain_class(node: ast.stmt) -> bool:
+    """Return whether a statement is a class whose definition calls nothing."""
+    return isinstance(node, ast.ClassDef) and not any(
+        isinstance(part, (ast.Call, ast.Assert))
+        for statement in node.body
+        if not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef))
+        for part in ast.walk(statement)
+    )
 
 
 def _bare(tree: ast.AST) -> set[str]:

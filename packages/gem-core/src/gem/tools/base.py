@@ -22,6 +22,9 @@ ToolT = TypeVar("ToolT", bound="Tool")
 
 TOOL_CALL = re.compile(r"<tool_call>")
 _TOOL_CALL_END = "</tool_call>"
+_TAGS = re.compile(r"\s*<tool_name>")
+_SPACE = re.compile(r"\s*")
+_DECODER = json.JSONDecoder(strict=False)
 # Keys that models and chat templates use for a call's arguments.
 _ARGUMENTS = ("arguments", "parameters", "kwargs")
 
@@ -37,6 +40,8 @@ class ToolCall:
     """Why the call cannot be executed, as a sentence for the policy."""
     ignored: int = 0
     """Number of further calls in the same text, which are not executed."""
+    cut: bool = False
+    """Whether the call has no end, so that it cannot be executed. A complete call comes first."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,8 @@ class ToolResult:
     ok: bool
     """Whether the call succeeded: false for a program that crashed, a function that returned an
     error, a malformed call."""
+    timed_out: bool = False
+    """Whether the call was given up after a wall-clock limit; `ToolEnv` counts such calls."""
 
 
 class JsonCall(NamedTuple):
@@ -57,6 +64,8 @@ class JsonCall(NamedTuple):
     arguments: dict[str, Any]
     error: str | None
     """What is wrong with the call; the name may be known nevertheless."""
+    cut: bool = False
+    """Whether the call has no end."""
 
 
 class Block(NamedTuple):
@@ -65,6 +74,10 @@ class Block(NamedTuple):
     start: int
     content: str
     end: int
+    error: str | None = None
+    """Why the part, a call, cannot be executed."""
+    cut: bool = False
+    """Whether the part has no end; then it ends with the text."""
 
 
 class Tool(ABC):
@@ -161,39 +174,68 @@ class Tool(ABC):
         return {k: v for k, v in self.__dict__.items() if k not in self.live}
 
 
-def first_block(text: str, opener: re.Pattern[str], closer: str) -> Block | None:
-    """Return the first part that begins with `opener` and ends with `closer`.
+def first_block(text: str, opener: re.Pattern[str], closer: str, begin: int = 0) -> Block | None:
+    """Return the first part from `begin` on that begins with `opener` and ends with `closer`.
 
-    Takes linear time for any text.
+    A part without an end is `cut`, with an `error` for the policy. Takes linear time for any text.
     """
-    begin = opener.search(text)
-    if begin is None:
+    opening = opener.search(text, begin)
+    if opening is None:
         return None
-    end = text.find(closer, begin.end())
-    return None if end < 0 else Block(begin.start(), text[begin.end() : end], end + len(closer))
+    ending = re.compile(re.escape(closer), re.IGNORECASE).search(text, opening.end())
+    if ending is None:
+        return Block(opening.start(), text[opening.end() :], len(text), unended(closer), cut=True)
+    return Block(opening.start(), text[opening.end() : ending.start()], ending.end())
+
+
+def count_blocks(text: str, opener: re.Pattern[str], closer: str, begin: int = 0) -> int:
+    """Return the number of parts from `begin` on that have an end."""
+    count = 0
+    while (block := first_block(text, opener, closer, begin)) is not None and not block.cut:
+        count, begin = count + 1, block.end
+    return count
+
+
+def unended(closer: str) -> str:
+    """Return what the policy is told of a call without its end."""
+    return f"The call has no end; write {closer} after it."
 
 
 def json_call(text: str) -> tuple[JsonCall, Block] | None:
     """Return the first `<tool_call>` as a JSON call, with `error` set if it is malformed.
 
     The form is `{"name": ..., "arguments": {...}}`; the arguments may be a string of JSON, or under
-    the key `parameters` or `kwargs`. Returns None if there is no such tag, or if it holds tags, not
-    JSON.
+    the key `parameters` or `kwargs`. Line breaks in strings are allowed. Returns None if there is
+    no such tag, or if it holds tags, not JSON.
     """
-    block = first_block(text, TOOL_CALL, _TOOL_CALL_END)
-    if block is None or block.content.lstrip().startswith("<tool_name>"):
+    opening = TOOL_CALL.search(text)
+    if opening is None or _TAGS.match(text, opening.end()):
         return None
-    return _json_call(block.content), block
-
-
-def _json_call(content: str) -> JsonCall:
+    begin = opening.end()
+    error, cut = "", False
+    value: Any = None
+    space = _SPACE.match(text, begin)
     try:
-        value = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        return JsonCall("", {}, f"The call is not valid JSON: {_short(error)}.")
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        value, end = _DECODER.raw_decode(text, space.end() if space else begin)
+    except (ValueError, RecursionError) as problem:
+        error, end = f"The call is not valid JSON: {_short(problem)}.", begin
+    # The tag may occur in the object's strings.
+    ending = text.find(_TOOL_CALL_END, end)
+    if ending < 0:
+        error, cut, ending = unended(_TOOL_CALL_END), True, len(text)
+    elif not error and text[end:ending].strip():
+        error = "The call is not valid JSON: there is more than one object."
+    block = Block(opening.start(), text[begin:ending], ending + len(_TOOL_CALL_END) * (not cut))
+    return _json_call(value, error, cut), block
+
+
+def _json_call(value: Any, error: str, cut: bool) -> JsonCall:
+    named = isinstance(value, dict) and isinstance(value.get("name"), str)
+    name = value["name"] if named else ""
+    if error:
+        return JsonCall(name, {}, error, cut)
+    if not named:
         return JsonCall("", {}, 'A call is a JSON object with "name" (text) and "arguments".')
-    name = value["name"]
     arguments: Any = next((value[key] for key in _ARGUMENTS if key in value), {})
     return JsonCall(name, *read_arguments(arguments))
 
@@ -202,7 +244,7 @@ def read_arguments(arguments: Any) -> tuple[dict[str, Any], str | None]:
     """Return the arguments of a call as a mapping, and what is wrong with them."""
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments) if arguments.strip() else {}
+            arguments = json.loads(arguments, strict=False) if arguments.strip() else {}
         except (ValueError, RecursionError) as error:
             return {}, f"The arguments are not valid JSON: {_short(error)}."
     if arguments is None:
@@ -213,10 +255,9 @@ def read_arguments(arguments: Any) -> tuple[dict[str, Any], str | None]:
     return json.loads(printable(json.dumps(arguments, ensure_ascii=False))), None
 
 
-def first_text(
-    text: str, blocks: Iterable[Block], name: str, argument: str
-) -> tuple[Block, str, str | None] | None:
-    """Return the call that ends first: its block, its only argument, and what is wrong with it.
+def first_text(text: str, blocks: Iterable[Block], name: str, argument: str) -> Block | None:
+    """Return the complete call that ends first, or else one without its end; the content is the
+    argument.
 
     Args:
         text: A reply.
@@ -224,14 +265,17 @@ def first_text(
         name: Function whose JSON call counts, too.
         argument: The JSON call's only argument, a string.
     """
-    found: list[tuple[Block, str, str | None]] = [(block, block.content, None) for block in blocks]
+    found = list(blocks)
     call = json_call(text)
-    if call is not None and call[0].name == name:
-        value, error = _text_argument(call[0], argument)
-        # The JSON call's text may quote the other forms: ignore blocks inside it.
-        found = [each for each in found if not call[1].start < each[0].start < call[1].end]
-        found.append((call[1], value, error))
-    return min(found, key=lambda each: each[0].end, default=None)
+    if call is not None:
+        written, block = call
+        if not (written.cut and written.error):
+            # The JSON call's text may quote the other forms: ignore blocks inside it.
+            found = [each for each in found if not block.start < each.start < block.end]
+        if written.name == name:
+            value, error = _text_argument(written, argument)
+            found.append(block._replace(content=value, error=error, cut=written.cut))
+    return min(found, key=lambda each: (each.cut, each.end), default=None)
 
 
 def failed(call: ToolCall) -> ToolResult:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from gem.errors import ConfigurationError, DataError, UnreachableError
 from gem.json_lines import read_json
-from gem.parameters import integer, positive
+from gem.parameters import flag, integer, positive
 from gem.tools.base import (
     TOOL_CALL,
     Tool,
@@ -36,14 +36,18 @@ _TRANSPORTS = (None, "stdio", "http", "streamable-http", "streamable_http", "str
 class MCPTool(Tool):
     """Calls functions of MCP servers, over standard input and output or streamable HTTP.
 
-    Each environment has its own connection to every server, opened at the first `reset` and kept
-    open over episodes until `close`. If a connection breaks, the tool reconnects and repeats the
-    call: a call may reach a server twice. With several servers, functions are named
-    `<server>_<function>`. Snapshots do not include the servers' state.
+    Each environment has its own connection to every server, opened at `reset`. One that was used in
+    an episode is closed at the next `reset`, which ends a server that was started by command: no
+    episode sees what an earlier one left in it.
+
+    A call whose connection breaks, or that is not done after `timeout_s`, is repeated once, over a
+    new connection and with a new server of its own: a call may reach a server twice. If that fails,
+    too, though the server can be started or answers, the call is to blame. With several servers,
+    functions are named `<server>_<function>`. Snapshots do not include the servers' state.
     """
 
     tool_type: ClassVar[str] = "mcp"
-    live: ClassVar[frozenset[str]] = frozenset({"_connections"})
+    live: ClassVar[frozenset[str]] = frozenset({"_opened"})
     replayable: ClassVar[bool] = False
 
     def __init__(
@@ -57,6 +61,7 @@ class MCPTool(Tool):
         retries: int = 3,
         retry_delay_s: float = 1.0,
         max_output: int = 8192,
+        keep: bool = False,
     ) -> None:
         """Store the parameters; no connection is made.
 
@@ -66,15 +71,18 @@ class MCPTool(Tool):
                 "cwd": ...}`; or a mapping with these under `mcpServers`, as in configuration files.
             headers: HTTP headers for every server with an address (a token, for instance).
             functions: Names of the functions offered to the policy; None offers all.
-            timeout_s: Seconds until a call is given up.
+            timeout_s: Seconds of wall-clock time until a call is given up.
             connect_timeout_s: Seconds until an attempt to connect is given up.
             retries: Further attempts to connect.
             retry_delay_s: Seconds before the first of these attempts, doubled for each next one.
             max_output: Most characters of an answer that the policy is shown.
+            keep: Whether connections, and servers that a command starts, stay for the next episode.
+                That saves the time to start them, and is right for servers without a memory only.
 
         Raises:
             ConfigurationError: A value is not allowed.
         """
+        self.keep = flag("keep", keep)
         self.servers = _checked(servers, headers)
         self.functions = None if functions is None else tuple(functions)
         self.timeout_s = positive("timeout_s", timeout_s)
@@ -109,7 +117,10 @@ class MCPTool(Tool):
         return tuple(self._offered)
 
     def reset(self) -> None:
-        """Connect to the servers that are not connected, and list their functions.
+        """Connect to the servers, and list their functions.
+
+        A connection that was used before is replaced, with `keep` only if the server does not
+        answer.
 
         Raises:
             ConfigurationError: `functions` names one that no server has, or a command does not
@@ -117,6 +128,9 @@ class MCPTool(Tool):
             MissingExtraError: The extra `mcp` is not installed.
             UnreachableError: A server does not answer.
         """
+        for name, connection in list(self._connections.items()):
+            if (connection.used and not self.keep) or not connection.answers():
+                self._end(name)
         if self._offered and all(self._usable(name) for name in self.servers):
             return
         offered = {}
@@ -159,23 +173,28 @@ class MCPTool(Tool):
 
     def parse(self, text: str) -> ToolCall | None:
         """Return the first call, as JSON or as `<tool_name>` and `<arguments>` tags."""
+        found = json_call(text)
+        if found is not None:
+            name, arguments, error, cut = found[0]
+            ignored = len(TOOL_CALL.findall(text, found[1].end))
+            if name not in self._offered:
+                return None
+            return ToolCall(name, arguments, error, ignored, cut)
         block = first_block(text, TOOL_CALL, "</tool_call>")
         if block is None:
             return None
         ignored = len(TOOL_CALL.findall(text, block.end))
-        found = json_call(text)
-        if found is not None:
-            name, arguments, error = found[0]
-            return ToolCall(name, arguments, error, ignored) if name in self._offered else None
         named = first_block(block.content, _NAME, "</tool_name>")
-        if named is None:
+        if named is None or named.cut or block.cut:
             return None
         name = printable(named.content.strip())
         if name not in self._offered:
             known = ", ".join(self._offered)
-            error = f"There is no function {clip(name, 80)!r}; there are: {known}."
-            return ToolCall(name, error=error, ignored=ignored)
+            why = f"There is no function {clip(name, 80)!r}; there are: {known}."
+            return ToolCall(name, error=why, ignored=ignored)
         given = first_block(block.content, _ARGUMENTS, "</arguments>")
+        if given is not None and given.cut:
+            return ToolCall(name, error=given.error, ignored=ignored)
         return ToolCall(name, *read_arguments(given.content if given else {}), ignored)
 
     def execute(self, call: ToolCall) -> ToolResult:
@@ -188,14 +207,24 @@ class MCPTool(Tool):
             try:
                 answer = connection.call(function.name, call.arguments, self.timeout_s)
             except TookTooLong as error:
-                # A shared server may be slow because of others: the policy may not be to blame.
-                if "url" in self.servers[server] and not connection.answers():
-                    raise self._unreachable(server, f"{error}, nor a ping") from error
-                return self._failed(str(error))
+                # The server may be slow because of others, or an earlier call: the policy may not
+                # be to blame. One that was started for this tool is asked by starting it again:
+                # while it works, it may be unable to answer.
+                shared = "url" in self.servers[server]
+                if shared and not connection.answers():
+                    self._end(server)
+                    raise self._unreachable(
+                        server, f"{error}, nor a question for its functions"
+                    ) from error
+                self._end(server)
+                # The next call must not wait for this one.
+                self._connected(server)
+                if last:
+                    return self._failed(str(error), timed_out=True)
             except Refused as error:
                 return self._failed(str(error))
             except ServerGoneError as error:
-                connection.close()
+                self._end(server)
                 # The connection broke twice on this call, yet the server is up: blame the call.
                 if last:
                     self._connected(server)
@@ -207,17 +236,26 @@ class MCPTool(Tool):
 
     def close(self) -> None:
         """Close the connections and end the servers that were started for them."""
-        connections = self.__dict__.pop("_connections", {})
-        for connection in connections.values():
-            connection.close()
+        for name in list(self._connections):
+            self._end(name)
 
-    def _failed(self, why: str) -> ToolResult:
+    def _end(self, server: str) -> None:
+        """Close a connection, and end its server if it was started for it."""
+        self._connections.pop(server).close()
+
+    def _failed(self, why: str, timed_out: bool = False) -> ToolResult:
         text = printable(clip(why, self.max_output))
-        return ToolResult(f"[Tool execution error: {text}]", ok=False)
+        return ToolResult(f"[Tool execution error: {text}]", ok=False, timed_out=timed_out)
 
     def _usable(self, server: str) -> bool:
-        connection = self.__dict__.get("_connections", {}).get(server)
+        connection = self._connections.get(server)
         return connection is not None and connection.usable
+
+    @property
+    def _connections(self) -> dict[str, Connection]:
+        """The connections by server; none in a copy."""
+        opened: dict[str, Connection] = self.__dict__.setdefault("_opened", {})
+        return opened
 
     def _connected(self, server: str) -> Connection:
         """Return an open connection.
@@ -225,7 +263,7 @@ class MCPTool(Tool):
         Raises:
             UnreachableError: All attempts failed.
         """
-        connections: dict[str, Connection] = self.__dict__.setdefault("_connections", {})
+        connections = self._connections
         if self._usable(server):
             return connections[server]
         command = self.servers[server].get("command")

@@ -27,7 +27,7 @@ _TAIL_BYTES = 2_000
 _CLOSE_S = 8.0
 # Extra time for the event loop beyond the time limit of a call.
 _SLACK_S = 5.0
-_PING_S = 5.0
+_ANSWER_S = 5.0
 
 
 class ServerGoneError(Exception):
@@ -66,6 +66,8 @@ class Connection:
             ServerGoneError: The server does not start, answer or speak MCP.
         """
         _sdk()
+        self.used = False
+        """Whether a function was called."""
         self._server = server
         self._last_words = bytearray()
         self._pid = os.getpid()
@@ -84,6 +86,7 @@ class Connection:
             Refused: The server returns an error, or is not done within `timeout_s`.
             ServerGoneError: The connection broke.
         """
+        self.used = True
         return self._wait(timeout_s + _SLACK_S, self._call, name, arguments, timeout_s)
 
     async def _call(self, name: str, arguments: Mapping[str, Any], timeout_s: float) -> str:
@@ -105,9 +108,15 @@ class Connection:
         return _text(result)
 
     def answers(self) -> bool:
-        """Return whether the server answers a ping; an error is an answer, too."""
+        """Return whether the server answers a question that needs no work; an error is an answer.
+
+        The question is for its functions: later versions of the protocol have no ping.
+        """
+        if not self.usable:
+            return False
         try:
-            self._wait(_PING_S, self._client.send_ping)
+            ask = functools.partial(self._client.list_tools, cache_mode="refresh")
+            self._wait(_ANSWER_S, ask)
         except _sdk().MCPError as error:
             return not _broken(error) and error.code != _types().REQUEST_TIMEOUT
         except Exception:

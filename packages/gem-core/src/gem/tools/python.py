@@ -9,26 +9,27 @@ from typing import Any, ClassVar
 from gem import sandbox
 from gem.blame import boundary
 from gem.errors import BusyMachineError, UnreachableError
+from gem.fences import fenced_blocks
 from gem.parameters import flag, integer, positive
 from gem.sandbox import Limits, Result
 from gem.tools.base import (
     TOOL_CALL,
+    Block,
     Tool,
     ToolCall,
     ToolResult,
     clip,
+    count_blocks,
     failed,
     first_block,
     first_text,
     printable,
     text_schema,
+    unended,
 )
 
 _TAG = re.compile(r"<python>", re.IGNORECASE)
-_FENCE = re.compile(r"```(?:python3?|py)\b(?=\s)", re.IGNORECASE)
-_FORMS = ((_TAG, "</python>"), (_FENCE, "```"))
-_ANY = re.compile(f"{_TAG.pattern}|{_FENCE.pattern}|{TOOL_CALL.pattern}", re.IGNORECASE)
-_CLOSERS = {"<p": "</python>", "``": "```", "<t": "</tool_call>"}
+_END = "</python>"
 # Matches the program's file in a traceback; its folder differs in every run.
 _PROGRAM = re.compile(r'File "[^"\n]*[/\\](program(?:-\d+)?\.py)"')
 _LIMITS = {
@@ -136,16 +137,33 @@ class PythonTool(Tool):
 
     def parse(self, text: str) -> ToolCall | None:
         """Return the program that ends first."""
+        tagged = first_block(text, _TAG, _END)
+        fences = self._fences(text)
+        # The JSON call's code is exact, that of other forms may be indented.
         blocks = [
-            block._replace(content=_dedented(block.content))
-            for opener, closer in (_FORMS if self.fenced else _FORMS[:1])
-            if (block := first_block(text, opener, closer)) is not None
+            each._replace(content=_dedented(each.content))
+            for each in [*filter(None, [tagged]), *fences]
         ]
         found = first_text(text, blocks, self.tool_type, "code")
         if found is None:
             return None
-        block, code, error = found
-        return ToolCall(self.tool_type, {"code": printable(code)}, error, _calls(text, block.end))
+        code = {"code": printable(found.content)}
+        ignored = count_blocks(text, _TAG, _END, found.end)
+        ignored += count_blocks(text, TOOL_CALL, "</tool_call>", found.end)
+        ignored += sum(each.start >= found.end and not each.cut for each in fences)
+        return ToolCall(self.tool_type, code, found.error, ignored, found.cut)
+
+    def _fences(self, text: str) -> list[Block]:
+        """Return the fenced blocks of Python."""
+        if not self.fenced or ("```" not in text and "~~~" not in text):
+            return []
+        return [
+            Block(each.start, each.content, each.end)
+            if each.closed
+            else Block(each.start, each.content, each.end, unended("```"), cut=True)
+            for each in fenced_blocks(text)
+            if each.python
+        ]
 
     def execute(self, call: ToolCall) -> ToolResult:
         """Run the program; see `Tool.execute`."""
@@ -235,19 +253,3 @@ class PythonTool(Tool):
 def _dedented(content: str) -> str:
     # Code may begin on the tag's line, after a space.
     return textwrap.dedent(content).lstrip(" \t").strip("\n")
-
-
-def _calls(text: str, position: int) -> int:
-    """Return the number of complete calls from `position` on; takes linear time for any text."""
-    count = 0
-    open_ended: set[str] = set()
-    while (begin := _ANY.search(text, position)) is not None:
-        closer = _CLOSERS[begin[0][:2].lower()]
-        end = -1 if closer in open_ended else text.find(closer, begin.end())
-        if end < 0:
-            open_ended.add(closer)
-            position = begin.end()
-        else:
-            count += 1
-            position = end + len(closer)
-    return count

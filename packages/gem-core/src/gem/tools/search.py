@@ -15,6 +15,7 @@ from gem.tools.base import (
     ToolCall,
     ToolResult,
     clip,
+    count_blocks,
     failed,
     first_block,
     first_text,
@@ -27,6 +28,7 @@ from gem.tools.search_index import Hit, open_index
 URL_VARIABLE = "SEARCH_URL"
 
 _TAG = re.compile(r"<search>", re.IGNORECASE)
+_END = "</search>"
 _LONGEST_QUERY = 2_000
 
 
@@ -120,19 +122,18 @@ class SearchTool(Tool):
 
     def parse(self, text: str) -> ToolCall | None:
         """Return the first query."""
-        tag = first_block(text, _TAG, "</search>")
+        tag = first_block(text, _TAG, _END)
         found = first_text(text, [tag] if tag else [], self.tool_type, "query")
         if found is None:
             return None
-        block, query, error = found
-        query = printable(" ".join(query.split()))
+        query, error = printable(" ".join(found.content.split())), found.error
         if error is None and not query:
             error = "There is nothing to search for."
         if error is None and len(query) > _LONGEST_QUERY:
             error = f"A query has at most {_LONGEST_QUERY} characters."
-        rest = text[block.end :]
-        ignored = rest.lower().count("</search>") + len(TOOL_CALL.findall(rest))
-        return ToolCall(self.tool_type, {"query": query}, error, ignored)
+        ignored = count_blocks(text, _TAG, _END, found.end)
+        ignored += count_blocks(text, TOOL_CALL, "</tool_call>", found.end)
+        return ToolCall(self.tool_type, {"query": query}, error, ignored, found.cut)
 
     def execute(self, call: ToolCall) -> ToolResult:
         """Search; see `Tool.execute`."""

@@ -28,22 +28,23 @@ class ToolEnv(Wrapper):
     """Lets the policy call tools; calls take no turn of the environment.
 
     The first tool whose `parse` finds a call in a reply handles the step, even if the call fails;
-    only a reply without any call reaches the environment. A malformed call, or one of an unknown
-    tool, is answered as a failed call. After `max_tool_uses` calls every reply reaches the
-    environment.
+    only a reply without any call reaches the environment. A malformed call, one without its end
+    (cut by a stop string or a token limit), or one of an unknown tool, is answered as a failed
+    call. After `max_tool_uses` calls every reply reaches the environment.
 
     The observation of a call ends with the environment's last request, so that every context shows
     the latest board.
 
     Every step's info has `use_tool` (bool), `tool_type` (empty without a call),
-    `tool_use_counter` and `tool_success_counter`; that of a call also `parsed_action`, the whole
-    reply. The info of `reset` has the counters of the episode before, `prev_ep_tool_use_counter`
-    and `prev_ep_tool_success_counter`.
+    `tool_use_counter`, `tool_success_counter` and `tool_timeout_counter`; that of a call also
+    `parsed_action`, the whole reply. The info of `reset` has the counters of the episode before,
+    `prev_ep_tool_use_counter` and `prev_ep_tool_success_counter`.
 
     Attributes:
         tools: This environment's own tools.
         tool_use_counter: Calls in this episode.
         tool_success_counter: Successful calls in this episode.
+        tool_timeout_counter: Calls in this episode that were given up after a wall-clock limit.
     """
 
     _apart = ("env", "tools")
@@ -115,6 +116,7 @@ class ToolEnv(Wrapper):
     def _forget(self) -> None:
         self.tool_use_counter = 0
         self.tool_success_counter = 0
+        self.tool_timeout_counter = 0
         self._running = False
         self._asked = ""
 
@@ -168,6 +170,7 @@ class ToolEnv(Wrapper):
             result = ToolResult(gone, False)
         self.tool_use_counter += 1
         self.tool_success_counter += result.ok
+        self.tool_timeout_counter += result.timed_out
         reward = 0.0
         if gone is None:
             reward = self.tool_reward
@@ -184,10 +187,15 @@ class ToolEnv(Wrapper):
 
     def _call(self, action: str) -> tuple[Tool | None, ToolCall] | None:
         """Return the reply's call and its tool; None for the tool if the call fits none."""
+        cut = None
         for tool in self.tools:
             call = tool.parse(action)
-            if call is not None:
+            if call is not None and not call.cut:
                 return tool, call
+            if call is not None and cut is None:
+                cut = tool, call
+        if cut is not None:
+            return cut
         if TOOL_CALL.search(action) is None:
             return None
         found = json_call(action)
@@ -220,6 +228,7 @@ class ToolEnv(Wrapper):
             "tool_type": tool_type,
             "tool_use_counter": self.tool_use_counter,
             "tool_success_counter": self.tool_success_counter,
+            "tool_timeout_counter": self.tool_timeout_counter,
         }
 
     @property

@@ -169,13 +169,23 @@ def _names(code: types.CodeType) -> set[str]:
     return names
 
 
-def _raised(error: BaseException) -> dict[str, Any]:
-    raised = {"x": [kind.__name__ for kind in _type(error).__mro__], "m": _message(error)}
+def _raised(error: BaseException, program: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return an exception as data: what it is and says, and under which names of the program."""
+    kinds = _type(error).__mro__
+    raised: dict[str, Any] = {"x": [kind.__name__ for kind in kinds], "m": _message(error)}
     # Arguments that are not data, or fail to encode, are left out: the message must do.
     with contextlib.suppress(BaseException):
         arguments = encode(list(error.args), _refuse)
         if len(repr(arguments)) <= _MAX_RAISED:
             raised["e"] = arguments
+    attributes = {}
+    for name, value in list(getattr(error, "__dict__", {}).items()):
+        with contextlib.suppress(BaseException):
+            attributes[name] = encode(value, _refuse)
+    if attributes and len(repr(attributes)) <= _MAX_RAISED:
+        raised["d"] = {"d": [[name, value] for name, value in attributes.items()]}
+    of = set(map(id, kinds))
+    raised["p"] = [name for name, value in list((program or {}).items()) if id(value) in of]
     return raised
 
 
@@ -228,7 +238,7 @@ class _Process:
             if changed:
                 result["a"] = changed
         except BaseException as error:
-            result = _raised(error)
+            result = _raised(error, self.program)
         self.values.append(value)
         return result
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import builtins
 import json
+import sys
 import types
 
 TYPE_CHECKING = False
@@ -19,19 +20,17 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gem.grading.inside.batch import begin, work
-    from gem.grading.inside.encoding import decode, encode, preamble, same
+    from gem.grading.inside.encoding import (
+        IMPORTED,
+        PROGRAM,
+        decode,
+        encode,
+        preamble,
+        same,
+    )
+    from gem.grading.inside.stand_in import Failed, stand_in
 
 _MAX_OPERATIONS = 10_000
-_ALLOWED = frozenset(
-    [
-        *("abc", "array", "ast", "bisect", "cmath", "collections", "copy", "dataclasses", "enum"),
-        *("datetime", "decimal", "fractions", "functools", "heapq", "itertools", "json", "math"),
-        *("numbers", "numpy", "operator", "random", "re", "statistics", "string", "sys", "time"),
-        *("textwrap", "types", "typing", "__future__"),
-    ]
-)
-_PROGRAM = frozenset(["candidate", "main", "program", "solution", "submission"])
-"""Names under which tests import the program."""
 _TAKEN = frozenset(
     ["breakpoint", "compile", "eval", "exec", "exit", "help", "input", "open", "quit"]
 )
@@ -63,6 +62,18 @@ class _Refused(BaseException):
     """The test needs something that a program in another process cannot give."""
 
 
+class _Unusable(BaseException):
+    """No program can pass the test, whatever it answers."""
+
+
+class _Broken(BaseException):
+    """The program's process returned something that cannot be read."""
+
+
+_SIGNALS = (_Stop, _Refused, _Unusable, _Broken)
+"""What the test itself must not catch."""
+
+
 class ProgramError(Exception):
     """Stands for an exception of the program whose class is not one of Python's own."""
 
@@ -74,6 +85,7 @@ class _Known:
         self.answered = answered
         self.operations: list[Any] = []
         self.pending = False
+        self._raised: list[tuple[BaseException, list[Any]]] = []
 
     def ask(self, kind: str, target: Any, arguments: Any = (), named: Any = None) -> Any:
         """Return the value of an operation, raise its exception, or return `_Pending`."""
@@ -109,11 +121,53 @@ class _Known:
                 return result["v"]
         return {tag: self._filled(payload)}
 
+    def misuse(self, error: BaseException) -> BaseException:
+        """Return what to raise where the test misuses pytest: the error that pytest raises.
+
+        In the first round no value of the program is known, so the fault is the test's own.
+        """
+        return error if self.answered else _Unusable(str(error))
+
+    def require(self, name: _Name) -> None:
+        """Raise the program's NameError if it does not define a name."""
+        name._ask("getattr", "__name__")
+
+    def is_of(self, error: BaseException, kinds: Any) -> bool:
+        """Return whether an exception is an instance of one of some classes.
+
+        Those of the program are names.
+        """
+        for kind in kinds:
+            if isinstance(kind, _Pending):
+                raise _Stop
+            if isinstance(kind, _Name):
+                self.require(kind)
+                target = object.__getattribute__(kind, "_target")
+                names = next((names for of, names in self._raised if of is error), [])
+                if target[0] == "name" and target[1] in names:
+                    return True
+            elif isinstance(error, kind):
+                return True
+        return False
+
     def _value(self, place: int, operation: Any, result: Any, arguments: Any, named: Any) -> Any:
+        try:
+            value = self._read(place, operation, result, arguments, named)
+        except Exception as error:
+            # Not an exception that the program raised: the test must not take it for one.
+            raise _Broken("it returns data that cannot be read") from error
+        if "x" in result:
+            raise value
+        return value
+
+    def _read(self, place: int, operation: Any, result: Any, arguments: Any, named: Any) -> Any:
+        """Return the value of an operation, or the exception that it raised."""
         if "x" in result:
             target = operation[1]
             iterates = target[0] == "method" and target[2] == "__next__"
-            raise _exception(result, iterates)
+            error = _exception(result, iterates)
+            self._raised.append((error, list(result.get("p", ()))))
+            return error
         for which, now in result.get("a", ()):
             changed = arguments[which] if isinstance(which, int) else named[which]
             _change(changed, decode(now, _no_object, arrays=True))
@@ -136,26 +190,53 @@ def _change(changed: Any, now: Any) -> None:
 
 
 def _exception(result: dict[str, Any], iterates: bool) -> Exception:
-    """Return an exception like the program's: of the first base class that is a built-in.
+    """Return an exception like the program's, of the first base class that is a built-in.
 
-    It is StopIteration only if the test called `__next__`: elsewhere StopIteration would silently
-    end a loop of the test.
+    If its class is not that one, it is a subclass of the same name. It is StopIteration only if the
+    test called `__next__`: elsewhere StopIteration would silently end a loop of the test.
     """
     names, message = result["x"], result["m"]
-    known = [getattr(builtins, name, None) for name in names]
-    for kind in known:
+    for name in names:
+        kind = getattr(builtins, name, None)
         if not (isinstance(kind, type) and issubclass(kind, Exception)):
             continue
         if issubclass(kind, StopIteration) and not iterates:
             break
-        for arguments in (decode(result.get("e", [message]), _no_object), [message]):
+        if name != names[0]:
+            kind = _subclass(kind, names[0], message)
+        for arguments in (_arguments(result), [message]):
             try:
                 error = kind(*arguments)
             except TypeError:
                 continue
             if str(error) == message or arguments == [message]:
+                vars(error).update(_attributes(result))
                 return error
     return ProgramError(f"{names[0]}: {message}")
+
+
+def _subclass(kind: type[Exception], name: str, message: str) -> type[Exception]:
+    """Return a class like one of the program's, for an exception with this message."""
+
+    def missing(self: Any, name: str) -> Any:
+        if name[:2] == "__":
+            raise AttributeError(name)
+        raise _Refused(f"it uses the attribute {name!r} of the program's exception")
+
+    return type(name, (kind,), {"__str__": lambda self: message, "__getattr__": missing})
+
+
+def _arguments(result: dict[str, Any]) -> list[Any]:
+    try:
+        return list(decode(result["e"], _no_object)) if "e" in result else [result["m"]]
+    except Exception:
+        return [result["m"]]
+
+
+def _attributes(result: dict[str, Any]) -> dict[str, Any]:
+    """Return what the program's exception had as attributes."""
+    values = decode(result.get("d", {"d": []}), _no_object, arrays=True)
+    return values if isinstance(values, dict) else {}
 
 
 def _no_object(tag: str, payload: Any) -> Any:
@@ -225,11 +306,16 @@ class _Name:
     def _ask(self, kind: str, *arguments: Any) -> Any:
         return self._known.ask(kind, self._target, arguments)
 
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
+    def __call__(self, /, *arguments: Any, **named: Any) -> Any:
         return self._known.ask("call", self._target, arguments, named)
 
     def __getattr__(self, name: str) -> Any:
         return self._ask("getattr", name)
+
+    def __instancecheck__(self, value: Any) -> bool:
+        if isinstance(value, BaseException):
+            return bool(self._known.is_of(value, [self]))
+        raise _Refused(f"it asks whether something is an instance of {self._what}")
 
 
 class _Object(_Name):
@@ -266,12 +352,12 @@ for _name in ("setattr", "setitem", "delitem"):
     setattr(_Object, f"__{_name}__", _writing(_name))
 for _name in (*_COMPARED, *_BINARY, *("r" + _name for _name in _BINARY)):
     setattr(_Name, f"__{_name}__", _refuse("a comparison or arithmetic"))
-for _name in ("bool", "hash", "instancecheck", "float", "int", "index", "enter", "exit"):
+for _name in ("bool", "hash", "float", "int", "index", "enter", "exit"):
     setattr(_Name, f"__{_name}__", _refuse(f"the {_name}"))
 
 
 class _Rewritten(ast.NodeTransformer):
-    """Rewrites assertions, `==` and method calls to calls of `_Test`."""
+    """Rewrites assertions, `==`, method calls and `except` clauses to calls of `_Test`."""
 
     def visit_Assert(self, node: ast.Assert) -> Any:
         self.generic_visit(node)
@@ -288,12 +374,24 @@ class _Rewritten(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> Any:
         self.generic_visit(node)
-        if isinstance(node.func, ast.Attribute):
+        # A class's private names are other names outside of it.
+        if isinstance(node.func, ast.Attribute) and not _private(node.func.attr):
             first = [node.func.value, ast.Constant(node.func.attr)]
             return _calling("__gem_method__", node, [*first, *node.args], node.keywords)
         return node
 
+    def visit_ExceptHandler(self, node: ast.ExceptHandler) -> Any:
+        self.generic_visit(node)
+        kinds = node.type or ast.copy_location(ast.Name("BaseException", ast.Load()), node)
+        node.type = _calling("__gem_kinds__", kinds, [kinds])
+        return node
 
+
+def _private(name: str) -> bool:
+    return name[:2] == "__" and name[-2:] != "__"
+
+
+_NO_CALL = "it calls nothing of the program"
 _KEPT = (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom)
 
 
@@ -321,22 +419,6 @@ def _filter(function: Callable[[Any], Any] | None, items: Any) -> Any:
             yield item
 
 
-class _Raises:
-    """`pytest.raises`."""
-
-    def __init__(self, known: _Known, expected: Any) -> None:
-        self.known, self.expected, self.value = known, expected, None
-
-    def __enter__(self) -> Any:
-        return self
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
-        self.value = error
-        if kind is None and not self.known.pending:
-            raise AssertionError("nothing was raised")
-        return kind is None or issubclass(kind, self.expected)
-
-
 class _Test:
     """One test, run with the results known so far."""
 
@@ -345,22 +427,31 @@ class _Test:
         self.known = _Known(task["answered"])
 
     def outcome(self) -> list[Any]:
-        """Return `[passed | failed | more | error | refused, details]`."""
+        """Return `[passed | failed | more | error | refused | unusable, details]`.
+
+        A test is unusable if what is wrong with it does not depend on the program.
+        """
         what, details = "passed", ""
         try:
             self._run()
         except _Refused as reason:
-            return ["refused", str(reason)]
+            # In the first round nothing of the program is known.
+            return ["refused" if self.known.answered else "unusable", str(reason)]
+        except _Unusable as reason:
+            return ["unusable", str(reason)]
+        except _Broken as reason:
+            return ["error", str(reason)]
         except _Stop:
             pass
-        except AssertionError:
+        except (AssertionError, Failed):
             what = "failed"
         except BaseException as error:
             what, details = "error", type(error).__name__
         if self.known.pending:
             return ["more", self.known.operations]
-        if what == "passed" and not self.known.operations:
-            return ["refused", "it calls nothing of the program"]
+        if not self.known.operations:
+            failed = f"it fails before it calls the program ({details or 'AssertionError'})"
+            return ["unusable", _NO_CALL if what == "passed" else failed]
         return [what, details]
 
     def _run(self) -> None:
@@ -375,9 +466,12 @@ class _Test:
             "__gem_assert__": self._assert,
             "__gem_equal__": self._equal,
             "__gem_method__": self._method,
-            **preamble(set(self.task["preamble"])),
+            "__gem_kinds__": self._kinds,
+            **preamble(set(self.task["preamble"]) - {"pytest"}),
             **{name: self._named(name) for name in self.task["names"]},
         }
+        if "pytest" in self.task["preamble"]:
+            scope["pytest"] = self._import("pytest")
         before = set(scope)
         exec(compile(tree, "test", "exec"), scope)
         if self.known.operations:
@@ -391,18 +485,16 @@ class _Test:
         return _Name(self.known, ["name", name], f"the program's {name!r}")
 
     def _import(self, name: str, scope: Any = None, local: Any = None, *more: Any) -> Any:
-        if name in _PROGRAM or name == "pytest":
+        if name == "pytest":
+            return stand_in(self.known)
+        if name in PROGRAM:
             module = types.ModuleType(name)
             # A star import adds nothing: names that the test does not define are the program's.
-            program = {"__getattr__": self._named, "__all__": []}
-            vars(module).update({"raises": self._raises} if name == "pytest" else program)
+            vars(module).update({"__getattr__": self._named, "__all__": []})
             return module
-        if name.partition(".")[0] not in _ALLOWED:
+        if name.partition(".")[0] not in IMPORTED:
             raise _Refused(f"it imports {name!r}")
         return __import__(name, scope, local, *more)
-
-    def _raises(self, expected: Any, *_: Any, **__: Any) -> _Raises:
-        return _Raises(self.known, expected)
 
     def _assert(self, test: Callable[[], Any], message: Callable[[], Any] | None = None) -> None:
         try:
@@ -411,7 +503,7 @@ class _Test:
                 return
             if not self.known.pending:
                 raise AssertionError(message() if message is not None else "")
-        except _Refused:
+        except (_Refused, _Unusable):
             raise
         except BaseException:
             # Go on to find more calls: failures count only when all results are known.
@@ -422,7 +514,25 @@ class _Test:
         equal = left == right
         return equal if equal is not False else same(left, right)
 
-    def _method(self, of: Any, name: str, *arguments: Any, **named: Any) -> Any:
+    def _kinds(self, wanted: Any) -> Any:
+        """Return the classes of an `except` clause that the exception at hand may be of.
+
+        A name of the program stands for the exception's own class, or for none.
+        """
+        error = sys.exc_info()[1]
+        if error is None or isinstance(error, _SIGNALS):
+            return ()
+        kinds: list[Any] = []
+        for kind in wanted if isinstance(wanted, tuple) else (wanted,):
+            if isinstance(kind, tuple):
+                kinds += self._kinds(kind)
+            elif isinstance(kind, (_Name, _Pending)):
+                kinds += [type(error)] if self.known.is_of(error, [kind]) else []
+            else:
+                kinds.append(kind)
+        return tuple(kinds)
+
+    def _method(self, of: Any, name: str, /, *arguments: Any, **named: Any) -> Any:
         if isinstance(of, _Name):
             target = object.__getattribute__(of, "_target")
             if isinstance(of, _Object) and not of._made:

@@ -10,6 +10,10 @@ object with one key, its tag:
 An instance of a subclass is written as its base type, whatever its methods say. Decoding makes
 values of exactly these types, so that no method of the program reaches the test or the grader.
 
+An exception is `{"x": names of its class and base classes, "m": message, "e": arguments, "d":
+attributes, "p": names under which the program defines one of these classes}`. A value is
+`{"v": ...}`, perhaps with `"a"`, the arguments that the call changed.
+
 An operation is `[kind, target, arguments, pairs of named arguments]`; kinds other than `call` are
 in `inside/candidate.py`. Arguments have two more tags: p, with a target, and B, with the name of a
 built-in function or type. A target is one of
@@ -39,7 +43,10 @@ _MAX_COLLISIONS = 64
 _SMALL = 1 << 63
 _MAX_EXACT = 1 << 53
 # The text of a Decimal or Fraction, within bounds: 1e999999999 as an integer would fill memory.
-_NUMBER = r"-?([0-9]{1,2000}(/[0-9]{1,2000}|(\.[0-9]{1,2000})?(E[+-]?[0-9]{1,3})?)|NaN|Infinity)"
+_NUMBER = (
+    r"-?([0-9]{1,2000}(/[0-9]{1,2000}|(\.[0-9]{1,2000})?(E[+-]?[0-9]{1,3})?)"
+    r"|s?NaN[0-9]{0,30}|Infinity)"
+)
 _REL_TOL, _ABS_TOL = 1e-9, 1e-12
 
 
@@ -92,7 +99,7 @@ def _encoded(value: Any, other: Callable[[Any], Any], left: list[int], depth: in
         if isinstance(value, numpy.generic):
             return _encoded(value.item(), other, left, depth + 1)
         if isinstance(value, numpy.ndarray):
-            return {"y": [value.dtype.str, all_of(value.tolist())]}
+            return {"y": [value.dtype.str, _encoded(value.tolist(), other, left, depth + 1)]}
     if module == "collections" and kind.__name__ == "deque":
         return {"q": all_of(value)}
     if kind.__name__ in ("Decimal", "Fraction") and module in ("decimal", "fractions"):
@@ -209,6 +216,17 @@ def same(value: Any, expected: Any) -> bool:
     return bool(value == expected)
 
 
+IMPORTED = frozenset(
+    [
+        *("abc", "array", "ast", "bisect", "cmath", "collections", "copy", "dataclasses", "enum"),
+        *("datetime", "decimal", "fractions", "functools", "heapq", "itertools", "json", "math"),
+        *("numbers", "numpy", "operator", "random", "re", "statistics", "string", "sys", "time"),
+        *("textwrap", "types", "typing", "__future__"),
+    ]
+)
+"""Packages that tests may import, besides the program and pytest."""
+PROGRAM = frozenset(["candidate", "main", "program", "solution", "submission"])
+"""Names under which tests import the program."""
 PREAMBLE = {
     module: names.split()
     for module, names in {
