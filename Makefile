@@ -122,7 +122,7 @@ types: env-dev ## Static types of all packages
 test: test-dev test-trl ## Unit, property and installation tests, of TRL conformance L0
 test-all: test test-verl test-openrlhf test-oat test-tinker test-rl2 test-roll test-inspect ## The same of all trainers
 test-dev: env-dev
-	$(DEV) $(PYTEST) --timeout 1200 -n $(WORKERS) --dist worksteal -m "not slow" tests/core tests/bench tests/eval tests/cpu tests/packages
+	$(DEV) $(PYTEST) --timeout 1200 -n $(WORKERS) --dist worksteal -m "not slow and not nightly" tests/core tests/bench tests/eval tests/cpu tests/packages
 test-trl: env-dev
 	$(DEV) $(PYTEST) --timeout 1200 -m "not slow" tests/trl tests/conformance
 test-verl: env-verl
@@ -159,7 +159,7 @@ nightly: $(TRAINER_ENVS) ## What is slow and stable: rounding, small models made
 	done; printf "=== stages\n$$times"; test -z "$$failed"
 nightly-own: env-dev
 	$(DEV) $(PYTEST) -m "nightly or slow" tests/conformance/test_noise.py tests/conformance/test_correction.py \
-	  tests/conformance/test_executors.py tests/cpu
+	  tests/conformance/test_executors.py tests/cpu tests/core/test_sandbox_python.py
 nightly-trainers: $(TRAINER_ENVS)
 	$(DEV) $(PYTEST) -n 2 --dist load -m nightly tests/conformance/test_trainers.py
 nightly-learn: env-dev

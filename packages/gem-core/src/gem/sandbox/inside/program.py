@@ -18,7 +18,7 @@ from _operator import is_ as _is
 from _weakref import ref
 from io import BufferedRandom, BufferedWriter, TextIOWrapper
 
-from .beneath import beneath, begin
+from .beneath import beneath, begin, deepen_threads, hide
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ _COLLECTED = 1 << 14
 _HARMLESS = frozenset(map(type, ({}, [], (), sys, lambda: None, gc.freeze)))
 
 # Programs may replace these.
+_trace, _profile = sys.settrace, sys.setprofile
 _exit, _objects, _show = os._exit, gc.get_objects, sys.__excepthook__
 _end = ctypes.pythonapi.Py_Exit
 _end.argtypes, _end.restype = [ctypes.c_int], None
@@ -45,6 +46,8 @@ _flush_c = ctypes.CDLL(None).fflush
 # What a server has before any program.
 _streams: list[Any] = []
 _packages: list[str] = []
+# Of the streams that this module made, also those that a program has detached.
+_buffers: list[Any] = []
 
 
 def make_streams() -> None:
@@ -79,6 +82,7 @@ def _stream(number: int) -> TextIOWrapper:
         newline="\n",
         closefd=False,
     )
+    _buffers.append(stream.buffer)
     stream.buffer.raw.name = f"<{name}>"  # type: ignore[attr-defined]
     return stream
 
@@ -134,6 +138,24 @@ def run(source: bytes, memory_mb: int) -> NoReturn:
     finish(execute(source, _PATH, memory_mb))
 
 
+@beneath
+def main() -> NoReturn:
+    """Run the program of `sys.argv`: after a folder, its path and its memory in MB.
+
+    For an interpreter of its own, which ends in full.
+    """
+    import threading
+
+    _, _, path, memory_mb = sys.argv
+    deepen_threads(threading)
+    main_module(path)
+    sys.path[0] = os.path.dirname(path)
+    with open(path, "rb") as file:
+        source = file.read()
+    hide()
+    finish(execute(source, path, int(memory_mb)))
+
+
 def contents(descriptor: int) -> bytes:
     """Return the content of an open file."""
     size, parts = os.fstat(descriptor).st_size, b""
@@ -178,6 +200,9 @@ def execute(source: bytes, path: str, memory_mb: int) -> int:
             # No variable here may hold the module: the interpreter's end deletes it.
             exec(code, sys.modules["__main__"].__dict__)
         finally:
+            # The frames from here on are hidden, and cannot be traced.
+            _trace(None)
+            _profile(None)
             for name in ("stderr", "stdout"):
                 try:  # noqa: SIM105 - a module less in every fork
                     getattr(sys, name).flush()
@@ -312,6 +337,7 @@ def _trim() -> None:
 
 def renew_streams() -> None:
     """Give a further program of a session its stdin, and stdout and stderr if they were closed."""
+    del _buffers[3:]
     sys.stdin = sys.__stdin__ = _stream(0)  # type: ignore[misc]
     for number, name in ((1, "stdout"), (2, "stderr")):
         if not _is_open(getattr(sys, name, None)):
@@ -341,7 +367,7 @@ def flush() -> bool:
         except BaseException as error:
             written = False
             _show(type(error), error, _own(error))
-    _flush_all([*_objects(), sys.__stdout__, sys.__stderr__, *_streams])
+    _flush_all([*_objects(), *_streams, *_buffers])
     _flush_c(None)
     return written
 

@@ -286,6 +286,11 @@ def _run(main: ModuleType, before: int, memory_mb: int, descriptors: list[int]) 
     exit_code = program.execute(source, path, memory_mb)
     try:
         threading: Any = sys.modules.get("threading")
+        pools: Any = sys.modules.get("concurrent.futures.thread")
+        if pools is not None:
+            # Threads of pools wait for work until they are told to end, and no fork has them.
+            pools._python_exit()
+            pools._shutdown = False
         for thread in threading.enumerate() if threading else ():
             if thread is not threading.current_thread() and not thread.daemon:
                 thread.join()
