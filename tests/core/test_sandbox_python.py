@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from idioms import DEPTHS, IDIOMS, INPUT, Idiom, Outcome, differing, expected, o
 from processes import settles
 
 import gem
+from gem.doctor import _judge
 from gem.grading import code
 from gem.sandbox import BwrapExecutor, Executor, Limits, Result, SubprocessExecutor, docker
 from gem.tools import PythonTool, ToolCall
@@ -96,7 +98,8 @@ def test_the_python_tool_shows_what_python_prints(some: list[Idiom]) -> None:
 
 READERS = [
     "n = int(input()); a = list(map(int, input().split()))",
-    "import sys\ninput = sys.stdin.readline\nn = int(input()); a = [int(x) for x in input().split()]",
+    "import sys\ninput = sys.stdin.readline\nn = int(input())\n"
+    "a = [int(x) for x in input().split()]",
     "import sys\nn, *a = map(int, sys.stdin.buffer.read().split())",
     "n, *a = map(int, open(0).read().split())",
     "import os\nn, *a = map(int, os.read(0, 1 << 20).split())",
@@ -110,26 +113,34 @@ WRITERS = [
     "o{i} = open(1, 'w', closefd=False)\nprint(*a, file=o{i})",
     "import os\no{i} = os.fdopen(os.dup(1), 'w')\no{i}.write(f'{n}\\n')",
     "import io, sys\no{i} = io.TextIOWrapper(sys.stdout.buffer)\no{i}.write('w')",
-    "import io, sys\nsys.stdout = io.StringIO(); print(7); sys.__stdout__.write(sys.stdout.getvalue())",
+    "import io, sys\nsys.stdout = io.StringIO(); print(7)\n"
+    "sys.__stdout__.write(sys.stdout.getvalue())",
     "import sys\nsys.stdout.flush()",
     "import sys\nprint('words', file=sys.stderr)",
     "import sys\nsys.stdout = open(1, 'w', closefd=False)",
 ]
 LEAVERS = [
     "class W{i}:\n    def __del__(self): print('del', {i})\nw{i} = W{i}()",
-    "class W{i}:\n    def __del__(self): print('del', {i})\nw{i} = W{i}(); w{i}.me = w{i}; del w{i}",
+    "class W{i}:\n    def __del__(self): print('del', {i})\n"
+    "w{i} = W{i}(); w{i}.me = w{i}; del w{i}",
     "import atexit\natexit.register(print, 'atexit', {i})",
     "import weakref\nclass A{i}: pass\nx{i} = A{i}(); weakref.finalize(x{i}, print, {i})",
     "def g{i}():\n    try: yield\n    finally: print('finally', {i})\nh{i} = g{i}(); next(h{i})",
     "import threading\nthreading.Thread(target=print, args=('thread', {i})).start()",
-    "import threading\nt{i} = threading.Thread(target=print, args=({i},)); t{i}.start(); t{i}.join()",
+    "import threading\nt{i} = threading.Thread(target=print, args=({i},))\n"
+    "t{i}.start(); t{i}.join()",
     "def f{i}(k): return k and f{i}(k - 1)\nf{i}(900)",
     "import gc\ngc.collect()",
     "import sys\nsys.excepthook = lambda *_: print('hook', {i})",
 ]
 ENDS = [
     *("", "exit()", "quit()", "exit(3)", "import sys\nsys.exit('words')", "raise SystemExit(0)"),
-    *("1 / 0", "import os\nos._exit(0)", "import sys\nsys.stdout.close()", "raise KeyboardInterrupt"),
+    *(
+        "1 / 0",
+        "import os\nos._exit(0)",
+        "import sys\nsys.stdout.close()",
+        "raise KeyboardInterrupt",
+    ),
     *("import sys\nsys.stdout = None", "import os\nos.close(1)", "assert False, 'x'", "def f(:"),
     "import sys\nsys.stdout.flush()\nsys.stdout.detach()",
 ]
@@ -243,7 +254,7 @@ ORPHAN = """
 from gem.sandbox import Limits, SubprocessExecutor
 print("started", flush=True)
 SubprocessExecutor().run(
-    "import os, sys\\nif os.fork(): open({path!r}, 'w').write(f'{{os.getpid()}}')\\nwhile True: pass",
+    "import os\\nif os.fork(): open({path!r}, 'w').write(f'{{os.getpid()}}')\\nwhile True: pass",
     limits=Limits(wall_s=600),
 )
 """
@@ -279,3 +290,11 @@ def living(group: int) -> list[str]:
 def test_programs_wait_for_no_child_that_is_not_theirs() -> None:
     program = "import os\ntry: os.wait()\nexcept ChildProcessError: print('none')"
     assert SubprocessExecutor().run(program).stdout == "none\n"
+
+
+def test_the_doctor_says_which_python_judges() -> None:
+    said = _judge(SubprocessExecutor())
+    assert said.startswith(f"CPython {platform.python_version()} at {sys.executable}, stack ")
+    assert said.endswith(
+        ", integers of any number of digits, recursion of 200,000 calls, 200,000 through lru_cache"
+    )

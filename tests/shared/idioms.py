@@ -79,19 +79,23 @@ def started(command: list[str], idiom: Idiom, stdin: bytes | None = None) -> Out
         Path(folder, "program.py").write_bytes(idiom.program.encode("utf-8", "replace"))
         given = Path(folder, ".stdin")
         given.write_bytes(idiom.stdin.encode())
-        environment = {"PATH": os.environ["PATH"], "HOME": folder, "TMPDIR": folder}
+        own = {"PATH": os.environ["PATH"], "HOME": folder, "TMPDIR": folder}
         with given.open("rb") as file:
-            run = subprocess.run(
+            process = subprocess.Popen(
                 [part.format(folder=folder) for part in command],
-                **({"stdin": file} if stdin is None else {"input": stdin}),  # type: ignore[call-overload]
-                capture_output=True,
+                stdin=file if stdin is None else subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
                 cwd=folder,
-                env={**_ENVIRONMENT, **environment},
-                timeout=_TIMEOUT_S,
+                env={**_ENVIRONMENT, **own},
             )
-    texts = (part.decode("utf-8", "replace") for part in (run.stdout, run.stderr))
-    stdout, stderr = texts
-    return outcome(stdout, run.returncode, stderr)
+        with process:
+            try:
+                texts = process.communicate(stdin, timeout=_TIMEOUT_S)
+            finally:
+                process.kill()
+    stdout, stderr = (text.decode("utf-8", "replace") for text in texts)
+    return outcome(stdout, process.returncode, stderr)
 
 
 @functools.cache

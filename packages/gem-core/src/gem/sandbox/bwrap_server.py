@@ -122,7 +122,8 @@ class Server:
         mapping = _Mapping() if as_root else None
         descriptors = [end.fileno() for end in theirs]
         passed = [*descriptors, *(mapping.theirs if mapping else ())]
-        command = [*_WITH_STACK, "bwrap", *_ISOLATION, *(mapping.options if mapping else ()), *seen.options]
+        command = [*_WITH_STACK, "bwrap", *_ISOLATION]
+        command += [*(mapping.options if mapping else ()), *seen.options]
         inside = ["--chdir", "/tmp", seen.executable, "-s", "-c", _START, PACKAGES]
         inside += [str(uids), str(_SESSIONS), str(_IDLE_S), ",".join(map(str, descriptors))]
         try:

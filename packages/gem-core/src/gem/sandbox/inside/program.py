@@ -18,7 +18,7 @@ from _operator import is_ as _is
 from _weakref import ref
 from io import BufferedRandom, BufferedWriter, TextIOWrapper
 
-from .beneath import beneath, begin, deepen_threads, hide
+from .beneath import begin, beneath, deepen_threads, hide
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -322,10 +322,11 @@ def _leaves_something() -> bool:
         if issubclass(kind, ref):
             if each.__callback__ is not None:
                 return True
-        elif issubclass(kind, type) and not each.__flags__ & _COLLECTED:
+        elif (
+            issubclass(kind, type) and not each.__flags__ & _COLLECTED and hasattr(each, "__del__")
+        ):
             # The collector does not know the instances of such a class.
-            if hasattr(each, "__del__"):
-                return True
+            return True
     return False
 
 

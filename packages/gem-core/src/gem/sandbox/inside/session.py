@@ -49,9 +49,7 @@ _FULL = b"earlier programs of the session have left too many processes\n"
 
 
 @beneath
-def keep(
-    server: _socket.socket, seed: int, memory_mb: int, limit: Callable[[], None]
-) -> NoReturn:
+def keep(server: _socket.socket, seed: int, memory_mb: int, limit: Callable[[], None]) -> NoReturn:
     """Be the keeper of a session; never returns.
 
     Args:
