@@ -129,7 +129,7 @@ test-all: ## The same of all trainers
 	@failed=; for target in $(ALL_TESTS); do $(MAKE) --no-print-directory $$target || failed="$$failed $$target"; done; \
 	  test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 test-dev: env-dev
-	$(DEV) $(PYTEST) --timeout 1200 -n $(WORKERS) --dist worksteal -m "not slow" tests/core tests/bench tests/eval tests/cpu tests/packages
+	$(DEV) $(PYTEST) --timeout 1200 -n $(WORKERS) --dist worksteal -m "not slow and not nightly" tests/core tests/bench tests/eval tests/cpu tests/packages
 test-trl: env-dev
 	$(DEV) $(PYTEST) --timeout 1200 -m "not slow" tests/trl tests/conformance
 test-verl: env-verl

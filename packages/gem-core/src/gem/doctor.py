@@ -13,6 +13,23 @@ from gem.sandbox.attacks import ATTACKS
 from gem.sandbox.audit import audit
 
 _CALLS = 20
+# Prints what judges programs.
+_ABOUT = """
+import platform, resource, sys
+stack = resource.getrlimit(resource.RLIMIT_STACK)[0]
+print(platform.python_implementation(), platform.python_version(), "at", sys.executable, end="")
+print(", stack", "as large as memory" if stack == -1 else f"of {stack >> 20} MB", end="")
+print(", integers of", sys.get_int_max_str_digits() or "any number of", "digits", end="")
+"""
+_DEEP = """
+import sys
+from functools import lru_cache
+sys.setrecursionlimit(10**6)
+def f(n): return n and 1 + f(n - 1)
+if sys.stdin.read(): f = lru_cache(None)(f)
+print(f(DEPTH))
+"""
+_DEPTHS = (10_000, 50_000, 100_000, 200_000)
 
 
 def doctor(arguments: argparse.Namespace) -> int:
@@ -25,7 +42,8 @@ def doctor(arguments: argparse.Namespace) -> int:
 
 
 def executors() -> bool:
-    """Print which executors work here, what each isolates, and the latency of `print(1)`.
+    """Print which executors work here, what each isolates, the latency of `print(1)`, and which
+    Python runs programs there.
 
     Returns:
         Whether `executor=None` works, that is, `bwrap` is available.
@@ -38,6 +56,7 @@ def executors() -> bool:
             continue
         isolates = ", ".join(sorted(there.isolates)) or "nothing (unsafe)"
         print(f"{name:12}{isolates:30}{_latency_ms(there):7.1f} ms")
+        print(f"{'':12}programs run in {_judge(there)}")
     return not isinstance(_executor("bwrap"), str)
 
 
@@ -79,6 +98,26 @@ def _executor(name: str) -> Executor | str:
     except GemError as error:
         return str(error)
     return there
+
+
+def _judge(executor: Executor) -> str:
+    """Return which Python an executor runs programs in, and how deep they may recurse."""
+    about = executor.run(_ABOUT)
+    if about.exit_code or not about.stdout.endswith("digits"):
+        return "an interpreter that does not say what it is"
+    depths = [_depth(executor, stdin) for stdin in ("", "cached")]
+    return f"{about.stdout}, recursion of {depths[0]:,} calls, {depths[1]:,} through lru_cache"
+
+
+def _depth(executor: Executor, stdin: str) -> int:
+    """Return the deepest recursion, out of those tried, that an executor's programs reach."""
+    reached = 0
+    for depth in _DEPTHS:
+        program = _DEEP.replace("DEPTH", str(depth))
+        if executor.run(program, stdin, Limits(wall_s=60.0)).stdout != f"{depth}\n":
+            break
+        reached = depth
+    return reached
 
 
 def _latency_ms(executor: Executor) -> float:

@@ -35,7 +35,14 @@ _IDLE_S = 900.0
 _ISOLATION = (
     *("--unshare-all", "--unshare-user", "--uid", "0", "--gid", "0", "--cap-add", "ALL"),
     *("--new-session", "--die-with-parent", "--hostname", "sandbox"),
+    # What a shell adds to the environment.
+    *(word for name in ("PWD", "OLDPWD", "SHLVL", "_") for word in ("--unsetenv", name)),
 )
+# The kernel leaves room for the stack when a program starts, as much as is allowed then: 64 GB, in
+# kB, of which the memory limit lets programs use their share. With no limit at all the kernel lays
+# memory out in another way, in which forks are slower.
+_STACK = 'ulimit -S -s 67108864 2>/dev/null || ulimit -S -s "$(ulimit -H -s)" 2>/dev/null'
+_WITH_STACK = ("/bin/sh", "-c", f'{_STACK}; exec "$@"', "sh")
 _ENVIRONMENT = {
     "HOME": "/tmp",
     "TMPDIR": "/tmp",
@@ -44,6 +51,8 @@ _ENVIRONMENT = {
     "PYTHONDONTWRITEBYTECODE": "1",
     # Sets of strings iterate in the same order in every run.
     "PYTHONHASHSEED": "0",
+    # Judges know no limit of the digits of integers.
+    "PYTHONINTMAXSTRDIGITS": "0",
     # Resolve library symbols at start, not in every fork.
     "LD_BIND_NOW": "1",
     "SYMPY_CACHE_SIZE": "20000",
@@ -82,8 +91,9 @@ class Server:
         mapping = _Mapping() if as_root else None
         descriptors = [end.fileno() for end in theirs]
         passed = [*descriptors, *(mapping.theirs if mapping else ())]
-        command = ["bwrap", *_ISOLATION, *(mapping.options if mapping else ()), *seen.options]
-        inside = ["--chdir", "/tmp", seen.executable, "-s", "-S", "-c", _START, PACKAGES]
+        command = [*_WITH_STACK, "bwrap", *_ISOLATION]
+        command += [*(mapping.options if mapping else ()), *seen.options]
+        inside = ["--chdir", "/tmp", seen.executable, "-s", "-c", _START, PACKAGES]
         inside += [str(uids), str(_SESSIONS), str(_IDLE_S), ",".join(map(str, descriptors))]
         try:
             with seen.copied() as (copies, files):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -19,12 +18,27 @@ INSTALL = "pip install 'gem-core[docker]'"
 _LOOK_S = 0.25
 # Most own time between two looks.
 _MOST_S = 2.0
-# The first line of stdin is the program as JSON; the rest is the program's own stdin.
-_START = (
-    "import json, sys; sys.argv = ['program.py']; "
-    "code = json.loads(sys.stdin.readline()); "
-    "exec(compile(code, 'program.py', 'exec'), {'__name__': '__main__'})"
-)
+# Stdin is the program's length in digits, a line break, the program, and the program's own stdin.
+# The process then becomes an interpreter that runs a file and reads a file, as on judges.
+_START = """import os, sys
+with open(0, "rb", closefd=False) as given:
+    size = int(given.readline())
+    with open("program.py", "wb") as program:
+        program.write(given.read(size))
+    stdin = os.memfd_create("stdin")
+    with open(stdin, "wb", closefd=False) as file:
+        file.write(given.read())
+os.lseek(stdin, 0, os.SEEK_SET)
+os.dup2(stdin, 0)
+os.execv(sys.executable, [sys.executable, "-s", os.path.abspath("program.py")])
+"""
+_ENVIRONMENT = {
+    "HOME": "/tmp",
+    "LANG": "C.UTF-8",
+    "PYTHONUTF8": "1",
+    "PYTHONINTMAXSTRDIGITS": "0",
+    "PYTHONHASHSEED": "0",
+}
 
 
 class DockerExecutor(Executor):
@@ -64,7 +78,8 @@ class DockerExecutor(Executor):
     def run(self, code: str, stdin: str = "", limits: Limits = Limits()) -> Result:  # noqa: B008
         """Run a program; see `Executor.run`."""
         docker = _docker()
-        given = json.dumps(encoded(code).decode()).encode() + b"\n" + encoded(stdin)
+        program = encoded(code)
+        given = b"%d\n" % len(program) + program + encoded(stdin)
 
         def run(core: Core) -> Result:
             try:
@@ -118,7 +133,7 @@ class DockerExecutor(Executor):
     def _container(self, client: Any, limits: Limits) -> Iterator[Any]:
         container = client.containers.create(
             self.image,
-            ["python", "-I", "-X", "utf8", "-c", _START],
+            ["python", "-c", _START],
             stdin_open=True,
             network_mode="none",
             read_only=True,
@@ -134,7 +149,8 @@ class DockerExecutor(Executor):
                 "Type": "json-file",
                 "Config": {"max-size": f"{2 * limits.output_bytes + 4096}"},
             },
-            environment={"HOME": "/tmp"},
+            ulimits=[{"Name": "stack", "Soft": -1, "Hard": -1}],
+            environment=_ENVIRONMENT,
         )
         try:
             yield container

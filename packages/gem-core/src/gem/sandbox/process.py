@@ -21,15 +21,31 @@ from gem.sandbox.inside.clock import Clock
 from gem.sandbox.running import attempted, watch
 from gem.sandbox.streams import encoded
 
-# Sets the limits that the platform has, then execs the interpreter.
+# Its stdin is a pipe that ends with the process that asked for the program, however that ends. The
+# shell starts a process that waits for this and then kills the program's group; it is no child of
+# the program, which may wait for its children. The shell sets the limits that the platform has and
+# becomes the interpreter. The stack may take all memory, as on judges.
 _START = (
+    '( (read -r _ <&3; kill -s KILL -- "-$$") >/dev/null 2>&1 & ) 3<&0; exec <stdin; '
+    "ulimit -s unlimited 2>/dev/null; "
     'ulimit -v "$1" 2>/dev/null; ulimit -f "$2" 2>/dev/null; ulimit -t "$3" 2>/dev/null; shift 3; '
     'exec "$@"'
 )
+_ENVIRONMENT = {
+    "LANG": "C.UTF-8",
+    "PYTHONUTF8": "1",
+    "PYTHONINTMAXSTRDIGITS": "0",
+    "PYTHONHASHSEED": "0",
+}
+# These versions limit recursion through C, which the code in `inside` undoes.
+_LIMITS_C = (3, 12) <= sys.version_info < (3, 14)
+_BEGIN = "import sys; sys.path[0] = sys.argv[1]; from inside import program; program.main()"
 
 
 class SubprocessExecutor(Executor):
     """UNSAFE: the program runs as your own user, with your files and your network.
+
+    The program is run by this process's interpreter, and ends with this process.
 
     Only for programs that you would run yourself. A policy's program can read the answers: golds of
     bundled and of your own data, and the expected output of its tests in the memory of the grading
@@ -70,29 +86,42 @@ def _run(
     folder: Path, streams: tuple[BinaryIO, BinaryIO, BinaryIO], limits: Limits, core: Core
 ) -> tuple[int, bool, float]:
     """Return the exit code, whether the program hit its time limit, and its CPU time."""
-    program = [sys.executable, "-I", "-X", "utf8", str(folder / "program.py")]
-    shell = shutil.which("sh")
-    if shell is not None:
-        # One block more than the limit, so that output exactly at the limit is not cut.
-        sizes = [str(limits.memory_mb * 1024), str(limits.output_bytes // 512 + 1)]
-        # For a process that the watching thread does not end because it has no CPU itself.
-        sizes.append(str(int(limits.cpu_s) + 2))
-        program = [shell, "-c", _START, "sh", *sizes, *program]
+    program = [sys.executable, "-s", str(folder / "program.py")]
+    if _LIMITS_C:
+        here = str(Path(__file__).parent)
+        program[2:] = ["-c", _BEGIN, here, program[2], str(limits.memory_mb)]
     source, out, err = streams
     kept = {name: os.environ[name] for name in ("PATH", "SYSTEMROOT") if name in os.environ}
-    environment = {**kept, "HOME": str(folder), "TMPDIR": str(folder)}
-    try:
-        process = subprocess.Popen(
-            program,
-            stdin=source,
-            stdout=out,
-            stderr=err,
-            cwd=folder,
-            env=environment,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise UnreachableError(f"cannot start {program[0]}: {error}") from error
+    environment = {**kept, **_ENVIRONMENT, "HOME": str(folder), "TMPDIR": str(folder)}
+    with contextlib.ExitStack() as stack:
+        shell = shutil.which("sh")
+        if shell is not None:
+            # One block more than the limit, so that output exactly at the limit is not cut.
+            sizes = [str(limits.memory_mb * 1024), str(limits.output_bytes // 512 + 1)]
+            # For a process that the watching thread does not end because it has no CPU itself.
+            sizes.append(str(int(limits.cpu_s) + 2))
+            program = [shell, "-c", _START, "sh", *sizes, *program]
+            theirs, ours = os.pipe()
+            stack.callback(os.close, ours)
+            source = stack.enter_context(os.fdopen(theirs, "rb"))
+        try:
+            process = subprocess.Popen(
+                program,
+                stdin=source,
+                stdout=out,
+                stderr=err,
+                cwd=folder,
+                env=environment,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise UnreachableError(f"cannot start {program[0]}: {error}") from error
+        source.close()
+        return _wait(process, limits, core)
+
+
+def _wait(process: subprocess.Popen[bytes], limits: Limits, core: Core) -> tuple[int, bool, float]:
+    """Wait for the program's end or its limit; return the same as `_run`."""
     clock = Clock(process.pid)
     timed_out, used_s = False, 0.0
     try:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import sys
 
+from .beneath import deepen_threads
+
 # Imported by every server but the first; see `server.main`.
 COMMON = """
     abc array bisect cmath collections copy ctypes dataclasses datetime decimal enum fractions
@@ -22,9 +24,11 @@ def load(modules: str) -> None:
     """Import the modules of this list that are installed."""
     for module in modules.split():
         try:
-            importlib.import_module(module)
+            loaded = importlib.import_module(module)
         except ImportError:
             continue
+        if module == "threading":
+            deepen_threads(loaded)
 
 
 def warm_up() -> None:

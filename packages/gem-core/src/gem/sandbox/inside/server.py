@@ -21,6 +21,7 @@ import sys
 import time
 
 from . import confine, prepared, program, session, spare
+from .beneath import beneath, hide
 from .clock import Clock
 from .protocol import (
     ANSWER,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 _MB = 1 << 20
+_THREAD_STACK_MB = 8
 _WATCH_S = 0.05
 _NEVER = float("inf")
 # Number of spares. The server makes them when it is idle, or when none is left.
@@ -111,9 +113,13 @@ def main() -> None:
     # Each running program and each session holds descriptors.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    # The memory limit is the stack's.
+    _, most = resource.getrlimit(resource.RLIMIT_STACK)
+    resource.setrlimit(resource.RLIMIT_STACK, (most, most))
     namespace = os.open("/proc/self/ns/pid", os.O_RDONLY)
     proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
     confine.keep_capabilities()
+    confine.limit_thread_stacks(_THREAD_STACK_MB * _MB)
     program.make_streams()
     filters = confine.filters()
     confine.Filter(filters[0]).install()
@@ -127,6 +133,8 @@ def main() -> None:
         if other not in kept:
             other.close()
     # A garbage collection in a fork would write to, and so copy, pages shared with the server.
+    hide()
+    program.remember_packages()
     gc.collect()
     gc.disable()
     gc.freeze()
@@ -164,6 +172,7 @@ class _Server:
         self.full_since = _NEVER
         confine.hide()
 
+    @beneath
     def serve(self) -> None:
         # Mask 0: only hang-up is wanted here; spares read the requests.
         self._expect(self.requests.fileno(), lambda: True, 0)
@@ -236,6 +245,7 @@ class _Server:
             call.slept = True
             _say(call.report, ASLEEP)
 
+    @beneath
     def _make_spare(self) -> None:
         try:
             pid = self._fork(lambda: spare.wait(self.origin, self.started))
@@ -279,6 +289,7 @@ class _Server:
             call.clock = Clock(call.pid, spent_s, self.usage.proc)
             self._follow(call, descriptors[0], began, *limits)
 
+    @beneath
     def _accept(self) -> bool:
         """Serve one request for a session; return whether the executor has hung up."""
         request, descriptors = receive(self.steps[0])
@@ -297,6 +308,7 @@ class _Server:
         self.done += descriptors[1:]
         return False
 
+    @beneath
     def _step(self, request: bytes, report: int, streams: list[int]) -> None:
         """Pass a program on to its session's keeper, starting the session if it is the first."""
         *limits, _, _, key, _, state, target, before, needed = REQUEST.unpack(request)
@@ -313,6 +325,7 @@ class _Server:
         _tell(found.channel, STEP.pack(state, target, before, needed), streams)
         self._follow(call, report, time.monotonic(), *limits)
 
+    @beneath
     def _begin(self, key: int, request: bytes) -> None:
         living = [each for each in self.sessions.values() if not each.ending]
         waiting = [each for each in living if each.call is None]
@@ -332,6 +345,7 @@ class _Server:
         self.sessions[key] = begun
         self._expect(channel.fileno(), lambda: self._answered(begun))
 
+    @beneath
     def _fork(self, be: Callable[[], NoReturn]) -> int:
         """Fork PID 1 of a new PID namespace and call `be` in it; return its pid."""
         self.started += 1

@@ -22,6 +22,7 @@ import struct
 import sys
 
 from . import program
+from .beneath import beneath
 from .protocol import ANSWER, ENDED, GONE, STEP, pair, receive, send
 
 TYPE_CHECKING = False
@@ -48,13 +49,15 @@ _FILES_APART = 32
 _FULL = b"earlier programs of the session have left too many processes\n"
 
 
-def keep(server: _socket.socket, seed: int, limit: Callable[[], None]) -> NoReturn:
+@beneath
+def keep(server: _socket.socket, seed: int, memory_mb: int, limit: Callable[[], None]) -> NoReturn:
     """Be the keeper of a session; never returns.
 
     Args:
         server: Socket for the server's orders (`STEP` with the descriptors of a program and its
             streams, or `STOP`) and for the answers.
         seed: Seed of the first state's random numbers.
+        memory_mb: Memory of a program.
         limit: Sets the programs' resource limits on the calling process.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -66,7 +69,7 @@ def keep(server: _socket.socket, seed: int, limit: Callable[[], None]) -> NoRetu
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.setsid()
         limit()
-        _be_state(theirs, seed)
+        _be_state(theirs, seed, memory_mb)
     theirs.close()
     _Keeper(server, pid, ours).serve()
 
@@ -211,7 +214,8 @@ def _exit_code(pid: int) -> int:
         return -9
 
 
-def _be_state(channel: _socket.socket, seed: int) -> NoReturn:
+@beneath
+def _be_state(channel: _socket.socket, seed: int, memory_mb: int) -> NoReturn:
     """Be a state: answer the keeper's orders. A fork runs its program, then does the same."""
     main = program.prepare(seed)
     forks: list[int] = []
@@ -251,7 +255,7 @@ def _be_state(channel: _socket.socket, seed: int) -> NoReturn:
         _draw_on(drawn)
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most - _FILES_APART, most))
-        exit_code = _run(main, before, descriptors[1:])
+        exit_code = _run(main, before, memory_mb, descriptors[1:])
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         if os.getpid() != mine:
             # The program forked, and this child also reached the program's end.
@@ -260,29 +264,38 @@ def _be_state(channel: _socket.socket, seed: int) -> NoReturn:
         channel.send(_NUMBER.pack(exit_code))
 
 
-def _run(main: ModuleType, before: int, descriptors: list[int]) -> int:
-    """Run a program in the session's `__main__` module; return the exit code."""
+@beneath
+def _run(main: ModuleType, before: int, memory_mb: int, descriptors: list[int]) -> int:
+    """Run a program in the session's `__main__` module; return the exit code.
+
+    The interpreter goes on: what the program registered for its end does not run, and what the
+    program holds is not finalized. But all that it has written appears now, not in the output of a
+    later program.
+    """
     code, *streams = descriptors
     source = program.contents(code)
     use(streams)
     for descriptor in descriptors:
         os.close(descriptor)
-    sys.stdin = _open(0, encoding="utf-8", errors="surrogateescape", closefd=False)
+    program.renew_streams()
     # One file per program: tracebacks through earlier programs' functions need their lines.
     path = f"{_FOLDER}/program-{before + 1}.py"
     main.__dict__["__file__"] = path
     program.show(path, source)
-    exit_code = program.execute(source, path, main.__dict__)
+    exit_code = program.execute(source, path, memory_mb)
     try:
         threading: Any = sys.modules.get("threading")
+        pools: Any = sys.modules.get("concurrent.futures.thread")
+        if pools is not None:
+            # Threads of pools wait for work until they are told to end, and no fork has them.
+            pools._python_exit()
+            pools._shutdown = False
         for thread in threading.enumerate() if threading else ():
             if thread is not threading.current_thread() and not thread.daemon:
                 thread.join()
-        sys.stdout.flush()
-        sys.stderr.flush()
     except BaseException:
         exit_code = exit_code or 120
-    return exit_code
+    return exit_code if program.flush() else exit_code or 120
 
 
 class _Files:

@@ -12,6 +12,7 @@ import os
 import time
 
 from . import confine, program, session
+from .beneath import beneath
 from .protocol import REQUEST, TAKEN, failure, receive, send
 
 TYPE_CHECKING = False
@@ -49,6 +50,7 @@ class Origin:
         self.filter = confine.Filter(filter)
 
 
+@beneath
 def wait(origin: Origin, number: int) -> NoReturn:
     """Be the spare `number` in this fork, then a program."""
     problem = b""
@@ -57,7 +59,7 @@ def wait(origin: Origin, number: int) -> NoReturn:
         for bounds in origin.others:
             confine.close_range(*bounds)
         _set_up(origin, number)
-        main = program.prepare()
+        program.prepare()
     except BaseException as error:
         problem = failure(error)
     request, descriptors = receive(origin.requests)
@@ -78,9 +80,10 @@ def wait(origin: Origin, number: int) -> NoReturn:
     except BaseException as error:
         _fail(report, error)
     os.close(_REPORT)
-    program.run(main, source)
+    program.run(source, memory_mb)
 
 
+@beneath
 def keep(origin: Origin, number: int, request: bytes, channel: int) -> NoReturn:
     """Be the keeper of a session in this fork; `channel` is its socket to the server."""
     try:
@@ -89,8 +92,10 @@ def keep(origin: Origin, number: int, request: bytes, channel: int) -> NoReturn:
         limits = _confine(origin, request, channel, [null] * 3)
     except BaseException as error:
         _fail(channel, error)
-    seed: int = REQUEST.unpack(request)[7]
-    session.keep(_socket.socket(fileno=_REPORT), seed, lambda: confine.limit_resources(*limits))
+    _, _, _, memory_mb, _, _, _, seed, *_ = REQUEST.unpack(request)
+    session.keep(
+        _socket.socket(fileno=_REPORT), seed, memory_mb, lambda: confine.limit_resources(*limits)
+    )
 
 
 def _set_up(origin: Origin, number: int) -> None:
