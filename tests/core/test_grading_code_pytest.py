@@ -26,7 +26,7 @@ from gem.grading.replay import failures
 from gem.grading.statements import Statement
 from gem.sandbox import Limits, resolve
 
-LIMITS = Limits(wall_s=60.0, memory_mb=1024)
+LIMITS = Limits(cpu_s=60.0, memory_mb=1024)
 
 
 def verdicts(program: str, tests: Sequence[str]) -> Iterator[str]:

@@ -29,7 +29,7 @@ needs_bwrap = pytest.mark.skipif(
 )
 # Every so many idioms are enough where real interpreters do the work.
 SAMPLE = IDIOMS[::13]
-LIMITS = Limits(wall_s=120.0)
+LIMITS = Limits(cpu_s=120.0)
 # A session closes none of its own descriptors for a program, has files of its own for its programs,
 # and has imported more.
 NOT_IN_SESSIONS = {"os.closerange", "__file__", "warnings' filters"}
@@ -255,7 +255,7 @@ from gem.sandbox import Limits, SubprocessExecutor
 print("started", flush=True)
 SubprocessExecutor().run(
     "import os\\nif os.fork(): open({path!r}, 'w').write(f'{{os.getpid()}}')\\nwhile True: pass",
-    limits=Limits(wall_s=600),
+    limits=Limits(cpu_s=600),
 )
 """
 

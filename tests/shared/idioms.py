@@ -129,7 +129,7 @@ def main() -> None:
     executor = resolve(name)
 
     def run(idiom: Idiom) -> Outcome:
-        result = executor.run(idiom.program, idiom.stdin, Limits(wall_s=_TIMEOUT_S))
+        result = executor.run(idiom.program, idiom.stdin, Limits(cpu_s=_TIMEOUT_S))
         return outcome(result.stdout, result.exit_code, result.stderr)
 
     for line in differing(IDIOMS, run, expected):

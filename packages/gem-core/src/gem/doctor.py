@@ -114,7 +114,7 @@ def _depth(executor: Executor, stdin: str) -> int:
     reached = 0
     for depth in _DEPTHS:
         program = _DEEP.replace("DEPTH", str(depth))
-        if executor.run(program, stdin, Limits(wall_s=60.0)).stdout != f"{depth}\n":
+        if executor.run(program, stdin, Limits(cpu_s=60.0)).stdout != f"{depth}\n":
             break
         reached = depth
     return reached

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 from gem.errors import ConfigurationError
 from gem.json_lines import checked
@@ -95,7 +95,7 @@ def usage_note(data: Mapping[str, Any]) -> dict[str, int]:
     return {name: count for name, count in counts.items() if is_count(count)}
 
 
-def is_count(value: Any) -> bool:
+def is_count(value: Any) -> TypeGuard[int]:
     """Whether a value is a number of tokens."""
     return type(value) is int and 0 <= value < 2**63
 
