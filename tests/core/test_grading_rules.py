@@ -260,6 +260,7 @@ def test_a_factor_above_and_below_the_line_is_to_be_cancelled(prediction: str, g
         (r"\frac{1}{e^x}", "e^{-x}"), (r"\frac{x^2+1}{x}", r"x+\frac1x"), ("x^{-1}", r"\frac1x"),
         (r"\frac{3x}{6}", r"\frac x2"), (r"\frac{3\cdot2^n}{2}", r"3\cdot2^{n-1}"),
         (r"\arcsin\frac1x", r"\operatorname{arccsc} x"), (r"\frac{4x^2}{6}", r"\frac{2x^2}{3}"),
+        (r"\frac{4x}{2y}", r"\frac{2x}{y}"),
     ],
 )  # fmt: skip
 def test_other_forms_of_a_quotient_are_forms(prediction: str, gold: str) -> None:

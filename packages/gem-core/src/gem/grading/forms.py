@@ -257,8 +257,9 @@ def _has_shared_factor(above: Node, below: Node) -> bool:
             if factor.kind == "power" and (symbols(factor.args[0]) or not symbols(factor.args[1])):
                 factor = factor.args[0]
             factors[side].append(factor)
-    numbers = [integer(factor) for factor in factors[1]]
-    if any(n and abs(n) > 1 and (integer(m) or 1) % n == 0 for n in numbers for m in factors[0]):
+    # As of numbers, a quotient with a line left, such as 2x/2y, is a fraction that is not reduced.
+    number = integer(below)
+    if number and abs(number) > 1 and any((integer(m) or 1) % number == 0 for m in factors[0]):
         return True
     return any(m == n and symbols(n) for n in factors[1] for m in factors[0])
 
