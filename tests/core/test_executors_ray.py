@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import gem
 from gem.executors.ray import RayExecutor
 from gem.executors.recipe import Recipe
 from gem.vector import AsyncVectorEnv, VectorEnv, make_vec
@@ -64,3 +65,29 @@ def test_the_loss_of_an_actor_and_of_a_node_loses_nothing(cluster: Any) -> None:
     for actor in actors:
         with pytest.raises(ray.exceptions.RayActorError):
             ray.get(actor.answers.remote(), timeout=60)
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.timeout(300)
+def test_what_an_environment_of_an_actor_raises_is_a_failure(cluster: Any) -> None:
+    cluster.add_node(**NODE)
+    gem.register("test:Leaves-v0", "leaving:Leaves")
+    recipes = [Recipe("test:Leaves-v0", {"kind": kind}) for kind in range(6)]
+    executor = RayExecutor(1, resources={"envs": 1})
+    vector = AsyncVectorEnv([*recipes, Recipe(EASY)], executor, seed=7, autoreset="disabled")
+    try:
+        vector.reset()
+        *_, truncated, infos = vector.step(["x"] * 7)
+        assert truncated.tolist() == [True] * 6 + [False]
+        names = [info["failure"].message.partition(": ")[2].partition(":")[0] for info in infos[:6]]
+        assert names == [
+            "SystemExit",
+            "KeyboardInterrupt",
+            "GeneratorExit",
+            "CancelledError",
+            "StopIteration",
+            "BaseException",
+        ]
+    finally:
+        vector.close()

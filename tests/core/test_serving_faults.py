@@ -209,9 +209,9 @@ def test_a_large_message_is_refused_before_it_is_read() -> None:
 
 
 @pytest.mark.parametrize("action", ["a", "", "x,y", "[1,", '"\\"', "text " * 50])
-@pytest.mark.parametrize("count", [1, 700, 5000])
+@pytest.mark.parametrize("count", [1, 600])
 def test_frames_of_gems_own_client_are_never_too_large(action: str, count: int) -> None:
-    past = [[1, 2], {"level": 3}, [action] * 300, "digest", action]
+    past = [[1, 2], {"level": 3}, [action] * 60, "digest", action]
     requests: list[Any] = []
     for n in range(count):
         requests.append(["open", n, RECIPE, 600.0, None])
