@@ -32,8 +32,10 @@ def summary(groups: Sequence[Group]) -> str:
     )
 
 
-_TOLD = ("training.tasks", "training.group_size", "training.iterations", "training.precision")
-_TOLD += ("policy.model", "algorithm.gamma", "optimizer.lr")
+_TOLD = (
+    *("training.tasks", "training.group_size", "training.iterations", "training.precision"),
+    *("policy.model", "algorithm.gamma", "optimizer.lr"),
+)
 """Settings that `summary` tells."""
 
 
