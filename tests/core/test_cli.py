@@ -282,7 +282,7 @@ def test_a_line_that_is_no_episode_is_told_what_it_lacks(
     edit(run_folder, 1, forget)
     status, _, err = run("replay", str(run_folder), "--verify", capsys=capsys)
     assert status == 2
-    assert err.endswith("episodes.jsonl, line 2 lacks 'iteration'\n")
+    assert err.endswith("episodes.jsonl, line 2 is damaged: iteration is missing\n")
 
 
 def test_replay_survives_what_no_terminal_can_show(

@@ -15,10 +15,6 @@ from gem.errors import ConfigurationError, UnknownEnvError
 from gem.tools import make_tools
 
 
-class Bare(Env):
-    """Has no `step`."""
-
-
 class Needy(Env):
     """Cannot be made without a word."""
 
@@ -36,7 +32,6 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     gem.register("messages:Gone-v0", "no_such_module:C")
     gem.register("messages:NoClass-v0", "gem.core:NoSuchClass")
     gem.register("messages:Object-v0", object)
-    gem.register("messages:Bare-v0", Bare)
     gem.register("messages:Needy-v0", Needy)
     yield
 
@@ -47,7 +42,6 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         (lambda: gem.make("messages:Gone-v0"), "'messages:Gone-v0': .* 'no_such_module:C'"),
         (lambda: gem.make("messages:NoClass-v0"), "'messages:NoClass-v0': .* 'gem.core:NoSuch"),
         (lambda: gem.make("messages:Object-v0"), "'messages:Object-v0': .* no reset, step, close"),
-        (lambda: gem.make("messages:Bare-v0"), "'messages:Bare-v0': .* has no step"),
         (lambda: gem.make("messages:Needy-v0"), "messages:Needy-v0 needs the parameter word"),
         (lambda: make_tools(["mcp"]), "tool 'mcp' needs the parameter servers"),
         (lambda: make_tools([{"name": "mcp"}]), "tool 'mcp' needs the parameter servers"),

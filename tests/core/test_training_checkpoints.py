@@ -43,7 +43,8 @@ def test_a_line_that_was_cut_off_is_no_state_and_spoils_no_other(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("line", "message"), [("{]", "line 1 is damaged"), ('{"state": 1}', "not a checkpoint")]
+    ("line", "message"),
+    [("{]", "line 1 is damaged"), ('{"state": 1}', "line 1 is damaged: iteration is missing")],
 )
 def test_a_damaged_list_is_refused(tmp_path: Path, line: str, message: str) -> None:
     (tmp_path / CHECKPOINTS).write_text(line + "\n")

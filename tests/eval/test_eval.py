@@ -31,7 +31,7 @@ from gem.errors import ConfigurationError
 from gem.tasks import Task
 from gem.training.record import EPISODES, read_episodes, read_run
 from gem.trajectory import Failure, Trajectory, Turn
-from gem_eval.cli import main
+from gem_eval.cli import default_folder, main
 from gem_eval.client import Reply
 from gem_eval.numbers import read_summary
 from gem_eval.progress import Progress
@@ -531,6 +531,56 @@ def test_a_wrong_setting_is_refused(
 )
 def test_a_model_that_cannot_be_asked_is_refused(evaluate: Run, words: tuple[str, ...]) -> None:
     assert evaluate(GUESS, *words) == 2
+
+
+def test_tasks_are_checked_before_the_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> tuple[int, str]:
+        status = guarded(lambda: main([*words, "--model", "random"]))
+        return status, capsys.readouterr().err
+
+    assert run("game:Wordle-v0", "--episodes", "1")[0] == 0
+    status, said = run("game:Wordel-v0", "--episodes", "1")
+    assert (status, "did you mean game:Wordle-v0" in said) == (2, True)
+    status, said = run("game:Wordle-v0", "--episodes", "1")
+    assert (status, "holds a run already; --resume" in said) == (2, True)
+
+
+def test_other_tasks_of_a_model_go_to_another_folder() -> None:
+    tasks = [
+        *("suite:smoke", "game:Wordle-v0", "gem:game:Wordle-v0?n=2", "gem:game:Wordle-v0?n=3"),
+        *("gem:game:Wordle-v0?n=2&seed=1", "gem:game:Wordle-v0?n=2&seed=1&x=" + "y" * 200),
+        "gem:game:Wordle-v0?n=2&seed=1&x=" + "y" * 201,
+    ]
+    folders = [default_folder("openai:Qwen/Qwen3-4B", [each]) for each in tasks]
+    folders.append(default_folder("openai:Qwen/Qwen3-4B", tasks[:2]))
+    folders.append(default_folder("random", tasks[:1]))
+    assert len(set(folders)) == len(folders)
+    assert all(re.fullmatch(r"evals/[\w.+-]{1,95}", str(each)) for each in folders)
+    assert folders[-1] == Path("evals/random-suite-smoke")
+
+
+@pytest.mark.parametrize("option", ["--episodes", "--seed"])
+def test_an_option_without_effect_is_refused(
+    evaluate: Run, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tasks = f"gem:{GUESS}?n=2&seed=5"
+    assert evaluate(tasks, option, 4, model="random") == 2
+    assert f"{option} 4 has no effect: all of these tasks say their" in capsys.readouterr().err
+    # It is of use for one of them.
+    assert evaluate(tasks, "game:Wordle-v0-easy", option, 4, model="noop") == 0
+
+
+def test_a_gate_names_the_change_that_it_wants(
+    evaluate: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert evaluate(GUESS, "--episodes", 4, model="oracle") == 0
+    capsys.readouterr()
+    guarded(lambda: main(["gate", "run", "--against", "run"]))
+    assert "wanted 0" in capsys.readouterr().out
 
 
 def test_code_that_calls_exit_ends_no_evaluation_with_status_0(

@@ -173,7 +173,10 @@ def spec_of(tiny: Path, **policy: Any) -> RunSpec:
     return RunSpec.from_mapping(
         {
             "name": "x",
-            "env": {"id": "game:GuessTheNumber-v0-easy", "params": {"prompt": "short"}},
+            "env": {
+                "id": "game:GuessTheNumber-v0-easy",
+                "params": {"hint": "range", "prompt": "short"},
+            },
             "policy": {"model": str(tiny), "system_prompt": "Play.", **lengths, **policy},
             # The bonus changes weights also where no episode succeeds.
             "algorithm": {"advantage": "reinforce", "entropy_coef": 0.1},
@@ -210,8 +213,14 @@ def test_a_checkpoint_of_the_reference_trainer_plays_as_it_was_trained(
     told = read_run(tmp_path / "run").meta["model"]
     assert told["prompting"]["system_prompt"] == "Play."
     limits = {"turn_tokens": 9, "response_tokens": 100, "prompt_tokens": 200, "turns": 2}
-    assert limits.items() <= told["budget"].items()
+    assert limits.items() <= told["trained_budget"].items()
     assert {len(each.turns) for each in recorded(tmp_path / "run")} <= {1, 2}
+    if rank:
+        return
+    # Tasks of other environments or parameters have the model's limits, not the training's.
+    other = ["gem:game:GuessTheNumber-v0-easy?n=3", "gem:game:TowerofHanoi-v0-easy?n=3"]
+    assert main([*other, "--turns", "3", "--out", "other", "--model", f"run:{folder}"]) == 0
+    assert all(each.valid for each in recorded(tmp_path / "other"))
 
 
 def test_the_last_whole_checkpoint_of_transformers_is_taken(tmp_path: Path, tiny: Path) -> None:

@@ -105,6 +105,20 @@ def test_our_asynchronous_trainer(train: Train, tmp_path: Path) -> None:
     assert [m["iteration"] for m in record.metrics if m["split"] == "train"] == list(range(STEPS))
 
 
+@pytest.mark.nightly
+def test_a_run_that_ends_before_its_last_step_ends_with_an_error(
+    compiled: Callable[..., Launch], tmp_path: Path
+) -> None:
+    """verl stops after its last epoch, however many steps it was asked for."""
+    folder = tmp_path / "run"
+    launch = compiled(adapter, folder, training={"iterations": 2}, eval=[])
+    asked = ("trainer.total_training_steps=4", "trainer.total_epochs=1", "trainer.test_freq=-1")
+    with started(launch, folder, *asked) as process:
+        assert process.wait(TIMEOUT_S) != 0
+    assert traced(folder, "recorded only 2 of 4 iterations")
+    assert [m["iteration"] for m in read_run(folder).metrics] == [0, 1]
+
+
 @pytest.mark.parametrize(
     ("killed", "held", "named"),
     [

@@ -85,7 +85,7 @@ class ChatClient:
 def usage_note(data: Mapping[str, Any]) -> dict[str, int]:
     """Return the numbers of tokens that an answer tells, by the names of `Reply.note`."""
     usage = _object(data.get("usage"))
-    counts = {
+    counts: dict[str, Any] = {
         "prompt_tokens": usage.get("prompt_tokens"),
         "reply_tokens": usage.get("completion_tokens"),
         "cached_tokens": _object(usage.get("prompt_tokens_details")).get("cached_tokens"),
