@@ -40,11 +40,7 @@ config = GRPOConfig(
     num_generations_eval=1,
     logging_steps=1,
     save_steps=2 if CPU else 50,
-    **(
-        {"use_cpu": True, "bf16": False}
-        if CPU
-        else GPU
-    ),
+    **({"use_cpu": True, "bf16": False} if CPU else GPU),
 )
 
 trainer = GemGRPOTrainer(
