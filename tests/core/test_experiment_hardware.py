@@ -10,7 +10,7 @@ import pytest
 from machines import SHIPPED, eight
 
 from gem.errors import ConfigurationError
-from gem.experiment.hardware import CPU, Hardware, check_model
+from gem.experiment.hardware import CPU, Hardware, check_model, logit_scales
 from gem.experiment.runspec import RunSpec
 from gem.training.launch import attention, copied, parity, pass_tokens, with_native
 
@@ -126,3 +126,21 @@ def test_a_forward_pass_is_limited_by_its_logits_and_holds_an_episode(tmp_path: 
     assert pass_tokens(SPEC, Hardware()) == 2048
     assert pass_tokens(SPEC, eight()) == 4096
     assert pass_tokens(SPEC, eight(learner={"pass_tokens": 10})) == 64 + 256
+
+
+def test_a_fused_head_makes_passes_of_16384_tokens_on_gpus(tmp_path: Path) -> None:
+    assert pass_tokens(SPEC, Hardware(), fused=True) == 16_384
+    assert pass_tokens(SPEC, CPU, fused=True) == pass_tokens(SPEC, CPU) == 2048
+    assert pass_tokens(SPEC, eight(), fused=True) == 4096
+
+
+def test_models_that_change_their_logits_are_known_by_their_configuration(tmp_path: Path) -> None:
+    def scales(**config: Any) -> list[str]:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        return logit_scales(str(tmp_path))
+
+    assert scales(vocab_size=10, logit_scale=None, logits_scaling=1) == []
+    assert scales(final_logit_softcapping=30.0) == ["final_logit_softcapping"]  # Gemma 2
+    assert scales(logits_scaling=8.0) == ["logits_scaling"]  # Granite
+    assert scales(logit_scale=0.0625) == ["logit_scale"]  # Cohere
+    assert logit_scales("not/here") == logit_scales("/not/here") == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -115,3 +116,13 @@ def test_a_run_goes_on_only_from_what_is_saved(argv: Argv) -> None:
 
 def test_every_refused_flag_is_one_of_oats() -> None:
     assert set(REFUSED) <= {field.name for field in fields(Args)}
+
+
+def test_oats_fused_head_is_refused_for_a_model_that_scales_its_logits(
+    argv: Argv, tmp_path: Path
+) -> None:
+    """It computes from the last matrix alone."""
+    (tmp_path / "config.json").write_text('{"final_logit_softcapping": 30.0}')
+    with pytest.raises(ConfigurationError, match=r"^--use_fused_lm_head: .*softcapping: --no-use"):
+        parse(argv("--use_fused_lm_head", pretrain=tmp_path))
+    assert not parse(argv("--no-use_fused_lm_head", pretrain=tmp_path)).use_fused_lm_head

@@ -76,7 +76,7 @@ def test_verls_own_sync_trainer(train: Train, tmp_path: Path) -> None:
 
 def test_verls_own_asynchronous_trainer(train: Train, tmp_path: Path) -> None:
     mode = "trainer.v1.trainer_mode=colocate_async"
-    assert "gem_verl" in train(tmp_path / "run", "grpo", mode, "~gem.record_dir")
+    assert "gem_verl" in train(tmp_path / "run", "grpo", mode, "~gem.record_dir", "~gem.seed")
 
 
 def test_turn_level_gae_with_verls_critic(train: Train, tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_row_per_turn(train: Train, tmp_path: Path) -> None:
 
 
 def test_our_asynchronous_trainer(train: Train, tmp_path: Path) -> None:
-    train(tmp_path / "run", "rebn", "trainer.v1.trainer_mode=gem_colocate_async")
+    train(tmp_path / "run", "rebn", "trainer.v1.trainer_mode=gem_colocate_async", "~gem.seed")
     record = read_run(tmp_path / "run")
     assert [m["iteration"] for m in record.metrics if m["split"] == "train"] == list(range(STEPS))
 
