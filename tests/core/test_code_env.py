@@ -55,6 +55,17 @@ def test_a_program_that_fails_any_test_is_not(program: str) -> None:
     assert info["reason"].startswith("test ")
 
 
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_test_that_no_program_can_pass_is_found_when_the_data_is_loaded(as_json: bool) -> None:
+    good = ["assert f(1) == 1"]
+    bad = ["assert f(1) == 1", "import pytest\n@pytest.mark.slow\ndef test_f():\n    assert f(1)"]
+    tests: list[Any] = [good, good, bad]
+    rows = [{"problem": "p", "tests": json.dumps(t) if as_json else t} for t in tests]
+    env = CodeEnv(rows, executor="subprocess", eval=True)
+    with pytest.raises(DataError, match=r"row 2, column 'tests': no program .* pytest\.mark"):
+        env.reset(seed=0)
+
+
 def test_the_share_of_tests_can_be_paid() -> None:
     _, reward, _, _, info = graded("print(2)", DOUBLE, partial=True)
     assert reward == pytest.approx(1 / 3)

@@ -345,3 +345,54 @@ def test_a_plain_test_is_judged_as_python_judges_it(data: st.DataObject) -> None
         except Exception:
             right = False
         assert (failure == "") is right, (source, returned, failure)
+
+
+JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-2, 2), st.floats(), st.sampled_from("vxacd")),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(st.sampled_from(["v", "a", "c", "h", "is", "l", "m", "t", "k"]), inner),
+    ),
+    max_leaves=12,
+)
+
+
+@given(JSON)
+@settings(max_examples=300)
+def test_no_forged_answer_raises_what_a_test_could_take_for_an_exception_of_the_program(
+    forged: Any,
+) -> None:
+    inside = checker()
+    operation = ["call", ["name", "f"], [[1], {"d": []}], []]
+    known = inside["_Known"]([[operation, forged]])
+    argument = [1]
+    try:
+        inside["_Name"](known, ["name", "f"], "f")(argument, {})
+    except inside["_SIGNALS"]:
+        return
+    assert isinstance(forged, dict)
+    assert "v" in forged
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"x": ["ValueError"], "m": 3},
+        {"x": "ValueError", "m": ""},
+        {"x": [], "m": ""},
+        {"x": ["ValueError"], "m": "", "d": {"d": [["__class__", 3], ["args", 4]]}},
+        {"x": ["E\0", "ValueError"], "m": ""},
+        {"x": ["SystemExit", "BaseException"], "m": ""},
+        {"x": ["ExceptionGroup", "Exception"], "m": "", "e": ["", []]},
+        {"x": ["ValueError"], "m": "", "p": 3},
+        {"x": ["ValueError"], "m": "", "a": [[0, 1], [5, 1]]},
+    ],
+)
+def test_a_forged_exception_is_one_that_a_program_could_raise_or_an_error(forged: Any) -> None:
+    inside = checker()
+    known = inside["_Known"]([[["call", ["name", "f"], [], []], forged]])
+    with pytest.raises((Exception, *inside["_SIGNALS"])) as info:
+        inside["_Name"](known, ["name", "f"], "f")()
+    allowed = (ValueError, inside["ProgramError"], *inside["_SIGNALS"])
+    assert isinstance(info.value, allowed)
+    assert not isinstance(info.value, UnicodeError)

@@ -99,6 +99,10 @@ class CodeEnv(DatasetEnv):
         return tests
 
     def _verify_item(self) -> None:
+        tests = self._cell(self._row(), self.answer_column, str, Mapping, list)
+        if isinstance(tests, Mapping) or (isinstance(tests, str) and tests.lstrip()[:1] == "{"):
+            # Inputs and outputs may be megabytes a row, and some program passes them.
+            return
         try:
             grader.verify(self._tests(self._row()))
         except DataError as error:

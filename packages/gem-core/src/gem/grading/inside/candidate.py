@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import gc
 import itertools
 import json
 import operator
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gem.grading.inside.batch import _dumps, _fork, _write, begin, feed, leave, say, silence
-    from gem.grading.inside.encoding import MAX_ITERATED, decode, encode, preamble
+    from gem.grading.inside.encoding import MAX_ITERATED, decode, differs, encode, preamble
 
 NAME = "program"
 """`__name__` of the program: code under an `if __name__ == "__main__"` guard does not run."""
@@ -39,6 +40,9 @@ _LOADED = b"{}"
 _SET_DUMPABLE = 4
 _MAX_RAISED = 1_000
 """Most characters of an exception's message, and of its encoded arguments."""
+_MUTABLE = (list, dict, set)
+_MAX_COLLECTIONS = 50
+"""Most garbage collections of a test; later ones trust the counts of references."""
 
 
 def main(source: str) -> None:
@@ -212,35 +216,163 @@ def _no_data(tag: str, payload: Any) -> Any:
     raise ValueError("objects inside of data cannot be arguments")
 
 
+def _references(items: list[Any], place: int) -> int:
+    return sys.getrefcount(items[place])
+
+
+_ALONE = _references([[]], 0)
+"""References to an object that nothing but a list holds."""
+
+
+def _held(boxes: list[Any], known: int) -> bool:
+    """Return whether the only item of a list, or a container in it, is referred to from elsewhere.
+
+    `known` references to the item itself do not count.
+    """
+    if _references(boxes, 0) > _ALONE + known:
+        return True
+    left = [boxes[0]]
+    while left:
+        outer = left.pop()
+        items = [*outer.keys(), *outer.values()] if isinstance(outer, dict) else list(outer)
+        for place in range(len(items)):
+            if isinstance(items[place], _MUTABLE) and _references(items, place) > _ALONE + 1:
+                return True
+            if isinstance(items[place], (tuple, *_MUTABLE)):
+                left.append(items[place])
+    return False
+
+
+def _containers(value: Any) -> set[int]:
+    """Return the identities of a container and the containers in it."""
+    found, left = set(), [value]
+    while left:
+        outer = left.pop()
+        if isinstance(outer, _MUTABLE):
+            found.add(id(outer))
+        if isinstance(outer, dict):
+            left += outer.values()
+        elif isinstance(outer, (list, tuple)):
+            left += outer
+    return found
+
+
+class _Crossed:
+    """The containers that test and program both have: arguments and results that the program
+    still holds when the operation is over.
+
+    In one process they would be one object. So what the program does to them later is reported,
+    and the test is told which they are.
+    """
+
+    def __init__(self) -> None:
+        self.kept: list[tuple[int, Any, Any, Any]] = []
+        """Operation, place (an argument, or None for the result), container, copy."""
+        self.collections = 0
+
+    def report(self, result: dict[str, Any], number: int, places: list[Any], boxes: Any) -> None:
+        """Add to the result of an operation what became of its containers, and of earlier ones.
+
+        Args:
+            result: Of operation `number`.
+            number: See above.
+            places: Positions or names of the arguments, and None for the value.
+            boxes: The arguments and the value, in lists of one item, with no other reference.
+        """
+        changes = []
+        for each, (of, place, container, copy) in enumerate(self.kept):
+            if differs(container, copy):
+                now, copy = _copied(container)
+                self.kept[each] = of, place, container, copy
+                changes.append([of, place, now])
+        if changes:
+            result["c"] = changes
+        containers = [each for each, box in enumerate(boxes) if isinstance(box[0], _MUTABLE)]
+        if isinstance(boxes[-1][0], _MUTABLE):
+            same = [each for each in containers[:-1] if boxes[each][0] is boxes[-1][0]]
+            if same:
+                result["is"] = places[same[0]]
+        held = [each for each in containers if self._holds(boxes, each)]
+        if held and self.collections < _MAX_COLLECTIONS:
+            # Functions that call themselves are garbage that holds what they use.
+            self.collections += 1
+            gc.collect()
+            held = [each for each in held if self._holds(boxes, each)]
+        if len(held) > 1 and held[-1] == len(boxes) - 1:
+            of_value = _containers(boxes[-1][0])
+            # Parts of the value are parts of an argument, too.
+            if any(of_value & _containers(boxes[each][0]) for each in held[:-1]):
+                result["l"] = True
+        for each in held:
+            with contextlib.suppress(_ObjectError):
+                self.kept.append((number, places[each], boxes[each][0], _copied(boxes[each][0])[1]))
+                result.setdefault("h", []).append(places[each])
+
+    def _holds(self, boxes: Any, each: int) -> bool:
+        known = sum(box[0] is boxes[each][0] for box in boxes) - 1
+        known += sum(kept[2] is boxes[each][0] for kept in self.kept)
+        try:
+            return _held(boxes[each], known)
+        except Exception:
+            # A container of the program's own class.
+            return True
+
+
+def _copied(value: Any) -> tuple[Any, Any]:
+    """Return a value as data, and as new objects made from the data."""
+    now = encode(value, _refuse)
+    return now, decode(now, _no_data, arrays=True)
+
+
 class _Process:
     """Runs the operations of one test; each sees the effects of those before it."""
 
     def __init__(self, program: dict[str, Any]) -> None:
         self.program = program
         self.values: list[Any] = []
+        self.crossed = _Crossed()
 
     def result(self, kind: str, target: Any, arguments: Any = (), named: Any = ()) -> Any:
-        """Run one operation; return its value or exception, and the arguments that it changed."""
-        value, changed = None, []
+        """Run one operation; return its value or exception, and what it did to arguments."""
+        value: Any = None
+        values: list[Any] = []
+        keywords: dict[str, Any] = {}
         try:
             values = [decode(item, self._reference, arrays=True) for item in arguments]
             keywords = {key: decode(item, self._reference, arrays=True) for key, item in named}
             of = self._target(target)
             value = _OPERATIONS[kind](of, *values) if kind != "call" else of(*values, **keywords)
             result = {"v": encode(value, _object)}
-            for place, item in [*enumerate(values), *keywords.items()]:
-                if isinstance(item, (list, dict, set)):
-                    given = arguments[place] if isinstance(place, int) else dict(named)[place]
-                    with contextlib.suppress(_ObjectError):
-                        now = encode(item, _refuse)
-                        if now != given:
-                            changed.append([place, now])
-            if changed:
-                result["a"] = changed
         except BaseException as error:
             result = _raised(error, self.program)
-        self.values.append(value)
+        if target[0] == "function":
+            # Only the value of such a call is compared.
+            return result
+        places = [*range(len(values)), *keywords, None]
+        # No other reference may stay: `_Crossed` counts them.
+        boxes = [[item] for item in (*values, *keywords.values(), value)]
+        of = value = values = keywords = None  # type: ignore[assignment]
+        try:
+            self._report(result, arguments, named, places, boxes)
+        except BaseException as error:
+            result = _raised(error, self.program)
+        self.values.append(boxes[-1][0])
         return result
+
+    def _report(self, result: Any, arguments: Any, named: Any, places: Any, boxes: Any) -> None:
+        """Add to a result what became of the arguments; see `_Crossed.report`."""
+        changed = []
+        for place, box in zip(places[:-1], boxes, strict=False):
+            if isinstance(box[0], _MUTABLE):
+                given = arguments[place] if isinstance(place, int) else dict(named)[place]
+                with contextlib.suppress(_ObjectError):
+                    now = encode(box[0], _refuse)
+                    if now != given:
+                        changed.append([place, now])
+        if changed:
+            result["a"] = changed
+        if self.crossed.kept or any(isinstance(box[0], _MUTABLE) for box in boxes):
+            self.crossed.report(result, len(self.values), places, boxes)
 
     def _target(self, target: Any) -> Any:
         kind, of, *rest = target

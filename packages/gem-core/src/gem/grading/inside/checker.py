@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         IMPORTED,
         PROGRAM,
         decode,
+        differs,
         encode,
         preamble,
         same,
@@ -85,10 +86,15 @@ class _Known:
         self.answered = answered
         self.operations: list[Any] = []
         self.pending = False
+        # By operation and place: a container that the program has, too, and a copy of it.
+        self._crossed: dict[tuple[int, Any], list[Any]] = {}
+        self._linked: list[list[Any]] = []
         self._raised: list[tuple[BaseException, list[Any]]] = []
 
     def ask(self, kind: str, target: Any, arguments: Any = (), named: Any = None) -> Any:
         """Return the value of an operation, raise its exception, or return `_Pending`."""
+        if not self.pending:
+            self._require_unchanged()
         place = len(self.operations)
         if place >= _MAX_OPERATIONS:
             raise _Stop if self.pending else _Refused(f"it has more than {place} calls")
@@ -107,6 +113,15 @@ class _Known:
                 return self._value(place, operation, result, arguments, named)
         self.pending = True
         return _Pending(["result", place])
+
+    def _require_unchanged(self) -> None:
+        """Refuse a test that changed what the program has, too: it would have to see that."""
+        if any(differs(*both) for both in self._crossed.values()):
+            raise _Refused("it changes a container that the program holds, too")
+
+    def changes_parts(self) -> bool:
+        """Return whether the test changed a container whose parts belong to another one, too."""
+        return any(differs(*both) for both in self._linked)
 
     def _filled(self, asked: Any) -> Any:
         """Return an operation in which results that are data replace the references to them."""
@@ -162,15 +177,35 @@ class _Known:
 
     def _read(self, place: int, operation: Any, result: Any, arguments: Any, named: Any) -> Any:
         """Return the value of an operation, or the exception that it raised."""
+        for which, now in result.get("a", ()):
+            changed = arguments[which] if isinstance(which, int) else named[which]
+            _change(changed, decode(now, _no_object, arrays=True))
+        for of, which, now in result.get("c", ()):
+            if (of, which) not in self._crossed:
+                raise _Refused("what the program holds differs from run to run")
+            for container in self._crossed[of, which]:
+                _change(container, decode(now, _no_object, arrays=True))
+        value = self._result(place, operation, result)
+        which = result.get("is")
+        if which is not None:
+            value = arguments[which] if isinstance(which, int) else named[which]
+        for which in result.get("h", ()):
+            held = value
+            if which is not None:
+                held = arguments[which] if isinstance(which, int) else named[which]
+            copy = decode(encode(held, _no_copy), _no_object, arrays=True)
+            self._crossed[place, which] = [held, copy]
+            if result.get("l"):
+                self._linked.append(self._crossed[place, which])
+        return value
+
+    def _result(self, place: int, operation: Any, result: Any) -> Any:
         if "x" in result:
             target = operation[1]
             iterates = target[0] == "method" and target[2] == "__next__"
             error = _exception(result, iterates)
             self._raised.append((error, list(result.get("p", ()))))
             return error
-        for which, now in result.get("a", ()):
-            changed = arguments[which] if isinstance(which, int) else named[which]
-            _change(changed, decode(now, _no_object, arrays=True))
         raw = result["v"]
         if isinstance(raw, dict) and "o" in raw:
             kind, target = operation[:2]
@@ -237,6 +272,10 @@ def _attributes(result: dict[str, Any]) -> dict[str, Any]:
     """Return what the program's exception had as attributes."""
     values = decode(result.get("d", {"d": []}), _no_object, arrays=True)
     return values if isinstance(values, dict) else {}
+
+
+def _no_copy(value: Any) -> Any:
+    raise _Refused("it gives the program containers of objects, which the program keeps")
 
 
 def _no_object(tag: str, payload: Any) -> Any:
@@ -452,6 +491,8 @@ class _Test:
         if not self.known.operations:
             failed = f"it fails before it calls the program ({details or 'AssertionError'})"
             return ["unusable", _NO_CALL if what == "passed" else failed]
+        if self.known.changes_parts():
+            return ["refused", "it changes a container that shares parts with another one"]
         return [what, details]
 
     def _run(self) -> None:

@@ -12,7 +12,9 @@ values of exactly these types, so that no method of the program reaches the test
 
 An exception is `{"x": names of its class and base classes, "m": message, "e": arguments, "d":
 attributes, "p": names under which the program defines one of these classes}`. A value is
-`{"v": ...}`, perhaps with `"a"`, the arguments that the call changed.
+`{"v": ...}`. Both may have `"a"`, the arguments that the call changed; `"c"`, the containers of
+earlier operations that it changed; `"is"`, the argument that the value is; `"h"`, which arguments
+(None: the value) the program still holds; and `"l"`, if parts of these belong to one another.
 
 An operation is `[kind, target, arguments, pairs of named arguments]`; kinds other than `call` are
 in `inside/candidate.py`. Arguments have two more tags: p, with a target, and B, with the name of a
@@ -167,6 +169,22 @@ def decode(raw: Any, other: Callable[[str, Any], Any], arrays: bool = False) -> 
     if tag in ("s", "f"):
         check_hashes(items)
     return _MADE[tag](items)
+
+
+def differs(value: Any, copy: Any) -> bool:
+    """Return whether a container differs from a copy that was made of it by `encode` and `decode`.
+
+    NaN differs from NaN, and arrays cannot be compared as a whole: then the encodings decide.
+    """
+    try:
+        if value == copy:
+            return False
+    except Exception:
+        pass
+    try:
+        return repr(encode(value, str)) != repr(encode(copy, str))
+    except ValueError:
+        return True
 
 
 def _deque(items: list[Any]) -> Any:
