@@ -81,6 +81,7 @@ def _run(
     source, out, err = streams
     kept = {name: os.environ[name] for name in ("PATH", "SYSTEMROOT") if name in os.environ}
     environment = {**kept, "HOME": str(folder), "TMPDIR": str(folder)}
+    core.acquire()
     try:
         process = subprocess.Popen(
             program,
