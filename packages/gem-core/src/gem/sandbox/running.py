@@ -24,8 +24,9 @@ class NotSentError(OSError):
 def attempted(run: Callable[[Core], _T]) -> _T:
     """Call `run`; if the sandbox fails, call it again with a fresh sandbox.
 
-    `run` acquires the core when its program begins. No program can end a sandbox, so a second failure is the machine's. A program that got too
-    little CPU time runs again while nothing else does.
+    `run` acquires the core when its program begins. No program can end a sandbox, so a second
+    failure is the machine's. A program that got too little CPU time runs again while nothing else
+    does.
 
     Raises:
         BusyMachineError: The program got too little CPU time twice.
