@@ -108,7 +108,7 @@ class Server:
                 mapping.apply()
             # Fails here, before a policy's program runs, if the kernel does not allow confinement.
             with Core() as core:
-                self.run(b"print(1)", b"", Limits(cpu_s=_START_S), 0, core)
+                self.run(b"print(1)", b"", Limits(cpu_s=5.0), 0, core)
         except (OSError, ValueError) as error:
             self.process.kill()
             said = self.process.communicate()[1].decode("utf-8", "replace").strip()
