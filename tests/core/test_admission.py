@@ -39,10 +39,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Two cores that no process but this test's has."""
     monkeypatch.setattr(admission, "_folder", lambda: tmp_path)
     monkeypatch.setattr(admission, "usable", lambda: [0, 1])
-    admission._cores.cache_clear()
+    admission._forget()
     yield tmp_path
-    admission._cores().forget()
-    admission._cores.cache_clear()
+    admission._forget()
 
 
 def holder(folder: Path, how: str = "one") -> subprocess.Popen[str]:
@@ -165,18 +164,23 @@ def test_a_forked_process_begins_with_nothing_and_keeps_nothing(folder: Path) ->
         assert text == str([1 - core._held[0]])
 
 
-def test_an_error_while_waiting_gives_everything_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_interrupted_while_waiting_leaves_the_queue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     cores = admission._cores()
-    first = cores.acquire(False)
 
-    def interrupted(self: threading.Event, timeout: float | None = None) -> bool:
-        raise KeyboardInterrupt
+    class Interrupted:
+        def __init__(self, alone: bool) -> None:
+            self.alone, self.held, self.turn = alone, list[int](), self
 
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Event, "wait", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            cores.acquire(True)
-    cores.release(first)
+        def acquire(self) -> None:
+            raise KeyboardInterrupt
+
+    for alone in (False, True):
+        with admitted(alone=True), monkeypatch.context() as patch:
+            patch.setattr(admission, "_Waiter", Interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                cores.acquire(alone)
     with admitted(alone=True):
         pass
 
@@ -185,7 +189,7 @@ def test_without_a_folder_the_process_still_counts_its_cores(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(admission, "_folder", lambda: None)
-    admission._cores.cache_clear()
+    admission._forget()
     room = Room()
     with ThreadPoolExecutor(16) as threads:
         list(threads.map(lambda _: room.visit(), range(50)))

@@ -484,10 +484,29 @@ def test_a_program_that_hangs_at_its_second_test_is_run_once() -> None:
 
 def test_a_test_that_began_late_has_its_time_alone() -> None:
     counter = Counter()
-    program = "import time\ndef f(x):\n    time.sleep(x)\n    return x"
-    calls = {"fn_name": "f", "inputs": [[2.5], [2.5]], "outputs": [2.5, 2.5]}
-    assert grade(program, calls, executor=counter, timeout_s=3.5).reason == "passed"
+    program = (
+        "import time\ndef f(x):\n    began = time.process_time()\n"
+        "    while time.process_time() - began < x: pass\n    return x"
+    )
+    calls = {"fn_name": "f", "inputs": [[0.7], [0.7]], "outputs": [0.7, 0.7]}
+    assert grade(program, calls, executor=counter, timeout_s=1.0).reason == "passed"
     assert counter.runs == 2
+
+
+def test_tests_that_sleep_have_their_time_each() -> None:
+    program = "import time\ndef f(x):\n    time.sleep(x)\n    return x"
+    calls = {"fn_name": "f", "inputs": [[1.0]] * 4, "outputs": [1.0] * 4}
+    assert grade(program, calls, timeout_s=0.8).reason == "passed"
+
+
+def test_a_test_over_its_time_fails_also_where_the_run_has_more() -> None:
+    program = (
+        "import time\ndef f(x):\n    began = time.process_time()\n"
+        "    while time.process_time() - began < x: pass\n    return x"
+    )
+    calls = {"fn_name": "f", "inputs": [[1.1], [0]], "outputs": [1.1, 0]}
+    verdict = grade(program, calls, timeout_s=1.0, partial=True)
+    assert (verdict.reason, verdict.score) == ("test 1 of 2: time limit", 0.5)
 
 
 def test_an_executor_with_another_version_of_python_gets_the_source() -> None:

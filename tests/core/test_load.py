@@ -229,11 +229,11 @@ def test_a_starved_program_runs_again_alone_and_is_then_nobodys_fault(
 ) -> None:
     asked: list[bool] = []
 
-    def spied(*, alone: bool) -> Any:
+    def spied(*, alone: bool) -> admission.Core:
         asked.append(alone)
-        return admission.admitted(alone=alone)
+        return admission.Core(alone=alone)
 
-    monkeypatch.setattr(running, "admitted", spied)
+    monkeypatch.setattr(running, "Core", spied)
     with pytest.raises(BusyMachineError, match="did not sleep"):
         kind().run(STARVED, "", Limits(cpu_s=10))
     assert asked == [False, True]

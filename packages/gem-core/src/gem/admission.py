@@ -9,7 +9,6 @@ another admitted call cannot wait for itself. Imports nothing of gem.
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import math
 import os
@@ -28,6 +27,8 @@ _fcntl: Any = importlib.import_module("fcntl") if os.name == "posix" else None
 
 _POLL_S = 0.002
 """Time between two looks at the cores of other processes; one waiting process at a time looks."""
+_KEEP_S = 0.05
+"""How long the threads of a process hand a core to each other."""
 _CGROUPS = (Path("/sys/fs/cgroup/cpu.max"), Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"))
 
 
@@ -60,41 +61,66 @@ waits: ContextVar[Waits | None] = ContextVar("gem_waits", default=None)
 
 
 class Core:
-    """The right to run, on one core or alone. One made without arguments is nothing to release."""
+    """The right of one thread to run a program or grader, on one core or alone."""
 
-    def __init__(self, cores: _Cores | None = None, held: Sequence[int] = ()) -> None:
-        self._cores = cores
-        self._held = held
+    def __init__(self, *, alone: bool = False) -> None:
+        """Hold nothing yet.
+
+        Args:
+            alone: Whether `acquire` waits for all cores, so that no other admitted program or
+                grader of this user runs.
+        """
+        self._alone = alone
+        self._held: Sequence[int] = ()
+        self._cores: _Cores | None = None
+
+    def acquire(self) -> None:
+        """Wait for the core, unless it or another one of this thread is held."""
+        if not self._held and getattr(_mine, "core", None) in (None, self):
+            self._cores = _cores()
+            self._held = self._cores.acquire(self._alone)
+            _mine.core = self
 
     def release(self) -> None:
-        """Let others run, because the holder sleeps or has ended; safe to repeat."""
-        cores, self._cores = self._cores, None
-        if cores is not None:
-            cores.release(self._held)
+        """Let others run, because the holder sleeps or has ended; any thread may do so."""
+        held, self._held = self._held, ()
+        if held and self._cores is not None:
+            self._cores.release(held)
+
+    def __enter__(self) -> Core:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.release()
+        if getattr(_mine, "core", None) is self:
+            _mine.core = None
 
 
 @contextlib.contextmanager
 def admitted(*, alone: bool = False) -> Iterator[Core]:
-    """Wait for a core; yield it, and release it at the end of the block.
-
-    Args:
-        alone: Wait for all cores, so that no other admitted program or grader of this user runs.
-    """
-    if getattr(_mine, "holds", False):
-        yield Core()
-        return
-    cores = _cores()
-    core = Core(cores, cores.acquire(alone))
-    _mine.holds = True
-    try:
+    """Wait for a core; yield it, and release it at the end of the block; see `Core`."""
+    with Core(alone=alone) as core:
+        core.acquire()
         yield core
-    finally:
-        _mine.holds = False
-        core.release()
+
+
+class _Waiter:
+    """A thread that waits for a core, or for all of them."""
+
+    def __init__(self, alone: bool) -> None:
+        self.alone = alone
+        self.held: list[int] = []
+        self.turn = threading.Lock()
+        """Released when it holds what it waits for."""
+        self.turn.acquire()
 
 
 class _Cores:
-    """The cores that this process may use."""
+    """The cores that this process may use.
+
+    A thread that releases a core hands it to the next one that waits, for a while: then other
+    processes have their turn. A thread of its own, the doorman, gets cores that others release.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -110,8 +136,12 @@ class _Cores:
                 self._locks = opened
         self._free = list(self._locks)
         """Cores that this process does not hold."""
-        self._waiting: deque[threading.Event] = deque()
-        """Threads that wait; the first of them looks for a free core."""
+        self._since: dict[int, float] = {}
+        """When this process got the cores that it holds."""
+        self._waiting: deque[_Waiter] = deque()
+        self._door = threading.Event()
+        """Set when the doorman has something to do."""
+        self._doorman: threading.Thread | None = None
 
     def acquire(self, alone: bool) -> list[int]:
         with self._lock:
@@ -119,28 +149,40 @@ class _Cores:
                 core = self._at_once()
                 if core is not None:
                     return [core]
-            turn = threading.Event()
-            self._waiting.append(turn)
-            first = self._waiting[0] is turn
+            waiter = _Waiter(alone)
+            self._waiting.append(waiter)
+            if self._doorman is None:
+                self._doorman = threading.Thread(
+                    target=self._keep_door, name="gem-cores", daemon=True
+                )
+                self._doorman.start()
+        self._door.set()
         counted = waits.get()
-        with counted.waiting() if counted is not None else contextlib.nullcontext():
-            try:
-                if not first:
-                    turn.wait()
-                return self._in_turn(turn, len(self._locks) if alone else 1)
-            finally:
-                with self._lock:
-                    self._waiting.remove(turn)
-                    if self._waiting:
-                        self._waiting[0].set()
+        try:
+            with counted.waiting() if counted is not None else contextlib.nullcontext():
+                waiter.turn.acquire()
+        except BaseException:
+            with self._lock:
+                waits_still = waiter in self._waiting
+                if waits_still:
+                    self._waiting.remove(waiter)
+            if not waits_still:
+                self.release(waiter.held)
+            raise
+        return waiter.held
 
     def release(self, held: Sequence[int]) -> None:
+        now = time.monotonic()
         with self._lock:
             for core in held:
-                _unlock(self._locks[core])
-                self._free.append(core)
-            if self._waiting:
-                self._waiting[0].set()
+                next_ = self._waiting[0] if self._waiting else None
+                if next_ is not None and not next_.alone and now - self._since[core] < _KEEP_S:
+                    self._admit([core])
+                else:
+                    self._give_back(core)
+            waits_still = bool(self._waiting)
+        if waits_still:
+            self._door.set()
 
     def forget(self) -> None:
         """Close the lock files, in a forked process, which has its parent's descriptors."""
@@ -161,31 +203,54 @@ class _Cores:
         for core in reversed(self._free):
             if _lock(self._locks[core]):
                 self._free.remove(core)
+                self._since[core] = time.monotonic()
                 return core
         return None
 
-    def _in_turn(self, turn: threading.Event, count: int) -> list[int]:
-        """Wait for cores, as the first of this process that waits and then as the first of all."""
-        held: list[int] = []
-        # Whoever has this lock gets the next cores: two that want all of them do not block each
-        # other.
-        if self._queue >= 0:
-            _fcntl.flock(self._queue, _fcntl.LOCK_EX)
-        try:
-            while True:
-                turn.clear()
-                with self._lock:
-                    while len(held) < count and (core := self._any()) is not None:
-                        held.append(core)
-                if len(held) == count:
-                    return held
+    def _admit(self, held: list[int]) -> None:
+        """Let the first one that waits run; the caller holds the lock."""
+        waiter = self._waiting.popleft()
+        waiter.held = held
+        waiter.turn.release()
+
+    def _give_back(self, core: int) -> None:
+        _unlock(self._locks[core])
+        self._free.append(core)
+
+    def _keep_door(self) -> None:
+        """Get cores for those that wait, in turn with the doormen of other processes."""
+        while True:
+            self._door.wait()
+            # Whoever has this lock gets the next cores: two that want all of them do not block each
+            # other.
+            if self._queue >= 0:
+                _fcntl.flock(self._queue, _fcntl.LOCK_EX)
+            gathered: list[int] = []
+            while self._waiting and not self._gather(gathered):
                 # Set when this process releases a core; those of others are seen by looking.
-                turn.wait(_POLL_S)
-        except BaseException:
-            self.release(held)
-            raise
-        finally:
+                self._door.wait(_POLL_S)
+            with self._lock:
+                for core in gathered:
+                    self._give_back(core)
+                if not self._waiting:
+                    self._door.clear()
             _unlock(self._queue)
+
+    def _gather(self, gathered: list[int]) -> bool:
+        """Take free cores for the first one that waits; return whether it was admitted."""
+        self._door.clear()
+        with self._lock:
+            if not self._waiting:
+                return False
+            count = len(self._locks) if self._waiting[0].alone else 1
+            while len(gathered) < count and (core := self._any()) is not None:
+                gathered.append(core)
+            if len(gathered) < count:
+                return False
+            self._admit([gathered.pop() for _ in range(count)])
+            if self._waiting:
+                self._door.set()
+            return True
 
 
 def usable() -> list[int]:
@@ -247,20 +312,25 @@ def _unlock(descriptor: int) -> None:
 
 
 _mine = threading.local()
+_making = threading.Lock()
+_made: list[_Cores] = []
 
 
-@functools.cache
 def _cores() -> _Cores:
-    return _Cores()
+    """Return the cores of this process, making them at the first call."""
+    if not _made:
+        with _making:
+            if not _made:
+                _made.append(_Cores())
+    return _made[0]
 
 
 def _forget() -> None:
     """In a forked process: begin without the parent's cores and waiting threads."""
-    global _mine
-    if _cores.cache_info().currsize:
-        _cores().forget()
-        _cores.cache_clear()
-    _mine = threading.local()
+    global _mine, _making
+    while _made:
+        _made.pop().forget()
+    _mine, _making = threading.local(), threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):

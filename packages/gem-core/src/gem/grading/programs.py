@@ -20,6 +20,9 @@ from gem.sandbox import AutoExecutor, BwrapExecutor, Executor, Limits, Result, S
 _INSIDE = Path(__file__).with_name("inside")
 _ROOM = 4 << 20
 """Most bytes of output of one run."""
+_SLACK = 0.25
+"""Extra time of a run that tasks share, as a share of the limit of one task. A task that began
+within it has had all of its own time when the run ends, and need not run again."""
 
 
 @dataclass(frozen=True)
@@ -57,22 +60,25 @@ class Runner:
     def answers(self, tasks: Sequence[Any]) -> Iterator[Answer]:
         """Yield the answer to each task, in order; the sandbox runs lazily.
 
-        Tasks share a run, each in its own process, and the limits of one task hold for the run.
-        Where a limit ends the run, or the program does, the tasks that were kept from starting or
-        from their full time share another run, in which the first of them has all of its time.
+        Tasks share a run, each in its own process; the run has the limits of one task, and some
+        more time. Where a limit ends the run, or the program does, the tasks that were kept from
+        starting or from their full time share another run, in which the first of them has all of
+        its time.
 
         Raises:
             ConfigurationError: The executor cannot run the programs of `inside` at all.
         """
         left = list(tasks)
+        cpu_s, own_s = self._limits.cpu_s, self._limits.own_s
         while left:
             run = self._run(left)
             for number in range(len(left)):
                 if number in run.replies:
-                    yield Answer(run.replies[number])
+                    seconds, reply = run.replies[number]
+                    yield Answer(failure="time limit") if seconds > cpu_s else Answer(reply)
                 elif run.load_error is not None:
                     yield Answer(failure=run.load_error)
-                elif run.had_its_time(number):
+                elif run.had_its_time(number, _SLACK * cpu_s, _SLACK * own_s):
                     yield Answer(failure=run.failure)
                 else:
                     left = left[number:]
@@ -81,9 +87,13 @@ class Runner:
                 return
 
     def _run(self, tasks: Sequence[Any]) -> _Run:
-        run = _Run(self._in_sandbox(self._side, self._program, json.dumps(list(tasks))))
+        limits = self._limits
+        if len(tasks) > 1:
+            limits = dataclasses.replace(limits, cpu_s=(1 + _SLACK) * limits.cpu_s)
+        given = json.dumps(list(tasks))
+        run = _Run(self._in_sandbox(self._side, self._program, given, limits))
         if not run.began and run.result.limit_hit is None:
-            result = self._in_sandbox("candidate", "", "[]")
+            result = self._in_sandbox("candidate", "", "[]", limits)
             if not _Run(result).began:
                 last = result.stderr.strip().rpartition("\n")[2]
                 raise ConfigurationError(
@@ -92,11 +102,11 @@ class Runner:
                 )
         return run
 
-    def _in_sandbox(self, side: str, program: str, stdin: str) -> Result:
+    def _in_sandbox(self, side: str, program: str, stdin: str, limits: Limits) -> Result:
         # The policy's program is a literal, so that executors see its imports.
         text = f"PROGRAM = {program!r}\n{_loader(side, self._portable)}"
         with boundary("sandbox"):
-            result = self._sandbox.run(text, stdin, self._limits)
+            result = self._sandbox.run(text, stdin, limits)
         self.used_s += result.seconds if result.cpu_s is None else result.cpu_s
         return result
 
@@ -108,8 +118,8 @@ class _Run:
         self.result = result
         self.began = False
         self.load_error: str | None = None
-        self.replies: dict[int, Any] = {}
-        self._started: set[int] = set()
+        self.replies: dict[int, tuple[float, Any]] = {}
+        self._starts: dict[int, tuple[float, float]] = {}
         for line in result.stdout.split("\n"):
             try:
                 self._read(json.loads(line))
@@ -124,17 +134,29 @@ class _Run:
         elif kind == "load":
             self.load_error = raised(rest[0])
         elif kind == "task":
-            self._started.add(rest[0])
+            number, used_s, passed_s = rest
+            self._starts.setdefault(number, (float(used_s), float(passed_s)))
         elif isinstance(kind, int):
-            (reply,) = rest
-            self.replies.setdefault(kind, reply)
+            seconds, reply = rest
+            self.replies.setdefault(kind, (float(seconds), reply))
 
-    def had_its_time(self, number: int) -> bool:
-        """Return whether a task without a reply would get none in a run of its own either."""
+    def had_its_time(self, number: int, cpu_s: float, wall_s: float) -> bool:
+        """Return whether a task without a reply would get none in a run of its own either.
+
+        Args:
+            number: The task.
+            cpu_s: CPU time that the run has beyond the limit of a task.
+            wall_s: The same of own time. What passed until the task began was not more.
+        """
         if number == 0:
             return True
-        ended = self.result.limit_hit is None or number + 1 in self._started
-        return number in self._started and ended
+        if number not in self._starts:
+            return False
+        if self.result.limit_hit is None or number + 1 in self._starts:
+            return True
+        # Several tasks together may have hit any other limit.
+        used_s, passed_s = self._starts[number]
+        return self.result.limit_hit == "time" and used_s <= cpu_s and passed_s <= wall_s
 
     @property
     def failure(self) -> str:

@@ -117,7 +117,8 @@ class Server:
             if mapping:
                 mapping.apply()
             # Fails here, before a policy's program runs, if the kernel does not allow confinement.
-            self.run(b"print(1)", b"", Limits(cpu_s=_START_S), 0, Core())
+            with Core() as core:
+                self.run(b"print(1)", b"", Limits(cpu_s=5.0), 0, core)
         except (OSError, ValueError) as error:
             self.process.kill()
             said = self.process.communicate()[1].decode("utf-8", "replace").strip()
@@ -138,7 +139,7 @@ class Server:
     ) -> tuple[Result, int]:
         """Run a program; return its result and the number of its session's state.
 
-        The core is released when the program sleeps.
+        The core is held from when the program is sent until it ends or sleeps.
 
         Raises:
             BusyMachineError: The program got too little CPU time.
@@ -154,6 +155,7 @@ class Server:
                 descriptors = [theirs.fileno(), code, given, *outputs.theirs]
                 try:
                     asked = self.steps if step.key else self.requests[level]
+                    core.acquire()
                     socket.send_fds(asked, [request], descriptors)
                 except OSError as error:
                     self.broken = True
@@ -194,8 +196,8 @@ class Server:
                     if not message:
                         self.broken = True
                         raise UnreachableError("the sandbox ended while it ran a program")
+                    core.release()
                     if message == ASLEEP:
-                        core.release()
                         continue
                     outputs.poll.unregister(report)
                     # All writers have ended or (in a session) are stopped.

@@ -95,6 +95,7 @@ class DockerExecutor(Executor):
     def _run(self, client: Any, given: bytes, limits: Limits, core: Core) -> Result:
         with self._container(client, limits) as container:
             socket = container.attach_socket(params={"stdin": 1, "stream": 1})
+            core.acquire()
             container.start()
             began = time.monotonic()
             stream = getattr(socket, "_sock", socket)

@@ -105,6 +105,7 @@ def _run(code: str, limits: Limits, state: bytes | None = None) -> tuple[Result,
     """
 
     def run(core: Core) -> tuple[Result, bytes | None]:
+        core.acquire()
         if state is None:
             result = _fed(code, limits, None, None)
             if result[0].limit_hit != "time":

@@ -104,6 +104,7 @@ def _run(
             theirs, ours = os.pipe()
             stack.callback(os.close, ours)
             source = stack.enter_context(os.fdopen(theirs, "rb"))
+        core.acquire()
         try:
             process = subprocess.Popen(
                 program,

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from gem.admission import Core, admitted
+from gem.admission import Core
 from gem.errors import BusyMachineError, UnreachableError
 from gem.sandbox.base import Limits
 
@@ -22,10 +22,11 @@ class NotSentError(OSError):
 
 
 def attempted(run: Callable[[Core], _T]) -> _T:
-    """Call `run` when a core is free; if the sandbox fails, call it again with a fresh sandbox.
+    """Call `run`; if the sandbox fails, call it again with a fresh sandbox.
 
-    No program can end a sandbox, so a second failure is the machine's. A program that got too
-    little CPU time runs again while nothing else does.
+    `run` acquires the core when its program begins. No program can end a sandbox, so a second
+    failure is the machine's. A program that got too little CPU time runs again while nothing else
+    does.
 
     Raises:
         BusyMachineError: The program got too little CPU time twice.
@@ -35,7 +36,7 @@ def attempted(run: Callable[[Core], _T]) -> _T:
     failed = alone = False
     for _ in range(_ATTEMPTS):
         try:
-            with admitted(alone=alone) as core:
+            with Core(alone=alone) as core:
                 return run(core)
         except NotSentError:
             continue

@@ -26,7 +26,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from gem.grading.inside.batch import _dumps, _fork, _write, begin, feed, leave, say, silence
+    from gem.grading.inside.batch import (
+        _dumps,
+        _fork,
+        _write,
+        begin,
+        feed,
+        leave,
+        say,
+        silence,
+        used,
+    )
     from gem.grading.inside.encoding import MAX_ITERATED, decode, differs, encode, preamble
 
 NAME = "program"
@@ -83,12 +93,14 @@ def main(source: str) -> None:
             if not reply:
                 return
             replies.append(json.loads(reply))
-        # An empty message tells the fork that the test ends; an empty reply confirms it.
+        # An empty message tells the fork that the test ends; an empty reply confirms it, after one
+        # with the CPU time.
         _send(ask, b"")
-        while receive():
-            continue
+        while message := receive():
+            spent[0] = float(message)
 
-    feed(tasks, answers, solve)
+    spent = [0.0]
+    feed(tasks, answers, solve, lambda: spent[0])
 
 
 def _protection() -> Callable[[bool], None]:
@@ -120,10 +132,16 @@ def _program_side(source: str, asked: int, tell: int) -> None:
             while operation := _receive(asked):
                 _send(tell, _dumps(process.result(*_loads(operation))).encode())
             if order == _LAST:
-                _send(tell, b"")
+                _confirm(tell)
             _leave(0)
         _waitpid(child, 0)
-        _send(tell, b"")
+        _confirm(tell)
+
+
+def _confirm(tell: int) -> None:
+    """Say that a test has ended, and how much CPU time this process and its children have used."""
+    _send(tell, b"%.3f" % used())
+    _send(tell, b"")
 
 
 def _load(source: str) -> dict[str, Any]:
