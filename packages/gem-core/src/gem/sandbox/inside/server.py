@@ -123,7 +123,7 @@ def main() -> None:
             other.close()
     # A garbage collection in a fork would write to, and so copy, pages shared with the server.
     hide()
-    program.remember_packages()
+    program.remember()
     gc.collect()
     gc.disable()
     gc.freeze()
