@@ -57,6 +57,8 @@ _MAX_COLLECTIONS = 50
 
 def main(source: str) -> None:
     """Load a program, read operations from stdin and write their results."""
+    # The folder of the program, which it can write to: the parent must import nothing from there.
+    del sys.path[0]
     protect = _protection()
     protect(True)
     asked, ask = os.pipe()

@@ -87,8 +87,11 @@ for kind in classes():
         if opener:
             attempt("object graph", lambda: opener("{secret}").read(1))
 attempt("loader", lambda: __loader__.get_data("{secret}"))
-attempt("license", lambda: type(license)("", "{secret}", [], [""])._Printer__filenames and
-        open("{secret}").read())
+def printed():
+    printer = type(license)("", "", ["{secret}"], [""])
+    printer._Printer__setup()
+    return any(printer._Printer__lines) or None
+attempt("license", printed)
 """,
     "escape from a restricted interpreter without imports": """
 for text in ["open('{secret}').read()", "__import__('os').listdir('{home}')",

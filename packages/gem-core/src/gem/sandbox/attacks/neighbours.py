@@ -13,7 +13,7 @@ attempt("files", lambda: [name for name in names if name != "program.py"] or Non
 attempt("builtins", lambda: hasattr(builtins, "poison") or builtins.len([1]) != 1)
 attempt("module", lambda: json.loads("1") != 1 or hasattr(sys, "poison") or "poison" in sys.modules)
 attempt("variable", lambda: "POISON" in os.environ)
-attempt("path", lambda: "/tmp" in sys.path)
+attempt("path", lambda: "/tmp/poison" in sys.path or sys.path.count("/tmp") > 1)
 attempt("hook", lambda: sys.meta_path and any("poison" in repr(f) for f in sys.meta_path))
 """
 _POISON = """
@@ -23,7 +23,7 @@ for path in ["/tmp/sitecustomize.py", "/tmp/json.py", "/dev/shm/x", "/tmp/.pth"]
     except OSError: pass
 builtins.poison = 1; builtins.len = lambda x: 7; json.loads = lambda x: 0; sys.poison = 1
 sys.modules["poison"] = types.ModuleType("poison"); os.environ["POISON"] = "1"
-sys.path.insert(0, "/tmp")
+sys.path[:0] = ["/tmp/poison", "/tmp"]
 class poison: pass
 sys.meta_path.insert(0, poison)
 os.umask(0o777); os.chdir("/")

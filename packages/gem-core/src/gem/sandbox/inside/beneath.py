@@ -70,6 +70,8 @@ def _has_mark() -> bool:
 # Code objects to be hidden.
 _codes: list[CodeType] = []
 _left = _place() if _is_cpython else None
+# The counts of the main thread, which are in the same place in forks.
+_main = _counts.from_address(_state())
 _hides = _is_cpython and _has_mark()
 _has_calls = sys.version_info >= (3, 12)
 
@@ -104,17 +106,16 @@ def begin(memory_mb: int) -> None:
         memory_mb: Memory of the program; half of it may become stack.
     """
     if _left is not None:
-        counts = _counts.from_address(_state())
         # This function's frame ends when it returns; the call of `exec` counts where C is counted.
-        counts[_left] = counts[_left + 1] - _has_calls
-    _allow(memory_mb // 2)
+        _main[_left] = _main[_left + 1] - _has_calls
+        _allow(_main, memory_mb // 2)
 
 
-def _allow(stack_mb: int) -> None:
+def _allow(counts: Any, stack_mb: int) -> None:
     """Allow as many calls through C as a stack of this size holds."""
-    if _left is not None and _has_calls:
-        counts = _counts.from_address(_state())
-        counts[_left + 2] = max(_CALLS, min(_MOST, _CALLS * stack_mb // _STACK_MB))
+    if _has_calls:
+        calls = max(_CALLS, min(_MOST, _CALLS * stack_mb // _STACK_MB))
+        counts[_left + 2] = calls  # type: ignore[operator]
 
 
 def deepen_threads(threading: ModuleType) -> None:
@@ -125,9 +126,10 @@ def deepen_threads(threading: ModuleType) -> None:
 
     @beneath
     def _bootstrap(self: Any) -> None:
-        _allow(threading.stack_size() >> 20)
+        counts = _counts.from_address(_state())
+        _allow(counts, threading.stack_size() >> 20)
         # The frame of this function is not the program's.
-        _counts.from_address(_state())[left] += 1
+        counts[left] += 1
         of_thread(self)
 
     threading.Thread._bootstrap = _bootstrap

@@ -36,6 +36,7 @@ _COLLECTED = 1 << 14
 _HARMLESS = frozenset(map(type, ({}, [], (), sys, lambda: None, gc.freeze)))
 
 # Programs may replace these.
+_open, _print = open, print
 _trace, _profile = sys.settrace, sys.setprofile
 _exit, _objects, _show = os._exit, gc.get_objects, sys.__excepthook__
 _end = ctypes.pythonapi.Py_Exit
@@ -46,6 +47,7 @@ _flush_c = ctypes.CDLL(None).fflush
 # What a server has before any program.
 _streams: list[Any] = []
 _packages: list[str] = []
+_names: dict[str, Any] = {}
 # Of the streams that this module made, also those that a program has detached.
 _buffers: list[Any] = []
 
@@ -73,7 +75,7 @@ def make_streams() -> None:
 def _stream(number: int) -> TextIOWrapper:
     """Return the standard stream of a descriptor, as an interpreter in UTF-8 mode makes it."""
     name = ("stdin", "stdout", "stderr")[number]
-    stream = open(
+    stream = _open(
         number,
         "w" if number else "r",
         1 if number == 2 else -1,
@@ -87,10 +89,11 @@ def _stream(number: int) -> TextIOWrapper:
     return stream
 
 
-def remember_packages() -> None:
-    """Note the modules of installed packages that have been imported before any fork."""
+def remember() -> None:
+    """Note what is the same for all programs, before any fork."""
     standard = {*sys.stdlib_module_names, "__main__", "inside"}
     _packages[:] = [name for name in sys.modules if name.partition(".")[0] not in standard]
+    _names.update(_names_of_main(_PATH))
 
 
 def prepare(seed: int | None = None) -> ModuleType:
@@ -104,27 +107,32 @@ def prepare(seed: int | None = None) -> ModuleType:
         numpy.seed(None if seed is None else seed & 0xFFFFFFFF)
     # What the server has made since it froze its objects is not the program's, either.
     gc.freeze()
-    main = main_module(_PATH)
+    main = _make_main(_PATH, _names)
     sys.path.insert(0, _FOLDER)
     gc.enable()
     return main
 
 
-def main_module(path: str) -> ModuleType:
-    """Make and return the `__main__` module of a program, and its `sys.argv`."""
+def _names_of_main(path: str) -> dict[str, Any]:
+    """Return what a program's `__main__` module has at its start."""
     importers: Any = sys.modules["_frozen_importlib_external"]
-    old = sys.modules["__main__"]
+    names = {
+        "__annotations__": {},
+        "__builtins__": builtins,
+        "__file__": path,
+        "__cached__": None,
+        "__loader__": importers.SourceFileLoader("__main__", path),
+    }
+    if "__annotations__" not in sys.modules["__main__"].__dict__:
+        # Versions differ in this.
+        del names["__annotations__"]
+    return names
+
+
+def _make_main(path: str, names: dict[str, Any]) -> ModuleType:
+    """Make and return the `__main__` module of a program, and its `sys.argv`."""
     main = type(sys)("__main__")
-    main.__dict__.update(
-        __annotations__={},
-        __builtins__=builtins,
-        __file__=path,
-        __cached__=None,
-        __loader__=importers.SourceFileLoader("__main__", path),
-    )
-    for name in {*main.__dict__} - {*old.__dict__, "__file__", "__cached__"}:
-        # Versions differ in what every module has.
-        del main.__dict__[name]
+    main.__dict__.update(names)
     sys.modules["__main__"] = main
     sys.argv = [path]
     sys.orig_argv = [sys.executable, path]
@@ -148,7 +156,7 @@ def main() -> NoReturn:
 
     _, _, path, memory_mb = sys.argv
     deepen_threads(threading)
-    main_module(path)
+    _make_main(path, _names_of_main(path))
     sys.path[0] = os.path.dirname(path)
     with open(path, "rb") as file:
         source = file.read()
@@ -191,14 +199,19 @@ def write(path: str, content: bytes) -> None:
 
 
 @beneath
-def execute(source: bytes, path: str, memory_mb: int) -> int:
-    """Run source in `__main__`, printing an uncaught exception; return the exit code."""
+def execute(
+    source: bytes, path: str, memory_mb: int, namespace: dict[str, Any] | None = None
+) -> int:
+    """Run source, printing an uncaught exception; return the exit code.
+
+    Without a namespace it is that of `__main__`, and nothing here holds the module: the
+    interpreter's end deletes it.
+    """
     try:
         try:
             code = compile(source, path, "exec", dont_inherit=True)
             begin(memory_mb)
-            # No variable here may hold the module: the interpreter's end deletes it.
-            exec(code, sys.modules["__main__"].__dict__)
+            exec(code, sys.modules["__main__"].__dict__ if namespace is None else namespace)
         finally:
             # The frames from here on are hidden, and cannot be traced.
             _trace(None)
@@ -272,7 +285,7 @@ def _complain(words: object) -> None:
             if getattr(sys, "stderr", None) is None:
                 os.write(2, str(part).encode())
             else:
-                print(part, end="", file=sys.stderr)
+                _print(part, end="", file=sys.stderr)
         except BaseException:
             if part == "\n":
                 os.write(2, b"\n")

@@ -106,8 +106,9 @@ def main() -> None:
     any of the modules.
     """
     uids, sessions, idle_s, descriptors, *modules = sys.argv[1:]
-    # Programs import as an isolated interpreter does.
-    sys.path.remove("/sandbox")
+    # Packages are in a folder of their own; those of the interpreter are hidden.
+    apart = ("/sandbox", "/site-packages", "/dist-packages")
+    sys.path[:] = [path for path in sys.path if not path.endswith(apart)]
     sockets = [_socket.socket(fileno=int(descriptor)) for descriptor in descriptors.split(",")]
     *requests, steps = sockets
     # Each running program and each session holds descriptors.
@@ -134,7 +135,7 @@ def main() -> None:
             other.close()
     # A garbage collection in a fork would write to, and so copy, pages shared with the server.
     hide()
-    program.remember_packages()
+    program.remember()
     gc.collect()
     gc.disable()
     gc.freeze()

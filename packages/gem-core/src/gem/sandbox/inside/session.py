@@ -282,7 +282,7 @@ def _run(main: ModuleType, before: int, memory_mb: int, descriptors: list[int]) 
     path = f"{_FOLDER}/program-{before + 1}.py"
     main.__dict__["__file__"] = path
     program.show(path, source)
-    exit_code = program.execute(source, path, memory_mb)
+    exit_code = program.execute(source, path, memory_mb, main.__dict__)
     try:
         threading: Any = sys.modules.get("threading")
         pools: Any = sys.modules.get("concurrent.futures.thread")
