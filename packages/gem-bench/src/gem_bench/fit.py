@@ -173,7 +173,7 @@ def estimate(trainer: str, spec: RunSpec, hardware: Hardware, shape: Shape) -> E
         divided = {"none": 0.0, "whole": hardware.learner.tensor_parallel, "shared": hardware.gpus}
         if by := divided[keeps.reference]:
             waiting["initial policy"] = shape.parameters * max(keeps.weights, element) / by
-    if spec.algorithm.advantage == "gae":
+    if spec.algorithm.estimator.needs_critic:
         critic = _states(keeps, element, hardware, shape.critic, shape.critic)
         waiting["critic"] = sum(critic[state] for state in kept("sample"))
 

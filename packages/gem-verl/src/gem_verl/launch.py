@@ -46,7 +46,7 @@ def compile_spec(spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> launch.
     _check(spec, hardware)
     settings = _ALWAYS | launch.copied(spec, _NAMES, hardware)
     settings |= _policy(spec) | _run(spec, run_dir, hardware)
-    if spec.algorithm.advantage != "gae":
+    if not spec.algorithm.estimator.needs_critic:
         settings = {k: v for k, v in settings.items() if not k.lstrip("+").startswith("critic")}
     platform = platforms.of("verl", spec, run_dir, hardware, Platform())
     settings = launch.with_native(settings | platform.settings, hardware, "verl")
@@ -61,7 +61,9 @@ def compile_spec(spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> launch.
     )
 
 
-adapter = launch.Adapter("verl", SUPPORTED_VERL, "verl", compile_spec, True, baselines=True)
+adapter = launch.Adapter(
+    "verl", SUPPORTED_VERL, "verl", compile_spec, all_seats=True, keeps_state=True
+)
 
 
 def _check(spec: RunSpec, hardware: Hardware) -> None:
