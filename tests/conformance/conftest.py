@@ -13,14 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from examples import install
 from locks import one_at_a_time
 
 from gem.experiment.hardware import CPU
 
 ROOT = Path(__file__).parents[2]
-# Before adapters register estimators: L0 tries a user's one in all of them.
-install("own-estimator")
 TIMEOUT_S = 900
 PERTURBED = os.environ.get("GEM_PERTURB", "")
 WITH_VLLM = {"trl with vLLM": ROOT / ".venvs" / "openrlhf" / "bin" / "python"}
