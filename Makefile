@@ -176,6 +176,7 @@ nightly-learn: env-dev
 nightly-adapters: $(TRAINER_ENVS)
 	$(DEV) $(PYTEST) -m nightly tests/trl
 	$(VERL) $(PYTEST) -m nightly tests/verl tests/core/test_executors_ray.py
+	$(DEV) $(PYTEST) -m nightly tests/packages/test_example_estimator.py
 	$(OPENRLHF) $(PYTEST) -m nightly tests/openrlhf
 	GEM_CPU=1 $(RL2) $(PYTEST) -m nightly tests/rl2
 nightly-perturbed: $(TRAINER_ENVS)
@@ -203,8 +204,8 @@ e2e-eval: env-dev env-verl env-rl2 ## gem eval with vLLM's, SGLang's and transfo
 	$(DEV) $(PYTEST) tests/e2e/test_eval.py
 e2e-openenv: env-dev ## OpenEnv's own client, server and validation against ours
 	$(DEV) $(PYTEST) tests/packages/test_openenv.py
-example-env: env-dev ## The package of docs/your-own-environment.md: install, check, play, train, replay
-	$(DEV) $(PYTEST) tests/packages/test_example.py
+example-env: env-dev ## The packages of docs/your-own-*.md: install, check, play, train, replay
+	$(DEV) $(PYTEST) -m "not nightly" tests/packages/test_example.py tests/packages/test_example_estimator.py
 e2e: env-dev env-verl example-verl ## Real verl in each way of using it, a few steps each, and the example file
 	$(VERL) $(PYTEST) tests/verl -m "slow and not nightly"
 killed-verl: env-dev env-verl ## Real verl whose vLLM engine is killed: the run ends and says so (part of e2e)

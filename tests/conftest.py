@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from examples import install
 
 _entry_points = importlib.metadata.entry_points
 
@@ -39,6 +40,9 @@ if _strangers():
     importlib.metadata.entry_points = _ours  # type: ignore[assignment]
 
 from gem.experiment.hardware import CPU  # noqa: E402
+
+# Before an adapter registers estimators: a user's one is tried wherever all are.
+install("own-estimator")
 
 with contextlib.suppress(ImportError):  # not every trainer's environment has it
     from hypothesis import HealthCheck, settings

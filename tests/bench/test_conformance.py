@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gem.advantage import advantages
 from gem.errors import ConfigurationError
+from gem.estimators import Options
 from gem.experiment.runspec import AlgorithmPart
 from gem.testing.golden import golden_batch, golden_turn_rows
 from gem.training.record import Recorder, RunRecord, TrainedRow, read_run
@@ -48,8 +48,7 @@ def record(
 ) -> RunRecord:
     batch = golden_batch() if batch is None else batch
     table = turn_table(batch)
-    per_turn, _ = advantages(algorithm.advantage, table, gamma=algorithm.gamma)
-    values = table.split(per_turn)
+    values = table.split(algorithm.estimator(table, Options(algorithm.gamma)).advantages)
     recorder = Recorder(folder)
     recorder.episodes(0, batch, values, rows=change(rows_of(batch, values)))
     for k, mean in enumerate(metrics.pop("curve", [0.1, 0.2, 0.3])):

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 import gem
-from gem.advantage import ADVANTAGES
 from gem.core import Step
 from gem.envs.games.guess_the_number import GuessTheNumber
 from gem.errors import ConfigurationError, RolloutError, UnfinishedError
+from gem.estimators import BUILT_IN
 from gem.experiment.runspec import RunSpec
 from gem.training.record import RunRecord, read_run
 
@@ -56,7 +56,7 @@ def numbers(run: RunRecord) -> list[dict[str, Any]]:
     return [{k: v for k, v in line.items() if k not in TIMINGS} for line in run.metrics]
 
 
-@pytest.mark.parametrize("advantage", ADVANTAGES)
+@pytest.mark.parametrize("advantage", BUILT_IN)
 def test_every_estimator_trains_and_records(
     advantage: str, make_spec: Callable[..., RunSpec], tmp_path: Path
 ) -> None:

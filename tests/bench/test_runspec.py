@@ -62,7 +62,7 @@ def test_an_override_reaches_into_an_array(tmp_path: Path, spec_file: Callable[.
         ("algorithm.gamma=1.5", "algorithm.gamma must be at most 1, got 1.5"),
         ("training.tasks=2.5", "training.tasks must be of type int, got 2.5"),
         ("training.tasks=0", "training.tasks must be at least 1"),
-        ("algorithm.advantage=ppo", "algorithm.advantage must be one of"),
+        ("algorithm.advantage=ppo", "algorithm.advantage: unknown estimator 'ppo'"),
         ("optimizer=fast", "optimizer must be a table"),
         ("algorithm.gamma", "must be key=value"),
         ("algorithm.gamma.x=1", "'x' is not in a table"),

@@ -103,7 +103,7 @@ def test_an_agent_without_a_turn_trains_nothing_and_breaks_nothing(
     first = [r.advantages for r in recorded[::2]]
     # A = -1 - b with b = 0, -0.05, -0.0975, ...
     assert [a for [a] in first] == pytest.approx([-(0.95**k) for k in range(8)])
-    assert list(learner.baselines) == ["first"]
+    assert list(learner.estimator_state) == ["first"]
 
 
 def test_the_baselines_of_roles_are_in_the_checkpoint(poker: Make, tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_the_baselines_of_roles_are_in_the_checkpoint(poker: Make, tmp_path: Pat
     with pytest.raises(Stop):
         reference.train(spec, folder, device="cpu", checkpoints=saved, report=stop)
     again = reference.train(spec, folder, device="cpu", checkpoints=Checkpoints(folder, spec, 1))
-    assert again.baselines == whole.baselines != {}
+    assert again.estimator_state == whole.estimator_state != {}
     pairs = zip(again.policy.parameters(), whole.policy.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
 
@@ -165,7 +165,7 @@ def test_one_seat_of_a_match_against_itself_is_trained(
     ("changes", "key"),
     [
         ({"env__params": {"seat": "all"}}, "env.params.seat: fake trains one seat"),
-        ({"algorithm__advantage": "rae"}, "algorithm.advantage: fake keeps no baselines"),
+        ({"algorithm__advantage": "rae"}, "algorithm.advantage: fake keeps no state"),
         (
             {"eval": [{"name": "x", "id": "multi:Nim-v0", "params": {"seat": "all"}}]},
             r"eval.0.params.seat: fake trains one seat of a match; opponent=self",

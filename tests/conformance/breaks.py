@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from gem import advantage
 from gem.advantage import TurnTable
+from gem.estimators import Estimate, Estimator, Options
 from gem.training.imports import after_import
 from gem.trajectory import TrainingRow, Trajectory, TurnsInRow
 
@@ -29,13 +31,13 @@ def gamma() -> None:
 
 
 def _on_advantages(change: Callable[[Any], Any]) -> None:
-    original = advantage.advantages
+    original = Estimator.__call__
 
-    def changed(*args: Any, **kwargs: Any) -> Any:
-        per_turn, target = original(*args, **kwargs)
-        return change(per_turn), target
+    def changed(self: Estimator, table: TurnTable, options: Options) -> Estimate:
+        estimate = original(self, table, options)
+        return replace(estimate, advantages=change(estimate.advantages))
 
-    advantage.advantages = changed
+    Estimator.__call__ = changed  # type: ignore[method-assign,assignment]
 
 
 def wrong_sign() -> None:

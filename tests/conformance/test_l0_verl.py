@@ -103,7 +103,7 @@ def maskable() -> list[Trajectory]:
 
 
 class TestStockTrainer(L0Suite):
-    estimators = ("reinforce", "rebn", "grpo", "rloo")
+    critic = False
     batches = (maskable,)
     mixtures = False
 

@@ -13,8 +13,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gem import advantage
-from gem.advantage import ADVANTAGES, MIN_STD, TurnTable
+from gem.advantage import MIN_STD, TurnTable
 from gem.errors import ConfigurationError
+from gem.estimators import BUILT_IN, Options
 
 # Two tasks, two episodes each: a win in three turns, a format error, a win at once, a draw.
 REWARDS = [[0.0, 0.0, 1.0], [0.0, -0.1], [1.0], [0.5, 0.0]]
@@ -25,11 +26,12 @@ episode = st.lists(reward, min_size=1, max_size=6)
 batch = st.lists(episode, min_size=1, max_size=8)
 
 
-def all_estimators(table: TurnTable, **kwargs: Any) -> dict[str, list[list[float]]]:
+def all_estimators(table: TurnTable) -> dict[str, list[list[float]]]:
+    """The advantages of all estimators that do not depend on the order of episodes."""
     return {
-        name: table.split(advantage.advantages(name, table, gamma=0.9, lam=0.8, **kwargs)[0])
-        for name in ADVANTAGES
-        if name != "gae" or table.value is not None
+        name: table.split(each(table, Options(0.9, 0.8)).advantages)
+        for name, each in BUILT_IN.items()
+        if not each.keeps_state and (table.value is not None or not each.needs_critic)
     }
 
 
@@ -121,7 +123,7 @@ def test_the_order_of_episodes_does_not_matter(rewards: list[list[float]], rando
             values=[values[i] for i in order],
         )
     )
-    for name in ADVANTAGES:
+    for name in straight:
         assert nearly([straight[name][i] for i in order], shuffled[name]), name
 
 
@@ -158,7 +160,7 @@ def test_episodes_without_turns_change_nothing(rewards: list[list[float]]) -> No
 def test_equal_returns_give_exactly_zero(constant: float, episodes: int) -> None:
     table = TurnTable.build([[constant]] * episodes, groups=[i // 4 for i in range(episodes)])
     for name in ("rebn", "grpo", "rloo"):
-        a, _ = advantage.advantages(name, table, gamma=0.9)
+        a = BUILT_IN[name](table).advantages
         assert not a.any(), name
     assert not advantage.grpo(table, scale=False).any()
 
@@ -167,7 +169,8 @@ def test_equal_returns_give_exactly_zero(constant: float, episodes: int) -> None
 def test_extreme_rewards_never_give_nan_or_infinity(rewards: list[list[float]]) -> None:
     table = TurnTable.build(rewards, groups=[i // 2 for i in range(len(rewards))])
     for name in ("reinforce", "rebn", "grpo", "rloo"):
-        for column in advantage.advantages(name, table, gamma=1.0):
+        estimate = BUILT_IN[name](table)
+        for column in (estimate.advantages, estimate.targets):
             assert np.isfinite(column).all(), name
 
 
@@ -185,10 +188,11 @@ def test_data_parallel_shards_give_the_whole_batchs_rebn(
     rewards: list[list[float]], ranks: int, count: int, random: Any
 ) -> None:
     parts = [random.randrange(count) for _ in rewards]
-    whole = TurnTable.build(rewards, parts=parts, part_count=count)
+    names = [f"part {number}" for number in range(count)]
+    whole = TurnTable.build(rewards, parts=parts, part_names=names)
     expected = whole.split(advantage.rebn(whole, 0.9))
     shards = [
-        TurnTable.build(rewards[r::ranks], parts=parts[r::ranks], part_count=count)
+        TurnTable.build(rewards[r::ranks], parts=parts[r::ranks], part_names=names)
         for r in range(ranks)
     ]
     # Lockstep ranks: run each until its k-th reduction, sum, go on; here by replaying.
@@ -319,9 +323,10 @@ def test_wrong_input_is_named() -> None:
     with pytest.raises(ConfigurationError, match=r"part of episode 1 is -1; .* within \[0, 1\)"):
         TurnTable.build([[0.0], [0.0]], parts=[0, -1])
     with pytest.raises(ConfigurationError, match=r"part of episode 0 is 2; .* within \[0, 2\)"):
-        TurnTable.build([[0.0]], parts=[2], part_count=2)
-    with pytest.raises(ConfigurationError, match="part_count must be at least 1, got 0"):
-        TurnTable.build([], part_count=0)
+        TurnTable.build([[0.0]], parts=[2], part_names=["a", "b"])
+    for names in ([], ["a", "a"]):
+        with pytest.raises(ConfigurationError, match="part_names must be one or more different"):
+            TurnTable.build([], part_names=names)
     table = TurnTable.build([[0.0]])
     with pytest.raises(ConfigurationError, match=r"gamma must be within \[0, 1\], got 1.5"):
         advantage.returns(table, 1.5)
@@ -329,13 +334,12 @@ def test_wrong_input_is_named() -> None:
         advantage.rae(table, 1.0, {}, decay=-1)
     with pytest.raises(ConfigurationError, match="needs a value for every turn"):
         advantage.gae(table, 0.9, 0.9)
-    with pytest.raises(ConfigurationError, match="unknown advantage 'ppo'; known: reinforce"):
-        advantage.advantages("ppo", table, gamma=0.9)
 
 
 def test_an_empty_batch_is_fine() -> None:
     table = TurnTable.build([])
-    for name in ("reinforce", "rebn", "grpo", "rloo"):
-        a, g = advantage.advantages(name, table, gamma=0.9)
-        assert len(a) == len(g) == 0
+    for name, each in BUILT_IN.items():
+        if not each.needs_critic:
+            estimate = each(table)
+            assert len(estimate.advantages) == len(estimate.targets) == 0, name
     assert table.split(advantage.rebn(table, 0.9)) == []

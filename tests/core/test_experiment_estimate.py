@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from gem.advantage import ADVANTAGES, advantages
 from gem.errors import ConfigurationError
+from gem.estimators import BUILT_IN, Options, estimator
 from gem.experiment.estimate import adjusted_rewards, turn_advantages
 from gem.testing.golden import golden_batch
-from gem.trajectory import turn_table
+from gem.trajectory import Trajectory, turn_table
 
 BATCH = list(golden_batch())
 VALUES = [[0.25 * (k + 1) for k, _ in enumerate(t.turns)] for t in BATCH]
 
 
-@pytest.mark.parametrize("name", ADVANTAGES)
+@pytest.mark.parametrize("name", [name for name, each in BUILT_IN.items() if not each.keeps_state])
 @pytest.mark.parametrize("scale", [True, False])
 def test_advantages_and_targets_are_split_by_episode(name: str, scale: bool) -> None:
     if not scale and name != "grpo":
         return
     table = turn_table(BATCH, VALUES)
-    expected = advantages(name, table, gamma=0.9, lam=0.8, scale=scale)
+    expected = estimator(name)(table, Options(0.9, 0.8, scale))
     found = turn_advantages(name, BATCH, gamma=0.9, lam=0.8, scale=scale, values=VALUES)
-    assert found == tuple(table.split(each) for each in expected)
+    assert found == (table.split(expected.advantages), table.split(expected.targets))
 
 
 def test_other_rewards_take_the_place_of_the_episodes() -> None:
@@ -46,9 +48,44 @@ def test_gae_without_values_is_refused() -> None:
         turn_advantages("gae", BATCH, gamma=1.0)
 
 
-def test_parts_reach_the_table() -> None:
-    parts = [k % 2 for k, _ in enumerate(BATCH)]
-    table = turn_table(BATCH, parts=parts)
-    found, _ = turn_advantages("rebn", BATCH, gamma=0.9, parts=parts)
-    assert found == table.split(advantages("rebn", table, gamma=0.9)[0])
-    assert found != turn_advantages("rebn", BATCH, gamma=0.9)[0]
+def in_a_game() -> list[Trajectory]:
+    """The golden batch, played by two agents in turn."""
+    return [replace(t, agent=("first", "second")[k % 2]) for k, t in enumerate(BATCH)]
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_only_statistics_of_the_batch_mix_roles(name: str) -> None:
+    played = in_a_game()
+    values = VALUES if BUILT_IN[name].needs_critic else None
+    together, _ = turn_advantages(name, played, gamma=0.9, values=values)
+    for agent in ("first", "second"):
+        which = [k for k, t in enumerate(played) if t.agent == agent]
+        alone, _ = turn_advantages(
+            name,
+            [played[k] for k in which],
+            gamma=0.9,
+            values=values and [values[k] for k in which],
+        )
+        assert (alone == [together[k] for k in which]) == (name != "rebn")
+
+
+def test_normalise_decides_what_rebn_compares() -> None:
+    together, apart = (
+        turn_advantages("rebn", in_a_game(), gamma=0.9, normalise=normalise)[0]
+        for normalise in ("batch", "role")
+    )
+    assert together != apart
+
+
+def test_a_state_goes_from_batch_to_batch_by_role() -> None:
+    state: dict[str, float] = {}
+    first, _ = turn_advantages("rae", in_a_game(), gamma=0.9, state=state)
+    assert {key.split()[-1] for key in state} == {"first", "second"}
+    second, _ = turn_advantages("rae", in_a_game(), gamma=0.9, state=state)
+    assert first != second
+    # A batch in which one role is missing keeps its baseline.
+    before = dict(state)
+    turn_advantages("rae", in_a_game()[::2], gamma=0.9, state=state)
+    assert [key for key in state if state[key] == before[key]] == [
+        key for key in state if key.endswith("second")
+    ]

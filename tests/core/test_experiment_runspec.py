@@ -95,7 +95,11 @@ def test_evaluations_are_told_apart_by_their_names() -> None:
         ("env.params", {"x": float("inf")}, "env.params.x must be finite, got inf"),
         ("env.params", {3: 1}, "env.params has the key 3, which is no text"),
         ("eval", [{"name": "x", "id": "y", "every": 0}], r"eval\[0\].every must be at least 1"),
-        ("algorithm.advantage", "ppo", "algorithm.advantage must be one of reinforce, rebn"),
+        (
+            "algorithm.advantage",
+            "ppo",
+            "algorithm.advantage: unknown estimator 'ppo'; known: ",
+        ),
         ("optimizer.lr", 0, "optimizer.lr must be above 0, got 0.0"),
         ("training.tasks", 0, "training.tasks must be at least 1, got 0"),
         ("training.tasks", 1.0, "training.tasks must be of type int, got 1.0"),
@@ -173,14 +177,14 @@ def test_an_adapter_refuses_what_its_trainer_lacks_however_it_is_asked(tmp_path:
         return Launch(["echo"], parity=parity(spec, dict.fromkeys(spec.to_mapping(), "--all")))
 
     one, every = (
-        Adapter("x", ">=1", "x", compile_spec, all_seats=both, baselines=both)
+        Adapter("x", ">=1", "x", compile_spec, all_seats=both, keeps_state=both)
         for both in (False, True)
     )
     given: dict[str, Any] = {"run_dir": tmp_path, "hardware": Hardware()}
     with pytest.raises(ConfigurationError, match=r"env.params.seat: x trains one seat .* 'all'"):
         one.compile(game(seat="all"), **given)
     rae = replace(game(), algorithm=replace(game().algorithm, advantage="rae"))
-    with pytest.raises(ConfigurationError, match="algorithm.advantage: x keeps no baselines"):
+    with pytest.raises(ConfigurationError, match="algorithm.advantage: x keeps no state"):
         one.compile(rae, **given)
     assert every.compile(rae, **given).argv == ["echo"]
     said = {p.name: p.how for p in every.compile(game(seat="all"), **given).parity}

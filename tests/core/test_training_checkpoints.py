@@ -12,8 +12,8 @@ from gem.training.checkpoints import (
     CHECKPOINTS,
     Checkpoint,
     Checkpoints,
-    read_baselines,
-    save_baselines,
+    read_state,
+    save_state,
 )
 
 
@@ -53,10 +53,10 @@ def test_a_damaged_list_is_refused(tmp_path: Path, line: str, message: str) -> N
 
 
 def test_baselines_of_roles_are_read_as_they_were_saved(tmp_path: Path) -> None:
-    path = tmp_path / "checkpoints" / "baselines_3.json"
-    for baselines in ({}, {"first": 0.1, "second": -1 / 3}):
-        save_baselines(path, baselines)
-        assert read_baselines(path) == baselines
+    path = tmp_path / "checkpoints" / "estimator_3.json"
+    for state in ({}, {"first": 0.1, "second": -1 / 3}):
+        save_state(path, state)
+        assert read_state(path) == state
     assert [each.name for each in path.parent.iterdir()] == [path.name]
 
 
@@ -64,8 +64,8 @@ def test_baselines_of_roles_are_read_as_they_were_saved(tmp_path: Path) -> None:
 def test_baselines_that_cannot_be_read_are_named_with_what_to_do(
     tmp_path: Path, text: str | None
 ) -> None:
-    path = tmp_path / "baselines_3.json"
+    path = tmp_path / "estimator_3.json"
     if text is not None:
         path.write_text(text, encoding="utf-8")
-    with pytest.raises(RecordError, match=r"baselines_3\.json: .* put the file back, or resume"):
-        read_baselines(path)
+    with pytest.raises(RecordError, match=r"estimator_3\.json: .* put the file back, or resume"):
+        read_state(path)

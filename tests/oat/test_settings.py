@@ -87,7 +87,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "negative KL": ({"beta": -1}, "--beta: must be at least 0"),
     "no episode": ({"num_samples": 0}, "--num_samples: must be above 0"),
     "context": ({"gem_context": "everything"}, "--gem_context: "),
-    "estimator": ({"gem_advantage": "best"}, "--gem_advantage must be one of reinforce, "),
+    "estimator": ({"gem_advantage": "best"}, "--gem_advantage: unknown estimator 'best'"),
     "two evaluations": ({"gem_eval": "gem:game:a gem:game:a"}, "--gem_eval: two evaluations"),
 }
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from gem.advantage import advantages
+from gem.advantage import reinforce
 from gem.errors import ConfigurationError, RolloutError
 from gem.testing.golden import golden_batch
 from gem.training.record import read_run
@@ -136,7 +136,7 @@ def test_kl_in_the_reward_is_summed_over_each_turn(world: Any, made: Any) -> Non
     for trajectory in batch:  # what is expected, in the environment's own rewards
         for turn in trajectory.turns:
             turn.__dict__["reward"] -= 0.5 * 0.25 * len(turn.response_ids)
-    per_turn, _ = advantages("reinforce", turn_table(batch), gamma=1.0)
+    per_turn = reinforce(turn_table(batch), 1.0)
     expected = turn_table(batch).split(per_turn)
     found = at_turns(world, maker.compute_advantages_and_returns(prepared), batch)
     assert [pytest.approx(turns) for turns in expected] == found

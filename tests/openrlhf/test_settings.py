@@ -16,7 +16,7 @@ from gem_openrlhf.settings import Settings, load_settings
     [
         ({"context": "window:2"}, "one row per episode: only 'chat'"),
         ({"thinking": "drop"}, "gem.thinking: .* one row per episode: choose 'keep'"),
-        ({"advantage": "ppo"}, "reinforce, rebn, grpo, rloo, gae"),
+        ({"advantage": "ppo"}, "unknown estimator 'ppo'"),
         ({"task_order": "random"}, "shuffled, file"),
         ({"prompt_tokens": 0}, "gem.prompt_tokens"),
         ({"top_k": 0}, "gem.top_k"),

@@ -2,76 +2,31 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shlex
-import subprocess
-import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
+from examples import BIN, EXAMPLES, Example, Run
 
-ROOT = Path(__file__).parents[2]
-EXAMPLE = ROOT / "packages" / "gem-core" / "examples" / "own-environment"
-PAGE = ROOT / "docs" / "your-own-environment.md"
-FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-BIN = ".venvs/dev/bin/"
-
-Run = Callable[[list[str]], str]
-
-
-def blocks(language: str) -> list[str]:
-    return [code for kind, code in FENCE.findall(PAGE.read_text()) if kind == language]
-
-
-def commands() -> list[list[str]]:
-    lines = [line for block in blocks("bash") for line in block.splitlines()]
-    return [shlex.split(line) for line in lines if line.startswith(BIN)]
+EXAMPLE = Example("own-environment", "gem_example")
+commands = EXAMPLE.commands
 
 
 def test_the_page_shows_the_whole_source_word_for_word() -> None:
-    source = (EXAMPLE / "gem_example.py").read_text()
     shown: set[str] = set()
-    for block in blocks("py"):
-        assert block in source
+    for block in EXAMPLE.blocks("py"):
+        assert block in EXAMPLE.source
         shown |= set(block.splitlines())
-    docstring, *rest = source.splitlines()
-    assert "your-own-environment.md" in docstring
+    docstring, *rest = EXAMPLE.source.splitlines()
+    assert EXAMPLE.page in docstring
     assert [line for line in rest if line not in shown] == []
-    [entry_points] = blocks("toml")
-    assert entry_points in (EXAMPLE / "pyproject.toml").read_text()
+    [entry_points] = EXAMPLE.blocks("toml")
+    assert entry_points in (EXAMPLES / EXAMPLE.name / "pyproject.toml").read_text()
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Runs commands of the page with the example installed in a folder of its own."""
-    folder = tmp_path_factory.mktemp("example")
-    site = folder / "site"
-    path = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))
-
-    def start(command: list[str]) -> str:
-        words = [word.replace("runs/", f"{folder}/runs/") for word in command]
-        words[0] = str(Path(sys.executable).parent / words[0].removeprefix(BIN))
-        if words[1:4] == ["-m", "pip", "install"]:
-            editable = words.index("-e")
-            words[editable:editable] = ["--no-deps", "--target", str(site)]
-            words.remove("-e")
-        result = subprocess.run(
-            words,
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": path},
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
-        assert result.returncode == 0, f"{command}\n{result.stdout}\n{result.stderr}"
-        return result.stdout + result.stderr
-
-    install, *_ = commands()
-    start(install)
-    return start
+    return EXAMPLE.installed(tmp_path_factory.mktemp("example"))
 
 
 def said(run: Run, *words: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from gem.advantage import advantages
+from gem.advantage import gae, rebn
 from gem.errors import RolloutError
 from gem.testing.golden import golden_batch, golden_turn_rows
 from gem.trajectory import turn_table
@@ -63,7 +63,7 @@ def test_a_failed_episode_takes_no_part(world: Any) -> None:
     )
     assert per_turn[-1] == [0.0, 0.0]
     table = turn_table([t for t in played if t.valid])
-    expected, _ = advantages("rebn", table, gamma=1.0, lam=1.0)
+    expected = rebn(table, 1.0)
     assert [a for split in per_turn[:-1] for a in split] == expected.tolist()
 
 
@@ -120,7 +120,7 @@ def test_the_critic_is_trained_towards_the_turns_targets(world: Any) -> None:
     compute(settings, world.keys(*keys), tensors, episodes)
     values = [[0.5] * len(e.trajectory.turns) for e in episodes]
     table = turn_table([e.trajectory for e in episodes], values)
-    _, targets = advantages("gae", table, gamma=1.0, lam=0.5)
+    _, targets = gae(table, 1.0, 0.5)
     for episode, wanted in zip(episodes, table.split(targets), strict=True):
         for row in episode.rows:
             for span in row.tokens.spans:

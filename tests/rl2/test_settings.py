@@ -13,7 +13,7 @@ from gem_rl2.settings import Settings, budget, check
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"advantage": "ppo"}, "reinforce, rebn, grpo, rloo, gae"),
+        ({"advantage": "ppo"}, "unknown estimator 'ppo'"),
         ({"task_order": "random"}, "shuffled, file"),
         ({"prompt_tokens": 1}, "gem.prompt_tokens must be at least 2"),
         ({"response_tokens": 0}, "gem.response_tokens"),

@@ -34,7 +34,7 @@ def test_tasks_follow_the_first_seed_for_the_whole_run() -> None:
         ([*NEEDED, "turns"], "key=value"),
         ([*NEEDED, "turns=2", "gem.turns=3"], "twice"),
         ([*NEEDED, "advantage=gae"], "no value head"),
-        ([*NEEDED, "advantage=ppo"], "advantage must be one of"),
+        ([*NEEDED, "advantage=ppo"], "advantage: unknown estimator"),
         ([*NEEDED, "advantage=grpo", "group_size=1"], "group_size"),
         ([*NEEDED, "temperature=0.7"], "temperature: .* at temperature 1; 0 is greedy, got 0.7"),
         ([*NEEDED, "loss_fn=stable_reinforce"], "loss_fn must be one of"),

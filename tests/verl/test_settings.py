@@ -54,7 +54,7 @@ def test_parts_of_a_batch_are_enough_where_nothing_is_normalised_over_all_of_it(
         (["+gem.thinking=drop"], "thinking 'drop' makes one training row per turn"),
         (["actor_rollout_ref.rollout.agent.default_agent_loop=gem_turns"], "row per turn"),
         (["algorithm.adv_estimator=gem_gae"], "needs the critic's values"),
-        (["algorithm.adv_estimator=gem_rae"], "keep its baselines"),
+        (["algorithm.adv_estimator=gem_rae"], "keep its state"),
         (
             ["algorithm.adv_estimator=gem_gae", "trainer.v1.trainer_mode=gem_sync"],
             "critic.enable=True",

@@ -125,15 +125,15 @@ def test_baselines_of_roles_are_saved_with_a_checkpoint_and_read_again(
 
     monkeypatch.setattr("gem_verl.trainer.ray.get_actor", lambda *_, **__: None)
     # None at all, too: every episode before the checkpoint may have failed.
-    for baselines in ({}, {"first": 0.1, "second": -1 / 3}):
+    for state in ({}, {"first": 0.1, "second": -1 / 3}):
         made = begun(3)
-        made._batch.baselines = baselines
+        made._batch.state = state
         made._lost, made._checkpoint_due = [], True
         made._compute_metrics(SimpleNamespace(keys=[], partition_id="train"), {}, {}, 3, 0)
         resumed = begun(3)
         resumed.fit(SimpleNamespace(agent_loop_workers=[]))
-        assert resumed._batch.baselines == baselines
-    with pytest.raises(RecordError, match=r"c/baselines_4\.json: the baselines of roles"):
+        assert resumed._batch.state == state
+    with pytest.raises(RecordError, match=r"c/estimator_4\.json: the estimator's state"):
         begun(4).fit(SimpleNamespace(agent_loop_workers=[]))
 
 

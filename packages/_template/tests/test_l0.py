@@ -11,12 +11,11 @@ from gem.testing.conformance import L0Suite, Rows
 from gem.training.rows import PlacedRow, placed_rows
 from gem.trajectory import Trajectory
 from gem_template.rollout import trainer_row
-from gem_template.settings import ESTIMATORS
 from gem_template.trainer import GemTrainer, trained_row
 
 
 class TestTemplate(L0Suite):
-    estimators = ESTIMATORS
+    critic = False
 
     @pytest.fixture(autouse=True)
     def prepare(self, config: dict[str, Any]) -> None:

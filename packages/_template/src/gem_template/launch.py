@@ -97,7 +97,11 @@ def _check(spec: RunSpec, hardware: Hardware) -> None:
         launch.all_weights(spec),
         launch.token_mean(spec, "fake-trainer"),
         launch.no_correction(spec, "fake-trainer weighs all tokens alike"),
-        ("algorithm.advantage", algorithm.advantage == "gae", "fake-trainer has no critic"),
+        (
+            "algorithm.advantage",
+            algorithm.estimator.needs_critic,
+            "fake-trainer has no critic",
+        ),
         ("algorithm.epochs", algorithm.epochs > 1, once),
         ("algorithm.minibatches", algorithm.minibatches > 1, once),
         ("algorithm.kl_coef", algorithm.kl_coef > 0, "fake-trainer has no KL penalty"),

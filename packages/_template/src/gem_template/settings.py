@@ -8,22 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from gem.advantage import ADVANTAGES
 from gem.errors import ConfigurationError
 from gem.tables import setting
 from gem.training import settings
 
-ESTIMATORS = tuple(name for name in ADVANTAGES if name != "gae")
-"""Estimators that need no critic, which fake-trainer does not have."""
+NO_CRITIC = "fake-trainer has none"
 
 
 @dataclass(frozen=True)
 class Settings(settings.Settings):
     """The keys of every adapter, and those of this one."""
 
-    advantage: str = setting("estimator of `gem.advantage`", "rebn", choices=ESTIMATORS)
+    advantage: str = setting(
+        "name of an estimator that needs no critic",
+        "rebn",
+        check=partial(settings.check_offered, no_critic=NO_CRITIC),
+    )
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> Settings:

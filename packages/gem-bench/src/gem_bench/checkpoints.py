@@ -1,7 +1,7 @@
 """Checkpoints of the reference trainer: what it needs to go on as if it had not been killed.
 
 A checkpoint is a file, `checkpoints/iteration-<next iteration>.pt` in the record's folder, with the
-weights that are trained, the optimisers' states, the baselines of `rae`, the RunSpec and the
+weights that are trained, the optimisers' states, the estimator's state, the RunSpec and the
 version. It is renamed when it is whole, and the last two are kept. Random numbers have no state:
 every batch draws from a stream of its own, which the seed and the iteration give
 (`gem_bench.reference.rollout`).
@@ -62,7 +62,7 @@ class Checkpoints:
             for name, (model, optimizer) in _parts(learner).items():
                 model.load_state_dict(state[name]["weights"], strict=False)
                 optimizer.load_state_dict(state[name]["optimizer"])
-            learner.baselines = dict(state["baselines"])
+            learner.estimator_state = dict(state["estimator_state"])
             return int(state["iteration"])
         except (OSError, EOFError, KeyError, RuntimeError, pickle.UnpicklingError) as error:
             raise RecordError(
@@ -79,7 +79,7 @@ class Checkpoints:
         if not self._every or iteration % self._every:
             return
         state: dict[str, Any] = {**self._begun, "iteration": iteration}
-        state["baselines"] = learner.baselines
+        state["estimator_state"] = learner.estimator_state
         for name, (model, optimizer) in _parts(learner).items():
             trained = {n: w.detach() for n, w in model.named_parameters() if w.requires_grad}
             state[name] = {"weights": trained, "optimizer": optimizer.state_dict()}

@@ -124,7 +124,7 @@ def check_advantages(episodes: Sequence[EpisodeRecord], algorithm: AlgorithmPart
 
     `gae` is not checked: it depends on the critic's values, which are not in the record.
     """
-    if algorithm.advantage == "gae":
+    if algorithm.estimator.needs_critic:
         return Level("L0", "nothing", [], 0.0, "gae depends on values that are not recorded")
     wanted = expected_rows([e.trajectory for e in episodes], algorithm)
     found, count, largest = [], 0, 0.0

@@ -256,7 +256,7 @@ def estimate(trainer: str, spec: RunSpec, hardware: Hardware, shape: Shape) -> E
         if by := divided[keeps.reference]:
             each = max(keeps.reference_weights or keeps.weights, element)
             waiting["initial policy"] = shape.parameters * each / by
-    if spec.algorithm.advantage == "gae":
+    if spec.algorithm.estimator.needs_critic:
         critic = _states(keeps, element, hardware, shape.critic, shape.critic)
         waiting["critic"] = sum(critic[state] for state in kept("sample"))
 
@@ -330,7 +330,7 @@ def unknown(trainer: str, spec: RunSpec, hardware: Hardware) -> list[str]:
 
     Those of the actor say nothing of a critic.
     """
-    known = {} if spec.algorithm.advantage == "gae" else _NATIVE.get(trainer, {})
+    known = {} if spec.algorithm.estimator.needs_critic else _NATIVE.get(trainer, {})
     given = hardware.native.get(trainer, {})
     return [name for name, value in given.items() if value not in known.get(name.lstrip("+"), ())]
 
@@ -446,7 +446,7 @@ def _changes(
             yield "engine.memory_share", share
     if keeps.offload:
         yield "learner.offload", True
-    if trainer == "verl" and spec.algorithm.advantage != "gae":
+    if trainer == "verl" and not spec.algorithm.estimator.needs_critic:
         yield f"native.verl.{_OFFLOAD}", True
     step = spec.episodes // spec.algorithm.minibatches
     for key, most in (

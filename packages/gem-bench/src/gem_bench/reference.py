@@ -37,8 +37,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
-from gem.advantage import advantages, returns
-from gem.experiment.estimate import against_baselines, parts_for, roles
+from gem.experiment import estimate
 from gem.experiment.losses import policy_loss, sampler_correction, value_loss
 from gem.experiment.runspec import AlgorithmPart, RunSpec, SamplingPart
 from gem.multi import all_seats
@@ -47,7 +46,7 @@ from gem.seeding import stream
 from gem.tasks import Task
 from gem.training.batches import chunks, minibatches
 from gem.training.settings import check_episodes
-from gem.trajectory import Trajectory, turn_table
+from gem.trajectory import Trajectory
 from gem_bench.checkpoints import Checkpoints
 from gem_bench.exploitability import exploitability
 from gem_bench.lora import add_adapters
@@ -108,7 +107,7 @@ def turn_advantages(
     algorithm: AlgorithmPart,
     trajectories: Sequence[Trajectory],
     values: PerTurn | None = None,
-    baselines: MutableMapping[str, float] | None = None,
+    state: MutableMapping[str, float] | None = None,
 ) -> tuple[PerTurn, PerTurn]:
     """Return every turn's advantage, and the target of the critic's value.
 
@@ -130,17 +129,17 @@ def turn_advantages(
         algorithm: Names the estimator, with `gamma` and `lam`.
         trajectories: The batch; `group` says which episodes are of one task.
         values: The critic's value before each turn; needed by `gae`.
-        baselines: Of each role, for `rae`, which brings them up to date.
+        state: What an estimator that keeps one left after the batch before; brought up to date.
     """
-    parts = parts_for(algorithm.advantage, trajectories, algorithm.normalise)
-    table = turn_table(trajectories, values, parts)
-    if algorithm.advantage == "rae":
-        advantage = against_baselines(table, roles(trajectories), algorithm.gamma, baselines)
-        return table.split(advantage), table.split(returns(table, algorithm.gamma))
-    advantage, target = advantages(
-        algorithm.advantage, table, gamma=algorithm.gamma, lam=algorithm.lam
+    return estimate.turn_advantages(
+        algorithm.advantage,
+        trajectories,
+        gamma=algorithm.gamma,
+        lam=algorithm.lam,
+        values=values,
+        normalise=algorithm.normalise,
+        state=state,
     )
-    return table.split(advantage), table.split(target)
 
 
 def token_statistics(model: Any, rows: Sequence[Row], temperature: float) -> tuple[Tensor, Tensor]:
@@ -201,9 +200,9 @@ class Learner:
         # Evaluation mode: with dropout, the updated policy would differ from the sampled one.
         self.policy.to(device).eval()
         self.optimizer = self._adamw(self.policy, spec.optimizer.lr)
-        self.baselines: dict[str, float] = {}  # of each role, for `rae`
+        self.estimator_state: dict[str, float] = {}  # of an estimator that keeps one
         self.critic: Critic | None = None
-        if spec.algorithm.advantage == "gae":
+        if spec.algorithm.estimator.needs_critic:
             self.critic = Critic(path, device)
             self.critic_optimizer = self._adamw(self.critic, spec.algorithm.value_lr)
         if gradient_checkpointing:
@@ -420,7 +419,9 @@ def train(
             began = time.perf_counter()
             rows = training_rows(episodes)
             values = learner.values(rows, [len(t.turns) for t in episodes])
-            advantage, target = turn_advantages(spec.algorithm, episodes, values, learner.baselines)
+            advantage, target = turn_advantages(
+                spec.algorithm, episodes, values, learner.estimator_state
+            )
             metrics = learner.update(rows, advantage, target)
             metrics |= {"lr": spec.optimizer.lr, "update_s": time.perf_counter() - began}
             trained = partial(trained_rows, rows, episodes, advantage)

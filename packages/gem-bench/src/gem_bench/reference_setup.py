@@ -35,7 +35,8 @@ def check_supported(spec: RunSpec) -> None:
             f"algorithm.kl_coef: the reference trainer has no KL penalty, got "
             f"{spec.algorithm.kl_coef}; set it to 0"
         )
-    if spec.algorithm.advantage in ("grpo", "rloo") and spec.training.group_size < 2:
+    grouped = spec.algorithm.estimator.compares == "group"
+    if grouped and spec.training.group_size < 2:
         raise ConfigurationError(
             f"training.group_size: {spec.algorithm.advantage} compares episodes of one task and "
             f"needs at least 2, got {spec.training.group_size}"

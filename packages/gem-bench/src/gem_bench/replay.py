@@ -32,7 +32,7 @@ def experiment(run: RunRecord, lora_init: str | None = None) -> RunSpec:
     if "spec" not in run.meta:
         raise ConfigurationError(f"{run.folder} holds no experiment (run.json has no spec)")
     spec = RunSpec.from_mapping(run.meta["spec"])
-    if spec.algorithm.advantage == "gae" or spec.algorithm.kl_coef:
+    if spec.algorithm.estimator.needs_critic or spec.algorithm.kl_coef:
         raise ConfigurationError(
             "a run with a critic or a KL penalty depends on more than its episodes and cannot be "
             "replayed"

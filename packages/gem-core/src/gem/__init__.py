@@ -17,7 +17,8 @@ from gem.registry import list_envs, register, spec
 from gem.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from gem.advantage import TurnTable, advantages
+    from gem.advantage import TurnTable
+    from gem.estimators import Estimator, estimator
     from gem.multi import MultiAgentEnv, MultiStep, make_multi
     from gem.rollout import Budget, ChatFormat, Request, Sample, play_batch
     from gem.rollout.play import play
@@ -37,7 +38,8 @@ moved.install()
 
 # Imported at their first use: callers that do not use them do not pay for the import of numpy.
 _LAZY = {
-    "gem.advantage": ("TurnTable", "advantages"),
+    "gem.advantage": ("TurnTable",),
+    "gem.estimators": ("Estimator", "estimator"),
     "gem.multi": ("MultiAgentEnv", "MultiStep", "make_multi"),
     "gem.rollout": ("Budget", "ChatFormat", "Request", "Sample", "play", "play_batch"),
     "gem.seat": ("Seat",),
@@ -52,6 +54,7 @@ __all__ = [
     "ContentPart",
     "Env",
     "EnvSpec",
+    "Estimator",
     "Info",
     "MultiAgentEnv",
     "MultiStep",
@@ -67,8 +70,8 @@ __all__ = [
     "Turn",
     "TurnTable",
     "Wrapper",
-    "advantages",
     "errors",
+    "estimator",
     "list_envs",
     "make",
     "make_multi",

@@ -6,8 +6,9 @@ float64 arrays with one value per turn, in the table's order:
 - `returns`: discounted reward-to-go `G[turns]`;
 - `reinforce`, `rebn`, `grpo`, `rloo`: advantages `A[turns]`;
 - `gae`: advantages and value targets;
-- `advantages`: the same by name, for adapters;
 - `rae`: advantages against a baseline that is carried from batch to batch.
+
+`gem.estimators` has them by name, with what a trainer must know about each.
 
 A batch may have parts that are not compared with each other, such as the roles of a game or several
 environments: `rebn`, `grpo`, `rloo` and `rae` take their statistics within a part.
@@ -31,9 +32,6 @@ from gem.errors import ConfigurationError
 Floats: TypeAlias = NDArray[np.float64]
 AllReduce: TypeAlias = Callable[[Floats], Floats]
 """Element-wise sum over data-parallel ranks; every rank gets the result."""
-
-ADVANTAGES = ("reinforce", "rebn", "grpo", "rloo", "gae")
-"""Names that `advantages` accepts."""
 
 MIN_STD = 1e-6
 """Below this standard deviation a batch or group carries no signal: its advantages are 0."""
@@ -64,8 +62,8 @@ class TurnTable:
     """False for turns of failed episodes, `[turns]`."""
     part: NDArray[np.int64]
     """Part of the batch that the episode belongs to, from 0, `[turns]`."""
-    part_count: int
-    """Number of parts, the same on all data-parallel ranks; a part may have no turns here."""
+    part_names: tuple[str, ...]
+    """Name of each part, the same on all data-parallel ranks; a part may have no turns here."""
     lengths: NDArray[np.int64]
     """Number of turns of each episode, `[episodes]`; may be 0."""
     value: Floats | None = None
@@ -78,7 +76,7 @@ class TurnTable:
         *,
         groups: Sequence[int] | None = None,
         parts: Sequence[int] | None = None,
-        part_count: int | None = None,
+        part_names: Sequence[str] | None = None,
         valid: Sequence[bool] | None = None,
         values: Sequence[Sequence[float]] | None = None,
     ) -> TurnTable:
@@ -88,14 +86,14 @@ class TurnTable:
             rewards: `rewards[episode][turn]`; an episode may have no turn.
             groups: Group of each episode; by default every episode is its own.
             parts: Part of each episode, from 0; by default there is one part.
-            part_count: Number of parts of the whole batch. By default those that are here: a
-                data-parallel rank that may lack the last ones must be told.
+            part_names: Name of each part of the whole batch. By default the numbers of those that
+                are here: a data-parallel rank that may lack the last ones must be told.
             valid: Whether each episode counts; by default all do.
             values: `values[episode][turn]`, shaped like `rewards`.
 
         Raises:
-            ConfigurationError: An episode has no list of rewards, lengths differ, a part is not
-                within [0, `part_count`), or a valid turn's reward or value is not finite or above
+            ConfigurationError: An episode has no list of rewards, lengths differ, part names
+                repeat, a part has no name, or a valid turn's reward or value is not finite or above
                 `MAX_MAGNITUDE`.
         """
         for index, row in enumerate(rewards):
@@ -123,9 +121,13 @@ class TurnTable:
         group_of = np.arange(episodes) if groups is None else np.asarray(groups)
         valid_of = np.ones(episodes, np.bool_) if valid is None else np.asarray(valid, np.bool_)
         part_of = np.zeros(episodes, np.int64) if parts is None else np.asarray(parts, np.int64)
-        count = int(part_of.max(initial=0)) + 1 if part_count is None else part_count
-        if count < 1:
-            raise ConfigurationError(f"part_count must be at least 1, got {count}")
+        if part_names is None:
+            part_names = [str(number) for number in range(int(part_of.max(initial=0)) + 1)]
+        count = len(part_names)
+        if len(set(part_names)) < max(count, 1):
+            raise ConfigurationError(
+                f"part_names must be one or more different names, got {list(part_names)!r}"
+            )
         for index in np.flatnonzero((part_of < 0) | (part_of >= count)):
             raise ConfigurationError(
                 f"part of episode {index} is {part_of[index]}; it must be within [0, {count})"
@@ -137,7 +139,7 @@ class TurnTable:
             reward=_flatten(rewards),
             valid=valid_of[episode],
             part=part_of[episode],
-            part_count=count,
+            part_names=tuple(part_names),
             lengths=lengths,
             value=None if values is None else _flatten(values),
         )
@@ -202,8 +204,8 @@ def rebn(table: TurnTable, gamma: float, all_reduce: AllReduce = _local) -> Floa
     Args:
         table: The turns of this data-parallel rank.
         gamma: Discount per turn.
-        all_reduce: Reduction over ranks, of arrays `[table.part_count, 2]` and
-            `[table.part_count, 1]`; by default there is one rank.
+        all_reduce: Reduction over ranks, of arrays `[parts, 2]` and `[parts, 1]`; by default there
+            is one rank.
     """
     return _normalise(returns(table, gamma), table, all_reduce)
 
@@ -280,10 +282,10 @@ def rae(
     turns of an episode share its advantage.
 
     Args:
-        table: The turns of the whole batch, of all ranks. A part's number must mean the same in
+        table: The turns of the whole batch, of all ranks. The name of a part must mean the same in
             every batch.
         gamma: Discount per turn; 1 in the paper.
-        state: Baselines by the number of the part, as text; `{}` at the beginning.
+        state: Baselines by the name of the part; `{}` at the beginning.
         decay: Share of the baseline that stays.
 
     Returns:
@@ -298,55 +300,18 @@ def rae(
     result, baselines = np.zeros_like(g), dict(state)
     first = np.flatnonzero((table.turn == 0) & table.valid)
     for start in first:
-        part, length = str(table.part[start]), table.lengths[table.episode[start]]
+        part = table.part_names[table.part[start]]
+        length = table.lengths[table.episode[start]]
         baseline, total = baselines.get(part, 0.0), float(g[start])
         result[start : start + length] = total - baseline
         baselines[part] = decay * baseline + (1 - decay) * total
     return result, baselines
 
 
-def advantages(
-    name: str,
-    table: TurnTable,
-    *,
-    gamma: float,
-    lam: float = 1.0,
-    scale: bool = True,
-    all_reduce: AllReduce = _local,
-) -> tuple[Floats, Floats]:
-    """Return `(advantages[turns], returns[turns])` of the estimator `name`.
-
-    The second array has the critic's targets for `gae`, else the discounted returns. The advantages
-    of `grpo` and `rloo` use the undiscounted episode return and ignore `gamma`.
-
-    Args:
-        name: One of `ADVANTAGES`.
-        table: The turns of this rank.
-        gamma: Discount per turn.
-        lam: GAE's lambda; the others ignore it.
-        scale: Whether `grpo` divides by the group's standard deviation; see there.
-        all_reduce: Reduction over data-parallel ranks for `rebn`.
-
-    Raises:
-        ConfigurationError: Unknown name, or a parameter is out of range.
-    """
-    if name == "gae":
-        return gae(table, gamma, lam)
-    g = returns(table, gamma)
-    if name == "reinforce":
-        return g.copy(), g
-    if name == "rebn":
-        return _normalise(g, table, all_reduce), g
-    if name == "grpo":
-        return grpo(table, scale=scale), g
-    if name == "rloo":
-        return rloo(table), g
-    raise ConfigurationError(f"unknown advantage {name!r}; known: {', '.join(ADVANTAGES)}")
-
-
 def _normalise(x: Floats, table: TurnTable, all_reduce: AllReduce) -> Floats:
     """Standardise the valid turns of each part over all ranks."""
-    rows = [np.flatnonzero(table.valid & (table.part == p)) for p in range(table.part_count)]
+    parts = range(len(table.part_names))
+    rows = [np.flatnonzero(table.valid & (table.part == part)) for part in parts]
     chosen = [x[each] for each in rows]
     result = np.zeros_like(x)
     # A rank without a turn of some part adds 0 to that part's sums.

@@ -1,4 +1,4 @@
-"""What installed packages provide: classes under a name (entry points), modules of extras."""
+"""What installed packages provide: classes and objects under a name (entry points), extras."""
 
 from __future__ import annotations
 
@@ -30,17 +30,45 @@ def load(group: str, name: str, base: type[_T], built_in: Iterable[str]) -> type
         ConfigurationError: No installed package has the name, or what it names cannot be imported
             or is no subclass of `base`.
     """
-    what = base.__name__.lower()
+    kind, value = _loaded(group, name, base, built_in)
+    if isinstance(kind, type) and issubclass(kind, base):
+        return kind
+    raise ConfigurationError(
+        f"{base.__name__.lower()} {name!r} = {value} is no subclass of "
+        f"{base.__module__}.{base.__name__}"
+    )
+
+
+def load_object(group: str, name: str, kind: type[_T], built_in: Iterable[str]) -> _T:
+    """Import the object that an installed package provides under a name.
+
+    Args:
+        group: The entry-point group.
+        name: The name of the entry point; no other one is imported.
+        kind: The class of the object.
+        built_in: Names that the message lists besides those of installed packages.
+
+    Raises:
+        ConfigurationError: No installed package has the name, or what it names cannot be imported
+            or is not a `kind`.
+    """
+    found, value = _loaded(group, name, kind, built_in)
+    if isinstance(found, kind):
+        return found
+    raise ConfigurationError(
+        f"{kind.__name__.lower()} {name!r} = {value} must be a {kind.__module__}.{kind.__name__}, "
+        f"got {found!r:.200}"
+    )
+
+
+def _loaded(group: str, name: str, kind: type, built_in: Iterable[str]) -> tuple[Any, str]:
+    """Return what an entry point names, and its text `module:attribute`."""
+    what = kind.__name__.lower()
     for entry in entry_points(group=group, name=name):
         try:
-            kind = entry.load()
+            return entry.load(), entry.value
         except (ImportError, AttributeError) as error:
             raise ConfigurationError(f"{what} {name!r} = {entry.value}: {error}") from error
-        if isinstance(kind, type) and issubclass(kind, base):
-            return kind
-        raise ConfigurationError(
-            f"{what} {name!r} = {entry.value} is no subclass of {base.__module__}.{base.__name__}"
-        )
     known = ", ".join(map(repr, [*built_in, *installed(group)]))
     raise ConfigurationError(f"unknown {what} {name!r}; known: {known}")
 

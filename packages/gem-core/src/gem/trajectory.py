@@ -422,14 +422,12 @@ def _with_nan(values: list[float | None] | None) -> list[float] | None:
 def turn_table(
     trajectories: Iterable[Trajectory],
     values: Sequence[Sequence[float]] | None = None,
-    parts: Sequence[int] | None = None,
 ) -> TurnTable:
     """Make the table of turns that `gem.advantage` works on.
 
     Args:
         trajectories: A batch; failed episodes become invalid rows.
         values: Critic's value of each turn, `values[episode][turn]`.
-        parts: Part of the batch that each trajectory belongs to, from 0.
     """
     from gem.advantage import TurnTable
 
@@ -439,5 +437,4 @@ def turn_table(
         groups=[t.group for t in batch],
         valid=[t.valid for t in batch],
         values=values,
-        parts=parts,
     )

@@ -71,7 +71,7 @@ def verl(spec: RunSpec, run_dir: Path, hardware: Hardware) -> Platform:
         }
     if spec.algorithm.kl_coef:
         settings["actor_rollout_ref.ref.fsdp_config.use_torch_compile"] = False
-    if spec.algorithm.advantage == "gae":
+    if spec.algorithm.estimator.needs_critic:
         settings["critic.fsdp.use_torch_compile"] = False
     env = {
         **_COMMON,
@@ -94,7 +94,7 @@ def openrlhf(spec: RunSpec, run_dir: Path, hardware: Hardware) -> Platform:
         "vllm.sync_backend": "gloo",
     }
     # OpenRLHF reserves a GPU slot per model and engine; here slots are bookkeeping only.
-    models = 1 + (spec.algorithm.kl_coef > 0) + (spec.algorithm.advantage == "gae")
+    models = 1 + (spec.algorithm.kl_coef > 0) + spec.algorithm.estimator.needs_critic
     slots = models * hardware.gpus + hardware.engines
     env = {
         **_COMMON,

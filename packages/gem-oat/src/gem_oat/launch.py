@@ -134,7 +134,7 @@ def _computed(spec: RunSpec, run_dir: Path, hardware: Hardware) -> dict[str, Any
     flags = {
         "gem_tasks": spec.task_set.uri,
         "max_model_len": spec.policy.tokens,
-        "critic_type": "ppo" if spec.algorithm.advantage == "gae" else "drgrpo",
+        "critic_type": "ppo" if spec.algorithm.estimator.needs_critic else "drgrpo",
         "tis_c": "None",
         "lr_scheduler": "constant",
         "lr_warmup_ratio": 0,

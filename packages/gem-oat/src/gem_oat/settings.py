@@ -12,13 +12,13 @@ import tyro
 from oat.algorithms.ppo import PPOArgs
 from oat.args import default_args_validation
 
-from gem.advantage import ADVANTAGES
+from gem.estimators import estimator
 from gem.experiment.hardware import logit_scales
 from gem.experiment.mixtures import Tasks, parse_tasks, run_tasks
 from gem.experiment.tasksets import Source, parse_sources
 from gem.rollout import Budget
 from gem.tables import json_or_text, setting
-from gem.training.settings import COMPARING, Refusal, Settings, refuse_values
+from gem.training.settings import Refusal, Settings, check_offered, refuse_values
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,9 @@ class GemSettings(Settings):
     eval: str = setting("task sets to evaluate on, separated by spaces: gem:...?n=64#name=...", "")
     """After `#` may also stand `temperature`."""
     advantage: str = setting(
-        f"{', '.join(ADVANTAGES)}, which needs --critic_type ppo", "rebn", choices=ADVANTAGES
+        "name of an estimator; one that needs a critic needs --critic_type ppo",
+        "rebn",
+        check=check_offered,
     )
     loss_aggregation: str = setting(
         "token-mean, or row-mean-token-sum: sum over tokens, mean over rows of an optimiser step",
@@ -212,11 +214,12 @@ def _sizes(args: Args) -> Iterator[Refusal]:
 def _algorithm(args: Args) -> Iterator[Refusal]:
     name, temperature = args.gem.advantage, args.temperature
     yield "beta", args.beta < 0, "must be at least 0"
-    needed = "ppo, which makes the critic" if name == "gae" else "no critic"
+    chosen = estimator(name)
+    needed = "ppo, which makes the critic" if chosen.needs_critic else "no critic"
     critic = f"--gem_advantage {name} needs {needed}"
-    yield "critic_type", (name == "gae") != (args.critic_type == "ppo"), critic
+    yield "critic_type", chosen.needs_critic != (args.critic_type == "ppo"), critic
     alone = f"--gem_advantage {name} compares the episodes of a task: must be at least 2"
-    yield "num_samples", name in COMPARING and args.num_samples < 2, alone
+    yield "num_samples", chosen.compares == "group" and args.num_samples < 2, alone
     compared = "--tis_c needs vLLM's log-probabilities, of temperature 1; set --tis_c None"
     yield "temperature", args.tis_c is not None and temperature != 1, compared
     scaled = logit_scales(str(args.pretrain))

@@ -19,6 +19,7 @@ from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 
 from gem.errors import RolloutError
+from gem.estimators import estimator
 from gem.experiment.estimate import PerTurn, adjusted_rewards, turn_advantages
 from gem.training.record import TrainedRow
 from gem.training.rows import PlacedEpisode, PlacedRow
@@ -99,7 +100,7 @@ class GemExperienceMaker(RemoteExperienceMaker):  # type: ignore[misc]
         assert name is not None
         rewards = self._rewards(experiences, rows)
         values = None
-        if name == "gae":
+        if estimator(name).needs_critic:
             values = [row.at_turns(row.experience.values) for row in rows]
         per_turn, targets = turn_advantages(
             name,

@@ -125,7 +125,7 @@ def compile_spec(spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> launch.
         **launch.copied(spec, FLAGS, hardware),
         **_flags(spec, run_dir, hardware),
     }
-    if spec.algorithm.advantage != "gae":
+    if not spec.algorithm.estimator.needs_critic:
         flags = {key: flags[key] for key in flags if not key.startswith("critic.")}
     flags = launch.with_native(flags, hardware, "openrlhf")
     return launch.Launch.of(
@@ -211,7 +211,7 @@ def _flags(spec: RunSpec, run_dir: Path, hardware: Hardware) -> dict[str, Any]:
         "ckpt.path": run_dir / CHECKPOINTS,
         "ckpt.load_enable": hardware.checkpoint_every is not None,
         "logger.tensorboard_dir": run_dir / "tensorboard",
-        "algo.advantage.estimator": "gae" if algorithm.advantage == "gae" else "reinforce",
+        "algo.advantage.estimator": "gae" if algorithm.estimator.needs_critic else "reinforce",
         "rollout.micro_batch_size": micro,
         "train.batch_size": step,
         "train.micro_batch_size": micro,

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from gem.errors import RolloutError
+from gem.estimators import estimator
 from gem.experiment.estimate import PerTurn, adjusted_rewards, turn_advantages
 from gem.packed import PackedTrajectory
 from gem.training.record import TrainedRow
@@ -103,7 +104,7 @@ def compute(
     check_episodes(trajectories, settings.max_failed_fraction)
     _check_minibatches(batch, keys.minibatches // settings.epochs)
     values = None
-    if name == "gae":
+    if estimator(name).needs_critic:
         source = batch["old_values" if keys.form == "head" else "values"]
         values = [e.at_turns(source) for e in episodes]
     added = _added(batch, episodes)

@@ -60,7 +60,7 @@ def compile_spec(spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> launch.
         **_keys(spec, run_dir, rl2.form, hardware),
         **platform.settings,
     }
-    if spec.algorithm.advantage != "gae":
+    if not spec.algorithm.estimator.needs_critic:
         keys = {k: v for k, v in keys.items() if not k.lstrip("+").startswith("critic.")}
     keys = launch.with_native(keys, hardware, "rl2")
     launcher = ["torchrun", "--standalone", "--nproc-per-node", str(hardware.gpus)]
@@ -193,7 +193,7 @@ def _keys(spec: RunSpec, run_dir: Path, form: Form, hardware: Hardware) -> dict[
         known["test_path"]: run_dir / EVAL_FILE,
         known["dynamic_filtering"]: False,
         "rollout.env_path": ENV_FILE,
-        "adv.estimator": "gae" if algorithm.advantage == "gae" else "reinforce",
+        "adv.estimator": "gae" if algorithm.estimator.needs_critic else "reinforce",
         "actor.avg_level": "token",
         "actor.update_per_rollout": algorithm.minibatches * algorithm.epochs,
         "trainer.use_wandb": hardware.logger == "wandb",

@@ -114,7 +114,10 @@ def _config(
         for each in tables:
             table = table.setdefault(each, {})
         table[name] = value
-    unused = {"critic": spec.algorithm.advantage != "gae", "reference": not spec.algorithm.kl_coef}
+    unused = {
+        "critic": not spec.algorithm.estimator.needs_critic,
+        "reference": not spec.algorithm.kl_coef,
+    }
     kept = {key: value for key, value in tree.items() if not unused.get(key)}
     return str(yaml.safe_dump(kept, sort_keys=False, allow_unicode=True))
 
@@ -144,7 +147,7 @@ def _computed(spec: RunSpec, hardware: Hardware) -> Tree:
         ".evaluations": [*evaluated],
         ".evaluation_sizes": [*evaluated.values()],
         ".tokens": length,
-        ".adv_estimator": "gae" if algorithm.advantage == "gae" else "reinforce",
+        ".adv_estimator": "gae" if algorithm.estimator.needs_critic else "reinforce",
         ".use_kl_loss": algorithm.kl_coef > 0,
         "algorithm.loss_aggregation": algorithm.loss_aggregation.replace("row-", "seq-"),
         "hardware.logger": hardware.logger or "stdout",

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from gem.errors import RolloutError
+from gem.estimators import estimator
 from gem.experiment.estimate import PerTurn, turn_advantages
 from gem.packed import PackedTrajectory
 from gem.training.record import TrainedRow
@@ -123,7 +124,11 @@ def compute(
     if not mask.any():
         raise RolloutError("no token of this batch was sampled: there is nothing to train on")
     name = settings.advantage
-    values = [e.at_turns(data.batch["values"]) for e in episodes] if name == "gae" else None
+    values = (
+        [e.at_turns(data.batch["values"]) for e in episodes]
+        if estimator(name).needs_critic
+        else None
+    )
     per_turn, targets = turn_advantages(
         name, trajectories, gamma=gamma, lam=lam, values=values, normalise=settings.normalise
     )

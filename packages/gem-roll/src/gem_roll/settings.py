@@ -7,12 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gem.advantage import ADVANTAGES
 from gem.experiment.mixtures import parse_tasks
 from gem.rollout.play import Budget
 from gem.tables import setting
 from gem.tasks import Task
-from gem.training.settings import Settings, check_estimator, check_group_size, refuse_values
+from gem.training.settings import (
+    Settings,
+    check_estimator,
+    check_group_size,
+    check_offered,
+    refuse_values,
+)
 
 MANAGER = "gem_roll.env_manager.GemEnvManager"
 """`env_manager_cls` of an environment that GEM plays."""
@@ -23,7 +28,7 @@ ONE_ROW = "ROLL's batches have one row an episode, it makes several"
 class GemSettings(Settings):
     """The table `gem` of an environment in ROLL's `custom_envs`."""
 
-    advantage: str = setting("estimator of `gem.advantage`", "rebn", choices=ADVANTAGES)
+    advantage: str = setting("name of an estimator", "rebn", check=check_offered)
     prompt_tokens: int = setting("most tokens of a fresh prompt", 1024, least=1)
     response_tokens: int | None = setting("most after it; by default the rest", None, least=1)
     first_seed: int = setting("seed of the first task; ROLL's own seeds are random", 0)

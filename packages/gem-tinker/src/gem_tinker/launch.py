@@ -64,7 +64,7 @@ def _check(spec: RunSpec) -> None:
         ("policy.lora_rank", policy.lora_rank == 0, adapters),
         ("policy.lora_alpha", policy.lora_alpha != ALPHA, f"it is {ALPHA:g} on every server"),
         ("policy.lora_init", not saved, states),
-        ("algorithm.advantage", algorithm.advantage == "gae", NO_CRITIC),
+        ("algorithm.advantage", algorithm.estimator.needs_critic, NO_CRITIC),
         ("algorithm.kl_coef", algorithm.kl_coef != 0, terms),
         ("algorithm.entropy_coef", algorithm.entropy_coef != 0, terms),
         ("sampling.temperature", spec.sampling.temperature != 1, TEMPERATURE),

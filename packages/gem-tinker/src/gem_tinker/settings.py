@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from gem.advantage import ADVANTAGES
 from gem.experiment import tasksets
 from gem.experiment.mixtures import Tasks, parse_tasks, run_tasks
 from gem.tables import assignments, filled, setting
@@ -24,7 +24,7 @@ FREE: tuple[str, ...] = ("iterations", "save_every", "base_url", "server", "reco
 FREE += ("restarts", "executor", "retries", "sample_retries", "request_timeout_s", "step_timeout_s")
 """Keys that may differ where a run goes on."""
 
-NO_CRITIC = "a Tinker server has no value head for a critic; choose rebn, grpo, rloo or reinforce"
+NO_CRITIC = "a Tinker server has no value head for one"
 TEMPERATURE = "the server's losses take log-probabilities at temperature 1"
 """Why settings are refused."""
 
@@ -51,7 +51,11 @@ class Config(settings.Settings):
     lora_rank: int = setting("rank of the adapter", 32, least=1)
     lora_seed: int = setting("seed of the initial adapter", 0)
     init: str | None = setting("`tinker://` path of weights to begin with instead", None)
-    advantage: str = setting("estimator of `gem.advantage`, but `gae`", "rebn", choices=ADVANTAGES)
+    advantage: str = setting(
+        "name of an estimator that needs no critic",
+        "rebn",
+        check=partial(settings.check_offered, no_critic=NO_CRITIC),
+    )
     gamma: float = setting("discount per turn", 1.0)
     loss_fn: str = setting("the server's loss; `ppo` is the clipped one", "ppo", choices=LOSSES)
     clip: float = setting("clip range of the probability ratio", 0.2, above=0)
@@ -82,7 +86,6 @@ class Config(settings.Settings):
         super().check(prefix)
         episodes = self.tasks * self.group_size
         found = (
-            ("advantage", self.advantage == "gae", NO_CRITIC),
             ("temperature", self.temperature not in (0, 1), f"{TEMPERATURE}; 0 is greedy"),
             ("minibatches", self.minibatches > episodes, f"a batch has {episodes} episodes"),
         )

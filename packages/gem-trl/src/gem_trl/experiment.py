@@ -55,7 +55,7 @@ def check_spec(spec: RunSpec) -> None:
         spec,
         *policy.several_rows(ONE_ROW, "policy."),
         ("policy.lora_rank", policy.lora_rank > 0 and find_spec("peft") is None, PEFT),
-        ("algorithm.advantage", algorithm.advantage == "gae", NO_CRITIC),
+        ("algorithm.advantage", algorithm.estimator.needs_critic, NO_CRITIC),
         ("algorithm.kl_coef", policy.lora_init is not None and algorithm.kl_coef > 0, BASE),
         ("training.tasks", spec.episodes < 2, "TRL refuses a batch of one episode"),
         launch.token_mean(spec, "TRL"),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from gem.advantage import ADVANTAGES
 from gem.tables import setting
-from gem.training.settings import Settings, check_group_size, refuse_values
+from gem.training.settings import Settings, check_group_size, check_offered, refuse_values
 
-NO_CRITIC = "TRL's GRPOTrainer has no critic; choose rebn, grpo, rloo or reinforce"
+NO_CRITIC = "TRL's GRPOTrainer has none"
 ONE_ROW = "TRL's batches have one row per episode, it makes several"
 
 
@@ -17,7 +17,11 @@ ONE_ROW = "TRL's batches have one row per episode, it makes several"
 class GemSettings(Settings):
     """How episodes are played, and what becomes of their rewards."""
 
-    advantage: str = setting("estimator of `gem.advantage`, but `gae`", "rebn", choices=ADVANTAGES)
+    advantage: str = setting(
+        "name of an estimator that needs no critic",
+        "rebn",
+        check=partial(check_offered, no_critic=NO_CRITIC),
+    )
     gamma: float = setting("discount per turn", 1.0, least=0, most=1)
     group_size: int | None = setting(
         "episodes of a task; by default GRPOConfig's `num_generations`, which cannot be 1",
@@ -38,7 +42,6 @@ class GemSettings(Settings):
         super().check(prefix)
         no_seeds = "TRL's engines take no seed for a turn; set GRPOConfig's"
         refused = (
-            ("advantage", self.advantage == "gae", NO_CRITIC),
             *self.several_rows(ONE_ROW),
             ("seed", self.seed is not None, no_seeds),
         )

@@ -1,7 +1,7 @@
 """verl's estimator hook: the advantage of every turn, computed by `gem.advantage`.
 
-Registers `gem_reinforce`, `gem_rebn`, `gem_grpo`, `gem_rloo`, `gem_gae` and `gem_rae`; discounting
-is per turn, with `algorithm.gamma` and `algorithm.lam`. verl passes an estimator rewards, mask and
+Registers `gem_<name>` for every name of `gem.estimators`; discounting is per turn, with
+`algorithm.gamma` and `algorithm.lam`. verl passes an estimator rewards, mask and
 prompt ids. On verl's own trainers a row is therefore an episode and a turn is a run of ones in the
 mask; the trainers of this package know better and say so with `given`.
 """
@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 from verl.trainer.ppo.core_algos import register_adv_est
 
-from gem.advantage import ADVANTAGES
 from gem.errors import ConfigurationError, RolloutError
+from gem.estimators import estimator, estimator_names
 from gem.experiment.estimate import PerTurn, adjusted_rewards, turn_advantages
 from gem.training.rows import EpisodeTurns, RowTurns, at_turns, over_turns, turns_by_mask, write_all
 from gem.training.settings import check_failures
+from gem_verl.settings import PREFIX
 
-PREFIX = "gem_"
 _PADDING_UID = "pad"  # verl fills batches up with rows whose prompt id begins like this
 
 
@@ -42,8 +42,8 @@ class Batch:
     """Environment rewards `[rows, response]`, where verl adds a KL penalty to the rewards."""
     advantages: PerTurn | None = None
     """Set by the estimator: `[episode][turn]`."""
-    baselines: dict[str, float] = field(default_factory=dict)
-    """Of each role, for `gem_rae`; brought up to date by the estimator."""
+    state: dict[str, float] = field(default_factory=dict)
+    """Of an estimator that keeps one, such as `gem_rae`; brought up to date by the estimator."""
     normalise: str = "batch"
     """What ReBN's statistics are over; see `gem.experiment.estimate`."""
 
@@ -72,7 +72,7 @@ def estimate(
     """Return `(advantages[rows, response], returns[rows, response])`.
 
     Args:
-        name: One of `gem.advantage.ADVANTAGES`, or `rae`.
+        name: Name of an estimator; see `gem.estimators`.
         token_level_rewards: `[rows, response]`.
         response_mask: 1 on sampled tokens, `[rows, response]`.
         config: verl's `algorithm` table.
@@ -88,9 +88,11 @@ def estimate(
         batch = Batch(episodes_by_mask(token_level_rewards, response_mask, index))
         check_failures([episode.valid for episode in batch.episodes])
     episodes, rewards, values = batch.episodes, None, None
-    if name == "gae":
+    if estimator(name).needs_critic:
         if batch.values is None:
-            raise ConfigurationError("gem_gae needs trainer_mode=gem_sync and critic.enable=True")
+            raise ConfigurationError(
+                f"gem_{name} needs trainer_mode=gem_sync and critic.enable=True"
+            )
         values = [at_turns(batch.values, e.rows, len(e.rewards)) for e in episodes]
     if batch.scores is not None:
         penalties = token_level_rewards - batch.scores
@@ -105,7 +107,7 @@ def estimate(
         rewards=rewards,
         values=values,
         normalise=batch.normalise,
-        baselines=batch.baselines,
+        state=batch.state,
     )
     advantages = write_all(torch.zeros_like(token_level_rewards), episodes, batch.advantages)
     return advantages, write_all(torch.zeros_like(token_level_rewards), episodes, targets)
@@ -134,6 +136,6 @@ def episodes_by_mask(rewards: Tensor, mask: Tensor, index: Any) -> list[EpisodeT
 
 ESTIMATORS = {
     PREFIX + name: register_adv_est(PREFIX + name)(partial(estimate, name))
-    for name in (*ADVANTAGES, "rae")
+    for name in estimator_names()
 }
 """The registered estimators by verl's name (`algorithm.adv_estimator`)."""

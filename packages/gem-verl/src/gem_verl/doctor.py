@@ -8,12 +8,12 @@ import warnings
 from functools import partial
 from importlib.util import find_spec
 
-from gem.advantage import ADVANTAGES
+from gem.estimators import estimator_names
 from gem.training import doctor
 from gem_verl import SUPPORTED_VERL, TRAINER
 from gem_verl.settings import GEM_MODES
 
-REGISTERED = ("gem", "gem_turns", *GEM_MODES, *(f"gem_{name}" for name in ADVANTAGES))
+REGISTERED = ("gem", "gem_turns", *GEM_MODES, *(f"gem_{name}" for name in estimator_names()))
 """Names of agent loops, trainer modes and estimators."""
 
 

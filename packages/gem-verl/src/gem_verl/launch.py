@@ -48,7 +48,7 @@ def compile_spec(spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> launch.
     fused = not logit_scales(spec.policy.model)
     settings = _ALWAYS | launch.copied(spec, _NAMES, hardware, fused=fused)
     settings |= _policy(spec) | _run(spec, run_dir, hardware)
-    if spec.algorithm.advantage != "gae":
+    if not spec.algorithm.estimator.needs_critic:
         settings = {k: v for k, v in settings.items() if not k.lstrip("+").startswith("critic")}
     platform = platforms.of("verl", spec, run_dir, hardware, Platform())
     settings = launch.with_native(settings | platform.settings, hardware, "verl")
@@ -77,7 +77,9 @@ PAIRS = (
 )
 """Which settings of the hardware work together in verl."""
 
-adapter = launch.Adapter("verl", SUPPORTED_VERL, "verl", compile_spec, True, True, PAIRS)
+adapter = launch.Adapter(
+    "verl", SUPPORTED_VERL, "verl", compile_spec, all_seats=True, keeps_state=True, pairs=PAIRS
+)
 
 
 def _check(spec: RunSpec, hardware: Hardware) -> None:

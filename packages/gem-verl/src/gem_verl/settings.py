@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from gem.errors import ConfigurationError
+from gem.estimators import Estimator, estimator
 from gem.experiment.hardware import logit_scales
 from gem.tables import setting
 from gem.training.settings import Refusal, refuse_values
@@ -23,6 +24,8 @@ GEM_MODES = ("gem_sync", "gem_colocate_async")
 MODES = ("sync", "colocate_async", "separate_async", *GEM_MODES)
 """Values of `trainer.v1.trainer_mode` that work with GEM rollouts."""
 
+PREFIX = "gem_"
+"""Of verl's names of our estimators."""
 FLASH = "install flash-attn (docs/verl.md)"
 CRITIC = "verl loads critics with flash attention only"
 
@@ -108,6 +111,18 @@ def check_config(config: Any, seats: bool = False) -> Settings:
     return settings
 
 
+def gem_estimator(config: Any) -> Estimator | None:
+    """Return the estimator of a verl configuration; None if it is one of verl's own."""
+    name = str(config.algorithm.adv_estimator)
+    return estimator(name.removeprefix(PREFIX)) if name.startswith(PREFIX) else None
+
+
+def keeps_state(config: Any) -> bool:
+    """Return whether the estimator of a verl configuration keeps a state between batches."""
+    chosen = gem_estimator(config)
+    return chosen is not None and chosen.keeps_state
+
+
 def _refusals(config: Any, settings: Settings) -> Iterator[Refusal]:
     mode, algorithm = config.trainer.v1.trainer_mode, config.algorithm
     rollout, ours = config.actor_rollout_ref.rollout, mode in GEM_MODES
@@ -119,26 +134,27 @@ def _refusals(config: Any, settings: Settings) -> Iterator[Refusal]:
     yield "gem.record_dir", settings.record_dir is not None and not ours, silent
     apart = f"trainer_mode={mode} does not know the environment of a row; {_SUGGESTION}"
     yield "gem.normalise", settings.normalise != "batch" and not ours, apart
-    estimator, correction = str(algorithm.adv_estimator), algorithm.get("rollout_correction") or {}
-    masked = correction.get("rollout_rs") and estimator.startswith("gem_")
+    correction = algorithm.get("rollout_correction") or {}
+    masked = correction.get("rollout_rs") and gem_estimator(config) is not None
     torn = f"it removes tokens from the mask by which turns are found; {_SUGGESTION}"
     yield "algorithm.rollout_correction.rollout_rs", bool(masked) and not ours, torn
+    chosen = gem_estimator(config)
     critic = f"it needs the critic's values: {_SUGGESTION} and critic.enable=True"
-    without = estimator == "gem_gae" and not (ours and config.critic.enable)
+    without = chosen is not None and chosen.needs_critic and not (ours and config.critic.enable)
     yield "algorithm.adv_estimator", without, critic
-    kept = f"the trainers of gem-verl keep its baselines; {_SUGGESTION}"
-    yield "algorithm.adv_estimator", estimator == "gem_rae" and not ours, kept
+    kept = f"the trainers of gem-verl keep its state; {_SUGGESTION}"
+    yield "algorithm.adv_estimator", keeps_state(config) and not ours, kept
     cut = mode == "separate_async" and config.trainer.v1.separate_async.parameter_sync_step > 1
     parts = "it is normalised over a batch, and trainer_mode=separate_async has parts of a batch"
     parts += "; set trainer.v1.separate_async.parameter_sync_step=1, or choose gem_grpo"
-    yield "algorithm.adv_estimator", cut and estimator == "gem_rebn", parts
+    mixed = cut and chosen is not None and chosen.compares == "batch"
+    yield "algorithm.adv_estimator", mixed, parts
     filtered = algorithm.get("filter_groups") or {}
     zeros = "it takes a failed episode for one of reward 0; leave it at False"
     yield "algorithm.filter_groups.enable", bool(filtered.get("enable")), zeros
-    own = not estimator.startswith("gem_")
     zero = "verl's own estimators take a failed episode for one of reward 0, and its own trainers "
     zero += f"cannot stop at it; {_SUGGESTION}, which does, or choose one of GEM's estimators"
-    yield "algorithm.adv_estimator", own and not ours, zero
+    yield "algorithm.adv_estimator", chosen is None and not ours, zero
     again = "a turn that verl interrupts to load weights goes on with the random numbers that it "
     again += f"began with; leave it out, or {_SUGGESTION}"
     yield "gem.seed", settings.seed is not None and "_async" in mode, again

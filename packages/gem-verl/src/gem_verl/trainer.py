@@ -32,7 +32,7 @@ from verl.utils.debug import marked_timer
 
 from gem.errors import RolloutError
 from gem.packed import PackedTrajectory
-from gem.training.checkpoints import read_baselines, save_baselines
+from gem.training.checkpoints import read_state, save_state
 from gem.training.processes import claim
 from gem.training.ray import call_while_alive
 from gem.training.record import TrainedRow
@@ -44,7 +44,7 @@ from gem.trajectory import Failure, TurnSpan
 from gem_verl import TRAINER
 from gem_verl.advantage import ESTIMATORS, Batch, given
 from gem_verl.rollout import EPISODE
-from gem_verl.settings import check_config
+from gem_verl.settings import check_config, keeps_state
 
 SEAMS = (
     Seam("fit", "self, agent_loop_manager"),
@@ -117,8 +117,8 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
         trainer = self.config.trainer
         if self.global_steps and trainer.resume_mode == "auto" and not trainer.val_only:
             trainer.val_before_train = False  # what was due before the checkpoint has been done
-        if self.global_steps and self.config.algorithm.adv_estimator == "gem_rae":
-            self._batch.baselines.update(read_baselines(self._state))
+        if self.global_steps and keeps_state(self.config):
+            self._batch.state.update(read_state(self._state))
         actors = list(agent_loop_manager.agent_loop_workers)
         for replica in self.llm_server_manager.get_replicas():
             actors.extend(replica.servers)
@@ -130,8 +130,8 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
 
     @property
     def _state(self) -> Path:
-        """File with the baselines of roles, beside the checkpoint of this step."""
-        return Path(self.config.trainer.default_local_dir, f"baselines_{self.global_steps}.json")
+        """File with the estimator's state, beside the checkpoint of this step."""
+        return Path(self.config.trainer.default_local_dir, f"estimator_{self.global_steps}.json")
 
     def _build_replay_buffer(self) -> Any:
         buffer = super()._build_replay_buffer()
@@ -158,11 +158,11 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
     def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **named: Any) -> Any:
         """Find out which rows belong together; verl fills up the batch and divides it by ranks."""
         data = _read(batch, "extra_fields", "index")
-        baselines = self._batch.baselines
+        state = self._batch.state
         self._batch, self._trajectories = grouped(
             batch.keys, _column(data["extra_fields"]), _column(data["index"])
         )
-        self._batch.normalise, self._batch.baselines = self._settings.normalise, baselines
+        self._batch.normalise, self._batch.state = self._settings.normalise, state
         played = len({key.rsplit("_", 1)[0] for key in batch.keys})
         rows = self._rows()
         # The same order in every run: ranks get the same rows and make the same sums.
@@ -240,8 +240,8 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
         self._recording.write_iteration(global_steps - 1, metrics, metrics={"update_s": update_s})
         self._recording.write_evaluated(self.global_steps)
         if self._checkpoint_due:
-            if self.config.algorithm.adv_estimator == "gem_rae":
-                save_baselines(self._state, self._batch.baselines)
+            if keeps_state(self.config):
+                save_state(self._state, self._batch.state)
             with marked_timer("timing_s/save_checkpoint", metrics):
                 super()._save_checkpoint()
             self._checkpoint_due = False

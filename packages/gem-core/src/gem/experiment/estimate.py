@@ -1,4 +1,4 @@
-"""Advantages of a batch by turn: `gem.advantage` for episodes and their rewards.
+"""Advantages of a batch by turn: `gem.estimators` for episodes and their rewards.
 
 What comes in and goes out is `[episode][turn]`, in the order of the episodes.
 """
@@ -8,13 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, MutableMapping, Sequence
 from typing import Protocol, TypeAlias
 
-from gem.advantage import Floats, TurnTable, advantages, rae, returns
+from gem.advantage import TurnTable
+from gem.estimators import Options, estimator
 
 NORMALISE = ("batch", "environment", "role")
 """What the statistics of ReBN may be over: `algorithm.normalise` of a RunSpec."""
-
-BY_ROLE = ("grpo", "rloo", "rae")
-"""Estimators that never compare the roles of a game with each other."""
 
 PerTurn: TypeAlias = list[list[float]]
 """A number for each turn, `[episode][turn]`."""
@@ -49,10 +47,8 @@ def roles(episodes: Iterable[HasTurns]) -> list[str]:
     return [f"{episode.environment} {episode.agent or ''}".strip() for episode in episodes]
 
 
-def environment_parts(
-    episodes: Sequence[HasTurns], normalise: str = "environment"
-) -> list[int] | None:
-    """Return the part of a batch that each episode belongs to, from 0; None for one part.
+def part_of_each(episodes: Sequence[HasTurns], normalise: str) -> list[str]:
+    """Return the name of the part of a batch that each episode belongs to.
 
     Args:
         episodes: The whole batch.
@@ -60,21 +56,8 @@ def environment_parts(
             `role` those of one agent of an environment are.
     """
     if normalise == "batch":
-        return None
-    named = roles(episodes) if normalise == "role" else [each.environment for each in episodes]
-    numbers = {name: number for number, name in enumerate(sorted(set(named)))}
-    return [numbers[name] for name in named]
-
-
-def parts_for(name: str, episodes: Sequence[HasTurns], normalise: str) -> list[int] | None:
-    """Return the parts of a batch that an estimator works on; see `environment_parts`.
-
-    Args:
-        name: The estimator.
-        episodes: The whole batch.
-        normalise: `algorithm.normalise` of a RunSpec.
-    """
-    return environment_parts(episodes, "role" if name in BY_ROLE else normalise)
+        return ["batch"] * len(episodes)
+    return roles(episodes) if normalise == "role" else [each.environment for each in episodes]
 
 
 def adjusted_rewards(episodes: Iterable[HasTurns], added: Iterable[Sequence[float]]) -> PerTurn:
@@ -90,27 +73,6 @@ def adjusted_rewards(episodes: Iterable[HasTurns], added: Iterable[Sequence[floa
     ]
 
 
-def against_baselines(
-    table: TurnTable,
-    named: Sequence[str],
-    gamma: float,
-    baselines: MutableMapping[str, float] | None,
-) -> Floats:
-    """Return the advantages of `gem.advantage.rae`, `[turns]`, with baselines by name of role.
-
-    Args:
-        table: The whole batch; its parts are the roles in the order of their names.
-        named: The role of each episode.
-        gamma: Discount per turn.
-        baselines: Of earlier batches; brought up to date. None: there are none.
-    """
-    known, names = {} if baselines is None else baselines, sorted(set(named))
-    state = {str(n): known[name] for n, name in enumerate(names) if name in known}
-    advantage, state = rae(table, gamma, state)
-    known.update({names[int(n)]: baseline for n, baseline in state.items()})
-    return advantage
-
-
 def turn_advantages(
     name: str,
     episodes: Sequence[HasTurns],
@@ -120,37 +82,42 @@ def turn_advantages(
     scale: bool = True,
     rewards: Sequence[Sequence[float]] | None = None,
     values: Sequence[Sequence[float]] | None = None,
-    parts: Sequence[int] | None = None,
     normalise: str = "batch",
-    baselines: MutableMapping[str, float] | None = None,
+    state: MutableMapping[str, float] | None = None,
 ) -> tuple[PerTurn, PerTurn]:
     """Return the advantage of every turn, and the target of the critic's value.
 
     Args:
-        name: Estimator of `gem.advantage`, or `rae`.
+        name: Name of an estimator; see `gem.estimators`.
         episodes: The whole batch, of all ranks: statistics are over all of its turns.
         gamma: Discount per turn.
         lam: GAE's lambda per turn.
         scale: Whether `grpo` divides by the standard deviation.
         rewards: Instead of the episodes' own, `[episode][turn]`; see `adjusted_rewards`.
-        values: The critic's value before each turn, `[episode][turn]`; needed by `gae`.
-        parts: Part of the batch that each episode belongs to, from 0; statistics are within it.
-        normalise: Short for `parts=parts_for(name, episodes, normalise)`.
-        baselines: Of each role, for `rae`, which brings them up to date.
+        values: The critic's value before each turn, `[episode][turn]`, for an estimator that needs
+            a critic.
+        normalise: What statistics are within; see `part_of_each`. An estimator that compares groups
+            or roles never compares different roles.
+        state: What an estimator that keeps a state left after the batch before; brought up to date.
+            None: there was no batch before.
 
     Raises:
         ConfigurationError: The estimator is unknown or lacks values, a parameter is out of range,
             or a number is not finite.
     """
+    chosen = estimator(name)
+    names = part_of_each(episodes, "role" if chosen.by_role else normalise)
+    numbers = {part: number for number, part in enumerate(sorted(set(names)))}
     table = TurnTable.build(
         [episode.rewards for episode in episodes] if rewards is None else rewards,
         groups=[episode.group for episode in episodes],
         valid=[episode.valid for episode in episodes],
         values=values,
-        parts=parts_for(name, episodes, normalise) if parts is None else parts,
+        parts=[numbers[part] for part in names],
+        part_names=tuple(numbers) or ("batch",),
     )
-    if name == "rae":
-        advantage = against_baselines(table, roles(episodes), gamma, baselines)
-        return table.split(advantage), table.split(returns(table, gamma))
-    advantage, target = advantages(name, table, gamma=gamma, lam=lam, scale=scale)
-    return table.split(advantage), table.split(target)
+    estimate = chosen(table, Options(gamma, lam, scale, dict(state or {})))
+    if state is not None:
+        state.clear()
+        state.update(estimate.state)
+    return table.split(estimate.advantages), table.split(estimate.targets)

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from gem.advantage import ADVANTAGES
 from gem.errors import ConfigurationError, DataError
+from gem.estimators import BUILT_IN, Estimator, check_name, estimator
 from gem.experiment.estimate import NORMALISE
 from gem.experiment.mixtures import SEEDS, EnvPart, Mixture, Tasks
 from gem.experiment.tasksets import Source, check_names
@@ -78,7 +78,10 @@ class SamplingPart:
 class AlgorithmPart:
     """Advantage and policy loss (clipped surrogate, arXiv 1707.06347 equation 7)."""
 
-    advantage: str = setting("estimator of `gem.advantage`", choices=(*ADVANTAGES, "rae"))
+    advantage: str = setting(
+        f"estimator: {', '.join(BUILT_IN)}, or one of an installed package (`gem.estimators`)",
+        check=check_name,
+    )
     gamma: float = setting("discount per turn", 1.0, least=0, most=1)
     lam: float = setting("GAE's lambda per turn", 1.0, least=0, most=1)
     normalise: str = setting(
@@ -102,8 +105,15 @@ class AlgorithmPart:
         None,
         above=0,
     )
-    value_lr: float = setting("critic's learning rate (`gae` only)", 1e-3, above=0)
+    value_lr: float = setting(
+        "critic's learning rate, where the estimator needs a critic", 1e-3, above=0
+    )
     value_clip: float = setting("clip range of the critic's prediction", 0.2, above=0)
+
+    @property
+    def estimator(self) -> Estimator:
+        """The estimator that `advantage` names, with its traits."""
+        return estimator(self.advantage)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from gem.advantage import ADVANTAGES
+from gem.estimators import estimator, estimator_names
 from gem.experiment.estimate import turn_advantages
 from gem.experiment.runspec import AlgorithmPart
 from gem.testing.golden import golden_batch, golden_turn_rows, of_two_environments
@@ -274,8 +274,8 @@ class L0Suite(ABC):
     `params`.
     """
 
-    estimators: ClassVar[Sequence[str]] = ADVANTAGES
-    """Those that the trainer offers."""
+    critic: ClassVar[bool] = True
+    """Whether the trainer has a critic, for estimators that need one."""
     mixtures: ClassVar[bool] = True
     """Whether ReBN may take the statistics of each environment by itself."""
     batches: ClassVar[Sequence[Make]] = (golden_batch, golden_turn_rows)
@@ -289,7 +289,7 @@ class L0Suite(ABC):
 
         Args:
             batch: The episodes, new for every call.
-            algorithm: `advantage` is one of `estimators`, `gamma` and `lam` are per turn,
+            algorithm: `advantage` is one of `estimators()`, `gamma` and `lam` are per turn,
                 `normalise` is `batch` unless the trainer can do `mixtures`. For `gae` the
                 trainer's critic answers with `critic`.
         """
@@ -318,12 +318,26 @@ class L0Suite(ABC):
             metafunc.parametrize("defect", [name for name in DEFECTS if self._telling(name)])
         if "estimator" in metafunc.fixturenames:
             metafunc.parametrize("batch", self.batches)
-            metafunc.parametrize("estimator", self._estimators)
+            metafunc.parametrize("estimator", self._estimators())
 
-    @property
-    def _estimators(self) -> list[str]:
-        both = self.mixtures and "rebn" in self.estimators
-        return [*self.estimators, *([BY_ENVIRONMENT] if both else [])]
+    @classmethod
+    def estimators(cls) -> list[str]:
+        """Return the names of the estimators that the trainer must offer.
+
+        They are all built-in and installed ones whose traits it can meet; by default those that
+        keep no state.
+        """
+        known = {name: estimator(name) for name in estimator_names()}
+        return [
+            name
+            for name, each in known.items()
+            if not each.keeps_state and (cls.critic or not each.needs_critic)
+        ]
+
+    @classmethod
+    def _estimators(cls) -> list[str]:
+        names = cls.estimators()
+        return [*names, *([BY_ENVIRONMENT] if cls.mixtures and "rebn" in names else [])]
 
     def _telling(self, defect: str) -> list[str]:
         """Return the estimators whose mask or advantages change with a defect, `rebn` first."""
@@ -336,7 +350,7 @@ class L0Suite(ABC):
             found = DEFECTS[defect](right)(batch(), algorithm)
             return difference(found, batch(), algorithm) is not None
 
-        ordered = sorted(self._estimators, key=lambda name: name != "rebn")
+        ordered = sorted(self._estimators(), key=lambda name: name != "rebn")
         return [name for name in ordered if tells(name)]
 
 

@@ -3,7 +3,7 @@
 - `Checkpoints`: for trainers that save weights and optimiser but leave it to others to note where
   and when. `checkpoints.jsonl` in the record's folder has a line per saved state: `{"iteration":
   next iteration to train, "state": where the trainer has it}`.
-- `save_baselines`, `read_baselines`: those of `gem.advantage.rae`, beside a trainer's checkpoint.
+- `save_state`, `read_state`: that of an estimator which keeps one, beside a trainer's checkpoint.
 """
 
 from __future__ import annotations
@@ -57,25 +57,25 @@ class Checkpoints:
             append_lines(self._path, [json.dumps(asdict(checkpoint))])
 
 
-def save_baselines(path: Path, baselines: Mapping[str, float]) -> None:
-    """Write the baselines of roles; the file appears complete or not at all."""
+def save_state(path: Path, state: Mapping[str, float]) -> None:
+    """Write the state of an estimator; the file appears complete or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.part")
-    part.write_text(json.dumps(baselines), encoding="utf-8")
+    part.write_text(json.dumps(dict(state)), encoding="utf-8")
     part.replace(path)
 
 
-def read_baselines(path: Path) -> dict[str, float]:
-    """Read what `save_baselines` wrote.
+def read_state(path: Path) -> dict[str, float]:
+    """Read what `save_state` wrote.
 
     Raises:
         RecordError: The file is not there or damaged.
     """
     try:
         found = read_json(path, dict[str, float])
-        return {role: float(baseline) for role, baseline in found.items()}
+        return {key: float(value) for key, value in found.items()}
     except RecordError as error:
         raise RecordError(
-            f"{path}: the baselines of roles, which are part of the checkpoint (rae), cannot be "
-            f"read ({error}); put the file back, or resume from a checkpoint that has its own"
+            f"{path}: the estimator's state, which is part of the checkpoint, cannot be read "
+            f"({error}); put the file back, or resume from a checkpoint that has its own"
         ) from error

@@ -34,7 +34,7 @@ from gem.multi import ALL, SELF, agents, all_seats
 from gem.tables import flatten
 from gem.training import pairs
 from gem.training.platforms import Platform
-from gem.training.settings import Refusal, refuse_values
+from gem.training.settings import NO_STATE, Refusal, refuse_values
 
 ENTRY_POINT_GROUP = "gem.adapters"
 
@@ -347,7 +347,7 @@ def departures(
     if spec.algorithm.kl_coef:
         how = "as a term of the loss (k3 estimator), not of the reward"
         yield Parity("algorithm.kl_coef", "emulated", how)
-    if spec.algorithm.advantage == "gae":
+    if spec.algorithm.estimator.needs_critic:
         how = "a random linear layer, where the reference starts from zero"
         yield Parity("critic's initial head", "unmatched", how)
         if values_on_tokens:
@@ -515,8 +515,8 @@ class Adapter:
     """What `compile` calls with the same arguments."""
     all_seats: bool = False
     """Whether it trains all seats of a match (`seat=all`)."""
-    baselines: bool = False
-    """Whether it keeps baselines of roles (`algorithm.advantage = "rae"`)."""
+    keeps_state: bool = False
+    """Whether it keeps the state of an estimator from batch to batch, also in its checkpoints."""
     pairs: tuple[pairs.Pair, ...] = ()
     """Which settings of the hardware work together. A pair without a row stops the compile."""
     attention: str | None = None
@@ -537,11 +537,11 @@ class Adapter:
         """
         name, values = self.trainer, flatten(spec.to_mapping())
         one = f"{name} trains one seat of a match; opponent=self lets the policy play the others"
-        roles = f"{name} keeps no baselines of roles; rebn with normalise=role compares within them"
+        stateless = f"{name} keeps no state of an estimator from batch to batch; {NO_STATE}"
         seats = [] if self.all_seats else [key for key in values if key.endswith(".params.seat")]
-        lacking = spec.algorithm.advantage == "rae" and not self.baselines
+        stateful = spec.algorithm.estimator.keeps_state and not self.keeps_state
         found: list[Refusal] = [(key, values[key] == ALL, one) for key in seats]
-        refuse_values(values, [*found, ("algorithm.advantage", lacking, roles)])
+        refuse_values(values, [*found, ("algorithm.advantage", stateful, stateless)])
         made = self.compiler(spec, run_dir=run_dir, hardware=hardware)
         return made.checked(self.pairs, spec, hardware, self.attention)
 

@@ -73,7 +73,7 @@ def features(spec: RunSpec, hardware: Hardware, attention: str) -> list[str]:
         "executor": hardware.executor is not None,
         "checkpoint_every": hardware.checkpoint_every is not None,
         "logger": hardware.logger is not None,
-        "critic": spec.algorithm.advantage == "gae",
+        "critic": spec.algorithm.estimator.needs_critic,
         "initial policy": spec.algorithm.kl_coef > 0,
         "fp32": spec.training.precision == "fp32",
     }

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from gem import tables
-from gem.advantage import ADVANTAGES
 from gem.errors import ConfigurationError, RolloutError
+from gem.estimators import estimator
 from gem.executors.held import STEP_TIMEOUT_S
 from gem.executors.named import check_name
 from gem.experiment.estimate import NORMALISE
@@ -33,10 +33,27 @@ from gem.trajectory import Failure, Trajectory
 logger = logging.getLogger(__name__)
 
 SettingsT = TypeVar("SettingsT", bound="Settings")
-COMPARING = ("grpo", "rloo")
-"""Estimators that compare the episodes of a task."""
+NO_STATE = "rebn with normalise=role compares within roles without one"
 Refusal: TypeAlias = tuple[str, bool, str]
 """Name of a setting, whether its value is refused, and why."""
+
+
+def check_offered(name: str, no_critic: str = "") -> None:
+    """Make sure that an estimator is known and that a trainer without state can use it.
+
+    Args:
+        name: Name of an estimator.
+        no_critic: Why the trainer has no critic; empty if it has one.
+
+    Raises:
+        ConfigurationError: The estimator is unknown, keeps a state from batch to batch, or needs
+            a critic that the trainer does not have.
+    """
+    chosen = estimator(name)
+    if chosen.keeps_state:
+        raise ConfigurationError(f"{name} keeps a state from batch to batch; {NO_STATE}")
+    if chosen.needs_critic and no_critic:
+        raise ConfigurationError(f"{name} needs a critic; {no_critic}")
 
 
 class MayFail(Protocol):
@@ -176,9 +193,9 @@ class DatasetSettings(Settings):
     """Settings of a trainer that reads its tasks from a file and computes no turn advantages."""
 
     advantage: str | None = setting(
-        "estimator of `gem.advantage`; None leaves the trainer's own in place",
+        "estimator of `gem.estimators`; None leaves the trainer's own in place",
         None,
-        choices=ADVANTAGES,
+        check=check_offered,
     )
     prompt_tokens: int = setting("most tokens of a fresh prompt", 1024, least=1)
     task_order: str = setting(
@@ -232,14 +249,14 @@ def check_estimator(advantage: str, key: str, found: str) -> None:
     """Make sure that the trainer has a critic if, and only if, the estimator needs one.
 
     Args:
-        advantage: Estimator of `gem.advantage`.
+        advantage: Name of an estimator.
         key: The trainer's setting that decides whether there is a critic.
         found: Its value: `gae` with a critic, `reinforce` without.
 
     Raises:
         ConfigurationError: It has another value than the estimator needs.
     """
-    needed = "gae" if advantage == "gae" else "reinforce"
+    needed = "gae" if estimator(advantage).needs_critic else "reinforce"
     if found != needed:
         reason = "creates the critic" if needed == "gae" else "creates no critic"
         raise ConfigurationError(
@@ -259,7 +276,7 @@ def check_group_size(advantage: str, key: str, size: int) -> None:
     Raises:
         ConfigurationError: There is only one.
     """
-    if advantage in COMPARING and size < 2:
+    if estimator(advantage).compares == "group" and size < 2:
         raise ConfigurationError(
             f"gem.advantage={advantage} compares the episodes of a task: {key} must be at least 2, "
             f"got {size}"
