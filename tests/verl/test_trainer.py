@@ -120,7 +120,7 @@ def test_baselines_of_roles_are_saved_with_a_checkpoint_and_read_again(
         made = trainer(batch)
         made.config = SimpleNamespace(trainer=SimpleNamespace(**told), algorithm=estimator)
         made.llm_server_manager = SimpleNamespace(get_replicas=list)
-        made.global_steps = step
+        made.global_steps = made.total_training_steps = step
         return made
 
     monkeypatch.setattr("gem_verl.trainer.ray.get_actor", lambda *_, **__: None)
