@@ -57,6 +57,7 @@ FAKE_TRAINER = """
 import os, pathlib, signal, subprocess, sys, time
 
 from gem.training.launch import Adapter
+from gem.training.pairs import COMPUTED, pairs
 
 def compile_spec(spec, *, run_dir, hardware):
     from gem.errors import ConfigurationError, UnsupportedVersionError
@@ -80,7 +81,8 @@ def compile_spec(spec, *, run_dir, hardware):
                 Parity("seed", "unmatched", "fake has no seed")],
     )
 
-adapter = Adapter("fake", ">=1", "fake", compile_spec)
+nothing = (pairs(COMPUTED, COMPUTED, "runs", "it computes nothing"),)
+adapter = Adapter("fake", ">=1", "fake", compile_spec, pairs=nothing)
 
 def main(mode, run_dir, iterations, every):
     from gem.training.record import Recorder

@@ -20,6 +20,7 @@ from gem.experiment.hardware import Hardware
 from gem.experiment.runspec import RunSpec
 from gem.tasks import Task
 from gem.training.launch import Adapter, Launch, Parity, main, parity
+from gem.training.pairs import COMPUTED, pairs
 
 SPEC: dict[str, Any] = {
     "name": "guess",
@@ -176,8 +177,9 @@ def test_an_adapter_refuses_what_its_trainer_lacks_however_it_is_asked(tmp_path:
     def compile_spec(spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> Launch:
         return Launch(["echo"], parity=parity(spec, dict.fromkeys(spec.to_mapping(), "--all")))
 
+    table = (pairs(COMPUTED, COMPUTED, "runs", "it computes nothing"),)
     one, every = (
-        Adapter("x", ">=1", "x", compile_spec, all_seats=both, keeps_state=both)
+        Adapter("x", ">=1", "x", compile_spec, all_seats=both, keeps_state=both, pairs=table)
         for both in (False, True)
     )
     given: dict[str, Any] = {"run_dir": tmp_path, "hardware": Hardware()}
