@@ -131,23 +131,23 @@ test-all: ## The same of all trainers
 test-dev: env-dev
 	$(DEV) $(PYTEST) --timeout 1200 -n $(WORKERS) --dist worksteal -m "not slow and not nightly" tests/core tests/bench tests/eval tests/cpu tests/packages
 test-trl: env-dev
-	$(DEV) $(PYTEST) --timeout 1200 -m "not slow" tests/trl tests/conformance
+	$(DEV) $(PYTEST) --timeout 1200 -m "not slow and not nightly" tests/trl tests/conformance
 test-verl: env-verl
-	GEM_CPU=1 $(VERL) $(PYTEST) --timeout 1200 -m "not slow" tests/verl tests/conformance
+	GEM_CPU=1 $(VERL) $(PYTEST) --timeout 1200 -m "not slow and not nightly" tests/verl tests/conformance
 test-openrlhf: env-openrlhf
-	GEM_CPU=1 DS_ACCELERATOR=cpu $(OPENRLHF) $(PYTEST) --timeout 1200 -m "not slow" tests/openrlhf tests/conformance
+	GEM_CPU=1 DS_ACCELERATOR=cpu $(OPENRLHF) $(PYTEST) --timeout 1200 -m "not slow and not nightly" tests/openrlhf tests/conformance
 test-oat: env-oat
-	GEM_CPU=1 DS_ACCELERATOR=cpu $(OAT) $(PYTEST) --timeout 1200 -m "not slow" tests/oat tests/conformance
+	GEM_CPU=1 DS_ACCELERATOR=cpu $(OAT) $(PYTEST) --timeout 1200 -m "not slow and not nightly" tests/oat tests/conformance
 test-tinker: env-tinker
-	$(TINKER) $(PYTEST) --timeout 1200 -m "not slow" tests/tinker tests/conformance
+	$(TINKER) $(PYTEST) --timeout 1200 -m "not slow and not nightly" tests/tinker tests/conformance
 test-rl2: env-rl2
-	GEM_CPU=1 $(RL2) $(PYTEST) --timeout 1200 -m "not slow" tests/rl2 tests/conformance
+	GEM_CPU=1 $(RL2) $(PYTEST) --timeout 1200 -m "not slow and not nightly" tests/rl2 tests/conformance
 # Without a checkout of ROLL: what needs none, in the development environment.
 test-roll: $(if $(GEM_ROLL_HOME),env-roll,env-dev)
-	GEM_CPU=1 $(if $(GEM_ROLL_HOME),$(ROLL),$(DEV)) $(PYTEST) -rs --timeout 1200 -m "not slow" tests/roll \
+	GEM_CPU=1 $(if $(GEM_ROLL_HOME),$(ROLL),$(DEV)) $(PYTEST) -rs --timeout 1200 -m "not slow and not nightly" tests/roll \
 	  tests/conformance/test_l0_roll.py
 test-inspect: env-inspect
-	$(INSPECT) $(PYTEST) --timeout 1200 -m "not slow" tests/inspect
+	$(INSPECT) $(PYTEST) --timeout 1200 -m "not slow and not nightly" tests/inspect
 # GEM_PERTURB=<seed> begins all runs with weights that differ from the shipped ones by rounding.
 conformance: $(TRAINER_ENVS) ## Run reference and real trainers, compare them (levels L1 to L3)
 	$(DEV) $(PYTEST) -n 2 --dist loadfile tests/conformance -m "slow and not breaks and not nightly"
