@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gem.errors import ConfigurationError, DataError
-from gem.estimators import BUILT_IN, Estimator, check_name, estimator
+from gem.estimators import Estimator, check_name, estimator
 from gem.experiment.estimate import NORMALISE
 from gem.experiment.mixtures import SEEDS, EnvPart, Mixture, Tasks
 from gem.experiment.tasksets import Source, check_names
@@ -79,7 +79,7 @@ class AlgorithmPart:
     """Advantage and policy loss (clipped surrogate, arXiv 1707.06347 equation 7)."""
 
     advantage: str = setting(
-        f"estimator: {', '.join(BUILT_IN)}, or one of an installed package (`gem.estimators`)",
+        "reinforce, rebn, grpo, rloo, gae, rae, or an estimator of an installed package",
         check=check_name,
     )
     gamma: float = setting("discount per turn", 1.0, least=0, most=1)
