@@ -36,7 +36,8 @@ def test_traits_say_what_names_were_asked_for() -> None:
 
 
 def test_a_package_adds_an_estimator() -> None:
-    assert estimator_names() == [*BUILT_IN, "rloo_by_turn"]
+    assert estimator_names()[: len(BUILT_IN)] == [*BUILT_IN]
+    assert "rloo_by_turn" in estimator_names()
     assert AlgorithmPart(advantage="rloo_by_turn").estimator.compares == "group"
     found = estimator("rloo_by_turn")(TABLE, Options(gamma=0.5))
     # G = [0.5, 1], [0.5]; the third episode failed.

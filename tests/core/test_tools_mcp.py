@@ -236,7 +236,7 @@ def test_servers_are_read_from_a_configuration_file(tmp_path: Path) -> None:
     tool = MCPTool.from_config_file(path, timeout_s=3.0)
     assert (tool.servers, tool.timeout_s) == ({"time": TIME}, 3.0)
     path.write_text("{")
-    with pytest.raises(DataError, match=r"mcp\.json cannot be read"):
+    with pytest.raises(DataError, match=r"mcp\.json is damaged"):
         MCPTool.from_config_file(path)
 
 

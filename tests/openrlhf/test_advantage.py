@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gem.advantage import reinforce
-from gem.errors import ConfigurationError, RolloutError
+from gem.errors import ConfigurationError, RolloutError, UnfinishedError
 from gem.testing.golden import golden_batch
 from gem.training.record import read_run
 from gem.trajectory import Trajectory, turn_table
@@ -204,6 +204,9 @@ def test_a_batch_is_recorded_when_its_losses_are_known(
     tracker.log_train(1, {"policy_loss": 0.5, "actor_grad_norm": 2.0, "other": 1.0})
     tracker.log_train(2, {"policy_loss": 0.5})  # no batch of ours: nothing to write
     tracker.close()
+    maker.args.gem_iterations = 2  # as `gem_openrlhf.dataset` counts them
+    with pytest.raises(UnfinishedError, match="recorded only 1 of 2 iterations"):
+        GemTensorboardLogger(maker.args).close()
     run = read_run(tmp_path / "record")
     [line] = run.metrics
     assert (line["iteration"], line["loss"], line["grad_norm"]) == (0, 0.5, 2.0)

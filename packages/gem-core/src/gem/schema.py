@@ -48,7 +48,7 @@ def check(value: Any, wanted: Any, place: str = "") -> None:
     elif origin is typing.Literal:
         if not isinstance(value, str) or value not in typing.get_args(wanted):
             raise _wrong(value, " or ".join(map(repr, typing.get_args(wanted))), place)
-    elif origin in (list, Sequence):
+    elif origin in (list, Sequence) or Ellipsis in typing.get_args(wanted):
         _list(value, typing.get_args(wanted)[0], place)
     elif origin is tuple:
         parts = typing.get_args(wanted)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
 from types import ModuleType
 from typing import Any
 
@@ -23,8 +22,7 @@ class GemTensorboardLogger(TensorboardLogger):  # type: ignore[misc]
         known = (None, None) if settings is None else (settings.record_dir, settings.record)
         self._recording = recording(*known)
         # `gem_openrlhf.dataset` has counted them before OpenRLHF makes its trackers.
-        self._end = ExitStack()
-        self._end.enter_context(self._recording.to_the_end(lambda: getattr(args, ITERATIONS, 0)))
+        self._asked = int(getattr(args, ITERATIONS, 0))
 
     def log_train(self, global_step: int, logs_dict: Mapping[str, Any]) -> None:
         """Log and record an iteration."""
@@ -42,8 +40,8 @@ class GemTensorboardLogger(TensorboardLogger):  # type: ignore[misc]
         Raises:
             UnfinishedError: Fewer iterations are recorded than were asked for.
         """
-        super().close()
-        self._end.close()
+        with self._recording.to_the_end(lambda: self._asked):
+            super().close()
 
 
 def install(module: ModuleType) -> None:

@@ -143,7 +143,7 @@ class SettingsEntry(TypedDict, total=False):
 
     system: str | None
     samples: int
-    tasks: list[str]
+    tasks: list[str] | str
 
 
 class RunFile(TypedDict, total=False):
