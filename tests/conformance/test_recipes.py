@@ -10,12 +10,13 @@ from commands import RECIPES, ROOT, read_recipe
 from machines import SHIPPED
 
 from gem.errors import ConfigurationError, MissingExtraError
-from gem.training.launch import ENTRY_POINT_GROUP, find_adapter
+from gem.training.launch import ENTRY_POINT_GROUP, OPTIMIZER_WEIGHTS, find_adapter
 
 ADAPTERS = sorted(entry.name for entry in entry_points(group=ENTRY_POINT_GROUP))
 BASELINES = ROOT / "recipes" / "sweeps" / "baselines-gpu.toml"
-EXEMPT = {"training.precision", "policy.lora_init"}
-"""None trains in fp32 on a GPU by itself; a Tinker server draws the adapter it begins with."""
+EXEMPT = {"training.precision", "policy.lora_init", OPTIMIZER_WEIGHTS}
+"""None trains in fp32 on a GPU by itself; a Tinker server draws the adapter it begins with, and
+decides on the precision of its optimiser."""
 
 
 @pytest.mark.parametrize("name", ADAPTERS)
@@ -40,6 +41,7 @@ def test_a_recipe_compiles_for_a_trainer_on_shipped_hardware(
         assert hardware.nodes > 1 or (name == "reference" and hardware.gpus > 1)
         return
     unmatched = {each.name for each in launch.parity if each.status == "unmatched"}
+    assert OPTIMIZER_WEIGHTS not in unmatched or name == "tinker"
     unmatched -= EXEMPT  # a recipe is for every trainer
     if name in ("reference", "tinker"):  # one process, and a server that decides for itself
         unmatched = {key for key in unmatched if not key.startswith("hardware.")}
