@@ -119,15 +119,13 @@ types: env-dev ## Static types of all packages
 	$(DEV) -m mypy packages/gem-core/src packages/gem-bench/src packages/gem-cpu/src packages/gem-verl/src \
 	  packages/gem-openrlhf/src packages/gem-oat/src packages/gem-tinker/src packages/gem-rl2/src \
 	  packages/gem-trl/src packages/gem-roll/src packages/gem-eval/src packages/_template/src tests/conformance/breaks.py
-# All targets run, also after one that failed; the last line names those that did.
+# All targets run, also after one that failed; the last lines name those that did.
 TESTS := test-dev test-trl
 ALL_TESTS := $(TESTS) test-verl test-openrlhf test-oat test-tinker test-rl2 test-roll test-inspect
 test: ## Unit, property and installation tests, of TRL conformance L0
-	@failed=; for target in $(TESTS); do $(MAKE) --no-print-directory $$target || failed="$$failed $$target"; done; \
-	  test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
+	@$(MAKE) --no-print-directory --keep-going $(TESTS)
 test-all: ## The same of all trainers
-	@failed=; for target in $(ALL_TESTS); do $(MAKE) --no-print-directory $$target || failed="$$failed $$target"; done; \
-	  test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
+	@$(MAKE) --no-print-directory --keep-going $(ALL_TESTS)
 test-dev: env-dev
 	$(DEV) $(PYTEST) --timeout 1200 -n $(WORKERS) --dist worksteal -m "not slow and not nightly" tests/core tests/bench tests/eval tests/cpu tests/packages
 test-trl: env-dev

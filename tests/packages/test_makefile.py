@@ -40,4 +40,4 @@ def test_one_target_that_fails_keeps_no_other_from_running(
     assert (done.returncode == 0) == (not failing)
     if failing:
         name = {"tests/core": "test-dev", "tests/trl": "test-trl"}[failing]
-        assert f"failed: {name}\n" in done.stdout
+        assert f"{name}] Error" in done.stderr
