@@ -116,7 +116,7 @@ def test_a_split_is_chosen_by_name_or_because_it_is_the_only_one(dataset: Any) -
 
 
 def test_programs_and_texts_are_read_as_before() -> None:
-    assert legacy.extract_code_from_model("```python\na\n```\n```\nb\n```") == "b"
+    assert legacy.extract_code_from_model("```python\na\n```\n```python\nb\n```") == "b"
     assert legacy.extract_code_from_model("no code") is None
     assert legacy.run_python("print(input())", "none", "x") == (True, "x\n", "")
     ok, _, stderr = legacy.run_python("1 / 0", "none")

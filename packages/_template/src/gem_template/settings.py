@@ -15,7 +15,7 @@ from gem.errors import ConfigurationError
 from gem.tables import setting
 from gem.training import settings
 
-NO_CRITIC = "fake-trainer has none"
+NO_CRITIC = "fake-trainer has no critic"
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ FREE: tuple[str, ...] = ("iterations", "save_every", "base_url", "server", "reco
 FREE += ("restarts", "executor", "retries", "sample_retries", "request_timeout_s", "step_timeout_s")
 """Keys that may differ where a run goes on."""
 
-NO_CRITIC = "a Tinker server has no value head for one"
+NO_CRITIC = "a Tinker server has no value head for a critic"
 TEMPERATURE = "the server's losses take log-probabilities at temperature 1"
 """Why settings are refused."""
 
