@@ -173,7 +173,7 @@ def test_who_is_interrupted_while_waiting_leaves_the_queue(
         def __init__(self, alone: bool) -> None:
             self.alone, self.held, self.turn = alone, list[int](), self
 
-        def acquire(self) -> None:
+        def acquire(self, timeout: float) -> bool:
             raise KeyboardInterrupt
 
     for alone in (False, True):
@@ -230,3 +230,25 @@ def _enter() -> str:
         assert isinstance(counted, Waits)
         assert counted.total() > 0.5
         return "entered"
+
+
+def test_a_stopped_holder_does_not_stop_the_others(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever was stopped holds all cores: threads go on one by one, and it is said."""
+    monkeypatch.setattr(admission, "_LOOK_S", 0.01)
+    monkeypatch.setattr(admission, "_PATIENCE_S", 0.2)
+    process = holder(folder, "alone")
+    holds(process)
+    process.send_signal(signal.SIGSTOP)
+    room = Room()
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(lambda _: room.visit(), range(3)))
+    assert room.visits == 3
+    assert caplog.text.count("no core came free for 0.2 s") == 3
+    process.kill()
+    process.communicate()
+    # The killed holder's cores are free, and admission holds again.
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda _: room.visit(), range(20)))
+    assert room.most <= 2

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 import math
 import os
 import stat
@@ -22,6 +23,8 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
+logger = logging.getLogger(__name__)
+
 # Elsewhere the queue of the process is all there is.
 _fcntl: Any = importlib.import_module("fcntl") if os.name == "posix" else None
 
@@ -29,6 +32,10 @@ _POLL_S = 0.002
 """Time between two looks at the cores of other processes; one waiting process at a time looks."""
 _KEEP_S = 0.05
 """How long the threads of a process hand a core to each other."""
+_LOOK_S = 1.0
+_PATIENCE_S = 120.0
+"""Time in which no thread was admitted, after which the first that waits goes on without a core: a
+process that somebody stopped holds its cores. No verdict depends on it, as limits are CPU time."""
 _CGROUPS = (Path("/sys/fs/cgroup/cpu.max"), Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"))
 
 
@@ -139,6 +146,8 @@ class _Cores:
         self._since: dict[int, float] = {}
         """When this process got the cores that it holds."""
         self._waiting: deque[_Waiter] = deque()
+        self._admitted_at = time.monotonic()
+        """When a thread last stopped waiting."""
         self._door = threading.Event()
         """Set when the doorman has something to do."""
         self._doorman: threading.Thread | None = None
@@ -150,6 +159,8 @@ class _Cores:
                 if core is not None:
                     return [core]
             waiter = _Waiter(alone)
+            if not self._waiting:
+                self._admitted_at = time.monotonic()
             self._waiting.append(waiter)
             if self._doorman is None:
                 self._doorman = threading.Thread(
@@ -160,7 +171,9 @@ class _Cores:
         counted = waits.get()
         try:
             with counted.waiting() if counted is not None else contextlib.nullcontext():
-                waiter.turn.acquire()
+                while not waiter.turn.acquire(timeout=_LOOK_S):
+                    if self._gives_up(waiter):
+                        return []
         except BaseException:
             with self._lock:
                 waits_still = waiter in self._waiting
@@ -170,6 +183,18 @@ class _Cores:
                 self.release(waiter.held)
             raise
         return waiter.held
+
+    def _gives_up(self, waiter: _Waiter) -> bool:
+        """Return whether the first thread that waits goes on without a core."""
+        with self._lock:
+            now = time.monotonic()
+            first = bool(self._waiting) and self._waiting[0] is waiter
+            if not first or now - self._admitted_at < _PATIENCE_S:
+                return False
+            self._waiting.popleft()
+            self._admitted_at = now
+        logger.warning("no core came free for %g s; a program runs beside the others", _PATIENCE_S)
+        return True
 
     def release(self, held: Sequence[int]) -> None:
         now = time.monotonic()
@@ -210,6 +235,7 @@ class _Cores:
     def _admit(self, held: list[int]) -> None:
         """Let the first one that waits run; the caller holds the lock."""
         waiter = self._waiting.popleft()
+        self._admitted_at = time.monotonic()
         waiter.held = held
         waiter.turn.release()
 
