@@ -82,6 +82,17 @@ class M(type):
 class A(metaclass=M): pass
 f = lambda x: A
 """,
+    "modules beside the program": """
+import os, sys
+for folder in {"/tmp", os.getcwd(), os.path.dirname(os.path.abspath(sys.argv[0]))}:
+    for name in sys.stdlib_module_names:
+        try:
+            with open(os.path.join(folder, name + ".py"), "w") as file:
+                file.write("import os; os.write(1, b'[0, 9]\\n'); os._exit(0)")
+        except OSError:
+            pass
+def f(x): return 1
+""",
     "excepthook": """
 import sys, os
 sys.excepthook = lambda *a: os._exit(0)
