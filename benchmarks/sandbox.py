@@ -37,7 +37,7 @@ PROGRAMS = {
     "sympy x**2*cos(x)": INTEGRAL.format("x**2*cos(x)"),
 }
 CONCURRENCIES = [1, 4, 16, 64]
-OURS = ["bwrap", "session", "monty", "auto"]
+OURS = ["bwrap", "session"]
 HUNG_S = 1.0
 REST_S = 0.01
 
@@ -93,13 +93,12 @@ def measure(which: str, seconds: float) -> dict[str, float]:
     """Return the figures of one round; those that are better when larger end with `/s`."""
     run = runner(which)
     figures: dict[str, float] = {}
-    programs = dict(list(PROGRAMS.items())[: 1 if which == "monty" else None])
     # All interpreters of all servers are warm before one is measured.
     at_once = 4 * (os.cpu_count() or 1) if which in OURS else 1
     with ThreadPoolExecutor(at_once) as threads:
-        for code in reversed(programs.values()):
+        for code in reversed(PROGRAMS.values()):
             list(threads.map(run, [code] * at_once))
-    for name, code in programs.items():
+    for name, code in PROGRAMS.items():
         times: list[float] = []
         spent = cpu_s()
         while sum(times) < seconds or len(times) < 3:
@@ -137,7 +136,7 @@ def leavings(which: str) -> dict[str, float]:
     from gem.sandbox import Limits, resolve
 
     executor = resolve(which)
-    for code in PROGRAMS.values() if which != "monty" else ["print(1)"]:
+    for code in PROGRAMS.values():
         executor.run(code)
     time.sleep(1.0)
     before = traces()
@@ -183,7 +182,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.work:
         figures = measure(arguments.work, arguments.seconds)
-        if arguments.work in ("bwrap", "monty", "auto"):
+        if arguments.work == "bwrap":
             figures |= leavings(arguments.work)
         print(json.dumps(figures))
         return

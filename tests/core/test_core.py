@@ -236,13 +236,6 @@ def test_make_uses_the_ids_parameters_and_overrides(dice_id: str) -> None:
     assert dice_id in gem.list_envs("test:")
 
 
-def test_make_takes_the_id_as_env_id_too(dice_id: str) -> None:
-    assert gem.make(env_id=dice_id, sides=3).unwrapped.sides == 3  # type: ignore[attr-defined]
-    for ids in ({}, {"id": dice_id, "env_id": dice_id}):
-        with pytest.raises(ConfigurationError, match="one environment id, got id="):
-            gem.make(**ids)
-
-
 def test_wrong_ids_and_parameters_are_named(dice_id: str) -> None:
     with pytest.raises(UnknownEnvError, match="did you mean test:Dice-v0") as caught:
         gem.make("test:dice-v0")

@@ -1,4 +1,4 @@
-"""Monty, the executor that chooses, containers, and executors of installed packages."""
+"""Containers, and executors of installed packages."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from gem import sandbox
 from gem.__main__ import main
 from gem.errors import ConfigurationError, MissingExtraError
 from gem.sandbox import (
-    AutoExecutor,
+    BwrapExecutor,
     DockerExecutor,
     Executor,
     Limits,
-    MontyExecutor,
     Result,
     resolve,
 )
 from gem.tools import PythonTool, ToolCall
 
-ALL = [MontyExecutor, AutoExecutor, DockerExecutor]
+ALL = [BwrapExecutor, DockerExecutor]
 
 
 def tier(kind: type[Executor]) -> Executor:
@@ -32,25 +31,6 @@ def tier(kind: type[Executor]) -> Executor:
         return kind()
     except (ConfigurationError, MissingExtraError) as error:
         pytest.skip(str(error))
-
-
-class Recorder(Executor):
-    """Answers with what it is given, and remembers its limits."""
-
-    def __init__(self, result: Result) -> None:
-        self.result = result
-        self.limits: list[Limits] = []
-
-    def run(self, code: str, stdin: str = "", limits: Limits = Limits()) -> Result:  # noqa: B008
-        self.limits.append(limits)
-        return self.result
-
-
-def chooser(first: Result, second: Result) -> tuple[AutoExecutor, Recorder, Recorder]:
-    auto = AutoExecutor.__new__(AutoExecutor)
-    fast, full = Recorder(first), Recorder(second)
-    auto.fast, auto.full = fast, full  # type: ignore[assignment]
-    return auto, fast, full
 
 
 @pytest.mark.parametrize("kind", ALL)
@@ -79,51 +59,13 @@ def test_an_executor_pickles(kind: type[Executor]) -> None:
     assert pickle.loads(pickle.dumps(tier(kind))).run("print(1)").stdout == "1\n"
 
 
-@pytest.mark.parametrize(
-    ("code", "stdin", "stdout"),
-    [
-        ("print(1)", "", "1\n"),
-        ("import heapq; print(heapq.nsmallest(1, [3, 2]))", "", "[2]\n"),
-        ("def f():\n    yield 5\nprint(*f())", "", "5\n"),
-        ("print(input())", "given", "given\n"),
-        ("print('once'); import heapq", "", "once\n"),
-    ],
-)
-def test_what_monty_lacks_runs_in_the_full_interpreter(code: str, stdin: str, stdout: str) -> None:
-    result = tier(AutoExecutor).run(code, stdin)
-    assert (result.stdout, result.exit_code) == (stdout, 0)
-
-
-def test_what_succeeds_or_hits_a_limit_runs_once() -> None:
-    for first in (Result("1", "", 0, 0.5), Result("", "", 1, 0.5, "time")):
-        auto, fast, full = chooser(first, Result("2", "", 0, 0.5))
-        assert auto.run("x") is first
-        assert (len(fast.limits), len(full.limits)) == (1, 0)
-
-
-def test_the_limits_hold_for_each_of_the_two_runs() -> None:
-    auto, fast, full = chooser(Result("", "no", 1, 0.75), Result("2", "", 0, 0.5))
-    assert auto.run("x", "", Limits(cpu_s=2.0)).stdout == "2"
-    assert fast.limits == full.limits == [Limits(cpu_s=2.0)]
-
-
 def test_a_missing_part_is_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pydantic_monty", None)
     monkeypatch.setitem(sys.modules, "docker", None)
-    for kind, extra in (
-        (MontyExecutor, "monty"),
-        (AutoExecutor, "monty"),
-        (DockerExecutor, "docker"),
-    ):
-        with pytest.raises(MissingExtraError, match=rf"pip install 'gem-core\[{extra}\]'"):
-            kind()
-
-
-def test_without_bubblewrap_there_is_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    tier(MontyExecutor)
+    with pytest.raises(MissingExtraError, match=r"pip install 'gem-core\[docker\]'"):
+        DockerExecutor()
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ConfigurationError, match="apt-get install bubblewrap"):
-        AutoExecutor()
+        BwrapExecutor()
 
 
 class Far(Executor):

@@ -28,7 +28,7 @@ def make(executor: str, session: bool = False) -> Any:
     return made
 
 
-SESSIONS = ["monty", "bwrap"]
+SESSIONS = ["bwrap"]
 
 
 def with_session(executor: str) -> Any:
@@ -126,7 +126,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("session", [False, True], ids=["alone", "session"])
-@pytest.mark.parametrize("executor", ["bwrap", "monty", "auto", "subprocess"])
+@pytest.mark.parametrize("executor", ["bwrap", "subprocess"])
 def test_nothing_that_a_policy_writes_raises_or_ends_the_episode(
     executor: str, session: bool
 ) -> None:

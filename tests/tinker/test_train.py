@@ -174,7 +174,7 @@ def test_an_error_that_the_sdk_hides_in_a_value_error_is_a_failed_client_too(
 
 def test_a_damaged_list_of_checkpoints_is_refused(service: Any, tmp_path: Path) -> None:
     (tmp_path / "checkpoints.jsonl").write_text('{"state": 1}\n')
-    with pytest.raises(RecordError, match="not a checkpoint"):
+    with pytest.raises(RecordError, match="line 1 is damaged: iteration is missing"):
         run(tmp_path)
 
 

@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gem import errors, moved
+from gem import errors
 from gem.core import ContentPart, Env, EnvSpec, Info, Observation, Step, Wrapper
 from gem.making import make
 from gem.registry import list_envs, register, spec
@@ -33,8 +33,6 @@ if Path(__file__).with_name("envs").joinpath("registration.py").exists():
         "gem-llm (the original GEM) is installed in the same place as gem-core and both are named "
         "'gem'; run: pip uninstall -y gem-llm gem-core && pip install gem-core"
     )
-
-moved.install()
 
 # Imported at their first use: callers that do not use them do not pay for the import of numpy.
 _LAZY = {
@@ -87,7 +85,7 @@ def __getattr__(name: str) -> Any:
     for module, names in _LAZY.items():
         if name in names:
             return getattr(import_module(module), name)
-    raise moved.missing("gem", name)
+    raise AttributeError(f"module 'gem' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeAlias, TypedDict, TypeVar
 
 from gem.errors import ConfigurationError, ResetNeededError, UnknownParameterError
-from gem.moved import missing
 from gem.seeding import stream
 from gem.specs import imported, recipe
 from gem.tables import plain_values
@@ -453,7 +452,3 @@ def checked_seed(seed: int | None) -> int | None:
         return int(seed.__index__())
     except AttributeError:
         raise ConfigurationError(f"seed must be an integer or None, got {seed!r}") from None
-
-
-def __getattr__(name: str) -> Any:
-    raise missing("gem.core", name)

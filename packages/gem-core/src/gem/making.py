@@ -16,9 +16,8 @@ if TYPE_CHECKING:
 
 
 def make(
-    id: str | EnvSpec = "",
+    id: str | EnvSpec,
     *,
-    env_id: str = "",
     tools: ToolLike | Sequence[ToolLike] = (),
     wrappers: WrapperLike | Sequence[WrapperLike] = (),
     checked: bool | None = None,
@@ -29,7 +28,6 @@ def make(
     Args:
         id: A registered id (`gem.list_envs()` returns all). Or an environment's `spec`, which is
             made again with its parameters, tools and wrappers.
-        env_id: The id under the original GEM's parameter name.
         tools: Tools that the policy may call, such as `["python"]`; see `gem.tools.make_tools`.
             Calls earn no reward; for paid calls use the tool wrappers of `gem.wrappers`.
         wrappers: Put around the environment and its tools, the last one outermost; see
@@ -44,11 +42,7 @@ def make(
         ConfigurationError: A parameter is missing or has a value that is not allowed, or the id's
             entry point cannot be imported or makes no environment.
     """
-    if bool(id) == bool(env_id):
-        raise ConfigurationError(
-            f"make needs one environment id, got id={id!r} and env_id={env_id!r}"
-        )
-    found = id if isinstance(id, EnvSpec) else spec(id or env_id)
+    found = id if isinstance(id, EnvSpec) else spec(id)
     kwargs = {**found.kwargs, **overrides}
     try:
         entry_point = found.load()

@@ -15,7 +15,7 @@ from typing import Any
 
 from gem.blame import boundary
 from gem.errors import ConfigurationError
-from gem.sandbox import AutoExecutor, BwrapExecutor, Executor, Limits, Result, SubprocessExecutor
+from gem.sandbox import BwrapExecutor, Executor, Limits, Result, SubprocessExecutor
 
 _INSIDE = Path(__file__).with_name("inside")
 _ROOM = 4 << 20
@@ -49,7 +49,7 @@ class Runner:
         """
         self._sandbox = sandbox
         # Other executors may run another version of Python, which cannot load our bytecode.
-        own = isinstance(sandbox, (AutoExecutor, BwrapExecutor, SubprocessExecutor))
+        own = isinstance(sandbox, (BwrapExecutor, SubprocessExecutor))
         self._portable = not own
         self._side = side
         self._program = program
@@ -98,7 +98,7 @@ class Runner:
                 last = result.stderr.strip().rpartition("\n")[2]
                 raise ConfigurationError(
                     f"executor {type(self._sandbox).__name__} cannot run tests that call the "
-                    f"program ({last or 'no output'}); use executor='bwrap' or 'auto'"
+                    f"program ({last or 'no output'}); use executor='bwrap'"
                 )
         return run
 

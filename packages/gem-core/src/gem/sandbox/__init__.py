@@ -1,8 +1,8 @@
 """Executors of a policy's programs: the interface, the implementations, `resolve` by name.
 
-`base` is the interface; `bwrap`, `docker`, `monty`, `process` and `auto` implement it; `audit` and
-`attacks` test it. Installed packages add executors through the entry-point group `gem.executors`.
-Imports nothing of environments, tools or grading.
+`base` is the interface; `bwrap`, `docker` and `process` implement it; `audit` and `attacks` test
+it. Installed packages add executors through the entry-point group `gem.executors`. Imports nothing of
+environments, tools or grading.
 """
 
 from __future__ import annotations
@@ -11,22 +11,18 @@ import functools
 
 from gem.errors import ConfigurationError
 from gem.plugins import installed, load
-from gem.sandbox.auto import AutoExecutor
 from gem.sandbox.base import Executor, Limits, Result, Session
 from gem.sandbox.bwrap import BwrapExecutor
 from gem.sandbox.docker import DockerExecutor
-from gem.sandbox.monty import MontyExecutor
 from gem.sandbox.process import SubprocessExecutor
 
 __all__ = [
     "ENTRY_POINT_GROUP",
     "EXECUTORS",
-    "AutoExecutor",
     "BwrapExecutor",
     "DockerExecutor",
     "Executor",
     "Limits",
-    "MontyExecutor",
     "Result",
     "Session",
     "SubprocessExecutor",
@@ -39,8 +35,6 @@ ENTRY_POINT_GROUP = "gem.executors"
 
 EXECUTORS: dict[str, type[Executor]] = {
     "bwrap": BwrapExecutor,
-    "monty": MontyExecutor,
-    "auto": AutoExecutor,
     "docker": DockerExecutor,
     "subprocess": SubprocessExecutor,
 }

@@ -180,6 +180,5 @@ class Executor(ABC):
             ConfigurationError: This executor has no sessions.
         """
         raise ConfigurationError(
-            f"{type(self).__name__} keeps nothing between programs; sessions need "
-            "executor='bwrap' or 'monty'"
+            f"{type(self).__name__} keeps nothing between programs; sessions need executor='bwrap'"
         )

@@ -10,7 +10,6 @@ from gem.errors import ConfigurationError
 from gem.executors.held import STEP_TIMEOUT_S
 from gem.executors.named import EXECUTORS, NAMES, make_executor
 from gem.executors.recipe import Recipe
-from gem.moved import missing
 from gem.vector.asynchronous import AsyncVectorEnv
 from gem.vector.base import AutoresetMode, VectorEnv
 from gem.vector.sync import SyncVectorEnv
@@ -89,7 +88,3 @@ def make_vec(
     name = vectorization_mode if num_workers is None else f"{vectorization_mode}:{num_workers}"
     executor = make_executor(name)
     return AsyncVectorEnv(recipes, executor, step_timeout_s=step_timeout_s, **options)
-
-
-def __getattr__(name: str) -> Any:
-    raise missing("gem.vector", name)

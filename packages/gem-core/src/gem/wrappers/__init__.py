@@ -16,7 +16,6 @@ from typing import Any
 
 from gem.core import Env, WrapperLike
 from gem.errors import ConfigurationError
-from gem.moved import missing
 from gem.parameters import listed, require_known
 from gem.specs import imported
 from gem.wrappers.checked import Checked
@@ -144,7 +143,3 @@ def _imported(name: str) -> Callable[..., Env]:
         raise ConfigurationError(f"wrapper {name!r} must be callable, got {function!r:.80}")
     made: Callable[..., Env] = function
     return made
-
-
-def __getattr__(name: str) -> Any:
-    raise missing("gem.wrappers", name)
