@@ -121,6 +121,8 @@ class Parts:
     """RL2's parts without models: what its trainer makes, as the hook finds it."""
 
     def __init__(self, config: Any) -> None:
+        self.config = config
+        self.train_dataloader: list[Any] = []
         self.seeded = torch.initial_seed()
         self.critic = None
         self.actor = SimpleNamespace(optimizer=torch.optim.AdamW([torch.zeros(1)]))

@@ -1,8 +1,8 @@
 """Executors of a policy's programs: the interface, the implementations, `resolve` by name.
 
 `base` is the interface; `bwrap`, `docker` and `process` implement it; `audit` and `attacks` test
-it. Installed packages add executors through the entry-point group `gem.executors`. Imports nothing of
-environments, tools or grading.
+it. Installed packages add executors through the entry-point group `gem.executors`. Imports nothing
+of environments, tools or grading.
 """
 
 from __future__ import annotations
