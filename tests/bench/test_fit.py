@@ -567,11 +567,11 @@ def test_a_run_with_a_native_setting_that_may_change_its_memory_is_not_refused(
     model.mkdir()
     (tmp_path / config).rename(model / "config.json")
     (model / "chat_template.jinja").write_text("")
-    taken(tmp_path)
-    assert main(["run", spec, *native, "--out", "out", "--set", f"policy.model={model}"]) == 2
+    refused = ["--set", f"policy.model={model}", "--set", "algorithm.advantage=gae"]
+    assert main(["run", spec, *native, "--out", "out", *refused]) == 2
     said = capsys.readouterr().err
     assert "memory is not estimated: what native.trl.deepspeed changes is not known" in said
-    assert "already holds a run" in said
+    assert "has no critic" in said
 
 
 def test_a_run_of_a_model_that_is_not_here_goes_on(

@@ -175,7 +175,8 @@ def evaluated(tmp_path: Path) -> str:
     """The report of an evaluation in two environments, with a void episode."""
     recorder = Recorder(tmp_path / "run")
     recorder.start({"kind": "evaluation", "trainer": "m", "parts": ["eval:x", "eval:y"]})
-    for env_id, success in (("x", True), ("x", False), ("y", False), ("y", None)):
+    outcomes = (("x", True), ("x", False), ("y", False), ("y", None))
+    for sample, (env_id, success) in enumerate(outcomes):
         end = "terminated" if success else "truncated"
         turn = Turn(
             "ask", [], True, [], None, "say", 0.0, True, False, "stop", {"success": success}
@@ -185,7 +186,7 @@ def evaluated(tmp_path: Path) -> str:
             episode = Trajectory(
                 Task(env_id, 4), end="failed", failure=Failure("engine", "gone", 1)
             )
-        notes = [{"sample": 0, "calls": [{"reasoning": "hm"}]}]
+        notes = [{"sample": sample, "calls": [{"reasoning": "hm"}]}]
         recorder.episodes(0, [episode], split=f"eval:{env_id}", notes=notes)
     table = evaluations.Table("m", [["environment", "success"], ["x", "0.5"]], ["a remark"])
     return evaluations.report([Evaluation(tmp_path / "run", "m", None, [])], [table])

@@ -438,17 +438,21 @@ def test_a_daemon_that_hides_its_environment_is_known_by_descent(tmp_path: Path)
     assert not runs(daemon)
 
 
+def metrics_line(iteration: int) -> str:
+    return json.dumps({"iteration": iteration, "split": "train", "time_s": 0.0}) + "\n"
+
+
 def test_metrics_are_read_while_the_last_line_is_still_being_written(tmp_path: Path) -> None:
     from gem_bench.progress import Tail
 
     tail = Tail(tmp_path)
     assert tail.read() == []
     path = tmp_path / "metrics.jsonl"
-    first, second = (json.dumps({"iteration": i}) + "\n" for i in range(2))
+    first, second = map(metrics_line, range(2))
     path.write_text(first + second[:6])
-    assert tail.read() == [{"iteration": 0}]
+    assert tail.read() == [{"iteration": 0, "split": "train", "time_s": 0.0}]
     path.write_text(first + second)
-    assert tail.read() == [{"iteration": 1}]
+    assert tail.read() == [{"iteration": 1, "split": "train", "time_s": 0.0}]
 
 
 def test_metrics_that_are_replaced_by_fewer_lines_are_read_anew(tmp_path: Path) -> None:
@@ -456,9 +460,11 @@ def test_metrics_that_are_replaced_by_fewer_lines_are_read_anew(tmp_path: Path) 
 
     tail = Tail(tmp_path)
     path, partial = tmp_path / "metrics.jsonl", tmp_path / "metrics.partial"
-    path.write_text("".join(json.dumps({"iteration": i}) + "\n" for i in range(3)))
+    path.write_text("".join(map(metrics_line, range(3))))
     assert len(tail.read()) == 3
-    partial.write_text(json.dumps({"iteration": 0, "again": "longer than all that was read"}))
+    again = {"iteration": 0, "split": "train", "time_s": 0.0, "again": 1.25}
+    again |= {f"longer than all that was read {i}": float(i) for i in range(9)}
+    partial.write_text(json.dumps(again))
     partial.replace(path)
     with path.open("a") as file:
         file.write("\n")

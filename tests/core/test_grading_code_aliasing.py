@@ -11,7 +11,7 @@ from gem.grading.replay import failures
 from gem.grading.statements import Statement
 from gem.sandbox import Limits, resolve
 
-LIMITS = Limits(wall_s=60.0, memory_mb=1024)
+LIMITS = Limits(cpu_s=60.0, memory_mb=1024)
 KEEPS = "refused: it changes a container that the program holds, too"
 PARTS = "refused: it changes a container that shares parts with another one"
 STORE = """

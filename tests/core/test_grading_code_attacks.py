@@ -301,7 +301,7 @@ CHECKS = {
 def test_no_attack_is_paid_for_a_statement(attack: str, executor: str) -> None:
     tests = [CHECKS["plain"], CHECKS["run apart"]]
     verdict = grader.grade(
-        ATTACKS[attack], tests, executor=executor, timeout_s=5, memory_mb=512, partial=True
+        ATTACKS[attack], tests, executor=executor, timeout_s=1, memory_mb=512, partial=True
     )
     assert (verdict.correct, verdict.score) == (False, 0.0)
     assert verdict.reason.startswith("test 1 of 2: ")
@@ -320,7 +320,7 @@ def test_what_is_equal_to_everything_is_paid_in_no_form(form: str, executor: str
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_no_attack_is_paid_for_a_call(attack: str, executor: str) -> None:
     tests = {"fn_name": "f", "inputs": [[3]], "outputs": [9]}
-    verdict = grader.grade(ATTACKS[attack], tests, executor=executor, timeout_s=5, memory_mb=512)
+    verdict = grader.grade(ATTACKS[attack], tests, executor=executor, timeout_s=1, memory_mb=512)
     assert not verdict.correct
 
 

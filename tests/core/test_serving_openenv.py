@@ -171,7 +171,7 @@ def test_rewards_flags_and_faults_are_those_of_the_server() -> None:
 
 def test_a_server_that_is_none_of_openenv_is_named() -> None:
     for told, words in (
-        (b"<html>", "is no OpenEnv server: Expecting value"),
+        (b"<html>", "is no OpenEnv server: the answer is damaged: Expecting value"),
         ({"hello": "world"}, "/schema has no action"),
         ([1], "/schema has no action"),
         ({"action": {"properties": {"text": TEXT}}, "observation": 3}, "has no observation"),

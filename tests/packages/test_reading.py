@@ -16,7 +16,7 @@ HOME = {"gem/json_lines.py": "the one place", "gem/tables.py": "the same for TOM
 OWN = {
     "gem/envs/multi/poker_solver.py": "a bundled file",
     "gem/envs/reasoning_gym_child.py": "keys that the parent process makes",
-    "gem/executors/host.py": "frames; refused with the connection that sent them",
+    "gem/executors/frames.py": "frames; refused with the connection that sent them",
     "gem/executors/pool.py": "frames of the executor's workers",
     "gem/executors/recipe.py": "what it has just written",
     "gem/grading/code.py": "what it has just written",

@@ -31,7 +31,7 @@ def parse(text: str | bytes, place: str, error: type[GemError] = DataError) -> A
             deeply nested; the message begins with `place`.
     """
     try:
-        value = json.loads(text.decode("utf-8") if isinstance(text, bytes) else text)
+        value = json.loads(text.decode("utf-8-sig") if isinstance(text, bytes) else text)
         if _depth(value) > MOST_DEPTH:
             raise RecursionError
     except RecursionError:
