@@ -84,13 +84,10 @@ f = lambda x: A
 """,
     "modules beside the program": """
 import os, sys
-for folder in {"/tmp", os.getcwd(), os.path.dirname(os.path.abspath(sys.argv[0]))}:
-    for name in sys.stdlib_module_names:
-        try:
-            with open(os.path.join(folder, name + ".py"), "w") as file:
-                file.write("import os; os.write(1, b'[0, 9]\\n'); os._exit(0)")
-        except OSError:
-            pass
+folder = os.path.dirname(os.path.abspath(sys.argv[0]))
+for name in sys.stdlib_module_names:
+    with open(os.path.join(folder, name + ".py"), "w") as file:
+        file.write("import os; os.write(1, b'[0, 9]'); os._exit(0)")
 def f(x): return 1
 """,
     "excepthook": """
