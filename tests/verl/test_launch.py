@@ -388,21 +388,28 @@ def test_without_flash_attention_the_choice_is_refused_too(monkeypatch: pytest.M
     assert "=flash_attention_2" in " ".join(compiled(run, hardware=machine).argv)
 
 
-def test_log_probabilities_are_fused_unless_the_model_scales_its_logits(
+def test_log_probabilities_are_fused_where_the_kernels_can_compute_them(
     compose: Any, tmp_path: Path
 ) -> None:
     def fused(model: str) -> bool:
         config = configured(compose, spec(policy={"model": model}))
         return bool(config.actor_rollout_ref.model.use_fused_kernels)
 
-    assert fused("some/model")
-    for number, (scale, expected) in enumerate(
-        [({}, True), ({"logits_scaling": 1}, True), ({"final_logit_softcapping": 30.0}, False)]
+    assert not fused("some/model")
+    tied = {"tie_word_embeddings": True}
+    for number, (about, expected) in enumerate(
+        [
+            (tied, True),
+            ({"tie_word_embeddings": False}, False),
+            ({"model_type": "qwen3"}, False),
+            (tied | {"logits_scaling": 1}, True),
+            (tied | {"final_logit_softcapping": 30.0}, False),
+        ]
     ):
         folder = tmp_path / str(number)
         folder.mkdir()
-        folder.joinpath("config.json").write_text(json.dumps(scale))
-        assert fused(str(folder)) == expected
+        folder.joinpath("config.json").write_text(json.dumps(about))
+        assert fused(str(folder)) == expected, about
 
 
 def test_another_precision_of_the_optimisers_weights_is_unmatched(compose: Any) -> None:

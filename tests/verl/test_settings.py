@@ -122,15 +122,28 @@ def test_verls_own_estimators_work_with_a_trainer_that_stops_at_a_failed_episode
     )
 
 
-def test_fused_kernels_are_refused_for_a_model_that_scales_its_logits(
-    compose: Any, tmp_path: Path
+@pytest.mark.parametrize(
+    ("about", "message"),
+    [
+        ('{"final_logit_softcapping": 30.0}', "the model's final_logit_softcapping would be left"),
+        ('{"tie_word_embeddings": false}', "FSDP2 shards a head that is not tied"),
+        ('{"model_type": "qwen3"}', "FSDP2 shards a head that is not tied"),
+        ('{"tie_word_embeddings": true}', None),
+    ],
+)
+def test_fused_kernels_are_refused_for_models_that_they_cannot_train(
+    compose: Any, tmp_path: Path, about: str, message: str | None
 ) -> None:
     model = f"actor_rollout_ref.model.path={tmp_path}"
     fused = "actor_rollout_ref.model.use_fused_kernels=True"
-    tmp_path.joinpath("config.json").write_text('{"final_logit_softcapping": 30.0}')
-    check_config(compose([*BASE, model]))
-    with pytest.raises(ConfigurationError, match="use_fused_kernels: the model's final_logit_soft"):
-        check_config(compose([*BASE, model, fused]))
+    fsdp2 = "actor_rollout_ref.actor.strategy=fsdp2"
+    tmp_path.joinpath("config.json").write_text(about)
+    check_config(compose([*BASE, model, fsdp2]))
+    if message is None:
+        check_config(compose([*BASE, model, fsdp2, fused]))
+        return
+    with pytest.raises(ConfigurationError, match=f"use_fused_kernels: {message}"):
+        check_config(compose([*BASE, model, fsdp2, fused]))
 
 
 @pytest.mark.parametrize(

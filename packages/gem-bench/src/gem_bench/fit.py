@@ -240,6 +240,9 @@ class Estimate:
 def estimate(trainer: str, spec: RunSpec, hardware: Hardware, shape: Shape) -> Estimate:
     """Estimate the memory of each GPU; keys of the hardware that a trainer lacks count as 1."""
     keeps, element = keeps_of(trainer, hardware), 4 if spec.training.precision == "fp32" else 2
+    if trainer == "verl" and not shape.tied:
+        # FSDP2 shards such a head by itself, so that the fused one cannot be used.
+        keeps = replace(keeps, head=Whole(8))
     hardware = _used(keeps, hardware)
     memory, adapters = hardware.gpu_memory_gb * GB, shape.adapters(spec.policy.lora_rank)
     trained = adapters or shape.parameters

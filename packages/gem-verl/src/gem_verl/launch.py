@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gem.errors import ConfigurationError
-from gem.experiment.hardware import Hardware, logit_scales
+from gem.experiment.hardware import Hardware
 from gem.experiment.runspec import RunSpec
 from gem.experiment.tasksets import Source
 from gem.tasks import TaskSet
@@ -15,7 +15,7 @@ from gem.training import launch, platforms
 from gem.training.pairs import COMPUTED, ON_CPU, pairs
 from gem.training.platforms import Platform
 from gem_verl import SUPPORTED_VERL, check_verl
-from gem_verl.settings import CRITIC, FLASH, SPLIT, Settings
+from gem_verl.settings import CRITIC, FLASH, SPLIT, Settings, fuses
 
 _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"
@@ -45,7 +45,7 @@ def compile_spec(spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> launch.
     """
     check_verl()
     _check(spec, hardware)
-    fused = not logit_scales(spec.policy.model)
+    fused = fuses(spec.policy.model)
     settings = _ALWAYS | launch.copied(spec, _NAMES, hardware, fused=fused)
     settings |= _policy(spec) | _run(spec, run_dir, hardware)
     if not spec.algorithm.estimator.needs_critic:
@@ -217,7 +217,7 @@ def _policy(spec: RunSpec) -> dict[str, Any]:
         f"{_ACTOR}.use_kl_loss": algorithm.kl_coef > 0,
         f"{_ROLLOUT}.max_num_batched_tokens": max(8192, tokens),
         # Without them and without flash attention verl takes one token after the other.
-        "actor_rollout_ref.model.use_fused_kernels": not logit_scales(spec.policy.model),
+        "actor_rollout_ref.model.use_fused_kernels": fuses(spec.policy.model),
     }
     if algorithm.tis_clip is not None:
         settings[f"{_CORRECTION}.rollout_is"] = "token"

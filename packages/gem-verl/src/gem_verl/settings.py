@@ -13,7 +13,7 @@ from typing import Any
 
 from gem.errors import ConfigurationError
 from gem.estimators import Estimator, estimator
-from gem.experiment.hardware import logit_scales
+from gem.experiment.hardware import known_config, logit_scales
 from gem.tables import setting
 from gem.training.settings import Refusal, refuse_values
 from gem.training.settings import Settings as BaseSettings
@@ -171,6 +171,15 @@ def _refusals(config: Any, settings: Settings) -> Iterator[Refusal]:
     yield f"{_ROLLOUT}.max_model_len", short, f"an episode may have {longest} tokens ({sizes})"
 
 
+def fuses(model: str) -> bool:
+    """Return whether verl's fused head can train a model: not if it scales its logits.
+
+    FSDP2 shards a head by itself unless its matrix is also that of the embeddings. The fused head
+    would then meet a shard. A model that is not here yet counts as one with a matrix of its own.
+    """
+    return not logit_scales(model) and known_config(model).get("tie_word_embeddings") is True
+
+
 def _on_gpus(config: Any) -> Iterator[Refusal]:
     """Yield settings of GPUs that are valid each by itself, and wrong together."""
     from omegaconf import OmegaConf
@@ -192,3 +201,9 @@ def _on_gpus(config: Any) -> Iterator[Refusal]:
     # The kernels compute from the last matrix alone.
     changed = f"the model's {', '.join(scaled)} would be left out; set it to False"
     yield f"{_MODEL}.use_fused_kernels", bool(whole and scaled), changed
+    about = known_config(str(config.actor_rollout_ref.model.path))
+    sharded = str(config.actor_rollout_ref.actor.strategy) == "fsdp2" and bool(about)
+    own = sharded and about.get("tie_word_embeddings") is not True
+    apart = "FSDP2 shards a head that is not tied to the embeddings, and the kernels would meet a "
+    apart += "shard; set it to False"
+    yield f"{_MODEL}.use_fused_kernels", bool(whole and own), apart

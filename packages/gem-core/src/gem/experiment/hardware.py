@@ -172,6 +172,19 @@ def logit_scales(model: str) -> list[str]:
         model: A folder or a name. A model that is not downloaded is taken to have none: ask again
             when the run begins.
     """
+    config = known_config(model)
+    return [key for key in SCALES if config.get(key) not in (None, 1)]
+
+
+def known_config(model: str) -> dict[str, Any]:
+    """Return the `config.json` of a model in a folder or in the hub's cache; empty if there is none.
+
+    Args:
+        model: A folder or a name.
+
+    Raises:
+        DataError: It cannot be read.
+    """
     config = model_config(model)
     if not config and find_spec("huggingface_hub") is not None:
         from huggingface_hub import try_to_load_from_cache
@@ -181,7 +194,7 @@ def logit_scales(model: str) -> list[str]:
             cached = try_to_load_from_cache(model, "config.json")
             if isinstance(cached, str):
                 config = model_config(str(Path(cached).parent))
-    return [key for key in SCALES if config.get(key) not in (None, 1)]
+    return config
 
 
 def model_config(model: str) -> dict[str, Any]:
