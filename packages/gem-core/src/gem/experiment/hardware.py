@@ -177,7 +177,7 @@ def logit_scales(model: str) -> list[str]:
 
 
 def known_config(model: str) -> dict[str, Any]:
-    """Return the `config.json` of a model in a folder or in the hub's cache; empty if there is none.
+    """Return the `config.json` of a model, in a folder or in the hub's cache; empty without one.
 
     Args:
         model: A folder or a name.
