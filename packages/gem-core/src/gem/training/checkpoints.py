@@ -3,7 +3,7 @@
 - `Checkpoints`: for trainers that save weights and optimiser but leave it to others to note where
   and when. `checkpoints.jsonl` in the record's folder has a line per saved state: `{"iteration":
   next iteration to train, "state": where the trainer has it}`.
-- `save_state`, `read_state`: that of an estimator which keeps one, beside a trainer's checkpoint.
+- `save_state`, `read_state`: the state of an estimator, in a file beside a trainer's checkpoint.
 """
 
 from __future__ import annotations
