@@ -95,7 +95,7 @@ def test_the_place_is_named() -> None:
     "text",
     [
         *("{", "", "nope", "[1,]", "9" * 5000, "[" * 10**5, "[" * 10**5 + "]" * 10**5),
-        *(b"\xff", b"\xef\xbb\xbf1", "1".encode("utf-16"), b"\0\0"),
+        *(b"\xff", b"\xef\xbb\xbf", "1".encode("utf-16"), b"\0\0"),
         "[" * (MOST_DEPTH + 1) + "]" * (MOST_DEPTH + 1),
         '{"a":' * (MOST_DEPTH + 1) + "1" + "}" * (MOST_DEPTH + 1),
     ],
@@ -104,6 +104,10 @@ def test_the_place_is_named() -> None:
 def test_what_cannot_be_parsed_is_one_error_with_its_place(text: str | bytes) -> None:
     with pytest.raises(DataError, match=r"^here is damaged: "):
         parse(text, "here")
+
+
+def test_a_byte_order_mark_is_skipped() -> None:
+    assert parse(b"\xef\xbb\xbf1", "here") == 1
 
 
 def test_what_is_as_deep_as_allowed_is_read() -> None:

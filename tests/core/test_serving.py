@@ -439,7 +439,7 @@ def test_ids_that_are_unknown_or_not_offered_are_refused() -> None:
         serving(["games:*"]).__enter__()
 
 
-@pytest.mark.parametrize("name", ["wrappers", "tools", "checked", "env_id", "id"])
+@pytest.mark.parametrize("name", ["wrappers", "tools", "checked", "id"])
 def test_parameters_of_make_are_no_parameters_of_an_environment(served: Served, name: str) -> None:
     with raw(served) as socket:
         told = asked(socket, {"type": "make", "data": {"params": {name: ["os:system"]}}})
