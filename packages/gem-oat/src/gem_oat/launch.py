@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import json
 from itertools import starmap
-from pathlib import Path
 from typing import Any
 
-from gem.experiment.hardware import Hardware, logit_scales
-from gem.experiment.runspec import RunSpec, SamplingPart
-from gem.training import launch, platforms
+from gem.experiment.hardware import logit_scales
+from gem.experiment.runspec import SamplingPart
+from gem.training import entries, platforms
+from gem.training.launch import Adapter, Launch
 from gem.training.pairs import COMPUTED, ON_CPU, pairs
 from gem.training.settings import Settings
+from gem.training.table import (
+    Computed,
+    Copied,
+    Elsewhere,
+    Fixed,
+    Refused,
+    Run,
+    Table,
+    namesakes,
+)
 from gem_oat import SUPPORTED_OAT, check_oat
 
 
-def compile_spec(spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> launch.Launch:
-    """Return oat's command for a spec; see `gem.training.launch.Adapter`.
+def _compile(run: Run) -> Launch:
+    """Return oat's command.
 
     Raises:
         ConfigurationError: oat cannot run this spec; the message names the key.
@@ -24,23 +34,130 @@ def compile_spec(spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> launch.
         UnsupportedVersionError: oat is of an unsupported version.
     """
     check_oat()
-    _check(spec, hardware)
-    platform = platforms.of("oat", spec, run_dir, hardware, _SHARED_GPUS)
-    flags = _computed(spec, run_dir, hardware) | platform.settings
-    fused = bool(flags["use_fused_lm_head"])
-    copied = launch.copied(spec, _NAMES, hardware, fused=fused)
-    flags = launch.with_native(flags | copied, hardware, "oat")
+    platform = platforms.of("oat", run.spec, run.run_dir, run.hardware, _SHARED_GPUS)
+    flags = TABLE.with_native(_always(run) | platform.settings | TABLE.settings(run), run)
     argv = ["python", "-m", "gem_oat", *starmap(_argument, flags.items())]
-    how = launch.ALL_WEIGHTS | launch.SHARED_GPUS | _NAMES | _HOW
-    departures = launch.departures(
-        spec,
-        weights=launch.optimizer_weights("DeepSpeed's ZeRO keeps them beside those in bf16"),
-        bf16=_BF16,
-        undecayed="biases and norms",
-    )
-    parity = launch.parity(spec, how, departures, hardware, "oat")
-    return launch.Launch.of(spec, argv, platform, parity=parity, state=["oat/checkpoints"])
+    return Launch.of(run.spec, argv, platform, state=["oat/checkpoints"])
 
+
+def _always(run: Run) -> dict[str, Any]:
+    """Return the flags that no key decides."""
+    return {
+        "max_model_len": run.spec.policy.tokens,
+        "critic_type": "ppo" if run.critic else "drgrpo",
+        "eval_steps": -1,
+        "lr_scheduler": "constant",
+        "lr_warmup_ratio": 0,
+        "zero_stage": 2,
+        "collocate": True,
+        "use_fused_lm_head": not logit_scales(run.spec.policy.model),
+        "gem_record_dir": run.run_dir,
+        "save_path": run.run_dir / "oat",
+    }
+
+
+def _evaluations(run: Run) -> dict[str, Any]:
+    texts = [source.text for source in run.spec.evaluations]
+    return {"gem_eval": " ".join(texts), "eval_steps": run.spec.eval_every}
+
+
+def _checkpoints(run: Run) -> dict[str, Any]:
+    every = run.hardware.checkpoint_every
+    return {"gem_resume": False} if every is None else {"gem_resume": True, "save_steps": every}
+
+
+_RAW = "oat's engine reports log-probabilities at temperature 1, before top-k and top-p"
+
+TABLE = Table(
+    "oat",
+    {
+        **entries.ALL_WEIGHTS,
+        **entries.SHARED_GPUS,
+        **entries.tasks(Computed(lambda run: {"gem_tasks": run.spec.task_set.uri}, "gem_tasks")),
+        **entries.evaluations(Computed(_evaluations, "gem_eval, eval_steps")),
+        **namesakes(Settings, "gem_{}"),
+        "name": Copied("wb_run_name"),
+        "seed": (Copied(("gem_seed", "seed")), entries.seeds()),
+        "policy.model": Copied("pretrain"),
+        "policy.prompt_tokens": Copied("prompt_max_length"),
+        "policy.response_tokens": Elsewhere("max_model_len less prompt_max_length"),
+        "policy.turn_tokens": Copied(("generate_max_length", "eval_generate_max_length")),
+        "sampling.temperature": Copied("temperature"),
+        "sampling.top_p": Copied("top_p"),
+        "sampling.top_k": Copied("top_k"),
+        "algorithm.advantage": Copied(
+            "gem_advantage", "gem_advantage; critic_type decides whether there is a critic"
+        ),
+        "algorithm.gamma": Copied("gamma"),
+        "algorithm.lam": Copied("lam"),
+        "algorithm.clip": Copied("cliprange"),
+        "algorithm.epochs": Copied("num_ppo_epochs"),
+        "algorithm.minibatches": (
+            Computed(lambda run: {"train_batch_size": run.step_episodes}, "train_batch_size"),
+            entries.WHOLE_MINIBATCHES,
+            entries.WHOLE_STEPS,
+        ),
+        "algorithm.loss_aggregation": Copied("gem_loss_aggregation"),
+        "algorithm.kl_coef": (Copied("beta"), entries.KL_IN_LOSS),
+        "algorithm.entropy_coef": Fixed(0, "oat's loss has no entropy bonus"),
+        "algorithm.tis_clip": (
+            # oat corrects by default.
+            Computed(lambda run: {"tis_c": run.spec.algorithm.tis_clip or "None"}, "tis_c"),
+            Refused(
+                lambda run, value: value is not None and run.spec.sampling != SamplingPart(),
+                f"{_RAW}; leave it out",
+            ),
+        ),
+        "algorithm.value_lr": Copied("critic_learning_rate"),
+        "algorithm.value_clip": Copied("cliprange_value"),
+        "optimizer.lr": Copied("learning_rate"),
+        "optimizer.type": Fixed("adamw", "oat's own, lr_scheduler=constant"),
+        "optimizer.beta1": Copied("adam_beta_1"),
+        "optimizer.beta2": Copied("adam_beta_2"),
+        "optimizer.eps": Fixed(1e-8, "oat's optimiser has 1e-8, and no flag"),
+        "optimizer.weight_decay": (Copied("l2"), entries.NO_DECAY),
+        "optimizer.grad_clip": Copied("max_norm"),
+        "training.iterations": Computed(
+            lambda run: {"max_train": run.spec.training.tasks * run.spec.training.iterations},
+            "max_train",
+        ),
+        "training.tasks": Copied("rollout_batch_size"),
+        "training.group_size": Copied("num_samples"),
+        "training.precision": (
+            Computed(lambda run: {"bf16": run.spec.training.precision == "bf16"}, "bf16"),
+            entries.computed_in_bf16("bf16 weights and gradients, fp32 in the optimiser"),
+        ),
+        "hardware.nodes": Fixed(
+            1, "groups of nodes are started by hand (--group_rank, --master_addr)"
+        ),
+        "hardware.gpus_per_node": Copied("gpus"),
+        "hardware.engine.tensor_parallel": Fixed(1, "oat has an engine on each GPU"),
+        "hardware.engine.memory_share": Copied("vllm_gpu_ratio"),
+        "hardware.learner.tensor_parallel": Fixed(1, "DeepSpeed's ZeRO divides no matrices"),
+        "hardware.learner.sequence_parallel": Fixed(1, "oat's learner takes whole rows"),
+        "hardware.learner.pass_tokens": Copied("gem_forward_tokens"),
+        "hardware.learner.checkpointing": Copied("gradient_checkpointing"),
+        "hardware.learner.offload": Copied("adam_offload"),
+        "hardware.learner.attention": Computed(
+            lambda run: {"flash_attn": run.attention == "flash_attention_2"}, "flash_attn"
+        ),
+        "hardware.checkpoint_every": Computed(_checkpoints, "save_steps, gem_resume"),
+        "hardware.logger": Computed(
+            lambda run: {"use_wb": run.hardware.logger == "wandb"}, "use_wb"
+        ),
+    },
+    others=(
+        entries.critic_head,
+        entries.optimizer_weights("DeepSpeed's ZeRO keeps them beside those in bf16"),
+    ),
+    fused=lambda spec: not logit_scales(spec.policy.model),
+)
+"""How oat realises each setting: its own flags, and GEM's, which begin with `gem_`."""
+
+_SHARED_GPUS = platforms.Platform(
+    {"vllm_sleep": True, "vllm_gpu_ratio": 0.45, "enable_prefix_caching": True}
+)
+"""Actors and learners on the same GPUs, one after the other."""
 
 PAIRS = (
     pairs(ON_CPU, ON_CPU, "runs", "tests/conformance, on the CPU"),
@@ -49,117 +166,7 @@ PAIRS = (
 )
 """Which settings of the hardware work together in oat."""
 
-adapter = launch.Adapter("oat", SUPPORTED_OAT, "oat", compile_spec, True, pairs=PAIRS)
-
-
-def _check(spec: RunSpec, hardware: Hardware) -> None:
-    """Refuse what oat would silently do differently."""
-    no_bonus = "oat's loss has no entropy bonus; set it to 0"
-    raw = "oat's engine reports log-probabilities at temperature 1, before top-k and top-p"
-    launch.refuse(
-        spec,
-        launch.whole_minibatches(spec),
-        launch.all_weights(spec),
-        ("algorithm.entropy_coef", spec.algorithm.entropy_coef != 0, no_bonus),
-        ("optimizer.eps", spec.optimizer.eps != 1e-8, "oat's optimiser has 1e-8, and no flag"),
-        launch.no_correction(spec, raw, spec.sampling != SamplingPart()),
-    )
-    launch.check_hardware(spec, hardware, _LACKING)
-
-
-_BF16 = "bf16 weights and gradients, fp32 in the optimiser"
-_LACKING = {
-    "nodes": "groups of nodes are started by hand (--group_rank, --master_addr)",
-    "engine.tensor_parallel": "oat has an engine on each GPU",
-    "learner.tensor_parallel": "DeepSpeed's ZeRO divides no matrices",
-    "learner.sequence_parallel": "oat's learner takes whole rows",
-}
-
-_NAMES: dict[str, launch.Names] = {
-    **launch.namesakes(Settings, "gem_{}"),
-    "name": "wb_run_name",
-    "seed": ("gem_seed", "seed"),
-    "policy.model": "pretrain",
-    "policy.prompt_tokens": "prompt_max_length",
-    "policy.turn_tokens": ("generate_max_length", "eval_generate_max_length"),
-    "sampling.temperature": "temperature",
-    "sampling.top_p": "top_p",
-    "sampling.top_k": "top_k",
-    "algorithm.advantage": "gem_advantage",
-    "algorithm.gamma": "gamma",
-    "algorithm.lam": "lam",
-    "algorithm.clip": "cliprange",
-    "algorithm.epochs": "num_ppo_epochs",
-    "algorithm.loss_aggregation": "gem_loss_aggregation",
-    "algorithm.kl_coef": "beta",
-    "algorithm.tis_clip": "tis_c",
-    "algorithm.value_lr": "critic_learning_rate",
-    "algorithm.value_clip": "cliprange_value",
-    "optimizer.lr": "learning_rate",
-    "optimizer.beta1": "adam_beta_1",
-    "optimizer.beta2": "adam_beta_2",
-    "optimizer.weight_decay": "l2",
-    "optimizer.grad_clip": "max_norm",
-    "training.tasks": "rollout_batch_size",
-    "training.group_size": "num_samples",
-    "hardware.gpus_per_node": "gpus",
-    "hardware.engine.memory_share": "vllm_gpu_ratio",
-    "hardware.learner.pass_tokens": "gem_forward_tokens",
-    "hardware.learner.checkpointing": "gradient_checkpointing",
-    "hardware.learner.offload": "adam_offload",
-    "hardware.checkpoint_every": "save_steps",
-}
-"""oat's or GEM's flags that have the value of a setting of the spec."""
-
-_HOW = {
-    "env": "gem_tasks",
-    "eval": "gem_eval, eval_steps",
-    "policy.response_tokens": "max_model_len less prompt_max_length",
-    "algorithm.advantage": "gem_advantage; critic_type decides whether there is a critic",
-    "algorithm.minibatches": "train_batch_size",
-    "algorithm.entropy_coef": "no bonus",
-    "optimizer": "oat's own, lr_scheduler=constant",
-    "training.iterations": "max_train",
-    "training.precision": "bf16",
-    "hardware.checkpoint_every": "save_steps, gem_resume",
-    "hardware.learner.attention": "flash_attn",
-    "hardware.logger": "use_wb",
-}
-"""How the other settings reach oat, and more about some."""
-
-
-def _computed(spec: RunSpec, run_dir: Path, hardware: Hardware) -> dict[str, Any]:
-    """Return the flags whose values are computed, or the same in every run."""
-    size = spec.training
-    flags = {
-        "gem_tasks": spec.task_set.uri,
-        "max_model_len": spec.policy.tokens,
-        "critic_type": "ppo" if spec.algorithm.estimator.needs_critic else "drgrpo",
-        "tis_c": "None",
-        "lr_scheduler": "constant",
-        "lr_warmup_ratio": 0,
-        "zero_stage": 2,
-        "max_train": size.tasks * size.iterations,
-        "train_batch_size": spec.episodes // spec.algorithm.minibatches,
-        "collocate": True,
-        "use_fused_lm_head": not logit_scales(spec.policy.model),
-        "flash_attn": launch.attention(spec, hardware) == "flash_attention_2",
-        "gem_resume": hardware.checkpoint_every is not None,
-        "use_wb": hardware.logger == "wandb",
-        "bf16": size.precision == "bf16",
-        "eval_steps": spec.eval_every or -1,
-        "gem_record_dir": run_dir,
-        "save_path": run_dir / "oat",
-    }
-    if spec.eval:
-        flags["gem_eval"] = " ".join(source.text for source in spec.evaluations)
-    return flags
-
-
-_SHARED_GPUS = platforms.Platform(
-    {"vllm_sleep": True, "vllm_gpu_ratio": 0.45, "enable_prefix_caching": True}
-)
-"""Actors and learners on the same GPUs, one after the other."""
+adapter = Adapter("oat", SUPPORTED_OAT, "oat", TABLE, _compile, all_seats=True, pairs=PAIRS)
 
 
 def _argument(name: str, value: Any) -> str:
