@@ -103,12 +103,14 @@ new-adapter: ## Start the adapter of another trainer: make new-adapter NAME=x (d
 # Checks
 
 .PHONY: nightly compatibility compatibility-check docs docs-check check-envs lint types test test-all test-dev test-verl test-openrlhf conformance conformance-breaks e2e e2e-resume e2e-tools e2e-openenv e2e-eval example-env e2e-openrlhf example-verl killed-verl test-oat e2e-oat test-tinker e2e-tinker test-rl2 e2e-rl2 test-trl e2e-trl test-roll e2e-roll test-inspect
-docs: env-dev ## Write the pages about environments (docs/envs) and public modules (docs/api)
+docs: env-dev ## Write the pages about environments, public modules and how trainers realise a RunSpec
 	$(DEV) tools/catalogue.py docs/envs
 	$(DEV) tools/api.py docs/api
+	$(DEV) tools/parity.py docs/parity
 docs-check: env-dev ## The pages about environments and public modules are current
 	$(DEV) tools/catalogue.py docs/envs --check
 	$(DEV) tools/api.py docs/api --check
+	$(DEV) tools/parity.py docs/parity --check
 check-envs: env-dev ## Check every environment that runs offline
 	@mkdir -p $(RUNS)
 	$(DEV) -m gem check --all --jobs 2 --json $(RUNS)/check.json

@@ -58,11 +58,20 @@ import os, pathlib, signal, subprocess, sys, time
 
 from gem.training.launch import Adapter
 from gem.training.pairs import COMPUTED, pairs
+from gem.training.table import Copied, Departs, Elsewhere, Table, keys
 
-def compile_spec(spec, *, run_dir, hardware):
+TABLE = Table("fake", {
+    **dict.fromkeys(keys(), Elsewhere("fake")),
+    "algorithm.gamma": Copied("fake.gamma"),
+    "optimizer.lr": (Copied("lr"), Departs(lambda run, value: True, "warm-up of 0 steps")),
+    "seed": (Copied("x"), Departs(lambda run, value: True, "fake has no seed", "unmatched")),
+})
+
+def compile_spec(run):
     from gem.errors import ConfigurationError, UnsupportedVersionError
-    from gem.training.launch import Launch, Parity
+    from gem.training.launch import Launch
 
+    spec, run_dir, hardware = run.spec, run.run_dir, run.hardware
     if spec.name == "refused":
         raise ConfigurationError("algorithm.gamma: fake cannot discount")
     if spec.name == "old":
@@ -76,13 +85,10 @@ def compile_spec(spec, *, run_dir, hardware):
         unset=["CUDA_VISIBLE_DEVICES"],
         files={"conf/fake.yaml": "lr: 1\\n"},
         state=["left", "left.txt"],
-        parity=[Parity("algorithm.gamma", "matched", "fake.gamma"),
-                Parity("optimizer.lr", "emulated", "warm-up of 0 steps"),
-                Parity("seed", "unmatched", "fake has no seed")],
     )
 
 nothing = (pairs(COMPUTED, COMPUTED, "runs", "it computes nothing"),)
-adapter = Adapter("fake", ">=1", "fake", compile_spec, pairs=nothing)
+adapter = Adapter("fake", ">=1", "fake", TABLE, compile_spec, pairs=nothing)
 
 def main(mode, run_dir, iterations, every):
     from gem.training.record import Recorder

@@ -14,7 +14,8 @@ import pytest
 from gem.errors import ConfigurationError, GemError, MissingExtraError, UnsupportedVersionError
 from gem.experiment.hardware import CPU
 from gem.experiment.runspec import RunSpec
-from gem.training.launch import Launch, Parity
+from gem.training.launch import Launch
+from gem.training.table import Parity
 from gem_bench.adapters import WITH_ADAPTERS, compile_launch, in_a_clone, installed_adapters
 from gem_bench.models import resolve_model
 from gem_bench.parity import command_text, parity_text

@@ -178,17 +178,14 @@ def test_runs_that_cannot_be_compared_are_refused(
 
 TWINS = """
 from dataclasses import replace
-from gem_bench.adapters import ReferenceAdapter
+from gem_bench.adapters import reference
 
-class Right(ReferenceAdapter):
-    trainer = "twin"
+def discounting(run):
+    algorithm = replace(run.spec.algorithm, gamma=1.0)
+    return reference.compiler(replace(run, spec=replace(run.spec, algorithm=algorithm)))
 
-class Wrong(Right):
-    def compile(self, spec, *, run_dir, hardware):
-        changed = replace(spec, algorithm=replace(spec.algorithm, gamma=1.0))
-        return super().compile(changed, run_dir=run_dir, hardware=hardware)
-
-right, wrong = Right(), Wrong()
+right = replace(reference, trainer="twin")
+wrong = replace(right, compiler=discounting)
 """
 
 

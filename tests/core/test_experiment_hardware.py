@@ -1,4 +1,4 @@
-"""Hardware: what may be asked for, what the user gives as it is, and how it is reported."""
+"""Hardware: what may be asked for, and the defaults that depend on the experiment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from machines import SHIPPED, eight
 from gem.errors import ConfigurationError
 from gem.experiment.hardware import CPU, Hardware, check_model, logit_scales
 from gem.experiment.runspec import RunSpec
-from gem.training.launch import attention, copied, parity, pass_tokens, with_native
+from gem.training.passes import attention, pass_tokens
 
 SPEC = RunSpec.from_mapping(
     {
@@ -24,7 +24,6 @@ SPEC = RunSpec.from_mapping(
         "training": {"iterations": 3, "tasks": 2, "precision": "bf16"},
     }
 )
-HOW = dict.fromkeys(SPEC.to_mapping(), "always")
 
 
 def test_shipped_hardware_says_what_its_name_says() -> None:
@@ -78,40 +77,11 @@ def test_heads_divide_among_the_gpus_of_a_matrix(tmp_path: Path) -> None:
     check_model(with_model("somebody/model"), eight(engine={"tensor_parallel": 4}))
 
 
-def test_keys_of_the_hardware_are_copied_like_those_of_the_spec() -> None:
-    names = {"seed": "seed", "hardware.gpus_per_node": ("a", "b"), "hardware.logger": "log"}
-    assert copied(SPEC, names) == {"seed": 0}
-    assert copied(SPEC, names, eight()) == {"seed": 0, "a": 8, "b": 8, "log": "wandb"}
-    assert copied(SPEC, names, Hardware()) == {"seed": 0, "a": 1, "b": 1}
-    learned = {f"hardware.{name}": name for name in ("engine.engines", "learner.pass_tokens")}
-    found = {"engine.engines": 4, "learner.pass_tokens": 4096}
-    assert copied(SPEC, learned, eight(engine={"tensor_parallel": 2})) == found
-
-
-def test_what_has_no_effect_is_unmatched_and_what_is_given_as_it_is_native() -> None:
-    machine = eight({"x": {"mine": [1]}, "y": {"other": 2}})
-    listed = parity(SPEC, {**HOW, "hardware.gpus_per_node": "gpus"}, (), machine, "x")
-    found = {k.name: (k.status, k.how) for k in listed if k.how != "always"}
-    assert found.pop("hardware.gpus_per_node") == ("matched", "gpus")
-    assert found.pop("mine") == ("native", "[1]")
-    assert {status for status, _ in found.values()} == {"unmatched"}
-    assert "hardware.learner.offload" in found and "hardware.nodes" not in found
-
-
-def test_a_native_setting_may_not_contradict_the_experiment() -> None:
-    machine = eight({"x": {"new": 1}})
-    assert with_native({"+lr": 0.5}, machine, "x") == {"+lr": 0.5, "new": 1}
-    assert with_native({"lr": 0.5}, machine, "y") == {"lr": 0.5}
-    for name in ("lr", "+lr"):
-        with pytest.raises(ConfigurationError, match=r"native\.x\..*lr: .*decides it \(0.5\)"):
-            with_native({"+lr": 0.5}, eight({"x": {name: 1}}), "x")
-
-
 def test_attention_is_flash_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gem.training.launch.find_spec", lambda name: name == "flash_attn" or None)
+    monkeypatch.setattr("gem.training.passes.find_spec", lambda name: name == "flash_attn" or None)
     assert attention(SPEC, Hardware()) == "flash_attention_2"
     assert attention(SPEC, CPU) == attention(SPEC, eight()) == "sdpa"
-    monkeypatch.setattr("gem.training.launch.find_spec", lambda name: None)
+    monkeypatch.setattr("gem.training.passes.find_spec", lambda name: None)
     assert attention(SPEC, Hardware()) == "sdpa"
 
 

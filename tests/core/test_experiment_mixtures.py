@@ -5,15 +5,18 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tables import table
 
 from gem.errors import ConfigurationError, UnknownParameterError
 from gem.experiment.estimate import turn_advantages
+from gem.experiment.hardware import Hardware
 from gem.experiment.metrics import PART, episode_metrics
 from gem.experiment.mixtures import SEEDS, EnvPart, Mixture, Stage, parse_tasks, run_tasks
 from gem.experiment.runspec import RunSpec, completed
@@ -21,9 +24,10 @@ from gem.experiment.tasksets import DatasetRow, dataset_rows
 from gem.packed import PackedTrajectory
 from gem.tasks import Task, TaskSet
 from gem.testing.golden import golden_batch, of_two_environments
-from gem.training.launch import refuse
+from gem.training import entries
 from gem.training.preflight import check, environments
 from gem.training.resuming import check_same
+from gem.training.table import Elsewhere
 
 GUESS = "game:GuessTheNumber-v0-easy"
 EASY: dict[str, Any] = {"id": GUESS, "name": "easy", "params": {"max_number": 5}}
@@ -138,9 +142,10 @@ def test_parameters_change_with_the_success_rate() -> None:
 def test_only_where_tasks_are_chosen_during_the_run() -> None:
     stage = {"success": 0.5, "params": {"max_turns": 3}}
     spec = RunSpec.from_mapping(with_env(EASY, {**HARD, "schedule": [stage]}))
+    before = table("x", {**entries.tasks(Elsewhere("a file"))})
     with pytest.raises(ConfigurationError, match=r"env.1.schedule.0.success: .* got 0.5"):
-        refuse(spec)
-    refuse(RunSpec.from_mapping(SPEC))
+        before.refuse(before.run(spec, Path(), Hardware()))
+    before.refuse(before.run(RunSpec.from_mapping(SPEC), Path(), Hardware()))
 
 
 def test_a_uri_says_the_same_tasks() -> None:

@@ -13,14 +13,16 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pytest
+from tables import table
 
 from gem.errors import ConfigurationError
 from gem.experiment import runspec
 from gem.experiment.hardware import Hardware
 from gem.experiment.runspec import RunSpec
 from gem.tasks import Task
-from gem.training.launch import Adapter, Launch, Parity, main, parity
+from gem.training.launch import Adapter, Launch, main
 from gem.training.pairs import COMPUTED, pairs
+from gem.training.table import Parity
 
 SPEC: dict[str, Any] = {
     "name": "guess",
@@ -174,12 +176,18 @@ def game(**params: Any) -> RunSpec:
 
 
 def test_an_adapter_refuses_what_its_trainer_lacks_however_it_is_asked(tmp_path: Path) -> None:
-    def compile_spec(spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> Launch:
-        return Launch(["echo"], parity=parity(spec, dict.fromkeys(spec.to_mapping(), "--all")))
-
-    table = (pairs(COMPUTED, COMPUTED, "runs", "it computes nothing"),)
+    rows = (pairs(COMPUTED, COMPUTED, "runs", "it computes nothing"),)
     one, every = (
-        Adapter("x", ">=1", "x", compile_spec, all_seats=both, keeps_state=both, pairs=table)
+        Adapter(
+            "x",
+            ">=1",
+            "x",
+            table("x"),
+            lambda run: Launch(["echo"]),
+            all_seats=both,
+            keeps_state=both,
+            pairs=rows,
+        )
         for both in (False, True)
     )
     given: dict[str, Any] = {"run_dir": tmp_path, "hardware": Hardware()}

@@ -2,7 +2,7 @@
 
 - `compile_launch`: RunSpec in, the trainer's command with its environment and parity out.
 - `check_environments`: checks that the trainer's Python can play the experiment's environments.
-- `ReferenceAdapter`: the adapter of the reference trainer, which is part of this package.
+- `reference`: the adapter of the reference trainer, which is part of this package.
 
 Trainers pin conflicting versions, so each may have its own virtual environment, by convention
 `.venvs/<name>`. This process then runs `python -m gem.training.launch` with that environment's
@@ -24,9 +24,17 @@ from typing import Any
 from gem.errors import ConfigurationError, GemError, MissingExtraError, UnsupportedVersionError
 from gem.experiment.hardware import Hardware, check_model
 from gem.experiment.runspec import RunSpec
-from gem.training import launch
-from gem.training.launch import ENTRY_POINT_GROUP, Launch, find_adapter, unknown_trainer
+from gem.training import entries
+from gem.training.launch import (
+    ENTRY_POINT_GROUP,
+    Adapter,
+    Launch,
+    executor_variable,
+    find_adapter,
+    unknown_trainer,
+)
 from gem.training.pairs import COMPUTED, ON_CPU, pairs
+from gem.training.table import Elsewhere, Fixed, Ignored, Run, Table, keys
 from gem_bench.reference_setup import CHECKPOINTS, check_supported
 
 VENVS = ".venvs"
@@ -178,65 +186,85 @@ def in_a_clone(trainer: str) -> str:
     return f"; in a clone of the repository: `make env-{venv}`" if known else ""
 
 
-class ReferenceAdapter:
-    """Starts `gem_bench.reference`, which defines all settings: every one is matched."""
+_DEFINED = Elsewhere("by definition")
 
-    trainer = "gem-bench"
-    supported = ">=0.1"
-    venv = "dev"
-
-    def compile(self, spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> Launch:
-        """Return the reference trainer's command.
-
-        Raises:
-            ConfigurationError: The reference trainer does not support a setting of the spec.
-            MissingExtraError: torch or transformers is not installed.
-        """
-        missing = [m for m in ("torch", "transformers") if importlib.util.find_spec(m) is None]
-        if missing:
-            raise MissingExtraError(
-                f"the reference trainer needs {' and '.join(missing)}: "
-                "pip install 'gem-bench[reference]'"
-            )
-        check_supported(spec)
-        alone = "the reference trainer is one process"
-        launch.check_hardware(spec, hardware, {"nodes": alone, "gpus_per_node": alone})
-        spec_file = run_dir / "spec.json"
-        argv = [sys.executable, "-m", "gem_bench.reference"]
-        argv += ["--spec", str(spec_file), "--record", str(run_dir)]
-        argv += ["--checkpoint-every", str(hardware.checkpoint_every or 0)]
-        argv += ["--forward-tokens", str(launch.pass_tokens(spec, hardware))]
-        if hardware.learner.checkpointing:
-            argv.append("--gradient-checkpointing")
-        env = launch.executor_variable(hardware)
-        if hardware.cpu:
-            argv += ["--device", "cpu"]
-            # One thread is fastest for the small models that a CPU can train, above all beside
-            # other programs. And results do not depend on the number of cores.
-            env["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
-        for name, value in launch.with_native({}, hardware, "reference").items():
-            argv.append(f"--{name}={value}")
-        return Launch(
-            argv=argv,
-            env=env,
-            files={spec_file.name: json.dumps(spec.to_mapping(), indent=2) + "\n"},
-            parity=launch.parity(spec, _BY_DEFINITION, _DEPARTURES, hardware, "reference"),
-            state=[CHECKPOINTS],
-        ).checked(_PAIRS, spec, hardware, "sdpa")
+REFERENCE = Table(
+    "reference",
+    {
+        **dict.fromkeys(keys(), _DEFINED),
+        "algorithm.kl_coef": Fixed(0, "the reference trainer has no KL penalty"),
+        "hardware.device": Elsewhere("--device"),
+        "hardware.nodes": Fixed(1, "the reference trainer is one process"),
+        "hardware.gpus_per_node": Fixed(1, "the reference trainer is one process"),
+        "hardware.gpu_memory_gb": Ignored(),
+        "hardware.engine.tensor_parallel": Ignored(),
+        "hardware.engine.engines": Ignored(),
+        "hardware.engine.memory_share": Ignored(),
+        "hardware.executor": Elsewhere("GEM_EXECUTOR"),
+        "hardware.checkpoint_every": Elsewhere("--checkpoint-every"),
+        "hardware.logger": Ignored(),
+        "hardware.learner.tensor_parallel": Ignored(),
+        "hardware.learner.sequence_parallel": Ignored(),
+        "hardware.learner.pass_tokens": Elsewhere("--forward-tokens"),
+        "hardware.learner.checkpointing": Elsewhere("--gradient-checkpointing"),
+        "hardware.learner.offload": Ignored(),
+        "hardware.learner.attention": Ignored(),
+    },
+    others=(entries.optimizer_weights("torch's AdamW; passes in bf16 are under autocast"),),
+)
+"""The reference trainer defines every setting of the spec."""
 
 
-_DEPARTURES = (launch.optimizer_weights("torch's AdamW; passes in bf16 are under autocast"),)
+def _compile(run: Run) -> Launch:
+    """Return the reference trainer's command.
+
+    Raises:
+        ConfigurationError: The reference trainer does not support a setting of the spec.
+        MissingExtraError: torch or transformers is not installed.
+    """
+    missing = [m for m in ("torch", "transformers") if importlib.util.find_spec(m) is None]
+    if missing:
+        raise MissingExtraError(
+            f"the reference trainer needs {' and '.join(missing)}: "
+            "pip install 'gem-bench[reference]'"
+        )
+    check_supported(run.spec)
+    spec_file = run.run_dir / "spec.json"
+    argv = [sys.executable, "-m", "gem_bench.reference"]
+    argv += ["--spec", str(spec_file), "--record", str(run.run_dir)]
+    argv += ["--checkpoint-every", str(run.hardware.checkpoint_every or 0)]
+    argv += ["--forward-tokens", str(run.pass_tokens)]
+    if run.hardware.learner.checkpointing:
+        argv.append("--gradient-checkpointing")
+    env = executor_variable(run.hardware)
+    if run.hardware.cpu:
+        argv += ["--device", "cpu"]
+        # One thread is fastest for the small models that a CPU can train, above all beside
+        # other programs. And results do not depend on the number of cores.
+        env["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
+    argv += [f"--{name}={value}" for name, value in REFERENCE.with_native({}, run).items()]
+    return Launch(
+        argv=argv,
+        env=env,
+        files={spec_file.name: json.dumps(run.spec.to_mapping(), indent=2) + "\n"},
+        state=[CHECKPOINTS],
+    )
+
+
 _PAIRS = (
     pairs((*ON_CPU, "learner.checkpointing"), ON_CPU, "runs", "tests/bench, on the CPU"),
     pairs(COMPUTED, COMPUTED, "untried"),
 )
-_BY_DEFINITION = {
-    **dict.fromkeys(RunSpec.__dataclass_fields__, "by definition"),
-    "hardware.device": "--device",
-    "hardware.executor": "GEM_EXECUTOR",
-    "hardware.checkpoint_every": "--checkpoint-every",
-    "hardware.learner.pass_tokens": "--forward-tokens",
-    "hardware.learner.checkpointing": "--gradient-checkpointing",
-}
 
-reference = ReferenceAdapter()
+reference = Adapter(
+    "gem-bench",
+    ">=0.1",
+    "dev",
+    REFERENCE,
+    _compile,
+    all_seats=True,
+    keeps_state=True,
+    pairs=_PAIRS,
+    attention="sdpa",
+)
+"""Starts `gem_bench.reference`."""

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from gem.experiment.metrics import failures_text
-from gem.training.launch import Parity
+from gem.training.table import Parity
 from gem_bench.series import TRAIN, Group, Run, differences
 from gem_bench.stats import (
     Estimate,

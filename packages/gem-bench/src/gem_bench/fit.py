@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Protocol
 from gem.errors import ConfigurationError
 from gem.experiment.hardware import Hardware
 from gem.experiment.runspec import RunSpec
-from gem.training.launch import pass_tokens
+from gem.training.passes import pass_tokens
 from gem_bench.shape import Shape, find_config
 
 GB = 10**9

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from gem.training.launch import Parity
+from gem.training.table import Parity
 from gem_bench.compare import Comparison, Row, number, remarks, table
 from gem_bench.parity import STATUSES
 from gem_bench.progress import clock

@@ -70,7 +70,7 @@ class MetricsLine(TypedDict):
 
 
 class ParityEntry(TypedDict):
-    """See `gem.training.launch.Parity`."""
+    """See `gem.training.table.Parity`."""
 
     name: str
     status: Literal["matched", "emulated", "unmatched", "native"]

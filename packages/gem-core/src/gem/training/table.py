@@ -222,7 +222,7 @@ class Table:
 
     Raises:
         ConfigurationError: A key has no entry, or not exactly one that says how its value gets to
-            the trainer; or an entry is of no key.
+            the trainer; a key of the RunSpec is ignored; or an entry is of no key.
     """
 
     trainer: str
@@ -250,6 +250,10 @@ class Table:
                 raise ConfigurationError(
                     f"{key}: the table of the adapter {self.trainer!r} must say once how the "
                     f"value gets to the trainer, it says so {len(ways)} times"
+                )
+            if isinstance(ways[0], Ignored) and not key.startswith("hardware."):
+                raise ConfigurationError(
+                    f"{key}: the adapter {self.trainer!r} may not ignore what defines the experiment"
                 )
             beside = tuple(each for each in several if isinstance(each, Refused | Departs))
             self._rows[key] = ways[0], beside

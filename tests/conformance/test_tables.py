@@ -1,0 +1,202 @@
+"""No setting is without effect in a trainer: each is in its command, refused, or told.
+
+Every key is compiled with another value than in a plain run, by the adapter of this environment.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gem.errors import ConfigurationError, MissingExtraError
+from gem.experiment.hardware import Hardware
+from gem.experiment.runspec import RunSpec
+from gem.training.launch import ENTRY_POINT_GROUP, Adapter, Launch, find_adapter
+from gem.training.table import key_of, keys
+
+ADAPTERS = sorted(entry.name for entry in entry_points(group=ENTRY_POINT_GROUP))
+
+GUESS = {"id": "game:GuessTheNumber-v0-easy", "name": "a", "params": {"max_turns": 4}}
+PLAIN: dict[str, Any] = {
+    "name": "plain",
+    "env": [
+        GUESS | {"schedule": [{"iteration": 1, "params": {"max_turns": 3}}]},
+        {"id": "game:GuessTheNumber-v0-hard", "name": "b"},
+    ],
+    "eval": [GUESS | {"every": 2}, GUESS | {"name": "b", "every": 2}],
+    "policy": {
+        "model": "m",
+        "prompt_tokens": 64,
+        "response_tokens": 256,
+        "turn_tokens": 8,
+        "turns": 4,
+        "template_kwargs": {"a": 1},
+    },
+    "algorithm": {"advantage": "rebn"},
+    "optimizer": {"lr": 1e-3},
+    "training": {"iterations": 4, "tasks": 32, "group_size": 2},
+}
+NODE: dict[str, Any] = {"learner": {"pass_tokens": 1000}}
+
+OTHER: dict[str, Any] = {
+    "name": "other",
+    "seed": 7,
+    "env.id": "game:GuessTheNumber-v0",
+    "env.params": {"max_turns": 2},
+    "env.seed": 77,
+    "env.name": "other",
+    "env.weight": 3.0,
+    "env.schedule.iteration": 2,
+    "env.schedule.success": 0.5,
+    "env.schedule.params": {"max_turns": 2},
+    "eval.name": "other",
+    "eval.id": "game:GuessTheNumber-v0",
+    "eval.params": {"max_turns": 2},
+    "eval.seed": 77,
+    "eval.episodes": 7,
+    "eval.every": 4,
+    "eval.temperature": 0.0,
+    "policy.model": "other",
+    "policy.prompt_tokens": 77,
+    "policy.response_tokens": 277,
+    "policy.turn_tokens": 7,
+    "policy.turns": 3,
+    "policy.context": "window:2",
+    "policy.system_prompt": "other",
+    "policy.template_kwargs": {"a": 2},
+    "policy.thinking": "drop",
+    "policy.lora_rank": 16,
+    "policy.lora_alpha": 7.0,
+    "policy.lora_init": "tinker://other",
+    "sampling.temperature": 0.7,
+    "sampling.top_p": 0.7,
+    "sampling.top_k": 7,
+    "algorithm.advantage": "grpo",
+    "algorithm.gamma": 0.7,
+    "algorithm.lam": 0.7,
+    "algorithm.normalise": "role",
+    "algorithm.clip": 0.7,
+    "algorithm.epochs": 2,
+    "algorithm.minibatches": 2,
+    "algorithm.loss_aggregation": "row-mean-token-sum",
+    "algorithm.kl_coef": 0.7,
+    "algorithm.entropy_coef": 0.7,
+    "algorithm.tis_clip": 7.0,
+    "algorithm.value_lr": 0.7,
+    "algorithm.value_clip": 0.7,
+    "optimizer.lr": 0.7,
+    "optimizer.type": None,  # the RunSpec knows no other
+    "optimizer.beta1": 0.7,
+    "optimizer.beta2": 0.7,
+    "optimizer.eps": 0.7,
+    "optimizer.weight_decay": 0.7,
+    "optimizer.grad_clip": 0.7,
+    "training.iterations": 7,
+    "training.tasks": 64,
+    "training.group_size": 4,
+    "training.precision": "bf16",
+    "training.max_failed_fraction": 0.7,
+    "hardware.device": "cpu",
+    "hardware.nodes": 2,
+    "hardware.gpus_per_node": 8,
+    "hardware.gpu_memory_gb": 7.0,
+    "hardware.engine.tensor_parallel": 2,
+    "hardware.engine.engines": 2,
+    "hardware.engine.memory_share": 0.7,
+    "hardware.learner.tensor_parallel": 2,
+    "hardware.learner.sequence_parallel": 2,
+    "hardware.learner.pass_tokens": 7777,
+    "hardware.learner.checkpointing": False,
+    "hardware.learner.offload": True,
+    "hardware.learner.attention": "flash_attention_2",
+    "hardware.executor": "process:7",
+    "hardware.checkpoint_every": 7,
+    "hardware.logger": "wandb",
+}
+"""Another value of each key."""
+
+BESIDE: dict[str, dict[str, Any]] = {
+    "policy.lora_alpha": {"policy.lora_rank": 8},
+    "policy.lora_init": {"policy.lora_rank": 8},
+    "algorithm.lam": {"algorithm.advantage": "gae"},
+    "algorithm.value_lr": {"algorithm.advantage": "gae"},
+    "algorithm.value_clip": {"algorithm.advantage": "gae"},
+    # Most trainers compute in 16 bits there.
+    "hardware.learner.attention": {"training.precision": "bf16"},
+}
+"""Values without which a key means nothing: the plain run has them, too."""
+WITH = {"env.schedule.success": {"env.schedule.iteration": None}}
+"""Values that change with a key: parameters change at an iteration or after a success rate."""
+
+
+def with_values(values: dict[str, Any]) -> tuple[RunSpec, Hardware]:
+    """The plain run with other values."""
+    spec, hardware = copy.deepcopy(PLAIN), copy.deepcopy(NODE)
+    for key, value in values.items():
+        *tables, name = key.split(".")
+        place: Any = spec
+        if tables[:1] == ["hardware"]:
+            place, tables = hardware, tables[1:]
+        for table in tables:
+            place = place.setdefault(table, {})
+            place = place[0] if isinstance(place, list) else place
+        place[name] = value
+    return RunSpec.from_mapping(spec), Hardware.from_mapping(hardware)
+
+
+@pytest.fixture(params=ADAPTERS)
+def adapter(request: pytest.FixtureRequest) -> Adapter:
+    return find_adapter(request.param)
+
+
+def plain(name: str) -> dict[str, Any]:
+    """Values of the plain run of an adapter."""
+    if name == "reference":  # one process
+        return {}
+    several = {"hardware.gpus_per_node": 4}
+    # A Tinker server trains adapters only.
+    rank = {"policy.lora_rank": 8, "policy.lora_alpha": 32.0} if name == "tinker" else {}
+    return {**several, **rank}
+
+
+def told(launch: Launch, key: str) -> set[str]:
+    """Statuses of the rows of a key."""
+    rows = {each.name: each.status for each in launch.parity}
+    return {rows[name] for name in rows if name.split(".")[0] in PARTS and key_of(name) == key}
+
+
+PARTS = {key.split(".")[0] for key in keys()}
+
+
+def test_every_key_has_another_value_here() -> None:
+    assert set(OTHER) == set(keys())
+
+
+@pytest.mark.parametrize("key", [key for key in keys() if key != "optimizer.type"])
+def test_another_value_is_in_the_command_refused_or_told(
+    key: str, adapter: Adapter, tmp_path: Path
+) -> None:
+    before = {**plain(adapter.table.trainer), **BESIDE.get(key, {})}
+    made: list[Launch] = []
+    for values in (before, {**before, key: OTHER[key], **WITH.get(key, {})}):
+        try:
+            spec, hardware = with_values(values)
+            made.append(adapter.compile(spec, run_dir=tmp_path, hardware=hardware))
+        except MissingExtraError as error:
+            pytest.skip(f"the trainer lives in another environment: {error}")
+        except ConfigurationError as error:
+            # The key, or what it needs to mean anything.
+            named = [name.removeprefix("hardware.") for name in (key, *before)]
+            where = re.sub(r"\.\d+|\[\d+\]", "", str(error))
+            assert any(name in where for name in named), error
+            return
+    usual, other = made
+    differs = (other.argv, other.env, other.files) != (usual.argv, usual.env, usual.files)
+    assert differs or told(other, key) & {"unmatched", "emulated"}, (
+        f"{adapter.trainer}: {key} = {OTHER[key]!r} reaches nothing, and parity does not say so"
+    )
