@@ -27,7 +27,9 @@ from gem.experiment.hardware import CPU, Hardware
 from gem.experiment.runspec import RunSpec
 from gem.experiment.tasksets import decode_task
 from gem.tables import flatten
-from gem.training.launch import OPTIMIZER_WEIGHTS, Launch, find_adapter, hydra_value
+from gem.training.entries import OPTIMIZER_WEIGHTS
+from gem.training.hydra import hydra_value
+from gem.training.launch import Launch, find_adapter
 from gem_verl.dataset import GemDataset
 from gem_verl.settings import Settings, check_config
 
@@ -384,7 +386,7 @@ def test_without_flash_attention_the_choice_is_refused_too(monkeypatch: pytest.M
     machine = Hardware.from_mapping({"gpus_per_node": 2, "learner": {"sequence_parallel": 2}})
     with pytest.raises(ConfigurationError, match="install flash-attn"):
         compiled(run, hardware=machine)
-    monkeypatch.setattr("gem.training.launch.find_spec", lambda name: name == "flash_attn")
+    monkeypatch.setattr("gem.training.passes.find_spec", lambda name: name == "flash_attn")
     assert "=flash_attention_2" in " ".join(compiled(run, hardware=machine).argv)
 
 

@@ -14,7 +14,7 @@ from gem.errors import ConfigurationError, UnsupportedVersionError
 from gem.experiment.hardware import CPU
 from gem.experiment.runspec import RunSpec
 from gem.tables import flatten
-from gem.training.launch import OPTIMIZER_WEIGHTS
+from gem.training.entries import OPTIMIZER_WEIGHTS
 from gem_template import doctor
 from gem_template.launch import CONFIG, adapter
 from gem_template.settings import Settings

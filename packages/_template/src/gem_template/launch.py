@@ -1,64 +1,47 @@
-"""fake-trainer's command for a `RunSpec`, and what becomes of each setting."""
+"""fake-trainer's command for a `RunSpec`, and the table of how each setting gets there.
+
+A command has three sources:
+
+- `TABLE`: one entry for each key of the RunSpec and of the hardware. A key without an entry is an
+  error when this module is imported.
+- `_always`: the settings of the trainer that no single key decides.
+- native settings of the user, which are added as they are.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from gem.experiment.hardware import Hardware
-from gem.experiment.runspec import RunSpec
 from gem.experiment.tasksets import dataset_rows
-from gem.training import launch
+from gem.training import entries
+from gem.training.launch import Adapter, Launch
 from gem.training.pairs import COMPUTED, ON_CPU, pairs
 from gem.training.platforms import Platform
-from gem_template.settings import Settings
+from gem.training.table import (
+    Computed,
+    Copied,
+    Departs,
+    Elsewhere,
+    Fixed,
+    Ignored,
+    Parity,
+    Refused,
+    Run,
+    Table,
+    below,
+    namesakes,
+)
+from gem_template.settings import NO_CRITIC, Settings
 from gem_template.version import SUPPORTED_TEMPLATE, TRAINER
 
 CONFIG, TRAIN, EVAL = "config.json", "train.txt", "eval.txt"
 """Files that a run begins with."""
 
-COPIED: dict[str, launch.Names] = {
-    "policy.model": "model",
-    "policy.prompt_tokens": "prompt_tokens",
-    "policy.response_tokens": "response_tokens",
-    "sampling.temperature": "temperature",
-    "sampling.top_k": "top_k",
-    "algorithm.gamma": "gamma",
-    "algorithm.clip": "clip",
-    "optimizer.lr": "lr",
-    "optimizer.beta1": "beta1",
-    "optimizer.beta2": "beta2",
-    "optimizer.eps": "adam_eps",
-    "optimizer.grad_clip": "grad_clip",
-    "training.iterations": "steps",
-    "training.tasks": "prompts",
-    "training.group_size": "samples",
-}
-"""Settings of the spec that are fake-trainer's under another name."""
 
-GEM: dict[str, launch.Names] = {**launch.namesakes(Settings), "seed": "seed"}
-"""Settings of the spec that are the adapter's, in the table `gem`."""
-
-HOW: dict[str, launch.Names] = {
-    **launch.ALL_WEIGHTS,
-    **COPIED,
-    **{key: f"gem.{name}" for key, name in GEM.items()},
-    "name": "only in the record",
-    "env": f"data: seeded tasks in {TRAIN}",
-    "eval": f"eval_data: seeded tasks in {EVAL}",
-    "sampling.top_p": "always 1",
-    "algorithm": "always so",
-    "optimizer": "always so",
-    "training.precision": "float64",
-    "hardware.device": "nowhere but on the CPU",
-}
-"""How each setting of the spec, or all others of its table, reaches the trainer."""
-
-
-def compile_spec(spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> launch.Launch:
-    """Return fake-trainer's command for a spec; see `gem.training.launch.Adapter`.
+def _compile(run: Run) -> Launch:
+    """Return fake-trainer's command.
 
     Raises:
         ConfigurationError: fake-trainer cannot run this spec; the message names the key.
@@ -66,16 +49,133 @@ def compile_spec(spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> launch.
         UnsupportedVersionError: fake-trainer is of an unsupported version.
     """
     TRAINER.check()
-    _check(spec, hardware)
-    return launch.Launch.of(
-        spec,
-        ["python", "-m", "fake_trainer", str(run_dir / CONFIG)],
-        # fake-trainer runs nowhere but on the CPU; others need `platforms.of(...)` for that.
+    settings = _always(run) | TABLE.settings(run)
+    # The adapter's own settings are a table of the trainer's configuration.
+    config = {name: value for name, value in settings.items() if not name.startswith("gem.")}
+    config["gem"] = below(settings, "gem.")
+    Settings.read(config)
+    config = TABLE.with_native(config, run)
+    return Launch.of(
+        run.spec,
+        ["python", "-m", "fake_trainer", str(run.run_dir / CONFIG)],
+        # fake-trainer always runs on the CPU; other trainers need `platforms.of(...)` for that.
         Platform(),
-        files=_files(spec, run_dir, hardware),
-        parity=launch.parity(spec, HOW, _departures(spec), hardware, "template"),
+        files={CONFIG: json.dumps(config, indent=2) + "\n", **_tasks(run)},
     )
 
+
+def _always(run: Run) -> dict[str, Any]:
+    """Return the settings that no single key decides."""
+    return {
+        "trainer": "gem_template.trainer:GemTrainer",
+        "data": str(run.run_dir / TRAIN),
+        "gem.record_dir": str(run.run_dir),
+    }
+
+
+def _evaluations(run: Run) -> dict[str, Any]:
+    return {"eval_data": str(run.run_dir / EVAL), "eval_every": run.spec.eval_every}
+
+
+def _tasks(run: Run) -> dict[str, str]:
+    """Return the files with the tasks, one in each line."""
+    rows = {TRAIN: dataset_rows([run.spec.task_set.uri], evaluation=False)}
+    if run.spec.eval:
+        texts = [source.text for source in run.spec.evaluations]
+        rows[EVAL] = dataset_rows(texts, evaluation=True)
+    return {name: "".join(f"{row.encode()}\n" for row in each) for name, each in rows.items()}
+
+
+def _optimizer_weights(run: Run) -> Iterator[Parity]:
+    # Trainers with weights in fp32 have `entries.optimizer_weights` instead.
+    yield Parity(entries.OPTIMIZER_WEIGHTS, "matched", "float64, in one table")
+
+
+_ONE_STEP = "fake-trainer makes one optimiser step a batch"
+_ONE_PROCESS = "fake-trainer is one process"
+
+TABLE = Table(
+    "template",
+    {
+        # Parts that several adapters have in common; `gem.training.entries` has more.
+        **entries.ALL_WEIGHTS,
+        **entries.tasks(Elsewhere(f"data: seeded tasks in {TRAIN}")),
+        **entries.evaluations(
+            Computed(_evaluations, f"eval_data, eval_every: seeded tasks in {EVAL}")
+        ),
+        # Keys that the adapter's own `Settings` have under the same name.
+        **namesakes(Settings, "gem.{}"),
+        "name": Elsewhere("only in the record"),
+        "seed": (Copied(("seed", "gem.seed")), entries.seeds()),
+        "policy.model": (
+            Copied("model"),
+            Departs(
+                lambda run, value: True,
+                "only its tokenizer: the policy is a table of token pairs",
+                "unmatched",
+            ),
+        ),
+        "policy.prompt_tokens": Copied("prompt_tokens"),
+        "policy.response_tokens": Copied("response_tokens"),
+        "sampling.temperature": Copied("temperature"),
+        "sampling.top_p": Fixed(1.0, "fake-trainer samples from all tokens"),
+        "sampling.top_k": Copied("top_k"),
+        "algorithm.advantage": (
+            Copied("gem.advantage"),
+            Refused(lambda run, value: run.critic, NO_CRITIC),
+        ),
+        "algorithm.gamma": Copied("gamma"),
+        "algorithm.lam": Elsewhere("only GAE has it, which needs a critic"),
+        "algorithm.clip": Copied("clip"),
+        "algorithm.epochs": Fixed(1, _ONE_STEP),
+        "algorithm.minibatches": Fixed(1, _ONE_STEP),
+        "algorithm.loss_aggregation": entries.token_mean("fake-trainer"),
+        "algorithm.kl_coef": Fixed(0.0, "fake-trainer has no KL penalty"),
+        "algorithm.entropy_coef": Fixed(0.0, "fake-trainer has no entropy bonus"),
+        "algorithm.tis_clip": Fixed(None, "fake-trainer weighs all tokens alike"),
+        "algorithm.value_lr": Elsewhere("no critic"),
+        "algorithm.value_clip": Elsewhere("no critic"),
+        "optimizer.lr": Copied("lr"),
+        "optimizer.type": Fixed("adamw", "fake-trainer has Adam: AdamW without weight decay"),
+        "optimizer.beta1": Copied("beta1"),
+        "optimizer.beta2": Copied("beta2"),
+        "optimizer.eps": Copied("adam_eps"),
+        "optimizer.weight_decay": Fixed(0.0, "fake-trainer has no weight decay"),
+        "optimizer.grad_clip": Copied("grad_clip"),
+        "training.iterations": Copied("steps"),
+        "training.tasks": Copied("prompts"),
+        "training.group_size": Copied("samples"),
+        "training.precision": (
+            Elsewhere("float64"),
+            Departs(
+                lambda run, value: value == "bf16", "fake-trainer computes in float64", "unmatched"
+            ),
+        ),
+        "hardware.device": Elsewhere("fake-trainer always runs on the CPU"),
+        "hardware.nodes": Fixed(1, _ONE_PROCESS),
+        "hardware.gpus_per_node": Fixed(1, _ONE_PROCESS),
+        "hardware.gpu_memory_gb": Ignored("only `gem-bench fit` looks at it"),
+        "hardware.engine.tensor_parallel": Fixed(1, _ONE_PROCESS),
+        "hardware.engine.engines": Ignored("the engine is in the trainer's process"),
+        "hardware.engine.memory_share": Ignored("there is no GPU"),
+        "hardware.learner.tensor_parallel": Fixed(1, _ONE_PROCESS),
+        "hardware.learner.sequence_parallel": Fixed(1, _ONE_PROCESS),
+        "hardware.learner.pass_tokens": Ignored("a batch is one pass"),
+        "hardware.learner.checkpointing": Ignored("a table of token pairs has no activations"),
+        "hardware.learner.offload": Ignored("there is no GPU"),
+        "hardware.learner.attention": Ignored("a table of token pairs has no attention"),
+        "hardware.checkpoint_every": Ignored("fake-trainer saves no checkpoints"),
+        "hardware.logger": Ignored("fake-trainer prints its metrics"),
+    },
+    others=(_optimizer_weights,),
+)
+"""How fake-trainer realises each setting: its own settings, and the adapter's, which begin with
+`gem.`.
+
+An entry says how the value gets to the trainer. Prefer the first of these that is true: `Copied`,
+`Computed`, `Fixed`, `Elsewhere`; `Ignored` is for hardware only. Beside it may stand `Refused`, for
+values that the trainer cannot realise, and `Departs`, for what it does differently.
+"""
 
 PAIRS = (
     pairs(ON_CPU, ON_CPU, "runs", "the tests of this package run them"),
@@ -83,66 +183,6 @@ PAIRS = (
 )
 """Which settings of the hardware work together. First come those that are wrong together."""
 
-adapter = launch.Adapter(
-    TRAINER.distribution, SUPPORTED_TEMPLATE, "template", compile_spec, pairs=PAIRS
+adapter = Adapter(
+    TRAINER.distribution, SUPPORTED_TEMPLATE, "template", TABLE, _compile, pairs=PAIRS
 )
-
-
-def _check(spec: RunSpec, hardware: Hardware) -> None:
-    """Refuse what fake-trainer cannot do, or would silently do differently."""
-    algorithm = spec.algorithm
-    once = "fake-trainer makes one optimiser step a batch"
-    launch.refuse(
-        spec,
-        launch.all_weights(spec),
-        launch.token_mean(spec, "fake-trainer"),
-        launch.no_correction(spec, "fake-trainer weighs all tokens alike"),
-        (
-            "algorithm.advantage",
-            algorithm.estimator.needs_critic,
-            "fake-trainer has no critic",
-        ),
-        ("algorithm.epochs", algorithm.epochs > 1, once),
-        ("algorithm.minibatches", algorithm.minibatches > 1, once),
-        ("algorithm.kl_coef", algorithm.kl_coef > 0, "fake-trainer has no KL penalty"),
-        ("algorithm.entropy_coef", algorithm.entropy_coef > 0, "fake-trainer has no such bonus"),
-        ("optimizer.weight_decay", spec.optimizer.weight_decay > 0, "fake-trainer has none"),
-        ("sampling.top_p", spec.sampling.top_p < 1, "fake-trainer samples from all tokens"),
-    )
-    alone = "fake-trainer is one process"
-    launch.check_hardware(spec, hardware, {"nodes": alone, "gpus_per_node": alone})
-
-
-def _files(spec: RunSpec, run_dir: Path, hardware: Hardware) -> dict[str, str]:
-    gem = {**launch.copied(spec, GEM, hardware), "record_dir": str(run_dir)}
-    config: dict[str, Any] = {
-        "trainer": "gem_template.trainer:GemTrainer",
-        "data": str(run_dir / TRAIN),
-        **launch.copied(spec, COPIED),
-        "seed": spec.seed,
-        "gem": gem,
-    }
-    files = {TRAIN: _lines(spec.task_set.uri)}
-    if spec.eval:
-        config |= {"eval_data": str(run_dir / EVAL), "eval_every": spec.eval_every}
-        uris = [source.text for source in spec.evaluations]
-        files[EVAL] = _lines(*uris, evaluation=True)
-    Settings.read(config)
-    config = launch.with_native(config, hardware, "template")
-    return {CONFIG: json.dumps(config, indent=2) + "\n", **files}
-
-
-def _lines(*uris: str, evaluation: bool = False) -> str:
-    rows = dataset_rows(uris, evaluation=evaluation)
-    return "".join(f"{row.encode()}\n" for row in rows)
-
-
-def _departures(spec: RunSpec) -> Iterator[launch.Parity]:
-    # What its optimiser computes with: float64 here, fp32 in others.
-    weights = launch.Parity(launch.OPTIMIZER_WEIGHTS, "matched", "float64, in one table")
-    yield from launch.departures(spec, weights=weights)
-    if spec.training.precision == "bf16":
-        yield launch.Parity("training.precision", "unmatched", "fake-trainer computes in float64")
-    yield launch.Parity(
-        "policy.model", "unmatched", "only its tokenizer: the policy is a table of token pairs"
-    )
