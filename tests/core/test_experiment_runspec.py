@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pytest
-from tables import table
+from tables import table as full_table
 
 from gem.errors import ConfigurationError
 from gem.experiment import runspec
@@ -182,7 +182,7 @@ def test_an_adapter_refuses_what_its_trainer_lacks_however_it_is_asked(tmp_path:
             "x",
             ">=1",
             "x",
-            table("x"),
+            full_table("x"),
             lambda run: Launch(["echo"]),
             all_seats=both,
             keeps_state=both,

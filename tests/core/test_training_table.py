@@ -107,7 +107,7 @@ def test_a_table_says_once_how_a_value_gets_to_the_trainer(ways: tuple[Any, ...]
 
 
 def test_a_key_of_the_experiment_may_not_be_ignored() -> None:
-    with pytest.raises(ConfigurationError, match="optimizer.eps: .* 'mine' may not ignore"):
+    with pytest.raises(ConfigurationError, match="optimizer.eps: .* 'mine' may not ignore it"):
         table("mine", {"optimizer.eps": Ignored()})
 
 

@@ -132,7 +132,9 @@ def bf16_only(why: str) -> tuple[Departs, Departs]:
         why: What the trainer does instead on a GPU; beside `training.precision`.
     """
     return (
-        Departs(lambda run, value: value == "fp32" and run.hardware.cpu, "GEM_CPU_DTYPE of gem-cpu"),
+        Departs(
+            lambda run, value: value == "fp32" and run.hardware.cpu, "GEM_CPU_DTYPE of gem-cpu"
+        ),
         Departs(lambda run, value: value == "fp32", why, "unmatched"),
     )
 

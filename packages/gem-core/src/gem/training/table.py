@@ -253,7 +253,7 @@ class Table:
                 )
             if isinstance(ways[0], Ignored) and not key.startswith("hardware."):
                 raise ConfigurationError(
-                    f"{key}: the adapter {self.trainer!r} may not ignore what defines the experiment"
+                    f"{key}: defines the experiment, the adapter {self.trainer!r} may not ignore it"
                 )
             beside = tuple(each for each in several if isinstance(each, Refused | Departs))
             self._rows[key] = ways[0], beside
@@ -277,9 +277,8 @@ class Table:
         for name, value in _values(run).items():
             way, beside = self._rows[key_of(name)]
             if isinstance(way, Fixed) and value != way.value:
-                raise ConfigurationError(
-                    f"{name}: {way.why}; set it to {way.value!r}, got {value!r}"
-                )
+                instead = "leave it out" if way.value is None else f"set it to {way.value!r}"
+                raise ConfigurationError(f"{name}: {way.why}; {instead}, got {value!r}")
             for each in beside:
                 if isinstance(each, Refused) and each.when(run, value):
                     why = each.why.format(run=run)
