@@ -24,7 +24,6 @@ from gem.training.table import (
     Fixed,
     Ignored,
     Parity,
-    Refused,
     Run,
     Table,
     below,

@@ -20,8 +20,8 @@ from gem.errors import RecordError
 from gem.experiment.metrics import PART, failed_by_cause
 from gem.experiment.runspec import completed
 from gem.tables import flatten
-from gem.training.table import Parity
 from gem.training.record import RunRecord, read_run
+from gem.training.table import Parity
 
 TRAIN = "train"
 X_AXES = {
