@@ -153,8 +153,8 @@ def test_the_reference_trainer_refuses_what_it_would_ignore(
     pytest.importorskip("transformers")
     monkeypatch.chdir(tmp_path)
     data = small_spec.to_mapping()
-    data["algorithm"]["kl_coef"] = 0.1
-    with pytest.raises(ConfigurationError, match=r"algorithm\.kl_coef"):
+    data["algorithm"]["advantage"] = "grpo"
+    with pytest.raises(ConfigurationError, match=r"training\.group_size: grpo compares"):
         compile_launch("reference", RunSpec.from_mapping(data), run_dir=tmp_path)
 
 

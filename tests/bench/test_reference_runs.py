@@ -214,7 +214,6 @@ def test_settings_that_would_be_ignored_are_refused(
     make_spec: Callable[..., RunSpec], tmp_path: Path
 ) -> None:
     cases = {
-        "algorithm.kl_coef": make_spec(algorithm__kl_coef=0.1),
         "training.group_size": make_spec(algorithm__advantage="grpo", training__group_size=1),
         "policy.prompt_tokens": make_spec(policy__response_tokens=100_000),
         "policy.model": make_spec(policy__model=str(tmp_path / "nothing")),

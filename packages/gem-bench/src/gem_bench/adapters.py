@@ -192,7 +192,6 @@ REFERENCE = Table(
     "reference",
     {
         **dict.fromkeys(keys(), _DEFINED),
-        "algorithm.kl_coef": Fixed(0, "the reference trainer has no KL penalty"),
         "hardware.device": Elsewhere("--device"),
         "hardware.nodes": Fixed(1, "the reference trainer is one process"),
         "hardware.gpus_per_node": Fixed(1, "the reference trainer is one process"),

@@ -196,6 +196,7 @@ TRAINERS = {
         own_sampler=("bf16", "fp32"),
         head=Whole(20),  # the entropy's, too
         lora=True,
+        reference="whole",
         lacking=("nodes", "gpus_per_node", "engine.tensor_parallel", *_ROWS_AND_MATRICES),
     ),
 }

@@ -20,7 +20,8 @@ Where it differs from common implementations of PPO and GRPO:
   only.
 - The critic is a second transformer, which begins with the policy's weights and a zero head. It
   reads the last prompt token of each turn and has an optimiser of its own.
-- No dropout, no KL penalty, a constant learning rate. bf16 is autocast: weights stay fp32.
+- The KL penalty is a term of the loss (estimator k3), to the policy with which the run began.
+- No dropout, a constant learning rate. bf16 is autocast: weights stay fp32.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -38,7 +40,7 @@ from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 from gem.experiment import estimate
-from gem.experiment.losses import policy_loss, sampler_correction, value_loss
+from gem.experiment.losses import kl_penalty, policy_loss, sampler_correction, value_loss
 from gem.experiment.runspec import AlgorithmPart, RunSpec, SamplingPart
 from gem.multi import all_seats
 from gem.rollout import ChatFormat, play_tasks
@@ -200,6 +202,7 @@ class Learner:
         # Evaluation mode: with dropout, the updated policy would differ from the sampled one.
         self.policy.to(device).eval()
         self.optimizer = self._adamw(self.policy, spec.optimizer.lr)
+        self.initial = deepcopy(self.policy) if spec.algorithm.kl_coef else None
         self.estimator_state: dict[str, float] = {}  # of an estimator that keeps one
         self.critic: Critic | None = None
         if spec.algorithm.estimator.needs_critic:
@@ -268,12 +271,17 @@ class Learner:
 
         Returns:
             Means over the optimiser steps of loss, gradient norm before clipping, entropy and
-            share of clipped tokens; with a critic also of its loss and gradient norm.
+            share of clipped tokens; with a KL penalty also of `kl`, with a critic of its loss and
+            gradient norm.
         """
         algorithm = self.spec.algorithm
         batches = [batch for batch in minibatches(rows, algorithm.minibatches) if batch]
         if algorithm.epochs * len(batches) > 1:
-            self._keep_old_logprobs(rows)
+            for row, logprobs in self._logprobs(self.policy, rows):
+                row.old_logprobs = logprobs
+        if self.initial is not None:
+            for row, logprobs in self._logprobs(self.initial, rows):
+                row.initial_logprobs = logprobs
         steps = []
         with recomputing(self.policy, *filter(None, [self.critic])):
             for batch in batches * algorithm.epochs:
@@ -284,21 +292,26 @@ class Learner:
         return {key: sum(step[key] for step in steps) / len(steps) for key in steps[0]}
 
     @torch.no_grad()
-    def _keep_old_logprobs(self, rows: Sequence[Row]) -> None:
+    def _logprobs(self, model: Any, rows: Sequence[Row]) -> list[tuple[Row, Tensor]]:
+        """Return each row that has sampled tokens with their log-probabilities."""
+        found: list[tuple[Row, Tensor]] = []
         for chunk in chunks([row for row in rows if row.sampled], self.forward_tokens):
             with self.autocast():
-                old, _ = token_statistics(self.policy, chunk, self.spec.sampling.temperature)
-            sizes = [len(row.sampled) for row in chunk]
-            for row, part in zip(chunk, torch.split(old, sizes), strict=True):
-                row.old_logprobs = part
+                logprobs, _ = token_statistics(model, chunk, self.spec.sampling.temperature)
+            parts = torch.split(logprobs, [len(row.sampled) for row in chunk])
+            found += zip(chunk, parts, strict=True)
+        return found
 
     def _policy_step(self, rows: Sequence[Row], advantage: PerTurn) -> Metrics:
-        """Take one step down `sum(surrogate - entropy_coef * entropy) / denominator` of tokens."""
+        """Take one step down the policy's loss.
+
+        It is `sum(surrogate - entropy_coef * entropy + kl_coef * kl) / denominator` over tokens.
+        """
         algorithm = self.spec.algorithm
         rows = [row for row in rows if row.sampled]
         tokens = sum(len(row.sampled) for row in rows)
         denominator = tokens if algorithm.loss_aggregation == "token-mean" else len(rows)
-        loss = entropy = clipped = 0.0
+        loss = entropy = clipped = kl = 0.0
         self.optimizer.zero_grad()
         for chunk in chunks(rows, self.forward_tokens):
             per_token = [advantage[row.episode][turn] for row in chunk for turn in row.turn]
@@ -311,15 +324,23 @@ class Learner:
             if algorithm.tis_clip is not None:
                 drawn = torch.tensor([p for row in chunk for p in row.drawn], device=self.device)
                 surrogate = surrogate * sampler_correction(old, drawn, algorithm.tis_clip)
-            part = (surrogate - algorithm.entropy_coef * h).sum() / denominator
+            penalty = torch.zeros_like(new)
+            if self.initial is not None:
+                started = [row.initial_logprobs for row in chunk]
+                penalty = kl_penalty(new, torch.cat([each for each in started if each is not None]))
+            terms = surrogate - algorithm.entropy_coef * h + algorithm.kl_coef * penalty
+            part = terms.sum() / denominator
             torch.autograd.backward(part)
             loss += part.item()
             entropy += h.sum().item() / tokens
+            kl += penalty.sum().item() / tokens
             outside = ((new - old).exp() - 1).abs() > algorithm.clip
             clipped += outside.sum().item() / tokens
         norm = nn.utils.clip_grad_norm_(self.policy.parameters(), self.spec.optimizer.grad_clip)
         self.optimizer.step()
         means = {"entropy": entropy, "clip_fraction": clipped}
+        if self.initial is not None:
+            means["kl"] = kl
         return {"loss": loss, "grad_norm": norm.item(), **means}
 
     def _critic_step(self, critic: Critic, rows: Sequence[Row], target: PerTurn) -> Metrics:

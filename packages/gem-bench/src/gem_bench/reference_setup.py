@@ -30,11 +30,6 @@ def check_supported(spec: RunSpec) -> None:
     Raises:
         ConfigurationError: A setting is unsupported; the message names key, value and options.
     """
-    if spec.algorithm.kl_coef:
-        raise ConfigurationError(
-            f"algorithm.kl_coef: the reference trainer has no KL penalty, got "
-            f"{spec.algorithm.kl_coef}; set it to 0"
-        )
     grouped = spec.algorithm.estimator.compares == "group"
     if grouped and spec.training.group_size < 2:
         raise ConfigurationError(

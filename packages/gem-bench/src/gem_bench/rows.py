@@ -36,6 +36,8 @@ class Row:
     """`(turn, position in ids of its last prompt token)` for every turn of this row."""
     old_logprobs: Tensor | None = None
     """Log-probabilities before the first update, `[sampled tokens]`; None: the current ones."""
+    initial_logprobs: Tensor | None = None
+    """Log-probabilities of the policy with which the run began; None without a KL penalty."""
     old_values: Tensor | None = None
     """The critic's values before the first update, `[turns]`."""
 

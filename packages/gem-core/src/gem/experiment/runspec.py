@@ -98,7 +98,9 @@ class AlgorithmPart:
         "token-mean",
         choices=("token-mean", "row-mean-token-sum"),
     )
-    kl_coef: float = setting("weight of the KL penalty to the initial policy", 0.0, least=0)
+    kl_coef: float = setting(
+        "weight in the loss of the KL divergence (k3) to the initial policy", 0.0, least=0
+    )
     entropy_coef: float = setting("weight of the entropy bonus", 0.0, least=0)
     tis_clip: float | None = setting(
         "most weight of a token in truncated importance sampling; by default there is none",

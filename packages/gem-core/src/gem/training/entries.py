@@ -59,9 +59,11 @@ WHOLE_STEPS = Refused(
 """Of a trainer that divides the episodes of a step among ranks; beside `algorithm.minibatches`."""
 
 KL_IN_LOSS = Departs(
-    lambda run, value: value > 0, "as a term of the loss (k3 estimator), not of the reward"
+    lambda run, value: value > 0,
+    "the same term of the loss (k3) as the reference's, but no test compares the two",
 )
-"""Beside `algorithm.kl_coef`."""
+"""Of a trainer whose penalty no test compares with the reference's; beside
+`algorithm.kl_coef`."""
 
 SEED_PER_TURN = "every turn has a seed of its own; other random numbers than in other trainers"
 """How `gem.training.sampling.EngineSampler` lets trainers draw random numbers."""
