@@ -189,8 +189,7 @@ def test_parity_has_every_setting(tmp_path: Path) -> None:
     assert set(flatten(spec().to_mapping())) <= set(known)
     emulated = {name for name, each in known.items() if each.status == "emulated"}
     assert emulated == {
-        *("seed", "optimizer.weight_decay", "algorithm.kl_coef", "algorithm.minibatches"),
-        "algorithm.entropy_coef",
+        *("seed", "optimizer.weight_decay", "algorithm.minibatches", "algorithm.entropy_coef"),
     }
     assert "off" in known["vllm_importance_sampling_correction"].how
 
@@ -210,7 +209,7 @@ def test_parity_has_every_setting(tmp_path: Path) -> None:
             r"algorithm\.kl_coef: with an adapter to begin with",
         ),
         ({"algorithm": {"tis_clip": 2.0}}, r"algorithm\.tis_clip: .* its own model does"),
-        ({"training": {"group_size": 1}}, r"grpo compares .* training\.group_size must be"),
+        ({"training": {"group_size": 1}}, r"training\.group_size: grpo compares"),
         ({"algorithm": {"minibatches": 5}}, r"algorithm\.minibatches: 32 episodes"),
         (
             {

@@ -4,24 +4,40 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Literal
+from typing import Any
 
-from gem.experiment.hardware import Hardware
-from gem.experiment.runspec import RunSpec
-from gem.training import launch, platforms
+from gem.training import entries, platforms
 from gem.training.checkpoints import CHECKPOINTS
+from gem.training.launch import Adapter, Launch
 from gem.training.pairs import COMPUTED, pairs
 from gem.training.platforms import Platform
+from gem.training.table import (
+    Computed,
+    Copied,
+    Departs,
+    Elsewhere,
+    Fixed,
+    Ignored,
+    Parity,
+    Refused,
+    Run,
+    Table,
+    keys,
+    namesakes,
+)
 from gem_tinker import SUPPORTED_TINKER, check_tinker
 from gem_tinker.settings import NO_CRITIC, TEMPERATURE, Config
 
 ALPHA = 32.0
 """Every Tinker server scales adapters by 32 / rank."""
 
+_ADAM = ("beta1", "beta2", "eps", "weight_decay", "grad_clip")
+_IGNORED: dict[str, tuple[str, ...]] = {"hosted": (), "skyrl_jax": ("grad_clip",)}
+"""What a server takes from its own configuration, by `Config.server`; SkyRL 0.4 on GPUs `_ADAM`."""
 
-def compile_spec(spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> launch.Launch:
-    """Return the command of a direct run; see `gem.training.launch.Adapter`.
+
+def _compile(run: Run) -> Launch:
+    """Return the command of a direct run.
 
     Without a GPU the run gets a server of its own on this machine. Otherwise it talks to the
     server that `TINKER_BASE_URL` names, by default the hosted service.
@@ -32,94 +48,136 @@ def compile_spec(spec: RunSpec, *, run_dir: Path, hardware: Hardware) -> launch.
         UnsupportedVersionError: The SDK is of an unsupported version.
     """
     check_tinker()
-    _check(spec)
-    platform = platforms.of("tinker", spec, run_dir, hardware, Platform())
-    settings = launch.copied(spec, _NAMES, hardware) | platform.settings
-    settings |= {"train": spec.task_set.uri, "loss_fn": "ppo", "record_dir": str(run_dir)}
-    if spec.eval:
-        evals = [source.text for source in spec.evaluations]
-        settings |= {"eval": " ".join(evals), "eval_every": spec.eval_every}
-    settings = launch.with_native(settings, hardware, "tinker")
+    platform = platforms.of("tinker", run.spec, run.run_dir, run.hardware, Platform())
+    settings = {"record_dir": str(run.run_dir), **TABLE.settings(run), **platform.settings}
+    settings = TABLE.with_native(settings, run)
     texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in settings.items()}
     argv = ["python", "-m", "gem_tinker.train", *map("=".join, texts.items())]
-    parity = launch.parity(spec, _HOW, _departures(spec, hardware), hardware, "tinker")
-    return launch.Launch.of(spec, argv, platform, state=[CHECKPOINTS], parity=parity)
+    return Launch.of(run.spec, argv, platform, state=[CHECKPOINTS])
 
+
+def _evaluations(run: Run) -> dict[str, Any]:
+    texts = [source.text for source in run.spec.evaluations]
+    return {"eval": " ".join(texts), "eval_every": run.spec.eval_every}
+
+
+def _clip(run: Run) -> dict[str, Any]:
+    return {"loss_fn": "ppo", "clip": run.spec.algorithm.clip}
+
+
+def _not_in_fp32(run: Run, value: Any) -> bool:
+    return not run.hardware.cpu or run.spec.training.precision == "bf16"
+
+
+def _server(run: Run) -> str:
+    return str(run.native.get("server", "auto"))
+
+
+def _adam(name: str) -> tuple[Copied, Departs, Departs]:
+    """Return the entry of a setting of Adam that some servers take from their own configuration."""
+    how = "AdamParams; SkyRL 0.4 ignores grad_clip, on GPUs all but lr"
+
+    def ignored(run: Run) -> bool:
+        return not run.hardware.cpu and name in _IGNORED.get(_server(run), _ADAM)
+
+    return (
+        Copied(name, "AdamParams"),
+        Departs(lambda run, value: ignored(run) and _server(run) != "auto", how, "unmatched"),
+        Departs(lambda run, value: ignored(run), how),
+    )
+
+
+def _weights(run: Run) -> Iterator[Parity]:
+    if _not_in_fp32(run, None):
+        yield Parity(entries.OPTIMIZER_WEIGHTS, "unmatched", "the server decides")
+    else:
+        how = "adapters in fp32, on gem-cpu's server"
+        yield Parity(entries.OPTIMIZER_WEIGHTS, "matched", how)
+
+
+_TERMS = "the server's losses have no KL penalty and no entropy bonus"
+_GAE = Elsewhere("gae only")
+
+TABLE = Table(
+    "tinker",
+    {
+        **{key: Ignored() for key in keys() if key.startswith("hardware.")},
+        **namesakes(Config),
+        **entries.tasks(Computed(lambda run: {"train": run.spec.task_set.uri}, "train")),
+        **entries.evaluations(Computed(_evaluations, "eval, eval_every")),
+        "name": Elsewhere("in run.json"),
+        "seed": (Copied(("seed", "lora_seed")), entries.seeds()),
+        "policy.lora_rank": (
+            Copied("lora_rank"),
+            Refused(
+                lambda run, value: value == 0,
+                "a Tinker server trains adapters, never all weights; set it to 8 or more",
+            ),
+        ),
+        "policy.lora_alpha": Fixed(ALPHA, "the server's own: 32 on every server"),
+        "policy.lora_init": (
+            Copied("init"),
+            Refused(
+                lambda run, value: value is not None and not value.startswith("tinker://"),
+                "a Tinker server begins with weights that it has saved itself, tinker://...",
+            ),
+            Departs(
+                lambda run, value: value is None,
+                "the server's own, from the same seed; another one than the reference's",
+                "unmatched",
+            ),
+        ),
+        "sampling.temperature": (
+            Copied("temperature"),
+            Refused(lambda run, value: value != 1, TEMPERATURE),
+        ),
+        "algorithm.advantage": (
+            Copied("advantage"),
+            Refused(lambda run, value: run.critic, NO_CRITIC),
+        ),
+        "algorithm.lam": _GAE,
+        "algorithm.clip": (
+            Computed(_clip, "loss_fn=ppo with clip"),
+            Departs(
+                lambda run, value: (
+                    run.spec.sampling.top_k > 1
+                    or (run.spec.sampling.top_p < 1 and run.spec.sampling.top_k != 1)
+                ),
+                "ratios are to the sampler's log-probabilities, not to recomputed ones",
+            ),
+        ),
+        "algorithm.loss_aggregation": Copied(
+            "loss_aggregation", "a factor in the advantages of each datum"
+        ),
+        "algorithm.kl_coef": Fixed(0, _TERMS),
+        "algorithm.entropy_coef": Fixed(0, _TERMS),
+        "algorithm.tis_clip": Fixed(None, "the server's losses have no such weight"),
+        "algorithm.value_lr": _GAE,
+        "algorithm.value_clip": _GAE,
+        "optimizer.lr": Copied("lr", "AdamParams"),
+        "optimizer.type": Fixed("adamw", "AdamParams"),
+        **{f"optimizer.{name}": _adam(name) for name in _ADAM},
+        "training.group_size": (Copied("group_size"), entries.GROUPED),
+        "training.precision": (
+            Elsewhere("of the model's files, on gem-cpu's server"),
+            Departs(
+                _not_in_fp32,
+                "the server decides; gem-cpu's takes the precision of the model's files",
+                "unmatched",
+            ),
+        ),
+        "hardware.device": Elsewhere(
+            "a server of the run's own on this machine, or $TINKER_BASE_URL"
+        ),
+        "hardware.checkpoint_every": Copied("save_every"),
+    },
+    others=(_weights,),
+)
+"""How a Tinker server realises each setting. The hardware is the server's."""
 
 PAIRS = (pairs(COMPUTED, COMPUTED, "runs", "the hardware is the server's; no key reaches it"),)
 """Which settings of the hardware work together with a Tinker server."""
 
-adapter = launch.Adapter("tinker", SUPPORTED_TINKER, "tinker", compile_spec, True, pairs=PAIRS)
-
-
-def _check(spec: RunSpec) -> None:
-    """Refuse what a Tinker server cannot do, or would silently do differently."""
-    policy, algorithm = spec.policy, spec.algorithm
-    saved = policy.lora_init is None or policy.lora_init.startswith("tinker://")
-    adapters = "a Tinker server trains adapters, never all weights; set it to 8 or more"
-    states = "a Tinker server begins with weights that it has saved itself, tinker://..."
-    terms = "the server's losses have no KL penalty and no entropy bonus; set it to 0"
-    launch.refuse(
-        spec,
-        ("policy.lora_rank", policy.lora_rank == 0, adapters),
-        ("policy.lora_alpha", policy.lora_alpha != ALPHA, f"it is {ALPHA:g} on every server"),
-        ("policy.lora_init", not saved, states),
-        ("algorithm.advantage", algorithm.estimator.needs_critic, NO_CRITIC),
-        ("algorithm.kl_coef", algorithm.kl_coef != 0, terms),
-        ("algorithm.entropy_coef", algorithm.entropy_coef != 0, terms),
-        ("sampling.temperature", spec.sampling.temperature != 1, TEMPERATURE),
-        launch.no_correction(spec, "the server's losses have no such weight"),
-    )
-
-
-_NAMES: dict[str, launch.Names] = {
-    "seed": ("seed", "lora_seed"),
-    "policy.lora_init": "init",
-    "hardware.checkpoint_every": "save_every",
-    **launch.namesakes(Config),
-}
-"""Settings of a direct run that have the value of a key of the spec."""
-
-_HOW: dict[str, launch.Names] = {
-    **_NAMES,
-    "name": "in run.json",
-    "env": "train",
-    "eval": "eval, eval_every",
-    "policy.lora_alpha": "the server's own",
-    "algorithm": "gae only",
-    "algorithm.clip": "loss_fn=ppo with clip",
-    "algorithm.loss_aggregation": "a factor in the advantages of each datum",
-    "algorithm.kl_coef": "no penalty",
-    "algorithm.entropy_coef": "no bonus",
-    "algorithm.tis_clip": "no weights",
-    "optimizer": "AdamParams",
-    "hardware.device": "a server of the run's own on this machine, or $TINKER_BASE_URL",
-    "training.precision": "of the model's files, on gem-cpu's server",
-}
-
-
-_ADAM = ("beta1", "beta2", "eps", "weight_decay", "grad_clip")
-_IGNORED: dict[str, tuple[str, ...]] = {"hosted": (), "skyrl_jax": ("grad_clip",)}
-"""What a server takes from its own configuration, by `Config.server`; SkyRL 0.4 on GPUs `_ADAM`."""
-
-
-def _departures(spec: RunSpec, hardware: Hardware) -> Iterator[launch.Parity]:
-    served = hardware.cpu and spec.training.precision == "fp32"
-    how = "adapters in fp32, on gem-cpu's server" if served else "the server decides"
-    status: Literal["matched", "unmatched"] = "matched" if served else "unmatched"
-    weights = launch.Parity(launch.OPTIMIZER_WEIGHTS, status, how)
-    yield from launch.departures(spec, weights=weights)
-    if spec.sampling.top_k > 1 or (spec.sampling.top_p < 1 and spec.sampling.top_k != 1):
-        how = "ratios are to the sampler's log-probabilities, not to recomputed ones"
-        yield launch.Parity("algorithm.clip", "emulated", how)
-    if spec.policy.lora_init is None:
-        how = "the server's own, from the same seed; another one than the reference's"
-        yield launch.Parity("policy.lora_init", "unmatched", how)
-    if not hardware.cpu or spec.training.precision == "bf16":
-        how = "the server decides; gem-cpu's takes the precision of the model's files"
-        yield launch.Parity("training.precision", "unmatched", how)
-    if not hardware.cpu:
-        server = hardware.native.get("tinker", {}).get("server", "auto")
-        sure, how = server != "auto", "AdamParams; SkyRL 0.4 ignores grad_clip, on GPUs all but lr"
-        for name in _IGNORED.get(server, _ADAM):
-            yield launch.Parity(f"optimizer.{name}", "unmatched" if sure else "emulated", how)
+adapter = Adapter(
+    "tinker", SUPPORTED_TINKER, "tinker", TABLE, _compile, all_seats=True, pairs=PAIRS
+)

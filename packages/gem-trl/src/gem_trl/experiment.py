@@ -1,8 +1,8 @@
-"""A RunSpec in TRL's terms: what is refused, the trainer's settings, and its GRPOConfig."""
+"""A RunSpec in TRL's terms: the table, the trainer's settings, and its GRPOConfig."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -10,65 +10,227 @@ from typing import Any
 from gem.errors import ConfigurationError
 from gem.experiment.hardware import Hardware
 from gem.experiment.runspec import RunSpec
-from gem.training import launch
-from gem.training.settings import check_group_size
+from gem.training import entries
+from gem.training.passes import pass_tokens
+from gem.training.settings import refuse_values
+from gem.training.table import (
+    Computed,
+    Copied,
+    Departs,
+    Elsewhere,
+    Fixed,
+    Ignored,
+    Parity,
+    Refused,
+    Run,
+    Table,
+    below,
+    namesakes,
+)
+from gem_trl.lora import BEGINNING
 from gem_trl.settings import NO_CRITIC, ONE_ROW, GemSettings
 
 CHECKPOINTS = "checkpoints"
 """Folder of the checkpoints, in the record's."""
 
-PEFT = "low-rank adapters are PEFT's: pip install 'gem-trl[peft]'"
-OWN = "TRL corrects what vLLM samples, and here its own model does"
-BASE = "with an adapter to begin with, TRL's penalty is to the model without it; set it to 0"
+SEEDS = "seed: one stream of random numbers in a process; others than in other trainers"
+OWN = "TRL corrects what vLLM samples, and here its own model does; leave it out"
+GEM, GIVEN = "GemSettings.", "GRPOConfig."
+"""Before the names of `GemSettings`, and of fields of GRPOConfig that the command is given because
+hardware decides them. Names without either are fields that the experiment decides."""
 
-FIELDS: dict[str, launch.Names] = {
-    "seed": "seed",
-    "sampling.temperature": "temperature",
-    "sampling.top_p": "top_p",
-    "policy.turn_tokens": "max_completion_length",
-    "algorithm.clip": "epsilon",
-    "algorithm.epochs": "num_iterations",
-    "algorithm.kl_coef": "beta",
-    "algorithm.entropy_coef": "entropy_coef",
-    "algorithm.tis_clip": "vllm_importance_sampling_clip_max",
-    "optimizer.lr": "learning_rate",
-    "optimizer.beta1": "adam_beta1",
-    "optimizer.beta2": "adam_beta2",
-    "optimizer.eps": "adam_epsilon",
-    "optimizer.weight_decay": "weight_decay",
-    "optimizer.grad_clip": "max_grad_norm",
-}
-"""GRPOConfig's fields with the value of a setting."""
-
-SETTINGS = launch.namesakes(GemSettings)
-"""Settings of the trainer with the value of a setting."""
+_ROWS = entries.one_row(ONE_ROW)
 
 
-def check_spec(spec: RunSpec) -> None:
+def _top_k(run: Run) -> dict[str, Any]:
+    return {"top_k": max(run.spec.sampling.top_k, 0)}
+
+
+def _correction(run: Run) -> dict[str, Any]:
+    most = run.spec.algorithm.tis_clip
+    chosen = {
+        "vllm_importance_sampling_correction": most is not None,
+        "vllm_importance_sampling_mode": "token_truncate",
+        f"{GEM}importance_sampling": most is not None,
+    }
+    return chosen if most is None else {**chosen, "vllm_importance_sampling_clip_max": most}
+
+
+def _evaluations(run: Run) -> dict[str, Any]:
+    every = run.spec.eval_every * optimiser_steps(run.spec)
+    return {"eval_strategy": "steps", "eval_on_start": True, "eval_steps": every}
+
+
+def _iterations(run: Run) -> dict[str, Any]:
+    return {"max_steps": run.spec.training.iterations * optimiser_steps(run.spec)}
+
+
+def _checkpoints(run: Run) -> dict[str, Any]:
+    every = run.hardware.checkpoint_every
+    return {} if every is None else {f"{GIVEN}save_steps": every * optimiser_steps(run.spec)}
+
+
+def _attention(run: Run) -> dict[str, Any]:
+    if run.attention == "sdpa":
+        return {}
+    return {f"{GIVEN}model_init_kwargs": {"attn_implementation": run.attention}}
+
+
+def _pass_rows(run: Run) -> dict[str, Any]:
+    rows = run.pass_tokens // run.spec.policy.tokens
+    return {f"{GIVEN}per_device_train_batch_size": rows}
+
+
+def _uncorrected(run: Run) -> Iterator[Parity]:
+    if run.spec.algorithm.tis_clip is None:
+        how = "off, although on by default in TRL where vLLM samples"
+        yield Parity("vllm_importance_sampling_correction", "matched", how)
+
+
+TABLE = Table(
+    "trl",
+    {
+        **entries.SHARED_GPUS,
+        **entries.tasks(Elsewhere("train_dataset")),
+        **entries.evaluations(Computed(_evaluations, "eval_dataset, eval_steps")),
+        **namesakes(GemSettings, f"{GEM}{{}}"),
+        "name": Elsewhere("in run.json"),
+        "seed": (Copied("seed", SEEDS), entries.seeds(SEEDS)),
+        "policy.model": Elsewhere("model"),
+        "policy.turn_tokens": Copied(("max_completion_length", f"{GEM}turn_tokens")),
+        "policy.context": (Copied(f"{GEM}context"), _ROWS["policy.context"]),
+        "policy.thinking": (Copied(f"{GEM}thinking"), _ROWS["policy.thinking"]),
+        "policy.lora_rank": (
+            Elsewhere("peft_config, for adapters"),
+            Refused(
+                lambda run, value: value > 0 and find_spec("peft") is None,
+                "low-rank adapters are PEFT's: pip install 'gem-trl[peft]'",
+            ),
+        ),
+        "policy.lora_alpha": Elsewhere("peft_config, for adapters"),
+        "policy.lora_init": (
+            Elsewhere("peft_config, for adapters"),
+            Departs(
+                lambda run, value: run.spec.policy.lora_rank > 0 and value is None,
+                f"PEFT's, of the reference's distribution but another one; kept in {BEGINNING}/",
+                "unmatched",
+            ),
+        ),
+        "sampling.temperature": Copied("temperature"),
+        "sampling.top_p": Copied("top_p"),
+        "sampling.top_k": Computed(_top_k, "top_k"),
+        "algorithm.advantage": (
+            Copied(f"{GEM}advantage"),
+            Refused(lambda run, value: run.critic, NO_CRITIC),
+        ),
+        "algorithm.gamma": Copied(f"{GEM}gamma"),
+        "algorithm.lam": Elsewhere("gae only"),
+        "algorithm.clip": Copied("epsilon"),
+        "algorithm.epochs": Copied("num_iterations"),
+        "algorithm.minibatches": (
+            Elsewhere("steps_per_generation, gradient_accumulation_steps"),
+            entries.WHOLE_MINIBATCHES,
+            entries.WHOLE_STEPS,
+            Departs(
+                lambda run, value: value > 1,
+                "TRL draws the rows of a minibatch at random, and divides by the mean number of "
+                "tokens of the batch's minibatches",
+            ),
+        ),
+        "algorithm.loss_aggregation": entries.token_mean("TRL"),
+        "algorithm.kl_coef": (
+            Copied("beta", "beta, use_bias_correction_kl=False"),
+            Refused(
+                lambda run, value: run.spec.policy.lora_init is not None and value > 0,
+                "with an adapter to begin with, TRL's penalty is to the model without it; set it "
+                "to 0",
+            ),
+        ),
+        "algorithm.entropy_coef": (
+            Copied("entropy_coef"),
+            Departs(
+                lambda run, value: value > 0,
+                "the bonus is a mean of the forward passes' means, not of the tokens",
+            ),
+        ),
+        "algorithm.tis_clip": Computed(_correction, "vllm_importance_sampling_clip_max"),
+        "algorithm.value_lr": Elsewhere("gae only"),
+        "algorithm.value_clip": Elsewhere("gae only"),
+        "optimizer.lr": Copied("learning_rate"),
+        "optimizer.type": Fixed("adamw", "optim=adamw_torch, lr_scheduler_type=constant"),
+        "optimizer.beta1": Copied("adam_beta1"),
+        "optimizer.beta2": Copied("adam_beta2"),
+        "optimizer.eps": Copied("adam_epsilon"),
+        "optimizer.weight_decay": (Copied("weight_decay"), entries.NO_DECAY),
+        "optimizer.grad_clip": Copied("max_grad_norm"),
+        "training.iterations": Computed(_iterations, "max_steps"),
+        "training.tasks": (
+            Elsewhere("steps_per_generation"),
+            Refused(lambda run, value: run.spec.episodes < 2, "TRL refuses a batch of one episode"),
+        ),
+        "training.group_size": (Copied(f"{GEM}group_size"), entries.GROUPED),
+        "training.precision": Computed(
+            lambda run: {"bf16": run.spec.training.precision == "bf16"}, "bf16"
+        ),
+        "hardware.nodes": Fixed(1, "torchrun or accelerate launch is started on each by hand"),
+        "hardware.gpus_per_node": Elsewhere("torchrun --nproc-per-node"),
+        "hardware.engine.tensor_parallel": Copied(f"{GIVEN}vllm_tensor_parallel_size"),
+        "hardware.engine.memory_share": Copied(f"{GIVEN}vllm_gpu_memory_utilization"),
+        "hardware.learner.tensor_parallel": Fixed(1, "a process has whole matrices"),
+        "hardware.learner.sequence_parallel": Fixed(1, "a process has whole rows"),
+        "hardware.learner.pass_tokens": Computed(_pass_rows, "per_device_train_batch_size"),
+        "hardware.learner.checkpointing": Copied(f"{GIVEN}gradient_checkpointing"),
+        "hardware.learner.offload": Ignored(),
+        "hardware.learner.attention": Computed(_attention, "model_init_kwargs"),
+        "hardware.executor": Elsewhere("GEM_EXECUTOR"),
+        "hardware.checkpoint_every": Computed(_checkpoints, "save_steps"),
+        "hardware.logger": Computed(
+            lambda run: {f"{GIVEN}report_to": [*filter(None, [run.hardware.logger])]}, "report_to"
+        ),
+    },
+    others=(
+        entries.optimizer_weights("TRL loads them in fp32, passes are under autocast"),
+        _uncorrected,
+    ),
+    fused=lambda spec: True,
+)
+"""How TRL realises each setting."""
+
+
+def check_spec(spec: RunSpec, folder: Path) -> None:
     """Refuse what TRL cannot do, or would silently do differently.
 
     Raises:
         ConfigurationError: The message names the key.
     """
-    policy, algorithm = spec.policy, spec.algorithm
-    launch.refuse(
-        spec,
-        *policy.several_rows(ONE_ROW, "policy."),
-        ("policy.lora_rank", policy.lora_rank > 0 and find_spec("peft") is None, PEFT),
-        ("algorithm.advantage", algorithm.estimator.needs_critic, NO_CRITIC),
-        ("algorithm.kl_coef", policy.lora_init is not None and algorithm.kl_coef > 0, BASE),
-        ("training.tasks", spec.episodes < 2, "TRL refuses a batch of one episode"),
-        launch.token_mean(spec, "TRL"),
-        launch.whole_minibatches(spec),
-    )
-    check_group_size(algorithm.advantage, "training.group_size", spec.training.group_size)
+    TABLE.refuse(_alone(spec, folder))
 
 
 def gem_settings(spec: RunSpec, folder: Path) -> GemSettings:
     """Return the trainer's settings of an experiment with its record in a folder."""
-    corrected = spec.algorithm.tis_clip is not None
-    copied = launch.copied(spec, SETTINGS)
-    return GemSettings(record_dir=str(folder), importance_sampling=corrected, **copied)
+    settings = below(TABLE.settings(_alone(spec, folder)), GEM)
+    settings.pop("executor", None)
+    return GemSettings(record_dir=str(folder), **settings)
+
+
+def check_correction(spec: RunSpec, vllm: object) -> None:
+    """Refuse a correction of what TRL's own model samples.
+
+    Args:
+        spec: The experiment.
+        vllm: Whether vLLM samples.
+
+    Raises:
+        ConfigurationError: The message names the key.
+    """
+    most = spec.algorithm.tis_clip
+    refused = ("algorithm.tis_clip", most is not None and not vllm, OWN)
+    refuse_values({"algorithm.tis_clip": most}, [refused])
+
+
+def _alone(spec: RunSpec, folder: Path) -> Run:
+    """Return the run of an experiment, without what hardware decides."""
+    return TABLE.run(spec, folder, Hardware())
 
 
 def grpo_config(spec: RunSpec, folder: Path, processes: int, given: Mapping[str, Any]) -> Any:
@@ -87,8 +249,8 @@ def grpo_config(spec: RunSpec, folder: Path, processes: int, given: Mapping[str,
     """
     from trl import GRPOConfig
 
-    launch.refuse(spec, launch.no_correction(spec, OWN, not given.get("use_vllm")))
-    most = launch.pass_tokens(spec, Hardware()) // spec.policy.tokens
+    check_correction(spec, given.get("use_vllm"))
+    most = pass_tokens(spec, Hardware()) // spec.policy.tokens
     values = {
         "output_dir": str(folder / CHECKPOINTS),
         "report_to": [],
@@ -99,7 +261,7 @@ def grpo_config(spec: RunSpec, folder: Path, processes: int, given: Mapping[str,
         "per_device_eval_batch_size": 64,
         **given,
     }
-    decided = _decided(spec, processes, values.pop("per_device_train_batch_size"))
+    decided = _decided(spec, folder, processes, values.pop("per_device_train_batch_size"))
     if both := ", ".join(values.keys() & decided.keys()):
         raise ConfigurationError(f"GRPOConfig: the experiment decides {both}; leave it out")
     try:
@@ -113,7 +275,7 @@ def optimiser_steps(spec: RunSpec) -> int:
     return spec.algorithm.epochs * spec.algorithm.minibatches
 
 
-def _decided(spec: RunSpec, processes: int, most: int) -> dict[str, Any]:
+def _decided(spec: RunSpec, folder: Path, processes: int, most: int) -> dict[str, Any]:
     """Return the fields that follow from an experiment; `most` episodes fit a forward pass."""
     minibatches, size = spec.algorithm.minibatches, spec.training.group_size
     rows, left = divmod(spec.episodes, processes * minibatches)
@@ -123,28 +285,20 @@ def _decided(spec: RunSpec, processes: int, most: int) -> dict[str, Any]:
             f"{minibatches} minibatches for {processes} processes"
         )
     forward = next(n for n in range(min(rows, most), 0, -1) if rows % n == 0)
-    fields: dict[str, Any] = {
-        **launch.copied(spec, FIELDS),
+    settings = TABLE.settings(_alone(spec, folder))
+    return {
+        **{k: v for k, v in settings.items() if not k.startswith((GEM, GIVEN))},
         # TRL refuses groups of one; GemGRPOTrainer corrects it when GRPOConfig is made.
         "num_generations": size if size > 1 else spec.episodes,
         "num_generations_eval": 1,
         "per_device_train_batch_size": forward,
         "gradient_accumulation_steps": rows // forward,
         "steps_per_generation": minibatches * rows // forward,
-        "max_steps": spec.training.iterations * optimiser_steps(spec),
-        "top_k": max(spec.sampling.top_k, 0),
-        "bf16": spec.training.precision == "bf16",
         "loss_type": "dapo",  # the token mean of a batch, over all forward passes and processes
         "optim": "adamw_torch",
         "lr_scheduler_type": "constant",
         "shuffle_dataset": False,
         "disable_dropout": True,
         "use_bias_correction_kl": False,
-        "vllm_importance_sampling_correction": spec.algorithm.tis_clip is not None,
-        "vllm_importance_sampling_mode": "token_truncate",
         "logging_steps": 1,
     }
-    if spec.eval:
-        fields |= {"eval_strategy": "steps", "eval_on_start": True}
-        fields["eval_steps"] = spec.eval_every * optimiser_steps(spec)
-    return fields

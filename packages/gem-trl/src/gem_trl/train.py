@@ -24,7 +24,7 @@ from gem.tables import json_or_text
 from gem.training.processes import free_port
 from gem.training.record import Recorder
 from gem.training.recording import begin
-from gem_trl import TRAINER, adapters, check_trl
+from gem_trl import TRAINER, check_trl, lora
 from gem_trl.experiment import CHECKPOINTS, check_spec, gem_settings, grpo_config
 
 
@@ -43,7 +43,7 @@ def train(spec: RunSpec, folder: Path, given: Mapping[str, Any]) -> None:
         UnsupportedVersionError: TRL is of an unsupported version.
     """
     check_trl()
-    check_spec(spec)
+    check_spec(spec, folder)
     from gem_trl.dataset import eval_datasets, task_dataset
     from gem_trl.trainer import GemGRPOTrainer
 
@@ -63,12 +63,12 @@ def train(spec: RunSpec, folder: Path, given: Mapping[str, Any]) -> None:
         train_dataset=task_dataset(spec.task_set.uri),
         eval_dataset=eval_datasets(*(source.text for source in spec.evaluations)) or None,
         gem=gem_settings(spec, folder),
-        peft_config=adapters.lora_config(spec.policy),
+        peft_config=lora.lora_config(spec.policy),
     )
     if spec.policy.lora_rank:
-        adapters.begin(trainer.model, spec.policy.lora_init)
+        lora.begin(trainer.model, spec.policy.lora_init)
         if last is None and trainer.accelerator.is_main_process:
-            trainer.model.save_pretrained(folder / adapters.BEGINNING)
+            trainer.model.save_pretrained(folder / lora.BEGINNING)
     trainer.train(resume_from_checkpoint=last)
 
 

@@ -65,6 +65,12 @@ KL_IN_LOSS = Departs(
 """Of a trainer whose penalty no test compares with the reference's; beside
 `algorithm.kl_coef`."""
 
+GROUPED = Refused(
+    lambda run, value: run.spec.algorithm.estimator.compares == "group" and value < 2,
+    "{run.spec.algorithm.advantage} compares the episodes of a task, which must be 2 or more",
+)
+"""Beside `training.group_size`."""
+
 SEED_PER_TURN = "every turn has a seed of its own; other random numbers than in other trainers"
 """How `gem.training.sampling.EngineSampler` lets trainers draw random numbers."""
 
@@ -141,7 +147,7 @@ def bf16_only(why: str) -> tuple[Departs, Departs]:
     )
 
 
-def one_row(why: str) -> Part:
+def one_row(why: str) -> dict[str, Refused]:
     """Return the refusals of what makes several training rows of an episode.
 
     Args:

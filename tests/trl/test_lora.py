@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from gem.errors import ConfigurationError
 from gem.experiment.runspec import PolicyPart
 from gem_trl import GemGRPOTrainer, GemSettings, task_dataset
-from gem_trl.adapters import begin, lora_config
+from gem_trl.lora import begin, lora_config
 
 IDS = torch.tensor([[1, 2, 3, 4]])
 
