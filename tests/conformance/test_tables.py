@@ -127,7 +127,10 @@ BESIDE: dict[str, dict[str, Any]] = {
     "algorithm.value_lr": {"algorithm.advantage": "gae"},
     "algorithm.value_clip": {"algorithm.advantage": "gae"},
     # Most trainers compute in 16 bits there.
-    "hardware.learner.attention": {"training.precision": "bf16"},
+    "hardware.learner.attention": {
+        "training.precision": "bf16",
+        "hardware.learner.attention": "sdpa",
+    },
 }
 """Values without which a key means nothing: the plain run has them, too."""
 WITH = {"env.schedule.success": {"env.schedule.iteration": None}}

@@ -17,7 +17,8 @@ from gem.experiment.hardware import CPU, Hardware
 from gem.experiment.runspec import RunSpec
 from gem.experiment.tasksets import DatasetRow
 from gem.tables import flatten
-from gem.training.launch import Launch, Parity
+from gem.training.launch import Launch
+from gem.training.table import Parity
 from gem_oat.data import Batches
 from gem_oat.launch import adapter
 from gem_oat.settings import Args, parse

@@ -18,8 +18,9 @@ from gem.errors import ConfigurationError, MissingExtraError
 from gem.experiment.hardware import CPU, Hardware
 from gem.experiment.runspec import RunSpec
 from gem.tables import flatten
-from gem.training.launch import OPTIMIZER_WEIGHTS, Launch
-from gem_roll.launch import TEMPLATE, adapter
+from gem.training.entries import OPTIMIZER_WEIGHTS
+from gem.training.launch import Launch
+from gem_roll.launch import BASE, adapter
 from gem_roll.settings import GemSettings
 
 EVALS = [
@@ -119,7 +120,7 @@ def test_every_setting_is_where_rolls_configuration_wants_it(compile: Compile) -
         "custom_envs.train.env_type": "game:GuessTheNumber-v0-easy",
         "custom_envs.train.env_config.prompt": "short", "custom_envs.train.gem.first_seed": 50,
         "custom_envs.train.gem.advantage": "rebn", "custom_envs.train.gem.prompt_tokens": 40,
-        "custom_envs.train.gem.response_tokens": 100, "custom_envs.train.gem.turns": None,
+        "custom_envs.train.gem.response_tokens": 100,
         "custom_envs.train.gem.system_prompt": "Be <brief>: 'yes'",
         "custom_envs.train.gem.template_kwargs.enable_thinking": False,
         "custom_envs.train.gem.thinking": "text",
@@ -253,8 +254,8 @@ def test_weights_move_at_a_small_learning_rate(precision: str, compile: Compile)
     assert said[OPTIMIZER_WEIGHTS] == "matched"
 
 
-def test_the_template_names_what_a_person_looks_for() -> None:
-    text = TEMPLATE.read_text()
+def test_the_base_names_what_a_person_looks_for() -> None:
+    text = BASE.read_text()
     assert "gem_roll.pipeline.GemAgenticPipeline" in text
     assert "gem_roll.env_manager.GemEnvManager" in text
 

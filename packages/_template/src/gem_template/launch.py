@@ -144,7 +144,7 @@ TABLE = Table(
         "optimizer.grad_clip": Copied("grad_clip"),
         "training.iterations": Copied("steps"),
         "training.tasks": Copied("prompts"),
-        "training.group_size": Copied("samples"),
+        "training.group_size": (Copied("samples"), entries.GROUPED),
         "training.precision": (
             Elsewhere("float64"),
             Departs(

@@ -122,7 +122,7 @@ TABLE = Table(
             "max_train",
         ),
         "training.tasks": Copied("rollout_batch_size"),
-        "training.group_size": Copied("num_samples"),
+        "training.group_size": (Copied("num_samples"), entries.GROUPED),
         "training.precision": (
             Computed(lambda run: {"bf16": run.spec.training.precision == "bf16"}, "bf16"),
             entries.computed_in_bf16("bf16 weights and gradients, fp32 in the optimiser"),

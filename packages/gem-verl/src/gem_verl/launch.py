@@ -262,7 +262,7 @@ TABLE = Table(
         "optimizer.grad_clip": Copied(_both("{part}.optim.clip_grad")),
         "training.iterations": Copied("trainer.total_training_steps"),
         "training.tasks": Copied("data.train_batch_size"),
-        "training.group_size": Copied(f"{_ROLLOUT}.n"),
+        "training.group_size": (Copied(f"{_ROLLOUT}.n"), entries.GROUPED),
         "training.precision": (
             Computed(_precision, "fsdp_config.mixed_precision, rollout.dtype"),
             entries.computed_in_bf16("autocast in training, bf16 weights in rollouts"),

@@ -32,16 +32,16 @@ ALL_WEIGHTS: Part = {
 """Of a trainer that is told to train all weights. Without a rank the other two keys have no
 effect."""
 
+ALL_ENGINES = Refused(
+    lambda run, value: run.hardware.engines != run.shared_engines,
+    "engines and learner share all GPUs, which makes {run.shared_engines} engines",
+)
+"""Of a trainer whose engines and learner share all GPUs; beside `hardware.engine.engines`."""
+
 SHARED_GPUS: Part = {
     "hardware.device": Elsewhere("GEM_CPU=1 without a GPU"),
     "hardware.gpu_memory_gb": Ignored("only `gem-bench fit` looks at it"),
-    "hardware.engine.engines": (
-        Elsewhere("as many as the GPUs allow"),
-        Refused(
-            lambda run, value: run.hardware.engines != run.shared_engines,
-            "engines and learner share all GPUs, which makes {run.shared_engines} engines",
-        ),
-    ),
+    "hardware.engine.engines": (Elsewhere("as many as the GPUs allow"), ALL_ENGINES),
 }
 """Of a trainer whose engines and learner share all GPUs."""
 
