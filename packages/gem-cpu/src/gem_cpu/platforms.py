@@ -122,17 +122,13 @@ def oat(spec: RunSpec, run_dir: Path, hardware: Hardware) -> Platform:
     return Platform(settings, env | {"GEM_CPU_DEVICES": str(hardware.gpus)}, unset=[_CUDA])
 
 
-def rl2(
-    spec: RunSpec, run_dir: Path, hardware: Hardware, *, form: str, path: Sequence[str]
-) -> Platform:
+def rl2(spec: RunSpec, run_dir: Path, hardware: Hardware) -> Platform:
     """Return RL2's settings and environment variables on CPU.
 
     Args:
         spec: The experiment.
         run_dir: Absolute folder of the run.
         hardware: How many processes stand for GPUs.
-        form: RL2's version, `release` or `head`: they name one key differently.
-        path: Folders for `PYTHONPATH`, after those of the stand-ins for GPU packages.
     """
     server: dict[str, Any] = {
         "device": "cpu",
@@ -145,18 +141,17 @@ def rl2(
         # SGLang by default picks an ephemeral port long before it listens: on a busy machine
         # another connection takes it meanwhile. This range is below the ephemeral ports.
         "nccl_port": 20_000 + int.from_bytes(digest(run_dir)[:4], "big") % 12_000,
+        "log_level": "warning",
     }
-    if form == "release":
-        server["log_level"] = "warning"
     settings = {f"+rollout.server_args.{key}": value for key, value in server.items()}
     # Offloading saves GPU memory: useless here. But only so do ranks after the first get a model
-    # from the release, whose way to make an empty one transformers refuses.
+    # from RL2, whose way to make an empty one transformers refuses.
     settings |= {"actor.offload_model": hardware.gpus > 1, "actor.offload_optimizer": False}
     env = {
         **_COMMON,
         **_NO_COMPILER,
         **_LOOPBACK,
-        **python_path(_STARTUP, _HERE / "rl2_stand_ins", *path),
+        **python_path(_STARTUP, _HERE / "rl2_stand_ins"),
         "SGLANG_USE_CPU_ENGINE": "1",
     }
     if spec.training.precision == "fp32":

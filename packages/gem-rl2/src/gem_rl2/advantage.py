@@ -105,8 +105,7 @@ def compute(
     _check_minibatches(batch, keys.minibatches // settings.epochs)
     values = None
     if estimator(name).needs_critic:
-        source = batch["old_values" if keys.form == "head" else "values"]
-        values = [e.at_turns(source) for e in episodes]
+        values = [e.at_turns(batch["values"]) for e in episodes]
     added = _added(batch, episodes)
     rewards = adjusted_rewards(trajectories, [e.over_turns(added) for e in episodes])
     per_turn, targets = turn_advantages(

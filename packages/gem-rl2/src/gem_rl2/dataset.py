@@ -1,6 +1,6 @@
 """RL2's rows: seeded tasks as lines of a JSON file, the same for both forms of RL2.
 
-A row has the one column `extra_info`, the only one besides a prompt that the release passes on.
+A row has the one column `extra_info`, the only one besides a prompt that RL2 passes on.
 """
 
 from __future__ import annotations

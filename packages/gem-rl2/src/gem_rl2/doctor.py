@@ -15,7 +15,7 @@ SGLANG = Requirement("sglang", ">=0.5.2,<0.5.10", TRAINER.by, 'pip install "sgla
 ROUTER = Requirement(
     "sglang-router", "<=0.2.1", TRAINER.by, 'pip install "sglang-router==0.2.1" (Python < 3.12)'
 )
-"""Later ones lack a request that a checkout makes, and it waits for ever."""
+"""Later ones were not tried."""
 TRANSFORMERS = Requirement(
     "transformers", ">=4.55,<5", TRAINER.by, 'pip install "transformers==4.57.1"'
 )
@@ -32,7 +32,7 @@ HINTS = {
 
 
 def check_version() -> str:
-    """RL2 is there, in one of the two known forms."""
+    """RL2 is there, the release."""
     return f"{check_rl2()}; {TRAINER.by}"
 
 
@@ -55,9 +55,8 @@ def check_hooks() -> str:
     _, program, hook = importable(
         HOOK, "RL2.trainer.ppo", "gem_rl2.hook", what="RL2 with GEM's hook", hints=HINTS
     )
-    seams = hook.SEAMS[rl2.form]
-    check_seams(hook.KNOWN, seams, owner=program, found=str(rl2))
-    return f"hook fits: {', '.join(seam.path for seam in seams)}"
+    check_seams(TRAINER, hook.SEAMS, owner=program, found=str(rl2))
+    return f"hook fits: {', '.join(seam.path for seam in hook.SEAMS)}"
 
 
 CHECKS: tuple[Check, ...] = (

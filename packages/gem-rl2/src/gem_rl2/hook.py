@@ -17,7 +17,6 @@ from types import ModuleType
 from typing import Any
 
 import torch
-import wandb
 from omegaconf import OmegaConf
 from sglang_router.launch_router import RouterArgs
 from torch.distributed.checkpoint.state_dict import _patch_optimizer_state_dict
@@ -29,30 +28,20 @@ from gem.training.recording import RunRecording
 from gem.training.seams import Seam, check_seams
 from gem_rl2 import advantage, rollout
 from gem_rl2.record import record_logs
-from gem_rl2.release import Form, Installation, check_rl2
+from gem_rl2.release import Installation, check_rl2
 from gem_rl2.rollout import Rollouts
 from gem_rl2.settings import SECTION, Keys, Settings, check
-from gem_rl2.version import SUPPORTED_RL2, TRAINER
+from gem_rl2.version import TRAINER
 
-_TRAINER_SEAMS = (Seam("PPOTrainer.__init__", "self, config"), Seam("PPOTrainer.train", "self"))
-_WORKERS: dict[Form, str] = {"release": "RL2.workers.base", "head": "RL2.workers.fsdp.base"}
-SEAMS: dict[Form, tuple[Seam, ...]] = {
-    "release": (
-        *_TRAINER_SEAMS,
-        Seam("compute_advantages", "config, raw_tensor_dict, cu_seqs, step"),
-        Seam("RL2.workers.rollout:Rollout.rollout", "self, data, train"),
-        Seam(f"{_WORKERS['release']}:clip_grad_norm_"),
-    ),
-    "head": (
-        *_TRAINER_SEAMS,
-        Seam("compute_advantages", "config, tensor_dict, cu_seqs, step"),
-        Seam(f"{_WORKERS['head']}:clip_grad_norm_"),
-        Seam("trange"),
-    ),
-}
+_WORKERS = "RL2.workers.base"
+SEAMS = (
+    Seam("PPOTrainer.__init__", "self, config"),
+    Seam("PPOTrainer.train", "self"),
+    Seam("compute_advantages", "config, raw_tensor_dict, cu_seqs, step"),
+    Seam("RL2.workers.rollout:Rollout.rollout", "self, data, train"),
+    Seam(f"{_WORKERS}:clip_grad_norm_"),
+)
 """What is replaced in RL2, with its parameters."""
-
-KNOWN = replace(TRAINER, supported=f"{SUPPORTED_RL2} or a checkout like commit 9161ede")
 
 
 def install(program: ModuleType) -> None:
@@ -65,58 +54,45 @@ def install(program: ModuleType) -> None:
         UnsupportedVersionError: What would be replaced is not what it was.
     """
     rl2 = check_rl2()
-    check_seams(KNOWN, SEAMS[rl2.form], owner=program, found=str(rl2))
+    check_seams(TRAINER, SEAMS, owner=program, found=str(rl2))
     base: Any = program.PPOTrainer
 
     class GemPPOTrainer(base):  # type: ignore[misc]
         def __init__(self, config: Any) -> None:
             """Check the configuration before any model is loaded; then extend RL2's parts."""
-            # RL2's release never ends its servers, and waits for them at its exit for ever.
+            # RL2 never ends its servers, and waits for them at its exit for ever.
             processes.end_descendants_with_me()
-            rollouts = _switched_on(config, rl2.form)
+            rollouts = _switched_on(config)
             super().__init__(config)
             processes.end_with_servers("sglang", "gem-rl2: a process of SGLang has ended")
             self._evaluates_first = rollouts is not None and _evaluates_first(rollouts)
-            recording = None if rollouts is None else _extend(self, program, rollouts, rl2)
-            eval_only = rollouts is not None and rollouts.keys.eval_only
-            self._recording = None if eval_only else recording
+            self._recording = None if rollouts is None else _extend(self, program, rollouts, rl2)
 
         def train(self) -> Any:
-            """Train; in a checkout a coroutine."""
-            if rl2.form == "head":
-                return self._train_checkout()
+            """Train, with an evaluation before the first iteration if it is due."""
             with self._to_the_end():
                 if self._evaluates_first:
                     for rows in self.test_dataloader:
                         self.rollout(rows, False, 0)
                 return super().train()
 
-        async def _train_checkout(self) -> None:
-            with self._to_the_end():
-                if self._evaluates_first:
-                    await self.rollout(False, 0)
-                await super().train()
-
         def _to_the_end(self) -> AbstractContextManager[None]:
             """Demand of rank 0, which records, all iterations."""
             if self._recording is None:
                 return nullcontext()
-            config = self.config.trainer
-            if rl2.form == "head":
-                return self._recording.to_the_end(lambda: config.total_steps)
-            steps = len(self.train_dataloader)
-            return self._recording.to_the_end(lambda: config.n_epochs * steps)
+            epochs, steps = self.config.trainer.n_epochs, len(self.train_dataloader)
+            return self._recording.to_the_end(lambda: epochs * steps)
 
     GemPPOTrainer.__name__ = GemPPOTrainer.__qualname__ = base.__name__
     program.PPOTrainer = GemPPOTrainer  # type: ignore[attr-defined]
 
 
-def _switched_on(config: Any, form: Form) -> Rollouts | None:
+def _switched_on(config: Any) -> Rollouts | None:
     """Prepare what the section `gem` asks for; None without it."""
     if SECTION not in config:
         return None
     plain: Any = OmegaConf.to_container(config, resolve=True)
-    settings, keys = Settings.from_mapping(plain[SECTION] or {}), Keys.read(plain, form)
+    settings, keys = Settings.from_mapping(plain[SECTION] or {}), Keys.read(plain)
     check(settings, keys, int(os.environ.get("WORLD_SIZE", "1")))
     if keys.checkpoint == "latest":
         # RL2 takes the one with the highest number, whole or not.
@@ -133,7 +109,7 @@ def _switched_on(config: Any, form: Form) -> Rollouts | None:
 def _evaluates_first(rollouts: Rollouts) -> bool:
     keys = rollouts.keys
     asked = rollouts.settings.evaluate_from == 0 and keys.test_freq is not None
-    return asked and keys.checkpoint is None and not keys.eval_only
+    return asked and keys.checkpoint is None
 
 
 def _extend(
@@ -153,14 +129,10 @@ def _extend(
             # RL2 saves the optimiser's tensors by number, where ranks overwrite one another, and
             # loads none into an optimiser that has made no step.
             _patch_optimizer_state_dict(part.model, optimizers=part.optimizer)
-    workers: Any = import_module(_WORKERS[rl2.form])
+    workers: Any = import_module(_WORKERS)
     workers.clip_grad_norm_ = partial(clip_whole, parts)
-    if rl2.form == "head":
-        program.trange = partial(steps_left, program.trange)
-    # HEAD's trainer has a read-only property of this name; there it is the rollout's, on rank 0.
-    owner = trainer if rl2.form == "release" else trainer.rollout
-    if settings.task_order == "file" and hasattr(owner, "train_dataloader"):
-        owner.train_dataloader = in_order(owner.train_dataloader)
+    if settings.task_order == "file":
+        trainer.train_dataloader = in_order(trainer.train_dataloader)
     if torch.distributed.get_rank():
         return None
     if getattr(trainer.rollout.env, "generate", None) is not rollout.generate:
@@ -168,10 +140,7 @@ def _extend(
             "rollout.env_path: the section gem needs GEM's env file, $(python -m gem_rl2 "
             "env-path), or one that imports `generate` from gem_rl2.env"
         )
-    if rl2.form == "release":
-        trainer.rollout.rollout = partial(rollouts.release_rollout, trainer.rollout)
-    else:
-        trainer.rollout.env.generate = rollouts.generate
+    trainer.rollout.rollout = partial(rollouts.rollout, trainer.rollout)
     recording = record_logs(rollouts, rl2)
     program.compute_advantages = seam(program.compute_advantages, rollouts, recording)
     return recording
@@ -187,8 +156,6 @@ def seam(original: Any, rollouts: Rollouts, recording: RunRecording) -> Any:
         if settings.advantage is None:
             getattr(original, "__wrapped__", original)(config, tensor_dict, cu_seqs, step)
         else:
-            if keys.form == "head" and keys.kl_coef:
-                apply_kl(keys, tensor_dict, step)
             per_turn = advantage.compute(settings, keys, tensor_dict, episodes)
         recording.keep_batch(
             [episode.trajectory for episode in episodes],
@@ -203,28 +170,11 @@ def seam(original: Any, rollouts: Rollouts, recording: RunRecording) -> Any:
     return time_logger("compute_advantages")(compute_advantages)
 
 
-def apply_kl(keys: Keys, tensor_dict: Any, step: int) -> None:
-    """Do what a checkout's `compute_advantages` does for a KL penalty; the release's trainer does
-    it itself."""
-    from RL2.utils.algorithms import compute_approx_kl
-
-    kl = compute_approx_kl(tensor_dict["old_logps"], tensor_dict["ref_logps"], keys.kl_estimator)
-    mean = kl.sum() / tensor_dict["action_mask"].sum()
-    wandb.log({"actor/old_ref_approx_kl": mean.item()}, step=step)
-    if keys.kl_type == "reward":
-        tensor_dict["rewards"] -= keys.kl_coef * kl
-
-
 def clip_whole(parts: Sequence[Any], parameters: Iterator[Any], max_norm: float) -> Any:
     """Clip gradients to their norm over all shards; RL2 takes that of this rank's."""
     first = next(parameters)
     [model] = [part.model for part in parts if next(part.model.parameters()) is first]
     return model.clip_grad_norm_(max_norm)
-
-
-def steps_left(trange: Any, start: int, stop: int, *, initial: int, **kwargs: Any) -> Any:
-    """Return the steps after `initial`, where a checkout counts from the first one again."""
-    return trange(start + initial, stop, initial=initial, total=stop - start, **kwargs)
 
 
 def in_order(loader: Any) -> Any:
@@ -234,7 +184,7 @@ def in_order(loader: Any) -> Any:
 
 
 def set_adam(optimizer: Any, settings: Settings) -> None:
-    """Change what the release leaves at PyTorch's defaults."""
+    """Change what RL2 leaves at PyTorch's defaults."""
     given = settings.adam
     for group in optimizer.param_groups:
         beta1, beta2 = group["betas"]

@@ -28,8 +28,7 @@ RECORDED: Names = {
     "advantage_s": "timing/compute_advantages",
     "update_s": "timing/update_actor",
     "sync_s": "timing/update_rollout",
-    # The two forms of RL2 have a name each for the divergence from the initial policy.
-    "kl": ("actor/kl", "actor/old_ref_approx_kl"),
+    "kl": "actor/kl",
 }
 """Names in the record, and in RL2's logs."""
 

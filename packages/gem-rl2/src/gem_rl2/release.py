@@ -1,30 +1,20 @@
-"""Which RL2 is there: two that differ in almost every key have the same version number.
+"""Finds the installed RL2: `rl-square` 0.0.2 of the package index.
 
-- `release`: `rl-square` 0.0.2 of the package index.
-- `head`: a git checkout of the main branch, which also calls itself 0.0.2 (tested: commit
-  9161ede). It cannot be installed as a package; its folder is put on `PYTHONPATH`.
+A git checkout of RL2's main branch calls itself 0.0.2, too, and differs in almost every key. A file
+that only the release has tells it apart.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
-from gem.errors import ConfigurationError, MissingExtraError, UnsupportedVersionError
+from gem.errors import MissingExtraError, UnsupportedVersionError
 from gem_rl2.version import TRAINER
 
-Form = Literal["release", "head"]
-
-HOME = "GEM_RL2_HOME"
-"""Environment variable that names a checkout, which is then used instead of an installed RL2."""
-_CLONE = "git clone https://github.com/ChenmienTan/RL2"
-INSTALL = f"{TRAINER.install}; or {_CLONE} and set {HOME} to the clone"
-
-MARKERS: dict[Form, str] = {"release": "utils/comm.py", "head": "utils/communication.py"}
-"""A file of the package `RL2` that only this form has."""
+MARKER = "utils/comm.py"
+"""A file of the package `RL2` that only the release has."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +23,6 @@ class Installation:
 
     folder: Path
     """Of the package `RL2`."""
-    form: Form
 
     @property
     def path(self) -> str:
@@ -41,40 +30,25 @@ class Installation:
         return str(self.folder.parent)
 
     def __str__(self) -> str:
-        name = "rl-square 0.0.2" if self.form == "release" else "a checkout of the main branch"
-        return f"RL2: {name} in {self.path}"
+        return f"RL2: rl-square 0.0.2 in {self.path}"
 
 
 def check_rl2() -> Installation:
     """Return the RL2 that runs would use; nothing of it is imported.
 
     Raises:
-        ConfigurationError: `GEM_RL2_HOME` names no checkout.
         MissingExtraError: There is none.
-        UnsupportedVersionError: It has the marks of neither form.
+        UnsupportedVersionError: It is another version, or no release.
     """
-    folder = _folder()
-    forms = [form for form, marker in MARKERS.items() if (folder / marker).is_file()]
-    if len(forms) != 1:
-        expected = " or ".join(f"{marker} ({form})" for form, marker in MARKERS.items())
-        raise UnsupportedVersionError(
-            f"the RL2 in {folder.parent} is neither rl-square 0.0.2 nor a known checkout of its "
-            f"main branch: expected {expected}; install one with: {INSTALL}"
-        )
-    if forms[0] == "release":
-        TRAINER.check()
-    return Installation(folder, forms[0])
-
-
-def _folder() -> Path:
-    home = os.environ.get(HOME)
-    if home:
-        folder = Path(home).absolute() / "RL2"
-        if not (folder / "trainer" / "ppo.py").is_file():
-            raise ConfigurationError(f"{HOME}={home} is no checkout of RL2: no RL2/trainer/ppo.py")
-        return folder
     spec = importlib.util.find_spec("RL2")
     places = [] if spec is None else list(spec.submodule_search_locations or [])
     if not places:
-        raise MissingExtraError(f"RL2 is not installed; install it with: {INSTALL}")
-    return Path(places[0])
+        raise MissingExtraError(f"RL2 is not installed; install it with: {TRAINER.install}")
+    folder = Path(places[0])
+    if not (folder / MARKER).is_file():
+        raise UnsupportedVersionError(
+            f"the RL2 in {folder.parent} is not rl-square 0.0.2: it has no {MARKER}; "
+            f"{TRAINER.by} supports the release only, install it with: {TRAINER.install}"
+        )
+    TRAINER.check()
+    return Installation(folder)

@@ -1,8 +1,7 @@
-"""RL2's rollout hooks: episodes are played by `gem.rollout`, SGLang is the sampler.
+"""RL2's rollout hook: episodes are played by `gem.rollout`, SGLang is the sampler.
 
-The release lets an env file say how text is answered, token by token it cannot; therefore
-`Rollouts.release_rollout` takes the place of one method of its `Rollout`. A checkout asks the env
-file for `generate`, which is the same thing.
+RL2 lets an env file say how text is answered, but not token by token; therefore `Rollouts.rollout`
+takes the place of one method of RL2's `Rollout`.
 """
 
 from __future__ import annotations
@@ -94,8 +93,8 @@ class Rollouts:
         self._check_failures(played)
         return played, len(self._batch) - len(played)
 
-    async def release_rollout(self, its: Any, data: dict[str, Any], train: bool) -> Any:
-        """Play one episode in the place of `RL2.workers.rollout.Rollout.rollout` of the release.
+    async def rollout(self, its: Any, data: dict[str, Any], train: bool) -> Any:
+        """Play one episode in the place of `RL2.workers.rollout.Rollout.rollout`.
 
         Args:
             its: RL2's `Rollout`.
@@ -111,34 +110,13 @@ class Rollouts:
         played, number = await self.play(read(data), its.tokenizer, its.router_url, params)
         tensors = [state_dict_to_tensor_dict(row) for row in _rows(played, number)]
         # An evaluation that loses all of its episodes has no mean; RL2 would divide by zero.
-        return tensors, _metrics(played, "n_turns", "scores", [] if train else [math.nan])
-
-    async def generate(self, config: Any, tokenizer: Any, router_url: str, sample: Any) -> None:
-        """Play one episode; the env file's function in a checkout of RL2.
-
-        Args:
-            config: `rollout.train` or `rollout.test`.
-            tokenizer: The model's.
-            router_url: Of SGLang's router.
-            sample: `RL2.datasets.Sample`, filled in.
-        """
-        from omegaconf import OmegaConf
-
-        params: Any = OmegaConf.to_container(config.sampling_params)
-        played, number = await self.play(read(sample.sample), tokenizer, router_url, params)
-        sample.status = type(sample.status).DONE
-        sample.turn = sum(len(trajectory.turns) for trajectory in played)
-        sample.state_dicts = _rows(played, number)
-        # RL2 prints the reward of the first episode that ends: there must be one.
-        sample.metrics.update(_metrics(played, "turns", "rewards", [math.nan]))
-        if sample.state_dicts:
-            sample.state_text = tokenizer.decode(sample.state_dicts[-1]["states"])
+        return tensors, _metrics(played, [] if train else [math.nan])
 
     def _check_failures(self, played: Sequence[Trajectory]) -> None:
         """Stop at the failure that is one too many, without playing the rest of the batch."""
         self.settings.check_left_out(played[0], "RL2")
         if not played[0].valid:  # a match is void for all
-            size = (self.keys.tasks or 0) * self.keys.group_size * len(played)
+            size = self.keys.tasks * self.keys.group_size * len(played)
             check_episodes(self._batch, self.settings.max_failed_fraction, of=size)
 
 
@@ -181,13 +159,11 @@ def state_dicts(trajectory: Trajectory, number: int) -> list[StateDict]:
     return found
 
 
-def _metrics(played: Sequence[Trajectory], turns: str, returned: str, void: list[float]) -> Metrics:
+def _metrics(played: Sequence[Trajectory], void: list[float]) -> Metrics:
     """Return RL2's metrics of an episode or match.
 
     Args:
         played: Its trajectories.
-        turns: What this form of RL2 calls the number of turns.
-        returned: What it calls the return.
         void: Returns of a failed episode.
     """
     valid = [trajectory for trajectory in played if trajectory.valid]
@@ -195,15 +171,15 @@ def _metrics(played: Sequence[Trajectory], turns: str, returned: str, void: list
     return {
         "response_length": [float(len(turn.response_ids)) for turn in all_turns],
         "length_clip_ratio": [float(turn.stop_reason == "length") for turn in all_turns],
-        turns: [float(len(trajectory.turns)) for trajectory in valid],
-        returned: [trajectory.total_reward for trajectory in valid] or void,
+        "n_turns": [float(len(trajectory.turns)) for trajectory in valid],
+        "scores": [trajectory.total_reward for trajectory in valid] or void,
         "gem/success": [float(trajectory.success) for trajectory in valid],
         "gem/failed": [float(not trajectory.valid) for trajectory in played],
     }
 
 
 async def generate(config: Any, tokenizer: Any, router_url: str, sample: Any) -> None:
-    """Stand in the env file for `Rollouts.generate`, which `gem_rl2.hook` puts in its place.
+    """Stand in the env file for what answers; `Rollouts.rollout` never asks it.
 
     Raises:
         ConfigurationError: GEM was not switched on.

@@ -10,7 +10,6 @@ from gem.errors import ConfigurationError
 from gem.rollout import Budget
 from gem.tables import flatten, setting
 from gem.training.settings import DatasetSettings, check_estimator, check_group_size
-from gem_rl2.release import Form
 
 SECTION = "gem"
 """Section of RL2's configuration; without it GEM stays out of the way."""
@@ -40,45 +39,36 @@ class Settings(DatasetSettings):
     request_retries: int = setting(
         "further attempts after a request that failed; then the run stops", 3, least=0
     )
-    adam_beta1: float | None = setting("of the release's AdamW; by default PyTorch's", None)
-    adam_beta2: float | None = setting("of the release's AdamW; by default PyTorch's", None)
-    adam_eps: float | None = setting("of the release's AdamW; by default PyTorch's", None)
+    adam_beta1: float | None = setting("of AdamW; by default PyTorch's", None)
+    adam_beta2: float | None = setting("of AdamW; by default PyTorch's", None)
+    adam_eps: float | None = setting("of AdamW; by default PyTorch's", None)
 
     @property
     def adam(self) -> dict[str, float]:
-        """The given ones of AdamW's parameters, for which the release has no keys."""
+        """The given ones of AdamW's parameters, for which RL2 has no keys."""
         names = ("adam_beta1", "adam_beta2", "adam_eps")
         return {n: getattr(self, n) for n in names if getattr(self, n) is not None}
 
 
-def _key(release: str | None, head: str | None = None) -> Any:
-    """Declare a field of `Keys` by its name in the release, and in a checkout if that differs.
-
-    The field is None where there is no such key.
-    """
-    return field(default=None, metadata={"release": release, "head": head or release})
+def _key(name: str) -> Any:
+    """Declare a field of `Keys` by its name in RL2's configuration."""
+    return field(metadata={"name": name})
 
 
 @dataclass(frozen=True)
 class Keys:
-    """What this package reads of RL2's own configuration, which two forms name differently."""
+    """What this package reads of RL2's own configuration."""
 
-    form: Form
     longest: int
     """Most tokens of a row that RL2 trains on."""
-    tasks: int | None = _key("train_data.prompts_per_rollout", "rollout.train.prompts_per_rollout")
-    """Different tasks in a batch; None: the whole file (head)."""
-    group_size: int = _key("train_data.responses_per_prompt", "rollout.train.responses_per_prompt")
-    turn_tokens: int | None = _key(
-        "rollout.train_sampling_params.max_new_tokens",
-        "rollout.train.sampling_params.max_new_tokens",
-    )
-    dynamic_filtering: bool = _key("rollout.dynamic_filtering", "rollout.train.dynamic_filtering")
-    partial_rollout: bool | None = _key(None, "rollout.train.partial_rollout")
-    train_path: str | None = _key("train_data.path", "rollout.train.path")
-    test_path: str | None = _key("test_data.path", "rollout.test.path")
+    tasks: int = _key("train_data.prompts_per_rollout")
+    """Different tasks in a batch."""
+    group_size: int = _key("train_data.responses_per_prompt")
+    turn_tokens: int | None = _key("rollout.train_sampling_params.max_new_tokens")
+    dynamic_filtering: bool = _key("rollout.dynamic_filtering")
+    train_path: str | None = _key("train_data.path")
+    test_path: str | None = _key("test_data.path")
     test_freq: int | None = _key("trainer.test_freq")
-    eval_only: bool | None = _key(None, "trainer.eval_only")
     checkpoint: str | None = _key("trainer.load_ckpt_from")
     save_freq: int | None = _key("trainer.save_freq")
     save_dir: str = _key("trainer.save_dir")
@@ -95,31 +85,29 @@ class Keys:
     kl_estimator: str = _key("actor.kl.reward_estimator")
 
     @classmethod
-    def names(cls, form: Form) -> dict[str, str]:
-        """Return RL2's name of each field that this form has a key for."""
-        return {f.name: f.metadata[form] for f in fields(cls) if f.metadata.get(form)}
+    def names(cls) -> dict[str, str]:
+        """Return RL2's name of each field that it has a key for."""
+        return {f.name: f.metadata["name"] for f in fields(cls) if "name" in f.metadata}
 
     @classmethod
-    def read(cls, config: Mapping[str, Any], form: Form) -> Keys:
+    def read(cls, config: Mapping[str, Any]) -> Keys:
         """Read RL2's configuration.
 
         Args:
             config: As plain mappings, resolved.
-            form: Whose configuration it is.
 
         Raises:
             ConfigurationError: A key is missing that RL2 itself would miss later.
         """
         values = flatten(config)
-        split = "cp_size" if form == "head" else "sp_size"
         lengths = []
         for part in ("actor", "critic") if values["adv.estimator"] == "gae" else ("actor",):
             trained = values[f"{part}.max_length_per_device"]
             if not trained:
                 raise ConfigurationError(f"{part}.max_length_per_device is not set")
             length = min(trained, values[f"{part}.max_inference_length_per_device"])
-            lengths.append(length * values[f"{part}.{split}"] * values[f"{part}.tp_size"])
-        return cls(form, min(lengths), **{n: values[key] for n, key in cls.names(form).items()})
+            lengths.append(length * values[f"{part}.sp_size"] * values[f"{part}.tp_size"])
+        return cls(min(lengths), **{n: values[key] for n, key in cls.names().items()})
 
 
 def budget(settings: Settings, keys: Keys) -> Budget:
@@ -134,13 +122,8 @@ _REASONS = {
     "gem.trainer_seed for RL2 itself",
     "prompt_tokens": "with gem.response_tokens={response_tokens} it does not fit into a row: "
     "actor.max_length_per_device allows {longest} tokens",
-    "adam": "adam_beta1, adam_beta2 and adam_eps are for rl-square 0.0.2; this RL2 passes "
-    "everything in actor.optimizer to AdamW: +actor.optimizer.betas=[0.9,0.999]",
     "dynamic_filtering": "it drops the groups whose rewards are all the same, failed episodes "
     "counted as 0, and shrinks the batch; set it to false (their advantage is 0 anyway)",
-    "partial_rollout": "it would cut episodes in the middle of a turn; set it to false",
-    "test_path": "RL2 would take rollout.test_ratio of the training rows away for evaluation; give "
-    "it a file of its own (python -m gem_rl2.make_dataset --eval)",
     "minibatches": "it counts the optimiser steps of all passes and must be a multiple of "
     "gem.epochs={epochs}",
     "copies": "on {ranks} ranks none shares its copy of the weights with another; then PyTorch's "
@@ -165,22 +148,19 @@ def check(settings: Settings, keys: Keys, ranks: int = 1) -> None:
     Raises:
         ConfigurationError: The message names the key, why, what to choose instead, and its value.
     """
-    name, head = settings.advantage, keys.form == "head"
+    name = settings.advantage
     refused = {
         "seed": settings.seed is not None,
         "prompt_tokens": settings.prompt_tokens + (settings.response_tokens or 1) > keys.longest,
-        "adam": head and settings.adam,
         "dynamic_filtering": keys.dynamic_filtering and keys.group_size > 1,
-        "partial_rollout": keys.partial_rollout,
-        "test_path": head and not keys.test_path and not keys.eval_only,
         "minibatches": keys.minibatches % settings.epochs,
         "copies": keys.copies > 1 and keys.copies * keys.tensor_parallel == ranks,
         "norm_var": name and keys.norm_var,
         "global_norm": name and keys.global_norm,
         "kl_type": name and keys.kl_coef and keys.kl_type not in ("reward", "loss"),
     }
-    values = {**vars(settings), **vars(keys), "adam": settings.adam, "ranks": ranks}
-    names = {key: f"gem.{key}" for key in values} | Keys.names(keys.form)
+    values = {**vars(settings), **vars(keys), "ranks": ranks}
+    names = {key: f"gem.{key}" for key in values} | Keys.names()
     for key in filter(refused.get, refused):
         reason = _REASONS[key].format_map(values)
         raise ConfigurationError(f"{names[key]}: {reason}, got {values[key]!r}")

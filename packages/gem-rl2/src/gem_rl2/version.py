@@ -7,8 +7,8 @@ from gem.training.doctor import Requirement
 __version__ = "0.1.0"
 
 SUPPORTED_RL2 = "==0.0.2"
-"""Versions of RL2 that this package works with: the release, and the checkouts that have kept its
-number; `gem_rl2.release` tells them apart."""
+"""Versions of RL2 that this package works with. Checkouts of its main branch have the same number;
+`gem_rl2.release` tells them apart."""
 
 TRAINER = Requirement(
     "rl-square", SUPPORTED_RL2, f"gem-rl2 {__version__}", 'pip install "gem-rl2[rl2]"'
