@@ -1,7 +1,4 @@
-"""What the tests of gem-rl2 share: RL2 without a GPU, a tokenizer, a server that follows a script.
-
-With `GEM_RL2_HOME` everything here runs against that checkout of RL2 instead of the release.
-"""
+"""What the tests of gem-rl2 share: RL2 without a GPU, a tokenizer, a server that answers by script."""
 
 from __future__ import annotations
 
@@ -17,8 +14,6 @@ from typing import Any
 import pytest
 
 from gem.errors import GemError
-
-HOME = os.environ.get("GEM_RL2_HOME")
 
 
 def _prepare() -> bool:
@@ -43,11 +38,6 @@ def _prepare() -> bool:
 # Everything here needs the environment that `make env-rl2` builds.
 if not _prepare():
     collect_ignore_glob = ["test_*.py"]
-
-
-def pytest_report_header() -> str:
-    which = f"the checkout {HOME}" if HOME else "the release; GEM_RL2_HOME names no checkout"
-    return f"RL2: {which}"
 
 
 def load(name: str) -> ModuleType:

@@ -40,7 +40,6 @@ def test_what_is_trained_on_is_what_was_sampled(world: Any, make: Any) -> None:
 
 
 def test_episodes_are_told_apart_in_any_order(world: Any) -> None:
-    """A checkout of RL2 has them in the order in which their groups ended."""
     played = golden_batch()
     order = [4, 5, 0, 1, 6, 7, 2, 3]
     tensors, edges = world.tensors(played)

@@ -57,26 +57,16 @@ def test_rows_of_others_are_refused(row: dict[str, Any]) -> None:
         read(row)
 
 
-def seeds(loader: Any, batches: int, world: Any) -> list[int]:
-    """Seeds of the tasks of some batches of four, as RL2 takes them out of its loader."""
-    if world.HEAD:
-        groups = [group for _ in range(batches) for group in loader(4)]
-        found = [group.samples[0].sample for group in groups]
-    else:
-        found = [row for batch in loader for row in batch]
-    return [read(row).task.seed for row in found]
+def seeds(loader: Any) -> list[int]:
+    """Seeds of the tasks of batches of four, as RL2 takes them out of its loader."""
+    return [read(row).task.seed for batch in loader for row in batch]
 
 
 def loader(world: Any, file: Path, tokenizer: Any) -> Any:
     config = world.config(
         f"{world.TRAIN}.path={file}",
         f"{world.TRAIN}.responses_per_prompt=1",
-        *([f"rollout.test.path={file}"] if world.HEAD else []),
     )
-    if world.HEAD:
-        from RL2.datasets import RLDataset, get_dataloaders
-
-        return get_dataloaders(RLDataset, config.rollout, tokenizer, 1)[0]
     from RL2.datasets import RLDataset, get_dataloader
 
     return get_dataloader(RLDataset(config.train_data, tokenizer), 4)
@@ -91,7 +81,7 @@ def test_rl2_plays_the_file_in_its_order_if_asked(
     assert main([str(file), URI]) == 0
     theirs = loader(world, file, tokenizer)
     expected = list(range(100, 112))
-    assert seeds(in_order(theirs), 3, world) == expected
-    shuffled = seeds(theirs, 3, world)
+    assert seeds(in_order(theirs)) == expected
+    shuffled = seeds(theirs)
     assert sorted(shuffled) == expected
     assert shuffled != expected

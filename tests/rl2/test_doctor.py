@@ -7,21 +7,16 @@ import subprocess
 import sys
 from importlib import metadata, util
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
 import pytest
 
-from gem.errors import (
-    ConfigurationError,
-    GemError,
-    MissingExtraError,
-    UnsupportedVersionError,
-)
+from gem.errors import GemError, MissingExtraError, UnsupportedVersionError
 from gem.training.doctor import ProblemError, examine
 from gem.training.seams import Seam
-from gem_rl2 import doctor, hook, release
+from gem_rl2 import doctor, hook
 from gem_rl2.__main__ import main
-from gem_rl2.release import MARKERS, check_rl2
+from gem_rl2.release import MARKER, check_rl2
 
 
 def installed(monkeypatch: pytest.MonkeyPatch, **versions: str | None) -> None:
@@ -37,50 +32,29 @@ def installed(monkeypatch: pytest.MonkeyPatch, **versions: str | None) -> None:
     monkeypatch.setattr("gem.training.doctor.version", version)
 
 
-def fake(folder: Path, *files: str) -> Path:
-    """A folder that looks like a checkout."""
-    for name in ("trainer/ppo.py", *files):
-        path = folder / "RL2" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("")
-    return folder
-
-
-@pytest.mark.parametrize("form", MARKERS)
-def test_the_two_forms_of_one_version_are_told_apart(
-    form: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GEM_RL2_HOME", str(fake(tmp_path, MARKERS[form])))
-    installed(monkeypatch, rl_square="0.0.2")
-    found = check_rl2()
-    assert found.form == form
-    assert found.path == str(tmp_path)
+def found_in(monkeypatch: pytest.MonkeyPatch, folder: Path | None) -> None:
+    """Let the package `RL2` lie in a folder, or nowhere."""
+    spec = None if folder is None else SimpleNamespace(submodule_search_locations=[str(folder)])
+    monkeypatch.setattr(util, "find_spec", lambda name: spec)
 
 
 def test_an_rl2_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GEM_RL2_HOME", raising=False)
-    monkeypatch.delitem(sys.modules, "RL2")
-    monkeypatch.setattr(util, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=r"RL2 is not installed.*GEM_RL2_HOME"):
+    found_in(monkeypatch, None)
+    with pytest.raises(MissingExtraError, match=r"RL2 is not installed.*gem-rl2\[rl2\]"):
         check_rl2()
 
 
-def test_a_home_that_is_no_checkout_is_named(
+def test_the_release_is_told_from_a_checkout_with_the_same_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("GEM_RL2_HOME", str(tmp_path))
-    with pytest.raises(ConfigurationError, match=r"GEM_RL2_HOME=.* is no checkout of RL2"):
+    installed(monkeypatch, rl_square="0.0.2")
+    found_in(monkeypatch, tmp_path / "RL2")
+    with pytest.raises(UnsupportedVersionError, match=r"is not rl-square 0.0.2: .* release only"):
         check_rl2()
-
-
-def test_an_unknown_form_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GEM_RL2_HOME", str(fake(tmp_path)))
-    with pytest.raises(UnsupportedVersionError, match="neither rl-square 0.0.2 nor a known"):
-        check_rl2()
-
-
-def test_another_release_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GEM_RL2_HOME", str(fake(tmp_path, MARKERS["release"])))
+    marker = tmp_path / "RL2" / MARKER
+    marker.parent.mkdir(parents=True)
+    marker.touch()
+    assert check_rl2().path == str(tmp_path)
     installed(monkeypatch, rl_square="0.0.1")
     with pytest.raises(UnsupportedVersionError, match=r"rl-square 0\.0\.1 is installed"):
         check_rl2()
@@ -117,9 +91,8 @@ def test_a_hook_that_hydra_cannot_find_is_named(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_changed_rl2_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    form = release.check_rl2().form
-    monkeypatch.setitem(hook.SEAMS, form, [Seam("compute_advantages", "nothing")])
-    said = r"gem-rl2 .* needs compute_advantages\(nothing\), but RL2: .* has \(config, .*9161ede"
+    monkeypatch.setattr(hook, "SEAMS", [Seam("compute_advantages", "nothing")])
+    said = r"gem-rl2 .* needs compute_advantages\(nothing\), but RL2: .* has \(config, "
     with pytest.raises(UnsupportedVersionError, match=said):
         doctor.check_hooks()
 

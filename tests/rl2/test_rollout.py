@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import math
 import threading
@@ -266,17 +265,6 @@ class Group:
         self.data = line(row(4))
 
     def play(self, train: bool = True) -> tuple[list[Any], dict[str, list[float]]]:
-        if self.world.HEAD:
-            from RL2.datasets.rl import SampleGroup
-
-            config = self.world.config()
-            group = SampleGroup(config.rollout.train, self.tokenizer, self.data)
-            group.samples = group.samples[:1]
-            asyncio.run(group.generate(self.server.url, self.rollouts.generate))
-            group.print()
-            found, metrics = group.to_all_tensor_dicts_and_metrics()
-            json.dumps([sample.to_json() for sample in group.samples])
-            return found[0], metrics
         from types import SimpleNamespace
 
         params = {"temperature": 1.0, "max_new_tokens": 50}
@@ -286,7 +274,7 @@ class Group:
             train_sampling_params=params,
             test_sampling_params={**params, "temperature": 0.0},
         )
-        answer: Any = asyncio.run(self.rollouts.release_rollout(me, self.data, train))
+        answer: Any = asyncio.run(self.rollouts.rollout(me, self.data, train))
         return answer
 
 
@@ -297,8 +285,8 @@ def test_rl2_gets_the_rows_and_metrics_of_an_episode(
     rows, metrics = Group(world, r, server(["a", "end"]), tokenizer).play()
     assert len(rows) == 1
     assert rows[0]["action_mask"].sum() == r.take()[0].sampled_tokens
-    assert metrics["turns" if world.HEAD else "n_turns"] == [2.0]
-    assert metrics["rewards" if world.HEAD else "scores"] == [1.25]
+    assert metrics["n_turns"] == [2.0]
+    assert metrics["scores"] == [1.25]
     assert metrics["gem/success"] == [1.0]
     assert metrics["gem/failed"] == [0.0]
     assert metrics["response_length"] == [float(len(tokenizer.encode(t)) + 1) for t in ("a", "end")]
@@ -309,7 +297,7 @@ def test_rl2_gets_no_reward_of_a_failed_episode(world: Any, server: Any, tokeniz
     rows, metrics = Group(world, r, server(["crash"]), tokenizer).play()
     assert rows == []
     assert metrics["gem/failed"] == [1.0]
-    returns = metrics["rewards" if world.HEAD else "scores"]
+    returns = metrics["scores"]
     assert [r for r in returns if not math.isnan(r)] == []
     _, good = Group(world, r, server(["end"]), tokenizer).play()
-    assert set(metrics) == set(good)  # the release takes the keys of the first episode
+    assert set(metrics) == set(good)  # RL2 takes the keys of the first episode

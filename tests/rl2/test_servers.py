@@ -50,7 +50,7 @@ TWICE = f"{TWICE}; {SIGTERM}"
 def test_servers_end_with_the_process_that_started_them(
     end: str, status: int, tmp_path: Path
 ) -> None:
-    """RL2's release joins its servers at exit, and never ends them."""
+    """RL2 joins its servers at exit, and never ends them."""
     path = tmp_path / "run.py"
     path.write_text(HUNG.replace("{end}", end))
     done = subprocess.run(

@@ -58,7 +58,7 @@ def test_a_missing_length_is_named(world: Any) -> None:
 
 def refusals(world: Any) -> list[tuple[list[str], dict[str, Any], str]]:
     kl = "actor.kl.coef=0.5"
-    found = [
+    return [
         ([f"{world.FILTERING}=true"], {}, "dynamic_filtering: .* set it to false .*got True"),
         (["adv.estimator=gae", "critic.max_length_per_device=500"], {}, "adv.estimator=reinforce"),
         ([], {"advantage": "gae"}, "adv.estimator=gae, which creates the critic"),
@@ -73,14 +73,6 @@ def refusals(world: Any) -> list[tuple[list[str], dict[str, Any], str]]:
         (["adv.global_norm=true"], {}, "adv.global_norm"),
         ([], {"seed": 3}, r"gem.seed: .*\+rollout.server_args.random_seed.* got 3"),
     ]
-    if world.HEAD:
-        found += [
-            ([kl, "actor.kl.type=advantage"], {}, "actor.kl.type: .* got 'advantage'"),
-            (["rollout.train.partial_rollout=true"], {}, "partial_rollout"),
-            (["rollout.test.path=null"], {}, "rollout.test.path: .* got None"),
-            ([], {"adam_beta2": 0.9}, r"gem.adam: .*\+actor.optimizer.betas=.*'adam_beta2': 0.9"),
-        ]
-    return found
 
 
 def test_keys_that_do_not_go_with_gem_are_refused_by_name(world: Any) -> None:

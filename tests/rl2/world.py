@@ -18,17 +18,14 @@ from gem_rl2.rollout import state_dicts
 from gem_rl2.settings import Keys, Settings
 
 RL2 = check_rl2()
-HEAD = RL2.form == "head"
-TRAIN = "rollout.train" if HEAD else "train_data"
-PARAMS = "rollout.train.sampling_params" if HEAD else "rollout.train_sampling_params"
-FILTERING = "rollout.train.dynamic_filtering" if HEAD else "rollout.dynamic_filtering"
+TRAIN, PARAMS = "train_data", "rollout.train_sampling_params"
+FILTERING = "rollout.dynamic_filtering"
 BASE = [
     "actor.model_name=model",
     "actor.max_length_per_device=500",
     f"{FILTERING}=false",
     f"{TRAIN}.prompts_per_rollout=4",
     f"{TRAIN}.responses_per_prompt=2",
-    *(["rollout.test.path=eval.jsonl"] if HEAD else []),
 ]
 
 
@@ -44,7 +41,7 @@ def config(*overrides: str) -> Any:
 def keys(*overrides: str) -> Keys:
     """What this package reads of it."""
     plain: Any = OmegaConf.to_container(config(*overrides))
-    return Keys.read(plain, RL2.form)
+    return Keys.read(plain)
 
 
 def settings(*overrides: str) -> Settings:
@@ -66,16 +63,9 @@ def tensors(batch: Sequence[Trajectory]) -> tuple[dict[str, torch.Tensor], torch
 
 
 def _tensor_dicts(dicts: list[dict[str, Any]]) -> list[dict[str, torch.Tensor]]:
-    if not HEAD:
-        from RL2.datasets import state_dict_to_tensor_dict
+    from RL2.datasets import state_dict_to_tensor_dict
 
-        return [state_dict_to_tensor_dict(each) for each in dicts]
-    from RL2.datasets.rl import Sample, SampleGroup
-
-    group = object.__new__(SampleGroup)
-    group.samples = [Sample(state_dicts=dicts)]
-    rows: Any = group.to_all_tensor_dicts_and_metrics()[0][0]
-    return list(rows)
+    return [state_dict_to_tensor_dict(each) for each in dicts]
 
 
 def critic(
@@ -93,7 +83,7 @@ def critic(
                 column = min(first + span.start, values.shape[1] - 1)
                 values[place, column] = value(episode, span.turn)
             place += 1
-    batch["old_values" if HEAD else "values"] = values
+    batch["values"] = values
 
 
 class Server:

@@ -5,8 +5,6 @@
 #   ./train_rl2.sh actor.lr=5e-7                    any further key of RL2 wins over those below
 #   MODEL=/path/to/tiny ./train_rl2.sh --cpu        the same training for real, without a GPU: a model
 #                                                   of a few hundred thousand weights, a few iterations
-#   GEM_RL2_HOME=/path/to/RL2 ./train_rl2.sh        with a git checkout of RL2 instead of the release,
-#                                                   whose keys have other names
 #
 # Needs: RL2 with SGLang, and gem-core and gem-rl2 from a clone  (for --cpu also gem-cpu, see docs)
 # Check: python -m gem_rl2.doctor
@@ -24,7 +22,7 @@ tasks=25600
 gpus=${GPUS:-8}
 mkdir -p "$out"
 
-# How episodes are played: GEM's keys, the same for both forms of RL2.
+# How episodes are played: GEM's keys.
 gem=(
   rollout.env_path="$(python -m gem_rl2 env-path)"
   +gem.advantage=rebn       # also reinforce, grpo, rloo, gae; left out: RL2's own, adv.estimator
@@ -33,28 +31,17 @@ gem=(
   +gem.trainer_seed=0
 )
 
-# What both forms call the same; gamma is per turn, not per token.
-common=(
+# RL2's keys; gamma is per turn, not per token.
+keys=(
   actor.model_name="$model" actor.max_length_per_device=5120 actor.max_grad_norm=1.0
   actor.avg_level=token     # mean over all sampled tokens of an optimiser step
   adv.estimator=reinforce   # creates no critic; gae does, and goes with +gem.advantage=gae
   adv.gamma=0.9
   trainer.project=gem trainer.experiment_name=guess trainer.use_wandb=false
   trainer.test_freq=20 trainer.save_dir="$out/model" hydra.run.dir="$out/hydra"
+  rollout.dynamic_filtering=false trainer.n_epochs=1 actor.scheduler=constant actor.warmup_ratio=0
 )
 
-# The rest has other names in the release (rl-square 0.0.2) than in a checkout.
-if [[ -n "${GEM_RL2_HOME:-}" ]]; then
-  export PYTHONPATH=$GEM_RL2_HOME${PYTHONPATH:+:$PYTHONPATH}
-  train=rollout.train test=rollout.test params=rollout.train.sampling_params lr=actor.optimizer.lr
-  decay=actor.optimizer.weight_decay checkpointing=actor.enable_gradient_checkpointing
-  own=(rollout.train.dynamic_filtering=false trainer.total_steps=200
-       actor.scheduler.name=constant actor.scheduler.warmup_ratio=0)
-else
-  train=train_data test=test_data params=rollout.train_sampling_params lr=actor.lr
-  decay=actor.weight_decay checkpointing=actor.gradient_checkpointing
-  own=(rollout.dynamic_filtering=false trainer.n_epochs=1 actor.scheduler=constant actor.warmup_ratio=0)
-fi
 batch=128
 
 if $cpu; then
@@ -67,22 +54,17 @@ if $cpu; then
   env="${ENV:-game:GuessTheNumber-v0-easy}?hint=range&prompt=short"
   tasks=48 gpus=1 batch=16
   server=+rollout.server_args
-  own+=(
+  keys+=(
     +gem.turn_tokens=16 actor.max_length_per_device=1024 trainer.test_freq=3
-    actor.offload_model=false actor.offload_optimizer=false $checkpointing=false
+    actor.offload_model=false actor.offload_optimizer=false actor.gradient_checkpointing=false
     $server.device=cpu $server.attention_backend=torch_native $server.sampling_backend=pytorch
     $server.disable_overlap_schedule=true $server.max_total_tokens=32768 $server.skip_server_warmup=true
-    $server.random_seed=0
+    $server.random_seed=0 rollout.server_args.dtype=float32
   )
-  if [[ -n "${GEM_RL2_HOME:-}" ]]; then
-    own+=(actor.dtype=float32 trainer.total_steps=3)
-  else
-    own+=(rollout.server_args.dtype=float32)
-  fi
-  common+=($lr=1e-3 $decay=0)
+  keys+=(actor.lr=1e-3 actor.weight_decay=0)
   gem[2]=+gem.prompt_tokens=128
 else
-  common+=($lr=1e-6 $decay=0)
+  keys+=(actor.lr=1e-6 actor.weight_decay=0)
 fi
 
 # Seeded tasks as RL2's rows.
@@ -91,7 +73,8 @@ python -m gem_rl2.make_dataset "$out/train.jsonl" "${uri}n=$tasks&seed=0"
 python -m gem_rl2.make_dataset --eval "$out/eval.jsonl" "${uri}n=16&seed=1000000#name=same&temperature=0"
 
 torchrun --standalone --nproc-per-node "$gpus" -m RL2.trainer.ppo \
-  "${gem[@]}" "${common[@]}" \
-  $train.path="$out/train.jsonl" $train.prompts_per_rollout=$batch $train.responses_per_prompt=1 \
-  $test.path="$out/eval.jsonl" $params.temperature=1.0 $params.max_new_tokens=512 \
-  "${own[@]}" "$@"
+  "${gem[@]}" "${keys[@]}" \
+  train_data.path="$out/train.jsonl" train_data.prompts_per_rollout=$batch \
+  train_data.responses_per_prompt=1 test_data.path="$out/eval.jsonl" \
+  rollout.train_sampling_params.temperature=1.0 rollout.train_sampling_params.max_new_tokens=512 \
+  "$@"
