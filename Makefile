@@ -102,7 +102,7 @@ new-adapter: ## Start the adapter of another trainer: make new-adapter NAME=x (d
 
 # Checks
 
-.PHONY: nightly compatibility compatibility-check docs docs-check check-envs lint types test test-all test-dev test-verl test-openrlhf conformance conformance-breaks e2e e2e-resume e2e-tools e2e-openenv e2e-eval example-env e2e-openrlhf example-verl killed-verl test-oat e2e-oat test-tinker e2e-tinker test-rl2 e2e-rl2 test-trl e2e-trl test-roll e2e-roll test-inspect
+.PHONY: nightly compatibility compatibility-check docs docs-check check-envs lint types test test-all test-dev test-verl test-openrlhf conformance conformance-breaks e2e e2e-resume e2e-tools e2e-openenv e2e-eval example-env e2e-openrlhf example-verl killed-verl test-oat e2e-oat test-tinker e2e-tinker test-rl2 e2e-rl2 test-trl e2e-trl test-roll e2e-roll test-inspect example-openrlhf example-oat example-tinker example-rl2
 docs: env-dev ## Write the pages about environments, public modules and how trainers realise a RunSpec
 	$(DEV) tools/catalogue.py docs/envs
 	$(DEV) tools/api.py docs/api
@@ -213,18 +213,22 @@ killed-verl: env-dev env-verl ## Real verl whose vLLM engine is killed: the run 
 example-verl: env-dev env-verl ## The example file of gem-verl on the CPU, two steps
 	PATH="$(CURDIR)/.venvs/verl/bin:$$PATH" MODEL="$$($(DEV) -m gem_cpu.tiny_model)" \
 	  timeout 900 packages/gem-verl/examples/train_verl.sh --cpu trainer.total_training_steps=2
-e2e-openrlhf: env-dev env-openrlhf ## Real OpenRLHF in each way of using it, what stops it, and the example file
+e2e-openrlhf: env-dev env-openrlhf example-openrlhf ## Real OpenRLHF in each way of using it, what stops it, and the example file
 	$(OPENRLHF) $(PYTEST) tests/openrlhf -m "slow and not nightly"
+example-openrlhf: env-dev env-openrlhf ## The example file of gem-openrlhf on the CPU
 	PATH="$(CURDIR)/.venvs/openrlhf/bin:$$PATH" MODEL="$$($(DEV) -m gem_cpu.tiny_model)" OUT=$(CURDIR)/$(RUNS)/example-openrlhf \
 	  timeout 900 packages/gem-openrlhf/examples/train_openrlhf.sh --cpu
-e2e-oat: env-dev env-oat ## Real oat in each way of using it, two ranks, what stops it, and the example file
+e2e-oat: env-dev env-oat example-oat ## Real oat in each way of using it, two ranks, what stops it, and the example file
 	GEM_CPU=1 DS_ACCELERATOR=cpu $(OAT) $(PYTEST) tests/oat -m slow
+example-oat: env-dev env-oat ## The example file of gem-oat on the CPU
 	MODEL="$$($(DEV) -m gem_cpu.tiny_model)" timeout 900 $(OAT) packages/gem-oat/examples/train_oat.py --cpu
-e2e-tinker: env-dev env-tinker ## A real Tinker server: both styles, resume, stale weights, a server that dies; the example file
+e2e-tinker: env-dev env-tinker example-tinker ## A real Tinker server: both styles, resume, stale weights, a server that dies; the example file
 	$(TINKER) $(PYTEST) tests/tinker -m slow
+example-tinker: env-dev env-tinker ## The example file of gem-tinker on the CPU
 	MODEL="$$($(DEV) -m gem_cpu.tiny_model)" timeout 900 $(TINKER) packages/gem-tinker/examples/train_tinker.py --cpu
-e2e-rl2: env-dev env-rl2 ## Real RL2 in each way of using it, what stops it, and the example file
+e2e-rl2: env-dev env-rl2 example-rl2 ## Real RL2 in each way of using it, what stops it, and the example file
 	GEM_CPU=1 $(RL2) $(PYTEST) tests/rl2 -m "slow and not nightly"
+example-rl2: env-dev env-rl2 ## The example file of gem-rl2 on the CPU
 	PATH="$(CURDIR)/.venvs/rl2/bin:$$PATH" MODEL="$$($(DEV) -m gem_cpu.tiny_model)" OUT=$(CURDIR)/$(RUNS)/example-rl2 \
 	  timeout 900 packages/gem-rl2/examples/train_rl2.sh --cpu
 e2e-roll: env-dev env-roll ## Real ROLL (GEM_ROLL_HOME) in each way of using it, what stops it, and the example file

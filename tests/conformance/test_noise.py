@@ -89,6 +89,7 @@ def test_all_levels_hold_when_an_update_adds_up_in_another_order(
 
 
 # The reference masks by spans and samples with its own weights: the other defects need a trainer.
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["gamma", "std_ddof", "reward_misplaced"])
 def test_a_defect_is_noticed_from_perturbed_weights_too(
     name: str, reference: RunRecord, tmp_path: Path

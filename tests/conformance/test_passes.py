@@ -21,8 +21,13 @@ TURNS = (*STEPS, "policy.context=concat", "algorithm.loss_aggregation=row-mean-t
 @pytest.mark.parametrize(
     ("trainer", "settings"),
     # OpenRLHF and TRL draw the rows of a step at random.
-    [("verl", STEPS), ("openrlhf", PASSES), ("oat", TURNS), ("rl2", STEPS), ("trl", PASSES)],
-    ids=["verl", "openrlhf", "oat", "rl2", "trl"],
+    [
+        pytest.param("verl", STEPS, id="verl", marks=pytest.mark.nightly),
+        pytest.param("openrlhf", PASSES, id="openrlhf", marks=pytest.mark.nightly),
+        pytest.param("oat", TURNS, id="oat", marks=pytest.mark.nightly),
+        pytest.param("rl2", STEPS, id="rl2", marks=pytest.mark.nightly),
+        pytest.param("trl", PASSES, id="trl"),
+    ],
 )
 def test_passes_and_steps_are_the_reference_s(
     trainer: str,

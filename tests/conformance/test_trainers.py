@@ -51,7 +51,7 @@ def mixed(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     "trainer",
-    ["verl", *(pytest.param(t, marks=pytest.mark.nightly) for t in ("openrlhf", "oat", "trl"))],
+    ["trl", *(pytest.param(t, marks=pytest.mark.nightly) for t in ("verl", "openrlhf", "oat"))],
 )
 def test_a_real_trainer_learns_several_environments_as_the_reference(
     trainer: str, mixed: Path, run: Run, compare: Compare, tmp_path: Path

@@ -1,10 +1,9 @@
 """Cheap learning curves must end where recorded ones did; with a broken advantage they do not.
 
 Experiments of docs/baselines.md, with other seeds than the recorded runs: four of one turn, whose
-bounds ask for at most three quarters of what the recorded seeds learned, and a game with a shortest
-path, in which a discount below 1 must save turns. Success hardly depends on the discount. In `make
-nightly` also a game against the best play, and a customer's first tool call, whose reward is
-partial.
+bounds ask for at most three quarters of what the recorded seeds learned. In `make nightly` also a
+game with a shortest path, in which a discount below 1 must save turns, as success hardly depends on
+it; a game against the best play; and a customer's first tool call, whose reward is partial.
 """
 
 from __future__ import annotations
@@ -133,6 +132,7 @@ def test_recorded_means_of_three_seeds_are_on_their_sides_of_the_bound() -> None
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_discount_saves_turns(tmp_path: Path) -> None:
     assert turns(tmp_path) <= MOST_TURNS
 

@@ -1,4 +1,4 @@
-"""What the tests of gem-rl2 share: RL2 without a GPU, a tokenizer, a server that answers by script."""
+"""What the tests of gem-rl2 share: RL2 without a GPU, a tokenizer, a scripted server."""
 
 from __future__ import annotations
 
