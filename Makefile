@@ -170,7 +170,7 @@ nightly-own: env-dev
 	  tests/conformance/test_executors.py tests/cpu
 	$(DEV) $(PYTEST) -rP -m nightly tests/core tests/bench tests/eval tests/packages
 nightly-trainers: $(TRAINER_ENVS)
-	$(DEV) $(PYTEST) -n 2 --dist load -m nightly tests/conformance/test_trainers.py
+	$(DEV) $(PYTEST) -n 2 --dist load -m nightly tests/conformance/test_trainers.py tests/conformance/test_passes.py tests/conformance/test_penalty.py
 nightly-learn: env-dev
 	$(DEV) $(PYTEST) -n 2 --dist load -m nightly tests/learn
 nightly-adapters: $(TRAINER_ENVS)
