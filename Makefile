@@ -175,7 +175,7 @@ nightly-learn: env-dev
 	$(DEV) $(PYTEST) -n 2 --dist load -m nightly tests/learn
 nightly-adapters: $(TRAINER_ENVS)
 	$(DEV) $(PYTEST) -m nightly tests/trl
-	$(VERL) $(PYTEST) -m nightly tests/verl tests/core/test_executors_ray.py
+	$(VERL) $(PYTEST) -m nightly tests/verl tests/serve/test_executors_ray.py
 	$(DEV) $(PYTEST) -m nightly tests/packages/test_example_estimator.py
 	$(OPENRLHF) $(PYTEST) -m nightly tests/openrlhf
 	GEM_CPU=1 $(RL2) $(PYTEST) -m nightly tests/rl2

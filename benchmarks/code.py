@@ -22,8 +22,8 @@ from typing import Any
 
 from sandbox import cpu_s
 
-from gem.grading import code
-from gem.sandbox import Limits, resolve
+from gem_sandbox import Limits, resolve
+from gem_sandbox.grading import code
 
 PROGRAM = "def f(x):\n    return sorted(set(x))\n"
 CASES = [([i, 1, i], sorted({i, 1})) for i in range(12)]

@@ -34,13 +34,13 @@ from typing import Any
 
 import numpy as np
 
-from gem.experiment.estimate import turn_advantages
-from gem.experiment.metrics import episode_metrics
-from gem.packed import PackedTrajectory, Played, Selection
 from gem.tasks import Task
-from gem.training.record import Recorder
-from gem.training.rows import PlacedRow, split_turns
 from gem.trajectory import Trajectory, Turn
+from gem_train.experiment.estimate import turn_advantages
+from gem_train.experiment.metrics import episode_metrics
+from gem_train.packed import PackedTrajectory, Played, Selection
+from gem_train.record import Recorder
+from gem_train.rows import PlacedRow, split_turns
 
 DIFFERENT = 32
 FORMS = ("before", "now")

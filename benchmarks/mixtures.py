@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
-from gem.experiment.estimate import NORMALISE
-from gem.experiment.runspec import RunSpec
-from gem.training.record import read_run
 from gem_bench import reference
 from gem_bench.models import resolved
+from gem_train.experiment.estimate import NORMALISE
+from gem_train.experiment.runspec import RunSpec
+from gem_train.record import read_run
 
 WINDOW = 10
 GAME = "game:GuessTheNumber-v0-easy"

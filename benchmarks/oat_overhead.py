@@ -32,19 +32,19 @@ from transformers import AutoTokenizer
 
 from gem import Env, register
 from gem.core import Step
-from gem.experiment.tasksets import DatasetRow
-from gem.packed import PackedTrajectory
 from gem.rollout import ChatFormat
 from gem.seeding import stream
 from gem.tasks import Task, TaskSet
-from gem.training.record import EpisodeRecord, RunRecord, read_run
-from gem.training.recording import RunRecording
-from gem.training.rows import placed_rows
-from gem.training.stepped import SteppedEngine
 from gem_oat.advantage import Row, give_advantages
 from gem_oat.data import Batches
 from gem_oat.rollout import Actor
 from gem_oat.settings import parse
+from gem_oat.stepped import SteppedEngine
+from gem_train.experiment.tasksets import DatasetRow
+from gem_train.packed import PackedTrajectory
+from gem_train.record import EpisodeRecord, RunRecord, read_run
+from gem_train.recording import RunRecording
+from gem_train.rows import placed_rows
 
 EPISODES, DELAY_S, SAMPLING_S, REPEATS = 64, 0.2, 0.02, 5
 BATCH = 128

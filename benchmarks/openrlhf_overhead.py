@@ -27,12 +27,12 @@ from typing import Any
 from transformers import AutoTokenizer
 from vllm import SamplingParams
 
-from gem.experiment.tasksets import DatasetRow
 from gem.tasks import Task
-from gem.training.record import EpisodeRecord, RunRecord, read_run
 from gem_openrlhf import worker
 from gem_openrlhf.rollout import GemAgentExecutor
 from gem_openrlhf.settings import Settings
+from gem_train.experiment.tasksets import DatasetRow
+from gem_train.record import EpisodeRecord, RunRecord, read_run
 
 REPEATS = 5
 

@@ -18,11 +18,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
-from gem.experiment.runspec import SamplingPart
 from gem.rollout import Budget, ChatFormat, Request, Sample, play_batch
 from gem.tasks import Task
 from gem.trajectory import Trajectory
 from gem_bench.sampler import CachedSampler
+from gem_train.experiment.runspec import SamplingPart
 
 ENV = "game:GuessTheNumber-v0-easy"
 PARAMS = {"hint": "range", "prompt": "short"}

@@ -24,15 +24,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gem.experiment.tasksets import DatasetRow
 from gem.tasks import Task
-from gem.training.record import EpisodeRecord, RunRecord, read_run
-from gem.training.recording import RunRecording
-from gem.training.sglang import SglangSampler
 from gem_cpu import rl2_plugin
 from gem_rl2 import advantage, rollout
 from gem_rl2.record import RECORDED
 from gem_rl2.rollout import Rollouts, state_dicts
+from gem_rl2.sglang import SglangSampler
+from gem_train.experiment.tasksets import DatasetRow
+from gem_train.record import EpisodeRecord, RunRecord, read_run
+from gem_train.recording import RunRecording
 
 REPEATS = 5
 

@@ -32,7 +32,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gem.rollout import ChatFormat
 from gem.seeding import stream
-from gem.training.record import read_run
+from gem_train.record import read_run
 
 ROWS, TURN, RARE, RANKS = 512, 16, -10.0, 30
 

@@ -51,7 +51,7 @@ def runner(which: str) -> Callable[[str], object]:
         os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         tool = importlib.import_module("gem.tools.python_code_tool").PythonCodeTool()
         return lambda code: tool.execute_action(f"<python>{code}</python>")
-    from gem.sandbox import resolve
+    from gem_sandbox import resolve
 
     if which == "session":
         return resolve("bwrap").session().run
@@ -133,7 +133,7 @@ def rested_ms(run: Callable[[str], object], code: str, seconds: float) -> float:
 
 def leavings(which: str) -> dict[str, float]:
     """Return what 1,000 calls leave behind, and what a hung call costs itself and others."""
-    from gem.sandbox import Limits, resolve
+    from gem_sandbox import Limits, resolve
 
     executor = resolve(which)
     for code in PROGRAMS.values():

@@ -26,10 +26,10 @@ from scale_node import Engines, Policy, Texts, Work, World, shortest, wait_s
 from gem import Env, register
 from gem.core import Step
 from gem.executors.asynchronous import AsyncEnv
-from gem.experiment.tasksets import DatasetRow, encode_task
-from gem.packed import PackedTrajectory
 from gem.rollout import Budget, ChatFormat, Request, Sample, play
 from gem.tasks import Task
+from gem_train.experiment.tasksets import DatasetRow, encode_task
+from gem_train.packed import PackedTrajectory
 
 ENV = "bench:Scale-v0"
 PROMPT_TOKENS = 1024
@@ -79,7 +79,7 @@ class Bench:
 
 
 def rollout(bench: Bench) -> list[Any]:
-    """`gem.rollout.play`, and the bytes that every adapter hands over (`gem.packed`)."""
+    """`gem.rollout.play`, and the bytes that every adapter hands over (`gem_train.packed`)."""
     world, chat = bench.world, ChatFormat(bench.tokenizer)
     budget = Budget(bench.turn_tokens, bench.response_tokens, PROMPT_TOKENS)
 

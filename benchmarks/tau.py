@@ -20,9 +20,9 @@ import tracemalloc
 from typing import Any
 
 import gem
-from gem.envs.tau.data import database
-from gem.envs.tau.outcome import gold
-from gem.envs.tau.retail import Retail
+from gem_tau.data import database
+from gem_tau.outcome import gold
+from gem_tau.retail import Retail
 
 
 class Copied(Retail):

@@ -28,12 +28,12 @@ import tinker
 from gem import register
 from gem.core import Step
 from gem.envs.games.guess_the_number import GuessTheNumber
-from gem.training.checkpoints import Checkpoints
-from gem.training.recording import RunRecording
 from gem_cpu.tinker_server import Options, running
 from gem_tinker.advantage import Objective
 from gem_tinker.settings import read
 from gem_tinker.train import Run
+from gem_train.checkpoints import Checkpoints
+from gem_train.recording import RunRecording
 
 SLEEP_S = 0.2
 LIMIT = 5.0

@@ -41,7 +41,7 @@ def _ours(**wanted: str) -> Any:
 if _strangers():
     importlib.metadata.entry_points = _ours  # type: ignore[assignment]
 
-from gem.experiment.hardware import CPU  # noqa: E402
+from gem_train.experiment.hardware import CPU  # noqa: E402
 
 # Before an adapter registers estimators: a user's one is tried wherever all are.
 install("own-estimator")
@@ -172,9 +172,9 @@ def compiled(model: Path) -> Callable[..., Any]:
     """Compile three iterations of eight episodes: `compiled(adapter, folder, **tables)`.
 
     `tables` change those of the RunSpec; `hardware` is one process that stands for a GPU.
-    Returns the `gem.training.launch.Launch`.
+    Returns the `gem_train.launch.Launch`.
     """
-    from gem.experiment.runspec import RunSpec
+    from gem_train.experiment.runspec import RunSpec
 
     def evaluation(name: str, temperature: float) -> dict[str, Any]:
         game = {"id": "game:GuessTheNumber-v0", "params": {"prompt": "short"}}

@@ -31,7 +31,7 @@ MODULES = (
     "gem.seeding",
     "gem.tasks",
     "gem.trajectory",
-    "gem.packed",
+    "gem_train.packed",
     "gem.multi",
     "gem.seat",
     "gem.rollout",
@@ -39,22 +39,22 @@ MODULES = (
     "gem.vector",
     "gem.wrappers",
     "gem.tools",
-    "gem.sandbox",
+    "gem_sandbox",
     "gem.grading",
     "gem.grading.math",
-    "gem.grading.code",
+    "gem_sandbox.grading.code",
     "gem.grading.qa",
     "gem.grading.formats",
     "gem.grading.wrapping",
     "gem.testing",
-    "gem.testing.conformance",
-    "gem.experiment",
-    "gem.training",
+    "gem_train.testing.conformance",
+    "gem_train.experiment",
+    "gem_train",
 )
 """Public modules, in the order of the index; see `_WHOLE`."""
 
 # Rooms of which all modules are public.
-_WHOLE = ("gem.experiment", "gem.training")
+_WHOLE = ("gem_train.experiment", "gem_train")
 
 INDEX = "README.md"
 _LEAD = "<!-- Written by `make docs` from signatures and docstrings; edit those. -->"

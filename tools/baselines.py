@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gem.training.record import RUN, read_run
 from gem_bench.__main__ import main as gem_bench
 from gem_bench.sweep import Planned, read
+from gem_train.record import RUN, read_run
 
 SWEEPS = Path(__file__).parents[1] / "recipes" / "sweeps"
 

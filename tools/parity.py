@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pages
 
-from gem.training.table import Departs, Fixed, Ignored, Refused, Table, Way
+from gem_train.table import Departs, Fixed, Ignored, Refused, Table, Way
 
 PACKAGES = Path(__file__).parents[1] / "packages"
 TITLES = {

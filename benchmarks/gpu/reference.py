@@ -35,9 +35,9 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 
 from gem.errors import MissingExtraError  # noqa: E402
-from gem.experiment.runspec import RunSpec  # noqa: E402
 from gem_bench.reference import train  # noqa: E402
 from gem_cpu import smollm2, tiny_model  # noqa: E402
+from gem_train.experiment.runspec import RunSpec  # noqa: E402
 
 ENV = "game:GuessTheNumber-v0-easy"
 

@@ -38,16 +38,16 @@ import torch
 import transformers
 
 from gem.errors import ConfigurationError, GemError
-from gem.experiment.runspec import RunSpec
-from gem.packed import VARIABLE
-from gem.testing.conformance import Finding, expected_rows
-from gem.training.record import RunRecord, read_run
 from gem_bench.conformance import LOSS_FLOOR, Level, check_advantages, check_rows
 from gem_bench.conformance import table as level_table
 from gem_bench.gap import Gap, gaps
 from gem_bench.gap import table as gap_table
 from gem_bench.run import LOG, run
 from gem_bench.runspec import load_hardware, load_spec
+from gem_train.experiment.runspec import RunSpec
+from gem_train.packed import VARIABLE
+from gem_train.record import RunRecord, read_run
+from gem_train.testing.conformance import Finding, expected_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "recipes" / "smollm2-guess.toml"

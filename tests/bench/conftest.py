@@ -19,11 +19,11 @@ from typing import Any
 import pytest
 import tomllib
 
-from gem.experiment.metrics import episode_metrics
-from gem.experiment.runspec import RunSpec
 from gem.tasks import Task
-from gem.training.record import Recorder
 from gem.trajectory import Trajectory, Turn
+from gem_train.experiment.metrics import episode_metrics
+from gem_train.experiment.runspec import RunSpec
+from gem_train.record import Recorder
 
 # Set before torch is imported: its threads would only get in the way of the other tests' ones.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -56,9 +56,9 @@ tasks = 2
 FAKE_TRAINER = """
 import os, pathlib, signal, subprocess, sys, time
 
-from gem.training.launch import Adapter
-from gem.training.pairs import COMPUTED, pairs
-from gem.training.table import Copied, Departs, Elsewhere, Table, keys
+from gem_train.launch import Adapter
+from gem_train.pairs import COMPUTED, pairs
+from gem_train.table import Copied, Departs, Elsewhere, Table, keys
 
 TABLE = Table("fake", {
     **dict.fromkeys(keys(), Elsewhere("fake")),
@@ -69,7 +69,7 @@ TABLE = Table("fake", {
 
 def compile_spec(run):
     from gem.errors import ConfigurationError, UnsupportedVersionError
-    from gem.training.launch import Launch
+    from gem_train.launch import Launch
 
     spec, run_dir, hardware = run.spec, run.run_dir, run.hardware
     if spec.name == "refused":
@@ -91,7 +91,7 @@ nothing = (pairs(COMPUTED, COMPUTED, "runs", "it computes nothing"),)
 adapter = Adapter("fake", ">=1", "fake", TABLE, compile_spec, pairs=nothing)
 
 def main(mode, run_dir, iterations, every):
-    from gem.training.record import Recorder
+    from gem_train.record import Recorder
 
     print("fake trainer starts", os.environ["FAKE"], "CUDA_VISIBLE_DEVICES" in os.environ)
     run_dir = pathlib.Path(run_dir)

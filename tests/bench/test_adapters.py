@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from gem.errors import ConfigurationError, GemError, MissingExtraError, UnsupportedVersionError
-from gem.experiment.hardware import CPU
-from gem.experiment.runspec import RunSpec
-from gem.training.launch import Launch
-from gem.training.table import Parity
 from gem_bench.adapters import WITH_ADAPTERS, compile_launch, in_a_clone, installed_adapters
 from gem_bench.models import resolve_model
 from gem_bench.parity import command_text, parity_text
+from gem_train.experiment.hardware import CPU
+from gem_train.experiment.runspec import RunSpec
+from gem_train.launch import Launch
+from gem_train.table import Parity
 
 MAKEFILE = Path(__file__).parents[2] / "Makefile"
 
@@ -67,7 +67,7 @@ def test_an_adapter_in_an_environment_of_its_own_is_asked_there(
 def test_the_other_environment_gets_the_whole_spec(
     fake_site: Path, small_spec: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The real bridge: another interpreter process runs `python -m gem.training.launch`."""
+    """The real bridge: another interpreter process runs `python -m gem_train.launch`."""
     monkeypatch.setenv("PYTHONPATH", str(fake_site))
     python = script(tmp_path / "bin" / "python", "")
     python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')

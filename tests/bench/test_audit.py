@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from gem.errors import ConfigurationError
-from gem.experiment.runspec import RunSpec
-from gem.training.record import METRICS, RUN, RunRecord, read_run
+from gem_train.experiment.runspec import RunSpec
+from gem_train.record import METRICS, RUN, RunRecord, read_run
 
 torch = pytest.importorskip("torch", reason="the reference trainer needs torch")
 pytest.importorskip("transformers", reason="the reference trainer needs it")

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from gem.training.record import Recorder
+from gem_train.record import Recorder
 
 TOOL = Path(__file__).parents[2] / "tools" / "baselines.py"
 

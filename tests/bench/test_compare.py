@@ -11,12 +11,12 @@ import pytest
 
 from gem.errors import RecordError
 from gem.tasks import Task
-from gem.training.record import Recorder
 from gem.trajectory import Trajectory, Turn
 from gem_bench.__main__ import main
 from gem_bench.compare import RENDERERS, compare
 from gem_bench.sections import numbers
 from gem_bench.series import load_runs, smooth
+from gem_train.record import Recorder
 
 SPEC = {"name": "x", "algorithm": {"advantage": "rebn", "gamma": 0.9}}
 

@@ -12,11 +12,11 @@ import pytest
 
 from gem.errors import ConfigurationError
 from gem.estimators import Options
-from gem.experiment.runspec import AlgorithmPart
-from gem.testing.golden import golden_batch, golden_turn_rows
-from gem.training.record import Recorder, RunRecord, TrainedRow, read_run
 from gem.trajectory import Trajectory, turn_table
 from gem_bench.conformance import Finding, compare_runs
+from gem_train.experiment.runspec import AlgorithmPart
+from gem_train.record import Recorder, RunRecord, TrainedRow, read_run
+from gem_train.testing.golden import golden_batch, golden_turn_rows
 
 ALGORITHM = AlgorithmPart(advantage="rebn", gamma=0.9)
 Rows = list[list[TrainedRow]]

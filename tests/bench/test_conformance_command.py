@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from gem.experiment.runspec import RunSpec
-from gem.testing.conformance import expected_rows
-from gem.testing.golden import golden_batch
-from gem.training.record import Recorder, TrainedRow
 from gem_bench.__main__ import main
+from gem_train.experiment.runspec import RunSpec
+from gem_train.record import Recorder, TrainedRow
+from gem_train.testing.conformance import expected_rows
+from gem_train.testing.golden import golden_batch
 
 Start = Callable[..., subprocess.Popen[str]]
 Write = Callable[..., Path]

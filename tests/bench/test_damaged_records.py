@@ -13,9 +13,9 @@ from damaged import damaged, of_texts
 
 from gem.__main__ import main as gem_main
 from gem.errors import RecordError
-from gem.training.record import EPISODES, METRICS, RUN, read_run
 from gem_bench.__main__ import main
 from gem_bench.progress import Tail
+from gem_train.record import EPISODES, METRICS, RUN, read_run
 
 MakeRun = Callable[..., Path]
 FILES = (RUN, METRICS, EPISODES)

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from gem.errors import ConfigurationError
-from gem.experiment.hardware import Hardware
-from gem.experiment.runspec import RunSpec
 from gem_bench.__main__ import main
 from gem_bench.fit import GB, PHASES, TRAINERS, Tiles, advise, check, estimate, unknown
 from gem_bench.runspec import SHIPPED, load_hardware, load_spec
 from gem_bench.shape import Shape, find_config
+from gem_train.experiment.hardware import Hardware
+from gem_train.experiment.runspec import RunSpec
 
 RECIPES = sorted(Path(__file__).parents[2].joinpath("recipes").glob("*.toml"))
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gem.experiment.runspec import RunSpec
-from gem.training.record import EPISODES, RUN, read_run
+from gem_train.experiment.runspec import RunSpec
+from gem_train.record import EPISODES, RUN, read_run
 
 pytest.importorskip("torch", reason="the reference trainer needs torch")
 pytest.importorskip("transformers", reason="the reference trainer needs it")

@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from gem.errors import ConfigurationError
-from gem.experiment.runspec import PolicyPart
 from gem_bench.lora import WEIGHTS, Adapted, add_adapters, merge
+from gem_train.experiment.runspec import PolicyPart
 
 RANK, ALPHA = 2, 6.0
 

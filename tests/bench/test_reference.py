@@ -13,10 +13,10 @@ import gem
 from gem.core import Step
 from gem.envs.games.guess_the_number import GuessTheNumber
 from gem.errors import ConfigurationError
-from gem.experiment.runspec import RunSpec, SamplingPart
 from gem.rollout import ChatFormat, play_batch
 from gem.tasks import Task
 from gem.trajectory import Trajectory
+from gem_train.experiment.runspec import RunSpec, SamplingPart
 
 torch = pytest.importorskip("torch", reason="the reference trainer needs torch")
 transformers = pytest.importorskip("transformers", reason="the reference trainer needs it")

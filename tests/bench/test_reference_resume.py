@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from gem.errors import ConfigurationError, RecordError
-from gem.experiment.runspec import RunSpec
-from gem.training.record import read_run
+from gem_train.experiment.runspec import RunSpec
+from gem_train.record import read_run
 
 torch = pytest.importorskip("torch", reason="the reference trainer needs torch")
 pytest.importorskip("gem_cpu.tiny_model", reason="makes the model to train")

@@ -17,8 +17,8 @@ from gem.core import Step
 from gem.envs.games.guess_the_number import GuessTheNumber
 from gem.errors import ConfigurationError, RolloutError, UnfinishedError
 from gem.estimators import BUILT_IN
-from gem.experiment.runspec import RunSpec
-from gem.training.record import RunRecord, read_run
+from gem_train.experiment.runspec import RunSpec
+from gem_train.record import RunRecord, read_run
 
 torch = pytest.importorskip("torch", reason="the reference trainer needs torch")
 transformers = pytest.importorskip("transformers", reason="the reference trainer needs it")

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from gem.errors import ConfigurationError
-from gem.training.record import Recorder
 from gem_bench.plot import COLORS, DASHES, dashes, drawing, interpolate, plot, tick_label, ticks
 from gem_bench.report import report
 from gem_bench.series import load_runs
 from gem_bench.tokens import find_tokenizer, token_bytes
+from gem_train.record import Recorder
 
 SVG = "{http://www.w3.org/2000/svg}"
 VOID = {"meta", "link", "input", "br"}

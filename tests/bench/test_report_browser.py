@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from gem.tasks import Task
-from gem.training.record import Recorder
 from gem.trajectory import Failure, Trajectory, Turn
 from gem_bench import evaluations
 from gem_bench.evaluations import Evaluation
 from gem_bench.plot import ticks
 from gem_bench.report import report
 from gem_bench.series import load_runs
+from gem_train.record import Recorder
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""

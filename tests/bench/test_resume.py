@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from gem.training.record import read_run
 from gem_bench.processes import of_run
+from gem_train.record import read_run
 
 Start = Callable[..., subprocess.Popen[str]]
 WriteSpec = Callable[..., Path]

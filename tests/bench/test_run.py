@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from gem.experiment.runspec import RunSpec
-from gem.training.preflight import check, environments
-from gem.training.record import Recorder, read_run
 from gem_bench.__main__ import main
 from gem_bench.learning import nothing_learnt
 from gem_bench.processes import Family, _processes, _processes_by_ps
+from gem_train.experiment.runspec import RunSpec
+from gem_train.preflight import check, environments
+from gem_train.record import Recorder, read_run
 
 Start = Callable[..., subprocess.Popen[str]]
 WriteSpec = Callable[..., Path]

@@ -12,11 +12,11 @@ import pytest
 
 from gem.__main__ import main as gem_command
 from gem.errors import ConfigurationError
-from gem.experiment.hardware import CPU
-from gem.experiment.runspec import RunSpec
 from gem.replay import match_difference
-from gem.training import preflight
-from gem.training.record import EpisodeRecord, read_run
+from gem_train import preflight
+from gem_train.experiment.hardware import CPU
+from gem_train.experiment.runspec import RunSpec
+from gem_train.record import EpisodeRecord, read_run
 
 torch = pytest.importorskip("torch", reason="the reference trainer needs torch")
 pytest.importorskip("gem_cpu.small", reason="makes the model to train")

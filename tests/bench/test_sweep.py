@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from gem.errors import ConfigurationError
-from gem.training.record import read_run
 from gem_bench.runspec import load_spec
 from gem_bench.sweep import Changes, read
+from gem_train.record import read_run
 
 Start = Callable[..., subprocess.Popen[str]]
 WriteSpec = Callable[..., Path]

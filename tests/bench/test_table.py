@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from gem.errors import ConfigurationError
-from gem.training.record import Recorder
 from gem_bench.__main__ import main
 from gem_bench.series import load_runs
 from gem_bench.table import as_json, as_markdown, as_text, tabulate
+from gem_train.record import Recorder
 
 FINAL = {
     ("gcd", "reinforce"): [0.4, 0.5, 0.6],

@@ -16,8 +16,8 @@ import numpy as np
 from gem import advantage
 from gem.advantage import TurnTable
 from gem.estimators import Estimate, Estimator, Options
-from gem.training.imports import after_import
 from gem.trajectory import TrainingRow, Trajectory, TurnsInRow
+from gem_train.imports import after_import
 
 
 def gamma() -> None:

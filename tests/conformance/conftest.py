@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from locks import one_at_a_time
 
-from gem.experiment.hardware import CPU
+from gem_train.experiment.hardware import CPU
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 900
@@ -82,8 +82,8 @@ def run(begin_with: str) -> Callable[..., Path]:
 @pytest.fixture(scope="session")
 def compare() -> Callable[[Path, Path], list[Any]]:
     """Compare a run with the reference's: `compare(reference, other)`."""
-    from gem.training.record import read_run
     from gem_bench.conformance import common_spec, compare_runs
+    from gem_train.record import read_run
 
     def findings(*folders: Path) -> list[Any]:
         reference, other = map(read_run, folders)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from trainers import TRAINERS
 
-from gem.training.record import read_run
+from gem_train.record import read_run
 
 pytest.importorskip("gem_bench.runspec", reason="needs the development environment: make env-dev")
 from gem_bench.audit import audit, judge, lines

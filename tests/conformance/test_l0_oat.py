@@ -15,14 +15,14 @@ if importlib.util.find_spec("oat") is None:
 
 import torch
 
-from gem.experiment.estimate import turn_advantages
-from gem.experiment.runspec import AlgorithmPart
-from gem.packed import PackedTrajectory
-from gem.testing.conformance import L0Suite, Rows, critic, difference
-from gem.testing.golden import golden_batch
-from gem.training.rows import placed_rows
 from gem.trajectory import Trajectory
 from gem_oat.advantage import Gather, Row, give_advantages, trained_rows
+from gem_train.experiment.estimate import turn_advantages
+from gem_train.experiment.runspec import AlgorithmPart
+from gem_train.packed import PackedTrajectory
+from gem_train.rows import placed_rows
+from gem_train.testing.conformance import L0Suite, Rows, critic, difference
+from gem_train.testing.golden import golden_batch
 
 RANKS = {1: (0, 8), 2: (0, 4, 8), 3: (0, 2, 3, 8)}
 """Where a batch of eight episodes is cut."""

@@ -15,10 +15,10 @@ if os.environ.get("GEM_CPU") == "1":
 
     openrlhf_plugin.install()
 
-from gem.experiment.runspec import AlgorithmPart
-from gem.testing.conformance import L0Suite, Rows, critic, cut_row
-from gem.testing.golden import golden_batch
 from gem.trajectory import Trajectory
+from gem_train.experiment.runspec import AlgorithmPart
+from gem_train.testing.conformance import L0Suite, Rows, critic, cut_row
+from gem_train.testing.golden import golden_batch
 
 _spec = importlib.util.spec_from_file_location(
     "world", Path(__file__).parents[1] / "openrlhf" / "world.py"

@@ -22,10 +22,10 @@ else:
         warnings.simplefilter("ignore")
         importlib.import_module("RL2.datasets")
 
-from gem.experiment.runspec import AlgorithmPart
-from gem.testing.conformance import L0Suite, Rows, critic
 from gem.trajectory import Trajectory
 from gem_rl2.advantage import compute, read, trained_rows
+from gem_train.experiment.runspec import AlgorithmPart
+from gem_train.testing.conformance import L0Suite, Rows, critic
 
 _spec = importlib.util.spec_from_file_location(
     "world", Path(__file__).parents[1] / "rl2" / "world.py"

@@ -13,13 +13,13 @@ import pytest
 
 pytest.importorskip("gem_roll", reason="needs the development environment: make env-dev")
 
-from gem.experiment.runspec import AlgorithmPart
-from gem.packed import PackedTrajectory
-from gem.testing.conformance import L0Suite, Rows, critic
-from gem.testing.golden import golden_batch
 from gem.trajectory import Trajectory
 from gem_roll.rows import compute, read, trained_rows
 from gem_roll.settings import GemSettings
+from gem_train.experiment.runspec import AlgorithmPart
+from gem_train.packed import PackedTrajectory
+from gem_train.testing.conformance import L0Suite, Rows, critic
+from gem_train.testing.golden import golden_batch
 
 _spec = importlib.util.spec_from_file_location(
     "roll_batches", Path(__file__).parents[1] / "roll" / "batches.py"

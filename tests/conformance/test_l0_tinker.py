@@ -7,11 +7,11 @@ import pytest
 
 pytest.importorskip("tinker", reason="needs the tinker environment: make env-tinker")
 
-from gem.experiment.runspec import AlgorithmPart
-from gem.testing.conformance import L0Suite, Rows
 from gem.trajectory import Trajectory
 from gem_tinker.advantage import Objective, batch_rows, to_datums, trained_rows
 from gem_tinker.settings import Config
+from gem_train.experiment.runspec import AlgorithmPart
+from gem_train.testing.conformance import L0Suite, Rows
 
 OBJECTIVES = [
     Objective(aggregation, server)

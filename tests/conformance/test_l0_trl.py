@@ -11,11 +11,11 @@ pytest.importorskip("trl", reason="needs the development environment: make env-d
 from trl import GRPOConfig
 
 import gem_trl.trainer
-from gem.experiment.runspec import AlgorithmPart
-from gem.testing.conformance import L0Suite, Rows
-from gem.testing.golden import golden_batch
-from gem.training.record import TrainedRow
 from gem.trajectory import Trajectory
+from gem_train.experiment.runspec import AlgorithmPart
+from gem_train.record import TrainedRow
+from gem_train.testing.conformance import L0Suite, Rows
+from gem_train.testing.golden import golden_batch
 from gem_trl import GemGRPOTrainer, GemSettings, task_dataset
 
 

@@ -21,11 +21,11 @@ with warnings.catch_warnings():
     from verl import DataProto
     from verl.trainer.ppo.ray_trainer import compute_advantage
 
-from gem.experiment.runspec import AlgorithmPart
-from gem.testing.conformance import L0Suite, Rows, critic, cut_row
-from gem.testing.golden import golden_batch
-from gem.training.rows import EpisodeTurns, RowTurns
 from gem.trajectory import Trajectory
+from gem_train.experiment.runspec import AlgorithmPart
+from gem_train.rows import EpisodeTurns, RowTurns
+from gem_train.testing.conformance import L0Suite, Rows, critic, cut_row
+from gem_train.testing.golden import golden_batch
 from gem_verl.advantage import Batch, given
 
 PADDING = 3

@@ -21,13 +21,13 @@ import torch
 pytest.importorskip("gem_bench.runspec", reason="needs the development environment: make env-dev")
 import breaks
 
-from gem.experiment.runspec import RunSpec
-from gem.training.record import RunRecord, read_run
 from gem_bench.conformance import compare_runs
 from gem_bench.noise import perturbed_copy
 from gem_bench.reference import train
 from gem_bench.runspec import load_spec
 from gem_cpu import tiny_model
+from gem_train.experiment.runspec import RunSpec
+from gem_train.record import RunRecord, read_run
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "guess-easy-greedy.toml"
 OFTEN = 20

@@ -10,8 +10,8 @@ import pytest
 from pairs import run_with
 
 from gem.errors import ConfigurationError, MissingExtraError
-from gem.training.launch import ENTRY_POINT_GROUP, find_adapter
-from gem.training.pairs import FEATURES, features, shown, verdict
+from gem_train.launch import ENTRY_POINT_GROUP, find_adapter
+from gem_train.pairs import FEATURES, features, shown, verdict
 
 ADAPTERS = sorted(entry.name for entry in entry_points(group=ENTRY_POINT_GROUP))
 

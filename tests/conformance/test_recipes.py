@@ -10,8 +10,8 @@ from commands import RECIPES, ROOT, read_recipe
 from machines import SHIPPED
 
 from gem.errors import ConfigurationError, MissingExtraError
-from gem.training.entries import OPTIMIZER_WEIGHTS
-from gem.training.launch import ENTRY_POINT_GROUP, find_adapter
+from gem_train.entries import OPTIMIZER_WEIGHTS
+from gem_train.launch import ENTRY_POINT_GROUP, find_adapter
 
 ADAPTERS = sorted(entry.name for entry in entry_points(group=ENTRY_POINT_GROUP))
 BASELINES = ROOT / "recipes" / "sweeps" / "baselines-gpu.toml"

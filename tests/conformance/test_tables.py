@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from gem.errors import ConfigurationError, MissingExtraError
-from gem.experiment.hardware import Hardware
-from gem.experiment.runspec import RunSpec
-from gem.training.launch import ENTRY_POINT_GROUP, Adapter, Launch, find_adapter
-from gem.training.table import key_of, keys
+from gem_train.experiment.hardware import Hardware
+from gem_train.experiment.runspec import RunSpec
+from gem_train.launch import ENTRY_POINT_GROUP, Adapter, Launch, find_adapter
+from gem_train.table import key_of, keys
 
 ADAPTERS = sorted(entry.name for entry in entry_points(group=ENTRY_POINT_GROUP))
 

@@ -10,8 +10,8 @@ import breaks
 import pytest
 from trainers import TRAINERS
 
-from gem.experiment.metrics import PART
-from gem.training.record import read_run
+from gem_train.experiment.metrics import PART
+from gem_train.record import read_run
 
 pytest.importorskip("gem_bench.runspec", reason="needs the development environment: make env-dev")
 from gem_bench.conformance import Finding

@@ -16,10 +16,10 @@ from gem.core import Env
 from gem.envs.math import MathEnv
 from gem.errors import ConfigurationError, UnreachableError
 from gem.executors.held import EnvFailedError, env_failure
-from gem.grading.code import grade
-from gem.sandbox import Executor, Limits, Result
 from gem.tools import Tool, ToolCall, ToolResult
 from gem.wrappers import wrap
+from gem_sandbox import Executor, Limits, Result
+from gem_sandbox.grading.code import grade
 
 
 def caught(function: Callable[[], Any]) -> Exception:

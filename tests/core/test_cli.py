@@ -18,9 +18,9 @@ import gem.errors
 from gem.__main__ import main
 from gem.tasks import Task
 from gem.testing.playing import oracle_policy, play, recorded
-from gem.training.record import Recorder
 from gem.trajectory import Failure, Trajectory
 from gem.wrappers import _warn_of_pay
+from gem_train.record import Recorder
 
 EASY = "game:GuessTheNumber-v0-easy"
 

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 import gem
-from gem.envs.code import CodeEnv
 from gem.envs.dataset_ids import DATASETS
 from gem.envs.datasets import DatasetEnv
 from gem.envs.math import MathEnv, MathVisualEnv
@@ -27,6 +26,7 @@ from gem.errors import (
 )
 from gem.grading.formats import BOXED, THINK_BOXED
 from gem.registry import spec
+from gem_sandbox.env import CodeEnv
 
 ROWS = [{"problem": f"Question {i}?", "answer": [f"a{i}", f"b{i}"]} for i in range(7)]
 OFFLINE = {"source": "sample"}

@@ -14,7 +14,7 @@ import gem.estimators
 from gem.advantage import TurnTable, returns
 from gem.errors import ConfigurationError
 from gem.estimators import BUILT_IN, Estimate, Estimator, Options, estimator, estimator_names
-from gem.experiment.runspec import AlgorithmPart
+from gem_train.experiment.runspec import AlgorithmPart
 
 TABLE = TurnTable.build([[0.0, 1.0], [0.5], [2.0]], groups=[0, 0, 1], valid=[True, True, False])
 

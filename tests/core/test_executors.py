@@ -37,8 +37,8 @@ from gem.executors.named import check_name, make_executor
 from gem.executors.pool import LONE_ENDS, PoolExecutor, Worker
 from gem.executors.process import ProcessExecutor
 from gem.executors.recipe import Recipe
-from gem.serving.executed import ExecutedEnv
 from gem.vector import AsyncVectorEnv, VectorEnv, make_vec
+from gem_serve.executed import ExecutedEnv
 
 EASY = "game:GuessTheNumber-v0-easy"
 TROUBLE = "test:Trouble-v0"

@@ -17,10 +17,10 @@ from gem.errors import ConfigurationError, MissingExtraError
 from gem.fingerprint import Fingerprint, canonical, fingerprint
 from gem.replay import difference
 from gem.tasks import Task
-from gem.testing.golden import golden_batch
 from gem.testing.playing import play, random_policy, recorded
-from gem.training.record import Recorder, read_episodes
 from gem.trajectory import Trajectory
+from gem_train.record import Recorder, read_episodes
+from gem_train.testing.golden import golden_batch
 
 EASY = "game:GuessTheNumber-v0-easy"
 

@@ -20,17 +20,17 @@ import gem
 from gem import admission
 from gem.blame import cause_of
 from gem.envs import reasoning_gym_worker as puzzles
-from gem.envs.code import CodeEnv
 from gem.errors import BusyMachineError, UnreachableError
-from gem.grading import code
 from gem.grading import math as maths
 from gem.rollout import ChatFormat, play_batch
-from gem.sandbox import BwrapExecutor, Executor, Limits, SubprocessExecutor, base, running
-from gem.sandbox.inside.clock import Clock
 from gem.tasks import Task
 from gem.tools import PythonTool, ToolCall
 from gem.workers import pool as workers
 from gem.workers.pool import Reply, WorkerPool
+from gem_sandbox import BwrapExecutor, Executor, Limits, SubprocessExecutor, base, running
+from gem_sandbox.env import CodeEnv
+from gem_sandbox.grading import code
+from gem_sandbox.inside.clock import Clock
 
 pytestmark = pytest.mark.skipif(
     shutil.which("bwrap") is None, reason="bubblewrap is not installed: apt-get install bubblewrap"

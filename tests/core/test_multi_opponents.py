@@ -13,12 +13,12 @@ from echo import BUDGET
 import gem
 from gem.blame import cause_of
 from gem.errors import ConfigurationError, ResetNeededError, UnreachableError
-from gem.experiment.metrics import PART, episode_metrics
 from gem.replay import difference
 from gem.rollout import ChatFormat, Sample, play
 from gem.tasks import Task
-from gem.training.preflight import check
 from gem.trajectory import Trajectory
+from gem_train.experiment.metrics import PART, episode_metrics
+from gem_train.preflight import check
 
 NIM = {"piles": [2, 2], "seat": "second"}
 

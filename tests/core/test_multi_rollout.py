@@ -14,14 +14,14 @@ from echo import wait_until
 from gem.envs.games.base import boxed
 from gem.envs.multi.nim import Nim
 from gem.errors import ConfigurationError, RolloutError
-from gem.experiment.estimate import turn_advantages
 from gem.multi import MultiAgentEnv, MultiStep
-from gem.packed import PackedTrajectory
 from gem.replay import difference, match_difference
 from gem.rollout import Budget, ChatFormat, Request, Sample, play, play_match, play_tasks
 from gem.seat import Seat
 from gem.tasks import Task
 from gem.trajectory import Trajectory, turn_table
+from gem_train.experiment.estimate import turn_advantages
+from gem_train.packed import PackedTrajectory
 
 BUDGET = Budget(turn_tokens=32, response_tokens=4096, prompt_tokens=4096)
 NIM = Task("multi:Nim-v0", 1, {"piles": [2, 2]})

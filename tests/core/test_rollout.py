@@ -12,13 +12,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gem.errors import ConfigurationError, RolloutError
-from gem.experiment.metrics import episode_metrics
 from gem.rollout import (
     Budget,
     ChatFormat,
     TokenTranscript,
 )
 from gem.trajectory import Trajectory
+from gem_train.experiment.metrics import episode_metrics
 
 settings.register_profile(
     "tokens",

@@ -142,6 +142,6 @@ def test_what_is_closed_twice_is_closed_once(gate: Gate) -> None:
 
 
 def test_there_is_a_limit_by_default() -> None:
-    from gem.training.settings import Settings
+    from gem_train.settings import Settings
 
     assert Settings().step_timeout_s == STEP_TIMEOUT_S

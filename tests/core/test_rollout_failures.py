@@ -11,7 +11,6 @@ from echo import BUDGET, TASK, Echo, drive, scripted, wait_until
 
 from gem.blame import boundary, cause_of
 from gem.errors import ConfigurationError, RolloutError, UnknownEnvError, UnreachableError
-from gem.experiment.metrics import episode_metrics
 from gem.rollout import (
     ChatFormat,
     Request,
@@ -21,6 +20,7 @@ from gem.rollout import (
 )
 from gem.tasks import Task
 from gem.trajectory import Trajectory
+from gem_train.experiment.metrics import episode_metrics
 
 
 class Flaky:

@@ -12,10 +12,10 @@ import pytest
 
 from gem.contract import succeeded
 from gem.errors import ConfigurationError
-from gem.experiment.metrics import episode_metrics
-from gem.testing.golden import golden_batch, golden_turn_rows
-from gem.training.record import EPISODES, Recorder
 from gem.trajectory import Drift, Failure, Trajectory, turn_table
+from gem_train.experiment.metrics import episode_metrics
+from gem_train.record import EPISODES, Recorder
+from gem_train.testing.golden import golden_batch, golden_turn_rows
 
 
 def test_an_append_only_episode_is_one_row() -> None:

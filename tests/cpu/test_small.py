@@ -11,11 +11,11 @@ import pytest
 
 from gem import make
 from gem.errors import ConfigurationError
-from gem.experiment.runspec import RunSpec
 from gem.rollout import Budget
 from gem.rollout.prompting import Prompting
 from gem.seeding import stream
 from gem.tasks import Task
+from gem_train.experiment.runspec import RunSpec
 
 pytest.importorskip("torch", reason="makes a model")
 pytest.importorskip("transformers", reason="makes a model")

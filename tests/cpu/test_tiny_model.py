@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from gem.experiment.metrics import episode_metrics
 from gem.rollout import Budget, ChatFormat, play_batch
 from gem.tasks import Task
 from gem.trajectory import Trajectory
+from gem_train.experiment.metrics import episode_metrics
 
 torch = pytest.importorskip("torch", reason="models need torch")
 transformers = pytest.importorskip("transformers", reason="models need transformers")
@@ -42,7 +42,7 @@ def tokenizer(folder: Path) -> Any:
 
 def play(model: Any, tokenizer: Any, n: int) -> list[Trajectory]:
     bench = pytest.importorskip("gem_bench.sampler", reason="samples")
-    from gem.experiment.runspec import SamplingPart
+    from gem_train.experiment.runspec import SamplingPart
 
     chat = ChatFormat(tokenizer)
     generator = torch.Generator().manual_seed(0)

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import tomllib
 
-from gem.experiment.metrics import episode_metrics
 from gem.rollout import Budget, ChatFormat, play_batch
-from gem.sandbox import resolve
 from gem.sources import load
 from gem.tasks import Task
 from gem.trajectory import Trajectory
+from gem_sandbox import resolve
+from gem_train.experiment.metrics import episode_metrics
 
 for package in ("torch", "transformers", "reasoning_gym", "bm25s", "mcp"):
     pytest.importorskip(package, reason="the tiny tool user needs it")

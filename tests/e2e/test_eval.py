@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 pytest.importorskip("gem_eval.sampler", reason="needs the development environment: make env-dev")
-from gem.training.record import EPISODES, read_episodes, read_run
 from gem.trajectory import Trajectory
 from gem_cpu.cloning import save
 from gem_cpu.servers import model_server
 from gem_eval.cli import main
+from gem_train.record import EPISODES, read_episodes, read_run
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENTS = {"vllm": "verl", "sglang": "rl2"}

@@ -22,7 +22,7 @@ import pytest
 from locks import one_at_a_time
 from processes import marked, settles
 
-from gem.training.record import METRICS, RUN, read_run
+from gem_train.record import METRICS, RUN, read_run
 
 pytest.importorskip("gem_bench.runspec", reason="needs the development environment: make env-dev")
 from gem_bench.processes import MARKER

@@ -13,7 +13,7 @@ import pytest
 
 from gem.replay import difference
 from gem.tools import ToolCall, ToolResult
-from gem.training.record import EpisodeRecord, read_run
+from gem_train.record import EpisodeRecord, read_run
 
 pytest.importorskip("gem_bench.runspec", reason="needs the development environment: make env-dev")
 from gem_bench.conformance import compare_runs

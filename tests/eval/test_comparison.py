@@ -12,11 +12,11 @@ import pytest
 
 from gem.errors import ConfigurationError
 from gem.tasks import Task
-from gem.training.record import Recorder
 from gem.trajectory import Failure, Trajectory, Turn
 from gem_bench.stats import difference_of_success
 from gem_eval.cli import main
 from gem_eval.comparison import Verdict, compare, judge, sign_test
+from gem_train.record import Recorder
 
 Write = Callable[..., Path]
 

@@ -18,11 +18,11 @@ from gem.__main__ import guarded
 from gem.errors import ConfigurationError, RecordError
 from gem.rollout.play import Request
 from gem.schema import check
-from gem.training.record import EPISODES, METRICS, RUN, CallEntry, read_episodes, read_run
 from gem_eval.cli import main
 from gem_eval.client import _parsed
 from gem_eval.completions import CompletionsSampler, GenerateSampler
 from gem_eval.server import Server, hidden
+from gem_train.record import EPISODES, METRICS, RUN, CallEntry, read_episodes, read_run
 
 GUESS = "game:GuessTheNumber-v0-easy"
 FILES = (RUN, METRICS, EPISODES)

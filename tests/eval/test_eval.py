@@ -29,13 +29,13 @@ from gem.__main__ import main as gem_main
 from gem.core import Env
 from gem.errors import ConfigurationError
 from gem.tasks import Task
-from gem.training.record import EPISODES, read_episodes, read_run
 from gem.trajectory import Failure, Trajectory, Turn
 from gem_eval.cli import default_folder, main
 from gem_eval.client import Reply
 from gem_eval.numbers import read_summary
 from gem_eval.progress import Progress
 from gem_eval.spending import Prices, Spending
+from gem_train.record import EPISODES, read_episodes, read_run
 
 GUESS = "game:GuessTheNumber-v0-easy"
 Run = Callable[..., int]

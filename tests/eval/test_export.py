@@ -14,9 +14,9 @@ from chat_server import Stub, said
 
 from gem.__main__ import guarded
 from gem.tasks import Task
-from gem.training.record import EPISODES, Recorder, read_episodes
 from gem.trajectory import Failure, Trajectory, Turn
 from gem_eval.cli import main
+from gem_train.record import EPISODES, Recorder, read_episodes
 
 GUESS = "game:GuessTheNumber-v0-easy"
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]

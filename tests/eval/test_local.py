@@ -17,10 +17,8 @@ tiny_model = pytest.importorskip("gem_cpu.tiny_model", reason="a model is used")
 
 from gem.__main__ import guarded  # noqa: E402
 from gem.errors import ConfigurationError, RecordError  # noqa: E402
-from gem.experiment.runspec import RunSpec, SamplingPart  # noqa: E402
 from gem.rollout import Budget, ChatFormat, Request, play_batch  # noqa: E402
 from gem.tasks import TaskSet  # noqa: E402
-from gem.training.record import EPISODES, Recorder, read_episodes, read_run  # noqa: E402
 from gem.trajectory import Trajectory  # noqa: E402
 from gem_bench.checkpoints import Checkpoints  # noqa: E402
 from gem_bench.reference import train  # noqa: E402
@@ -29,6 +27,8 @@ from gem_eval.cli import main  # noqa: E402
 from gem_eval.local import load  # noqa: E402
 from gem_eval.sampler import LocalModelError, SeededSampler  # noqa: E402
 from gem_eval.trained import find_trained  # noqa: E402
+from gem_train.experiment.runspec import RunSpec, SamplingPart  # noqa: E402
+from gem_train.record import EPISODES, Recorder, read_episodes, read_run  # noqa: E402
 
 TASKS = "gem:game:GuessTheNumber-v0-easy?n=6&seed=0&hint=range&prompt=short"
 Run = Callable[..., int]

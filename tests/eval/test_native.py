@@ -17,9 +17,9 @@ from gem.__main__ import main as gem_main
 from gem.core import Env
 from gem.tools import Tool, ToolCall, ToolResult
 from gem.tools.base import json_call
-from gem.training.record import EPISODES, EpisodeRecord, read_episodes
 from gem.wrappers import ToolEnv
 from gem_eval.cli import main
+from gem_train.record import EPISODES, EpisodeRecord, read_episodes
 
 ENV = "test:Product"
 

@@ -12,9 +12,9 @@ import pytest
 
 from gem.__main__ import guarded
 from gem.tasks import Task
-from gem.training.record import Recorder
 from gem.trajectory import Failure, Trajectory, Turn
 from gem_eval.cli import main
+from gem_train.record import Recorder
 
 
 @pytest.fixture

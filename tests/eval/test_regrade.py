@@ -13,10 +13,10 @@ import gem
 from gem.__main__ import guarded
 from gem.core import Env
 from gem.tasks import Task
-from gem.training.record import EPISODES, Recorder, read_episodes, read_run
 from gem.trajectory import Trajectory, Turn
 from gem_eval.cli import main
 from gem_eval.numbers import read_summary
+from gem_train.record import EPISODES, Recorder, read_episodes, read_run
 
 ENV = "test:Changing"
 

@@ -14,9 +14,9 @@ from chat_server import Answer, Stub, completed, generated, refused, said
 from gem.__main__ import guarded
 from gem.rollout import Budget, ChatFormat, Request, Sample, play
 from gem.tasks import Task
-from gem.training.record import EPISODES, read_episodes, read_run
 from gem.trajectory import Trajectory
 from gem_eval.cli import main
+from gem_train.record import EPISODES, read_episodes, read_run
 
 transformers = pytest.importorskip("transformers", reason="of the extra local")
 tiny_model = pytest.importorskip("gem_cpu.tiny_model", reason="its tokenizer is used")

@@ -21,11 +21,11 @@ import gem
 from gem.core import Env
 from gem.errors import ConfigurationError
 from gem.tasks import Task
-from gem.training.record import EPISODES, Recorder, read_episodes
 from gem.trajectory import Trajectory, Turn
 from gem_eval.cli import main
 from gem_eval.inspect_log import write_logs
 from gem_eval.numbers import read_summary
+from gem_train.record import EPISODES, Recorder, read_episodes
 
 GUESS = "game:GuessTheNumber-v0-easy"
 SAID: list[Callable[[list[Any]], ModelOutput]] = []

@@ -19,10 +19,10 @@ from typing import Any
 
 import pytest
 
-from gem.training.record import read_run
 from gem_bench.models import resolved
 from gem_bench.runspec import load_spec
 from gem_bench.sweep import SEED_STEP
+from gem_train.record import read_run
 
 ROOT = Path(__file__).parents[2]
 SEED = 7

@@ -14,12 +14,12 @@ import torch
 from gem.advantage import gae
 from gem.errors import RolloutError
 from gem.estimators import BUILT_IN
-from gem.experiment.estimate import turn_advantages
-from gem.packed import PackedTrajectory
-from gem.testing.golden import golden_batch, golden_turn_rows
-from gem.training.rows import placed_rows
 from gem.trajectory import Failure, Trajectory, turn_table
 from gem_oat.advantage import Gather, Row, give_advantages, trained_rows
+from gem_train.experiment.estimate import turn_advantages
+from gem_train.packed import PackedTrajectory
+from gem_train.rows import placed_rows
+from gem_train.testing.golden import golden_batch, golden_turn_rows
 
 GAMMA, LAM = 0.9, 0.8
 

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from gem.experiment.tasksets import DatasetRow
 from gem.tasks import Task, TaskSet
 from gem.trajectory import Failure, Trajectory
 from gem_oat.data import Batches, Collector
+from gem_train.experiment.tasksets import DatasetRow
 
 
 @given(st.integers(1, 6), st.integers(1, 4), st.integers(1, 5), st.integers(0, 7))

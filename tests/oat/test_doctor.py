@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from gem.training.doctor import examine
-from gem.training.seams import Seam
 from gem_oat import doctor
+from gem_train.doctor import examine
+from gem_train.seams import Seam
 
 Broken = Callable[[pytest.MonkeyPatch], None]
 
@@ -33,7 +33,7 @@ def _version(number: str | None) -> Broken:
                 raise importlib.metadata.PackageNotFoundError(name)
             return number
 
-        patch.setattr("gem.training.doctor.version", version)
+        patch.setattr("gem_train.doctor.version", version)
 
     return install
 

@@ -13,15 +13,15 @@ from machines import eight
 from mixtures import MIXTURE
 
 from gem.errors import ConfigurationError
-from gem.experiment.hardware import CPU, Hardware
-from gem.experiment.runspec import RunSpec
-from gem.experiment.tasksets import DatasetRow
 from gem.tables import flatten
-from gem.training.launch import Launch
-from gem.training.table import Parity
 from gem_oat.data import Batches
 from gem_oat.launch import adapter
 from gem_oat.settings import Args, parse
+from gem_train.experiment.hardware import CPU, Hardware
+from gem_train.experiment.runspec import RunSpec
+from gem_train.experiment.tasksets import DatasetRow
+from gem_train.launch import Launch
+from gem_train.table import Parity
 
 BASE: dict[str, Any] = {
     "name": "guess",

@@ -10,7 +10,7 @@ import torch
 from oat.algorithms.ppo_multiturn import PPOMultiTurnLearner
 from oat.utils.ops import masked_sum
 
-from gem.experiment.losses import kl_penalty, policy_loss, sampler_correction, value_loss
+from gem_train.experiment.losses import kl_penalty, policy_loss, sampler_correction, value_loss
 
 CLIP, TIS, BETA = 0.2, 1.1, 0.3
 PROMPT, RESPONSE = 3, 5

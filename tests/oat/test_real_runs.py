@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
-from gem.training.processes import alive
-from gem.training.record import RunRecord, read_run
+from gem_train.processes import alive
+from gem_train.record import RunRecord, read_run
 
 pytestmark = pytest.mark.slow
 
@@ -155,7 +155,7 @@ class Uneven(Env):
 gem.register("test:OatUneven", Uneven)
 """
 LOCAL = """
-from gem.training.imports import after_import
+from gem_train.imports import after_import
 def local(module):
     give = module.give_advantages
     def alone(*args, **kwargs):
@@ -284,7 +284,7 @@ def test_a_killed_process_ends_the_run_and_all_of_its_processes(
 
 
 ENGINE_GONE = """
-from gem.training.imports import after_import
+from gem_train.imports import after_import
 def install(module):
     call, received = module.LLM.collective_rpc, []
     def collective_rpc(self, method, *args, **kwargs):

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from gem.experiment.tasksets import DatasetRow
 from gem.tasks import TaskSet
-from gem.training.checkpoints import Checkpoint, Checkpoints
 from gem_oat import learner
 from gem_oat.data import Batches
+from gem_train.checkpoints import Checkpoint, Checkpoints
+from gem_train.experiment.tasksets import DatasetRow
 
 
 class Run:

@@ -12,12 +12,12 @@ import pytest
 import gem
 from gem.core import Env
 from gem.errors import RolloutError
-from gem.experiment.tasksets import DatasetRow
 from gem.rollout import ChatFormat
 from gem.tasks import Task
 from gem.trajectory import Trajectory
 from gem_oat.rollout import Actor
 from gem_oat.settings import parse
+from gem_train.experiment.tasksets import DatasetRow
 
 Argv = Callable[..., list[str]]
 

@@ -19,8 +19,8 @@ from typing import Any
 import psutil
 import pytest
 
-from gem.training.processes import name_of
 from gem_oat.supervise import _Node, _watch
+from gem_train.processes import name_of
 
 LAUNCHER = """
 import subprocess, sys
@@ -52,7 +52,7 @@ DONE = f"""
 import os, signal, time
 from pathlib import Path
 {inspect.getsource(hears)}
-from gem.training.status_files import done, reported
+from gem_oat.status_files import done, reported
 with reported("learner 0"):
     print("trained")
 done()
@@ -63,7 +63,7 @@ os.kill(launcher, signal.SIGTERM)  # as oat's learner does
 time.sleep(600)
 """
 FAILS = """
-from gem.training.status_files import reported
+from gem_oat.status_files import reported
 with reported("learner 0"):
     raise ValueError("the loss is not a number")
 """
@@ -76,7 +76,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 MISSES = """
 import os, pathlib, psutil, time
-from gem.training.status_files import reported
+from gem_oat.status_files import reported
 note = pathlib.Path(os.environ["NOTE"])
 with reported("learner 0"):
     while not note.exists() or not note.read_text().endswith("."):

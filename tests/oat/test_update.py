@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gem.experiment.estimate import turn_advantages
-from gem.packed import PackedTrajectory
-from gem.testing.golden import golden_batch, golden_turn_rows
-from gem.training.rows import placed_rows
 from gem_oat.advantage import Row, give_advantages
 from gem_oat.update import Updater
+from gem_train.experiment.estimate import turn_advantages
+from gem_train.packed import PackedTrajectory
+from gem_train.rows import placed_rows
+from gem_train.testing.golden import golden_batch, golden_turn_rows
 
 VOCAB = 32
 FLAGS: dict[str, Any] = {

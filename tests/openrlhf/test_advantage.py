@@ -11,10 +11,10 @@ import torch
 
 from gem.advantage import reinforce
 from gem.errors import ConfigurationError, RolloutError, UnfinishedError
-from gem.testing.golden import golden_batch
-from gem.training.record import read_run
 from gem.trajectory import Trajectory, turn_table
 from gem_openrlhf.rollout import FAILED
+from gem_train.record import read_run
+from gem_train.testing.golden import golden_batch
 
 
 @pytest.fixture

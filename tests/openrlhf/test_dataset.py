@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from gem.errors import ConfigurationError
-from gem.experiment.tasksets import DatasetRow, dataset_text
 from gem_openrlhf import dataset
 from gem_openrlhf.make_dataset import main
+from gem_train.experiment.tasksets import DatasetRow, dataset_text
 
 # Of the data loader that OpenRLHF makes.
 pytestmark = [

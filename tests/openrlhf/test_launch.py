@@ -13,11 +13,11 @@ from machines import eight
 from mixtures import MIXTURE
 
 from gem.errors import ConfigurationError
-from gem.experiment.hardware import CPU, Hardware
-from gem.experiment.runspec import RunSpec
-from gem.experiment.tasksets import DatasetRow
 from gem.tables import flatten
 from gem_openrlhf.launch import adapter
+from gem_train.experiment.hardware import CPU, Hardware
+from gem_train.experiment.runspec import RunSpec
+from gem_train.experiment.tasksets import DatasetRow
 
 SPEC: dict[str, Any] = {
     "name": "a name",
@@ -107,7 +107,7 @@ def test_a_correction_is_openrlhfs_of_tokens_clipped_from_above(world: Any, tmp_
 
 
 def test_openrlhfs_weights_are_truncated_ratios_of_each_token(world: Any, tmp_path: Path) -> None:
-    """What `gem.experiment.losses.sampler_correction` computes."""
+    """What `gem_train.experiment.losses.sampler_correction` computes."""
     import torch
     from openrlhf.models.loss import PolicyLoss
 

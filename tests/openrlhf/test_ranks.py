@@ -11,11 +11,11 @@ import pytest
 import tomllib
 from real_runs import TIMEOUT_S, log, started
 
-from gem.experiment.hardware import CPU
-from gem.experiment.runspec import RunSpec
-from gem.training.launch import Launch
-from gem.training.record import RunRecord, read_run
 from gem_openrlhf.launch import adapter
+from gem_train.experiment.hardware import CPU
+from gem_train.experiment.runspec import RunSpec
+from gem_train.launch import Launch
+from gem_train.record import RunRecord, read_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from real_runs import TIMEOUT_S, kill, log, started, traced, until
 
-from gem.training.launch import Launch
-from gem.training.record import read_run
 from gem_openrlhf.launch import adapter
+from gem_train.launch import Launch
+from gem_train.record import read_run
 
 pytestmark = pytest.mark.slow
 

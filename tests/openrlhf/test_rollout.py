@@ -19,11 +19,11 @@ from vllm import SamplingParams
 from gem import Env, register
 from gem.core import Step
 from gem.errors import ConfigurationError, RolloutError, UnknownEnvError
-from gem.experiment.tasksets import DatasetRow
 from gem.tasks import Task
 from gem_openrlhf import worker
 from gem_openrlhf.rollout import FAILED, GemAgentExecutor
 from gem_openrlhf.settings import Settings
+from gem_train.experiment.tasksets import DatasetRow
 
 MAX_LEN = 500
 

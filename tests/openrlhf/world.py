@@ -96,9 +96,9 @@ def experiences(
     """
     from openrlhf.trainer.ppo_utils.samples_generator import SamplesGenerator
 
-    from gem.experiment.tasksets import DatasetRow
-    from gem.packed import PackedTrajectory
     from gem_openrlhf.rollout import GemAgentExecutor, Played
+    from gem_train.experiment.tasksets import DatasetRow
+    from gem_train.packed import PackedTrajectory
 
     samples = []
     for episode, trajectory in enumerate(batch):

@@ -9,10 +9,10 @@ import torch
 
 from gem.advantage import gae, rebn
 from gem.errors import RolloutError
-from gem.testing.golden import golden_batch, golden_turn_rows
 from gem.trajectory import turn_table
 from gem_rl2.advantage import compute, engine_metrics, read, repeat, trained_rows
 from gem_rl2.rollout import TAG
+from gem_train.testing.golden import golden_batch, golden_turn_rows
 
 KEYS = ("+gem.advantage=rebn", "+gem.prompt_tokens=100", "+gem.max_failed_fraction=0.5")
 

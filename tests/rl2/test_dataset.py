@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from gem.errors import ConfigurationError
-from gem.experiment.tasksets import DatasetRow, dataset_text
 from gem.tasks import Task
 from gem_rl2.dataset import line, read
 from gem_rl2.hook import in_order
 from gem_rl2.make_dataset import main
+from gem_train.experiment.tasksets import DatasetRow, dataset_text
 
 URI = "gem:game:GuessTheNumber-v0-easy?n=12&seed=100&prompt=short"
 

@@ -12,11 +12,11 @@ from types import SimpleNamespace
 import pytest
 
 from gem.errors import GemError, MissingExtraError, UnsupportedVersionError
-from gem.training.doctor import ProblemError, examine
-from gem.training.seams import Seam
 from gem_rl2 import doctor, hook
 from gem_rl2.__main__ import main
 from gem_rl2.release import MARKER, check_rl2
+from gem_train.doctor import ProblemError, examine
+from gem_train.seams import Seam
 
 
 def installed(monkeypatch: pytest.MonkeyPatch, **versions: str | None) -> None:
@@ -29,7 +29,7 @@ def installed(monkeypatch: pytest.MonkeyPatch, **versions: str | None) -> None:
             raise metadata.PackageNotFoundError(name)
         return found
 
-    monkeypatch.setattr("gem.training.doctor.version", version)
+    monkeypatch.setattr("gem_train.doctor.version", version)
 
 
 def found_in(monkeypatch: pytest.MonkeyPatch, folder: Path | None) -> None:

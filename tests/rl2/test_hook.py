@@ -16,14 +16,14 @@ import wandb
 from sglang_router.launch_router import RouterArgs
 
 from gem.errors import ConfigurationError, UnsupportedVersionError
-from gem.testing.golden import golden_batch
-from gem.training import processes
-from gem.training.checkpoints import Checkpoint, Checkpoints
-from gem.training.record import read_run
-from gem.training.recording import RunRecording
 from gem_rl2 import hook, rollout
 from gem_rl2.record import record_logs
 from gem_rl2.rollout import Rollouts
+from gem_train import processes
+from gem_train.checkpoints import Checkpoint, Checkpoints
+from gem_train.record import read_run
+from gem_train.recording import RunRecording
+from gem_train.testing.golden import golden_batch
 
 KEYS = ("+gem.advantage=rebn", "+gem.prompt_tokens=100", "+gem.max_failed_fraction=0.5")
 

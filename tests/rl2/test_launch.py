@@ -14,12 +14,12 @@ from mixtures import MIXTURE
 from omegaconf import OmegaConf
 
 from gem.errors import ConfigurationError
-from gem.experiment.hardware import CPU, Hardware
-from gem.experiment.runspec import RunSpec
 from gem.tables import flatten
 from gem_rl2.dataset import read
 from gem_rl2.launch import adapter
 from gem_rl2.settings import Keys, Settings, budget, check
+from gem_train.experiment.hardware import CPU, Hardware
+from gem_train.experiment.runspec import RunSpec
 
 SPEC: dict[str, Any] = {
     "name": "a name",

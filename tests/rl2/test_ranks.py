@@ -12,10 +12,10 @@ import torch
 from rl2_runs import split, train, with_env_file
 from safetensors.torch import load_file
 
-from gem.experiment.hardware import Hardware, LearnerPart
-from gem.training.launch import Launch
-from gem.training.record import RunRecord
 from gem_rl2.launch import adapter
+from gem_train.experiment.hardware import Hardware, LearnerPart
+from gem_train.launch import Launch
+from gem_train.record import RunRecord
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 

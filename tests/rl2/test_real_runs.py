@@ -17,9 +17,9 @@ import pytest
 from processes import left_over, marked
 from rl2_runs import TIMEOUT_S, run, split, started, train, with_env_file
 
-from gem.training.launch import Launch
-from gem.training.record import RunRecord
 from gem_rl2.launch import adapter
+from gem_train.launch import Launch
+from gem_train.record import RunRecord
 
 pytestmark = pytest.mark.slow
 

@@ -14,13 +14,13 @@ import pytest
 from gem import Env, register
 from gem.core import Step
 from gem.errors import ConfigurationError, RolloutError, UnknownEnvError
-from gem.experiment.tasksets import DatasetRow
 from gem.tasks import Task
-from gem.training import sampling
 from gem.trajectory import Trajectory
 from gem_rl2 import env
 from gem_rl2.dataset import line, read
 from gem_rl2.rollout import TAG, Rollouts, state_dicts
+from gem_train import sampling
+from gem_train.experiment.tasksets import DatasetRow
 
 
 class Scripted(Env):

@@ -10,9 +10,9 @@ import pytest
 
 from gem.errors import RolloutError
 from gem.rollout import Request, Sample
-from gem.training import sampling
-from gem.training import sglang as module
-from gem.training.sglang import SglangSampler
+from gem_rl2 import sglang as module
+from gem_rl2.sglang import SglangSampler
+from gem_train import sampling
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ import pytest
 
 HUNG = """
 import multiprocessing, os, signal, threading, time
-from gem.training import processes
+from gem_train import processes
 
 def serve():
     time.sleep(600)
@@ -63,7 +63,7 @@ def test_servers_end_with_the_process_that_started_them(
 
 LOST = """
 import multiprocessing, os, subprocess, sys, time
-from gem.training import processes
+from gem_train import processes
 
 def server():
     part = subprocess.Popen(["sglang-part", "600"], executable="{part}")

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from gem.packed import PackedTrajectory
 from gem.trajectory import Trajectory
 from gem_roll import rows
+from gem_train.packed import PackedTrajectory
 
 LENGTH = 64
 PAD, STOP = 0, 2

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from gem.errors import ConfigurationError
-from gem.packed import PackedTrajectory
 from gem.trajectory import Trajectory
+from gem_train.packed import PackedTrajectory
 
 LENGTH = 600
 

@@ -15,13 +15,13 @@ from commands import GPUS, every_recipe, recipe_command
 from mixtures import MIXTURE
 
 from gem.errors import ConfigurationError, MissingExtraError
-from gem.experiment.hardware import CPU, Hardware
-from gem.experiment.runspec import RunSpec
 from gem.tables import flatten
-from gem.training.entries import OPTIMIZER_WEIGHTS
-from gem.training.launch import Launch
 from gem_roll.launch import BASE, adapter
 from gem_roll.settings import GemSettings
+from gem_train.entries import OPTIMIZER_WEIGHTS
+from gem_train.experiment.hardware import CPU, Hardware
+from gem_train.experiment.runspec import RunSpec
+from gem_train.launch import Launch
 
 EVALS = [
     {"id": "game:GuessTheNumber-v0", "name": "warm", "episodes": 3, "every": 2},

@@ -18,9 +18,9 @@ import pytest
 import yaml
 from processes import left_over, marked
 
-from gem.training.launch import Launch
-from gem.training.record import RunRecord, read_run
 from gem_roll.launch import adapter
+from gem_train.launch import Launch
+from gem_train.record import RunRecord, read_run
 
 pytestmark = pytest.mark.slow
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from gem.errors import RolloutError
-from gem.testing.golden import golden_batch
 from gem_roll.rows import compute, engine_metrics, read
 from gem_roll.settings import GemSettings
+from gem_train.testing.golden import golden_batch
 
 SETTINGS = GemSettings(max_failed_fraction=0.5)
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gem.experiment.estimate import turn_advantages
+from gem_train.experiment.estimate import turn_advantages
 
 GAMMA = 0.9
 PROMPT, TOKENS, LENGTH = 5, 10, 12

@@ -14,8 +14,8 @@ import pytest
 import tomllib
 from machines import SHIPPED
 
-from gem.experiment.runspec import RunSpec
-from gem.training.launch import Launch, find_adapter
+from gem_train.experiment.runspec import RunSpec
+from gem_train.launch import Launch, find_adapter
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted(ROOT.joinpath("recipes").glob("*.toml"))

@@ -3,7 +3,7 @@
 Three numbers and their sum are the task of most: the input is `INPUT`, and what matters is how the
 program reads it, how it writes `6`, and how it ends.
 
-Needs only `gem.sandbox`, so that any interpreter can compare: `python idioms.py EXECUTOR SOURCES`.
+Needs only `gem_sandbox`, so that any interpreter can compare: `python idioms.py EXECUTOR SOURCES`.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def main() -> None:
     """Print in which idioms an executor differs from this interpreter, and how deep it recurses."""
     name, sources = sys.argv[1:]
     sys.path.insert(0, sources)
-    from gem.sandbox import Limits, resolve
+    from gem_sandbox import Limits, resolve
 
     executor = resolve(name)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import tomllib
 
-from gem.experiment.hardware import Hardware
+from gem_train.experiment.hardware import Hardware
 
 FOLDER = Path(__file__).parents[2] / "packages/gem-bench/src/gem_bench/hardware"
 SHIPPED = {

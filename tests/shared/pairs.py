@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from gem.experiment.hardware import Hardware
-from gem.experiment.runspec import RunSpec
+from gem_train.experiment.hardware import Hardware
+from gem_train.experiment.runspec import RunSpec
 
 RUN = RunSpec.from_mapping(
     {

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from gem.training.launch import Launch
+from gem_train.launch import Launch
 
 TIMEOUT_S = 900
 QUIET_S = 20.0

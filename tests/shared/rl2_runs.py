@@ -15,8 +15,8 @@ from typing import Any
 from locks import one_at_a_time
 from processes import left_over, marked
 
-from gem.training.launch import Launch
-from gem.training.record import RunRecord, read_run
+from gem_train.launch import Launch
+from gem_train.record import RunRecord, read_run
 
 TIMEOUT_S = 600
 

@@ -17,9 +17,9 @@ import gem
 from gem.blame import boundary
 from gem.core import Env, Info, Observation, Step
 from gem.executors.base import Executor
-from gem.serving.cli import listen, run
-from gem.serving.offers import Limits, Offer
-from gem.serving.sessions import Hub
+from gem_serve.cli import listen, run
+from gem_serve.offers import Limits, Offer
+from gem_serve.sessions import Hub
 
 T = TypeVar("T")
 

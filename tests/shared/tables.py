@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gem.training.table import Elsewhere, Entry, Table, keys
+from gem_train.table import Elsewhere, Entry, Table, keys
 
 
 def table(trainer: str, entries: dict[str, Entry | tuple[Entry, ...]] | None = None) -> Table:

@@ -62,7 +62,7 @@ def scripted_env() -> type[Scripted]:
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing waits before it is tried again."""
-    monkeypatch.setattr("gem.training.sampling.FIRST_DELAY_S", 0.0)
+    monkeypatch.setattr("gem_train.sampling.FIRST_DELAY_S", 0.0)
 
 
 class Answer:

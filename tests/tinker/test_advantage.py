@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from gem.errors import ConfigurationError, RolloutError
-from gem.testing.golden import golden_batch, golden_turn_rows
 from gem_tinker.advantage import Objective, batch_rows, to_datums, trained_rows
 from gem_tinker.settings import Config
+from gem_train.testing.golden import golden_batch, golden_turn_rows
 
 REBN = Config(model="any", train="gem:game:GuessTheNumber-v0", advantage="rebn", gamma=0.9)
 REINFORCE = replace(REBN, advantage="reinforce")

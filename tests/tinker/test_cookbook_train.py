@@ -18,8 +18,8 @@ from tinker_cookbook.rl import train as stock
 from tinker_cookbook.utils.misc_utils import split_list
 
 from gem.errors import RolloutError, UnsupportedVersionError
-from gem.training.record import read_run
 from gem_tinker import cookbook, cookbook_train
+from gem_train.record import read_run
 
 TASKS = "gem:test:Scripted-v0"
 

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import tinker
 
-import gem.training.doctor
+import gem_train.doctor
 from gem.errors import ConfigurationError, UnreachableError, UnsupportedVersionError
-from gem.training.doctor import examine
 from gem_tinker import TRAINER, doctor, server
 from gem_tinker.settings import Config, read
+from gem_train.doctor import examine
 
 
 def config(*arguments: str) -> Config:
@@ -50,7 +50,7 @@ def test_an_sdk_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(gem.training.doctor, "version", absent)
+    monkeypatch.setattr(gem_train.doctor, "version", absent)
     [line] = lines(TRAINER.describe)
     assert "tinker is not installed" in line
     assert "pip install" in line
@@ -58,7 +58,7 @@ def test_an_sdk_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_sdk_of_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gem.training.doctor, "version", lambda name: "0.25.0")
+    monkeypatch.setattr(gem_train.doctor, "version", lambda name: "0.25.0")
     [line] = lines(TRAINER.describe)
     assert "0.25.0" in line
     assert ">=0.38,<0.40" in line
@@ -107,7 +107,7 @@ def test_the_doctor_ends_with_the_first_problem(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TINKER_BASE_URL", "http://127.0.0.1:9")
-    assert gem.training.doctor.doctor(doctor.CHECKS) == 1
+    assert gem_train.doctor.doctor(doctor.CHECKS) == 1
     printed = capsys.readouterr().out.splitlines()
     assert printed[-1].startswith("PROBLEM")
     assert all(line.startswith("ok") for line in printed[:-1])

@@ -13,12 +13,12 @@ from machines import eight
 from mixtures import MIXTURE
 
 from gem.errors import ConfigurationError, UnsupportedVersionError
-from gem.experiment.hardware import CPU, Hardware
-from gem.experiment.runspec import RunSpec
 from gem.tables import flatten
-from gem.training.launch import Launch, find_adapter
 from gem_tinker import launch
 from gem_tinker.settings import Config, read
+from gem_train.experiment.hardware import CPU, Hardware
+from gem_train.experiment.runspec import RunSpec
+from gem_train.launch import Launch, find_adapter
 
 SPEC: dict[str, Any] = {
     "name": "test",
@@ -184,7 +184,7 @@ def test_greedy_decoding_is_matched() -> None:
 
 
 def test_an_unsupported_sdk_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gem.training.doctor.version", lambda name: "0.25.0")
+    monkeypatch.setattr("gem_train.doctor.version", lambda name: "0.25.0")
     with pytest.raises(UnsupportedVersionError, match=r"tinker 0\.25\.0 .* >=0\.38,<0\.40"):
         launch.adapter.compile(spec(), run_dir=Path("/x"), hardware=Hardware())
 

@@ -19,11 +19,11 @@ import pytest
 from gem import Env, register
 from gem.core import Step
 from gem.errors import ConfigurationError, RolloutError
-from gem.training.record import read_run
 from gem_cpu.tinker_server import Options, Server, ServerError, running, supervise
 from gem_tinker import cookbook_train, train
 from gem_tinker.server import probe
 from gem_tinker.settings import Config, read
+from gem_train.record import read_run
 
 pytestmark = [
     pytest.mark.slow,

@@ -11,9 +11,9 @@ import pytest
 import tinker
 
 from gem.errors import ConfigurationError, RecordError, RolloutError
-from gem.training.record import read_run
 from gem_tinker import train
 from gem_tinker.settings import read
+from gem_train.record import read_run
 
 TASKS = "gem:test:Scripted-v0?seed=0"
 

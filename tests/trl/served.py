@@ -13,7 +13,7 @@ from typing import Any
 from trl.generation.vllm_generation import VLLMGeneration
 
 import gem_trl.trainer
-from gem.training.seams import replaced
+from gem_train.seams import replaced
 from gem_trl.train import main
 
 

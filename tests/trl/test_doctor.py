@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-import gem.training.doctor
+import gem_train.doctor
 from gem.errors import MissingExtraError, UnsupportedVersionError
 from gem_trl import TRAINER
 
@@ -17,13 +17,13 @@ def test_trl_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(gem.training.doctor, "version", absent)
+    monkeypatch.setattr(gem_train.doctor, "version", absent)
     with pytest.raises(MissingExtraError, match=r'pip install "trl>=1\.16,<2"'):
         TRAINER.describe()
 
 
 def test_trl_of_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gem.training.doctor, "version", lambda name: "2.0.0")
+    monkeypatch.setattr(gem_train.doctor, "version", lambda name: "2.0.0")
     with pytest.raises(UnsupportedVersionError, match=r"trl 2\.0\.0 .* trl >=1\.16,<2"):
         TRAINER.describe()
 

@@ -14,12 +14,12 @@ from commands import EXAMPLES, GPUS, every_recipe, recipe_command
 from machines import eight
 
 from gem.errors import ConfigurationError, UnsupportedVersionError
-from gem.experiment.hardware import CPU, Hardware
-from gem.experiment.runspec import RunSpec
 from gem.tables import flatten, json_or_text
-from gem.training.launch import Launch, find_adapter
-from gem.training.record import Recorder
-from gem.training.recording import begin
+from gem_train.experiment.hardware import CPU, Hardware
+from gem_train.experiment.runspec import RunSpec
+from gem_train.launch import Launch, find_adapter
+from gem_train.record import Recorder
+from gem_train.recording import begin
 from gem_trl import experiment, train
 from gem_trl.settings import check_config
 
@@ -369,7 +369,7 @@ def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFi
 def test_a_version_that_is_not_supported_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gem.training.doctor.version", lambda name: "0.29.1")
+    monkeypatch.setattr("gem_train.doctor.version", lambda name: "0.29.1")
     with pytest.raises(UnsupportedVersionError, match=r"trl 0\.29\.1 .* >=1\.16,<2"):
         compiled(spec(), tmp_path)
 

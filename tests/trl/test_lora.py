@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from gem.errors import ConfigurationError
-from gem.experiment.runspec import PolicyPart
+from gem_train.experiment.runspec import PolicyPart
 from gem_trl import GemGRPOTrainer, GemSettings, task_dataset
 from gem_trl.lora import begin, lora_config
 

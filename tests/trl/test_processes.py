@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 import tomllib
 
-from gem.experiment.hardware import CPU as ON_CPU
-from gem.experiment.runspec import RunSpec
-from gem.training.record import EpisodeRecord, read_run
 from gem_bench.adapters import compile_launch
+from gem_train.experiment.hardware import CPU as ON_CPU
+from gem_train.experiment.runspec import RunSpec
+from gem_train.record import EpisodeRecord, read_run
 
 pytestmark = pytest.mark.slow
 

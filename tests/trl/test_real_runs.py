@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from real_runs import TIMEOUT_S, log, started
 
-from gem.training.launch import Launch
-from gem.training.record import read_run
+from gem_train.launch import Launch
+from gem_train.record import read_run
 from gem_trl.launch import adapter
 
 pytestmark = pytest.mark.slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gem.testing.golden import golden_batch
+from gem_train.testing.golden import golden_batch
 from gem_trl.rollout import columns, sampling_at
 
 

@@ -13,8 +13,8 @@ from transformers import TrainerCallback
 
 import gem_trl.trainer
 from gem.errors import ConfigurationError, RolloutError, UnfinishedError, UnsupportedVersionError
-from gem.training.record import read_run
-from gem.training.seams import check_seams
+from gem_train.record import read_run
+from gem_train.seams import check_seams
 
 Make = Callable[..., Any]
 

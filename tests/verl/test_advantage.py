@@ -15,8 +15,8 @@ from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 from gem import advantage
 from gem.advantage import TurnTable
 from gem.errors import ConfigurationError, RolloutError
-from gem.training.rows import EpisodeTurns, RowTurns
 from gem.trajectory import TurnSpan
+from gem_train.rows import EpisodeTurns, RowTurns
 from gem_verl.advantage import Batch, given
 
 CONFIG = OmegaConf.create({"gamma": 0.9, "lam": 0.8})

@@ -10,8 +10,8 @@ from omegaconf import OmegaConf
 from verl.trainer.ppo.utils import create_rl_dataset, create_rl_sampler
 
 from gem.errors import ConfigurationError, UnknownEnvError, UnknownParameterError
-from gem.experiment.tasksets import decode_task
 from gem.tasks import Task, TaskSet
+from gem_train.experiment.tasksets import decode_task
 from gem_verl.dataset import GemDataset
 
 GAME = "game:GuessTheNumber-v0-easy"

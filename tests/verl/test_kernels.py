@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from gem.experiment.hardware import logit_scales
+from gem_train.experiment.hardware import logit_scales
 
 LENGTHS = [40, 90, 70]
 """Of rows that are packed into one of 200 tokens, which two ranks cut in the middle."""

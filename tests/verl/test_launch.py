@@ -23,13 +23,13 @@ from verl.trainer.ppo.utils import need_reference_policy
 from verl.utils.config import omega_conf_to_dataclass, validate_config
 
 from gem.errors import ConfigurationError, UnsupportedVersionError
-from gem.experiment.hardware import CPU, Hardware
-from gem.experiment.runspec import RunSpec
-from gem.experiment.tasksets import decode_task
 from gem.tables import flatten
-from gem.training.entries import OPTIMIZER_WEIGHTS
-from gem.training.hydra import hydra_value
-from gem.training.launch import Launch, find_adapter
+from gem_train.entries import OPTIMIZER_WEIGHTS
+from gem_train.experiment.hardware import CPU, Hardware
+from gem_train.experiment.runspec import RunSpec
+from gem_train.experiment.tasksets import decode_task
+from gem_train.hydra import hydra_value
+from gem_train.launch import Launch, find_adapter
 from gem_verl.dataset import GemDataset
 from gem_verl.settings import Settings, check_config
 
@@ -192,7 +192,7 @@ def test_a_correction_is_verls_of_tokens_truncated_from_above(compose: Any) -> N
 
 
 def test_verls_weights_are_truncated_ratios_of_each_token(compose: Any) -> None:
-    """What `gem.experiment.losses.sampler_correction` computes."""
+    """What `gem_train.experiment.losses.sampler_correction` computes."""
     from verl.trainer.ppo.core_algos import get_policy_loss_fn
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
 
@@ -287,11 +287,11 @@ def test_a_missing_verl_is_said_in_words() -> None:
 import sys
 for name in ("verl", "torch", "omegaconf", "tensordict", "packaging"):
     sys.modules[name] = None
-import gem.training.doctor
+import gem_train.doctor
 def version(name):
-    raise gem.training.doctor.PackageNotFoundError(name)
-gem.training.doctor.version = version
-from gem.training.launch import main
+    raise gem_train.doctor.PackageNotFoundError(name)
+gem_train.doctor.version = version
+from gem_train.launch import main
 sys.exit(main(["verl", "--run-dir", "x"]))
 """
     done = subprocess.run(
@@ -307,7 +307,7 @@ sys.exit(main(["verl", "--run-dir", "x"]))
 
 
 def test_an_unsupported_verl_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gem.training.doctor.version", lambda name: "0.8.0")
+    monkeypatch.setattr("gem_train.doctor.version", lambda name: "0.8.0")
     with pytest.raises(UnsupportedVersionError, match="0.8.0"):
         compiled(spec())
 
@@ -386,7 +386,7 @@ def test_without_flash_attention_the_choice_is_refused_too(monkeypatch: pytest.M
     machine = Hardware.from_mapping({"gpus_per_node": 2, "learner": {"sequence_parallel": 2}})
     with pytest.raises(ConfigurationError, match="install flash-attn"):
         compiled(run, hardware=machine)
-    monkeypatch.setattr("gem.training.passes.find_spec", lambda name: name == "flash_attn")
+    monkeypatch.setattr("gem_train.passes.find_spec", lambda name: name == "flash_attn")
     assert "=flash_attention_2" in " ".join(compiled(run, hardware=machine).argv)
 
 

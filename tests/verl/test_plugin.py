@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-import gem.training.doctor
+import gem_train.doctor
 from gem.errors import ConfigurationError, MissingExtraError, UnsupportedVersionError
-from gem.training.doctor import ProblemError, examine
-from gem.training.seams import check_seams
+from gem_train.doctor import ProblemError, examine
+from gem_train.seams import check_seams
 from gem_verl import TRAINER, check_verl, doctor, plugin, trainer
 
 REGISTERED = """
@@ -58,7 +58,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Any:
                 raise importlib.metadata.PackageNotFoundError(name)
             return found
 
-        monkeypatch.setattr(gem.training.doctor, "version", version)
+        monkeypatch.setattr(gem_train.doctor, "version", version)
         monkeypatch.setattr(plugin, "FAILED", {})
 
     return pretend
@@ -137,7 +137,7 @@ def test_the_doctor_finds_this_installation_well() -> None:
 
 def test_the_doctor_ends_with_the_first_problem(installed: Any, capsys: Any) -> None:
     installed("0.8.0")
-    assert gem.training.doctor.doctor(doctor.CHECKS) == 1
+    assert gem_train.doctor.doctor(doctor.CHECKS) == 1
     [line] = capsys.readouterr().out.splitlines()
     assert line.startswith("PROBLEM") and "0.8.0" in line
 

@@ -18,10 +18,10 @@ import tomllib
 import torch
 from real_runs import TIMEOUT_S, log, started
 
-from gem.experiment.hardware import CPU, Hardware
-from gem.experiment.runspec import RunSpec
-from gem.training.launch import Launch
-from gem.training.record import EpisodeRecord, read_run
+from gem_train.experiment.hardware import CPU, Hardware
+from gem_train.experiment.runspec import RunSpec
+from gem_train.launch import Launch
+from gem_train.record import EpisodeRecord, read_run
 from gem_verl.launch import adapter
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]

@@ -14,7 +14,7 @@ import pytest
 import ray
 
 from gem.errors import RolloutError
-from gem.training.ray import call_while_alive
+from gem_train.ray import call_while_alive
 
 
 @pytest.fixture(scope="module")

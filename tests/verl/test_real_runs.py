@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from real_runs import TIMEOUT_S, kill, log, started, traced, until
 
-from gem.training.launch import Launch
-from gem.training.record import read_run
+from gem_train.launch import Launch
+from gem_train.record import read_run
 from gem_verl.launch import adapter
 
 pytestmark = pytest.mark.slow

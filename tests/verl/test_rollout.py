@@ -20,10 +20,10 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from gem import Env, register
 from gem.core import Step
-from gem.experiment.tasksets import encode_task
-from gem.packed import PackedTrajectory
 from gem.tasks import Task
 from gem.trajectory import Trajectory
+from gem_train.experiment.tasksets import encode_task
+from gem_train.packed import PackedTrajectory
 from gem_verl.rollout import EPISODE, VOID_TOKENS, GemAgentLoopOutput
 
 

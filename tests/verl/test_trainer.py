@@ -15,10 +15,10 @@ import torch
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from gem.errors import ConfigurationError, RecordError, RolloutError
-from gem.packed import PackedTrajectory
-from gem.testing.golden import golden_batch, golden_turn_rows
-from gem.training.recording import RunRecording
 from gem.trajectory import Failure, Trajectory
+from gem_train.packed import PackedTrajectory
+from gem_train.recording import RunRecording
+from gem_train.testing.golden import golden_batch, golden_turn_rows
 from gem_verl.rollout import EPISODE
 from gem_verl.settings import Settings
 from gem_verl.trainer import GemTrainerSync, check_estimated, grouped

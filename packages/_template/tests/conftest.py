@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gem.experiment.runspec import RunSpec
 from gem_cpu.tiny_model import ensure
+from gem_train.experiment.runspec import RunSpec
 
 
 @pytest.fixture(scope="session")

@@ -12,12 +12,12 @@ from fake_trainer import Engine
 import gem
 from gem.core import Env, Step
 from gem.errors import RolloutError
-from gem.experiment.runspec import AlgorithmPart
-from gem.experiment.tasksets import DatasetRow
 from gem.tasks import Task
-from gem.testing.conformance import Rows, difference
-from gem.training.rows import PlacedRow, placed_rows
 from gem_template.trainer import GemTrainer, trained_row
+from gem_train.experiment.runspec import AlgorithmPart
+from gem_train.experiment.tasksets import DatasetRow
+from gem_train.rows import PlacedRow, placed_rows
+from gem_train.testing.conformance import Rows, difference
 
 ID = "template:Faulty-v0"
 

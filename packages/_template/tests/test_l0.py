@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from gem.experiment.runspec import AlgorithmPart
-from gem.testing.conformance import L0Suite, Rows
-from gem.training.rows import PlacedRow, placed_rows
 from gem.trajectory import Trajectory
 from gem_template.rollout import trainer_row
 from gem_template.trainer import GemTrainer, trained_row
+from gem_train.experiment.runspec import AlgorithmPart
+from gem_train.rows import PlacedRow, placed_rows
+from gem_train.testing.conformance import L0Suite, Rows
 
 
 class TestTemplate(L0Suite):

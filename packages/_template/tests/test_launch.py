@@ -11,14 +11,14 @@ import fake_trainer
 import pytest
 
 from gem.errors import ConfigurationError, UnsupportedVersionError
-from gem.experiment.hardware import CPU
-from gem.experiment.runspec import RunSpec
 from gem.tables import flatten
-from gem.training.entries import OPTIMIZER_WEIGHTS
 from gem_template import doctor
 from gem_template.launch import CONFIG, adapter
 from gem_template.settings import Settings
 from gem_template.trainer import GemTrainer
+from gem_train.entries import OPTIMIZER_WEIGHTS
+from gem_train.experiment.hardware import CPU
+from gem_train.experiment.runspec import RunSpec
 
 
 def changed(spec: RunSpec, key: str, value: Any) -> RunSpec:

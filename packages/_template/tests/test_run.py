@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from gem.experiment.hardware import CPU
-from gem.experiment.runspec import RunSpec
-from gem.testing.conformance import difference
-from gem.training.record import read_run
 from gem_template.launch import CONFIG, adapter
+from gem_train.experiment.hardware import CPU
+from gem_train.experiment.runspec import RunSpec
+from gem_train.record import read_run
+from gem_train.testing.conformance import difference
 
 
 def run(

@@ -20,12 +20,12 @@ import sys
 
 import tinker
 
-from gem.experiment.metrics import episode_metrics
 from gem.rollout import ChatFormat
 from gem_tinker.advantage import Objective, batch_rows, to_datums
 from gem_tinker.rollout import Sampling, play_batch
 from gem_tinker.server import probe
 from gem_tinker.settings import Config, read
+from gem_train.experiment.metrics import episode_metrics
 
 
 def settings(args: argparse.Namespace) -> Config:

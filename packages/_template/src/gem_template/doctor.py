@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from functools import partial
 
-from gem.training import doctor
-from gem.training.seams import check_seams
 from gem_template.seams import SEAMS
 from gem_template.version import TRAINER
+from gem_train import doctor
+from gem_train.seams import check_seams
 
 
 def check_hooks() -> str:

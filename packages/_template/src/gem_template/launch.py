@@ -14,12 +14,14 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from gem.experiment.tasksets import dataset_rows
-from gem.training import entries
-from gem.training.launch import Adapter, Launch
-from gem.training.pairs import COMPUTED, ON_CPU, pairs
-from gem.training.platforms import Platform
-from gem.training.table import (
+from gem_template.settings import NO_CRITIC, Settings
+from gem_template.version import SUPPORTED_TEMPLATE, TRAINER
+from gem_train import entries
+from gem_train.experiment.tasksets import dataset_rows
+from gem_train.launch import Adapter, Launch
+from gem_train.pairs import COMPUTED, ON_CPU, pairs
+from gem_train.platforms import Platform
+from gem_train.table import (
     Computed,
     Copied,
     Departs,
@@ -33,8 +35,6 @@ from gem.training.table import (
     below,
     namesakes,
 )
-from gem_template.settings import NO_CRITIC, Settings
-from gem_template.version import SUPPORTED_TEMPLATE, TRAINER
 
 CONFIG, TRAIN, EVAL = "config.json", "train.txt", "eval.txt"
 """Files that a run begins with."""
@@ -97,7 +97,7 @@ _ONE_PROCESS = "fake-trainer is one process"
 TABLE = Table(
     "template",
     {
-        # Parts that several adapters have in common; `gem.training.entries` has more.
+        # Parts that several adapters have in common; `gem_train.entries` has more.
         **entries.ALL_WEIGHTS,
         **entries.tasks(Elsewhere(f"data: seeded tasks in {TRAIN}")),
         **entries.evaluations(

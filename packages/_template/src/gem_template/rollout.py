@@ -10,11 +10,11 @@ from typing import Any
 
 from fake_trainer import Engine
 
-from gem.experiment.tasksets import DatasetRow
 from gem.rollout import ChatFormat, Request, Sample, together
-from gem.training.sampling import EngineSampler
 from gem.trajectory import TrainingRow, Trajectory
 from gem_template.settings import Settings
+from gem_train.experiment.tasksets import DatasetRow
+from gem_train.sampling import EngineSampler
 
 
 class EpisodeSampler(EngineSampler):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gem.training.seams import Seam, called
+from gem_train.seams import Seam, called
 
 _TRAINER = "fake_trainer:Trainer"
 

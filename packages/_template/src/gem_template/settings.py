@@ -13,7 +13,7 @@ from typing import Any
 
 from gem.errors import ConfigurationError
 from gem.tables import setting
-from gem.training import settings
+from gem_train import settings
 
 NO_CRITIC = "fake-trainer has no critic"
 

@@ -12,18 +12,18 @@ from typing import Any
 import fake_trainer
 from numpy.typing import NDArray
 
-from gem.experiment.estimate import turn_advantages
-from gem.experiment.tasksets import DatasetRow
-from gem.training.record import TrainedRow
-from gem.training.recording import Names, RunRecording
-from gem.training.rows import PlacedRow, placed_rows, write
-from gem.training.seams import check_seams
-from gem.training.settings import check_episodes
 from gem.trajectory import Trajectory
 from gem_template.rollout import play_rows, trainer_row
 from gem_template.seams import SEAMS
 from gem_template.settings import Settings
 from gem_template.version import TRAINER
+from gem_train.experiment.estimate import turn_advantages
+from gem_train.experiment.tasksets import DatasetRow
+from gem_train.record import TrainedRow
+from gem_train.recording import Names, RunRecording
+from gem_train.rows import PlacedRow, placed_rows, write
+from gem_train.seams import check_seams
+from gem_train.settings import check_episodes
 
 RECORDED: Names = {
     "loss": "train/loss",

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from gem.__main__ import show_any_text
 from gem.errors import GemError
-from gem.experiment.hardware import Hardware
-from gem.experiment.runspec import RunSpec
 from gem.tables import flatten
 from gem_bench import __version__
 from gem_bench.runspec import load_hardware, load_spec
+from gem_train.experiment.hardware import Hardware
+from gem_train.experiment.runspec import RunSpec
 
 if TYPE_CHECKING:
     from gem_bench.run import Outcome
@@ -96,9 +96,9 @@ def _fit(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from gem.packed import VARIABLE
     from gem_bench.fit import check
     from gem_bench.run import run
+    from gem_train.packed import VARIABLE
 
     hardware = _hardware(args)
 
@@ -219,8 +219,8 @@ def _report(args: argparse.Namespace) -> int:
 def _audit(args: argparse.Namespace) -> int:
     from itertools import islice
 
-    from gem.training.record import read_run
     from gem_bench.audit import audit, judge, lines
+    from gem_train.record import read_run
 
     replay = audit(read_run(args.run), lora_init=args.lora_init, device=args.device)
     audits = list(islice(replay, args.iterations))
@@ -233,9 +233,9 @@ def _audit(args: argparse.Namespace) -> int:
 
 
 def _conformance(args: argparse.Namespace) -> int:
-    from gem.training.record import read_run
     from gem_bench.conformance import common_spec, compare_levels, table
     from gem_bench.conformance_run import EXPERIMENT, run_both
+    from gem_train.record import read_run
 
     folders = list(args.paths)
     if args.to is not None:
@@ -505,7 +505,7 @@ def _seeds(text: str) -> tuple[int, ...]:
 
 
 def _record(text: str) -> str:
-    from gem.packed import check_record
+    from gem_train.packed import check_record
 
     try:
         check_record(text)

@@ -5,7 +5,7 @@
 - `reference`: the adapter of the reference trainer, which is part of this package.
 
 Trainers pin conflicting versions, so each may have its own virtual environment, by convention
-`.venvs/<name>`. This process then runs `python -m gem.training.launch` with that environment's
+`.venvs/<name>`. This process then runs `python -m gem_train.launch` with that environment's
 Python.
 """
 
@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from gem.errors import ConfigurationError, GemError, MissingExtraError, UnsupportedVersionError
-from gem.experiment.hardware import Hardware, check_model
-from gem.experiment.runspec import RunSpec
-from gem.training import entries
-from gem.training.launch import (
+from gem_bench.reference_setup import CHECKPOINTS, check_supported
+from gem_train import entries
+from gem_train.experiment.hardware import Hardware, check_model
+from gem_train.experiment.runspec import RunSpec
+from gem_train.launch import (
     ENTRY_POINT_GROUP,
     Adapter,
     Launch,
@@ -33,9 +34,8 @@ from gem.training.launch import (
     find_adapter,
     unknown_trainer,
 )
-from gem.training.pairs import COMPUTED, ON_CPU, pairs
-from gem.training.table import Elsewhere, Fixed, Ignored, Run, Table, keys
-from gem_bench.reference_setup import CHECKPOINTS, check_supported
+from gem_train.pairs import COMPUTED, ON_CPU, pairs
+from gem_train.table import Elsewhere, Fixed, Ignored, Run, Table, keys
 
 VENVS = ".venvs"
 WITH_ADAPTERS = ("oat", "openrlhf", "rl2", "roll", "tinker", "trl", "verl")
@@ -103,7 +103,7 @@ def check_environments(compiled: Compiled, spec: RunSpec) -> None:
     Raises:
         ConfigurationError: Something that an environment needs is missing; the message names it.
     """
-    command = [str(compiled.python), "-m", "gem.training.preflight"]
+    command = [str(compiled.python), "-m", "gem_train.preflight"]
     answer = _talk(command, spec.to_mapping(), compiled.environment())
     if answer.returncode == 2:
         raise ConfigurationError(f"{answer.stderr.strip()} (said by {compiled.python})")
@@ -133,7 +133,7 @@ def _is_this(python: Path) -> bool:
 
 
 def _ask(python: Path, trainer: str, spec: RunSpec, run_dir: Path, hardware: Hardware) -> Launch:
-    command = [str(python), "-m", "gem.training.launch", trainer, "--run-dir", str(run_dir)]
+    command = [str(python), "-m", "gem_train.launch", trainer, "--run-dir", str(run_dir)]
     answer = _talk(command, {"spec": spec.to_mapping(), "hardware": hardware.to_mapping()})
     if answer.returncode == 2:  # the adapter refused; its message is meant for the user
         raise ConfigurationError(f"{answer.stderr.strip()} (said by {python})")

@@ -28,14 +28,14 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from gem.errors import ConfigurationError
-from gem.testing.conformance import Finding
-from gem.training.batches import chunks
-from gem.training.record import RunRecord
 from gem_bench.conformance import LOSS_FLOOR, RELATIVE
 from gem_bench.noise import perturb
 from gem_bench.reference import Learner, turn_advantages
 from gem_bench.replay import batches, check_complete, experiment, logprobs, recorded
 from gem_bench.rows import Row, pad, training_rows
+from gem_train.batches import chunks
+from gem_train.record import RunRecord
+from gem_train.testing.conformance import Finding
 
 TELLING = 1e-4
 """Largest noise floor of log-probabilities at which an iteration is judged."""

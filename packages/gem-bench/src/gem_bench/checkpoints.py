@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gem.errors import RecordError
-from gem.experiment.runspec import RunSpec
-from gem.training.resuming import check_same
 from gem_bench import __version__
 from gem_bench.reference_setup import CHECKPOINTS
+from gem_train.experiment.runspec import RunSpec
+from gem_train.resuming import check_same
 
 if TYPE_CHECKING:
     from gem_bench.reference import Learner

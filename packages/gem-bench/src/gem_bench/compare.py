@@ -17,8 +17,6 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from gem.experiment.metrics import failures_text
-from gem.training.table import Parity
 from gem_bench.series import TRAIN, Group, Run, differences
 from gem_bench.stats import (
     Estimate,
@@ -27,6 +25,8 @@ from gem_bench.stats import (
     over_runs,
     over_tasks,
 )
+from gem_train.experiment.metrics import failures_text
+from gem_train.table import Parity
 
 
 @dataclass(frozen=True)

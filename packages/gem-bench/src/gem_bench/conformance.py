@@ -20,10 +20,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gem.errors import ConfigurationError
-from gem.experiment.runspec import AlgorithmPart, RunSpec
 from gem.tables import flatten
-from gem.testing.conformance import SAMPLED, Finding, expected_rows, float32, row_findings
-from gem.training.record import EpisodeRecord, RunRecord, TrainedRow
+from gem_train.experiment.runspec import AlgorithmPart, RunSpec
+from gem_train.record import EpisodeRecord, RunRecord, TrainedRow
+from gem_train.testing.conformance import SAMPLED, Finding, expected_rows, float32, row_findings
 
 RELATIVE = 1e-3
 """Allowed relative difference of gradient norm and loss."""

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from gem.errors import ConfigurationError
-from gem.experiment.runspec import RunSpec
-from gem.packed import VARIABLE
 from gem_bench.conformance import check_greedy
 from gem_bench.run import Outcome, run
+from gem_train.experiment.runspec import RunSpec
+from gem_train.packed import VARIABLE
 
 EXPERIMENT = Path(__file__).with_name("guess-easy-greedy.toml")
 """The RunSpec that trainers are compared on: greedy, fp32, a tiny model, ten iterations."""

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from gem.training.record import EpisodeRecord, RunRecord, read_run
 from gem_bench import sections
 from gem_bench.report import page
 from gem_bench.series import Group, Run
 from gem_bench.stats import Estimate
+from gem_train.record import EpisodeRecord, RunRecord, read_run
 
 _MOST_TOKENS = 1_000_000
 """Most tokens shown of one evaluation, to keep the file small; four characters count as one."""

@@ -17,10 +17,10 @@ from operator import attrgetter
 from typing import Any, ClassVar, Protocol
 
 from gem.errors import ConfigurationError
-from gem.experiment.hardware import Hardware
-from gem.experiment.runspec import RunSpec
-from gem.training.passes import pass_tokens
 from gem_bench.shape import Shape, find_config
+from gem_train.experiment.hardware import Hardware
+from gem_train.experiment.runspec import RunSpec
+from gem_train.passes import pass_tokens
 
 GB = 10**9
 PHASES = ("sample", "learn", "step")

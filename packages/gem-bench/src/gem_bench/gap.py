@@ -26,10 +26,10 @@ from pathlib import Path
 import torch
 
 from gem.errors import ConfigurationError, exit_status
-from gem.training.record import RunRecord, read_run
 from gem_bench.reference import Learner, turn_advantages
 from gem_bench.replay import batches, check_complete, experiment, logprobs, recorded
 from gem_bench.rows import training_rows
+from gem_train.record import RunRecord, read_run
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gem.errors import RecordError
-from gem.training.record import read_run
+from gem_train.record import read_run
 
 
 def nothing_learnt(lines: Sequence[dict[str, Any]]) -> str:

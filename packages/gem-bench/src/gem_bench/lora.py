@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from gem.errors import ConfigurationError
-from gem.experiment.runspec import PolicyPart
+from gem_train.experiment.runspec import PolicyPart
 
 GROUPS = (
     ("q_proj", "k_proj", "v_proj"),

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from gem.errors import ConfigurationError, DataError, MissingExtraError
-from gem.experiment.runspec import RunSpec
 from gem.json_lines import read_json
 from gem.multi import of_one_seat
 from gem.rollout.prompting import Prompting
+from gem_train.experiment.runspec import RunSpec
 
 SMALL_MODELS = {
     "tiny": "gem_cpu.tiny_model",

@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gem.training.launch import Launch
-from gem.training.table import Parity
+from gem_train.launch import Launch
+from gem_train.table import Parity
 
 STATUSES = ("unmatched", "emulated", "untried", "native", "matched")
 

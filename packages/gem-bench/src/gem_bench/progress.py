@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 from gem.errors import RecordError
 from gem.json_lines import parse_as
-from gem.training.record import METRICS, read_metrics_line
+from gem_train.record import METRICS, read_metrics_line
 
 _RECENT = 10
 """Iterations over which a shown value is averaged."""

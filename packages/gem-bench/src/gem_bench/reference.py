@@ -4,7 +4,7 @@
 
 Multi-turn policy gradients on one device, in order of execution: play episodes (`rollout`), cut
 them into training rows (`gem_bench.rows`), give every turn an advantage (`turn_advantages`), the
-losses (`gem.experiment.losses`), the steps (`Learner`), the loop (`train`). Exactness comes before
+losses (`gem_train.experiment.losses`), the steps (`Learner`), the loop (`train`). Exactness comes before
 speed: the default is fp32, and on a CPU the same spec gives bitwise the same metrics.
 
 Where it differs from common implementations of PPO and GRPO:
@@ -39,15 +39,10 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
-from gem.experiment import estimate
-from gem.experiment.losses import kl_penalty, policy_loss, sampler_correction, value_loss
-from gem.experiment.runspec import AlgorithmPart, RunSpec, SamplingPart
 from gem.multi import all_seats
 from gem.rollout import ChatFormat, play_tasks
 from gem.seeding import stream
 from gem.tasks import Task
-from gem.training.batches import chunks, minibatches
-from gem.training.settings import check_episodes
 from gem.trajectory import Trajectory
 from gem_bench.checkpoints import Checkpoints
 from gem_bench.exploitability import exploitability
@@ -56,6 +51,11 @@ from gem_bench.models import load_pretrained, recomputing
 from gem_bench.reference_setup import check_positions, check_supported, open_record, success_rates
 from gem_bench.rows import Row, pad, trained_rows, training_rows
 from gem_bench.sampler import CachedSampler
+from gem_train.batches import chunks, minibatches
+from gem_train.experiment import estimate
+from gem_train.experiment.losses import kl_penalty, policy_loss, sampler_correction, value_loss
+from gem_train.experiment.runspec import AlgorithmPart, RunSpec, SamplingPart
+from gem_train.settings import check_episodes
 
 Metrics: TypeAlias = dict[str, float]
 PerTurn: TypeAlias = list[list[float]]

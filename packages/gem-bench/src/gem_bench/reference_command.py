@@ -12,11 +12,11 @@ from transformers import AutoTokenizer
 
 from gem.blame import cause_of
 from gem.errors import GemError
-from gem.experiment.metrics import show
 from gem_bench.checkpoints import Checkpoints
 from gem_bench.lora import merge
 from gem_bench.reference import train
 from gem_bench.reference_setup import read_spec
+from gem_train.experiment.metrics import show
 
 
 def main(argv: list[str] | None = None) -> int:

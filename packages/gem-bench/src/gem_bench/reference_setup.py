@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from gem.errors import ConfigurationError
-from gem.experiment.runspec import RunSpec
-from gem.training.record import METRICS, read_run
-from gem.training.recording import RunRecording
 from gem_bench.models import resolved
+from gem_train.experiment.runspec import RunSpec
+from gem_train.record import METRICS, read_run
+from gem_train.recording import RunRecording
 
 CHECKPOINTS = "checkpoints"
 """Folder of the checkpoints, in the record's."""

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from gem.errors import ConfigurationError
-from gem.experiment.runspec import RunSpec
-from gem.training.batches import chunks
-from gem.training.record import RunRecord
 from gem.trajectory import Trajectory
 from gem_bench.reference import Learner, token_statistics
 from gem_bench.rows import Row
+from gem_train.batches import chunks
+from gem_train.experiment.runspec import RunSpec
+from gem_train.record import RunRecord
 
 
 def experiment(run: RunRecord, lora_init: str | None = None) -> RunSpec:

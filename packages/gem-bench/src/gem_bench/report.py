@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from gem.errors import GemError
-from gem.training.record import EpisodeRecord
 from gem_bench import sections
 from gem_bench.compare import compare
 from gem_bench.plot import COLORS, RATES, dashes, plot
 from gem_bench.series import METRICS, TRAIN, X_AXES, Curve, Group, Run
 from gem_bench.stats import t_quantile
 from gem_bench.tokens import find_tokenizer, token_bytes
+from gem_train.record import EpisodeRecord
 
 _AT_ONCE = 8
 """Episodes shown of one iteration: neighbours, so that groups stay together."""

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from gem.errors import ConfigurationError
-from gem.training.record import RUN, read_run
-from gem.training.resuming import check_same
 from gem_bench.processes import name_of, of_run
 from gem_bench.provenance import decisive
+from gem_train.record import RUN, read_run
+from gem_train.resuming import check_same
 
 _FREE = ("hardware.logger", "hardware.executor")
 """What may differ: where a trainer logs."""

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from gem.errors import ConfigurationError
-from gem.training.record import TrainedRow
 from gem.trajectory import TrainingRow, Trajectory
+from gem_train.record import TrainedRow
 
 
 @dataclass

@@ -23,13 +23,7 @@ from types import FrameType
 from typing import Any, Literal
 
 from gem.errors import ConfigurationError, RecordError
-from gem.experiment.hardware import Hardware
-from gem.experiment.metrics import failed_by_cause, failures_text
-from gem.experiment.runspec import RunSpec
 from gem.foreign import signal_name
-from gem.training.folders import alone
-from gem.training.launch import Launch
-from gem.training.record import EPISODES, METRICS, REPLACED, RUN, Recorder, read_run
 from gem_bench.adapters import Compiled, check_environments, compile_launch
 from gem_bench.learning import nothing_learnt_in
 from gem_bench.logs import explain
@@ -38,6 +32,12 @@ from gem_bench.processes import Family
 from gem_bench.progress import Progress, Tail, clock
 from gem_bench.provenance import decisive, git_commit, machine, versions
 from gem_bench.resuming import check_begun_alike, check_ended, earlier_run, goes_on
+from gem_train.experiment.hardware import Hardware
+from gem_train.experiment.metrics import failed_by_cause, failures_text
+from gem_train.experiment.runspec import RunSpec
+from gem_train.folders import alone
+from gem_train.launch import Launch
+from gem_train.record import EPISODES, METRICS, REPLACED, RUN, Recorder, read_run
 
 LOG = "trainer.log"
 STATUSES = {"finished": 0, "failed": 1, "timeout": 124, "interrupted": 130}

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from gem.errors import ConfigurationError
-from gem.experiment.hardware import Hardware
-from gem.experiment.runspec import RunSpec
 from gem.tables import parse_toml
+from gem_train.experiment.hardware import Hardware
+from gem_train.experiment.runspec import RunSpec
 
 SHIPPED = Path(__file__).with_name("hardware")
 """Folder of the shipped hardware files."""

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from gem.experiment.runspec import SamplingPart
 from gem.rollout import ChatFormat, Request, Sample
+from gem_train.experiment.runspec import SamplingPart
 
 
 class CachedSampler:

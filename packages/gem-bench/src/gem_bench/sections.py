@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from gem.training.table import Parity
 from gem_bench.compare import Comparison, Row, number, remarks, table
 from gem_bench.parity import STATUSES
 from gem_bench.progress import clock
 from gem_bench.series import Group
 from gem_bench.stats import Estimate
+from gem_train.table import Parity
 
 
 def summary(groups: Sequence[Group]) -> str:

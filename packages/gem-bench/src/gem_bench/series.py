@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from gem.errors import RecordError
-from gem.experiment.metrics import PART, failed_by_cause
-from gem.experiment.runspec import completed
 from gem.tables import flatten
-from gem.training.record import RunRecord, read_run
-from gem.training.table import Parity
+from gem_train.experiment.metrics import PART, failed_by_cause
+from gem_train.experiment.runspec import completed
+from gem_train.record import RunRecord, read_run
+from gem_train.table import Parity
 
 TRAIN = "train"
 X_AXES = {

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from gem.errors import ConfigurationError, DataError
-from gem.experiment.hardware import model_config
 from gem.json_lines import read_json
+from gem_train.experiment.hardware import model_config
 
 _FAMILIES = {  # whether query, key and value have biases, queries and keys norms
     "llama": (False, False),

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from transformers import AutoTokenizer
 
-from gem.experiment.mixtures import Mixture
-from gem.experiment.runspec import RunSpec
 from gem_bench.compare import estimate
 from gem_bench.models import load_pretrained, resolved
 from gem_bench.reference import Learner, rollout
 from gem_bench.stats import Estimate, over_tasks
+from gem_train.experiment.mixtures import Mixture
+from gem_train.experiment.runspec import RunSpec
 
 _AT_ONCE = 128
 

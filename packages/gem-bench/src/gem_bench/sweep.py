@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from gem.errors import ConfigurationError, RecordError
-from gem.experiment.hardware import Hardware
-from gem.experiment.runspec import RunSpec
 from gem.tables import build, filled, setting
-from gem.training.record import RUN, read_run
 from gem_bench.progress import clock
 from gem_bench.resuming import check_begun_alike
 from gem_bench.run import STATUSES, signals_collected
 from gem_bench.runspec import load_spec, read_toml
+from gem_train.experiment.hardware import Hardware
+from gem_train.experiment.runspec import RunSpec
+from gem_train.record import RUN, read_run
 
 SEED_STEP = 1_000_000
 """Seed s of a run moves the tasks of every environment to `env.seed + s * SEED_STEP`."""

@@ -103,14 +103,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     _add_param(add)
 
     about = "show recorded episodes, or play them again"
-    add = _command(commands, "replay", "gem.replay_cli:replay", about)
+    add = _command(commands, "replay", "gem_train.replaying:replay", about)
     add("file", metavar="FILE", help="an episodes.jsonl, or a run's folder")
     add("--episode", type=int, metavar="N", help="only this one; the first is 0")
     add("--verify", action="store_true", help="play the actions again and compare every step")
     add("--keep-going", action="store_true", help="do not stop at the first difference")
 
     about = "what programs of a policy can run in here"
-    add = _command(commands, "doctor", "gem.doctor:doctor", about)
+    add = _command(commands, "doctor", "gem_sandbox.doctor:doctor", about)
     about = "attack these executors (default: all that isolate) and print what came of it"
     add("--audit", nargs="*", metavar="EXECUTOR", help=about)
 
@@ -204,7 +204,7 @@ def _command(
 
 def _add_serve(commands: Any) -> None:
     about = "serve environments over HTTP and WebSocket, for remote: ids and OpenEnv's clients"
-    add = _command(commands, "serve", "gem.serving.cli:serve", about)
+    add = _command(commands, "serve", "gem_serve.cli:serve", about)
     add("--host", default="127.0.0.1", help="default: this machine only")
     add("--port", type=int, default=8000, help="0: a free one (default: 8000)")
     add("--token", help="that clients must send; GEM_SERVE_TOKEN is not seen in the process list")

@@ -22,8 +22,8 @@ ENTRY_POINT_GROUP = "gem.envs"
 
 
 _CLIENTS = {
-    "remote": "gem.serving.remote:RemoteEnv",
-    "openenv": "gem.serving.openenv:OpenEnvEnv",
+    "remote": "gem_serve.remote:RemoteEnv",
+    "openenv": "gem_serve.openenv:OpenEnvEnv",
 }
 """Environments whose id has a server's address after this prefix and a colon."""
 

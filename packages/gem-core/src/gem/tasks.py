@@ -28,7 +28,7 @@ class Task:
     params: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Parameters given to `make`."""
     name: str = ""
-    """Name of the environment in a run of several (`gem.experiment.mixtures`); else empty."""
+    """Name of the environment in a run of several (`gem_train.experiment.mixtures`); else empty."""
 
     def make(self) -> Env:
         """Make the environment (not yet reset)."""

@@ -4,7 +4,7 @@
 - `Failure`: why an episode does not count, and its cause (never the policy).
 - `Drift`: where an append-only token stream differs from a fresh rendering of the conversation.
 - `Trajectory`: one episode; `training_rows()` makes its training rows, `to_json` a line of text
-  (`gem.packed` has a compact form).
+  (`gem_train.packed` has a compact form).
 - `TrainingRow`: prompt, response, mask, log-probs and the position of each turn.
 - `turn_table`: converts trajectories to the table that `gem.advantage` works on.
 

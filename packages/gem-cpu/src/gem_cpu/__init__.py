@@ -42,8 +42,8 @@ def check_replaced(
     Raises:
         UnsupportedVersionError: It is missing or has other parameters.
     """
-    from gem.training.doctor import Requirement
-    from gem.training.seams import Seam, check_seams
+    from gem_train.doctor import Requirement
+    from gem_train.seams import Seam, check_seams
 
     by, install = f"gem-cpu {__version__}", f'pip install "{distribution}{supported}"'
     requirement = Requirement(distribution, supported, by, install)

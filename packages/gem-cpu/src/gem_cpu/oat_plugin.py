@@ -20,9 +20,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gem.training.imports import after_import
 from gem_cpu import announce, oat_plasma
 from gem_cpu.openrlhf_plugin import no_compiled_collectives, nothing
+from gem_train.imports import after_import
 
 DEVICES = "GEM_CPU_DEVICES"
 

@@ -30,8 +30,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gem.training.imports import after_import
 from gem_cpu import announce, check_replaced
+from gem_train.imports import after_import
 
 DTYPE = "GEM_CPU_DTYPE"
 _KNOWN = ("openrlhf", ">=0.11.2,<0.12")

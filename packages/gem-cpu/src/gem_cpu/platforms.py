@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gem.experiment.hardware import Hardware, model_config
-from gem.experiment.runspec import RunSpec
-from gem.training.platforms import Platform, digest, python_path, socket_folder
+from gem_train.experiment.hardware import Hardware, model_config
+from gem_train.experiment.runspec import RunSpec
+from gem_train.platforms import Platform, digest, python_path, socket_folder
 
 _HERE = Path(__file__).parent
 _STARTUP = _HERE / "startup"

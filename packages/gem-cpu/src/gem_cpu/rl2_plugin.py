@@ -23,8 +23,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gem.training.imports import after_import
 from gem_cpu import announce
+from gem_train.imports import after_import
 
 _state = {"installed": False}
 

@@ -15,8 +15,8 @@ from __future__ import annotations
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from gem.training.imports import after_import
 from gem_cpu import announce
+from gem_train.imports import after_import
 
 _SLOTS = 2
 _state = {"installed": False}

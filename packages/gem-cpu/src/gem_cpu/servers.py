@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from gem.training.processes import free_port
 from gem_cpu.platforms import engine_server
+from gem_train.processes import free_port
 
 START_TIMEOUT_S = 60.0
 MODEL_TIMEOUT_S = 420.0

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from gem.training.processes import free_port
+from gem_train.processes import free_port
 
 START_TIMEOUT_S = 180.0
 GRACE_S = 10.0

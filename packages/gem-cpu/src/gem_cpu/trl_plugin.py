@@ -11,9 +11,9 @@ import functools
 import os
 from types import ModuleType
 
-from gem.training.imports import after_import
 from gem_cpu import announce
 from gem_cpu.openrlhf_plugin import DTYPE
+from gem_train.imports import after_import
 
 
 def install() -> None:

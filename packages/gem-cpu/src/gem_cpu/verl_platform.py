@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from verl.plugin.platform import PlatformBase, PlatformRegistry
 
-from gem.training.imports import after_import
 from gem_cpu import check_replaced
+from gem_train.imports import after_import
 
 _DUPLICATED = "cpu:gloo,cpu:gloo"
 _GIB = 2**30

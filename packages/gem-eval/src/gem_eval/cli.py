@@ -14,7 +14,6 @@ from gem.__main__ import at_least
 from gem.errors import ConfigurationError, UnfinishedError
 from gem.executors.named import NAMES, check_name
 from gem.registry import spec
-from gem.training.record import EpisodeRecord
 from gem_bench.report import save
 from gem_eval import __version__, export, junit, match_command, pages, regrade
 from gem_eval.comparison import compare, judge
@@ -27,6 +26,7 @@ from gem_eval.runner import Limits, TooManyFailedError, evaluate, holds_already,
 from gem_eval.spending import Prices, Spending, SpentError
 from gem_eval.tables import FORMATS, of_comparison, of_gate, of_summary
 from gem_eval.tasks import parse_tasks
+from gem_train.record import EpisodeRecord
 
 JUNIT = "junit"
 NATIVE = "native"

@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 from gem.errors import ConfigurationError, RolloutError
 from gem.json_lines import checked
 from gem.rollout import Request, Sample, check_logprobs
-from gem.training.sampling import EngineSampler
 from gem_eval.client import VLLM_IDS, first_choice, is_count, usage_note
 from gem_eval.server import ContextOverflowError, Server
+from gem_train.sampling import EngineSampler
 
 Notes = list[dict[str, Any]]
 """What is known of each call, see `gem_eval.client.Reply.note`."""

@@ -16,10 +16,10 @@ from typing import Any
 from gem.errors import ConfigurationError, RecordError
 from gem.plugins import extra
 from gem.tools.base import printable
-from gem.training.record import EpisodeRecord, RunRecord, read_run
 from gem_eval import native
 from gem_eval.episode import text_of
 from gem_eval.runner import KIND
+from gem_train.record import EpisodeRecord, RunRecord, read_run
 
 INSPECT = "inspect"
 """Format of logs; they have void episodes, too."""

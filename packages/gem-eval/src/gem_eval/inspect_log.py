@@ -21,11 +21,11 @@ from gem.contract import shown
 from gem.errors import ConfigurationError, RecordError
 from gem.tasks import TaskSet
 from gem.tools.base import printable
-from gem.training.record import EPISODES, RUN, EpisodeRecord, RunRecord, read_run
 from gem_eval import __version__, native
 from gem_eval.inspect import sample_id  # also registers the scorers and their interval
 from gem_eval.runner import KIND
 from gem_eval.tasks import Part, parse_tasks
+from gem_train.record import EPISODES, RUN, EpisodeRecord, RunRecord, read_run
 
 _STOPS = {"length": "max_tokens", "content_filter": "content_filter"}
 _METRICS = [{"name": "inspect_ai/mean"}, {"name": "inspect_ai/stderr"}]

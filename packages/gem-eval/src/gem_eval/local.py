@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from gem.errors import ConfigurationError, MissingExtraError
-from gem.experiment.runspec import SamplingPart
 from gem.rollout import ChatFormat, Prompting
 from gem.tables import check
 from gem_bench.models import load_pretrained
+from gem_train.experiment.runspec import SamplingPart
 
 if TYPE_CHECKING:
     from gem_eval.sampler import LocalModel

@@ -32,9 +32,6 @@ from gem.rollout.play import Episode
 from gem.seat import player_of
 from gem.seeding import stream
 from gem.tasks import Task
-from gem.training.ending import to_the_end
-from gem.training.folders import alone
-from gem.training.resuming import check_same
 from gem.trajectory import Failure
 from gem_eval.client import Message
 from gem_eval.episode import text_of
@@ -44,6 +41,9 @@ from gem_eval.runner import Limits, TooManyFailedError, begun, side_by_side
 from gem_eval.server import ContextOverflowError, ServerError
 from gem_eval.tasks import Part, Play
 from gem_eval.tokens import TokenPlays
+from gem_train.ending import to_the_end
+from gem_train.folders import alone
+from gem_train.resuming import check_same
 
 KIND = "matches"
 MATCHES = "matches.jsonl"

@@ -22,7 +22,6 @@ from gem.errors import ConfigurationError
 from gem.rollout import Budget, ChatFormat, Prompting, Sampler
 from gem.rollout.thinking import MODES
 from gem.tables import check, json_or_text
-from gem.training.preflight import environments
 from gem_bench.models import resolve_model
 from gem_eval.client import ChatClient
 from gem_eval.completions import CompletionsSampler, GenerateSampler, HttpSampler, Notes
@@ -33,6 +32,7 @@ from gem_eval.server import Served, Server
 from gem_eval.tasks import Play
 from gem_eval.tokens import Sampling, TokenPlays, setting_of
 from gem_eval.trained import Trained, find_trained
+from gem_train.preflight import environments
 
 OPENAI, LOCAL, RUN = "openai:", "hf:", "run:"
 TIERS = ("tokens", "messages", "text")

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from gem.errors import ConfigurationError
-from gem.training.record import EpisodeRecord, read_run
 from gem_bench.stats import Estimate, mean_of_estimates, mean_over_tasks, over_tasks
 from gem_eval.runner import note_of
+from gem_train.record import EpisodeRecord, read_run
 
 # Entries of `gem.wrappers.ToolEnv` in the info.
 _CALLS, _SUCCEEDED = "tool_use_counter", "tool_success_counter"

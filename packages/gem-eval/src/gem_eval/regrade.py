@@ -18,8 +18,6 @@ from gem.errors import ConfigurationError
 from gem.executors.named import NAMES, check_name
 from gem.replay import same
 from gem.tasks import Task, TaskSet
-from gem.training.folders import alone
-from gem.training.record import EpisodeRecord, Recorder, read_run
 from gem.trajectory import Trajectory
 from gem_eval import __version__
 from gem_eval.client import Message, Reply
@@ -30,6 +28,8 @@ from gem_eval.runner import KIND, Limits, holds_run, side_by_side, write_metrics
 from gem_eval.server import ContextOverflowError, ServerError
 from gem_eval.tables import FORMATS, of_summary
 from gem_eval.tasks import Part, Play
+from gem_train.folders import alone
+from gem_train.record import EpisodeRecord, Recorder, read_run
 
 
 @dataclass

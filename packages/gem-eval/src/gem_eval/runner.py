@@ -1,6 +1,6 @@
 """Plays an evaluation into a record, which a later call continues.
 
-The record is that of training (`gem.training.record`): `run.json` has the settings,
+The record is that of training (`gem_train.record`): `run.json` has the settings,
 `episodes.jsonl` a line per episode, written when it ends, `metrics.jsonl` a line per environment,
 written at the end. An episode is known by its split, seed and sample; whatever stops an evaluation,
 the next one plays only what is missing or failed.
@@ -18,11 +18,14 @@ from typing import Any, TypeVar
 from gem.errors import ConfigurationError, GemError, RecordError
 from gem.executors.base import Executor
 from gem.executors.held import STEP_TIMEOUT_S
-from gem.experiment.metrics import episode_metrics
-from gem.packed import PackedTrajectory
-from gem.training.ending import to_the_end
-from gem.training.folders import alone
-from gem.training.record import (
+from gem.trajectory import Trajectory
+from gem_eval.episode import Played, Plays
+from gem_eval.tasks import Part, Play, covers, plays
+from gem_train.ending import to_the_end
+from gem_train.experiment.metrics import episode_metrics
+from gem_train.folders import alone
+from gem_train.packed import PackedTrajectory
+from gem_train.record import (
     EPISODES,
     METRICS,
     REPLACED,
@@ -32,10 +35,7 @@ from gem.training.record import (
     read_episodes,
     read_run,
 )
-from gem.training.resuming import check_same
-from gem.trajectory import Trajectory
-from gem_eval.episode import Played, Plays
-from gem_eval.tasks import Part, Play, covers, plays
+from gem_train.resuming import check_same
 
 T = TypeVar("T")
 

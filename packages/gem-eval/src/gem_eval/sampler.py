@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 from gem.errors import GemError
-from gem.experiment.runspec import SamplingPart
 from gem.rollout import ChatFormat, Request, Sample, Sampler
-from gem.training.sampling import EngineSampler
 from gem_bench.sampler import CachedSampler, warp
 from gem_eval.completions import Notes
 from gem_eval.tasks import Play
+from gem_train.experiment.runspec import SamplingPart
+from gem_train.sampling import EngineSampler
 
 
 class LocalModelError(GemError):

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from gem.errors import ConfigurationError, RecordError
-from gem.experiment.runspec import RunSpec
-from gem.training.record import read_run
 from gem_bench.models import resolve_model
+from gem_train.experiment.runspec import RunSpec
+from gem_train.record import read_run
 
 _WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 _UNREADABLE = (

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gem.training.doctor import Requirement
-from gem.training.imports import lazy
+from gem_train.doctor import Requirement
+from gem_train.imports import lazy
 
 if TYPE_CHECKING:
     from gem_oat.__main__ import main

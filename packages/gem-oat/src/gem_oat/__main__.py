@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from gem.errors import GemError
-from gem.training.seams import check_seams
 from gem_oat import TRAINER
 from gem_oat.seams import SEAMS
+from gem_train.seams import check_seams
 
 
 def main(argv: Sequence[str] | None = None, *, learner: Any = None, actor: Any = None) -> int:

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gem.experiment.estimate import PerTurn
-from gem.packed import PackedRow, PackedTrajectory, Played
-from gem.training import settings
-from gem.training.record import TrainedRow
-from gem.training.rows import PlacedRow
 from gem.trajectory import TrainingRow
+from gem_train import settings
+from gem_train.experiment.estimate import PerTurn
+from gem_train.packed import PackedRow, PackedTrajectory, Played
+from gem_train.record import TrainedRow
+from gem_train.rows import PlacedRow
 
 Gather = Callable[[Any], list[Any]]
 """Hands an object to all ranks; returns those of all ranks, in their order."""
@@ -67,7 +67,7 @@ def give_advantages(
     Args:
         trajectories: The episodes of this rank; `group` is a number within the whole batch.
         rows: Theirs (`placed_rows`), with the critic's values if there is one.
-        estimator: `gem.experiment.estimate.turn_advantages` with all but episodes and values.
+        estimator: `gem_train.experiment.estimate.turn_advantages` with all but episodes and values.
         max_failed_fraction: Share of failed episodes in the whole batch above which this stops.
         gather: Hands an object to all ranks; by default there is one.
         rank: This one's place among them.

@@ -10,7 +10,7 @@ import functools
 import inspect
 from typing import Any
 
-from gem.training.imports import after_import
+from gem_train.imports import after_import
 
 
 @functools.cache

@@ -8,10 +8,10 @@ from typing import Any
 from oat.algorithms.ppo_multiturn import MultiTurnFeedbackCollector
 from torch.utils.data import Dataset
 
-from gem.experiment import metrics
-from gem.experiment.mixtures import Tasks
-from gem.experiment.tasksets import DatasetRow
-from gem.packed import PackedTrajectory
+from gem_train.experiment import metrics
+from gem_train.experiment.mixtures import Tasks
+from gem_train.experiment.tasksets import DatasetRow
+from gem_train.packed import PackedTrajectory
 
 SHOWN = ("episodes", "failed_episodes", "return_mean", "success_rate", "turns_mean", "rollout_s")
 """Metrics of the rollout that oat shows."""

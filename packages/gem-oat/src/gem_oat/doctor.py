@@ -6,10 +6,10 @@ import sys
 import sysconfig
 from functools import partial
 
-from gem.training.doctor import Check, ProblemError, doctor, entry_point, importable
-from gem.training.seams import check_seams
 from gem_oat import TRAINER
 from gem_oat.seams import SEAMS
+from gem_train.doctor import Check, ProblemError, doctor, entry_point, importable
+from gem_train.seams import check_seams
 
 LAUNCHPAD_HINTS = {
     "No module named 'launchpad'": "install it with: pip install dm-launchpad==0.5.2",

@@ -6,13 +6,14 @@ import json
 from itertools import starmap
 from typing import Any
 
-from gem.experiment.hardware import logit_scales
-from gem.experiment.runspec import SamplingPart
-from gem.training import entries, platforms
-from gem.training.launch import Adapter, Launch
-from gem.training.pairs import COMPUTED, ON_CPU, pairs
-from gem.training.settings import Settings
-from gem.training.table import (
+from gem_oat import SUPPORTED_OAT, check_oat
+from gem_train import entries, platforms
+from gem_train.experiment.hardware import logit_scales
+from gem_train.experiment.runspec import SamplingPart
+from gem_train.launch import Adapter, Launch
+from gem_train.pairs import COMPUTED, ON_CPU, pairs
+from gem_train.settings import Settings
+from gem_train.table import (
     Computed,
     Copied,
     Elsewhere,
@@ -22,7 +23,6 @@ from gem.training.table import (
     Table,
     namesakes,
 )
-from gem_oat import SUPPORTED_OAT, check_oat
 
 
 def _compile(run: Run) -> Launch:

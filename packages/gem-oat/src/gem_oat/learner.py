@@ -13,17 +13,17 @@ import torch.distributed as dist
 from oat.algorithms.ppo_multiturn import PPOMultiTurnLearner
 from torch.utils.data import DataLoader, Subset
 
-from gem.experiment.estimate import turn_advantages
-from gem.experiment.metrics import update_metrics
-from gem.experiment.tasksets import DatasetRow, Source
-from gem.packed import PackedTrajectory
-from gem.training import batches, recording, status_files
-from gem.training.checkpoints import Checkpoint, Checkpoints
-from gem.training.ending import to_the_end
-from gem.training.rows import placed_rows
-from gem_oat import TRAINER, advantage, compat, data
+from gem_oat import TRAINER, advantage, compat, data, status_files
 from gem_oat.settings import Args, shown
 from gem_oat.update import Updater
+from gem_train import batches, recording
+from gem_train.checkpoints import Checkpoint, Checkpoints
+from gem_train.ending import to_the_end
+from gem_train.experiment.estimate import turn_advantages
+from gem_train.experiment.metrics import update_metrics
+from gem_train.experiment.tasksets import DatasetRow, Source
+from gem_train.packed import PackedTrajectory
+from gem_train.rows import placed_rows
 
 compat.install()
 

@@ -10,11 +10,10 @@ from typing import Any
 from oat.algorithms.ppo import PPOActor
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-from gem.experiment.tasksets import DatasetRow
-from gem.packed import PackedTrajectory
-from gem.training import status_files, stepped
-from gem_oat import compat
+from gem_oat import compat, status_files, stepped
 from gem_oat.settings import Args
+from gem_train.experiment.tasksets import DatasetRow
+from gem_train.packed import PackedTrajectory
 
 compat.install()
 
@@ -49,7 +48,7 @@ class Actor(PPOActor):  # type: ignore[misc]
         """Play training episodes.
 
         Args:
-            prompts: Tasks, from `gem.experiment.tasksets.DatasetRow.encode`.
+            prompts: Tasks, from `gem_train.experiment.tasksets.DatasetRow.encode`.
             formatted_prompts: Not used.
             references: The number of the iteration, for each task.
 
@@ -63,7 +62,7 @@ class Actor(PPOActor):  # type: ignore[misc]
         """Play evaluation episodes.
 
         Args:
-            tasks: From `gem.experiment.tasksets.DatasetRow.encode`, with a temperature if it is to
+            tasks: From `gem_train.experiment.tasksets.DatasetRow.encode`, with a temperature if it is to
                 take the place of `--eval_temperature`.
             number: Of the evaluation among all.
             updates: Iterations that the policy has been trained for.

@@ -13,12 +13,12 @@ from oat.algorithms.ppo import PPOArgs
 from oat.args import default_args_validation
 
 from gem.estimators import estimator
-from gem.experiment.hardware import logit_scales
-from gem.experiment.mixtures import Tasks, parse_tasks, run_tasks
-from gem.experiment.tasksets import Source, parse_sources
 from gem.rollout import Budget
 from gem.tables import json_or_text, setting
-from gem.training.settings import Refusal, Settings, check_offered, refuse_values
+from gem_train.experiment.hardware import logit_scales
+from gem_train.experiment.mixtures import Tasks, parse_tasks, run_tasks
+from gem_train.experiment.tasksets import Source, parse_sources
+from gem_train.settings import Refusal, Settings, check_offered, refuse_values
 
 
 @dataclass(frozen=True)

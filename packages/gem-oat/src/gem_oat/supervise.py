@@ -18,8 +18,8 @@ from pathlib import Path
 
 import psutil
 
-from gem.training import status_files
-from gem.training.processes import adopt_orphans, alive, children_of, end_descendants, name_of
+from gem_oat import status_files
+from gem_train.processes import adopt_orphans, alive, children_of, end_descendants, name_of
 
 _POLL_S = 0.1
 _GRACE_S = 5.0

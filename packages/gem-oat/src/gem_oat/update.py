@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gem.experiment.losses import kl_penalty, policy_loss, sampler_correction, value_loss
-from gem.training.batches import chunks
 from gem.trajectory import TrainingRow
 from gem_oat.advantage import Row
+from gem_train.batches import chunks
+from gem_train.experiment.losses import kl_penalty, policy_loss, sampler_correction, value_loss
 
 ChunkLoss = Callable[[list[Row]], tuple[Tensor, list[Tensor]]]
 """Returns the part of a loss that is about some rows, and numbers that are added up over chunks."""

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gem.training.imports import lazy
 from gem_openrlhf.settings import Settings
 from gem_openrlhf.version import SUPPORTED_OPENRLHF, TRAINER, __version__, check_openrlhf
+from gem_train.imports import lazy
 
 if TYPE_CHECKING:
     from gem_openrlhf.rollout import GemAgentExecutor

@@ -20,13 +20,13 @@ from openrlhf.trainer.ppo_utils.length_penalty import apply_length_penalties
 
 from gem.errors import RolloutError
 from gem.estimators import estimator
-from gem.experiment.estimate import PerTurn, adjusted_rewards, turn_advantages
-from gem.training.record import TrainedRow
-from gem.training.rows import PlacedEpisode, PlacedRow
-from gem.training.settings import check_episodes
 from gem_openrlhf.record import recording
 from gem_openrlhf.rollout import FAILED, PREFIX, Played
 from gem_openrlhf.settings import Settings, check_flags, load_settings
+from gem_train.experiment.estimate import PerTurn, adjusted_rewards, turn_advantages
+from gem_train.record import TrainedRow
+from gem_train.rows import PlacedEpisode, PlacedRow
+from gem_train.settings import check_episodes
 
 DIFFERENCE = f"{PREFIX}logprob_difference"
 """Log: mean distance of the trainer's log-probabilities from the engine's."""

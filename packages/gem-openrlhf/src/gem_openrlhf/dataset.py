@@ -9,10 +9,10 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from gem.experiment.tasksets import DatasetRow
 from gem_openrlhf.record import ITERATIONS
 from gem_openrlhf.resume import clear_leftovers
 from gem_openrlhf.settings import check_dataset, load_settings
+from gem_train.experiment.tasksets import DatasetRow
 
 
 def line(row: DatasetRow) -> dict[str, str]:

@@ -6,9 +6,9 @@ import os
 import sys
 from functools import partial
 
-from gem.training import doctor
 from gem_openrlhf import worker
 from gem_openrlhf.version import TRAINER
+from gem_train import doctor
 
 REPLACED = {
     "RemoteExperienceMaker": "gem_openrlhf.advantage",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from gem.training.ray import call_while_alive
+from gem_train.ray import call_while_alive
 
 
 def install(module: ModuleType) -> None:

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gem.experiment.tasksets import dataset_text
-from gem.training import entries, platforms
-from gem.training.launch import Adapter, Launch
-from gem.training.pairs import COMPUTED, ON_CPU, pairs
-from gem.training.platforms import Platform
-from gem.training.table import (
+from gem_openrlhf import worker
+from gem_openrlhf.dataset import line
+from gem_openrlhf.record import EVALUATED
+from gem_openrlhf.settings import ONE_ROW, Settings
+from gem_openrlhf.version import SUPPORTED_OPENRLHF, check_openrlhf
+from gem_train import entries, platforms
+from gem_train.experiment.tasksets import dataset_text
+from gem_train.launch import Adapter, Launch
+from gem_train.pairs import COMPUTED, ON_CPU, pairs
+from gem_train.platforms import Platform
+from gem_train.table import (
     Computed,
     Copied,
     Departs,
@@ -22,11 +27,6 @@ from gem.training.table import (
     below,
     namesakes,
 )
-from gem_openrlhf import worker
-from gem_openrlhf.dataset import line
-from gem_openrlhf.record import EVALUATED
-from gem_openrlhf.settings import ONE_ROW, Settings
-from gem_openrlhf.version import SUPPORTED_OPENRLHF, check_openrlhf
 
 MODELS = ("actor", "critic", "ref")
 AGENT_FILE, TRAIN_FILE, EVAL_FILE = "agent.py", "train.jsonl", "eval.jsonl"

@@ -11,8 +11,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from gem.experiment.tasksets import dataset_command
 from gem_openrlhf.dataset import line
+from gem_train.experiment.tasksets import dataset_command
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""The record of a run (`gem.training.record`), put together from what the parts of OpenRLHF know.
+"""The record of a run (`gem_train.record`), put together from what the parts of OpenRLHF know.
 
 The experience maker knows the episodes of an iteration, OpenRLHF's tracker its losses and times;
 both live in one process. Evaluation episodes end in the engines' processes, which leave them in a
@@ -14,10 +14,10 @@ from pathlib import Path
 
 from gem.errors import RecordError
 from gem.json_lines import parse_as
-from gem.packed import PackedTrajectory
-from gem.training.recording import RunRecording
 from gem.trajectory import Trajectory
 from gem_openrlhf.version import TRAINER
+from gem_train.packed import PackedTrajectory
+from gem_train.recording import RunRecording
 
 RECORDED = {
     "loss": "policy_loss",

@@ -16,14 +16,14 @@ from typing import Any
 from openrlhf.utils.agent import AgentExecutorBase
 
 from gem.errors import ConfigurationError, RolloutError
-from gem.experiment.tasksets import DatasetRow
-from gem.packed import PackedTrajectory
 from gem.rollout import ChatFormat, Request, Sample
-from gem.training.sampling import EngineSampler
 from gem.trajectory import Trajectory
 from gem_openrlhf.record import keep_evaluated
 from gem_openrlhf.settings import Settings
 from gem_openrlhf.worker import installed, require_hook
+from gem_train.experiment.tasksets import DatasetRow
+from gem_train.packed import PackedTrajectory
+from gem_train.sampling import EngineSampler
 
 PREFIX = "gem/"
 FAILED = f"{PREFIX}failed"

@@ -11,7 +11,7 @@ from typing import Any
 from gem.errors import ConfigurationError
 from gem.rollout import Budget
 from gem.tables import setting
-from gem.training.settings import (
+from gem_train.settings import (
     DatasetSettings,
     check_estimator,
     check_group_size,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gem.training.doctor import Requirement
+from gem_train.doctor import Requirement
 
 __version__ = "0.1.0"
 

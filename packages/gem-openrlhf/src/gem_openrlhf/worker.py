@@ -16,10 +16,10 @@ from types import ModuleType
 from typing import Any
 
 from gem.errors import ConfigurationError
-from gem.training.imports import after_import
-from gem.training.seams import Seam, check_seams
 from gem_openrlhf.settings import Settings
 from gem_openrlhf.version import TRAINER
+from gem_train.imports import after_import
+from gem_train.seams import Seam, check_seams
 
 SETUP = "gem_openrlhf.worker.setup"
 VARIABLE = "RAY_RUNTIME_ENV_HOOK"

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from gem.errors import RolloutError
 from gem.estimators import estimator
-from gem.experiment.estimate import PerTurn, adjusted_rewards, turn_advantages
-from gem.packed import PackedTrajectory
-from gem.training.record import TrainedRow
-from gem.training.rows import PlacedEpisode, PlacedRow, write_all
-from gem.training.settings import check_episodes
 from gem_rl2.rollout import TAG
 from gem_rl2.settings import Keys, Settings
+from gem_train.experiment.estimate import PerTurn, adjusted_rewards, turn_advantages
+from gem_train.packed import PackedTrajectory
+from gem_train.record import TrainedRow
+from gem_train.rows import PlacedEpisode, PlacedRow, write_all
+from gem_train.settings import check_episodes
 
 Tensors = dict[str, Tensor]
 """RL2's batch, each `[rows, columns]` on the CPU: column c has token c as input and is about token

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gem.errors import ConfigurationError
-from gem.experiment.tasksets import DatasetRow
+from gem_train.experiment.tasksets import DatasetRow
 
 KEY = "gem"
 """Entry of `extra_info` that holds the row."""

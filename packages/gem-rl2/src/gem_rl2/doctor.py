@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from functools import partial
 
-from gem.training.doctor import Check, Requirement, doctor, entry_point, importable
-from gem.training.seams import check_seams
 from gem_rl2.release import check_rl2
 from gem_rl2.version import TRAINER
+from gem_train.doctor import Check, Requirement, doctor, entry_point, importable
+from gem_train.seams import check_seams
 
 SGLANG = Requirement("sglang", ">=0.5.2,<0.5.10", TRAINER.by, 'pip install "sglang==0.5.2"')
 """Versions that RL2's imports and transformers 4 allow; 0.5.2 and 0.5.9 were tried."""

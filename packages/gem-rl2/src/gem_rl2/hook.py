@@ -22,16 +22,16 @@ from sglang_router.launch_router import RouterArgs
 from torch.distributed.checkpoint.state_dict import _patch_optimizer_state_dict
 
 from gem.errors import ConfigurationError
-from gem.training import processes
-from gem.training.checkpoints import Checkpoints
-from gem.training.recording import RunRecording
-from gem.training.seams import Seam, check_seams
 from gem_rl2 import advantage, rollout
 from gem_rl2.record import record_logs
 from gem_rl2.release import Installation, check_rl2
 from gem_rl2.rollout import Rollouts
 from gem_rl2.settings import SECTION, Keys, Settings, check
 from gem_rl2.version import TRAINER
+from gem_train import processes
+from gem_train.checkpoints import Checkpoints
+from gem_train.recording import RunRecording
+from gem_train.seams import Seam, check_seams
 
 _WORKERS = "RL2.workers.base"
 SEAMS = (

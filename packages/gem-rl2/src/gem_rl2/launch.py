@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from gem.experiment.runspec import RunSpec
-from gem.experiment.tasksets import dataset_text
-from gem.training import entries, platforms
-from gem.training.hydra import hydra_value
-from gem.training.launch import Adapter, Launch
-from gem.training.pairs import COMPUTED, ON_CPU, pairs
-from gem.training.platforms import Platform
-from gem.training.table import (
+from gem_rl2.__main__ import ENV_FILE
+from gem_rl2.dataset import line
+from gem_rl2.release import check_rl2
+from gem_rl2.settings import Settings
+from gem_rl2.version import SUPPORTED_RL2
+from gem_train import entries, platforms
+from gem_train.experiment.runspec import RunSpec
+from gem_train.experiment.tasksets import dataset_text
+from gem_train.hydra import hydra_value
+from gem_train.launch import Adapter, Launch
+from gem_train.pairs import COMPUTED, ON_CPU, pairs
+from gem_train.platforms import Platform
+from gem_train.table import (
     Computed,
     Copied,
     Departs,
@@ -23,11 +28,6 @@ from gem.training.table import (
     Table,
     namesakes,
 )
-from gem_rl2.__main__ import ENV_FILE
-from gem_rl2.dataset import line
-from gem_rl2.release import check_rl2
-from gem_rl2.settings import Settings
-from gem_rl2.version import SUPPORTED_RL2
 
 TRAIN_FILE, EVAL_FILE = "train.jsonl", "eval.jsonl"
 PARTS = ("actor", "critic")

@@ -1,4 +1,4 @@
-"""The record of a run (`gem.training.record`), on rank 0, put together from what RL2 logs.
+"""The record of a run (`gem_train.record`), on rank 0, put together from what RL2 logs.
 
 RL2 logs through `wandb.log(values, step=...)`, also without Weights & Biases, and the last entry
 of a step is the time of its weight transfer; an evaluation follows that.
@@ -10,11 +10,11 @@ from typing import Any
 
 import wandb
 
-from gem.training.checkpoints import Checkpoint, Checkpoints
-from gem.training.recording import Names, RunRecording
 from gem_rl2.release import Installation
 from gem_rl2.rollout import Rollouts
 from gem_rl2.version import __version__
+from gem_train.checkpoints import Checkpoint, Checkpoints
+from gem_train.recording import Names, RunRecording
 
 RECORDED: Names = {
     "loss": "actor/loss",

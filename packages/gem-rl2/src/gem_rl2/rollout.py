@@ -14,14 +14,14 @@ from typing import Any
 import aiohttp
 
 from gem.errors import ConfigurationError, RolloutError
-from gem.experiment.tasksets import DatasetRow
-from gem.packed import PackedTrajectory
 from gem.rollout import ChatFormat
-from gem.training.settings import check_episodes
-from gem.training.sglang import SglangSampler
 from gem.trajectory import Trajectory
 from gem_rl2.dataset import read
 from gem_rl2.settings import Keys, Settings, budget
+from gem_rl2.sglang import SglangSampler
+from gem_train.experiment.tasksets import DatasetRow
+from gem_train.packed import PackedTrajectory
+from gem_train.settings import check_episodes
 
 StateDict = dict[str, list[Any]]
 """One training row as RL2 wants it: `states`, `actions`, `action_mask`, `logps`, `rewards`."""

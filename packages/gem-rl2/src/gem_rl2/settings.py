@@ -9,7 +9,7 @@ from typing import Any
 from gem.errors import ConfigurationError
 from gem.rollout import Budget
 from gem.tables import flatten, setting
-from gem.training.settings import DatasetSettings, check_estimator, check_group_size
+from gem_train.settings import DatasetSettings, check_estimator, check_group_size
 
 SECTION = "gem"
 """Section of RL2's configuration; without it GEM stays out of the way."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from functools import partial
 
-from gem.training import doctor
 from gem_roll.checkout import check_roll
 from gem_roll.version import SUPPORTED_ROLL, __version__
+from gem_train import doctor
 
 
 def check_version() -> str:

@@ -19,12 +19,12 @@ from roll.pipeline.agentic.env_manager.base_env_manager import BaseEnvManager
 from tensordict import TensorDict
 
 from gem.errors import ConfigurationError
-from gem.packed import PackedTrajectory
 from gem.rollout import Request, Sample
-from gem.training.sampling import EngineSampler
 from gem.trajectory import Trajectory
 from gem_roll import rows
 from gem_roll.settings import GemSettings
+from gem_train.packed import PackedTrajectory
+from gem_train.sampling import EngineSampler
 
 
 class GemEnvManager(BaseEnvManager):  # type: ignore[misc]

@@ -15,11 +15,14 @@ import yaml
 
 from gem.errors import ConfigurationError
 from gem.tasks import TaskSet
-from gem.training import entries, platforms
-from gem.training.launch import Adapter, Launch
-from gem.training.pairs import COMPUTED, ON_CPU, pairs
-from gem.training.platforms import Platform
-from gem.training.table import (
+from gem_roll.checkout import LAUNCHER, check_roll
+from gem_roll.settings import ONE_ROW, GemSettings
+from gem_roll.version import SUPPORTED_ROLL
+from gem_train import entries, platforms
+from gem_train.launch import Adapter, Launch
+from gem_train.pairs import COMPUTED, ON_CPU, pairs
+from gem_train.platforms import Platform
+from gem_train.table import (
     Computed,
     Copied,
     Departs,
@@ -29,9 +32,6 @@ from gem.training.table import (
     Table,
     namesakes,
 )
-from gem_roll.checkout import LAUNCHER, check_roll
-from gem_roll.settings import ONE_ROW, GemSettings
-from gem_roll.version import SUPPORTED_ROLL
 
 Tree: TypeAlias = dict[str, Any]
 CONFIG, BASE = "roll", Path(__file__).with_name("agentic.yaml")

@@ -21,10 +21,11 @@ from typing import Any
 import numpy as np
 
 from gem.core import Env
-from gem.grading import code, math, qa
+from gem.grading import math, qa
 from gem.grading.formats import ANSWER_TAG, BOXED, FENCED_CODE
-from gem.sandbox import Limits, resolve
-from gem.training.imports import after_import
+from gem_sandbox import Limits, resolve
+from gem_sandbox.grading import code
+from gem_train.imports import after_import
 
 TERMINAL_STATE = "<｜TERMINAL_STATE｜>"
 """Observation after the last turn."""

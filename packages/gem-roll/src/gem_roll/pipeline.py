@@ -19,13 +19,13 @@ from roll.distributed.scheduler.protocol import DataProto
 from roll.pipeline.agentic import agentic_pipeline
 
 from gem.errors import ConfigurationError
-from gem.experiment.metrics import episode_metrics
-from gem.training.recording import Names, RunRecording
-from gem.training.settings import check_episodes
 from gem_roll import rows
 from gem_roll.checkout import check_roll
 from gem_roll.settings import check_config
 from gem_roll.version import SUPPORTED_ROLL, __version__
+from gem_train.experiment.metrics import episode_metrics
+from gem_train.recording import Names, RunRecording
+from gem_train.settings import check_episodes
 
 RECORDED: Names = {
     "loss": "actor/total_loss@sum",
@@ -105,7 +105,7 @@ class GemAgenticPipeline(agentic_pipeline.AgenticPipeline):  # type: ignore[misc
         """Evaluate: play the validation environments; ROLL calls this in a thread of its own.
 
         Returns:
-            ROLL's metrics: those of `gem.experiment.metrics` under `val/<tag>/`.
+            ROLL's metrics: those of `gem_train.experiment.metrics` under `val/<tag>/`.
 
         Raises:
             RolloutError: Too many episodes failed.

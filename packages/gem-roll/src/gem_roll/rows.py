@@ -16,16 +16,16 @@ from torch import Tensor
 
 from gem.errors import RolloutError
 from gem.estimators import estimator
-from gem.experiment.estimate import PerTurn, turn_advantages
-from gem.packed import PackedTrajectory
-from gem.training.record import TrainedRow
-from gem.training.rows import PlacedEpisode, PlacedRow, write_all
-from gem.training.settings import check_episodes
 from gem.trajectory import TrainingRow, Trajectory
 from gem_roll.settings import GemSettings
+from gem_train.experiment.estimate import PerTurn, turn_advantages
+from gem_train.packed import PackedTrajectory
+from gem_train.record import TrainedRow
+from gem_train.rows import PlacedEpisode, PlacedRow, write_all
+from gem_train.settings import check_episodes
 
 EPISODE, SLOT = "gem_episode", "env_ids"
-"""Columns without tensors: the episode's bytes (`gem.packed`), and the slot that played it."""
+"""Columns without tensors: the episode's bytes (`gem_train.packed`), and the slot that played it."""
 
 
 def columns(trajectory: Trajectory, length: int, pad_id: int, stop_id: int) -> dict[str, Tensor]:

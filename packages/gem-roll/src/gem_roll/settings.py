@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gem.experiment.mixtures import parse_tasks
 from gem.rollout.play import Budget
 from gem.tables import setting
 from gem.tasks import Task
-from gem.training.settings import (
+from gem_train.experiment.mixtures import parse_tasks
+from gem_train.settings import (
     Settings,
     check_estimator,
     check_group_size,

@@ -6,7 +6,7 @@ cookbook with `gem_tinker.cookbook`. See docs/tinker.md.
 
 from __future__ import annotations
 
-from gem.training.doctor import Requirement
+from gem_train.doctor import Requirement
 
 __version__ = "0.1.0"
 

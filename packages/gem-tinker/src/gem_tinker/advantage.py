@@ -16,11 +16,11 @@ import tinker
 from numpy.typing import NDArray
 
 from gem.errors import ConfigurationError, RolloutError
-from gem.experiment.estimate import PerTurn, turn_advantages
-from gem.training.record import TrainedRow
-from gem.training.rows import PlacedRow, placed_rows
 from gem.trajectory import Trajectory
 from gem_tinker.settings import Config
+from gem_train.experiment.estimate import PerTurn, turn_advantages
+from gem_train.record import TrainedRow
+from gem_train.rows import PlacedRow, placed_rows
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,6 @@ from gem.blame import boundary
 from gem.errors import ConfigurationError
 from gem.executors.asynchronous import AsyncEnv
 from gem.executors.held import STEP_TIMEOUT_S, EnvFailedError
-from gem.experiment.mixtures import Tasks, parse_tasks
 from gem.rollout import (
     Budget,
     ChatFormat,
@@ -42,8 +41,9 @@ from gem.rollout import (
     together,
 )
 from gem.tasks import Task
-from gem.training import settings
 from gem.trajectory import Failure, Trajectory
+from gem_train import settings
+from gem_train.experiment.mixtures import Tasks, parse_tasks
 
 
 class GemEnv(rl.Env):  # type: ignore[misc]

@@ -29,13 +29,13 @@ from tinker_cookbook.rl import types as rl
 from tinker_cookbook.utils.misc_utils import split_list
 
 from gem.errors import ConfigurationError, exit_status
-from gem.experiment.mixtures import parse_tasks
-from gem.training import recording, seams, settings
-from gem.training.ending import to_the_end
 from gem_tinker import COOKBOOK, __version__, check_tinker
 from gem_tinker.advantage import Objective, batch_rows, to_datums, trained_rows
 from gem_tinker.server import probe
 from gem_tinker.settings import Config as Direct
+from gem_train import recording, seams, settings
+from gem_train.ending import to_the_end
+from gem_train.experiment.mixtures import parse_tasks
 
 SEAMS = seams.calls(
     cookbook.__name__,

@@ -7,9 +7,9 @@ import sys
 from functools import partial
 
 from gem.errors import MissingExtraError
-from gem.training.doctor import Check, doctor, entry_point, importable
-from gem.training.seams import calls, check_seams
 from gem_tinker import COOKBOOK, SUPPORTED_COOKBOOK, TRAINER, check_cookbook
+from gem_train.doctor import Check, doctor, entry_point, importable
+from gem_train.seams import calls, check_seams
 
 ANSWER_TIMEOUT_S = 30.0
 

@@ -6,12 +6,14 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from gem.training import entries, platforms
-from gem.training.checkpoints import CHECKPOINTS
-from gem.training.launch import Adapter, Launch
-from gem.training.pairs import COMPUTED, pairs
-from gem.training.platforms import Platform
-from gem.training.table import (
+from gem_tinker import SUPPORTED_TINKER, check_tinker
+from gem_tinker.settings import NO_CRITIC, TEMPERATURE, Config
+from gem_train import entries, platforms
+from gem_train.checkpoints import CHECKPOINTS
+from gem_train.launch import Adapter, Launch
+from gem_train.pairs import COMPUTED, pairs
+from gem_train.platforms import Platform
+from gem_train.table import (
     Computed,
     Copied,
     Departs,
@@ -25,8 +27,6 @@ from gem.training.table import (
     keys,
     namesakes,
 )
-from gem_tinker import SUPPORTED_TINKER, check_tinker
-from gem_tinker.settings import NO_CRITIC, TEMPERATURE, Config
 
 ALPHA = 32.0
 """Every Tinker server scales adapters by 32 / rank."""

@@ -10,10 +10,10 @@ import tinker
 
 from gem.rollout import ChatFormat, Request, Sample, together
 from gem.tasks import Task
-from gem.training.sampling import EngineSampler, answered
 from gem.trajectory import Trajectory
 from gem_tinker.server import answer, unanswered
 from gem_tinker.settings import Config
+from gem_train.sampling import EngineSampler, answered
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ import tinker
 from tinker.lib.base_url import DEFAULT_BASE_URL, resolve_base_url
 
 from gem.errors import ConfigurationError, RolloutError, UnreachableError
-from gem.training import sampling, settings
 from gem_tinker.settings import Config
+from gem_train import sampling, settings
 
 GRAD_NORM = "grad_norm"
 """End of the name under which servers report the norm of a gradient before clipping."""

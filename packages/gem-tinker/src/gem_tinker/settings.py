@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from gem.experiment import tasksets
-from gem.experiment.mixtures import Tasks, parse_tasks, run_tasks
 from gem.tables import assignments, filled, setting
-from gem.training import settings
+from gem_train import settings
+from gem_train.experiment import tasksets
+from gem_train.experiment.mixtures import Tasks, parse_tasks, run_tasks
 
 SERVERS = ("auto", "hosted", "skyrl_train", "skyrl_jax")
 """Values of `server`; see `gem_tinker.advantage.Objective`."""

@@ -5,7 +5,7 @@
         turn_tokens=512 record_dir=runs/guess
 
 `gem_tinker.settings.Config` has all keys. With `record_dir` the run leaves a record
-(`gem.training.record`), saves checkpoints, and goes on from the last one when it is started again.
+(`gem_train.record`), saves checkpoints, and goes on from the last one when it is started again.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ import numpy as np
 import tinker
 
 from gem.errors import RolloutError, exit_status
-from gem.experiment.metrics import show, update_metrics
 from gem.tasks import Task
-from gem.training import batches, sampling, settings
-from gem.training.checkpoints import Checkpoint, Checkpoints
-from gem.training.ending import to_the_end
-from gem.training.recording import Report, RunRecording
 from gem.trajectory import Trajectory
 from gem_tinker import TRAINER, check_tinker
 from gem_tinker.advantage import Objective, Row, batch_rows, to_datums, trained_rows
 from gem_tinker.rollout import Sampling, play_batch
 from gem_tinker.server import answer, new_adapter, probe, unanswered, update
 from gem_tinker.settings import FREE, Config, read
+from gem_train import batches, sampling, settings
+from gem_train.checkpoints import Checkpoint, Checkpoints
+from gem_train.ending import to_the_end
+from gem_train.experiment.metrics import show, update_metrics
+from gem_train.recording import Report, RunRecording
 
 
 async def train(config: Config, report: Report = lambda *_: None) -> None:

@@ -17,8 +17,8 @@ See docs/trl.md.
 
 from __future__ import annotations
 
-from gem.training.doctor import Requirement
-from gem.training.imports import lazy
+from gem_train.doctor import Requirement
+from gem_train.imports import lazy
 
 __version__ = "0.1.0"
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from datasets import Dataset
 
-from gem.experiment.tasksets import dataset_rows, parse_sources
+from gem_train.experiment.tasksets import dataset_rows, parse_sources
 
 
 def task_dataset(*uris: str) -> Dataset:

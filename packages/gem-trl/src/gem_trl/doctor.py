@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from functools import partial
 
-from gem.training import doctor
-from gem.training.seams import check_seams
+from gem_train import doctor
+from gem_train.seams import check_seams
 from gem_trl import TRAINER
 
 

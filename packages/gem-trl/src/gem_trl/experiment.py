@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from gem.errors import ConfigurationError
-from gem.experiment.hardware import Hardware
-from gem.experiment.runspec import RunSpec
-from gem.training import entries
-from gem.training.passes import pass_tokens
-from gem.training.settings import refuse_values
-from gem.training.table import (
+from gem_train import entries
+from gem_train.experiment.hardware import Hardware
+from gem_train.experiment.runspec import RunSpec
+from gem_train.passes import pass_tokens
+from gem_train.settings import refuse_values
+from gem_train.table import (
     Computed,
     Copied,
     Departs,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib.util
 import json
 
-from gem.experiment.runspec import RunSpec
-from gem.training import platforms
-from gem.training.launch import Adapter, Launch, executor_variable
-from gem.training.pairs import COMPUTED, ON_CPU, pairs
-from gem.training.platforms import Platform
-from gem.training.table import Run, below
+from gem_train import platforms
+from gem_train.experiment.runspec import RunSpec
+from gem_train.launch import Adapter, Launch, executor_variable
+from gem_train.pairs import COMPUTED, ON_CPU, pairs
+from gem_train.platforms import Platform
+from gem_train.table import Run, below
 from gem_trl import SUPPORTED_TRL, check_trl
 from gem_trl.experiment import CHECKPOINTS, GIVEN, TABLE, check_correction
 

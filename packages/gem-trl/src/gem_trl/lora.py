@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from gem.errors import ConfigurationError
-from gem.experiment.runspec import PolicyPart
+from gem_train.experiment.runspec import PolicyPart
 
 SHARING = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Names of projections that have the same input."""

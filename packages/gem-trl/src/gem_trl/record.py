@@ -1,11 +1,11 @@
-"""What TRL logs of an iteration, for the record of a run (`gem.training.record`)."""
+"""What TRL logs of an iteration, for the record of a run (`gem_train.record`)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gem.training.recording import RunRecording
+from gem_train.recording import RunRecording
 from gem_trl import TRAINER
 
 RECORDED = {

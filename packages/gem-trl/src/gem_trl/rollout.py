@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from gem.training.seams import replaced
 from gem.trajectory import TrainingRow, Trajectory
+from gem_train.seams import replaced
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from gem.tables import setting
-from gem.training.settings import Settings, check_group_size, check_offered, refuse_values
+from gem_train.settings import Settings, check_group_size, check_offered, refuse_values
 
 NO_CRITIC = "TRL's GRPOTrainer has no critic"
 ONE_ROW = "TRL's batches have one row per episode, it makes several"

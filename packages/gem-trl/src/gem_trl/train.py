@@ -4,7 +4,7 @@
     accelerate launch --num_processes 8 -m gem_trl.train guess.toml --record runs/guess
 
 SPEC is a RunSpec as TOML or JSON; the keys are fields of GRPOConfig that decide nothing about what
-is learned. The run leaves a record (`gem.training.record`) and checkpoints, and goes on from the
+is learned. The run leaves a record (`gem_train.record`) and checkpoints, and goes on from the
 last whole one when it is started again.
 """
 
@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from gem.errors import RecordError, exit_status
-from gem.experiment.runspec import RunSpec
 from gem.json_lines import read_json
 from gem.tables import json_or_text
-from gem.training.processes import free_port
-from gem.training.record import Recorder
-from gem.training.recording import begin
+from gem_train.experiment.runspec import RunSpec
+from gem_train.processes import free_port
+from gem_train.record import Recorder
+from gem_train.recording import begin
 from gem_trl import TRAINER, check_trl, lora
 from gem_trl.experiment import CHECKPOINTS, check_spec, gem_settings, grpo_config
 

@@ -25,18 +25,18 @@ from accelerate.utils import gather_object
 from trl import GRPOConfig, GRPOTrainer
 
 from gem.errors import ConfigurationError
-from gem.experiment.estimate import PerTurn, turn_advantages
-from gem.experiment.tasksets import DatasetRow
-from gem.packed import PackedTrajectory, Played
 from gem.rollout.play import Sampler
-from gem.training.lockstep import Lockstep
-from gem.training.record import TrainedRow
-from gem.training.recording import rows_wanted
-from gem.training.rows import PlacedRow
-from gem.training.seams import Seam, called, calls, check_seams
-from gem.training.settings import check_episodes
 from gem.trajectory import Trajectory
+from gem_train.experiment.estimate import PerTurn, turn_advantages
+from gem_train.experiment.tasksets import DatasetRow
+from gem_train.packed import PackedTrajectory, Played
+from gem_train.record import TrainedRow
+from gem_train.recording import rows_wanted
+from gem_train.rows import PlacedRow
+from gem_train.seams import Seam, called, calls, check_seams
+from gem_train.settings import check_episodes
 from gem_trl import TRAINER
+from gem_trl.lockstep import Lockstep
 from gem_trl.record import of_iteration, recording
 from gem_trl.rollout import columns, sampling_at, training_row
 from gem_trl.settings import GemSettings, check_config, steps_per_iteration

@@ -6,7 +6,7 @@ entry-point group, and the launcher stays `python -m verl.trainer.main_ppo`. See
 
 from __future__ import annotations
 
-from gem.training.doctor import Requirement
+from gem_train.doctor import Requirement
 
 __version__ = "0.1.0"
 

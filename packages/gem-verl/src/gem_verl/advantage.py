@@ -21,9 +21,9 @@ from verl.trainer.ppo.core_algos import register_adv_est
 
 from gem.errors import ConfigurationError, RolloutError
 from gem.estimators import estimator, estimator_names
-from gem.experiment.estimate import PerTurn, adjusted_rewards, turn_advantages
-from gem.training.rows import EpisodeTurns, RowTurns, at_turns, over_turns, turns_by_mask, write_all
-from gem.training.settings import check_failures
+from gem_train.experiment.estimate import PerTurn, adjusted_rewards, turn_advantages
+from gem_train.rows import EpisodeTurns, RowTurns, at_turns, over_turns, turns_by_mask, write_all
+from gem_train.settings import check_failures
 from gem_verl.settings import PREFIX
 
 _PADDING_UID = "pad"  # verl fills batches up with rows whose prompt id begins like this
@@ -45,7 +45,7 @@ class Batch:
     state: dict[str, float] = field(default_factory=dict)
     """Of an estimator that keeps one, such as `gem_rae`; brought up to date by the estimator."""
     normalise: str = "batch"
-    """What ReBN's statistics are over; see `gem.experiment.estimate`."""
+    """What ReBN's statistics are over; see `gem_train.experiment.estimate`."""
 
 
 _GIVEN: ContextVar[Batch | None] = ContextVar("gem_verl_batch", default=None)

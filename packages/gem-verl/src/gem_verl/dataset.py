@@ -18,10 +18,10 @@ from typing import Any
 from omegaconf import OmegaConf
 from torch.utils.data import Dataset
 
-from gem.experiment.mixtures import samples
-from gem.experiment.tasksets import Source, encode_task, task_at
 from gem.multi import all_seats
-from gem.training.preflight import check
+from gem_train.experiment.mixtures import samples
+from gem_train.experiment.tasksets import Source, encode_task, task_at
+from gem_train.preflight import check
 from gem_verl.settings import check_config
 
 logger = logging.getLogger(__name__)

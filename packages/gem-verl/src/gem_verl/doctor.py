@@ -9,7 +9,7 @@ from functools import partial
 from importlib.util import find_spec
 
 from gem.estimators import estimator_names
-from gem.training import doctor
+from gem_train import doctor
 from gem_verl import SUPPORTED_VERL, TRAINER
 from gem_verl.settings import GEM_MODES
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any, cast
 
 from gem.errors import ConfigurationError
-from gem.experiment.tasksets import Source
 from gem.tasks import TaskSet
-from gem.training import entries, platforms
-from gem.training.hydra import hydra_value
-from gem.training.launch import Adapter, Launch
-from gem.training.pairs import COMPUTED, ON_CPU, pairs
-from gem.training.platforms import Platform
-from gem.training.table import Computed, Copied, Departs, Fixed, Refused, Run, Table, namesakes
+from gem_train import entries, platforms
+from gem_train.experiment.tasksets import Source
+from gem_train.hydra import hydra_value
+from gem_train.launch import Adapter, Launch
+from gem_train.pairs import COMPUTED, ON_CPU, pairs
+from gem_train.platforms import Platform
+from gem_train.table import Computed, Copied, Departs, Fixed, Refused, Run, Table, namesakes
 from gem_verl import SUPPORTED_VERL, check_verl
 from gem_verl.settings import CRITIC, FLASH, PREFIX, SPLIT, Settings, fuses
 

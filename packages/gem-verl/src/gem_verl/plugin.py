@@ -14,7 +14,7 @@ import warnings
 from functools import partial
 from types import ModuleType
 
-from gem.training.imports import after_import
+from gem_train.imports import after_import
 from gem_verl import check_verl
 
 HOOKS = {

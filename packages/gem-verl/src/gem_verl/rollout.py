@@ -12,7 +12,7 @@ itself fails, the row also carries the reward NaN, at which the estimators and t
 package stop the run.
 
 For the trainers of this package the last row of an episode has its numbers in `extra_fields`
-(`gem.packed.PackedTrajectory.head`) and, in a field of its own, the whole episode, which they read
+(`gem_train.packed.PackedTrajectory.head`) and, in a field of its own, the whole episode, which they read
 only to record it.
 """
 
@@ -36,13 +36,13 @@ from verl.experimental.agent_loop.agent_loop import (
 )
 
 from gem.errors import RolloutError
-from gem.experiment.metrics import episode_metrics
-from gem.experiment.tasksets import decode_task
-from gem.packed import PackedTrajectory
 from gem.rollout import Request, Sample
-from gem.training.rows import split_turns
-from gem.training.sampling import EngineSampler
 from gem.trajectory import TrainingRow, Trajectory
+from gem_train.experiment.metrics import episode_metrics
+from gem_train.experiment.tasksets import decode_task
+from gem_train.packed import PackedTrajectory
+from gem_train.rows import split_turns
+from gem_train.sampling import EngineSampler
 from gem_verl.settings import GEM_MODES, Settings, check_rows
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ SCALARS = {
     "format_error": "format_error_rate",
 }
 """Numbers of an episode that verl's validation averages (`val-*/<data source>/<name>/...`), and
-their names in `gem.experiment.metrics`."""
+their names in `gem_train.experiment.metrics`."""
 
 
 class GemAgentLoopOutput(AgentLoopOutput):  # type: ignore[misc]

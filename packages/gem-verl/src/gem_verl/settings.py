@@ -13,10 +13,10 @@ from typing import Any
 
 from gem.errors import ConfigurationError
 from gem.estimators import Estimator, estimator
-from gem.experiment.hardware import known_config, logit_scales
 from gem.tables import setting
-from gem.training.settings import Refusal, refuse_values
-from gem.training.settings import Settings as BaseSettings
+from gem_train.experiment.hardware import known_config, logit_scales
+from gem_train.settings import Refusal, refuse_values
+from gem_train.settings import Settings as BaseSettings
 
 GEM_MODES = ("gem_sync", "gem_colocate_async")
 """Values of `trainer.v1.trainer_mode` that `gem_verl.trainer` registers."""

@@ -4,7 +4,7 @@ Both are verl's own trainers with some methods extended, `SEAMS`. They let estim
 of each episode, its rewards and the critic's values; train the critic where turns begin; leave
 failed episodes out of verl's statistics and stop when too many fail; stop when a process that the
 rollout needs is dead; log `gem/*` metrics; and write a record
-(`gem.training.record`) where `gem.record_dir` says.
+(`gem_train.record`) where `gem.record_dir` says.
 
 This is the only module that touches TransferQueue.
 """
@@ -31,16 +31,16 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.debug import marked_timer
 
 from gem.errors import RolloutError
-from gem.packed import PackedTrajectory
-from gem.training.checkpoints import read_state, save_state
-from gem.training.processes import claim
-from gem.training.ray import call_while_alive
-from gem.training.record import TrainedRow
-from gem.training.recording import RunRecording
-from gem.training.rows import EpisodeTurns, RowTurns
-from gem.training.seams import Seam, check_seams
-from gem.training.settings import MayFail, check_episodes, failure_reasons
 from gem.trajectory import Failure, TurnSpan
+from gem_train.checkpoints import read_state, save_state
+from gem_train.packed import PackedTrajectory
+from gem_train.processes import claim
+from gem_train.ray import call_while_alive
+from gem_train.record import TrainedRow
+from gem_train.recording import RunRecording
+from gem_train.rows import EpisodeTurns, RowTurns
+from gem_train.seams import Seam, check_seams
+from gem_train.settings import MayFail, check_episodes, failure_reasons
 from gem_verl import TRAINER
 from gem_verl.advantage import ESTIMATORS, Batch, given
 from gem_verl.rollout import EPISODE
@@ -86,7 +86,7 @@ def claim_sockets(job_id: str, folder: str = "/tmp") -> TextIO:
 
     verl sends weights to vLLM through sockets that it names by the number of the Ray job. Every new
     Ray cluster begins with the same number, and verl removes a socket that is in the way: two runs
-    at a time would load each other's weights, or wait for ever. See `gem.training.processes.claim`.
+    at a time would load each other's weights, or wait for ever. See `gem_train.processes.claim`.
     """
     reason = (
         f"another verl run on this machine, in a Ray cluster of its own, has Ray job {job_id}, "

@@ -52,7 +52,7 @@ def make_executor(name: str) -> Executor:
     """
     kind, number = check_name(name)
     if kind == "remote":
-        from gem.executors.remote import RemoteExecutor
+        from gem_serve.executors.remote import RemoteExecutor
 
         return RemoteExecutor(name.partition(":")[2])
     if kind == "thread":
@@ -60,7 +60,7 @@ def make_executor(name: str) -> Executor:
 
         return ThreadExecutor()
     if kind == "ray":
-        from gem.executors.ray import RayExecutor
+        from gem_serve.executors.ray import RayExecutor
 
         return RayExecutor(number)
     from gem.executors.process import ProcessExecutor

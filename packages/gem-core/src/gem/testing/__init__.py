@@ -8,8 +8,8 @@ with `playing` and `subject`; `suite` checks many environments; `cli` has the co
 from __future__ import annotations
 
 from gem.testing.checker import CheckReport, CheckResult, check_env
-from gem.testing.golden import golden_batch, golden_turn_rows
 from gem.testing.suite import Outcome, check_many
+from gem_train.testing.golden import golden_batch, golden_turn_rows
 
 __all__ = [
     "CheckReport",

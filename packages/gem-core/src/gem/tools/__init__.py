@@ -17,8 +17,8 @@ from gem.tools.base import Tool, ToolCall, ToolResult
 
 if TYPE_CHECKING:
     from gem.tools.mcp import MCPTool
-    from gem.tools.python import PythonTool
     from gem.tools.search import SearchTool
+    from gem_sandbox.tool import PythonTool
 
 __all__ = [
     "MCPTool",
@@ -37,7 +37,7 @@ ToolLike: TypeAlias = "Tool | str | Mapping[str, Any]"
 """A tool, its name, or `{"name": ..., <parameter>: <value>, ...}`."""
 
 _CLASSES = {
-    "python": "gem.tools.python:PythonTool",
+    "python": "gem_sandbox.tool:PythonTool",
     "search": "gem.tools.search:SearchTool",
     "mcp": "gem.tools.mcp:MCPTool",
 }

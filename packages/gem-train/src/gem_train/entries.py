@@ -1,0 +1,214 @@
+"""Entries of tables that several adapters share; see `gem_train.table`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
+
+from gem.multi import agents, all_seats
+from gem_train.experiment.mixtures import samples
+from gem_train.experiment.runspec import RunSpec
+from gem_train.table import (
+    Departs,
+    Elsewhere,
+    Entry,
+    Fixed,
+    Ignored,
+    Parity,
+    Refused,
+    Run,
+    Way,
+)
+
+Part: TypeAlias = dict[str, Entry | tuple[Entry, ...]]
+"""Part of a table."""
+
+ALL_WEIGHTS: Part = {
+    "policy.lora_rank": Fixed(0, "all weights are trained"),
+    "policy.lora_alpha": Elsewhere("no adapters"),
+    "policy.lora_init": Elsewhere("no adapters"),
+}
+"""Of a trainer that is told to train all weights. Without a rank the other two keys have no
+effect."""
+
+ALL_ENGINES = Refused(
+    lambda run, value: run.hardware.engines != run.shared_engines,
+    "engines and learner share all GPUs, which makes {run.shared_engines} engines",
+)
+"""Of a trainer whose engines and learner share all GPUs; beside `hardware.engine.engines`."""
+
+SHARED_GPUS: Part = {
+    "hardware.device": Elsewhere("GEM_CPU=1 without a GPU"),
+    "hardware.gpu_memory_gb": Ignored("only `gem-bench fit` looks at it"),
+    "hardware.engine.engines": (Elsewhere("as many as the GPUs allow"), ALL_ENGINES),
+}
+"""Of a trainer whose engines and learner share all GPUs."""
+
+WHOLE_MINIBATCHES = Refused(
+    lambda run, value: run.spec.episodes % value > 0,
+    "{run.spec.episodes} episodes (training.tasks * training.group_size) do not divide so",
+)
+"""Of a trainer that wants minibatches of equally many episodes; beside `algorithm.minibatches`."""
+
+WHOLE_STEPS = Refused(
+    lambda run, value: run.step_episodes % run.hardware.ranks > 0,
+    "an optimiser step's {run.step_episodes} episodes do not divide among {run.hardware.ranks} "
+    "ranks",
+)
+"""Of a trainer that divides the episodes of a step among ranks; beside `algorithm.minibatches`."""
+
+KL_IN_LOSS = Departs(
+    lambda run, value: value > 0,
+    "the same term of the loss (k3) as the reference's, but no test compares the two",
+)
+"""Of a trainer whose penalty no test compares with the reference's; beside
+`algorithm.kl_coef`."""
+
+GROUPED = Refused(
+    lambda run, value: run.spec.algorithm.estimator.compares == "group" and value < 2,
+    "{run.spec.algorithm.advantage} compares the episodes of a task, which must be 2 or more",
+)
+"""Beside `training.group_size`."""
+
+SEED_PER_TURN = "every turn has a seed of its own; other random numbers than in other trainers"
+"""How `gem_train.sampling.EngineSampler` lets trainers draw random numbers."""
+
+VALUES_ON_TOKENS = Departs(
+    lambda run, value: run.critic,
+    "all tokens of a turn are trained towards the turn's target, not where it begins",
+)
+"""Of a trainer that trains the critic on all tokens of a turn; beside `algorithm.value_clip`."""
+
+NO_DECAY = Departs(lambda run, value: value > 0, "biases and norms are left out")
+"""Beside `optimizer.weight_decay`."""
+
+OPTIMIZER_WEIGHTS = "precision of the optimiser's weights"
+FP32 = ("fp32", "float32", "float", "32")
+"""How trainers write it."""
+
+
+def tasks(way: Way) -> Part:
+    """Return the entries of training environments, all of whose tasks are made before the run.
+
+    Args:
+        way: How they get to the trainer.
+    """
+    named = ("id", "params", "seed", "name", "weight", "schedule.iteration", "schedule.params")
+    given = "the trainer is given all tasks before the run; say `iteration` instead"
+    adaptive = Refused(lambda run, value: value is not None, given)
+    return {
+        **{f"env.{name}": way for name in named},
+        "env.schedule.success": (way, adaptive),
+    }
+
+
+def evaluations(
+    way: Way, missed: str = "", when: Callable[[RunSpec], bool] = lambda spec: True
+) -> Part:
+    """Return the entries of evaluations in a trainer that makes all of them at the same time.
+
+    Args:
+        way: How they get to the trainer.
+        missed: Which evaluation that the spec asks for the trainer never makes.
+        when: Whether that matters to a spec; by default to every one.
+    """
+    named = ("name", "id", "params", "seed", "episodes", "temperature")
+    together = "everything is evaluated at once: every {run.spec.eval_every} iterations"
+    late = Departs(lambda run, value: bool(missed) and when(run.spec), f"{together}, but {missed}")
+    often = Departs(lambda run, value: value != run.spec.eval_every, together)
+    return {
+        **{f"eval.{name}": way for name in named},
+        "eval.every": (way, late, often),
+    }
+
+
+def seeds(how: str = SEED_PER_TURN) -> Departs:
+    """Say how random numbers are drawn, unless sampling is greedy; beside `seed`."""
+    return Departs(lambda run, value: run.spec.sampling.top_k != 1, how)
+
+
+def computed_in_bf16(how: str) -> Departs:
+    """Say how a trainer computes in bf16; beside `training.precision`."""
+    return Departs(lambda run, value: value == "bf16", f"{how} (the reference: autocast)")
+
+
+def bf16_only(why: str) -> tuple[Departs, Departs]:
+    """Say of a trainer without fp32 that it has it only where gem-cpu adds it.
+
+    Args:
+        why: What the trainer does instead on a GPU; beside `training.precision`.
+    """
+    return (
+        Departs(
+            lambda run, value: value == "fp32" and run.hardware.cpu, "GEM_CPU_DTYPE of gem-cpu"
+        ),
+        Departs(lambda run, value: value == "fp32", why, "unmatched"),
+    )
+
+
+def one_row(why: str) -> dict[str, Refused]:
+    """Return the refusals of what makes several training rows of an episode.
+
+    Args:
+        why: Why there must be one.
+    """
+    chat = Refused(lambda run, value: value != "chat", f"{why}: only 'chat' is possible")
+    keep = Refused(lambda run, value: value == "drop", f"{why}: choose 'keep'")
+    return {"policy.context": chat, "policy.thinking": keep}
+
+
+def whole_rows(trainer: str) -> tuple[Refused, Refused]:
+    """Refuse minibatches of a trainer that divides rows, where a task has several.
+
+    Args:
+        trainer: Its name; beside `algorithm.minibatches`.
+    """
+    torn = f"{trainer} divides rows, not episodes; set it to 1 for"
+    return (
+        Refused(lambda run, value: value > 1 and most_agents(run.spec) > 1, f"{torn} seat=all"),
+        Refused(
+            lambda run, value: value > 1 and not run.spec.policy.one_row,
+            f"{torn} {{run.spec.policy.shown}}",
+        ),
+    )
+
+
+def token_mean(trainer: str) -> Fixed:
+    """Return the entry of `algorithm.loss_aggregation` of a trainer without a sum over tokens."""
+    why = f"{trainer} has 'token-mean' and a mean of rows' token means, but no sum over tokens"
+    return Fixed("token-mean", why)
+
+
+def critic_head(run: Run) -> Iterator[Parity]:
+    """Say that a critic begins with another head than the reference's; for `Table.others`."""
+    if run.critic:
+        how = "a random linear layer, where the reference starts from zero"
+        yield Parity("critic's initial head", "unmatched", how)
+
+
+def optimizer_weights(how: str, *keys: str) -> Callable[[Run], Iterator[Parity]]:
+    """Say in which precision the optimiser keeps the weights: fp32; for `Table.others`.
+
+    At a learning rate of 1e-6 most updates are smaller than the steps of bf16 and would be lost.
+
+    Args:
+        how: By what the trainer keeps them in fp32.
+        *keys: Native settings of the trainer that would make it another precision.
+    """
+
+    def said(run: Run) -> Iterator[Parity]:
+        for key, value in run.native.items():
+            if key.lstrip("+") in keys and str(value).removeprefix("torch.") not in FP32:
+                lost = f"{key} = {json.dumps(value)}: updates below its rounding are lost"
+                yield Parity(OPTIMIZER_WEIGHTS, "unmatched", lost)
+                return
+        yield Parity(OPTIMIZER_WEIGHTS, "matched", f"fp32: {how}")
+
+    return said
+
+
+def most_agents(spec: RunSpec) -> int:
+    """Return the most trajectories of a task: 1, or the agents of a match with `seat=all`."""
+    players = [task for task in samples(spec.task_set) if all_seats(task.params)]
+    return max((len(agents(task.env_id, task.params)) for task in players), default=1)

@@ -1,0 +1,317 @@
+"""The RunSpec: everything that defines a learning problem, and nothing about a trainer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from gem.errors import ConfigurationError, DataError
+from gem.estimators import Estimator, check_name, estimator
+from gem.json_lines import parse
+from gem.rollout.play import Budget
+from gem.rollout.prompting import Prompting
+from gem.tables import build, filled, parse_toml, setting
+from gem.tasks import Task, TaskSet
+from gem_train.experiment.estimate import NORMALISE
+from gem_train.experiment.mixtures import SEEDS, EnvPart, Mixture, Tasks
+from gem_train.experiment.tasksets import Source, check_names
+
+MAX_FAILED_FRACTION = 0.1
+"""Default of the share of failed episodes above which a run stops."""
+
+
+@dataclass(frozen=True)
+class EvalPart:
+    """One evaluation, with the same tasks every time."""
+
+    name: str = setting("name in the metrics (`eval:<name>`)", check=filled)
+    id: str = setting("registered environment id", check=filled)
+    params: Mapping[str, Any] = setting("parameters given to `gem.make`", {})
+    seed: int = setting("episode j has seed `seed + j`", 1_000_000)
+    episodes: int = setting("episodes per evaluation", 64, least=1)
+    every: int = setting(
+        "iterations between evaluations; also before the first and at the end", 20, least=1
+    )
+    temperature: float = setting("sampling temperature; 0 is greedy", 1.0, least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyPart(Prompting):
+    """Prompts, model and token limits."""
+
+    model: str = setting(
+        "path or hub name of a model with a chat template, or one of gem-cpu's", check=filled
+    )
+    prompt_tokens: int = setting("most tokens of a fresh prompt", least=1)
+    response_tokens: int = setting("most tokens appended to a fresh prompt", least=1)
+    turn_tokens: int = setting("most tokens sampled in a turn", least=1)
+    turns: int | None = setting("most turns, besides the environment's own limit", None, least=1)
+    lora_rank: int = setting(
+        "rank of low-rank adapters on the attention and MLP projections; 0 trains all weights",
+        0,
+        least=0,
+    )
+    lora_alpha: float = setting("adapters are scaled by `lora_alpha / lora_rank`", 32.0, above=0)
+    lora_init: str | None = setting(
+        "adapter to begin with; by default a random one", None, check=filled
+    )
+
+    @property
+    def tokens(self) -> int:
+        """Most tokens of an episode with one append-only prompt (context `chat`)."""
+        return self.prompt_tokens + self.response_tokens
+
+
+@dataclass(frozen=True)
+class SamplingPart:
+    """How training episodes are sampled; `top_k = 1` at temperature 1 is greedy."""
+
+    temperature: float = setting("softmax temperature", 1.0, above=0)
+    top_p: float = setting("nucleus mass", 1.0, above=0, most=1)
+    top_k: int = setting("number of candidates; -1 is all", -1, least=1, special=-1)
+
+
+@dataclass(frozen=True)
+class AlgorithmPart:
+    """Advantage and policy loss (clipped surrogate, arXiv 1707.06347 equation 7)."""
+
+    advantage: str = setting(
+        "reinforce, rebn, grpo, rloo, gae, rae, or an estimator of an installed package",
+        check=check_name,
+    )
+    gamma: float = setting("discount per turn", 1.0, least=0, most=1)
+    lam: float = setting("GAE's lambda per turn", 1.0, least=0, most=1)
+    normalise: str = setting(
+        "what ReBN's mean and standard deviation are over: the turns of a batch, those of each "
+        "environment in it, or of each agent of an environment",
+        NORMALISE[0],
+        choices=NORMALISE,
+    )
+    clip: float = setting("clip range of the probability ratio", 0.2, above=0)
+    epochs: int = setting("passes over a batch", 1, least=1)
+    minibatches: int = setting("optimiser steps per pass", 1, least=1)
+    loss_aggregation: str = setting(
+        "mean over sampled tokens, or sum over tokens and mean over rows",
+        "token-mean",
+        choices=("token-mean", "row-mean-token-sum"),
+    )
+    kl_coef: float = setting(
+        "weight in the loss of the KL divergence (k3) to the initial policy", 0.0, least=0
+    )
+    entropy_coef: float = setting("weight of the entropy bonus", 0.0, least=0)
+    tis_clip: float | None = setting(
+        "most weight of a token in truncated importance sampling; by default there is none",
+        None,
+        above=0,
+    )
+    value_lr: float = setting(
+        "critic's learning rate, where the estimator needs a critic", 1e-3, above=0
+    )
+    value_clip: float = setting("clip range of the critic's prediction", 0.2, above=0)
+
+    @property
+    def estimator(self) -> Estimator:
+        """The estimator that `advantage` names, with its traits."""
+        return estimator(self.advantage)
+
+
+@dataclass(frozen=True)
+class OptimizerPart:
+    """Policy optimiser; the learning rate is constant."""
+
+    lr: float = setting("learning rate", above=0)
+    type: str = setting("optimiser", "adamw", choices=("adamw",))
+    beta1: float = setting("decay of the first moment", 0.9, least=0, below=1)
+    beta2: float = setting("decay of the second moment", 0.999, least=0, below=1)
+    eps: float = setting("denominator offset", 1e-8, above=0)
+    weight_decay: float = setting("decoupled weight decay", 0.0, least=0)
+    grad_clip: float = setting("largest gradient norm", 1.0, above=0)
+
+    @property
+    def betas(self) -> list[float]:
+        """Decays of both moments."""
+        return [self.beta1, self.beta2]
+
+
+@dataclass(frozen=True)
+class TrainingPart:
+    """Size of the run; each iteration plays `tasks * group_size` episodes."""
+
+    iterations: int = setting("batches to train on", least=1)
+    tasks: int = setting("different tasks in a batch", least=1)
+    group_size: int = setting("episodes of each task", 1, least=1)
+    precision: str = setting("parameters and arithmetic", "fp32", choices=("fp32", "bf16"))
+    max_failed_fraction: float = setting(
+        "share of failed episodes in a batch above which the run stops",
+        MAX_FAILED_FRACTION,
+        least=0,
+        most=1,
+    )
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """Everything that defines a learning problem and nothing about a trainer."""
+
+    name: str = setting("name of the experiment", check=filled)
+    env: tuple[EnvPart, ...] = setting("training environment, or several")
+    policy: PolicyPart = setting("model and context")
+    algorithm: AlgorithmPart = setting("advantage and loss")
+    optimizer: OptimizerPart = setting("optimiser")
+    training: TrainingPart = setting("size of the run")
+    sampling: SamplingPart = field(default_factory=SamplingPart)
+    eval: tuple[EvalPart, ...] = ()
+    seed: int = setting("seed of sampling and of newly made weights", 0, least=0)
+
+    @classmethod
+    def from_mapping(cls, data: Mapping[str, Any]) -> RunSpec:
+        """Make a spec from parsed TOML or JSON.
+
+        Raises:
+            ConfigurationError: A key is unknown or missing, or its value has the wrong type or
+                range; the message names the key as `table.key`.
+        """
+        spec = build(cls, _with_environments(data))
+        if spec.algorithm.minibatches > spec.episodes:
+            raise ConfigurationError(
+                f"algorithm.minibatches must be at most the number of episodes in a batch, "
+                f"training.tasks * training.group_size = {spec.episodes}, got "
+                f"{spec.algorithm.minibatches}"
+            )
+        if spec.policy.lora_init is not None and not spec.policy.lora_rank:
+            raise ConfigurationError("policy.lora_init: needs a policy.lora_rank above 0")
+        check_names([part.name for part in spec.eval], "eval")
+        spec._check_mixture()
+        return spec
+
+    @classmethod
+    def read(cls, path: Path) -> RunSpec:
+        """Read a `.toml` or `.json` file.
+
+        Raises:
+            ConfigurationError: It cannot be read or is no RunSpec; the message names the file.
+        """
+        try:
+            content = path.read_bytes()
+            json = path.suffix == ".json"
+            data = parse(content, str(path)) if json else parse_toml(content, str(path))
+        except (OSError, DataError, ConfigurationError) as error:
+            raise ConfigurationError(f"cannot read the spec {path}: {error}") from error
+        try:
+            return cls.from_mapping(data)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{path}: {error}") from error
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return a JSON-ready mapping that `from_mapping` reads back.
+
+        `env` is a table where there is one environment, else an array of tables.
+        """
+        found = asdict(self)
+        if len(self.env) == 1:
+            [env] = found["env"]
+            defaults = asdict(EnvPart(self.env[0].id))
+            always = ("id", "params", "seed")
+            found["env"] = {k: v for k, v in env.items() if k in always or v != defaults[k]}
+        return found
+
+    @property
+    def budget(self) -> Budget:
+        """The episode's token and turn limits."""
+        p = self.policy
+        return Budget(p.turn_tokens, p.response_tokens, p.prompt_tokens, p.turns)
+
+    @property
+    def task_set(self) -> Tasks:
+        """All training tasks, in order, `training.tasks` an iteration."""
+        n, [env, *others] = self.training.iterations * self.training.tasks, self.env
+        if others or env.schedule or env.name is not None:
+            return Mixture(self.env, n, self.training.tasks)
+        return TaskSet(env.id, n, env.seed, env.params)
+
+    @property
+    def episodes(self) -> int:
+        """Episodes of an iteration."""
+        return self.training.tasks * self.training.group_size
+
+    @property
+    def eval_every(self) -> int:
+        """Iterations between points at which at least one evaluation is due; 0 without any."""
+        return math.gcd(*(part.every for part in self.eval))
+
+    @property
+    def evaluations(self) -> list[Source]:
+        """Task set and settings of each evaluation."""
+        return [
+            Source(TaskSet(e.id, e.episodes, e.seed, e.params), e.name, e.temperature)
+            for e in self.eval
+        ]
+
+    def train_tasks(
+        self, iteration: int, rates: Mapping[str, Sequence[float | None]] | None = None
+    ) -> list[Task]:
+        """Return the tasks of an iteration, `training.tasks` of them.
+
+        Args:
+            iteration: Its number.
+            rates: Of every `adaptive` environment, by name (`EnvPart.shown`): its success rate in
+                each earlier iteration, see `EnvPart.params_at`.
+        """
+        first = iteration * self.training.tasks
+        tasks = self.task_set[first : first + self.training.tasks]
+        params = {
+            env.shown: env.params_at(iteration, (rates or {}).get(env.shown, ()))
+            for env in self.env
+            if env.adaptive
+        }
+        alone = self.env[0].shown
+        return [replace(t, params=params.get(t.name or alone, t.params)) for t in tasks]
+
+    def _check_mixture(self) -> None:
+        """Refuse environments without a task, and changes that never happen."""
+        iterations, n = self.training.iterations, self.training.iterations * self.training.tasks
+        mixture = Mixture(self.env, n, self.training.tasks)
+        for index, env in enumerate(self.env):
+            key = mixture.key(index)
+            if index in mixture.never:
+                raise ConfigurationError(
+                    f"{key}.weight: none of the {n} tasks of this run (training.iterations * "
+                    f"training.tasks) is of {env.shown!r}; it needs a larger weight, got "
+                    f"{env.weight:g}"
+                )
+            for number, stage in enumerate(env.schedule):
+                if stage.iteration is not None and stage.iteration >= iterations:
+                    raise ConfigurationError(
+                        f"{key}.schedule[{number}].iteration: the run has the iterations 0 to "
+                        f"{iterations - 1}, got {stage.iteration}"
+                    )
+
+
+def completed(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the mapping of a recorded spec with the settings that its version did not have.
+
+    Args:
+        mapping: Of `RunSpec.to_mapping`; anything else is returned as it is.
+    """
+    try:
+        return RunSpec.from_mapping(mapping).to_mapping()
+    except ConfigurationError:
+        return dict(mapping)
+
+
+def _with_environments(data: Any) -> Any:
+    """Return a spec's data with `env` as an array, in which every environment has its own seeds."""
+    if not isinstance(data, Mapping) or "env" not in data:
+        return data
+    env = data["env"]
+    if not isinstance(env, list | tuple):
+        build(EnvPart, env, "env.")
+        return {**data, "env": [env]}
+    tables = (
+        {"seed": i * SEEDS, **each} if isinstance(each, Mapping) else each
+        for i, each in enumerate(env)
+    )
+    return {**data, "env": [*tables]}

@@ -1,0 +1,74 @@
+"""Checks that this Python environment can play an experiment: begins one episode of each env.
+
+    python -m gem_train.preflight < spec.json
+
+reads a RunSpec as JSON. It exits with status 2 and a message if something is missing (a package, a
+sandbox, a server, a data file) or if an environment shows images. Run it in the Python environment
+in which the trainer plays its episodes; otherwise a missing extra would show as a failed batch,
+minutes later.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
+
+from gem.core import Observation
+from gem.errors import ConfigurationError, exit_status
+from gem.foreign import called
+from gem.json_lines import parse
+from gem.multi import against_itself, all_seats, make_multi, of_one_seat
+from gem.tasks import Task
+from gem_train.ending import to_the_end
+from gem_train.experiment.mixtures import samples
+from gem_train.experiment.runspec import RunSpec
+
+
+def environments(spec: RunSpec) -> list[Task]:
+    """Return a task of every training environment, with all parameters, and every evaluation."""
+    evals = [Task(part.id, part.seed, part.params) for part in spec.eval]
+    return [*samples(spec.task_set), *evals]
+
+
+def check(tasks: Iterable[Task]) -> None:
+    """Make and reset the environment of every task once.
+
+    Raises:
+        ConfigurationError: An environment shows images, which no `gem.rollout.ChatFormat` renders.
+        GemError: Something that an environment, its tools or their servers need is missing.
+    """
+    for task in tasks:
+        observation = called(_first, task)
+        if not isinstance(observation, str) and any(p.get("type") == "image" for p in observation):
+            raise ConfigurationError(
+                f"{task.env_id} shows images, and policies are shown text only: it can be played "
+                f"and graded, but not trained or evaluated in a run"
+            )
+
+
+def _first(task: Task) -> Observation:
+    """Return the first observation of a task."""
+    if all_seats(task.params) or against_itself(task.env_id, task.params):
+        with make_multi(task.env_id, **task.params) as game:
+            [observation, *_] = game.reset(seed=task.seed)[0].values()
+    else:
+        params = of_one_seat(task.env_id, task.params)
+        with replace(task, params=params).make() as env:
+            observation, _ = env.reset(seed=task.seed)
+    return observation
+
+
+def main() -> int:
+    """Check the RunSpec on standard input."""
+
+    def run() -> None:
+        spec = RunSpec.from_mapping(parse(sys.stdin.read(), "standard input"))
+        with to_the_end(lambda: 0, lambda: 0):
+            check(environments(spec))
+
+    return exit_status(run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""Preflight: what the environments of an experiment lack is said before anything is started."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from typing import Any
+
+import pytest
+
+from gem.errors import ConfigurationError, MissingExtraError
+from gem.tasks import Task
+from gem_train import preflight
+from gem_train.experiment.runspec import RunSpec
+
+SPEC: dict[str, Any] = {
+    "name": "x",
+    "env": {"id": "game:GuessTheNumber-v0", "seed": 7},
+    "policy": {"model": "m", "prompt_tokens": 8, "response_tokens": 8, "turn_tokens": 8},
+    "algorithm": {"advantage": "rebn"},
+    "optimizer": {"lr": 1e-3},
+    "training": {"iterations": 1, "tasks": 2},
+}
+GONE = {"name": "mcp", "servers": {"gone": {"command": "no-such-command"}}}
+
+
+def run(spec: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(spec)))
+    return preflight.main()
+
+
+def test_training_and_evaluations_are_begun_with_their_first_task() -> None:
+    evals = [{"name": "e", "id": "game:Wordle-v0", "seed": 5, "params": {"max_turns": 3}}]
+    tasks = preflight.environments(RunSpec.from_mapping({**SPEC, "eval": evals}))
+    assert tasks == [
+        Task("game:GuessTheNumber-v0", 7),
+        Task("game:Wordle-v0", 5, {"max_turns": 3}),
+    ]
+
+
+def test_what_can_be_played_passes_in_silence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(SPEC, monkeypatch) == 0
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_package_that_a_tool_lacks_is_named_with_its_extra(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "mcp", None)
+    tool = {"name": "mcp", "servers": {"time": {"command": sys.executable}}}
+    task = Task("game:GuessTheNumber-v0", 0, {"tools": [tool]})
+    with pytest.raises(MissingExtraError, match=r"pip install 'gem-core\[mcp\]'"):
+        preflight.check([task])
+
+
+def test_what_an_evaluation_lacks_is_an_error_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evals = [{"name": "e", "id": "game:Wordle-v0", "params": {"tools": [GONE]}}]
+    assert run({**SPEC, "eval": evals}, monkeypatch) == 2
+    assert "no command 'no-such-command'" in capsys.readouterr().err
+
+
+def test_an_environment_that_shows_images_is_refused_by_its_id() -> None:
+    task = Task("math:Geometry3K", 0, {"source": "sample"})
+    with pytest.raises(ConfigurationError, match="math:Geometry3K shows images"):
+        preflight.check([task])
