@@ -13,7 +13,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-_TO = Path(__file__).parents[1] / "packages/gem-core/src/gem/data/tau"
+_TO = Path(__file__).parents[1] / "packages/gem-tau/src/gem_tau/data"
 _FROM = "inspect_evals/tau2/data"
 _COPIED = {
     "domains/{}/policy.txt": "{}_policy.md",

@@ -22,8 +22,8 @@ from gem.errors import (
     UnknownParameterError,
 )
 from gem.testing import check_env
-from gem.tools import PythonTool
 from gem.wrappers import Checked, EpisodeTracking, RecordEpisodeStatistics, ToolEnv, wrap
+from gem_sandbox.tool import PythonTool
 
 GUESS = "game:GuessTheNumber-v0-easy"
 ROWS = [{"problem": "1 + 1?", "answer": "2"}]

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from gem import tools
 from gem.replay import difference
 from gem.tools import ToolCall, ToolResult
+from gem_sandbox.tool import PythonTool
 from gem_train.record import EpisodeRecord, read_run
 
 pytest.importorskip("gem_bench.runspec", reason="needs the development environment: make env-dev")
@@ -123,7 +125,6 @@ def test_without_the_tools_answer_nothing_is_earned(
 ) -> None:
     from dataclasses import replace
 
-    from gem import tools
     from gem_bench.reference import train
 
     spec = load_spec(recipe(tool), settings(tool, url))
@@ -136,7 +137,7 @@ def test_without_the_tools_answer_nothing_is_earned(
     def silent(self: tools.Tool, call: ToolCall) -> ToolResult:
         return ToolResult("The tool says nothing.", ok=True)
 
-    kind = {"python": tools.PythonTool, "search": tools.SearchTool, "mcp": tools.MCPTool}[tool]
+    kind = {"python": PythonTool, "search": tools.SearchTool, "mcp": tools.MCPTool}[tool]
     monkeypatch.setattr(kind, "execute", silent)
     train(spec, tmp_path / "silent", device="cpu")
     episodes = [e.trajectory for e in first_batch(tmp_path / "silent")]

@@ -14,7 +14,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = (
-    "gem-core", "gem-bench", "gem-eval", "gem-cpu",
+    "gem-core", "gem-train", "gem-sandbox", "gem-serve", "gem-tau", "gem-bench", "gem-eval",
+    "gem-cpu",
     "gem-verl", "gem-openrlhf", "gem-tinker", "gem-oat", "gem-rl2", "gem-trl", "gem-roll",
 )  # fmt: skip
 # Packages come over a network.

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 import gem
 from gem.fences import fenced_blocks
 from gem.grading.formats import FENCED_CODE
-from gem.tools import PythonTool, SearchTool, Tool, ToolCall, ToolResult
+from gem.tools import SearchTool, Tool, ToolCall, ToolResult
 from gem.tools.base import json_call
 from gem.wrappers import ToolEnv
 from gem_sandbox import Executor, Limits, Result
+from gem_sandbox.tool import PythonTool
 
 
 class Recorder(Executor):

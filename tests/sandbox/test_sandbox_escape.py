@@ -17,6 +17,7 @@ from typing import ClassVar
 import pytest
 
 import gem
+import gem_tau
 from gem.__main__ import main
 from gem.errors import ConfigurationError, MissingExtraError
 from gem_sandbox import EXECUTORS, Executor, Limits, Result, SubprocessExecutor, resolve
@@ -130,17 +131,19 @@ def test_an_executor_that_shows_golds_is_found_out(attack: Attack) -> None:
 
 
 def test_every_bundled_file_with_answers_is_looked_for() -> None:
-    data = Path(gem.__file__).with_name("data")
     apart = "LICENSE"
     bundled = {
-        str(path.relative_to(data))
+        f"{package.__name__}/{path.relative_to(data)}": path
+        for package in (gem, gem_tau)
+        for data in [Path(package.__file__).with_name("data")]
         for path in data.rglob("*")
         if path.is_file() and path.suffix not in (".png", ".md") and not path.name.startswith(apart)
     }
-    assert set(excerpts()) == bundled
-    assert {"samples/gsm8k.jsonl", "samples/code.jsonl", "words.txt", "clues.tsv"} <= bundled
+    assert set(excerpts()) == set(bundled)
+    known = ("samples/gsm8k.jsonl", "samples/code.jsonl", "words.txt", "clues.tsv")
+    assert {*(f"gem/{name}" for name in known), "gem_tau/retail_tasks.json.gz"} <= set(bundled)
     for name, piece in excerpts().items():
-        assert bytes.fromhex(piece)[::-1] in (data / name).read_bytes()
+        assert bytes.fromhex(piece)[::-1] in bundled[name].read_bytes()
         assert len(piece) > 40
 
 

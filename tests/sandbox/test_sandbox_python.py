@@ -19,10 +19,11 @@ from idioms import DEPTHS, IDIOMS, INPUT, Idiom, Outcome, differing, expected, o
 from processes import settles
 
 import gem
-from gem.tools import PythonTool, ToolCall
+from gem.tools import ToolCall
 from gem_sandbox import BwrapExecutor, Executor, Limits, Result, SubprocessExecutor, docker
 from gem_sandbox.doctor import _judge
 from gem_sandbox.grading import code
+from gem_sandbox.tool import PythonTool
 
 needs_bwrap = pytest.mark.skipif(
     shutil.which("bwrap") is None, reason="bubblewrap is not installed: apt-get install bubblewrap"

@@ -13,7 +13,7 @@ import pytest
 import gem_sandbox as sandbox
 from gem.__main__ import main
 from gem.errors import ConfigurationError, MissingExtraError
-from gem.tools import PythonTool, ToolCall
+from gem.tools import ToolCall
 from gem_sandbox import (
     BwrapExecutor,
     DockerExecutor,
@@ -22,6 +22,7 @@ from gem_sandbox import (
     Result,
     resolve,
 )
+from gem_sandbox.tool import PythonTool
 
 ALL = [BwrapExecutor, DockerExecutor]
 
@@ -82,7 +83,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Packages that provide executors: a right one, wrong ones, and one with a built-in name."""
     values = {"far": "Far", "wrong": "Result", "gone": "Nothing", "bwrap": "Far"}
     points = EntryPoints(
-        EntryPoint(name, f"{__name__}:{value}", "gem.executors") for name, value in values.items()
+        EntryPoint(name, f"{__name__}:{value}", "gem.runners") for name, value in values.items()
     )
     monkeypatch.setattr("gem.plugins.entry_points", points.select)
     sandbox._installed.cache_clear()

@@ -9,9 +9,9 @@ import pytest
 
 import gem
 from gem.errors import ConfigurationError, MissingExtraError
-from gem.tools import PythonTool
 from gem.wrappers import ToolEnv
 from gem_sandbox import resolve
+from gem_sandbox.tool import PythonTool
 
 GUESS = "game:GuessTheNumber-v0-easy"
 

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 import gem_sandbox as sandbox
 from gem.errors import ConfigurationError, UnknownParameterError, UnreachableError
-from gem.tools import PythonTool, Tool, ToolCall, make_tools
+from gem.tools import Tool, ToolCall, make_tools
 from gem.tools.base import clip, json_call
 from gem_sandbox import Executor, Limits, Result
+from gem_sandbox.tool import PythonTool
 
 
 class Recorder(Executor):

@@ -4,8 +4,8 @@
 
 Multi-turn policy gradients on one device, in order of execution: play episodes (`rollout`), cut
 them into training rows (`gem_bench.rows`), give every turn an advantage (`turn_advantages`), the
-losses (`gem_train.experiment.losses`), the steps (`Learner`), the loop (`train`). Exactness comes before
-speed: the default is fp32, and on a CPU the same spec gives bitwise the same metrics.
+losses (`gem_train.experiment.losses`), the steps (`Learner`), the loop (`train`). Exactness comes
+before speed: the default is fp32, and on a CPU the same spec gives bitwise the same metrics.
 
 Where it differs from common implementations of PPO and GRPO:
 

@@ -1,4 +1,4 @@
-"""The command line: list, describe, play, check and serve environments, replay episodes, search."""
+"""The command line: list, describe, play and check environments, search, what packages add."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from gem.core import Env
 from gem.errors import ConfigurationError, GemError, exit_place
 from gem.foreign import ForeignExitError, contained
 from gem.making import make
+from gem.parts import missing
 from gem.registry import list_envs
 from gem.specs import imported
 from gem.tables import json_or_text
@@ -39,23 +40,14 @@ COMMANDS = "gem.commands"
 and return the exit status. They are imported when they are called."""
 
 
-_PACKAGES = {"eval": "gem-eval"}
-"""Packages of ours that have further commands."""
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return the exit status: 0 fine, 1 failed or no match, 2 misuse."""
     words = list(sys.argv[1:] if argv is None else argv)
     further = {entry.name: entry for entry in entry_points(group=COMMANDS)}
     if words and words[0] in further:
-        return guarded(lambda: further[words[0]].load()(words[1:]))
-    if words and words[0] in _PACKAGES:
-        package = _PACKAGES[words[0]]
-        print(
-            f"error: `gem {words[0]}` is a command of {package}, which is not installed here; in a "
-            f"clone of the repository: pip install packages/{package}",
-            file=sys.stderr,
-        )
+        return guarded(lambda: _contained(lambda: further[words[0]].load()(words[1:])))
+    if words and (said := missing("command", words[0])):
+        print(f"error: {said}", file=sys.stderr)
         return 2
     parser = argparse.ArgumentParser(
         prog="python -m gem",
@@ -102,19 +94,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--json", metavar="FILE", help="also write the reports to FILE")
     _add_param(add)
 
-    about = "show recorded episodes, or play them again"
-    add = _command(commands, "replay", "gem_train.replaying:replay", about)
-    add("file", metavar="FILE", help="an episodes.jsonl, or a run's folder")
-    add("--episode", type=int, metavar="N", help="only this one; the first is 0")
-    add("--verify", action="store_true", help="play the actions again and compare every step")
-    add("--keep-going", action="store_true", help="do not stop at the first difference")
-
-    about = "what programs of a policy can run in here"
-    add = _command(commands, "doctor", "gem_sandbox.doctor:doctor", about)
-    about = "attack these executors (default: all that isolate) and print what came of it"
-    add("--audit", nargs="*", metavar="EXECUTOR", help=about)
-
-    _add_serve(commands)
     _add_search(commands)
 
     for name, entry in sorted(further.items()):
@@ -127,15 +106,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         if "param" in arguments:
             arguments.param = _params(arguments.param)
         run = arguments.run
-        try:
-            status: int = (imported(run) if isinstance(run, str) else run)(arguments)
-        except (KeyboardInterrupt, Exception):
-            raise
-        except BaseException as error:  # an environment must not choose the exit status
-            raise contained(error) from error
+        status: int = (imported(run) if isinstance(run, str) else run)(arguments)
         return status
 
-    return guarded(run)
+    return guarded(lambda: _contained(run))
+
+
+def _contained(run: Callable[[], int]) -> int:
+    """Run a command whose environments must not choose the exit status."""
+    try:
+        return run()
+    except (KeyboardInterrupt, Exception):
+        raise
+    except BaseException as error:
+        raise contained(error) from error
 
 
 def guarded(run: Callable[[], int]) -> int:
@@ -200,34 +184,6 @@ def _command(
     added = commands.add_parser(name, help=help)
     added.set_defaults(run=run)
     return added.add_argument
-
-
-def _add_serve(commands: Any) -> None:
-    about = "serve environments over HTTP and WebSocket, for remote: ids and OpenEnv's clients"
-    add = _command(commands, "serve", "gem_serve.cli:serve", about)
-    add("--host", default="127.0.0.1", help="default: this machine only")
-    add("--port", type=int, default=8000, help="0: a free one (default: 8000)")
-    add("--token", help="that clients must send; GEM_SERVE_TOKEN is not seen in the process list")
-    about = "ids to offer, such as 'game:*' (default: all)"
-    add("--ids", nargs="+", default=[], metavar="PATTERN", help=about)
-    about = "tools that clients may add to an environment at this server (default: none)"
-    add("--tools", nargs="+", default=[], metavar="TOOL", help=about)
-    about = "clients may set parameters; these can name files, programs and addresses"
-    add("--allow-parameters", action="store_true", help=about)
-    about = "where environments run: thread, process[:workers], ray[:workers] (default: thread)"
-    add("--executor", default="thread", metavar="NAME", help=about)
-    about = "environments at a time (default: 1024)"
-    add("--max-envs", type=int, default=1024, metavar="N", help=about)
-    about = "environments of one client address (default: 0, no limit)"
-    add("--max-envs-per-client", type=int, default=0, metavar="N", help=about)
-    about = "end sessions without a message for so long (default: 1800)"
-    add("--session-timeout-s", type=float, default=1800.0, metavar="S", help=about)
-    about = "limit of one reset or step (default: 600)"
-    add("--step-timeout-s", type=float, default=600.0, metavar="S", help=about)
-    about = "after SIGTERM, running episodes have so long to end (default: 60)"
-    add("--drain-timeout-s", type=float, default=60.0, metavar="S", help=about)
-    about = "size of an action as UTF-8 (default: 1048576)"
-    add("--max-action-bytes", type=int, default=1 << 20, metavar="N", help=about)
 
 
 def _add_search(commands: Any) -> None:

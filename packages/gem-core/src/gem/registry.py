@@ -16,16 +16,14 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from gem.core import Env, EnvSpec
-from gem.errors import ConfigurationError, UnknownEnvError
+from gem.errors import ConfigurationError, MissingExtraError, UnknownEnvError
+from gem.parts import missing
 
 ENTRY_POINT_GROUP = "gem.envs"
 
 
-_CLIENTS = {
-    "remote": "gem_serve.remote:RemoteEnv",
-    "openenv": "gem_serve.openenv:OpenEnvEnv",
-}
-"""Environments whose id has a server's address after this prefix and a colon."""
+CLIENTS = "gem.clients"
+"""Entry-point group of environments whose id is a name, a colon and a server's address."""
 
 _registry: dict[str, EnvSpec] = {}
 _registered_by_hand: set[str] = set()
@@ -95,8 +93,10 @@ def spec(id: str | Mapping[str, Any]) -> EnvSpec:
     if id in _registry:
         return _registry[id]
     prefix, _, address = id.partition(":")
-    if prefix in _CLIENTS:
-        return EnvSpec(id, _CLIENTS[prefix], {"address": address})
+    for entry in entry_points(group=CLIENTS, name=prefix):
+        return EnvSpec(id, entry.value, {"address": address})
+    if said := missing("client", prefix) or missing("environment", id):
+        raise MissingExtraError(said)
     raise UnknownEnvError(_unknown_message(id))
 
 

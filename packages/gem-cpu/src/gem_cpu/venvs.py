@@ -63,29 +63,32 @@ class Spec:
     """Wheels from which a package is extracted instead of installing them."""
 
 
+CORE = ("gem-core", "gem-train", "gem-sandbox", "gem-serve", "gem-tau")
+
 SPECS = {
     "dev": Spec(
         (
-            *("gem-core", "gem-bench", "gem-eval", "gem-cpu"),
+            *CORE,
+            *("gem-bench", "gem-eval", "gem-cpu"),
             *("gem-roll", "gem-verl", "gem-tinker", "gem-trl"),
         ),
         ((3, 11),),
     ),
-    "verl": Spec(("gem-core", "gem-verl", "gem-cpu"), ((3, 11),)),
-    "openrlhf": Spec(("gem-core", "gem-openrlhf", "gem-trl", "gem-cpu"), ((3, 11),)),
+    "verl": Spec((*CORE, "gem-verl", "gem-cpu"), ((3, 11),)),
+    "openrlhf": Spec((*CORE, "gem-openrlhf", "gem-trl", "gem-cpu"), ((3, 11),)),
     # inspect-ai wants newer versions than trainers do of what they have in common.
-    "inspect": Spec(("gem-core", "gem-bench", "gem-eval", "gem-cpu"), ((3, 11),)),
+    "inspect": Spec((*CORE, "gem-bench", "gem-eval", "gem-cpu"), ((3, 11),)),
     "oat": Spec(
-        ("gem-core", "gem-oat", "gem-cpu"),
+        (*CORE, "gem-oat", "gem-cpu"),
         ((3, 11),),
         any_python=True,
         foreign=(Foreign("dm-launchpad==0.5.2", "launchpad", "3.10"),),
     ),
-    "rl2": Spec(("gem-core", "gem-rl2", "gem-cpu"), ((3, 11),)),
-    "roll": Spec(("gem-core", "gem-roll", "gem-cpu"), ((3, 11),)),
-    "tinker": Spec(("gem-core", "gem-tinker", "gem-cpu"), ((3, 11),)),
+    "rl2": Spec((*CORE, "gem-rl2", "gem-cpu"), ((3, 11),)),
+    "roll": Spec((*CORE, "gem-roll", "gem-cpu"), ((3, 11),)),
+    "tinker": Spec((*CORE, "gem-tinker", "gem-cpu"), ((3, 11),)),
     # The server, a process of its own, pins an older SDK. skyrl declares 3.12; see tinker_skyrl.py.
-    "tinker-server": Spec(("gem-core", "gem-cpu"), ((3, 11),), any_python=True),
+    "tinker-server": Spec((*CORE, "gem-cpu"), ((3, 11),), any_python=True),
 }
 
 

@@ -62,8 +62,8 @@ class Actor(PPOActor):  # type: ignore[misc]
         """Play evaluation episodes.
 
         Args:
-            tasks: From `gem_train.experiment.tasksets.DatasetRow.encode`, with a temperature if it is to
-                take the place of `--eval_temperature`.
+            tasks: From `gem_train.experiment.tasksets.DatasetRow.encode`, with a temperature if it
+                is to take the place of `--eval_temperature`.
             number: Of the evaluation among all.
             updates: Iterations that the policy has been trained for.
 

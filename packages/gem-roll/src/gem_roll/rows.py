@@ -25,7 +25,7 @@ from gem_train.rows import PlacedEpisode, PlacedRow, write_all
 from gem_train.settings import check_episodes
 
 EPISODE, SLOT = "gem_episode", "env_ids"
-"""Columns without tensors: the episode's bytes (`gem_train.packed`), and the slot that played it."""
+"""Columns without tensors: the episode's bytes (`gem_train.packed`), the slot that played it."""
 
 
 def columns(trajectory: Trajectory, length: int, pad_id: int, stop_id: int) -> dict[str, Tensor]:

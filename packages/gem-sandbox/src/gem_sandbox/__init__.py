@@ -1,7 +1,7 @@
 """Executors of a policy's programs: the interface, the implementations, `resolve` by name.
 
 `base` is the interface; `bwrap`, `docker` and `process` implement it; `audit` and `attacks` test
-it. Installed packages add executors through the entry-point group `gem.executors`. Imports nothing
+it. Installed packages add executors through the entry-point group `gem.runners`. Imports nothing
 of environments, tools or grading.
 """
 
@@ -31,7 +31,7 @@ __all__ = [
     "resolve",
 ]
 
-ENTRY_POINT_GROUP = "gem.executors"
+ENTRY_POINT_GROUP = "gem.runners"
 
 EXECUTORS: dict[str, type[Executor]] = {
     "bwrap": BwrapExecutor,

@@ -160,7 +160,7 @@ class DockerExecutor(Executor):
 
 
 class _ContainerClock:
-    """Measures a container as `gem_sandbox.inside.clock` does a process.
+    """Measures a container as `gem.workers.clock` does a process.
 
     The engine counts the CPU time. Own time is estimated from whether a thread can run at a look;
     where the engine cannot list threads, it is wall time.

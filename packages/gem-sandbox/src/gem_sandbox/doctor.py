@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from gem.errors import GemError
 from gem_sandbox import Executor, Limits, executor_class, executor_names, resolve
@@ -32,8 +32,13 @@ print(f(DEPTH))
 _DEPTHS = (10_000, 50_000, 100_000, 200_000)
 
 
-def doctor(arguments: argparse.Namespace) -> int:
+def main(argv: Sequence[str]) -> int:
     """Run the command; return the exit status, 1 if an executor is missing or did not hold."""
+    about = "what programs of a policy can run in here"
+    parser = argparse.ArgumentParser(prog="python -m gem doctor", description=about)
+    about = "attack these executors (default: all that isolate) and print what came of it"
+    parser.add_argument("--audit", nargs="*", metavar="EXECUTOR", help=about)
+    arguments = parser.parse_args(argv)
     if arguments.audit is None:
         return 0 if executors() else 1
     for name in arguments.audit:

@@ -26,8 +26,8 @@ _CHECKED = "Write Python code that defines what the problem asks for; the tests 
 class CodeEnv(DatasetEnv):
     """Programming problems; 1.0 for a program that passes all tests, else 0.0.
 
-    Tests are in one of the forms that `gem_sandbox.grading.code.grade` takes: mostly a mapping, or its
-    JSON, with the lists `inputs` and `outputs`, and perhaps `fn_name`. Above `max_tests`, those
+    Tests are in one of the forms that `gem_sandbox.grading.code.grade` takes: mostly a mapping, or
+    its JSON, with the lists `inputs` and `outputs`, and perhaps `fn_name`. Above `max_tests`, those
     with the longest inputs are run.
     """
 

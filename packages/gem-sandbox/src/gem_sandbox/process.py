@@ -16,8 +16,8 @@ from typing import BinaryIO
 
 from gem.admission import Core
 from gem.errors import UnreachableError
+from gem.workers.clock import Clock
 from gem_sandbox.base import Executor, Limits, Result
-from gem_sandbox.inside.clock import Clock
 from gem_sandbox.running import attempted, watch
 from gem_sandbox.streams import encoded
 

@@ -57,7 +57,7 @@ def busy(cpu_s: float, seconds: float) -> BusyMachineError:
 
 
 class Measure(Protocol):
-    """What `watch` needs of a clock; see `gem_sandbox.inside.clock.Clock`."""
+    """What `watch` needs of a clock; see `gem.workers.clock.Clock`."""
 
     cpu_s: float
     own_s: float

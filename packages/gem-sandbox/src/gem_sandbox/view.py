@@ -12,12 +12,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from gem.workers import clock
 from gem_sandbox.packages import COPIED, HIDDEN, shown
 
 PACKAGES = "/packages"
 # If the interpreter's folder has more shared libraries than this, the whole folder is mounted.
 _FEW = 8
 _INSIDE = Path(__file__).with_name("inside")
+_CLOCK = Path(clock.__file__)
 _FOLDERS = (
     *("/usr", "/usr/share", "/usr/bin", "/etc", "/python", "/python/bin"),
     *("/sandbox", "/dev", "/dev/fd", "/empty"),
@@ -103,6 +105,7 @@ def view(distributions: tuple[str, ...] | None, modules: tuple[str, ...]) -> Vie
     for path, place in packages.folders:
         show(path, f"{PACKAGES}/{place}")
     show(_INSIDE, "/sandbox/inside")
+    copies.append((_CLOCK, "/sandbox/clock.py"))
     for name in ("null", "zero", "full", "random", "urandom"):
         options += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
     for number, name in enumerate(("stdin", "stdout", "stderr")):

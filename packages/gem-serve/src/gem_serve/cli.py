@@ -10,6 +10,7 @@ import logging
 import os
 import socket
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,6 +34,37 @@ _REFUSED = 64
 _DESCRIPTORS = 256
 """Of the interpreter, the executor and refused clients."""
 _AT_LAST_S = 5
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; return the exit status."""
+    about = "serve environments over HTTP and WebSocket, for remote: ids and OpenEnv's clients"
+    parser = argparse.ArgumentParser(prog="python -m gem serve", description=about)
+    add = parser.add_argument
+    add("--host", default="127.0.0.1", help="default: this machine only")
+    add("--port", type=int, default=8000, help="0: a free one (default: 8000)")
+    add("--token", help="that clients must send; GEM_SERVE_TOKEN is not seen in the process list")
+    about = "ids to offer, such as 'game:*' (default: all)"
+    add("--ids", nargs="+", default=[], metavar="PATTERN", help=about)
+    about = "tools that clients may add to an environment at this server (default: none)"
+    add("--tools", nargs="+", default=[], metavar="TOOL", help=about)
+    about = "clients may set parameters; these can name files, programs and addresses"
+    add("--allow-parameters", action="store_true", help=about)
+    about = "where environments run: thread, process[:workers], ray[:workers] (default: thread)"
+    add("--executor", default="thread", metavar="NAME", help=about)
+    about = "environments at a time (default: 1024)"
+    add("--max-envs", type=int, default=1024, metavar="N", help=about)
+    about = "environments of one client address (default: 0, no limit)"
+    add("--max-envs-per-client", type=int, default=0, metavar="N", help=about)
+    about = "end sessions without a message for so long (default: 1800)"
+    add("--session-timeout-s", type=float, default=1800.0, metavar="S", help=about)
+    about = "limit of one reset or step (default: 600)"
+    add("--step-timeout-s", type=float, default=600.0, metavar="S", help=about)
+    about = "after SIGTERM, running episodes have so long to end (default: 60)"
+    add("--drain-timeout-s", type=float, default=60.0, metavar="S", help=about)
+    about = "size of an action as UTF-8 (default: 1048576)"
+    add("--max-action-bytes", type=int, default=1 << 20, metavar="N", help=about)
+    return serve(parser.parse_args(argv))
 
 
 def serve(arguments: argparse.Namespace) -> int:

@@ -72,7 +72,7 @@ def database(domain: str = "retail") -> Database:
 
 @cache
 def _database(domain: str) -> Database:
-    raw = gzip.decompress((files("gem") / f"data/tau/{domain}_db.json.gz").read_bytes())
+    raw = gzip.decompress((files("gem_tau") / f"data/{domain}_db.json.gz").read_bytes())
     tables: Database = parse(raw, f"{domain}_db.json.gz")
     return tables
 
@@ -80,7 +80,7 @@ def _database(domain: str) -> Database:
 @cache
 def text(name: str) -> str:
     """Return a file of the data as text."""
-    return (files("gem") / "data/tau" / name).read_text(encoding="utf-8").strip()
+    return (files("gem_tau") / "data" / name).read_text(encoding="utf-8").strip()
 
 
 def tasks(path: str | None, domain: str = "retail") -> tuple[Task, ...]:
@@ -96,7 +96,7 @@ def tasks(path: str | None, domain: str = "retail") -> tuple[Task, ...]:
 def _tasks(path: str | None, domain: str) -> tuple[Task, ...]:
     try:
         if path is None:
-            file = files("gem") / f"data/tau/{domain}_tasks.json.gz"
+            file = files("gem_tau") / f"data/{domain}_tasks.json.gz"
             rows = parse(gzip.decompress(file.read_bytes()), file.name)
         else:
             rows = read_json(Path(path), error=DataError)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from gem.contract import shown
@@ -11,6 +11,18 @@ from gem.errors import ConfigurationError
 from gem.multi import make_multi
 from gem.replay import difference, match_difference
 from gem_train.record import EPISODES, EpisodeRecord, read_episodes
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command; return the exit status."""
+    about = "show recorded episodes, or play them again"
+    parser = argparse.ArgumentParser(prog="python -m gem replay", description=about)
+    add = parser.add_argument
+    add("file", metavar="FILE", help="an episodes.jsonl, or a run's folder")
+    add("--episode", type=int, metavar="N", help="only this one; the first is 0")
+    add("--verify", action="store_true", help="play the actions again and compare every step")
+    add("--keep-going", action="store_true", help="do not stop at the first difference")
+    return replay(parser.parse_args(argv))
 
 
 def replay(arguments: argparse.Namespace) -> int:

@@ -12,8 +12,8 @@ itself fails, the row also carries the reward NaN, at which the estimators and t
 package stop the run.
 
 For the trainers of this package the last row of an episode has its numbers in `extra_fields`
-(`gem_train.packed.PackedTrajectory.head`) and, in a field of its own, the whole episode, which they read
-only to record it.
+(`gem_train.packed.PackedTrajectory.head`) and, in a field of its own, the whole episode, which they
+read only to record it.
 """
 
 from __future__ import annotations

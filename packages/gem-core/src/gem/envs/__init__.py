@@ -8,7 +8,6 @@ from gem.envs.dataset_ids import CONFIGS, DATASETS, GENERATORS
 from gem.envs.games import GAMES
 from gem.envs.multi import GAMES as MULTI
 from gem.envs.multi import OPENSPIEL, TEXTARENA
-from gem_tau import TASKS as TAU
 
 
 def register_all(register: Callable[..., None]) -> None:
@@ -19,8 +18,6 @@ def register_all(register: Callable[..., None]) -> None:
     for name, (entry_point, variants) in MULTI.items():
         for suffix, parameters in variants.items():
             register(f"multi:{name}-v0{suffix}", f"gem.envs.multi.{entry_point}", **parameters)
-    for name, (entry_point, parameters) in TAU.items():
-        register(name, f"gem_tau.{entry_point}", **parameters)
     for name in OPENSPIEL.split():
         register(f"openspiel:{name}", "gem.envs.multi.openspiel:OpenSpiel", name=name)
     for name in TEXTARENA.split():

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 _MATH = "math:MathEnv"
-_CODE = "code:CodeEnv"
 _QA = "qa:QaEnv"
 
 
@@ -21,9 +20,6 @@ DATASETS: dict[str, tuple[str, dict[str, Any]]] = {
     "math:Orz57K": (_MATH, _hub("ORZ-57k", "math")),
     "math:DeepScaleR40K": (_MATH, _hub("DeepScaleR-40K", "math")),
     "math:Geometry3K": ("math:MathVisualEnv", _hub("geometry3k", "geometry", split="train")),
-    "code:CodeContest": (_CODE, _hub("CodeContest", "code", split="train")),
-    "code:Taco8k": (_CODE, _hub("TACO-8k", "code")),
-    "code:PrimeIntellect15k": (_CODE, _hub("PrimeIntellect-15k", "code")),
     "qa:NaturalQuestions": (_QA, _hub("NaturalQuestions", "qa")),
     "qa:HotpotQA": (_QA, _hub("HotpotQA", "qa")),
     **{
@@ -43,7 +39,6 @@ DATASETS: dict[str, tuple[str, dict[str, Any]]] = {
             "AIME24": "aime24",
         }.items()
     },
-    "eval:CodeContest": (_CODE, _hub("CodeContest", "code", split="test", eval=True)),
     **{
         f"eval:{name}": (_QA, _hub("search-eval", "qa", split=split, eval=True))
         for name, split in {

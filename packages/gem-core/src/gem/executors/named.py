@@ -5,14 +5,17 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+from importlib.metadata import entry_points
 
 from gem.errors import ConfigurationError
 from gem.executors.base import Executor
+from gem.parts import check_installed
 
 NAMES = "thread, process[:workers], ray[:workers], remote:http://host:port"
 
-EXECUTORS = ("thread", "process", "ray", "remote")
-"""The kinds of executors."""
+ENTRY_POINT_GROUP = "gem.executors"
+"""Executors of installed packages: functions that take the text after the colon of a name, None
+without a colon, and return an `Executor`."""
 VARIABLE = "GEM_EXECUTOR"
 """Environment variable with the name of the executor where none is given; else `thread`."""
 
@@ -50,37 +53,45 @@ def make_executor(name: str) -> Executor:
         MissingExtraError: The extra of the executor is not installed.
         UnreachableError: There is no Ray cluster, and none can be started.
     """
-    kind, number = check_name(name)
-    if kind == "remote":
-        from gem_serve.executors.remote import RemoteExecutor
-
-        return RemoteExecutor(name.partition(":")[2])
+    check_name(name)
+    kind, colon, argument = name.partition(":")
     if kind == "thread":
         from gem.executors.thread import ThreadExecutor
 
         return ThreadExecutor()
-    if kind == "ray":
-        from gem_serve.executors.ray import RayExecutor
+    if kind == "process":
+        from gem.executors.process import ProcessExecutor
 
-        return RayExecutor(number)
-    from gem.executors.process import ProcessExecutor
+        return ProcessExecutor(int(argument) if colon else None)
+    check_installed("executor", kind, ENTRY_POINT_GROUP)
+    [entry, *_] = entry_points(group=ENTRY_POINT_GROUP, name=kind)
+    made = entry.load()(argument if colon else None)
+    if not isinstance(made, Executor):
+        raise ConfigurationError(f"executor {kind!r} = {entry.value} makes no Executor: {made!r}")
+    return made
 
-    return ProcessExecutor(number)
 
-
-def check_name(name: str) -> tuple[str, int | None]:
-    """Return the kind of an executor and its number of workers, None by default.
+def check_name(name: str) -> None:
+    """Make sure that an executor can have this name, whether or not its package is installed.
 
     Raises:
-        ConfigurationError: Unknown kind, or no positive number of workers.
+        ConfigurationError: The kind is unknown, or what follows it is not allowed.
     """
-    kind, colon, number = name.partition(":")
-    if kind == "remote" and number.startswith(("http://", "https://")):
-        return kind, None
-    workers = int(number) if number.isdecimal() else None
-    if kind not in EXECUTORS[:3] or (colon and (kind == "thread" or not workers)):
-        raise ConfigurationError(f"unknown executor {name!r}; known: {NAMES}")
-    return kind, workers
+    kind, colon, argument = name.partition(":")
+    known = {
+        "thread": not colon,
+        "process": not colon or _positive(argument),
+        "ray": not colon or _positive(argument),
+        "remote": argument.startswith(("http://", "https://")),
+    }
+    if not known.get(kind, bool(entry_points(group=ENTRY_POINT_GROUP, name=kind))):
+        others = {entry.name for entry in entry_points(group=ENTRY_POINT_GROUP)} - known.keys()
+        listed = ", ".join([NAMES, *sorted(others)])
+        raise ConfigurationError(f"unknown executor {name!r}; known: {listed}")
+
+
+def _positive(text: str) -> bool:
+    return text.isdecimal() and int(text) > 0
 
 
 @atexit.register

@@ -72,7 +72,7 @@ class Prompting:
             prefix: What comes before the names of the settings.
 
         Returns:
-            What `gem_train.settings.refuse_values` takes.
+            For each setting its name, whether its value is refused, and why.
         """
         return [
             (f"{prefix}context", self.context != "chat", f"{reason}: only 'chat' is possible"),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from gem.testing.checker import CheckReport, CheckResult, check_env
 from gem.testing.suite import Outcome, check_many
-from gem_train.testing.golden import golden_batch, golden_turn_rows
 
 __all__ = [
     "CheckReport",
@@ -17,6 +16,4 @@ __all__ = [
     "Outcome",
     "check_env",
     "check_many",
-    "golden_batch",
-    "golden_turn_rows",
 ]

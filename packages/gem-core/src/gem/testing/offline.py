@@ -7,7 +7,6 @@ from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from gem import registry
-from gem.envs.dataset_ids import DATASETS
 
 
 class Replacement(NamedTuple):
@@ -25,8 +24,8 @@ class Replacement(NamedTuple):
 def replacements(id: str, given: Collection[str] = ()) -> list[Replacement]:
     """Return the parameters to replace so that an id needs neither a download nor a sandbox.
 
-    Only built-in ids have a bundled sample: other ids, and built-in ones that were registered
-    again, are used as registered. With the sample, all programs are the sample's or the checker's,
+    Only ids with a bundled sample (`sample=`) are changed; others are used as registered. With the
+    sample, all programs are the sample's or the checker's,
     so they may run without isolation.
 
     Args:
@@ -34,8 +33,8 @@ def replacements(id: str, given: Collection[str] = ()) -> list[Replacement]:
         given: Names of parameters that the caller chose; they are not replaced.
     """
     spec = registry.spec(id)
-    entry_point, parameters = DATASETS.get(id, ("", {}))
-    if (spec.entry_point, dict(spec.kwargs)) != (f"gem.envs.{entry_point}", parameters):
+    parameters = spec.kwargs
+    if "sample" not in parameters:
         return []
     known = inspect.signature(spec.load()).parameters
     return [

@@ -1,4 +1,4 @@
-"""Tools that a policy can call during an episode: Python, search, MCP servers.
+"""Tools that a policy can call during an episode: search, MCP servers, those of packages.
 
 `gem.make(id, tools=["python"])` wraps an environment in `gem.wrappers.ToolEnv`, which calls them.
 Tools import nothing of environments or rollouts.
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gem.errors import ConfigurationError
 from gem.parameters import listed, require_known
+from gem.parts import check_installed
 from gem.plugins import load
 from gem.specs import imported
 from gem.tools.base import Tool, ToolCall, ToolResult
@@ -18,11 +19,9 @@ from gem.tools.base import Tool, ToolCall, ToolResult
 if TYPE_CHECKING:
     from gem.tools.mcp import MCPTool
     from gem.tools.search import SearchTool
-    from gem_sandbox.tool import PythonTool
 
 __all__ = [
     "MCPTool",
-    "PythonTool",
     "SearchTool",
     "Tool",
     "ToolCall",
@@ -37,7 +36,6 @@ ToolLike: TypeAlias = "Tool | str | Mapping[str, Any]"
 """A tool, its name, or `{"name": ..., <parameter>: <value>, ...}`."""
 
 _CLASSES = {
-    "python": "gem_sandbox.tool:PythonTool",
     "search": "gem.tools.search:SearchTool",
     "mcp": "gem.tools.mcp:MCPTool",
 }
@@ -75,6 +73,7 @@ def _make(tool: ToolLike) -> Tool:
 
 def _class(name: str) -> type[Tool]:
     if name not in _CLASSES:
+        check_installed("tool", name, ENTRY_POINT_GROUP)
         # Ignored: mypy wants a concrete class as `base`.
         return load(ENTRY_POINT_GROUP, name, Tool, _CLASSES)  # type: ignore[type-abstract]
     kind: type[Tool] = imported(_CLASSES[name])

@@ -8,7 +8,7 @@ from typing import Any
 from gem.core import WrapperLike
 from gem.errors import ConfigurationError
 from gem.executors.held import STEP_TIMEOUT_S
-from gem.executors.named import EXECUTORS, NAMES, make_executor
+from gem.executors.named import NAMES, check_name, make_executor
 from gem.executors.recipe import Recipe
 from gem.vector.asynchronous import AsyncVectorEnv
 from gem.vector.base import AutoresetMode, VectorEnv
@@ -79,10 +79,12 @@ def make_vec(
             "vectorization_mode: Gymnasium's 'async' is 'thread' (the same process) or 'process' "
             "(processes) here"
         )
-    if vectorization_mode.partition(":")[0] not in (*EXECUTORS, "sync"):
+    try:
+        check_name(vectorization_mode)
+    except ConfigurationError:
         raise ConfigurationError(
             f"unknown vectorization_mode {vectorization_mode!r}; known: sync, {NAMES}"
-        )
+        ) from None
     if vectorization_mode not in ("process", "ray") and num_workers is not None:
         raise ConfigurationError(f"num_workers: the mode {vectorization_mode!r} has no workers")
     name = vectorization_mode if num_workers is None else f"{vectorization_mode}:{num_workers}"

@@ -1,5 +1,5 @@
 """Function calls in killable worker processes.
 
 `pool` is the caller's side, `process` the worker's. Imports of gem only `gem.errors`,
-`gem.admission` and, for a call that takes long, the clock in `gem_sandbox.inside`.
+`gem.admission` and, for a call that takes long, `clock`.
 """

@@ -276,7 +276,7 @@ class _Worker:
                 return
             if clock is None:
                 # Most calls never need it.
-                from gem_sandbox.inside.clock import Clock
+                from gem.workers.clock import Clock
 
                 clock = Clock(self.pid)
             while not ended(_LOOK_S):

@@ -3,31 +3,41 @@
 from __future__ import annotations
 
 import functools
+from importlib.util import find_spec
 from pathlib import Path
 
 from gem_sandbox.attacks.base import Attack
 from gem_sandbox.base import Limits
 
-_DATA = Path(__file__).parents[2] / "data"
+_PACKAGES = ("gem", "gem_tau")
+"""Packages with bundled files, where they are installed."""
 _KINDS = (".json", ".jsonl", ".tsv", ".txt", ".gz")
 _EXCERPT = 48
 
 
 @functools.cache
 def excerpts() -> dict[str, str]:
-    """Return an excerpt of every bundled file with answers, by the file's path below `gem/data`.
+    """Return an excerpt of every bundled file with answers, as `<package>/<path below its data>`.
 
     Excerpts are reversed and in hexadecimal, so that an attack that searches for them does not find
     its own source.
     """
     found: dict[str, str] = {}
-    for path in sorted(_DATA.rglob("*")):
-        if path.suffix in _KINDS and not path.name.startswith("LICENSE"):
-            data = path.read_bytes()
-            middle = len(data) // 2
-            excerpt = data[middle : middle + _EXCERPT][::-1].hex()
-            found[path.relative_to(_DATA).as_posix()] = excerpt
+    for folder in filter(None, map(_data, _PACKAGES)):
+        for path in sorted(folder.rglob("*")):
+            if path.suffix in _KINDS and not path.name.startswith("LICENSE"):
+                data = path.read_bytes()
+                middle = len(data) // 2
+                excerpt = data[middle : middle + _EXCERPT][::-1].hex()
+                place = path.relative_to(folder).as_posix()
+                found[f"{folder.parent.name}/{place}"] = excerpt
     return found
+
+
+def _data(package: str) -> Path | None:
+    """Return the folder of a package's bundled files; None if the package is not installed."""
+    spec = find_spec(package)
+    return None if spec is None or spec.origin is None else Path(spec.origin).parent / "data"
 
 
 _FILES = """

@@ -1,6 +1,7 @@
 """Grades programs: the sandbox runs them, the grader compares; expected values stay outside.
 
-`gem_sandbox.grading.programs` runs them, `gem_sandbox.grading.replay` decides tests that are statements.
+`gem_sandbox.grading.programs` runs them, `gem_sandbox.grading.replay` decides tests that are
+statements.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A plain test, such as `assert sorted(f(3)) == [1, 2]`, consists of operations that are known to be
 harmless. `Plain` interprets its syntax tree and never executes its code. The program's process
-gets the calls only, never the expected values. `gem_sandbox.grading.replay` runs all other tests in a
-sandbox.
+gets the calls only, never the expected values. `gem_sandbox.grading.replay` runs all other tests
+in a sandbox.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ def failures(
     """Yield for each test why it does not pass, or ''; the sandbox runs lazily.
 
     The program's process gets calls and returns data; tests and expected values never enter it.
-    All plain tests share one run of the program (`gem_sandbox.grading.plain`). Any other test runs in a
-    sandbox without the program until it needs an unknown result. The program then runs with all
+    All plain tests share one run of the program (`gem_sandbox.grading.plain`). Any other test runs
+    in a sandbox without the program until it needs an unknown result. The program then runs with all
     operations so far, and the test runs again with the results, until it asks for nothing new.
 
     Raises:

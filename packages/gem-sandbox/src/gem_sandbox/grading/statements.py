@@ -26,8 +26,8 @@ class Statement:
         """Find the names that the program must define.
 
         These are the names that neither the test nor Python nor the preamble (names usable
-        without import, `gem_sandbox.grading.inside.encoding.PREAMBLE`) defines. If there are none and the
-        test calls a single function, of Python or the preamble, the program must define that one.
+        without import, `gem_sandbox.grading.inside.encoding.PREAMBLE`) defines. If there are none
+        and the test calls a single function, of Python or the preamble, the program must define that one.
 
         Raises:
             DataError: The source is not Python, asserts a tuple, which is always true, or cannot be

@@ -2,8 +2,8 @@
 
 A test runs with the results known so far. A call without a known result returns a `_Pending`, and
 the test goes on until it needs the value: so one run finds several calls. The grader then runs the
-program with all of them (`gem_sandbox.grading.replay`) and runs the test again. Whether a test passes is
-decided only when all of its calls, in the same order, have been answered.
+program with all of them (`gem_sandbox.grading.replay`) and runs the test again. Whether a test
+passes is decided only when all of its calls, in the same order, have been answered.
 """
 
 from __future__ import annotations

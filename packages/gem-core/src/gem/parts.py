@@ -1,0 +1,53 @@
+"""What packages of this project add to gem-core, so that a missing one is named with its extra."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import Literal
+
+from gem.errors import MissingExtraError
+
+Kind = Literal["environment", "tool", "executor", "command", "client"]
+
+EXTRAS: Mapping[Kind, Mapping[str, str]] = {
+    "environment": {
+        "code:": "python",
+        "eval:CodeContest": "python",
+        "tau:": "tau",
+    },
+    "tool": {"python": "python"},
+    "executor": {"ray": "ray", "remote": "serve"},
+    "client": {"remote": "serve", "openenv": "serve"},
+    "command": {"doctor": "python", "replay": "train", "serve": "serve", "eval": "eval"},
+}
+"""Extras of gem-core by what they bring: names, and of environments also beginnings of ids."""
+
+
+def missing(kind: Kind, name: str) -> str:
+    """Return how to install what brings a name; empty if no package of this project does.
+
+    Args:
+        kind: Of what.
+        name: A name that is not there.
+    """
+    for known, extra in EXTRAS[kind].items():
+        if name == known or (kind == "environment" and name.startswith(known)):
+            return f"{kind} {name!r} needs: pip install 'gem-core[{extra}]'"
+    return ""
+
+
+def check_installed(kind: Kind, name: str, group: str) -> None:
+    """Make sure that a name which a package of this project brings is there.
+
+    Args:
+        kind: Of what.
+        name: A name; unknown ones pass.
+        group: The entry-point group in which the package has the name.
+
+    Raises:
+        MissingExtraError: The package is not installed.
+    """
+    said = missing(kind, name)
+    if said and not entry_points(group=group, name=name):
+        raise MissingExtraError(said)

@@ -1,0 +1,1 @@
+"""Grades programs: `code` has the function `grade`, as the graders of gem-core have."""
