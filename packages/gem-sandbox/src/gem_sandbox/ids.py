@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from gem.registry import register
 
-_TASKS = {
+_TASKS: dict[str, tuple[str, dict[str, Any]]] = {
     "code:CodeContest": ("CodeContest", {"split": "train"}),
     "code:Taco8k": ("TACO-8k", {}),
     "code:PrimeIntellect15k": ("PrimeIntellect-15k", {}),

@@ -24,8 +24,8 @@ def failures(
 
     The program's process gets calls and returns data; tests and expected values never enter it.
     All plain tests share one run of the program (`gem_sandbox.grading.plain`). Any other test runs
-    in a sandbox without the program until it needs an unknown result. The program then runs with all
-    operations so far, and the test runs again with the results, until it asks for nothing new.
+    in a sandbox without the program until it needs an unknown result. The program then runs with
+    all operations so far, and the test runs again with the results, until it asks for nothing new.
 
     Raises:
         DataError: No program can pass a test.

@@ -27,7 +27,8 @@ class Statement:
 
         These are the names that neither the test nor Python nor the preamble (names usable
         without import, `gem_sandbox.grading.inside.encoding.PREAMBLE`) defines. If there are none
-        and the test calls a single function, of Python or the preamble, the program must define that one.
+        and the test calls a single function, of Python or the preamble, the program must define
+        that one.
 
         Raises:
             DataError: The source is not Python, asserts a tuple, which is always true, or cannot be
