@@ -137,6 +137,13 @@ def make_tokenizer() -> Callable[[Sequence[str], int], Any]:
 
 
 @pytest.fixture(scope="session")
+def small_tokenizer(make_tokenizer: Callable[[Sequence[str], int], Any]) -> Any:
+    """A tokenizer whose merges make many spellings of one text."""
+    corpus = ["guess the number higher lower \\boxed{12} 日本語 é user assistant system\n"] * 20
+    return make_tokenizer(corpus, 330)
+
+
+@pytest.fixture(scope="session")
 def tokenizer(make_tokenizer: Callable[[Sequence[str], int], Any]) -> Any:
     """A tokenizer with a token for every byte and none besides."""
     return make_tokenizer(["guess the number"], 259)

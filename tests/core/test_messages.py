@@ -84,4 +84,4 @@ def test_a_command_of_a_package_that_is_not_installed_names_the_package(
 ) -> None:
     monkeypatch.setattr("gem.__main__.entry_points", lambda group: [])
     assert main(["eval", "suite:smoke"]) == 2
-    assert "is a command of gem-eval, which is not installed here" in capsys.readouterr().err
+    assert "command 'eval' needs: pip install 'gem-core[eval]'" in capsys.readouterr().err

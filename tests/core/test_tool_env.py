@@ -24,8 +24,9 @@ from gem.errors import (
 from gem.rollout import Budget, ChatFormat, Sample, play_batch
 from gem.tasks import TaskSet
 from gem.testing import check_env
-from gem.tools import PythonTool, SearchTool, Tool, ToolCall, ToolResult
+from gem.tools import SearchTool, Tool, ToolCall, ToolResult
 from gem.wrappers import EpisodeTracking, ToolEnv, _warn_of_pay, wrap
+from gem_sandbox.tool import PythonTool
 
 GUESS = "game:GuessTheNumber-v0-easy"
 PYTHON = {"name": "python", "executor": "subprocess", "timeout_s": 20.0}

@@ -19,6 +19,7 @@ from idioms import DEPTHS, IDIOMS, INPUT, Idiom, Outcome, differing, expected, o
 from processes import settles
 
 import gem
+import gem_sandbox
 from gem.tools import ToolCall
 from gem_sandbox import BwrapExecutor, Executor, Limits, Result, SubprocessExecutor, docker
 from gem_sandbox.doctor import _judge
@@ -249,7 +250,8 @@ def test_every_version_of_python_lets_programs_recurse_as_deep(version: str) -> 
     python = pythons().get(version)
     if python is None:
         pytest.skip(f"this is Python {version}, or it is not installed")
-    sources = [str(Path(gem.__file__).parents[1]), str(Path(idioms.__file__).parent)]
+    packages = [Path(str(package.__file__)).parents[1] for package in (gem, gem_sandbox)]
+    sources = [*map(str, packages), str(Path(idioms.__file__).parent)]
     subprocess.run([python, "-c", DEEP, *sources], check=True, timeout=300)
 
 

@@ -341,7 +341,9 @@ def test_tools_are_made_from_names_mappings_and_copies() -> None:
 
 
 def test_unknown_tools_and_parameters_are_named() -> None:
-    with pytest.raises(ConfigurationError, match=r"unknown tool 'pyton'; known: 'python'"):
+    with pytest.raises(
+        ConfigurationError, match=r"unknown tool 'pyton'; known: 'search', 'mcp', 'python'"
+    ):
         make_tools(["pyton"])
     with pytest.raises(UnknownParameterError, match=r"no parameter 'timeout'; it has .*timeout_s"):
         make_tools([{"name": "python", "timeout": 3}])

@@ -356,6 +356,6 @@ def test_bad_options_are_named() -> None:
 
 
 def test_the_licence_of_the_data_is_in_the_package() -> None:
-    licence = files("gem").joinpath("data/tau/LICENSE-TAU2.txt").read_text(encoding="utf-8")
+    licence = files("gem_tau").joinpath("data/LICENSE-TAU2.txt").read_text(encoding="utf-8")
     assert "Copyright (c) 2025 Sierra Research" in licence
     assert "included in all\ncopies" in licence

@@ -100,6 +100,11 @@ def spec(id: str | Mapping[str, Any]) -> EnvSpec:
     raise UnknownEnvError(_unknown_message(id))
 
 
+def is_by_hand(id: str) -> bool:
+    """Return whether a direct call of `register` has registered an id, and no package."""
+    return id in _registered_by_hand
+
+
 def _unknown_message(id: str) -> str:
     by_folded = {name.casefold(): name for name in list(_registry)}
     asked = id.casefold()

@@ -24,9 +24,9 @@ class Replacement(NamedTuple):
 def replacements(id: str, given: Collection[str] = ()) -> list[Replacement]:
     """Return the parameters to replace so that an id needs neither a download nor a sandbox.
 
-    Only ids with a bundled sample (`sample=`) are changed; others are used as registered. With the
-    sample, all programs are the sample's or the checker's,
-    so they may run without isolation.
+    Only ids with a bundled sample (`sample=`) are changed; others, and ids that the caller has
+    registered, are used as registered. With the sample, all programs are the sample's or the
+    checker's, so they may run without isolation.
 
     Args:
         id: A registered id.
@@ -34,7 +34,7 @@ def replacements(id: str, given: Collection[str] = ()) -> list[Replacement]:
     """
     spec = registry.spec(id)
     parameters = spec.kwargs
-    if "sample" not in parameters:
+    if "sample" not in parameters or registry.is_by_hand(id):
         return []
     known = inspect.signature(spec.load()).parameters
     return [

@@ -8,14 +8,14 @@ if TYPE_CHECKING:
     from gem.executors.base import Executor
 
 
-def ray(workers: str | None) -> Executor:
+def make_ray(workers: str | None) -> Executor:
     """Return the executor `ray:<workers>`; None for one actor a CPU of the cluster."""
     from gem_serve.executors.ray import RayExecutor
 
     return RayExecutor(None if workers is None else int(workers))
 
 
-def remote(address: str | None) -> Executor:
+def make_remote(address: str | None) -> Executor:
     """Return the executor `remote:<address>`."""
     from gem_serve.executors.remote import RemoteExecutor
 

@@ -1,0 +1,3 @@
+"""The version of gem-train."""
+
+__version__ = "0.1.0"
