@@ -96,6 +96,10 @@ baselines-verl: env-dev env-verl ## The discount's figure again, in real verl
 	$(BENCH) sweep recipes/sweeps/discount-verl.toml --cpu --out $(RUNS)/baselines --jobs 1
 	$(DEV) tools/baselines.py $(RUNS)/baselines
 
+.PHONY: wheels
+wheels: ## Wheels of all packages in dist/: pip install --find-links dist gem-verl 'gem-core[all]' ...
+	@rm -rf dist && $(PYTHON) -m pip wheel -q --disable-pip-version-check --no-deps -w dist $(wildcard packages/gem-*)
+
 .PHONY: new-adapter
 new-adapter: ## Start the adapter of another trainer: make new-adapter NAME=x (docs/adapters.md)
 	@$(PYTHON) tools/new_adapter.py "$(NAME)"

@@ -67,11 +67,13 @@ def pip(python: Path) -> list[str | Path]:
 
 
 def install(python: Path, *what: str | Path) -> None:
+    """Install wheels, with what they need of the others beside them and from the index."""
+    links = [f"--find-links={each.parent}" for each in what if isinstance(each, Path)][:1]
     said = ""
     for pause_s in (0, 5, 30):
         time.sleep(pause_s)
         try:
-            result = run(*pip(python), "install", "-q", *what)
+            result = run(*pip(python), "install", "-q", *links, *what)
         except subprocess.TimeoutExpired as error:
             said = str(error)
             continue
@@ -114,29 +116,71 @@ def test_importing_gem_loads_nothing_but_the_standard_library(
     assert checked(empty, "-c", program).strip() == "[]"
 
 
-def test_gem_bench_installs_with_gem_core_alone(wheels: dict[str, Path], empty: Path) -> None:
-    install(empty, wheels["gem-core"], wheels["gem-bench"])
+def ours(python: Path) -> set[str]:
+    """The packages of this repository that are installed."""
+    listed = json.loads(checked(*pip(python), "list", "--format=json"))
+    return {each["name"] for each in listed if each["name"].startswith("gem-")}
+
+
+def test_gem_bench_brings_what_it_needs_and_no_more(wheels: dict[str, Path], empty: Path) -> None:
+    install(empty, wheels["gem-bench"])
+    assert ours(empty) == {"gem-core", "gem-train", "gem-bench"}
     assert "usage: gem-bench" in checked(empty, "-m", "gem_bench", "--help")
 
 
 def test_gem_eval_adds_a_command_to_gem(wheels: dict[str, Path], empty: Path) -> None:
-    install(empty, wheels["gem-core"], wheels["gem-bench"], wheels["gem-eval"])
+    install(empty, wheels["gem-eval"])
+    assert ours(empty) == {"gem-core", "gem-train", "gem-bench", "gem-eval"}
     assert "of the package gem-eval" in checked(empty, "-m", "gem", "--help")
     out = empty.parent / "out"
     evaluate = [empty, "-m", "gem", "eval", "game:GuessTheNumber-v0-easy", "--model", "oracle"]
     assert "1.000" in checked(*evaluate, "--out", out)
 
 
-def test_gem_cpu_installs_with_gem_core_alone(wheels: dict[str, Path], empty: Path) -> None:
-    install(empty, wheels["gem-core"], wheels["gem-cpu"])
+def test_gem_cpu_brings_what_it_needs_and_no_more(wheels: dict[str, Path], empty: Path) -> None:
+    install(empty, wheels["gem-cpu"])
+    assert ours(empty) == {"gem-core", "gem-train", "gem-cpu"}
     checked(empty, "-c", "import gem_cpu")
+
+
+# What each id, tool, executor and command is that a package brings, by the extra that names it.
+BROUGHT = {
+    "python": [
+        "import gem; gem.make('code:CodeContest', source='sample', executor='subprocess')",
+        "from gem.tools import make_tools; make_tools('python')",
+        "from gem.__main__ import main; raise SystemExit(main(['doctor', '--help']))",
+    ],
+    "tau": ["import gem; gem.make('tau:Retail-v2')"],
+    "serve": [
+        "import gem; gem.make('remote:http://127.0.0.1:9/x')",
+        "from gem.executors.named import make_executor; make_executor('remote:http://[::1]:9')",
+        "from gem.__main__ import main; raise SystemExit(main(['serve', '--help']))",
+    ],
+    "train": ["from gem.__main__ import main; raise SystemExit(main(['replay', '--help']))"],
+}
+
+
+@pytest.mark.parametrize("extra", BROUGHT)
+def test_what_is_missing_is_named_with_the_extra_that_brings_it(
+    wheels: dict[str, Path], empty: Path, extra: str
+) -> None:
+    install(empty, wheels["gem-core"])
+    for program in BROUGHT[extra]:
+        result = run(empty, "-c", program)
+        assert result.returncode != 0, program
+        assert f"pip install 'gem-core[{extra}]'" in result.stderr, result.stderr
+    install(empty, f"--find-links={wheels['gem-core'].parent}", f"gem-core[{extra}]")
+    for program in BROUGHT[extra]:
+        result = run(empty, "-c", program)
+        assert "pip install 'gem-core" not in result.stderr, result.stderr
+        assert result.returncode == 0 or "127.0.0.1:9" in result.stderr, result.stderr
 
 
 @pytest.mark.parametrize("trainer", ["verl", "openrlhf", "tinker", "oat", "rl2", "trl", "roll"])
 def test_an_adapter_without_its_trainer_says_what_to_install(
     wheels: dict[str, Path], empty: Path, trainer: str
 ) -> None:
-    install(empty, wheels["gem-core"])
+    install(empty, wheels["gem-train"], wheels["gem-sandbox"])
     install(empty, "--no-deps", wheels[f"gem-{trainer}"])
     result = run(empty, "-m", f"gem_{trainer}.doctor")
     assert result.returncode != 0

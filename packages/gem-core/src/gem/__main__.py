@@ -119,6 +119,9 @@ def _contained(run: Callable[[], int]) -> int:
     except (KeyboardInterrupt, Exception):
         raise
     except BaseException as error:
+        # argparse ends the program itself after `--help`.
+        if isinstance(error, SystemExit) and exit_place(error).startswith(argparse.__file__):
+            raise
         raise contained(error) from error
 
 
