@@ -33,7 +33,6 @@ OWN = {
     "gem_cpu/tool_lessons.py": "a bundled file",
     "gem_eval/episode.py": "what its own wrapper has written",
     "gem_eval/inspect_log.py": "what it has just written",
-    "gem_roll/launch.py": "what it has just written",
     "gem_tinker/cookbook.py": "what it has just written",
 }
 TEXTS_OF_POLICIES = {
