@@ -122,15 +122,14 @@ def test_failures_are_shown_by_cause(tmp_path: Path) -> None:
     folder = write(tmp_path / "a", [0.5])
     recorder = Recorder(folder)
     recorder.metrics(1, {"failed_episodes": 3, "failed_tool": 2, "failed_environment": 1})
-    recorder.metrics(2, {"failed_episodes": 4})  # as older records have it
     recorder.metrics(2, {"failed_episodes": 1, "failed_budget": 1}, "eval:easy")
     found = compare(load_runs([folder, write(tmp_path / "b", [0.5], seed=1)]))
     notes = "\n".join(found.notes)
-    assert "train: 7 episodes failed (unknown 4, tool 2, environment 1)" in notes
+    assert "train: 3 episodes failed (tool 2, environment 1)" in notes
     assert "eval:easy: 1 episode failed (budget 1)" in notes
     assert str(tmp_path / "b") not in notes
-    assert found.rows[0].failed_by_cause == {"unknown": 2, "tool": 1, "environment": 0.5}
-    assert "7 episodes failed (unknown 4, tool 2" in numbers(found)  # the report's table
+    assert found.rows[0].failed_by_cause == {"tool": 1, "environment": 0.5}
+    assert "3 episodes failed (tool 2" in numbers(found)  # the report's table
 
 
 @pytest.mark.parametrize("form", sorted(RENDERERS))

@@ -21,11 +21,10 @@ from gem_train.experiment.estimate import turn_advantages
 from gem_train.experiment.hardware import Hardware
 from gem_train.experiment.metrics import PART, episode_metrics
 from gem_train.experiment.mixtures import SEEDS, EnvPart, Mixture, Stage, parse_tasks, run_tasks
-from gem_train.experiment.runspec import RunSpec, completed
+from gem_train.experiment.runspec import RunSpec
 from gem_train.experiment.tasksets import DatasetRow, dataset_rows
 from gem_train.packed import PackedTrajectory
 from gem_train.preflight import check, environments
-from gem_train.resuming import check_same
 from gem_train.table import Elsewhere
 from gem_train.testing.golden import golden_batch, of_two_environments
 
@@ -178,17 +177,6 @@ def test_a_spec_of_one_environment_is_what_it_was() -> None:
     assert spec.to_mapping()["env"] == data["env"]
     assert spec.task_set == TaskSet(GUESS, 24, 7, {"max_turns": 3})
     assert RunSpec.from_mapping({**data, "env": [data["env"]]}) == spec
-
-
-def test_a_record_of_an_older_version_is_of_the_same_experiment() -> None:
-    now = RunSpec.from_mapping({**SPEC, "env": {"id": GUESS}}).to_mapping()
-    older = copy.deepcopy(now)
-    del older["algorithm"]["normalise"]
-    assert completed(older) == now
-    check_same("runs/x", {"spec": older}, {"spec": now})
-    older["algorithm"]["gamma"] = 0.5
-    with pytest.raises(ConfigurationError, match=r"gamma: 0.5 there, 1.0 here"):
-        check_same("runs/x", {"spec": older}, {"spec": now})
 
 
 SAME = {"id": GUESS, "name": "again", "params": {"max_number": 5}}

@@ -41,7 +41,7 @@ class Row:
     episodes: float
     failed_episodes: float
     failed_by_cause: dict[str, float]
-    """Failed episodes by cause, see `gem.blame.CAUSES`; `unknown` in older records."""
+    """Failed episodes by cause, see `gem.blame.CAUSES`."""
     turns: float
     sampled_tokens: float
     wall_s: float | None

@@ -19,7 +19,6 @@ from typing import Any
 from gem.errors import RecordError
 from gem.tables import flatten
 from gem_train.experiment.metrics import PART, failed_by_cause
-from gem_train.experiment.runspec import completed
 from gem_train.record import RunRecord, read_run
 from gem_train.table import Parity
 
@@ -227,7 +226,7 @@ def _read(folder: Path) -> Run:
     record = read_run(folder)
     native = record.meta.get("hardware", {}).get("native", {}).get(record.meta.get("trainer"), {})
     given = {f"native.{key}": value for key, value in native.items()}
-    return Run(record, flatten(completed(record.meta.get("spec", {}))) | given)
+    return Run(record, flatten(record.meta.get("spec", {})) | given)
 
 
 def _settings(run: Run) -> dict[str, Any]:

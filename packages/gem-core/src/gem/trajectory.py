@@ -41,9 +41,6 @@ All but `failed` are valid episodes, with the rewards so far."""
 _TURN_BYTES, _ID_BYTES, _LOGPROB_BYTES = 250, 6, 22
 """Usual lengths in JSON: of a turn without text and tokens, an id, a log-probability."""
 
-# Older records have a `kind` instead of a cause.
-_CAUSE_OF_KIND: dict[str, Cause] = {"infra": "environment", "prompt_too_long": "budget"}
-
 
 @dataclass(frozen=True)
 class Turn:
@@ -90,16 +87,10 @@ class Failure:
     def from_dict(cls, data: Mapping[str, Any]) -> Failure:
         """Rebuild from `dataclasses.asdict`.
 
-        Older records have a `kind` instead of the cause: `infra` becomes `environment`,
-        `prompt_too_long` becomes `budget`.
-
         Raises:
             KeyError, TypeError: A field is missing or unknown, or the cause is unknown.
         """
-        fields = dict(data)
-        if "kind" in fields:
-            fields["cause"] = _CAUSE_OF_KIND[fields.pop("kind")]
-        failure = cls(**fields)
+        failure = cls(**data)
         if failure.cause not in CAUSES:
             raise KeyError(failure.cause)
         return failure

@@ -13,8 +13,8 @@
   asked to show it. Evaluations add `"notes"`, what else is known of the episode. `python -m gem
   replay` plays the episodes again.
 
-`run.json` and every episode have `schema`, the version of this format (`SCHEMA`; none means 0).
-Older records stay readable, newer ones are refused. Lines are written whole, so a run that dies
+`run.json` and every episode have `schema`, the version of this format (`SCHEMA`; none means 0);
+newer records are refused. Lines are written whole, so a run that dies
 leaves a readable record.
 """
 
@@ -386,7 +386,7 @@ class EpisodeRecord:
     rows: list[TrainedRow] | None
     trajectory: Trajectory
     fingerprint: Fingerprint | None = None
-    """Taken when the episode was recorded; None in older records."""
+    """Taken when the episode was recorded; None where none could be taken."""
     notes: dict[str, Any] = field(default_factory=dict)
     """What else is known of the episode."""
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from gem.errors import ConfigurationError
 from gem.tables import flatten
-from gem_train.experiment.runspec import completed
 
 
 def check_same(
@@ -17,16 +16,13 @@ def check_same(
 
     Args:
         place: Of what the earlier run left, for the message.
-        before: The earlier run's settings, which may be nested. A RunSpec, `spec`, may be of an
-            older version.
+        before: The earlier run's settings, which may be nested.
         now: This run's. A table that one of the two lacks as a whole is not compared.
         free: Dotted keys that may differ.
 
     Raises:
         ConfigurationError: Settings differ; the message has their keys and both values.
     """
-    if "spec" in before:
-        before = {**before, "spec": completed(before["spec"])}
     shared = before.keys() & now.keys()
     old, new = (flatten({k: part[k] for k in part if k in shared}) for part in (before, now))
     lines = [

@@ -19,14 +19,11 @@ def failed_by_cause(metrics: Iterable[Mapping[str, float | None]]) -> dict[str, 
     """Return the number of failed episodes of each cause, largest first, without zeros.
 
     Args:
-        metrics: Metrics of several batches, see `episode_metrics`. Failures of older records,
-            which have no causes, count as `unknown`.
+        metrics: Metrics of several batches, see `episode_metrics`.
     """
     counts: Counter[str] = Counter()
     for batch in metrics:
-        known = {c: int(batch.get(name) or 0) for c, name in FAILED_BY_CAUSE.items()}
-        counts.update(known)
-        counts["unknown"] += int(batch.get("failed_episodes") or 0) - sum(known.values())
+        counts.update({c: int(batch.get(name) or 0) for c, name in FAILED_BY_CAUSE.items()})
     return {cause: count for cause, count in counts.most_common() if count > 0}
 
 

@@ -290,18 +290,6 @@ class RunSpec:
                     )
 
 
-def completed(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the mapping of a recorded spec with the settings that its version did not have.
-
-    Args:
-        mapping: Of `RunSpec.to_mapping`; anything else is returned as it is.
-    """
-    try:
-        return RunSpec.from_mapping(mapping).to_mapping()
-    except ConfigurationError:
-        return dict(mapping)
-
-
 def _with_environments(data: Any) -> Any:
     """Return a spec's data with `env` as an array, in which every environment has its own seeds."""
     if not isinstance(data, Mapping) or "env" not in data:
