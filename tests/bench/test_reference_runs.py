@@ -290,7 +290,8 @@ def test_a_published_recipe_runs_with_a_tiny_model_and_bundled_rows(
     if not load_spec(recipe).env[0].id.startswith(("game:", "rg:")):
         overrides.append("env.params.source=sample")
     if recipe.stem == "published-qa-search":
-        wrapper = '{ name = "search_tool_no_int_reward", index = "sample" }'
+        search = '{ name = "search", index = "sample" }'
+        wrapper = f'{{ name = "tool_env", tools = [{search}], max_tool_uses = 5 }}'
         overrides.append(f"env.params.wrappers=[{wrapper}]")
     spec = load_spec(recipe, overrides)
     reference.train(spec, tmp_path / "run", device="cpu")

@@ -201,16 +201,17 @@ def test_a_reward_above_the_limit_comes_with_limit_and_remedy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrappers", "pays"),
+    ("reward", "pays"),
     [
-        ([{"name": "search_tool", "index": "sample"}], "1.5 (5 x call of search, 4 x action)"),
-        ([{"name": "search_tool_no_int_reward", "index": "sample"}], ""),
+        (0.3, "1.5 (5 x call of search, 4 x action)"),
+        (0.0, ""),
     ],
 )
-@pytest.mark.filterwarnings("ignore:the wrapper 'search_tool'")
-def test_presets_that_pay_for_calls_are_warned_of(wrappers: Any, pays: str) -> None:
+def test_tools_that_pay_for_calls_are_warned_of(reward: float, pays: str) -> None:
     pytest.importorskip("bm25s")
-    report = check_env("game:GuessTheNumber-v0-easy", only=["unearned"], wrappers=wrappers)
+    tools = [{"name": "search", "index": "sample"}]
+    wrapper = {"name": "tool_env", "tools": tools, "tool_reward": reward, "max_tool_uses": 5}
+    report = check_env("game:GuessTheNumber-v0-easy", only=["unearned"], wrappers=[wrapper])
     found = result(report, "unearned")
     assert found.shown == ("warning" if pays else "passed")
     assert pays in found.detail

@@ -6,6 +6,7 @@ import io
 import json
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -19,7 +20,6 @@ from gem.__main__ import main
 from gem.tasks import Task
 from gem.testing.playing import oracle_policy, play, recorded
 from gem.trajectory import Failure, Trajectory
-from gem.wrappers import _warn_of_pay
 from gem_train.record import Recorder
 
 EASY = "game:GuessTheNumber-v0-easy"
@@ -363,15 +363,17 @@ def test_misuse_is_explained_without_a_traceback(
     assert message in err
 
 
-@pytest.mark.filterwarnings("default:the wrapper")
-def test_a_warning_is_a_line_without_source(capsys: pytest.CaptureFixture[str]) -> None:
-    _warn_of_pay.cache_clear()
-    wrapper = 'wrappers=[{"name": "python_tool", "executor": "subprocess"}]'
-    arguments = ("play", EASY, "--policy", "oracle", "--param", wrapper)
-    status, _, err = run(*arguments, capsys=capsys)
-    assert status == 0
-    [line] = err.splitlines()
-    assert line.startswith("warning: the wrapper 'python_tool' has the original GEM's rewards")
+@pytest.mark.filterwarnings("default:a warning")
+def test_a_warning_is_a_line_without_source(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def warn(*args: object, **kwargs: object) -> list[str]:
+        warnings.warn("a warning of an environment", UserWarning, stacklevel=1)
+        return [EASY]
+
+    monkeypatch.setattr("gem.__main__.list_envs", warn)
+    status, _, err = run("list", capsys=capsys)
+    assert (status, err) == (0, "warning: a warning of an environment\n")
 
 
 def test_negative_seconds_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

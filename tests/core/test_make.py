@@ -62,9 +62,9 @@ def played(env: Env) -> list[Any]:
         {"max_turns": 2},
         {"wrappers": ["episode_tracking"]},
         {"tools": [TOOL], "wrappers": [{"name": f"{__name__}:Scaled", "factor": 3.0}]},
-        {"wrappers": ["python_tool_no_int_reward", "episode_tracking", "episode_tracking"]},
+        {"wrappers": [{"name": "tool_env", "tools": ["python"]}, *["episode_tracking"] * 2]},
     ],
-    ids=["plain", "parameters", "wrapper", "tool", "preset"],
+    ids=["plain", "parameters", "wrapper", "tool", "wrappers"],
 )
 def test_a_spec_makes_the_environment_again_with_wrappers_and_tools(how: dict[str, Any]) -> None:
     env = gem.make(GUESS, **how)

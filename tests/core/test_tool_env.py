@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import re
-import warnings
-from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +21,7 @@ from gem.rollout import Budget, ChatFormat, Sample, play_batch
 from gem.tasks import TaskSet
 from gem.testing import check_env
 from gem.tools import SearchTool, Tool, ToolCall, ToolResult
-from gem.wrappers import EpisodeTracking, ToolEnv, _warn_of_pay, wrap
+from gem.wrappers import EpisodeTracking, ToolEnv, wrap
 from gem_sandbox.tool import PythonTool
 
 GUESS = "game:GuessTheNumber-v0-easy"
@@ -294,67 +290,6 @@ def test_an_environment_with_tools_passes_every_check() -> None:
     assert {r.name: r.detail for r in report.results if r.status == "failed"} == {}
 
 
-PRESETS = {
-    "python_tool": (0.05, 0.25),
-    "python_tool_no_int_reward": (0.0, 0.0),
-    "python_tool_no_int_reward_last_line_error": (0.0, 0.0),
-    "search_tool": (0.3, 0.0),
-    "search_tool_no_int_reward": (0.0, 0.0),
-}
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_presets_have_the_numbers_of_the_original(name: str) -> None:
-    own = {"index": "sample"} if "search" in name else {"executor": "subprocess"}
-    _warn_of_pay.cache_clear()
-    paid = sum(PRESETS[name]) > 0
-    warned: Any = pytest.warns(UserWarning, match="calls earn 1.5") if paid else nullcontext()
-    with warned:
-        env: Any = gem.make(GUESS, wrappers=[{"name": name, **own}])
-    assert (env.tool_reward, env.tool_success_reward) == PRESETS[name]
-    assert (env.tool_execute_error_reward, env.max_tool_uses) == (0.0, 5)
-    [tool] = env.tools
-    assert tool.timeout_s == 5.0
-    assert getattr(tool, "topk", 3) == 3
-    assert getattr(tool, "keep_error_last_line", False) is name.endswith("last_line_error")
-
-
-def test_presets_that_pay_for_calls_say_so_once_and_name_what_pays_for_success() -> None:
-    wrapper = {"name": "python_tool", "executor": "subprocess"}
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        _warn_of_pay.cache_clear()
-        for _ in range(3):
-            gem.make(GUESS, wrappers=[wrapper])
-            gem.make(GUESS, wrappers=[{**wrapper, "name": "python_tool_no_int_reward"}])
-    [warning] = caught
-    assert str(warning.message) == (
-        "the wrapper 'python_tool' has the original GEM's rewards: 5 calls earn 1.5 without any "
-        "success, which as a rule earns 1; 'python_tool_no_int_reward' pays for success alone"
-    )
-
-
-ROOT = Path(__file__).parents[2]
-PAID_BY_CALL = re.compile(r"[\"'](?:python|search)_tool[\"']")
-SNIPPET = re.compile(r"^```python\n.*?^```$", re.MULTILINE | re.DOTALL)
-
-
-@pytest.mark.parametrize(
-    "file",
-    [
-        *(ROOT / "recipes").glob("*.toml"),
-        *(ROOT / "docs").glob("*.md"),
-        *(ROOT / "packages").glob("*/examples/**/*.py"),
-        *(ROOT / "packages").glob("*/examples/**/*.toml"),
-    ],
-    ids=lambda path: path.name,
-)
-def test_no_recipe_example_or_snippet_pays_for_calls(file: Path) -> None:
-    text = file.read_text(encoding="utf-8")
-    shown = "\n".join(SNIPPET.findall(text)) if file.suffix == ".md" else text
-    assert not PAID_BY_CALL.search(shown)
-
-
 def test_wrappers_are_applied_in_order_the_last_one_outermost() -> None:
     env = gem.make(
         GUESS, tools=[PYTHON], wrappers=["episode_tracking", lambda e: ToolEnv(e, Echo())]
@@ -384,7 +319,7 @@ def test_unknown_parameters_of_wrappers_are_named() -> None:
     ):
         gem.make(GUESS, wrappers=[{"name": "tool_env", "tools": "python", "max_uses": 3}])
     with pytest.raises(UnknownParameterError, match="'topk'"):
-        gem.make(GUESS, wrappers=[{"name": "python_tool", "topk": 3}])
+        gem.make(GUESS, wrappers=[{"name": "tool_env", "tools": [{"name": "python", "topk": 3}]}])
 
 
 def test_tracking_counts_steps_and_adds_up_rewards_tool_steps_included() -> None:

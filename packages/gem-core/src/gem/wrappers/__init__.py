@@ -1,8 +1,6 @@
 """Wrappers by name, as `gem.make(id, wrappers=[...])` takes them.
 
-`tool_env` is `ToolEnv` with free choice of parameters; the other tool wrappers are presets of it.
-`python_tool` and `search_tool` have the rewards of the original GEM, which pay more for calls than
-for success: they warn; use `..._no_int_reward` instead.
+`tool_env` is what `gem.make(id, tools=[...])` puts around an environment, with rewards for calls.
 How much of the past the policy is shown is decided by a context (`gem.rollout.context`), not by a
 wrapper.
 """
@@ -10,7 +8,6 @@ wrapper.
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -34,54 +31,14 @@ __all__ = [
     "wrap",
 ]
 
-_MAX_TOOL_USES = 5
-
-
-def _tool(name: str, *, paid: Mapping[str, Any], **fixed: Any) -> Callable[..., Env]:
-    """Return a preset of `ToolEnv` with one tool; the preset takes the tool's parameters."""
-
-    def preset(env: Env, **parameters: Any) -> Env:
-        tools = [{"name": name, **fixed, **parameters}]
-        wrapped = ToolEnv(env, tools, max_tool_uses=_MAX_TOOL_USES, **paid)
-        if paid:
-            _warn_of_pay(name, sum(paid.values()))
-        return wrapped
-
-    return preset
-
-
-# Cached, as Python's own "once" registry is reset whenever filters change (torch changes them), and
-# a rollout makes hundreds of environments.
-@functools.cache
-def _warn_of_pay(name: str, reward: float) -> None:
-    """Warn, once per process, that a preset pays for calls."""
-    warnings.warn(
-        f"the wrapper '{name}_tool' has the original GEM's rewards: {_MAX_TOOL_USES} calls earn "
-        f"{_MAX_TOOL_USES * reward:g} without any success, which as a rule earns 1; "
-        f"'{name}_tool_no_int_reward' pays for success alone",
-        UserWarning,
-        stacklevel=1,
-    )
-
-
-_PYTHON = {"tool_reward": 0.05, "tool_success_reward": 0.25}
-_SEARCH = {"tool_reward": 0.3}
-
 WRAPPERS: dict[str, Callable[..., Env]] = {
     "tool_env": ToolEnv,
-    "python_tool": _tool("python", paid=_PYTHON, timeout_s=5.0),
-    "python_tool_no_int_reward": _tool("python", paid={}, timeout_s=5.0),
-    "python_tool_no_int_reward_last_line_error": _tool(
-        "python", paid={}, timeout_s=5.0, keep_error_last_line=True
-    ),
-    "search_tool": _tool("search", paid=_SEARCH, topk=3, timeout_s=5.0),
-    "search_tool_no_int_reward": _tool("search", paid={}, topk=3, timeout_s=5.0),
     "episode_tracking": EpisodeTracking,
     "record_episode_statistics": RecordEpisodeStatistics,
     "scale_reward": ScaleReward,
     "checked": Checked,
 }
-"""Wrappers by name. The presets of one tool take that tool's parameters."""
+"""Wrappers by name."""
 
 _CONTEXTS = {
     "concat": "concat",
