@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from gem.core import Env, WrapperLike
 from gem.errors import ConfigurationError
