@@ -31,7 +31,9 @@ help: ## Print this list
 
 # Environments
 
-.PHONY: env-dev env-trl env-verl env-openrlhf env-oat env-tinker env-rl2 env-roll env-inspect
+.PHONY: env-core env-dev env-trl env-verl env-openrlhf env-oat env-tinker env-rl2 env-roll env-inspect
+env-core: ## A small environment without torch, for work on gem-core: .venvs/core/bin/python -m pytest tests/core
+	@$(VENVS) core
 env-dev: ## Environment for development, the reference trainer, TRL and gem-bench
 	@$(VENVS) dev
 env-trl: env-dev
@@ -127,6 +129,12 @@ types: env-dev ## Static types of all packages
 	  packages/gem-openrlhf/src packages/gem-oat/src packages/gem-tinker/src packages/gem-rl2/src \
 	  packages/gem-trl/src packages/gem-roll/src packages/gem-eval/src packages/_template/src tests/conformance/breaks.py
 # All targets run, also after one that failed; the last lines name those that did.
+.PHONY: check
+# Of what git says is changed, or with BASE=main of a whole branch.
+check: env-dev lint types ## Style, types, and the tests that your change can break (BASE=main: a whole branch)
+	@tests="$$($(DEV) tools/graph.py $(BASE))"; if test -n "$$tests"; then \
+	  $(DEV) $(PYTEST) --timeout 1200 -n 2 --dist worksteal -m "not slow and not nightly" $$tests; \
+	else echo "no test can see what is changed"; fi
 TESTS := test-dev test-trl
 ALL_TESTS := $(TESTS) test-verl test-openrlhf test-oat test-tinker test-rl2 test-roll test-inspect
 test: ## Unit, property and installation tests, of TRL conformance L0

@@ -2,45 +2,10 @@
 
 from __future__ import annotations
 
-import ast
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-
-
-def modules(source: Path) -> dict[str, Path]:
-    """Return the files below a `src` folder by the name of their module."""
-    found = {}
-    for path in source.rglob("*.py"):
-        parts = path.relative_to(source).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
-
-
-def imports(module: str, path: Path) -> Iterator[str]:
-    """Yield what a file imports, also inside functions, but not for type checking.
-
-    `from package import name` is an import of the package, and of the module `package.name`.
-    """
-    package = module.split(".")
-    if path.name != "__init__.py":
-        package.pop()
-    waiting: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            waiting += node.orelse
-            continue
-        waiting += ast.iter_child_nodes(node)
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            above = package[: len(package) + 1 - node.level] if node.level else []
-            origin = ".".join([*above, *filter(None, [node.module])])
-            yield origin
-            yield from (f"{origin}.{alias.name}" for alias in node.names)
+from graph import ROOT, imports, modules, named, reach
 
 
 def circles(files: Mapping[str, Path]) -> list[list[str]]:
@@ -51,18 +16,6 @@ def circles(files: Mapping[str, Path]) -> list[list[str]]:
         tuple(sorted(other for other in reached[name] if name in reached[other])) for name in edges
     }
     return sorted(map(list, groups - {()}))
-
-
-def reach(edges: Mapping[str, set[str]], start: str) -> set[str]:
-    """Return what `start` imports, directly or through others; with itself if in a circle."""
-    found: set[str] = set()
-    waiting = [*edges[start]]
-    while waiting:
-        name = waiting.pop()
-        if name not in found:
-            found.add(name)
-            waiting += edges[name]
-    return found
 
 
 def test_no_circle_of_imports_has_more_than_two_files() -> None:
@@ -103,15 +56,6 @@ BELOW: dict[str, set[str]] = {
     "gem_eval": {"gem", "gem_train", "gem_bench"},
 }
 """What each package may import besides itself; gem-cpu may import everything."""
-
-
-def named(path: Path) -> Iterator[str]:
-    """Yield the modules of ours that a file names in texts, as `module` or `module:attribute`."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            match = re.fullmatch(r"(gem(?:_[a-z0-9]+)?(?:\.[a-z_0-9]+)+)(?::\w+)?", node.value)
-            if match:
-                yield match[1]
 
 
 def test_packages_import_downwards_only_also_by_name() -> None:

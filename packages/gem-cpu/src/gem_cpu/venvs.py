@@ -66,6 +66,7 @@ class Spec:
 CORE = ("gem-core", "gem-train", "gem-sandbox", "gem-serve", "gem-tau")
 
 SPECS = {
+    "core": Spec(CORE, ((3, 11),)),
     "dev": Spec(
         (
             *CORE,
