@@ -35,6 +35,7 @@ def ids(monkeypatch: pytest.MonkeyPatch) -> None:
     """Room for ids of a test's own."""
     gem.list_envs()
     monkeypatch.setattr("gem.registry._registry", dict(gem.registry._registry))
+    monkeypatch.setattr("gem.registry._registered_by_hand", set(gem.registry._registered_by_hand))
 
 
 def test_ids_of_others_are_checked_as_registered(ids: None) -> None:

@@ -93,7 +93,7 @@ class Trouble(Env):
 
 def _own_socket() -> socket.socket:
     """The socket by which this worker talks to its executor."""
-    for number in range(3, 64):
+    for number in range(3, 1024):
         try:
             if stat.S_ISSOCK(os.fstat(number).st_mode):
                 return socket.socket(fileno=os.dup(number))
