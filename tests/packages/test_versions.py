@@ -68,6 +68,20 @@ def test_every_adapter_states_a_supported_range() -> None:
     assert found == set(SUPPORTED)
 
 
+def test_packages_have_one_version_and_depend_on_each_other_by_it() -> None:
+    ours = {path.name: project(path)["version"] for path in PACKAGES if path.name[0] != "_"}
+    [version] = set(ours.values())
+    for path in PACKAGES:
+        for name, wanted in required(path).items():
+            assert name not in ours or wanted == f"=={version}" or name == path.name, (path, name)
+
+
+def test_the_hook_s_formatter_is_the_one_of_ci() -> None:
+    hook = (ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8")
+    dev = (ROOT / "packages/gem-cpu/src/gem_cpu/requirements/dev.txt").read_text(encoding="utf-8")
+    assert re.findall(r"rev: v(\S+)", hook) == re.findall(r"^ruff==(\S+)$", dev, re.M)
+
+
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda path: path.name)
 def test_a_package_and_its_module_have_the_same_version(package: Path) -> None:
     assert constants(package)["__version__"] == project(package)["version"]
