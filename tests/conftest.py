@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import datetime
 import importlib.metadata
+import importlib.util
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -41,6 +42,7 @@ def _ours(**wanted: str) -> Any:
 if _strangers():
     importlib.metadata.entry_points = _ours  # type: ignore[assignment]
 
+from gem.errors import MissingExtraError  # noqa: E402
 from gem_train.experiment.hardware import CPU  # noqa: E402
 
 # Before an adapter registers estimators: a user's one is tried wherever all are.
@@ -59,6 +61,18 @@ with contextlib.suppress(ImportError):  # not every trainer's environment has it
         print_blob=True,
     )
     settings.load_profile("gem")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Skip a test that misses an extra in an environment that has hardly any (`make env-core`)."""
+    try:
+        return (yield)
+    except MissingExtraError as error:
+        if importlib.util.find_spec("torch") is None:
+            pytest.skip(f"needs an extra: {error}")
+        raise
+
 
 # The background jobs of a shell ignore SIGINT, and so would everything that tests start.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

@@ -16,6 +16,7 @@ import pytest
 from gem_bench.__main__ import main
 from gem_bench.learning import nothing_learnt
 from gem_bench.processes import Family, _processes, _processes_by_ps
+from gem_bench.run import _exit
 from gem_train.experiment.runspec import RunSpec
 from gem_train.preflight import check, environments
 from gem_train.record import Recorder, read_run
@@ -487,3 +488,7 @@ def test_a_run_whose_environment_cannot_be_played_is_not_started(
     assert code == 2
     assert "no command 'no-such-command'" in err
     assert not (out / "run.json").exists()
+
+
+def test_a_run_that_a_signal_without_a_name_ended_says_its_number() -> None:
+    assert "signal 40" in _exit(-40)
