@@ -457,6 +457,8 @@ def command(module: str, tmp_path: Path, *words: str) -> Any:
 def test_no_command_succeeds_because_an_environment_exits(
     tmp_path: Path, words: tuple[str, ...]
 ) -> None:
+    if words[0] == "eval":
+        pytest.importorskip("gem_eval")
     ran = command("gem", tmp_path, *words)
     assert ran.returncode not in (0, -signal.SIGKILL), ran.stdout + ran.stderr
     assert "SystemExit" in ran.stdout + ran.stderr
