@@ -35,7 +35,7 @@ from gem_train.launch import (
     unknown_trainer,
 )
 from gem_train.pairs import COMPUTED, ON_CPU, pairs
-from gem_train.table import Elsewhere, Fixed, Ignored, Run, Table, keys
+from gem_train.table import Elsewhere, Fixed, Ignored, Run, Table
 
 VENVS = ".venvs"
 WITH_ADAPTERS = ("oat", "openrlhf", "rl2", "roll", "tinker", "trl", "verl")
@@ -186,12 +186,33 @@ def in_a_clone(trainer: str) -> str:
     return f"; in a clone of the repository: `make env-{venv}`" if known else ""
 
 
-_DEFINED = Elsewhere("by definition")
+_DEFINED = {
+    "": "name seed",
+    "env": ("id params seed name weight schedule.iteration schedule.success schedule.params"),
+    "policy": (
+        "context system_prompt template_kwargs thinking model prompt_tokens "
+        "response_tokens turn_tokens turns lora_rank lora_alpha lora_init"
+    ),
+    "algorithm": (
+        "advantage gamma lam normalise clip epochs minibatches loss_aggregation "
+        "kl_coef entropy_coef tis_clip value_lr value_clip"
+    ),
+    "optimizer": "lr type beta1 beta2 eps weight_decay grad_clip",
+    "training": "iterations tasks group_size precision max_failed_fraction",
+    "sampling": "temperature top_p top_k",
+    "eval": "name id params seed episodes every temperature",
+}
+"""Keys of each part of the RunSpec that `gem_bench.reference` defines; a new one is added here when it
+is defined there."""
 
 REFERENCE = Table(
     "reference",
     {
-        **dict.fromkeys(keys(), _DEFINED),
+        **{
+            f"{part}.{name}".lstrip("."): Elsewhere("by definition")
+            for part, names in _DEFINED.items()
+            for name in names.split()
+        },
         "hardware.device": Elsewhere("--device"),
         "hardware.nodes": Fixed(1, "the reference trainer is one process"),
         "hardware.gpus_per_node": Fixed(1, "the reference trainer is one process"),
