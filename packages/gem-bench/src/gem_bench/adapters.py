@@ -202,7 +202,7 @@ _DEFINED = {
     "sampling": "temperature top_p top_k",
     "eval": "name id params seed episodes every temperature",
 }
-"""Keys of each part of the RunSpec that `gem_bench.reference` defines; a new one is added here when it
+"""Keys of each part of the RunSpec that `gem_bench.reference` defines. A new one comes here when it
 is defined there."""
 
 REFERENCE = Table(
