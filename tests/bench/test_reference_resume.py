@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import share_no_progress_bar
 
 from gem.errors import ConfigurationError, RecordError
 from gem_train.experiment.runspec import RunSpec
@@ -263,6 +264,7 @@ def test_killed_again_and_again_by_sigkill_it_ends_as_if_it_had_not_been(
         pid = os.fork()
         if pid == 0:
             try:
+                share_no_progress_bar()
                 train(spec, tmp_path, every=1)
                 os._exit(0)
             finally:

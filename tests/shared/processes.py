@@ -6,6 +6,8 @@ import contextlib
 import os
 import select
 import signal
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -69,6 +71,19 @@ def settled(pid: int) -> int:
 
     assert settles(same)
     return pid
+
+
+def share_no_progress_bar() -> None:
+    """Give a forked child locks of its own for tqdm's bars.
+
+    tqdm's default lock is shared by parent and children: a child that is killed while it holds the
+    lock would block every later one for ever.
+    """
+    std = sys.modules.get("tqdm.std")
+    kinds = [std.tqdm] if std else []
+    for kind in kinds:
+        kind.set_lock(threading.RLock())
+        kinds += kind.__subclasses__()
 
 
 @contextlib.contextmanager
