@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import re
+from collections.abc import Iterable
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,12 @@ from gem.errors import ConfigurationError, MissingExtraError
 from gem_train.experiment.hardware import Hardware
 from gem_train.experiment.runspec import RunSpec
 from gem_train.launch import ENTRY_POINT_GROUP, Adapter, Launch, find_adapter
-from gem_train.table import key_of, keys
+from gem_train.table import Elsewhere, Run, Table, Way, key_of, keys
 
 ADAPTERS = sorted(entry.name for entry in entry_points(group=ENTRY_POINT_GROUP))
+
+SPEC_FILE = "spec.json"
+"""The whole RunSpec, in adapters whose trainer is started with it."""
 
 GUESS = {"id": "game:GuessTheNumber-v0-easy", "name": "a", "params": {"max_turns": 4}}
 PLAIN: dict[str, Any] = {
@@ -133,6 +137,11 @@ BESIDE: dict[str, dict[str, Any]] = {
     },
 }
 """Values without which a key means nothing: the plain run has them, too."""
+FLASH = {"training.precision": "bf16", "hardware.learner.attention": "flash_attention_2"}
+"""verl's critics and its shared sequences need flash attention, which needs 16 bits."""
+IN_VERL = {"algorithm.lam", "algorithm.value_lr", "algorithm.value_clip"} | {
+    "hardware.learner.sequence_parallel"
+}
 WITH = {"env.schedule.success": {"env.schedule.iteration": None}}
 """Values that change with a key: parameters change at an iteration or after a success rate."""
 
@@ -174,6 +183,38 @@ def told(launch: Launch, key: str) -> set[str]:
 
 
 PARTS = {key.split(".")[0] for key in keys()}
+PARTNERS = {
+}
+"""Keys that a refusal may name instead: with these, the other value is not possible."""
+
+
+def compiled(adapter: Adapter, values: dict[str, Any], folder: Path) -> str | tuple[Launch, Run]:
+    """Compile a run; return it, or why it was refused, without the numbers of environments."""
+    try:
+        spec, hardware = with_values(values)
+        launch = adapter.compile(spec, run_dir=folder, hardware=hardware)
+        return launch, adapter.table.run(spec, folder, hardware)
+    except MissingExtraError as error:
+        pytest.skip(f"the trainer lives in another environment: {error}")
+    except ConfigurationError as error:
+        return re.sub(r"\.\d+|\[\d+\]", "", str(error))
+
+
+def names(why: str, wanted: Iterable[str]) -> bool:
+    """Whether a refusal begins with one of these keys, as in `KEY: why` or `KEY=1 with KEY=2: why`."""
+    named = [each.partition("=")[0] for each in why.partition(": ")[0].split(" with ")]
+    return not set(named).isdisjoint({*wanted, *(key.removeprefix("hardware.") for key in wanted)})
+
+
+def ways(table: Table) -> dict[str, Way]:
+    """How each key gets to the trainer."""
+    return {key: way for key, way, _ in table.rows()}
+
+
+def reached(adapter: Adapter, launch: Launch, run: Run) -> tuple[Any, ...]:
+    """What a trainer is given, but for the file with the whole RunSpec, which always differs."""
+    files = {name: text for name, text in launch.files.items() if name != SPEC_FILE}
+    return launch.argv, launch.env, files, adapter.table.settings(run)
 
 
 def test_every_key_has_another_value_here() -> None:
@@ -185,22 +226,21 @@ def test_every_key_has_another_value_here() -> None:
 def test_another_value_is_in_the_command_refused_or_told(
     key: str, adapter: Adapter, tmp_path: Path
 ) -> None:
-    before = {**plain(adapter.table.trainer), **BESIDE.get(key, {})}
-    made: list[Launch] = []
-    for values in (before, {**before, key: OTHER[key], **WITH.get(key, {})}):
-        try:
-            spec, hardware = with_values(values)
-            made.append(adapter.compile(spec, run_dir=tmp_path, hardware=hardware))
-        except MissingExtraError as error:
-            pytest.skip(f"the trainer lives in another environment: {error}")
-        except ConfigurationError as error:
-            # The key, or what it needs to mean anything.
-            named = [name.removeprefix("hardware.") for name in (key, *before)]
-            where = re.sub(r"\.\d+|\[\d+\]", "", str(error))
-            assert any(name in where for name in named), error
-            return
-    usual, other = made
-    differs = (other.argv, other.env, other.files) != (usual.argv, usual.env, usual.files)
-    assert differs or told(other, key) & {"unmatched", "emulated"}, (
-        f"{adapter.trainer}: {key} = {OTHER[key]!r} reaches nothing, and parity does not say so"
-    )
+    table = adapter.table
+    beside = BESIDE.get(key, {})
+    if table.trainer == "verl" and key in IN_VERL:
+        beside = beside | FLASH
+    before = {**plain(table.trainer), **beside}
+    usual = compiled(adapter, before, tmp_path)
+    other = compiled(adapter, {**before, key: OTHER[key], **WITH.get(key, {})}, tmp_path)
+    if isinstance(usual, str):
+        assert beside and names(usual, beside), usual
+    elif isinstance(other, str):
+        assert names(other, [key, *PARTNERS.get((table.trainer, key), ())]), other
+    else:
+        whole = SPEC_FILE in other[0].files and isinstance(ways(table)[key], Elsewhere)
+        assert (
+            reached(adapter, *usual) != reached(adapter, *other)
+            or whole
+            or told(other[0], key) & {"unmatched", "emulated"}
+        ), f"{adapter.trainer}: {key} = {OTHER[key]!r} reaches nothing, and parity does not say so"

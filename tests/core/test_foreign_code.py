@@ -413,10 +413,14 @@ def test_every_signal_has_words() -> None:
     assert "40" in signal_name(40)
 
 
-def command(module: str, tmp_path: Path, *words: str) -> Any:
+EXITS = ["sys.exit(0)", "argparse.ArgumentParser().parse_args(['--help'])"]
+
+
+def command(exit: str, tmp_path: Path, *words: str) -> Any:
     """Run a command of a program that registers an environment that exits."""
     (tmp_path / "exits.py").write_text(
         textwrap.dedent("""
+        import argparse
         import sys
         from gem.core import Env
 
@@ -426,11 +430,11 @@ def command(module: str, tmp_path: Path, *words: str) -> Any:
                 return "go", {}
 
             def step(self, action):
-                sys.exit(0)
+                EXIT
 
             def sample_random_action(self):
                 return "x"
-        """)
+        """).replace("EXIT", exit)
     )
     info = tmp_path / "exits-1.dist-info"
     info.mkdir(exist_ok=True)
@@ -439,7 +443,7 @@ def command(module: str, tmp_path: Path, *words: str) -> Any:
     with (tmp_path / "exits.py").open("a") as file:
         file.write('\ndef registered():\n    import gem\n    gem.register("bad:x", Exits)\n')
     env = os.environ | {"PYTHONPATH": str(tmp_path)}
-    given = [sys.executable, "-m", module, *words]
+    given = [sys.executable, "-m", "gem", *words]
     return subprocess.run(
         given, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240, check=False
     )
@@ -454,12 +458,13 @@ def command(module: str, tmp_path: Path, *words: str) -> Any:
     ],
     ids=lambda words: words[0],
 )
+@pytest.mark.parametrize("exit", EXITS, ids=["exit", "argparse"])
 def test_no_command_succeeds_because_an_environment_exits(
-    tmp_path: Path, words: tuple[str, ...]
+    tmp_path: Path, words: tuple[str, ...], exit: str
 ) -> None:
     if words[0] == "eval":
         pytest.importorskip("gem_eval")
-    ran = command("gem", tmp_path, *words)
+    ran = command(exit, tmp_path, *words)
     assert ran.returncode not in (0, -signal.SIGKILL), ran.stdout + ran.stderr
     assert "SystemExit" in ran.stdout + ran.stderr
     if words[0] == "eval":

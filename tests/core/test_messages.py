@@ -11,7 +11,7 @@ import gem
 from gem.__main__ import main
 from gem.advantage import TurnTable
 from gem.core import Env
-from gem.errors import ConfigurationError, UnknownEnvError
+from gem.errors import ConfigurationError, MissingExtraError, UnknownEnvError
 from gem.tools import make_tools
 
 
@@ -77,6 +77,17 @@ def test_a_mistake_is_named(call: Callable[[], object], said: str) -> None:
 def test_only_an_id_that_is_near_is_suggested(asked: str, said: str) -> None:
     with pytest.raises(UnknownEnvError, match=said):
         gem.make(asked)
+
+
+def test_a_package_that_is_installed_is_not_to_be_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    extras = {"environment": {"game:": "games", "nope:": "nope"}, "client": {}}
+    monkeypatch.setattr("gem.parts.EXTRAS", extras)
+    with pytest.raises(UnknownEnvError, match="did you mean game:Wordle-v0"):
+        gem.make("game:wordel-v0")
+    with pytest.raises(MissingExtraError, match=r"pip install 'gem-core\[nope\]'"):
+        gem.make("nope:Wordle-v0")
 
 
 def test_a_command_of_a_package_that_is_not_installed_names_the_package(

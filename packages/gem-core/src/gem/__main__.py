@@ -7,6 +7,7 @@ import io
 import math
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatch
@@ -15,7 +16,7 @@ from typing import Any
 
 from gem.contract import shown, succeeded
 from gem.core import Env
-from gem.errors import ConfigurationError, GemError, exit_place
+from gem.errors import ConfigurationError, GemError
 from gem.foreign import ForeignExitError, contained
 from gem.making import make
 from gem.parts import missing
@@ -45,7 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     further = {entry.name: entry for entry in entry_points(group=COMMANDS)}
     if words and words[0] in further:
-        return guarded(lambda: _contained(lambda: further[words[0]].load()(words[1:])))
+        entry = further[words[0]]
+        return guarded(lambda: entry.load()(words[1:]), parses=entry.value.partition(".")[0])
     if words and (said := missing("command", words[0])):
         print(f"error: {said}", file=sys.stderr)
         return 2
@@ -109,32 +111,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         status: int = (imported(run) if isinstance(run, str) else run)(arguments)
         return status
 
-    return guarded(lambda: _contained(run))
+    return guarded(run)
 
 
-def _contained(run: Callable[[], int]) -> int:
-    """Run a command whose environments must not choose the exit status."""
-    try:
-        return run()
-    except (KeyboardInterrupt, Exception):
-        raise
-    except BaseException as error:
-        # argparse ends the program itself after `--help`.
-        if isinstance(error, SystemExit) and exit_place(error).startswith(argparse.__file__):
-            raise
-        raise contained(error) from error
-
-
-def guarded(run: Callable[[], int]) -> int:
+def guarded(run: Callable[[], int], parses: str | None = None) -> int:
     """Run a command; return its exit status, or 2 after the message of an error, 130 after Ctrl-C.
 
-    Warnings are printed without their place, and a closed pipe is no error.
+    Warnings are printed without their place, and a closed pipe is no error. What an environment or
+    a tool raises to end the program, such as `SystemExit`, is an error, with status 1.
+
+    Args:
+        run: The command.
+        parses: The package that parses arguments in `run`: its parser may end the program, as
+            argparse does after `--help`.
     """
     show_any_text()
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
-            status = run()
+            status = _contained(run, parses)
         sys.stdout.flush()
     except ForeignExitError as error:
         print(f"error: an environment or a tool raised {error}", file=sys.stderr)
@@ -147,17 +142,33 @@ def guarded(run: Callable[[], int]) -> int:
             return 0
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except SystemExit as error:
-        # argparse ends the program itself after `--help`. Other code that does, such as an
-        # environment's, has kept the command from its work.
-        if error.code or exit_place(error).startswith(argparse.__file__):
-            raise
-        print(f"error: ended by sys.exit({error.code!r}): {exit_place(error)}", file=sys.stderr)
-        return 1
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130
     return status
+
+
+def _contained(run: Callable[[], int], parses: str | None) -> int:
+    """Run a command whose environments must not choose the exit status."""
+    try:
+        return run()
+    except (KeyboardInterrupt, Exception):
+        raise
+    except BaseException as error:
+        if isinstance(error, SystemExit) and _is_parsers(error, parses):
+            raise
+        raise contained(error) from error
+
+
+def _is_parsers(error: SystemExit, package: str | None) -> bool:
+    """Whether the parser of a package's command ended the program.
+
+    An environment may call argparse, too: below this file, all code that was running is the
+    package's or argparse's.
+    """
+    running = [frame.f_globals for frame, _ in traceback.walk_tb(error.__traceback__)]
+    names = {str(each["__name__"]).partition(".")[0] for each in running if each is not globals()}
+    return names == {"argparse", package}
 
 
 def show_any_text() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.metadata import entry_points
 from typing import Literal
 
@@ -24,15 +24,18 @@ EXTRAS: Mapping[Kind, Mapping[str, str]] = {
 """Extras of gem-core by what they bring: names, and of environments also beginnings of ids."""
 
 
-def missing(kind: Kind, name: str) -> str:
-    """Return how to install what brings a name; empty if no package of this project does.
+def missing(kind: Kind, name: str, there: Iterable[str] = ()) -> str:
+    """Return how to install what brings a name; empty if no missing package of this project does.
 
     Args:
         kind: Of what.
         name: A name that is not there.
+        there: Names that are. The package whose ids have a beginning is installed if one of these
+            has it, too.
     """
     for known, extra in EXTRAS[kind].items():
-        if name == known or (kind == "environment" and name.startswith(known)):
+        begins = kind == "environment" and name.startswith(known)
+        if (name == known or begins) and not any(each.startswith(known) for each in there):
             return f"{kind} {name!r} needs: pip install 'gem-core[{extra}]'"
     return ""
 

@@ -95,7 +95,7 @@ def spec(id: str | Mapping[str, Any]) -> EnvSpec:
     prefix, _, address = id.partition(":")
     for entry in entry_points(group=CLIENTS, name=prefix):
         return EnvSpec(id, entry.value, {"address": address})
-    if said := missing("client", prefix) or missing("environment", id):
+    if said := missing("client", prefix) or missing("environment", id, list(_registry)):
         raise MissingExtraError(said)
     raise UnknownEnvError(_unknown_message(id))
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from gem.__main__ import guarded
-from gem_eval.cli import main
+from gem.__main__ import main
 
 if __name__ == "__main__":
-    sys.exit(guarded(lambda: main(sys.argv[1:])))
+    sys.exit(main(["eval", *sys.argv[1:]]))

@@ -104,7 +104,10 @@ def tasks(way: Way) -> Part:
 
 
 def evaluations(
-    way: Way, missed: str = "", when: Callable[[RunSpec], bool] = lambda spec: True
+    way: Way,
+    missed: str = "",
+    when: Callable[[RunSpec], bool] = lambda spec: True,
+    every: Way | None = None,
 ) -> Part:
     """Return the entries of evaluations in a trainer that makes all of them at the same time.
 
@@ -112,6 +115,7 @@ def evaluations(
         way: How they get to the trainer.
         missed: Which evaluation that the spec asks for the trainer never makes.
         when: Whether that matters to a spec; by default to every one.
+        every: How their interval gets there; by default as they do.
     """
     named = ("name", "id", "params", "seed", "episodes", "temperature")
     together = "everything is evaluated at once: every {run.spec.eval_every} iterations"
@@ -119,7 +123,7 @@ def evaluations(
     often = Departs(lambda run, value: value != run.spec.eval_every, together)
     return {
         **{f"eval.{name}": way for name in named},
-        "eval.every": (way, late, often),
+        "eval.every": (every or way, late, often),
     }
 
 

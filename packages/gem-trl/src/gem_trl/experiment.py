@@ -92,7 +92,9 @@ TABLE = Table(
     {
         **entries.SHARED_GPUS,
         **entries.tasks(Elsewhere("train_dataset")),
-        **entries.evaluations(Computed(_evaluations, "eval_dataset, eval_steps")),
+        **entries.evaluations(
+            Elsewhere("eval_dataset"), every=Computed(_evaluations, "eval_steps")
+        ),
         **namesakes(GemSettings, f"{GEM}{{}}"),
         "name": Elsewhere("in run.json"),
         "seed": (Copied("seed", SEEDS), entries.seeds(SEEDS)),
