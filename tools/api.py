@@ -363,25 +363,9 @@ def _escaped(text: str) -> str:
 
 
 def write(folder: Path, check: bool) -> Mapping[str, str]:
-    """Write all pages.
-
-    Args:
-        folder: Where they are.
-        check: Compare instead of writing.
-
-    Returns:
-        What is wrong, by page.
-    """
+    """Write or check all pages; return what is wrong, by page."""
     texts = {INDEX: index()} | {f"{module}.md": page(module) for module in public_modules()}
-    wrong = {
-        name: pages.NOT_CURRENT
-        for name, text in texts.items()
-        if not pages.put(folder / name, text, check=check)
-    }
-    for path in folder.glob("*.md"):
-        if path.name not in texts:
-            wrong[path.name] = "is about no public module; remove it"
-    return wrong
+    return pages.put_all(folder, texts, "is about no public module", check=check)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,7 +1,9 @@
 """The graph of imports: which module imports which, also lazily and by name.
 
-python tools/graph.py          # the test files that what git says is changed can break
-python tools/graph.py BRANCH   # what differs from that branch, besides what is not committed
+    python tools/graph.py          # the test files that what git says is changed can break
+    python tools/graph.py BRANCH   # what differs from that branch, besides what is not committed
+
+Environments are made by their ids, which no import shows: `ENVIRONMENTS` names tests that do.
 """
 
 from __future__ import annotations
@@ -27,6 +29,11 @@ APART = {
     "recipes": "tests/conformance/test_recipes.py",
 }
 """What no import shows: tests of what lies at a path."""
+ENVIRONMENTS = {
+    "packages/gem-core/src/gem/envs/games/": "tests/core/test_games.py",
+    "packages/gem-core/src/gem/envs/multi/": "tests/core/test_multi*.py",
+}
+"""Tests that make the environments of a folder by their ids."""
 
 
 def modules(source: Path) -> dict[str, Path]:
@@ -151,8 +158,13 @@ def _apart(path: str) -> Iterator[str]:
     # Environments are made by their ids, which no import shows; neither are files of data.
     if parts[0] == "packages" and "src" in parts:
         own = parts[1].removeprefix("gem-")
+        for room, tests in ENVIRONMENTS.items():
+            if path.startswith(room):
+                yield from (str(each.relative_to(ROOT)) for each in sorted(ROOT.glob(tests)))
         plugged = own in ("sandbox", "serve", "tau") or not path.endswith(".py")
-        if plugged and own not in HEAVY and (ROOT / "tests" / own).is_dir():
+        # A module that is gone has no place in the graph.
+        unseen = plugged or not (ROOT / path).exists()
+        if unseen and own not in HEAVY and (ROOT / "tests" / own).is_dir():
             yield f"tests/{own}"
 
 

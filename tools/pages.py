@@ -1,4 +1,4 @@
-"""Writes pages of the documentation, or checks that they are current; for `api` and `catalogue`."""
+"""Writes generated pages of the documentation, or checks that they are current."""
 
 from __future__ import annotations
 
@@ -18,6 +18,27 @@ def put(path: Path, text: str, *, check: bool) -> bool:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     return path.exists() and path.read_text(encoding="utf-8") == text
+
+
+def put_all(folder: Path, texts: Mapping[str, str], stray: str, *, check: bool) -> dict[str, str]:
+    """Write all pages of a folder; with `check`, compare only.
+
+    Args:
+        folder: Where they are.
+        texts: Pages by name.
+        stray: What is said of a page that is none of them.
+        check: Compare instead of writing.
+
+    Returns:
+        What is wrong, by page.
+    """
+    wrong = {
+        name: NOT_CURRENT
+        for name, text in texts.items()
+        if not put(folder / name, text, check=check)
+    }
+    strays = {path.name for path in folder.glob("*.md")} - texts.keys()
+    return wrong | dict.fromkeys(sorted(strays), f"{stray}; remove it")
 
 
 def command(

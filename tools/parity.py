@@ -75,25 +75,9 @@ def _cell(text: str) -> str:
 
 
 def write(folder: Path, check: bool) -> Mapping[str, str]:
-    """Write all pages.
-
-    Args:
-        folder: Where they are.
-        check: Compare instead of writing.
-
-    Returns:
-        What is wrong, by page.
-    """
+    """Write or check all pages; return what is wrong, by page."""
     texts = {f"{name}.md": page(name, table) for name, table in tables().items()}
-    wrong = {
-        name: pages.NOT_CURRENT
-        for name, text in texts.items()
-        if not pages.put(folder / name, text, check=check)
-    }
-    for path in folder.glob("*.md"):
-        if path.name not in texts:
-            wrong[path.name] = "is about no adapter; remove it"
-    return wrong
+    return pages.put_all(folder, texts, "is about no adapter", check=check)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

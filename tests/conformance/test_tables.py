@@ -183,8 +183,7 @@ def told(launch: Launch, key: str) -> set[str]:
 
 
 PARTS = {key.split(".")[0] for key in keys()}
-PARTNERS = {
-}
+PARTNERS = {}
 """Keys that a refusal may name instead: with these, the other value is not possible."""
 
 
@@ -201,7 +200,7 @@ def compiled(adapter: Adapter, values: dict[str, Any], folder: Path) -> str | tu
 
 
 def names(why: str, wanted: Iterable[str]) -> bool:
-    """Whether a refusal begins with one of these keys, as in `KEY: why` or `KEY=1 with KEY=2: why`."""
+    """Whether one of these keys is refused, as in `KEY: why` or `KEY=1 with KEY=2: why`."""
     named = [each.partition("=")[0] for each in why.partition(": ")[0].split(" with ")]
     return not set(named).isdisjoint({*wanted, *(key.removeprefix("hardware.") for key in wanted)})
 

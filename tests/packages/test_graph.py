@@ -12,6 +12,7 @@ GUESS = "packages/gem-core/src/gem/envs/games/guess_the_number.py"
     ("path", "runs", "spares"),
     [
         (GUESS, "tests/core/test_games_guess_the_number.py", "tests/core/test_grading_math.py"),
+        (GUESS, "tests/core/test_games.py", "tests/core/test_multi.py"),
         ("packages/gem-tau/src/gem_tau/retail.py", "tests/tau", "tests/serve"),
         # Imported by its name in a text alone.
         (
@@ -29,6 +30,10 @@ def test_a_change_selects_the_tests_that_can_see_it(path: str, runs: str, spares
     found = affected([path])
     assert runs in found
     assert not [each for each in found if each.startswith(spares)]
+
+
+def test_a_module_that_is_gone_selects_its_package_s_tests() -> None:
+    assert affected(["packages/gem-core/src/gem/gone.py"]) == ["tests/core"]
 
 
 def test_what_everything_imports_selects_almost_all() -> None:

@@ -24,6 +24,7 @@ from gem_train.table import (
     Fixed,
     Ignored,
     Parity,
+    Refused,
     Run,
     Table,
     below,
@@ -108,6 +109,16 @@ def test_a_table_says_once_how_a_value_gets_to_the_trainer(ways: tuple[Any, ...]
 def test_a_key_of_the_experiment_may_not_be_ignored() -> None:
     with pytest.raises(ConfigurationError, match="optimizer.eps: .* 'mine' may not ignore it"):
         table("mine", {"optimizer.eps": Ignored()})
+
+
+@pytest.mark.parametrize(
+    "field", ["value", "run.nothing", "run.spec.policy.nothing", "run.spec.policy.model.nothing"]
+)
+def test_a_text_that_names_what_a_run_does_not_have_stops_the_table(field: str) -> None:
+    for beside in (Refused, Departs):
+        entry = (Copied("seed"), beside(lambda run, value: False, f"only {{{field}}}"))
+        with pytest.raises(ConfigurationError, match=rf"seed: .* a run has no {field}"):
+            table("mine", {"seed": entry})
 
 
 # The command

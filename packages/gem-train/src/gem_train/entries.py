@@ -152,7 +152,7 @@ def bf16_only(why: str) -> tuple[Departs, Departs]:
 
 
 def one_row(why: str) -> dict[str, Refused]:
-    """Return the refusals of what makes several training rows of an episode.
+    """Return refusals, by key, of values with which an episode has several training rows.
 
     Args:
         why: Why there must be one.

@@ -17,7 +17,7 @@ def attention(spec: RunSpec, hardware: Hardware) -> str:
 
 
 def pass_tokens(spec: RunSpec, hardware: Hardware, *, fused: bool = False) -> int:
-    """Return the most tokens of a forward pass, at least those of an episode.
+    """Return the most tokens of a forward pass: enough for the longest episode.
 
     By default the logits take at most 1 GiB as fp32. A model that is no folder is taken to have a
     vocabulary of 131,072 tokens.

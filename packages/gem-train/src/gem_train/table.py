@@ -26,6 +26,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from functools import lru_cache
 from operator import attrgetter
 from pathlib import Path
+from string import Formatter
 from typing import Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 from gem.errors import ConfigurationError
@@ -222,7 +223,8 @@ class Table:
 
     Raises:
         ConfigurationError: A key has no entry, or not exactly one that says how its value gets to
-            the trainer; a key of the RunSpec is ignored; or an entry is of no key.
+            the trainer; a key of the RunSpec is ignored; an entry is of no key; or a text names a
+            field that a run does not have.
     """
 
     trainer: str
@@ -256,6 +258,13 @@ class Table:
                     f"{key}: defines the experiment, the adapter {self.trainer!r} may not ignore it"
                 )
             beside = tuple(each for each in several if isinstance(each, Refused | Departs))
+            for each in beside:
+                text = each.why if isinstance(each, Refused) else each.how
+                if unknown := [name for name in _fields(text) if not _is_of_run(name)]:
+                    raise ConfigurationError(
+                        f"{key}: the table of the adapter {self.trainer!r} says {text!r}, but a "
+                        f"run has no {', '.join(unknown)}"
+                    )
             self._rows[key] = ways[0], beside
         if unknown := sorted(self.entries.keys() - self._rows.keys()):
             raise ConfigurationError(
@@ -413,6 +422,25 @@ def _keys(part: type[Any], prefix: str = "") -> Iterator[str]:
             yield from _keys(hint, f"{path}.")  # type: ignore[arg-type]
         else:
             yield path
+
+
+def _fields(text: str) -> list[str]:
+    """Return the fields of a text for `str.format`."""
+    return [name for _, name, _, _ in Formatter().parse(text) if name is not None]
+
+
+def _is_of_run(name: str) -> bool:
+    """Whether a field such as `run.spec.episodes` can be read from a run."""
+    first, *rest = name.split(".")
+    kind: Any = Run
+    for part in rest:
+        known = getattr(kind, part, None)
+        read = getattr(known, "fget", None) or getattr(known, "func", None)
+        hints = {part: get_type_hints(read)["return"]} if read else get_type_hints(kind)
+        if part not in hints:
+            return False
+        kind = hints[part]
+    return first == "run"
 
 
 def _several(names: Names) -> tuple[str, ...]:

@@ -211,7 +211,6 @@ def check_spec(spec: RunSpec, folder: Path) -> None:
 def gem_settings(spec: RunSpec, folder: Path) -> GemSettings:
     """Return the trainer's settings of an experiment with its record in a folder."""
     settings = below(TABLE.settings(_alone(spec, folder)), GEM)
-    settings.pop("executor", None)
     return GemSettings(record_dir=str(folder), **settings)
 
 

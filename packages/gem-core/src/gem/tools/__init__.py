@@ -1,4 +1,4 @@
-"""Tools that a policy can call during an episode: search, MCP servers, those of packages.
+"""Tools that a policy can call during an episode: search, MCP servers, and what packages add.
 
 `gem.make(id, tools=["python"])` wraps an environment in `gem.wrappers.ToolEnv`, which calls them.
 Tools import nothing of environments or rollouts.
