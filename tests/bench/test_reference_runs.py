@@ -117,6 +117,21 @@ def test_evaluations_run_before_in_between_and_at_the_end_and_change_nothing(
     assert all(set(t.logprobs or []) == {0.0} for e in evaluated for t in e.trajectory.turns)
 
 
+def test_numbers_that_the_spec_asks_for_are_metrics_of_training_and_evaluations(
+    make_spec: Callable[..., RunSpec], tmp_path: Path
+) -> None:
+    evaluation = {"name": "a", "id": GAME, "params": PARAMS, "episodes": 3, "every": 1}
+    asked = ["invalid_action", "absent"]
+    spec = make_spec(training__iterations=1, training__info_metrics=asked, eval=[evaluation])
+    reference.train(spec, tmp_path, device="cpu")
+    metrics = read_run(tmp_path).metrics
+    assert {each["split"] for each in metrics} == {"train", "eval:a"}
+    for each in metrics:
+        assert 0 <= each["info/invalid_action"] <= 1 == each["info/invalid_action/share"]
+        assert each["info/absent/share"] == 0
+        assert "info/absent" not in each
+
+
 def test_failed_episodes_take_part_in_nothing(
     make_spec: Callable[..., RunSpec],
     learner_of: Callable[..., reference.Learner],

@@ -17,6 +17,7 @@ pytest.importorskip("gem_bench.runspec", reason="needs the development environme
 from gem_bench.conformance import Finding
 
 GREEDY = "guess-easy-greedy"
+NIGHTLY = ("verl", "openrlhf", "oat", "rl2")
 SETTINGS = ("algorithm.kl_coef=2.0", "training.iterations=4")
 
 pytestmark = pytest.mark.slow
@@ -40,7 +41,7 @@ def test_the_penalty_tells(reference: Path, run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "trainer",
-    ["trl", *(pytest.param(n, marks=pytest.mark.nightly) for n in ("verl", "openrlhf", "oat"))],
+    ["trl", *(pytest.param(name, marks=pytest.mark.nightly) for name in NIGHTLY)],
 )
 def test_a_real_trainer_penalises_as_the_reference_does(
     trainer: str, reference: Path, run: Run, compare: Compare, tmp_path: Path

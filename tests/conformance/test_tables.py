@@ -105,6 +105,7 @@ OTHER: dict[str, Any] = {
     "training.group_size": 4,
     "training.precision": "bf16",
     "training.max_failed_fraction": 0.7,
+    "training.info_metrics": ["tries", "moves"],
     "hardware.device": "cpu",
     "hardware.nodes": 2,
     "hardware.gpus_per_node": 8,

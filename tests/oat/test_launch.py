@@ -181,7 +181,6 @@ def test_everything_else_reaches_oat(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tables", "name"),
     [
-        ({"algorithm": {"kl_coef": 0.1}}, "algorithm.kl_coef"),
         ({"optimizer": {"weight_decay": 0.1}}, "optimizer.weight_decay"),
         ({"algorithm": {"advantage": "gae"}}, "critic's initial head"),
         ({"training": {"precision": "bf16"}}, "training.precision"),

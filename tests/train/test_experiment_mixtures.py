@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import math
+import statistics
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -288,6 +290,34 @@ def test_metrics_of_each_environment_are_those_of_its_valid_episodes() -> None:
     )
     match = PART.fullmatch("env/even/v0/share")
     assert match is not None and match["name"] == "even/v0"
+
+
+def test_numbers_of_an_environment_s_info_are_metrics_of_the_episodes_that_have_them() -> None:
+    batch = golden_batch()
+    for index, trajectory in enumerate(batch):
+        if index % 2 == 0:
+            bad = {"said": "no number", "bad": math.inf, "large": 10**400}
+            trajectory.turns[0].info.update(moves=9)
+            trajectory.turns[-1].info.update(moves=float(index), won=True, **bad)
+    asked = ("moves", "won", "said", "bad", "large", "absent")
+    found = episode_metrics(batch, info=asked)
+    even = [index for index, each in enumerate(batch) if each.valid and index % 2 == 0]
+    share = len(even) / sum(each.valid for each in batch)
+    assert {name: found[name] for name in found if name.startswith("info/")} == pytest.approx(
+        {
+            "info/moves": statistics.fmean(even),
+            "info/moves/share": share,
+            "info/won": 1.0,
+            "info/won/share": share,
+            "info/said/share": 0.0,
+            "info/bad/share": 0.0,
+            "info/large/share": 0.0,
+            "info/absent/share": 0.0,
+        }
+    )
+    packed = [PackedTrajectory.of(each) for each in batch]
+    assert episode_metrics(packed, info=asked) == found
+    assert episode_metrics(batch).keys() == found.keys() - {n for n in found if n[:5] == "info/"}
 
 
 def test_rebn_within_an_environment_does_not_see_the_others() -> None:

@@ -70,6 +70,7 @@ def test_every_field_of_spec_and_hardware_is_a_key() -> None:
             ],
             "eval": [EVAL],
             "policy": {**SPEC["policy"], "template_kwargs": {"b": {"c": [1]}}},
+            "training": {**SPEC["training"], "info_metrics": ["moves"]},
         }
     )
     full = {**spec.to_mapping(), "hardware": {**eight().to_mapping(), "native": {}}}
@@ -178,6 +179,15 @@ def test_settings_of_evaluations_are_given_only_where_there_are_some() -> None:
     assert made.settings(run(eval=[EVAL])) == {"every": 2}
 
 
+def test_names_are_given_as_one_text_and_left_out_where_there_are_none() -> None:
+    made = table("x", {"training.info_metrics": Copied("info")})
+    asked = {"training": {"info_metrics": ["moves", "won"]}}
+    assert made.settings(run(**asked)) == {"info": "moves won"}
+    assert made.settings(run()) == {}
+    with pytest.raises(ConfigurationError, match="training.info_metrics: .* twice"):
+        run(training={"info_metrics": ["moves", "moves"]})
+
+
 def test_two_entries_may_not_give_a_setting_different_values() -> None:
     made = table("x", {"seed": Copied("a"), "name": Copied("a")})
     with pytest.raises(ConfigurationError, match="seed: .* sets a to 0, and another .* 'guess'"):
@@ -191,7 +201,7 @@ def test_settings_of_the_same_name_are_found_but_for_seed_and_environment() -> N
         for part, names in {
             "policy": ("turn_tokens", "turns", "context", "system_prompt", "template_kwargs"),
             "algorithm": ("normalise",),
-            "training": ("max_failed_fraction",),
+            "training": ("max_failed_fraction", "info_metrics"),
             "hardware": ("executor",),
         }.items()
         for name in names
@@ -288,7 +298,6 @@ def test_a_departure_says_where_it_applies() -> None:
         "x",
         {
             "seed": (Copied("seed"), entries.seeds()),
-            "algorithm.kl_coef": (Copied("kl"), entries.KL_IN_LOSS),
             "algorithm.value_clip": (Copied("clip"), entries.VALUES_ON_TOKENS),
             "optimizer.weight_decay": (Copied("wd"), entries.NO_DECAY),
             "training.precision": (
@@ -311,7 +320,7 @@ def test_a_departure_says_where_it_applies() -> None:
     assert departing(**greedy) == {"training.precision": ("unmatched", "it trains in bf16")}
     full = departing(
         **greedy,
-        algorithm={"advantage": "gae", "kl_coef": 0.1},
+        algorithm={"advantage": "gae"},
         optimizer={"weight_decay": 0.1},
         training={"precision": "bf16"},
         eval=[EVAL, {**EVAL, "name": "b", "every": 4}],
@@ -325,7 +334,7 @@ def test_a_departure_says_where_it_applies() -> None:
         "emulated",
         "everything is evaluated at once: every 2 iterations",
     )
-    assert set(full) == {"algorithm.kl_coef", "algorithm.value_clip", "optimizer.weight_decay"}
+    assert set(full) == {"algorithm.value_clip", "optimizer.weight_decay"}
     assert departing(CPU, training={"precision": "bf16"}) == {
         "seed": ("emulated", entries.SEED_PER_TURN),
         "training.precision": ("emulated", "bf16 weights (the reference: autocast)"),

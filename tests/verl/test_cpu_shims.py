@@ -25,6 +25,12 @@ print(transfer.BucketedWeightSender(handle, bucket_size_mb=1).zmq_handle)
 print(transfer.BucketedWeightReceiver(handle, device=torch.device("cpu")).zmq_handle)
 """
 
+OFFLOAD = """
+import verl
+from verl.workers.engine.fsdp import transformer_impl as engine
+print(engine.CPUOffloadPolicy(pin_memory=True).pin_memory)
+"""
+
 VLLM = """
 from vllm.plugins import load_general_plugins
 load_general_plugins()
@@ -49,6 +55,13 @@ def test_verl_gets_a_platform_and_a_critic_that_need_no_gpu() -> None:
     done = python(PLATFORM, GEM_CPU="1", VERL_PLATFORM="cpu")
     assert done.stdout.split()[-3:] == ["True", "gem_cpu.verl_platform", "cpu"], done.stderr
     assert done.stderr.count("Not tested:") == 1
+
+
+def test_offloaded_weights_are_not_pinned_without_an_accelerator() -> None:
+    """Otherwise the reference model of a KL penalty cannot be loaded."""
+    done = python(OFFLOAD, GEM_CPU="1", VERL_PLATFORM="cpu")
+    assert done.stdout.split()[-1:] == ["False"], done.stderr
+    assert python(OFFLOAD).stdout.split()[-1:] == ["True"]
 
 
 def test_ray_clusters_have_sockets_of_their_own() -> None:

@@ -49,7 +49,7 @@ class GemTrainer(fake_trainer.Trainer):  # type: ignore[misc]
         super().__init__(config)
         self.chat = self.settings.chat_format(self.tokenizer)
         self.recording = RunRecording(
-            self.settings.record_dir, about, RECORDED, record=self.settings.record
+            self.settings.record_dir, about, RECORDED, **self.settings.recorded
         )
         self.played: list[Trajectory] = []
         """Episodes of the batch, or of the evaluation, that is under way."""

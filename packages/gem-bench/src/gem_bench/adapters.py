@@ -198,7 +198,7 @@ _DEFINED = {
         "kl_coef entropy_coef tis_clip value_lr value_clip"
     ),
     "optimizer": "lr type beta1 beta2 eps weight_decay grad_clip",
-    "training": "iterations tasks group_size precision max_failed_fraction",
+    "training": "iterations tasks group_size precision max_failed_fraction info_metrics",
     "sampling": "temperature top_p top_k",
     "eval": "name id params seed episodes every temperature",
 }

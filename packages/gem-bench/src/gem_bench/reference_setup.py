@@ -97,4 +97,4 @@ def open_record(spec: RunSpec, folder: str | Path, *, again: bool = False) -> Ru
     if (Path(folder) / METRICS).exists() and not again:
         raise ConfigurationError(f"{folder} holds the record of another run; choose a new folder")
     about = {"trainer": "reference", "spec": spec.to_mapping(), "model": spec.policy.model}
-    return RunRecording(folder, about)
+    return RunRecording(folder, about, info=spec.training.info_metrics)

@@ -149,10 +149,11 @@ def _keys(part: type[Any], path: str) -> Iterator[Key]:
     hints = typing.get_type_hints(part)
     for field in dataclasses.fields(part):
         hint = hints[field.name]
+        item = typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else None
         if dataclasses.is_dataclass(hint):
             yield from _keys(typing.cast(type[Any], hint), f"{path}{field.name}.")
-        elif typing.get_origin(hint) is tuple:
-            yield from _keys(typing.get_args(hint)[0], f"{path}{field.name}[].")
+        elif dataclasses.is_dataclass(item):
+            yield from _keys(typing.cast(type[Any], item), f"{path}{field.name}[].")
         else:
             yield Key(
                 path + field.name,
@@ -166,6 +167,8 @@ def _keys(part: type[Any], path: str) -> Iterator[Key]:
 def _type_name(hint: Any) -> str:
     if typing.get_origin(hint) is types.UnionType:
         return _type_name(typing.get_args(hint)[0])
+    if typing.get_origin(hint) is tuple:
+        return f"array of {_type_name(typing.get_args(hint)[0])}s"
     if typing.get_origin(hint) is not None:
         return "table"
     return {str: "string", int: "integer", float: "number", bool: "boolean"}[hint]
@@ -178,6 +181,8 @@ def _default(field: dataclasses.Field[Any]) -> str:
         return "required"
     if field.default is None:
         return "none"
+    if isinstance(field.default, tuple):
+        return str(list(field.default))
     if isinstance(field.default, bool):
         return str(field.default).lower()
     return f'"{field.default}"' if isinstance(field.default, str) else f"{field.default:_}"

@@ -221,7 +221,10 @@ def _value(hint: Any, value: Any, path: str, limits: Mapping[str, Any]) -> Any:
         if not isinstance(value, list | tuple):
             raise ConfigurationError(f"{path} must be an array, got {value!r}")
         item = typing.get_args(hint)[0]
-        return tuple(_value(item, entry, f"{path}[{i}]", {}) for i, entry in enumerate(value))
+        value = tuple(_value(item, entry, f"{path}[{i}]", {}) for i, entry in enumerate(value))
+        if limits:
+            _check_limits(value, path, limits)
+        return value
     if typing.get_origin(hint) is not None:  # Mapping[str, Any]
         if not isinstance(value, Mapping):
             raise ConfigurationError(f"{path} must be a table, got {value!r}")

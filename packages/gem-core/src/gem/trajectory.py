@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -263,6 +264,16 @@ class Trajectory:
     def format_error(self) -> bool:
         """Whether the environment reported a format error in any turn."""
         return any(turn.info.get("format_error", False) for turn in self.turns)
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """Numbers of the environment's info by name, of each the last one; True is 1."""
+        found = {}
+        for turn in self.turns:
+            for name, value in turn.info.items():
+                if isinstance(value, int | float) and abs(value) <= sys.float_info.max:
+                    found[name] = float(value)
+        return found
 
     @property
     def length_stops(self) -> int:

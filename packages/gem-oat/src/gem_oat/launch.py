@@ -98,7 +98,7 @@ TABLE = Table(
             entries.WHOLE_STEPS,
         ),
         "algorithm.loss_aggregation": Copied("gem_loss_aggregation"),
-        "algorithm.kl_coef": (Copied("beta"), entries.KL_IN_LOSS),
+        "algorithm.kl_coef": Copied("beta"),
         "algorithm.entropy_coef": Fixed(0, "oat's loss has no entropy bonus"),
         "algorithm.tis_clip": (
             # oat corrects by default.

@@ -61,7 +61,7 @@ class Learner(PPOMultiTurnLearner):  # type: ignore[misc]
         self.evaluated: tuple[int, dict[str, float]] = (-1, {})
         folder = args.gem.record_dir if self.strategy.is_rank_0() else None
         about = TRAINER.about(config=shown(args))
-        self.recording = recording.RunRecording(folder, about, record=args.gem.record)
+        self.recording = recording.RunRecording(folder, about, **args.gem.recorded)
         self.skipped, self.due = 0, range(0)
         if args.gem.resume:
             # After the last iteration there is nothing to go on with.

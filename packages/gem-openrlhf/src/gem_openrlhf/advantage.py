@@ -84,7 +84,7 @@ class GemExperienceMaker(RemoteExperienceMaker):  # type: ignore[misc]
             per_turn = self._turn_advantages(experiences, rows, self.gem)
             leave_out(experiences, rows)
         if self.gem.record_dir is not None:
-            recording(self.gem.record_dir, self.gem.record).keep_batch(
+            recording(self.gem).keep_batch(
                 trajectories,
                 per_turn,
                 lambda: [trained_row(row) for row in rows],

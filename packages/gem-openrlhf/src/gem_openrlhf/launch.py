@@ -211,7 +211,7 @@ TABLE = Table(
             ),
         ),
         "algorithm.loss_aggregation": entries.token_mean("OpenRLHF"),
-        "algorithm.kl_coef": (Computed(_kl, "algo.kl.init_coef"), entries.KL_IN_LOSS),
+        "algorithm.kl_coef": Computed(_kl, "algo.kl.init_coef"),
         # Weight 0 leaves the loss alone and logs the entropy.
         "algorithm.entropy_coef": Copied("actor.entropy_coef"),
         "algorithm.tis_clip": Computed(_correction, "algo.advantage.is_correction_threshold"),

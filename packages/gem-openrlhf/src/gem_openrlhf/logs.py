@@ -18,9 +18,7 @@ class GemTensorboardLogger(TensorboardLogger):  # type: ignore[misc]
     def __init__(self, args: Any) -> None:
         """Find out where the record goes."""
         super().__init__(args)
-        settings = load_settings(args.train.agent_func_path)
-        known = (None, None) if settings is None else (settings.record_dir, settings.record)
-        self._recording = recording(*known)
+        self._recording = recording(load_settings(args.train.agent_func_path))
         # `gem_openrlhf.dataset` has counted them before OpenRLHF makes its trackers.
         self._asked = int(getattr(args, ITERATIONS, 0))
 

@@ -18,6 +18,7 @@ from gem.trajectory import Trajectory
 from gem_openrlhf.version import TRAINER
 from gem_train.packed import PackedTrajectory
 from gem_train.recording import RunRecording
+from gem_train.settings import Settings
 
 RECORDED = {
     "loss": "policy_loss",
@@ -43,9 +44,15 @@ ITERATIONS = "gem_iterations"
 
 
 @functools.cache
-def recording(folder: str | None, record: str | None) -> RunRecording:
-    """Return the record of this process's run; see `Settings.record_dir` and `Settings.record`."""
-    return RunRecording(folder, TRAINER.about(), RECORDED, record=record)
+def _recording(folder: str | None, record: str | None, info: tuple[str, ...]) -> RunRecording:
+    return RunRecording(folder, TRAINER.about(), RECORDED, record=record, info=info)
+
+
+def recording(settings: Settings | None) -> RunRecording:
+    """Return the record of this process's run; without settings nothing is written."""
+    if settings is None:
+        return _recording(None, None, ())
+    return _recording(settings.record_dir, settings.record, tuple(settings.info_metrics.split()))
 
 
 def write_evaluated(record: RunRecording, step: int) -> None:

@@ -189,7 +189,7 @@ TABLE = Table(
             entries.WHOLE_STEPS,
         ),
         "algorithm.loss_aggregation": entries.token_mean("RL2"),
-        "algorithm.kl_coef": (Computed(_kl, "actor.kl.coef"), entries.KL_IN_LOSS),
+        "algorithm.kl_coef": Computed(_kl, "actor.kl.coef"),
         "algorithm.entropy_coef": Copied("actor.entropy.coef"),
         "algorithm.tis_clip": (
             Copied("actor.tis_coef"),

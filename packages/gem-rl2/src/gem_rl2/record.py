@@ -50,7 +50,7 @@ def record_logs(rollouts: Rollouts, rl2: Installation) -> RunRecording:
     versions = {"rl2": str(rl2), "gem-rl2": __version__}
     about = {"trainer": "rl2", "versions": versions}
     settings, keys, evaluated = rollouts.settings, rollouts.keys, rollouts.evaluated
-    recording = RunRecording(settings.record_dir, about, RECORDED, record=settings.record)
+    recording = RunRecording(settings.record_dir, about, RECORDED, **settings.recorded)
     log, checkpoints, trained = wandb.log, Checkpoints(keys.save_dir), 0
 
     def log_too(values: Any, *args: Any, step: int, **kwargs: Any) -> None:

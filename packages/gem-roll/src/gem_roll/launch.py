@@ -220,7 +220,13 @@ TABLE = Table(
             ),
         ),
         "algorithm.loss_aggregation": Computed(_loss, "loss_agg_mode"),
-        "algorithm.kl_coef": (Computed(_kl, "kl_loss_coef"), entries.KL_IN_LOSS),
+        "algorithm.kl_coef": (
+            Computed(_kl, "kl_loss_coef"),
+            Departs(
+                lambda run, value: value > 0,
+                "the same term of the loss (k3) as the reference's, but no test compares the two",
+            ),
+        ),
         "algorithm.entropy_coef": Copied("entropy_loss_coef"),
         "algorithm.tis_clip": Fixed(None, "ROLL's train_infer_correction is not compiled"),
         "algorithm.value_lr": Copied("critic.training_args.learning_rate"),

@@ -62,7 +62,7 @@ class GemAgenticPipeline(agentic_pipeline.AgenticPipeline):  # type: ignore[misc
         settings = self._settings = self._gem[pipeline_config.train_env_manager.tags[0]]
         about = {"trainer": "roll", "versions": {"roll": SUPPORTED_ROLL, "gem-roll": __version__}}
         names = {**RECORDED, **(KL if pipeline_config.use_kl_loss else {})}
-        self._recording = RunRecording(settings.record_dir, about, names, record=settings.record)
+        self._recording = RunRecording(settings.record_dir, about, names, **settings.recorded)
         super().__init__(pipeline_config)
         self._check_whole_batch()
         agentic_pipeline.agentic_compute_advantage = self._compute_advantage
@@ -120,7 +120,8 @@ class GemAgenticPipeline(agentic_pipeline.AgenticPipeline):  # type: ignore[misc
             played = [episode.trajectory for episode in read]
             check_episodes(played, self._gem[tag].max_failed_fraction, batch=f"of {tag}")
             self._recording.write_evaluation(global_step, tag.removeprefix("eval:"), played)
-            found |= {f"val/{tag}/{k}": v for k, v in episode_metrics(played).items()}
+            metrics = episode_metrics(played, info=self._gem[tag].info_metrics.split())
+            found |= {f"val/{tag}/{k}": v for k, v in metrics.items()}
         DataProto.drop(batch)
         return found
 

@@ -254,6 +254,7 @@ class GemDatasetBuilder(rl.RLDatasetBuilder):  # type: ignore[misc]
     thinking: str = "keep"
     step_timeout_s: float | None = STEP_TIMEOUT_S
     executor: str | None = None
+    info_metrics: str = ""
 
     async def __call__(self) -> tuple[rl.RLDataset, rl.RLDataset | None]:
         """Return the training set, and the test set if there is one.

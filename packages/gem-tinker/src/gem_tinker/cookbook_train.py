@@ -111,7 +111,7 @@ class Batches:
         episodes = config.tasks * config.group_size
         self.strategy = LeaveOut(config.retries, episodes, config.max_failed_fraction)
         about = {"trainer": "tinker", "versions": {"gem-tinker": __version__}}
-        self.recording = recording.RunRecording(config.record_dir, about, record=config.record)
+        self.recording = recording.RunRecording(config.record_dir, about, **config.recorded)
         self._prepare = cookbook.prepare_minibatch
         self._step = cookbook.do_train_step_and_get_sampling_client
 

@@ -59,7 +59,7 @@ async def train(config: Config, report: Report = lambda *_: None) -> None:
 
         async def attempt() -> None:
             # What the last client trained after its checkpoint is lost, and recorded again.
-            recording = RunRecording(folder, about, report=report, record=config.record, free=FREE)
+            recording = RunRecording(folder, about, report=report, free=FREE, **config.recorded)
             with unanswered():
                 await Run(config, objective, service, recording, checkpoints).train()
 

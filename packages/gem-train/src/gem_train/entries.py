@@ -58,13 +58,6 @@ WHOLE_STEPS = Refused(
 )
 """Of a trainer that divides the episodes of a step among ranks; beside `algorithm.minibatches`."""
 
-KL_IN_LOSS = Departs(
-    lambda run, value: value > 0,
-    "the same term of the loss (k3) as the reference's, but no test compares the two",
-)
-"""Of a trainer whose penalty no test compares with the reference's; beside
-`algorithm.kl_coef`."""
-
 GROUPED = Refused(
     lambda run, value: run.spec.algorithm.estimator.compares == "group" and value < 2,
     "{run.spec.algorithm.advantage} compares the episodes of a task, which must be 2 or more",

@@ -65,6 +65,7 @@ _NUMBERS = (
     "rewards",
     "success",
     "format_error",
+    "numbers",
     "length_stops",
     "drifted",
     "sampled_tokens",
@@ -124,6 +125,7 @@ class PackedTrajectory:
     rewards: list[float]
     success: bool
     format_error: bool
+    numbers: dict[str, float]
     length_stops: int
     drifted: bool
     sampled_tokens: int

@@ -53,6 +53,7 @@ class RunRecording:
         report: Report = lambda *_: None,
         *,
         record: str | None = None,
+        info: Sequence[str] = (),
         free: Sequence[str] | None = None,
     ) -> None:
         """Open the record, and write `run.json` unless it is there already.
@@ -64,6 +65,7 @@ class RunRecording:
                 record's names need none.
             report: Called with iteration, split and metrics of all that is recorded.
             record: Which episodes are recorded (`Settings.record`); None: what `GEM_RECORD` says.
+            info: Numbers of the environments' infos that are metrics, too (`Settings.info`).
             free: See `begin`.
 
         Raises:
@@ -77,6 +79,7 @@ class RunRecording:
         if self._recorder is not None:
             begin(self._recorder, about, free)
         self._names = dict(names or {})
+        self._info = tuple(info)
         self._report = report
         self._begins = True
         self._recorded: int | None = None
@@ -141,7 +144,7 @@ class RunRecording:
             The metrics of the episodes: `episode_metrics` and `metrics`, and `tokens_per_s` if
             `rollout_s` is one of them.
         """
-        found = _measured(episode_metrics(trajectories, lost), metrics)
+        found = _measured(episode_metrics(trajectories, lost, self._info), metrics)
         self._batch = self._part(found, trajectories, advantages, rows)
         return dict(found)
 
@@ -207,7 +210,7 @@ class RunRecording:
         Raises:
             RecordError: It cannot be written.
         """
-        found = _measured(episode_metrics(trajectories), metrics)
+        found = _measured(episode_metrics(trajectories, info=self._info), metrics)
         self._write(iteration, f"eval:{name}", found, self._part(found, trajectories))
         return found
 

@@ -27,6 +27,7 @@ from gem.tables import setting
 from gem.tasks import Task
 from gem.trajectory import Failure, Trajectory
 from gem_train.experiment.estimate import NORMALISE
+from gem_train.experiment.metrics import check_info_names
 from gem_train.experiment.runspec import MAX_FAILED_FRACTION
 from gem_train.packed import check_record
 
@@ -105,6 +106,11 @@ class Settings(Prompting):
         least=0,
         most=1,
     )
+    info_metrics: str = setting(
+        "numbers in the environments' `info` that are metrics, separated by spaces",
+        "",
+        check=lambda names: check_info_names(names.split()),
+    )
     record_dir: str | None = setting("folder for `gem_train.record` files", None)
     record: str | None = setting(
         "episodes in the record: `all`, `sample:<n>` of every batch, or none with `metrics`; by "
@@ -137,6 +143,11 @@ class Settings(Prompting):
             prefix: What messages put before a key.
         """
         tables.check(self, prefix)
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """Arguments of `gem_train.recording.RunRecording`: which episodes and metrics it keeps."""
+        return {"record": self.record, "info": self.info_metrics.split()}
 
     def limits(self, prompt: int, response: int, turn: int | None = None) -> Budget:
         """Return the limits of an episode.

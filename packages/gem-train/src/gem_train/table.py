@@ -120,7 +120,10 @@ Condition: TypeAlias = Callable[[Run, Any], bool]
 
 @dataclass(frozen=True)
 class Copied:
-    """Settings of the trainer that have the value; they are left out where it is None."""
+    """Settings of the trainer that have the value; they are left out where it is None.
+
+    Several names are a text with spaces between them.
+    """
 
     names: Names
     said: str = ""
@@ -129,6 +132,8 @@ class Copied:
     def settings(self, run: Run, key: str) -> dict[str, Any]:
         """Return the trainer's settings, by name."""
         value = run.value(key)
+        if isinstance(value, tuple):
+            value = " ".join(value) or None
         return {} if value is None else dict.fromkeys(_several(self.names), value)
 
     @property

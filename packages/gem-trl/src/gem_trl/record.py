@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gem_train.recording import RunRecording
+from gem_train.settings import Settings
 from gem_trl import TRAINER
 
 RECORDED = {
@@ -20,13 +21,13 @@ RECORDED = {
 """Names in the record, and in TRL's logs."""
 
 
-def recording(folder: str | None, record: str | None) -> RunRecording:
-    """Return the record of a run; see `Settings.record_dir` and `Settings.record`.
+def recording(folder: str | None, settings: Settings) -> RunRecording:
+    """Return the record of a run in a folder; without one nothing is written.
 
     Raises:
         RecordError: The folder cannot be created or written.
     """
-    return RunRecording(folder, TRAINER.about(), RECORDED, record=record)
+    return RunRecording(folder, TRAINER.about(), RECORDED, **settings.recorded)
 
 
 def of_iteration(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:

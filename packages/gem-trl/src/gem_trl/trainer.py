@@ -113,7 +113,7 @@ class GemGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             self.gem.prompt_tokens, self.gem.response_tokens, args.max_completion_length
         )
         main = self.accelerator.is_main_process
-        self._recording = recording(self.gem.record_dir if main else None, self.gem.record)
+        self._recording = recording(self.gem.record_dir if main else None, self.gem)
         self._steps: list[dict[str, float]] = []
         self._mine: list[Trajectory] = []
         """The last episodes of this process, one a row of TRL's tensors."""

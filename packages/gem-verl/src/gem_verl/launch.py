@@ -239,10 +239,7 @@ TABLE = Table(
                 "verl also counts the rows that it fills batches up with: the loss is scaled down",
             ),
         ),
-        "algorithm.kl_coef": (
-            Computed(_kl, "actor.kl_loss_coef, actor.use_kl_loss"),
-            entries.KL_IN_LOSS,
-        ),
+        "algorithm.kl_coef": Computed(_kl, "actor.kl_loss_coef, actor.use_kl_loss"),
         "algorithm.entropy_coef": Copied(f"{_ACTOR}.entropy_coeff"),
         "algorithm.tis_clip": Computed(
             _correction, "algorithm.rollout_correction.rollout_is_threshold"

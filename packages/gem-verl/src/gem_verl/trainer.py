@@ -104,7 +104,7 @@ class _GemTrainer(PPOTrainer):  # type: ignore[misc]
         if config.actor_rollout_ref.rollout.name == "vllm" and os.environ.get("GEM_CPU") != "1":
             self._sockets = claim_sockets(ray.get_runtime_context().get_job_id())
         about = TRAINER.about(config=OmegaConf.to_container(config, resolve=True))
-        self._recording = RunRecording(settings.record_dir, about, RECORDED, record=settings.record)
+        self._recording = RunRecording(settings.record_dir, about, RECORDED, **settings.recorded)
         self._batch = Batch([])
         self._trajectories: list[PackedTrajectory] = []
         """Without tokens, which stay in TransferQueue."""

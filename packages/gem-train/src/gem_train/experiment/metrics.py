@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from gem.blame import CAUSES, Cause
+from gem.errors import ConfigurationError
 from gem.trajectory import Failure
 from gem_train.packed import Played
 
@@ -35,13 +36,14 @@ def failures_text(counts: Mapping[str, int]) -> str:
 
 
 def episode_metrics(
-    trajectories: Sequence[Played], lost: Sequence[Failure] = ()
+    trajectories: Sequence[Played], lost: Sequence[Failure] = (), info: Sequence[str] = ()
 ) -> dict[str, float]:
     """Summarise a batch; failed episodes are counted but enter no other metric.
 
     Args:
         trajectories: All episodes of an iteration or an evaluation.
         lost: Failures of further episodes for which the trainer has no trajectory.
+        info: Numbers of the environments' infos, see `info_metrics`.
 
     Returns:
         `episodes` (valid ones), `failed_episodes`, `failed_rate` (share of all), `failed_<cause>`
@@ -52,7 +54,8 @@ def episode_metrics(
         the environment's limit or a budget), `drift_rate` (episodes that re-rendering would have
         changed), and `length_stop_rate` (turns cut by a token limit). Without a valid episode
         these are left out. Of each environment that has a name (`Task.name`) and a valid episode
-        there are also those of `environment_metrics`, and of opponents those of `opponent_metrics`.
+        there are also those of `environment_metrics`, of opponents those of `opponent_metrics`, and
+        of `info` those of `info_metrics`.
     """
     valid = [t for t in trajectories if t.valid]
     turns = sum(len(t.rewards) for t in valid)
@@ -81,7 +84,37 @@ def episode_metrics(
         drift_rate=sum(t.drifted for t in valid) / n,
         length_stop_rate=sum(t.length_stops for t in valid) / max(turns, 1),
     )
-    return metrics | environment_metrics(valid) | opponent_metrics(valid)
+    parts = environment_metrics(valid) | opponent_metrics(valid)
+    return metrics | parts | info_metrics(valid, info)
+
+
+def info_metrics(episodes: Sequence[Played], names: Sequence[str]) -> dict[str, float]:
+    """Summarise numbers that environments report in `info`.
+
+    Args:
+        episodes: The valid ones of a batch.
+        names: Keys of `info`.
+
+    Returns:
+        `info/<name>/share` (of the episodes whose info has the number in any turn) and
+        `info/<name>`, the mean over these of its last value; without such an episode no mean.
+    """
+    found: dict[str, float] = {}
+    for name in names:
+        values = [episode.numbers[name] for episode in episodes if name in episode.numbers]
+        found[f"info/{name}/share"] = len(values) / len(episodes)
+        if values:
+            found[f"info/{name}"] = statistics.fmean(values)
+    return found
+
+
+def check_info_names(names: Sequence[str]) -> None:
+    """Raise `ConfigurationError` unless each is a text without comma, slash or space, once."""
+    for name in names:
+        if not re.fullmatch(r"[^\s,/]+", name):
+            raise ConfigurationError(f"not a name of a number in info: {name!r}")
+    if len(set(names)) < len(names):
+        raise ConfigurationError(f"a name occurs twice: {', '.join(names)}")
 
 
 PART = re.compile(r"(?:env/|(?=opponent/))(?P<name>.+)/(?P<metric>[^/]+)")

@@ -16,6 +16,7 @@ from gem.rollout.prompting import Prompting
 from gem.tables import build, filled, parse_toml, setting
 from gem.tasks import Task, TaskSet
 from gem_train.experiment.estimate import NORMALISE
+from gem_train.experiment.metrics import check_info_names
 from gem_train.experiment.mixtures import SEEDS, EnvPart, Mixture, Tasks
 from gem_train.experiment.tasksets import Source, check_names
 
@@ -149,6 +150,11 @@ class TrainingPart:
         MAX_FAILED_FRACTION,
         least=0,
         most=1,
+    )
+    info_metrics: tuple[str, ...] = setting(
+        "numbers in the environments' `info` that are metrics: means of the last values",
+        (),
+        check=check_info_names,
     )
 
 
