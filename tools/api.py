@@ -46,7 +46,7 @@ MODULES = (
     "gem.grading.qa",
     "gem.grading.formats",
     "gem.grading.wrapping",
-    "gem.testing",
+    "gem_check",
     "gem_train.testing.conformance",
     "gem_train.experiment",
     "gem_train",

@@ -18,11 +18,12 @@ from typing import Any
 import pages
 
 from gem import registry
+from gem.describing import Parameter, description, parameters
 from gem.errors import MissingExtraError, UnreachableError
 from gem.making import make
-from gem.testing.describing import Parameter, description, parameters, transcript
-from gem.testing.offline import offline_parameters
-from gem.testing.playing import oracle_policy, play, random_policy, score
+from gem_check.offline import offline_parameters
+from gem_check.playing import oracle_policy, play, random_policy, score
+from gem_check.transcripts import transcript
 
 FAMILIES = {
     "game": "Games",

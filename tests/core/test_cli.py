@@ -18,8 +18,8 @@ import gem
 import gem.errors
 from gem.__main__ import main
 from gem.tasks import Task
-from gem.testing.playing import oracle_policy, play, recorded
 from gem.trajectory import Failure, Trajectory
+from gem_check.playing import oracle_policy, play, recorded
 from gem_train.record import Recorder
 
 EASY = "game:GuessTheNumber-v0-easy"

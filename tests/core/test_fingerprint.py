@@ -17,8 +17,8 @@ from gem.errors import ConfigurationError, MissingExtraError
 from gem.fingerprint import Fingerprint, canonical, fingerprint
 from gem.replay import difference
 from gem.tasks import Task
-from gem.testing.playing import play, random_policy, recorded
 from gem.trajectory import Trajectory
+from gem_check.playing import play, random_policy, recorded
 from gem_train.record import Recorder, read_episodes
 from gem_train.testing.golden import golden_batch
 
@@ -40,7 +40,7 @@ def test_the_fingerprint_of_this_episode_is_known() -> None:
 def test_another_process_with_another_hash_seed_takes_the_same_fingerprint() -> None:
     code = (
         "from gem.tasks import Task\n"
-        "from gem.testing.playing import play, random_policy, recorded\n"
+        "from gem_check.playing import play, random_policy, recorded\n"
         "task = Task('game:Mastermind-v0', 8, {'code_length': 3, 'max_turns': 5})\n"
         "print(recorded(play(task.make(), random_policy, 50, 8), task).fingerprint)\n"
     )

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from wiki import go
 
 import gem
+from gem.describing import parameters
 from gem.envs.games.wiki_backends import Graph, GraphBackend, graph
 from gem.envs.games.wiki_game import WikiGame, shortened
 from gem.errors import ConfigurationError, DataError
 from gem.grading.braces import boxed_texts
-from gem.testing.describing import parameters
 
 IDS = [f"game:WikiGame-v0{suffix}" for suffix in ("", "-easy", "-hard")]
 VARIANTS = ["noregrets", "oneback", "freenav", "eidetic"]

@@ -21,8 +21,8 @@ from gem.errors import (
     UnknownEnvError,
     UnknownParameterError,
 )
-from gem.testing import check_env
 from gem.wrappers import Checked, EpisodeTracking, RecordEpisodeStatistics, ToolEnv, wrap
+from gem_check import check_env
 from gem_sandbox.tool import PythonTool
 
 GUESS = "game:GuessTheNumber-v0-easy"

@@ -27,9 +27,9 @@ from gem.multi import MultiAgentEnv, MultiStep, check_multi_reset, check_multi_s
 from gem.replay import difference
 from gem.seat import Seat
 from gem.tasks import Task, TaskSet
-from gem.testing import check_env
-from gem.testing.other_process import OtherProcess
-from gem.testing.playing import oracle_policy, play, random_policy, recorded
+from gem_check import check_env
+from gem_check.other_process import OtherProcess
+from gem_check.playing import oracle_policy, play, random_policy, recorded
 
 IDS = gem.list_envs("multi:")
 

@@ -16,7 +16,7 @@ from gem.envs.multi.nim import Nim
 from gem.envs.multi.twenty_questions import ANIMALS, FEATURES, TwentyQuestions
 from gem.errors import ConfigurationError
 from gem.multi import MultiAgentEnv, MultiStep
-from gem.testing.playing import oracle_policy, play
+from gem_check.playing import oracle_policy, play
 
 
 def moves(game: MultiAgentEnv, *contents: Any) -> MultiStep:

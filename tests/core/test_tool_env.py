@@ -19,9 +19,9 @@ from gem.errors import (
 )
 from gem.rollout import Budget, ChatFormat, Sample, play_batch
 from gem.tasks import TaskSet
-from gem.testing import check_env
 from gem.tools import SearchTool, Tool, ToolCall, ToolResult
 from gem.wrappers import EpisodeTracking, ToolEnv, wrap
+from gem_check import check_env
 from gem_sandbox.tool import PythonTool
 
 GUESS = "game:GuessTheNumber-v0-easy"

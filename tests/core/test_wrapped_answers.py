@@ -18,7 +18,7 @@ from gem.core import Env, Step
 from gem.envs.datasets import SingleTurnEnv
 from gem.errors import MissingExtraError
 from gem.grading.wrapping import readings, unwrapped, visible
-from gem.testing.offline import offline_parameters
+from gem_check.offline import offline_parameters
 
 COMMANDS = (
     *("text", "textbf", "textit", "texttt", "textrm", "mathrm", "mathbf", "mathit", "mbox"),

@@ -46,6 +46,7 @@ BELOW: dict[str, set[str]] = {
     "gem": set(),
     "gem_train": {"gem"},
     "gem_sandbox": {"gem"},
+    "gem_check": {"gem"},
     "gem_serve": {"gem"},
     "gem_tau": {"gem"},
     **{f"gem_{name}": {"gem", "gem_train"} for name in ("oat", "openrlhf", "rl2")},

@@ -14,8 +14,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = (
-    "gem-core", "gem-train", "gem-sandbox", "gem-serve", "gem-tau", "gem-bench", "gem-eval",
-    "gem-cpu",
+    "gem-core", "gem-check", "gem-train", "gem-sandbox", "gem-serve", "gem-tau", "gem-bench",
+    "gem-eval", "gem-cpu",
     "gem-verl", "gem-openrlhf", "gem-tinker", "gem-oat", "gem-rl2", "gem-trl", "gem-roll",
 )  # fmt: skip
 # Packages come over a network.
@@ -149,6 +149,10 @@ BROUGHT = {
         "import gem; gem.make('code:CodeContest', source='sample', executor='subprocess')",
         "from gem.tools import make_tools; make_tools('python')",
         "from gem.__main__ import main; raise SystemExit(main(['doctor', '--help']))",
+    ],
+    "check": [
+        "from gem.__main__ import main; raise SystemExit(main(['check', '--help']))",
+        "from gem.__main__ import main; raise SystemExit(main(['info', 'game:Wordle-v0']))",
     ],
     "tau": ["import gem; gem.make('tau:Retail-v2')"],
     "serve": [

@@ -14,7 +14,7 @@ import pytest
 import gem
 from gem.core import Env
 from gem.errors import ConfigurationError, DataError, UnknownParameterError
-from gem.testing import check_env
+from gem_check import check_env
 from gem_tau.data import Call, database, tasks
 from gem_tau.oracle import proposal, tool_call
 from gem_tau.outcome import chosen, gold

@@ -9,8 +9,8 @@ import pytest
 
 import gem
 from gem.errors import UnknownParameterError
-from gem.testing import check_env
-from gem.testing.playing import oracle_policy, play
+from gem_check import check_env
+from gem_check.playing import oracle_policy, play
 from gem_tau.airline_tools import TOOLS
 from gem_tau.data import Call, database, tasks
 from gem_tau.oracle import proposal, tool_call

@@ -10,9 +10,9 @@ import pytest
 import gem
 from gem.core import Env
 from gem.errors import ConfigurationError, UnknownParameterError
-from gem.testing import check_env
-from gem.testing.playing import Episode, oracle_policy
-from gem.testing.playing import play as played
+from gem_check import check_env
+from gem_check.playing import Episode, oracle_policy
+from gem_check.playing import play as played
 from gem_tau.data import Call, database, tasks
 from gem_tau.generated import INTENTS, REFUSAL, Shape, generated
 from gem_tau.oracle import search, tool_call

@@ -9,8 +9,8 @@ import pytest
 import gem
 from gem.errors import ConfigurationError
 from gem.seat import Seat
-from gem.testing import check_env
-from gem.testing.playing import oracle_policy, play
+from gem_check import check_env
+from gem_check.playing import oracle_policy, play
 from gem_tau.data import Call, tasks
 from gem_tau.oracle import proposal, tool_call
 from gem_tau.seats import RetailSeats

@@ -1,4 +1,4 @@
-"""The command line: list, describe, play and check environments, search, what packages add."""
+"""The command line: list and play environments, search, and what packages add."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import io
 import math
 import os
 import sys
+import textwrap
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ from gem.errors import ConfigurationError, GemError
 from gem.foreign import ForeignExitError, contained
 from gem.making import make
 from gem.parts import missing
-from gem.registry import list_envs
+from gem.registry import list_envs, spec
 from gem.specs import imported
 from gem.tables import json_or_text
 
@@ -69,32 +70,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     add("-l", "--long", action="store_true", help="with a line about each: what it is, parameters")
 
-    about = "describe an environment: parameters, limits, an example episode"
-    add = _command(commands, "info", "gem.testing.cli:info", about)
-    add("id", help="environment id")
-    _add_param(add)
-
     add = _command(commands, "play", _play, "play one episode in the terminal")
     add("id", help="environment id")
     add("--seed", type=int, help="seed of the episode (default: a new one)")
     add("--policy", choices=["oracle", "random"], help="let a policy play")
     add("--raw", action="store_true", help="send lines as typed, do not put them into \\boxed{}")
-    _add_param(add)
-
-    about = "check that environments keep their promises"
-    add = _command(commands, "check", "gem.testing.cli:check", about)
-    add("ids", nargs="*", metavar="id", help="environment ids")
-    add("--all", action="store_true", help="check every registered id")
-    add("--episodes", type=at_least(int, 1), default=32, help="per policy (default: 32)")
-    about = "CPU seconds per policy; slow environments play fewer episodes (default: 0.25)"
-    add("--cpu-s", type=at_least(float, 0), default=0.25, metavar="S", help=about)
-    about = "most that an episode may pay (default: 1)"
-    add("--max-return", type=float, default=1.0, metavar="R", help=about)
-    about = "run this check alone; repeatable"
-    add("--only", action="append", default=[], metavar="CHECK", help=about)
-    add("--jobs", type=at_least(int, 1), default=1, metavar="N", help="processes")
-    add("--json", metavar="FILE", help="also write the reports to FILE")
-    _add_param(add)
+    add_param(add)
 
     _add_search(commands)
 
@@ -106,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def run() -> int:
         if "param" in arguments:
-            arguments.param = _params(arguments.param)
+            arguments.param = parameters(arguments.param)
         run = arguments.run
         status: int = (imported(run) if isinstance(run, str) else run)(arguments)
         return status
@@ -223,7 +204,8 @@ def _add_search(commands: Any) -> None:
     add("--port", type=int, default=8000)
 
 
-def _add_param(add: Callable[..., Any]) -> None:
+def add_param(add: Callable[..., Any]) -> None:
+    """Add `--param`; `parameters` reads its values."""
     add(
         "--param",
         action="append",
@@ -245,7 +227,12 @@ def at_least(kind: type[float], least: float) -> Callable[[str], float]:
     return number
 
 
-def _params(pairs: Sequence[str]) -> dict[str, Any]:
+def parameters(pairs: Sequence[str]) -> dict[str, Any]:
+    """Return the parameters of `--param NAME=VALUE`.
+
+    Raises:
+        ConfigurationError: An argument is something else.
+    """
     params: dict[str, Any] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -265,13 +252,24 @@ def _list(arguments: argparse.Namespace) -> int:
     if not arguments.long:
         print("\n".join(ids))
         return 0
-    # Imported here: a list without `-l` does not need it.
-    from gem.testing.cli import line
-
     width = max(map(len, ids))
     for id in ids:
-        print(f"{id:<{width}}  {line(id)}")
+        print(f"{id:<{width}}  {_line(id)}")
     return 0
+
+
+def _line(id: str) -> str:
+    """Return what `list -l` says of an id: the summary of its class, and the id's parameters."""
+    # Imported here: a list without `-l` does not need it.
+    from gem.describing import summary
+
+    env = spec(id)
+    try:
+        told = summary(env.load()) or "no description"
+    except (ImportError, AttributeError) as error:
+        told = f"cannot be imported: {error}"
+    given = ", ".join(f"{name}={value!r}" for name, value in env.kwargs.items())
+    return textwrap.shorten(f"{told} {given}", 160, placeholder=" ...")
 
 
 def _play(arguments: argparse.Namespace) -> int:

@@ -19,7 +19,14 @@ EXTRAS: Mapping[Kind, Mapping[str, str]] = {
     "tool": {"python": "python"},
     "executor": {"ray": "ray", "remote": "serve"},
     "client": {"remote": "serve", "openenv": "serve"},
-    "command": {"doctor": "python", "replay": "train", "serve": "serve", "eval": "eval"},
+    "command": {
+        "check": "check",
+        "info": "check",
+        "doctor": "python",
+        "replay": "train",
+        "serve": "serve",
+        "eval": "eval",
+    },
 }
 """Extras of gem-core by what they bring: names, and of environments also beginnings of ids."""
 

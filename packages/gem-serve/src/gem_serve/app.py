@@ -398,7 +398,7 @@ async def _body(request: Request) -> bytes:
 
 
 def _description(id: str) -> str:
-    from gem.testing.describing import summary
+    from gem.describing import summary
 
     return summary(spec(id).load()) or id
 

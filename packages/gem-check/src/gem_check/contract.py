@@ -9,8 +9,8 @@ from gem.contract import check_reset, check_step, plain
 from gem.core import Env, Observation, Step
 from gem.errors import ContractError, ResetNeededError
 from gem.foreign import contained
-from gem.testing.playing import shown
-from gem.testing.subject import FaultError, SkipCheck, Subject, describe, require
+from gem_check.playing import shown
+from gem_check.subject import FaultError, SkipCheck, Subject, describe, require
 
 # Most characters of an observation: feedback must not echo a policy's whole text.
 MAX_OBSERVATION = 20_000

@@ -1,50 +1,47 @@
-"""The commands `list -l`, `info` and `check`."""
+"""The commands `info` and `check` of `python -m gem`."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from gem import registry
+from gem.__main__ import add_param, at_least
+from gem.__main__ import parameters as given_parameters
 from gem.core import Env
+from gem.describing import description, parameters
 from gem.envs.datasets import SingleTurnEnv
 from gem.errors import ConfigurationError, UnknownParameterError
 from gem.foreign import contained
 from gem.making import make
 from gem.seat import Seat
-from gem.testing.checker import named
-from gem.testing.describing import description, parameters, summary, transcript
-from gem.testing.offline import replacements
-from gem.testing.playing import oracle_policy, play, random_policy
-from gem.testing.subject import describe
-from gem.testing.suite import check_many, to_json
+from gem_check.checker import named
+from gem_check.offline import replacements
+from gem_check.playing import oracle_policy, play, random_policy
+from gem_check.subject import describe
+from gem_check.suite import check_many, to_json
+from gem_check.transcripts import transcript
 
 _WIDTH = 100
 # Most turns played of the example episode.
 _MAX_STEPS = 1_200
 
 
-def line(id: str) -> str:
-    """Return an id's line for `list -l`: the class's summary and the id's parameters."""
-    spec = registry.spec(id)
-    try:
-        told = summary(spec.load()) or "no description"
-    except (ImportError, AttributeError) as error:
-        told = f"cannot be imported: {error}"
-    given = ", ".join(f"{name}={value!r}" for name, value in spec.kwargs.items())
-    return textwrap.shorten(f"{told} {given}", 160, placeholder=" ...")
-
-
-def info(arguments: argparse.Namespace) -> int:
+def info(argv: Sequence[str]) -> int:
     """Print an id's description, parameters, limits and an example episode; return 0.
 
     Raises:
         GemError: The id or a parameter is unknown.
     """
+    about = "describe an environment: parameters, limits, an example episode"
+    parser = argparse.ArgumentParser(prog="python -m gem info", description=about)
+    parser.add_argument("id", help="environment id")
+    add_param(parser.add_argument)
+    arguments = parser.parse_args(argv)
     id = arguments.id
     spec = registry.spec(id)
     entry_point = spec.load()
@@ -61,7 +58,7 @@ def info(arguments: argparse.Namespace) -> int:
         print(f"  {parameter.name}{kind}{value}")
         if parameter.meaning:
             print(textwrap.indent(textwrap.fill(parameter.meaning, _WIDTH - 6), " " * 6))
-    _example(id, arguments.param)
+    _example(id, given_parameters(arguments.param))
     return 0
 
 
@@ -102,9 +99,15 @@ def _limits(env: Env) -> str:
     return "\n".join([*lines, f"oracle: {which}"])
 
 
-def check(arguments: argparse.Namespace) -> int:
-    """Run `gem check`; return the exit status."""
-    ids, given = registry.list_envs() if arguments.all else arguments.ids, arguments.param
+def check(argv: Sequence[str]) -> int:
+    """Check environments; return the exit status, 1 if one failed.
+
+    Raises:
+        GemError: An id, a parameter or the name of a check is unknown.
+    """
+    arguments = _parser().parse_args(argv)
+    given = given_parameters(arguments.param)
+    ids = registry.list_envs() if arguments.all else arguments.ids
     if not ids:
         raise ConfigurationError("check needs at least one id, or --all")
     _ = named(arguments.only, "--only")
@@ -141,3 +144,22 @@ def check(arguments: argparse.Namespace) -> int:
     if failed:
         print(f"{len(failed)} of {len(reports)} failed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    about = "check that environments keep their promises"
+    parser = argparse.ArgumentParser(prog="python -m gem check", description=about)
+    add = parser.add_argument
+    add("ids", nargs="*", metavar="id", help="environment ids")
+    add("--all", action="store_true", help="check every registered id")
+    add("--episodes", type=at_least(int, 1), default=32, help="per policy (default: 32)")
+    about = "CPU seconds per policy; slow environments play fewer episodes (default: 0.25)"
+    add("--cpu-s", type=at_least(float, 0), default=0.25, metavar="S", help=about)
+    about = "most that an episode may pay (default: 1)"
+    add("--max-return", type=float, default=1.0, metavar="R", help=about)
+    about = "run this check alone; repeatable"
+    add("--only", action="append", default=[], metavar="CHECK", help=about)
+    add("--jobs", type=at_least(int, 1), default=1, metavar="N", help="processes")
+    add("--json", metavar="FILE", help="also write the reports to FILE")
+    add_param(add)
+    return parser

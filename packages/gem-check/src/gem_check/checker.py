@@ -16,20 +16,20 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-import gem.testing.checks as checks
-import gem.testing.multi as multi
-import gem.testing.scores as scores
+import gem_check.checks as checks
+import gem_check.multi as multi
+import gem_check.scores as scores
 from gem import registry
 from gem.core import Env, EnvSpec
 from gem.errors import ConfigurationError, GemError, MissingExtraError, UnreachableError
 from gem.foreign import contained
 from gem.making import make
 from gem.parameters import integer, number, positive
-from gem.testing.contract import check_contract
-from gem.testing.guesses import check_guesses
-from gem.testing.other_process import OtherProcess
-from gem.testing.subject import SkipCheck, Subject, describe, lacking, seeds_for
-from gem.testing.unearned import check_unearned
+from gem_check.contract import check_contract
+from gem_check.guesses import check_guesses
+from gem_check.other_process import OtherProcess
+from gem_check.subject import SkipCheck, Subject, describe, lacking, seeds_for
+from gem_check.unearned import check_unearned
 
 Status: TypeAlias = Literal["passed", "failed", "skipped"]
 Severity: TypeAlias = Literal["fail", "warn", "advisory"]

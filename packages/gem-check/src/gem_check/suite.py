@@ -16,12 +16,12 @@ from functools import cache, partial
 from typing import Any
 
 from gem.errors import GemError, MissingExtraError, UnreachableError
-from gem.testing.checker import CheckReport, CheckResult, check_env, named
-from gem.testing.offline import replacements
-from gem.testing.other_process import OtherProcess
-from gem.testing.scores import MAX_ORACLE_TOLERANCE, MIN_FLOOR_MARGIN
-from gem.testing.subject import describe
 from gem.version import __version__
+from gem_check.checker import CheckReport, CheckResult, check_env, named
+from gem_check.offline import replacements
+from gem_check.other_process import OtherProcess
+from gem_check.scores import MAX_ORACLE_TOLERANCE, MIN_FLOOR_MARGIN
+from gem_check.subject import describe
 
 POLICY_VERSION = "severity-v2"
 """Version of OpenEnv's list from which ids, levels, lanes and severities are taken."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from gem.core import Env, Observation
-from gem.testing.playing import (
+from gem_check.playing import (
     Episode,
     Policy,
     answer_like,
@@ -18,8 +18,8 @@ from gem.testing.playing import (
     random_policy,
     shown,
 )
-from gem.testing.playing import won as is_won
-from gem.testing.subject import FaultError, SkipCheck, Subject, require
+from gem_check.playing import won as is_won
+from gem_check.subject import FaultError, SkipCheck, Subject, require
 
 MAX_ORACLE_TOLERANCE = 0.1
 """How far an oracle's success rate may be below its `oracle_success`, if that is below 1."""

@@ -16,8 +16,8 @@ from gem.fingerprint import canonical
 from gem.foreign import contained
 from gem.multi import MultiAgentEnv, MultiStep, check_multi_reset, check_multi_step
 from gem.seeding import stream
-from gem.testing.playing import answer_like, shown
-from gem.testing.subject import FaultError, SkipCheck, Subject, describe, require
+from gem_check.playing import answer_like, shown
+from gem_check.subject import FaultError, SkipCheck, Subject, describe, require
 
 Actions: TypeAlias = dict[str, str]
 

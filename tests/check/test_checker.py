@@ -64,10 +64,10 @@ from gem.errors import (
     UnknownParameterError,
     UnreachableError,
 )
-from gem.testing import CheckReport, check_env
-from gem.testing.checker import CHECKS
-from gem.testing.other_process import OtherProcess
-from gem.testing.suite import check_many, to_json
+from gem_check import CheckReport, check_env
+from gem_check.checker import CHECKS
+from gem_check.other_process import OtherProcess
+from gem_check.suite import check_many, to_json
 
 NAMES = [check.name for check in CHECKS]
 # One id of each game: the variants differ in size, and `python -m gem check --all` has them all.
@@ -211,7 +211,7 @@ def test_slow_environments_play_fewer_episodes_but_at_least_four() -> None:
 def test_where_a_step_takes_seconds_checks_of_many_steps_are_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gem.testing.subject._VERY_SLOW_S", 0.0)
+    monkeypatch.setattr("gem_check.subject._VERY_SLOW_S", 0.0)
     report = check_env(GuessTheNumber, min_number=1, max_number=10, max_turns=4)
     skipped = {r.name for r in report.results if r.detail == "a step takes seconds"}
     assert {"leak", "degenerate", "bad_input"} <= skipped

@@ -20,9 +20,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gem.core import Env
-from gem.testing.playing import answer_like, content_of, shown, won
-from gem.testing.scores import COIN, MIN_FLOOR_MARGIN
-from gem.testing.subject import FaultError, SkipCheck, Subject
+from gem_check.playing import answer_like, content_of, shown, won
+from gem_check.scores import COIN, MIN_FLOOR_MARGIN
+from gem_check.subject import FaultError, SkipCheck, Subject
 
 _ITEMS = 12
 # A suspicion is confirmed on this many times as many items.

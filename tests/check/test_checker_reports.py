@@ -15,9 +15,9 @@ import gem
 from gem.core import Step
 from gem.envs.games.guess_the_number import GuessTheNumber
 from gem.errors import ConfigurationError, ResetNeededError
-from gem.testing import CheckReport, check_env
-from gem.testing.offline import replacements
-from gem.testing.suite import check_many, to_json
+from gem_check import CheckReport, check_env
+from gem_check.offline import replacements
+from gem_check.suite import check_many, to_json
 
 
 def result(report: CheckReport, name: str) -> Any:
@@ -263,7 +263,7 @@ def test_a_class_of_the_main_module_is_not_checked_in_another_process(tmp_path: 
         textwrap.dedent(
             """
             from gem.envs.games.guess_the_number import GuessTheNumber
-            from gem.testing import check_env
+            from gem_check import check_env
 
             class Mine(GuessTheNumber):
                 pass

@@ -12,10 +12,10 @@ from gem.core import Env
 from gem.foreign import contained, described
 from gem.multi import MultiAgentEnv
 from gem.seat import Seat
-from gem.testing.playing import Policy, Score, cpu_time, oracle_policy, random_policy, score
+from gem_check.playing import Policy, Score, cpu_time, oracle_policy, random_policy, score
 
 if TYPE_CHECKING:
-    from gem.testing.other_process import OtherProcess
+    from gem_check.other_process import OtherProcess
 
 # If a reset and a step take more CPU seconds than this, half as many seeds are compared.
 _SLOW_S = 0.01

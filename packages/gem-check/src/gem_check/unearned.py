@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterator
 
 from gem.core import Env, Step, Wrapper
-from gem.testing.playing import answer_like, cpu_time, won
-from gem.testing.scores import played
-from gem.testing.subject import SkipCheck, Subject, require
 from gem.wrappers import ToolEnv
+from gem_check.playing import answer_like, cpu_time, won
+from gem_check.scores import played
+from gem_check.subject import SkipCheck, Subject, require
 
 # Random actions tried in every turn.
 _SAMPLES = 3

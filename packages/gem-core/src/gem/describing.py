@@ -1,7 +1,4 @@
-"""Descriptions of environments from docstrings and signatures, and transcripts of episodes.
-
-Used by `cli` and by the generator of docs/envs.
-"""
+"""Descriptions of environments, read from docstrings and signatures."""
 
 from __future__ import annotations
 
@@ -12,11 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gem.core import Env
-from gem.testing.playing import Episode, shown, won
 
-# Turns of an episode that are shown before the last one.
-_TURNS = 3
-_LONGEST_LINE = 500
 _ENTRY = re.compile(r"(\w+(?:, \w+)*): (.*)")
 
 
@@ -94,27 +87,3 @@ def _meanings(docstring: str) -> dict[str, str]:
         elif line.strip():
             meanings |= {name: f"{meanings[name]} {line.strip()}" for name in names}
     return meanings
-
-
-def transcript(episode: Episode) -> str:
-    """Return an episode as text: its first turns and its last one."""
-    lines = [shown(episode.first)]
-    last = len(episode.steps) - 1
-    for turn, (action, step) in enumerate(zip(episode.actions, episode.steps, strict=True)):
-        if _TURNS <= turn < last:
-            if turn == _TURNS:
-                left_out = last - _TURNS
-                lines.append(f"\n... {left_out} turn{'s' if left_out > 1 else ''} left out ...")
-            continue
-        observation, reward, terminated, truncated, _ = step
-        end = " terminated" if terminated else " truncated" if truncated else ""
-        ended_well = end and won(step)
-        lines.append(f"\n>>> {action}\n[reward {reward:g}{end}{', won' if ended_well else ''}]")
-        if shown(observation):
-            lines.append(f"\n{shown(observation)}")
-    return "\n".join(_clipped(line) for line in "\n".join(lines).splitlines())
-
-
-def _clipped(line: str) -> str:
-    line = line.rstrip()
-    return line if len(line) <= _LONGEST_LINE else line[: _LONGEST_LINE - 3] + "..."

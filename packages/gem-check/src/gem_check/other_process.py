@@ -13,9 +13,9 @@ from concurrent.futures import Future, TimeoutError
 from contextlib import AbstractContextManager
 
 from gem.foreign import contained
-from gem.testing.playing import digest, transcript
-from gem.testing.subject import FaultError, SkipCheck, Subject, describe
 from gem.workers.pool import Reply, WorkerPool
+from gem_check.playing import digest, transcript
+from gem_check.subject import FaultError, SkipCheck, Subject, describe
 
 _TIMEOUT_S = 120
 # `answer` enforces the time limit, from when it is called; the call itself has none.

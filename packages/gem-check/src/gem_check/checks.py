@@ -21,8 +21,9 @@ from gem.foreign import contained
 from gem.replay import difference
 from gem.seeding import env_seed, stream
 from gem.tasks import Task
-from gem.testing.contract import require_step
-from gem.testing.playing import (
+from gem.trajectory import Trajectory
+from gem_check.contract import require_step
+from gem_check.playing import (
     Policy,
     answer_like,
     digest,
@@ -34,8 +35,7 @@ from gem.testing.playing import (
     shown,
     transcript,
 )
-from gem.testing.subject import FaultError, SkipCheck, Subject, describe, require
-from gem.trajectory import Trajectory
+from gem_check.subject import FaultError, SkipCheck, Subject, describe, require
 
 # Late observations may be this factor, plus this many characters, longer than early ones: boards
 # and lists of guesses grow a little, a history repeated in each observation grows without bound.

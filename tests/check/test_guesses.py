@@ -14,7 +14,7 @@ import pytest
 from gem.core import Observation
 from gem.envs.datasets import Grade, SingleTurnEnv
 from gem.envs.reasoning_gym import ReasoningGymEnv
-from gem.testing import check_env
+from gem_check import check_env
 
 
 class Task(SingleTurnEnv):
